@@ -1,0 +1,194 @@
+"""Attribute nodes: the fixed arguments of operators, declared with type, default and bounds.
+
+    class ScanopAttrs(Attrs):
+        axis: int | None = field(None, "The axis to operate over")
+        dtype: str | None = field(None, "Output data type", choices=DTYPES)
+        exclusive: bool = field(False, "The first element is not included")
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Self, Union, dataclass_transform
+
+
+class AttrsError(ValueError):
+    """An attribute that is unknown, missing, of the wrong type, or out of its bounds."""
+
+
+class _Required:
+    def __repr__(self) -> str:
+        return "(required)"
+
+
+REQUIRED = _Required()
+
+
+@dataclass(frozen=True)
+class Field:
+    """The declaration of one attribute; `type` is filled in from the annotation."""
+
+    default: Any
+    description: str
+    lower: float | None = None
+    upper: float | None = None
+    choices: tuple[Any, ...] | None = None
+    name: str = ""
+    type: Any = None
+
+    @property
+    def bounds(self) -> str:
+        """The bounds in words, empty where there are none."""
+        if self.choices is not None:
+            return "one of " + ", ".join(str(c) for c in self.choices)
+        if self.lower is not None and self.upper is not None:
+            return f"{self.lower} … {self.upper}"
+        if self.lower is not None:
+            return f"at least {self.lower}"
+        return "" if self.upper is None else f"at most {self.upper}"
+
+    @property
+    def type_name(self) -> str:
+        return getattr(self.type, "__name__", None) if isinstance(self.type, type) else str(self.type)  # type: ignore[return-value]
+
+    def check(self, owner: str, value: Any) -> Any:
+        """`value` in this field's normal form (lists become tuples); raises `AttrsError`."""
+        value = _frozen(value)
+        if not _is_a(value, self.type):
+            raise AttrsError(f"{owner}.{self.name} = {value!r:.80}: expected {self.type_name}")
+        if value is None:
+            return None
+        if float in _alternatives(self.type) and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        for entry in value if isinstance(value, tuple) else (value,):
+            outside = (
+                (self.choices is not None and entry not in self.choices)
+                or (self.lower is not None and entry < self.lower)
+                or (self.upper is not None and entry > self.upper)
+            )
+            if outside:
+                raise AttrsError(f"{owner}.{self.name} = {value!r:.80} is out of bounds: {self.bounds}")
+        return value
+
+
+def field(
+    default: Any = REQUIRED,
+    description: str = "",
+    *,
+    lower: float | None = None,
+    upper: float | None = None,
+    choices: Collection[Any] | None = None,
+) -> Any:
+    """Declares an attribute. Bounds and choices hold for each entry of a tuple."""
+    ordered = None if choices is None else tuple(sorted(choices))
+    return Field(default, description, lower, upper, ordered)
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    if typing.get_origin(kind) in (Union, types.UnionType):
+        return typing.get_args(kind)
+    return (kind,)
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    for one in _alternatives(kind):
+        if one is type(None) or one is None:
+            if value is None:
+                return True
+        elif typing.get_origin(one) is tuple:
+            entry, *rest = typing.get_args(one)
+            if isinstance(value, tuple) and (rest == [Ellipsis] or len(value) == 1 + len(rest)):
+                kinds = [entry] * len(value) if rest == [Ellipsis] else [entry, *rest]
+                if all(_is_a(v, k) for v, k in zip(value, kinds, strict=True)):
+                    return True
+        elif one is float:
+            if isinstance(value, int | float) and not isinstance(value, bool) and value == value:
+                return True
+        elif one is int:
+            if isinstance(value, int) and not isinstance(value, bool):
+                return True
+        elif isinstance(value, one):
+            return True
+    return False
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(v) for v in value) if isinstance(value, list | tuple) else value
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+class Attrs:
+    """Base of all attribute nodes: immutable, equal and hashed by value, JSON both ways.
+
+    Raises:
+        AttrsError: an unknown or missing key, a value of the wrong type or out of its bounds; the
+            message names the field, the value and the bound.
+    """
+
+    _fields: typing.ClassVar[dict[str, Field]] = {}
+
+    def __init_subclass__(cls) -> None:
+        hints = typing.get_type_hints(cls)
+        declared = dict(cls._fields)
+        for name, value in list(vars(cls).items()):
+            if isinstance(value, Field):
+                declared[name] = Field(
+                    value.default, value.description, value.lower, value.upper, value.choices,
+                    name, hints[name],
+                )
+                delattr(cls, name)
+        cls._fields = declared
+
+    def __init__(self, **values: Any) -> None:
+        owner = type(self).__name__
+        unknown = sorted(values.keys() - self._fields.keys())
+        if unknown:
+            known = ", ".join(self._fields) or "none"
+            raise AttrsError(f"{owner} has no attribute {unknown[0]!r:.80}; it has: {known}")
+        for name, declared in self._fields.items():
+            value = values.get(name, declared.default)
+            if value is REQUIRED:
+                raise AttrsError(f"{owner}.{name} is required: {declared.description}")
+            object.__setattr__(self, name, declared.check(owner, value))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttrsError(f"{type(self).__name__} is immutable: make another instead of setting {name}")
+
+    @classmethod
+    def fields(cls) -> Mapping[str, Field]:
+        """The declarations, in order."""
+        return types.MappingProxyType(cls._fields)
+
+    def to_json(self) -> dict[str, Any]:
+        """The attributes that differ from their defaults, so that a new one changes no old key."""
+        return {
+            name: _listed(getattr(self, name))
+            for name, declared in self._fields.items()
+            if getattr(self, name) != declared.default
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        if not isinstance(data, Mapping):
+            raise AttrsError(f"{cls.__name__}: expected an object of attributes, got {data!r:.80}")
+        return cls(**{str(k): v for k, v in data.items()})
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self._fields)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._values() == other._values()  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._values()))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._fields)
+        return f"{type(self).__name__}({shown})"
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(v) for v in value] if isinstance(value, tuple) else value

@@ -1,0 +1,297 @@
+"""Dispatch tables: selection for symbolic shapes.
+
+A table has a row for each satisfiable combination of the strategy's conditions. Each row chooses
+among all implementations that are valid there, by the geometric mean of their ratios to the best
+over the concrete shapes on record in its range; with no shape on record, by plevel. A table is a
+value with a JSON form, can be called with dimensions, and says how representative its evidence is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from strategy.condition import Expr, ExpressionError, SpecializedCondition
+from strategy.op_strategy import Candidate, candidates
+from strategy.record import Estimate
+from strategy.select import Database, Measured, Reason, SelectionError, choose, current
+from strategy.space import Config
+from strategy.target import Target
+from strategy.workload import Workload
+
+MAX_CONDITIONS = 12
+EXACT_LIMIT = 2**20  # a single dimension is enumerated this far
+GRID_LIMIT = 200_000  # points tried over several dimensions
+
+
+class ShapeOnRecord(msgspec.Struct, frozen=True):
+    """A concrete shape in a row's range, with the best median of each implementation there."""
+
+    dims: dict[str, int]
+    median_s: dict[str, float]
+    selected: str  # what `select` answers for this very shape
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One combination of the table's conditions, and the choice made there.
+
+    `ratio` is each implementation's geometric mean over `shapes` of its time to the best's, 1 for
+    one that is always the fastest; only those measured at as many shapes as any are compared.
+    """
+
+    holds: tuple[bool, ...]
+    example: dict[str, int]
+    valid: tuple[str, ...]
+    implementation: str
+    version: str
+    config: Config
+    reason: Reason
+    ratio: dict[str, float] = {}
+    shapes: tuple[ShapeOnRecord, ...] = ()
+
+    @property
+    def dissent(self) -> tuple[ShapeOnRecord, ...]:
+        """The shapes on record for which `select` answers otherwise than this row."""
+        return tuple(s for s in self.shapes if s.selected != self.implementation)
+
+
+class DispatchTable(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer for a workload with symbolic dimensions: see the module's text."""
+
+    workload: Workload
+    target: Target
+    dims: tuple[str, ...]
+    conditions: tuple[SpecializedCondition, ...]
+    rows: tuple[Row, ...]
+    candidates: tuple[Candidate, ...]  # with conditions over `dims`
+
+    def row(self, **dims: int) -> Row:
+        """The row for these values of the symbolic dimensions.
+
+        Raises:
+            ExpressionError: a dimension is missing, unknown or not a positive integer.
+            SelectionError: no implementation is valid there.
+        """
+        for name in self.dims:
+            if not isinstance(dims.get(name), int) or dims[name] < 1:
+                raise ExpressionError(f"dimension {name} = {dims.get(name)!r}: a positive integer")
+        unknown = sorted(dims.keys() - set(self.dims))
+        if unknown:
+            raise ExpressionError(f"no dimension {unknown[0]!r}; the table is over {', '.join(self.dims)}")
+        holds = tuple(bool(c.evaluate(dims)) for c in self.conditions)
+        for row in self.rows:
+            if row.holds == holds:
+                return row
+        # A combination that the search for examples did not meet: decided as one without records.
+        return _row(self, holds, dict(dims), ())
+
+    def __call__(self, **dims: int) -> tuple[str, Config]:
+        """The implementation and its configuration for these dimensions; raises as `row` does."""
+        row = self.row(**dims)
+        return row.implementation, row.config
+
+    @property
+    def explanation(self) -> str:
+        """One line a row: when it applies, what it chose, and on what evidence."""
+        return "\n".join(
+            f"{self._when(row)}: {row.implementation} ({row.reason}; "
+            + (f"{len(row.shapes)} shapes on record" if row.shapes else "no shape on record")
+            + (f", {len(row.dissent)} of which select would answer otherwise" if row.dissent else "")
+            + ")"
+            for row in self.rows
+        )
+
+    def _when(self, row: Row) -> str:
+        parts = [
+            str(c) if holds else f"not ({c})"
+            for c, holds in zip(self.conditions, row.holds, strict=True)
+        ]
+        return " and ".join(parts) or "always"
+
+
+def dispatch(
+    workload: Workload,
+    target: Target,
+    database: Database,
+    *,
+    device: str | None = None,
+    offered: Sequence[Candidate] | None = None,
+) -> DispatchTable:
+    """The dispatch table of a workload with symbolic dimensions.
+
+    Raises:
+        SelectionError: some shapes have no valid implementation, or there are too many conditions.
+    """
+    known = candidates(workload, target) if offered is None else list(offered)
+    bound = [_bind(c, workload) for c in known if c.symbolic]
+    usable = tuple(c for c in bound if c.condition is None or c.condition.decide() is not False)
+    conditions = tuple(
+        dict.fromkeys(c.condition for c in usable if c.condition is not None)
+    )
+    if len(conditions) > MAX_CONDITIONS:
+        raise SelectionError(
+            f"{workload.op}: a dispatch table takes at most {MAX_CONDITIONS} conditions, "
+            f"the strategy has {len(conditions)}"
+        )
+    symbols = tuple(dict.fromkeys(v for d in workload.dims.values() if isinstance(d, Expr) for v in sorted(d.variables())))
+    table = DispatchTable(
+        workload=workload, target=target, dims=symbols, conditions=conditions, rows=(), candidates=usable
+    )
+    instances = [
+        (binding, shape, measured)
+        for shape, measured in database.instances(workload, target, device)
+        if (binding := workload.match(shape)) is not None
+    ]
+    by_combination: dict[tuple[bool, ...], list[tuple[dict[str, int], Workload, Sequence[Measured]]]] = {}
+    for binding, shape, measured in instances:
+        holds = tuple(bool(c.evaluate(binding)) for c in conditions)
+        by_combination.setdefault(holds, []).append((binding, shape, measured))
+    examples = dict(satisfiable(conditions, symbols))
+    for holds, found in by_combination.items():
+        examples.setdefault(holds, found[0][0])
+    rows = [
+        _row(table, holds, example, by_combination.get(holds, ()))
+        for holds, example in sorted(examples.items(), reverse=True)
+    ]
+    return msgspec.structs.replace(table, rows=tuple(rows))
+
+
+def _bind(candidate: Candidate, workload: Workload) -> Candidate:
+    """The candidate with its condition over the workload's symbols, known dimensions put in."""
+    if candidate.condition is None:
+        return candidate
+    places = {p: d if isinstance(d, Expr) else Expr.const(d) for p, d in workload.dims.items()}
+    condition = candidate.condition.substitute(places)
+    return msgspec.structs.replace(candidate, condition=None if condition.decide() else condition)
+
+
+def _row(
+    table: DispatchTable,
+    holds: tuple[bool, ...],
+    example: dict[str, int],
+    found: Sequence[tuple[dict[str, int], Workload, Sequence[Measured]]],
+) -> Row:
+    true = {c for c, held in zip(table.conditions, holds, strict=True) if held}
+    valid = [c for c in table.candidates if c.condition is None or c.condition in true]
+    if not valid:
+        raise SelectionError(
+            f"no implementation of {table.workload.op} with symbolic dimensions is valid "
+            f"for {example} on {table.target}"
+        )
+    shapes, medians = [], []
+    for binding, shape, measured in sorted(found, key=lambda f: sorted(f[0].items())):
+        answer = choose(shape, table.target, _unconditional(valid), measured)
+        if answer.level is not None:
+            best = current(valid, measured)[answer.level]
+            medians.append(best)
+            shapes.append(
+                ShapeOnRecord(
+                    binding,
+                    {name: m.estimate.median_s for name, m in best.items()},
+                    answer.implementation,
+                )
+            )
+    names = tuple(c.implementation for c in valid)
+    if not medians:
+        winner = max(valid, key=lambda c: c.plevel)
+        return Row(
+            holds=holds, example=example, valid=names, implementation=winner.implementation,
+            version=winner.version, config=winner.fallback, reason=Reason.PLEVEL,
+        )  # fmt: skip
+    counts = Counter(name for best in medians for name in best)
+    most = max(counts.values())
+    compared = [c for c in valid if counts[c.implementation] == most]
+    spans = {c.implementation: _ratio(c.implementation, medians) for c in compared}
+    lowest = min(spans.values(), key=lambda e: e.median_s)
+    # As for one shape: what the noise cannot tell from the best is decided by plevel.
+    close = [c for c in compared if spans[c.implementation].low_s <= lowest.high_s]
+    winner = max(close, key=lambda c: c.plevel)
+    return Row(
+        holds=holds, example=example, valid=names, implementation=winner.implementation,
+        version=winner.version, config=_common_config(winner, medians), reason=Reason.MEASURED,
+        ratio={name: span.median_s for name, span in spans.items()}, shapes=tuple(shapes),
+    )  # fmt: skip
+
+
+def _unconditional(valid: Sequence[Candidate]) -> list[Candidate]:
+    return [msgspec.structs.replace(c, condition=None) for c in valid]
+
+
+def _ratio(name: str, medians: Sequence[Mapping[str, Measured]]) -> Estimate:
+    """Geometric mean over shapes of time to the best's time, with the interval's ends likewise."""
+    logs = []
+    for best in medians:
+        if name in best:
+            fastest = min(m.estimate.median_s for m in best.values())
+            e = best[name].estimate
+            logs.append([math.log(x / fastest) for x in (e.median_s, e.low_s, e.high_s)])
+    mean, low, high = (math.exp(sum(column) / len(logs)) for column in zip(*logs, strict=True))
+    return Estimate(mean, low, high, len(logs))
+
+
+def _common_config(winner: Candidate, medians: Sequence[Mapping[str, Measured]]) -> Config:
+    """The configuration that is the best at most shapes; of the slowest shape on a tie."""
+    own = [best[winner.implementation] for best in medians if winner.implementation in best]
+    usable = [m for m in own if winner.space is None or winner.space.contains(m.config)]
+    if not usable:
+        return winner.fallback
+    times = Counter(m.config for m in usable)
+    return max(usable, key=lambda m: (times[m.config], m.estimate.median_s)).config
+
+
+def satisfiable(
+    conditions: Sequence[SpecializedCondition], dims: Sequence[str]
+) -> Iterator[tuple[tuple[bool, ...], dict[str, int]]]:
+    """The combinations of truth values that positive integers give, each with an example.
+
+    Exact for one dimension up to `EXACT_LIMIT` and near the constants beyond it; over several
+    dimensions the values near every constant are combined, so that a combination which only a rare
+    coincidence of values reaches may be missed.
+    """
+    if not conditions:
+        yield (), dict.fromkeys(dims, 1)
+        return
+    constants = sorted({n for c in conditions for n in _constants(c.to_json())})
+    single = len(dims) == 1
+    values = _interesting(constants, EXACT_LIMIT if single else 0)
+    if single:
+        axes = [np.array(values, dtype=np.int64)]
+    else:
+        per_axis = max(2, int(GRID_LIMIT ** (1 / max(1, len(dims)))))
+        step = max(1, math.ceil(len(values) / per_axis))
+        axes = [np.array(values[::step], dtype=np.int64)] * len(dims)
+    grid = dict(zip(dims, (g.ravel() for g in np.meshgrid(*axes, indexing="ij")), strict=True))
+    size = next(iter(grid.values())).size if grid else 1
+    truth = np.stack([np.broadcast_to(c.evaluate(grid), (size,)) for c in conditions])
+    codes = (truth.astype(np.int64) << np.arange(len(conditions))[:, None]).sum(axis=0)
+    for first in np.unique(codes, return_index=True)[1]:
+        yield (
+            tuple(bool(t) for t in truth[:, first]),
+            {name: int(column[first]) for name, column in grid.items()},
+        )
+
+
+def _constants(node: Any) -> Iterator[int]:
+    if isinstance(node, list):
+        yield from itertools.chain.from_iterable(_constants(x) for x in node[1:])
+    elif isinstance(node, int) and not isinstance(node, bool):
+        yield abs(node)
+
+
+def _interesting(constants: Sequence[int], exact: int) -> list[int]:
+    """Small values, those around the constants and their products, and up to `exact` all."""
+    small = [c for c in constants if 0 < c <= 4096]
+    near = {a * b for a in (1, *constants) for b in (1, *small)}
+    near |= {a // b for a in constants for b in small}
+    period = math.lcm(*small) if small else 1
+    width = min(period, 64)
+    values = {v + d for v in near for d in range(-width, width + 1)}
+    values |= {2**e + d for e in range(41) for d in (-1, 0, 1)}
+    top = min(exact, max(near, default=1) + 2 * min(period, 5040))
+    return sorted(v for v in values | set(range(1, max(64, top) + 1)) if 1 <= v <= 2**40)

@@ -1,0 +1,115 @@
+"""Functions overridden per target key, after TVM's `GenericFunc`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strategy.target import Target
+
+_by_name: dict[str, GenericFunc] = {}
+
+
+class GenericFuncError(ValueError):
+    """A key registered twice, or no implementation for a target."""
+
+
+class GenericFunc:
+    """A function whose body is chosen by the keys of its `target` argument.
+
+    Look-up walks the target's keys in order, then takes the default. Every body has the same
+    parameters, one of which is called `target`.
+    """
+
+    def __init__(self, name: str, default: Callable[..., Any] | None = None) -> None:
+        self.name = name
+        self.default = default
+        self._by_key: dict[str, Callable[..., Any]] = {}
+        self._target_index: int | None = None
+        if default is not None:
+            self._learn(default)
+
+    def _learn(self, func: Callable[..., Any]) -> None:
+        names = list(inspect.signature(func).parameters)
+        if "target" not in names:
+            raise GenericFuncError(
+                f"{self.name}: {getattr(func, '__name__', func)} has no parameter called 'target'"
+            )
+        self.__doc__ = self.__doc__ if self._target_index is not None else func.__doc__
+        self._target_index = names.index("target")
+
+    def set_default(self, func: Callable[..., Any], override: bool = False) -> GenericFunc:
+        """Sets the body for targets that have no body of their own."""
+        if self.default is not None and not override:
+            raise GenericFuncError(f"{self.name} has a default already; pass override=True to replace it")
+        self._learn(func)
+        self.default = func
+        return self
+
+    def register(
+        self, keys: str | Sequence[str], func: Callable[..., Any] | None = None, *, override: bool = False
+    ) -> Any:
+        """Registers a body for each of `keys`; without `func`, a decorator that does.
+
+        Raises:
+            GenericFuncError: a key has a body already and `override` is not set.
+        """
+        wanted = [keys] if isinstance(keys, str) else list(keys)
+
+        def add(body: Callable[..., Any]) -> Callable[..., Any]:
+            for key in wanted:
+                if key in self._by_key and not override:
+                    raise GenericFuncError(
+                        f"{self.name} is registered for {key!r} already; pass override=True to replace it"
+                    )
+            self._learn(body)
+            self._by_key.update(dict.fromkeys(wanted, body))
+            return body
+
+        return add if func is None else add(func)
+
+    def dispatch(self, target: Target) -> Callable[..., Any]:
+        """The body for `target`."""
+        for key in target.keys:
+            if key in self._by_key:
+                return self._by_key[key]
+        if self.default is None:
+            raise GenericFuncError(
+                f"{self.name} has no implementation for target {target} (keys {', '.join(target.keys)}); "
+                f"registered: {', '.join(sorted(self._by_key)) or 'none'}"
+            )
+        return self.default
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        index = self._target_index
+        target = kwargs.get("target")
+        if target is None and index is not None and index < len(args):
+            target = args[index]
+        if not isinstance(target, Target):
+            raise GenericFuncError(f"{self.name} needs a Target as its argument 'target', got {target!r:.80}")
+        return self.dispatch(target)(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"GenericFunc({self.name}: {', '.join(['default', *self._by_key])})"
+
+
+def get_native_generic_func(name: str) -> GenericFunc:
+    """The generic function of that name, made empty where there is none yet."""
+    if name not in _by_name:
+        _by_name[name] = GenericFunc(name)
+    return _by_name[name]
+
+
+def override_native_generic_func(name: str) -> Callable[[Callable[..., Any]], GenericFunc]:
+    """Decorator: the function becomes the default of the generic function `name`."""
+
+    def decorate(func: Callable[..., Any]) -> GenericFunc:
+        return get_native_generic_func(name).set_default(func)
+
+    return decorate
+
+
+def generic_func(func: Callable[..., Any]) -> GenericFunc:
+    """Decorator: a generic function called as `func` is, which becomes its default."""
+    return GenericFunc(func.__name__, func)

@@ -1,0 +1,102 @@
+"""What this host is: its processor, caches and libraries, read without TVM."""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import cache
+from pathlib import Path
+
+from strategy.target import Target
+
+# (vendor, family) → [(models, LLVM name)], the newest LLVM name for each generation.
+_X86 = {
+    ("AuthenticAMD", 23): [(range(0x30), "znver1"), (range(0x30, 0x100), "znver2")],
+    ("AuthenticAMD", 25): [
+        (range(0x10), "znver3"), (range(0x10, 0x20), "znver4"), (range(0x20, 0x60), "znver3"),
+        (range(0x60, 0x100), "znver4"),
+    ],
+    ("AuthenticAMD", 26): [(range(0x100), "znver5")],
+    ("GenuineIntel", 6): [
+        ((0x3C, 0x3F, 0x45, 0x46), "haswell"), ((0x3D, 0x47, 0x4F, 0x56), "broadwell"),
+        ((0x4E, 0x5E, 0x8E, 0x9E, 0xA5, 0xA6), "skylake"), ((0x55,), "cascadelake"),
+        ((0x6A, 0x6C), "icelake-server"), ((0x7D, 0x7E), "icelake-client"),
+        ((0x8C, 0x8D), "tigerlake"), ((0xA7,), "rocketlake"), ((0x97, 0x9A), "alderlake"),
+        ((0xB7, 0xBA, 0xBF), "raptorlake"), ((0x8F,), "sapphirerapids"),
+        ((0xCF,), "emeraldrapids"), ((0xAD, 0xAE), "graniterapids"),
+    ],
+}  # fmt: skip
+_ARM_PARTS = {
+    0xD0C: "neoverse-n1", 0xD40: "neoverse-v1", 0xD49: "neoverse-n2", 0xD4F: "neoverse-v2",
+    0xD08: "cortex-a72", 0xD0B: "cortex-a76", 0xD41: "cortex-a78",
+}  # fmt: skip
+
+
+@cache
+def cpu_info() -> dict[str, str]:
+    """The first processor's fields of /proc/cpuinfo, empty where there is none."""
+    try:
+        block = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in block.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+@cache
+def cache_sizes() -> dict[str, int]:
+    """Bytes of the data caches that the first processor sees: l1d_bytes, l2_bytes, l3_bytes."""
+    sizes = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level, kind, size = ((index / f).read_text().strip() for f in ("level", "type", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction":
+            unit = {"K": 1024, "M": 1024**2}.get(size[-1], 1)
+            sizes[f"l{level}{'d' if level == '1' else ''}_bytes"] = int(size.rstrip("KM")) * unit
+    return {k: v for k, v in sizes.items() if k in ("l1d_bytes", "l2_bytes", "l3_bytes")}
+
+
+def cpu_arch() -> str:
+    """LLVM's name of this host's processor; a baseline level where it is not known."""
+    info = cpu_info()
+    if platform.machine() in ("aarch64", "arm64"):
+        try:
+            return _ARM_PARTS.get(int(info.get("CPU part", "0"), 16), "generic")
+        except ValueError:
+            return "generic"
+    flags = set(info.get("flags", "").split())
+    level = "x86-64"
+    if {"avx2", "fma", "bmi2"} <= flags:
+        level = "x86-64-v3"
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
+        level = "x86-64-v4"
+    try:
+        family, model = int(info["cpu family"]), int(info["model"])
+    except (KeyError, ValueError):
+        return level
+    for models, name in _X86.get((info.get("vendor_id", ""), family), ()):
+        # A virtual machine may hide what the processor has: then only the level is safe.
+        wide = Target("llvm", ("cpu",), name).vector_bytes
+        if model in models and wide == Target("llvm", ("cpu",), level).vector_bytes:
+            if name == "cascadelake" and "avx512_vnni" not in flags:
+                return "skylake-avx512"
+            return name
+    return level
+
+
+@cache
+def cpu_target() -> Target:
+    """The target `cpu`: this host with all the cores it may use, and the libraries it has."""
+    from strategy.extern import find_library
+
+    return Target(
+        kind="llvm",
+        keys=("cpu",),
+        arch=cpu_arch(),
+        threads=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        libs=("cblas",) if find_library("cblas") else (),
+        model=cpu_info().get("model name", platform.processor() or platform.machine()),
+        capability=cache_sizes(),
+    )

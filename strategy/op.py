@@ -1,0 +1,266 @@
+"""The operator registry: what each operator takes, how its types relate, and how it is computed.
+
+An operator is registered once, by chained calls as in TVM's `RELAY_REGISTER_OP`:
+
+    register_op("cumsum").describe("…").set_num_inputs(1).add_argument("data", "Tensor", "…")
+        .set_attrs_type(ScanopAttrs).set_support_level(3).add_type_rel("Cumsum", scanop_rel)
+        .set_attr("TOpPattern", TOpPattern.kOpaque)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Self
+
+from strategy.attrs import Attrs
+from strategy.condition import Clause
+from strategy.types import IncompleteType, TensorType, Type
+
+
+class OpError(ValueError):
+    """A wrong registration, or an operator that nobody registered."""
+
+
+class TypeRelationError(ValueError):
+    """Types that an operator cannot take; the message names operator, argument and types."""
+
+
+class TOpPattern(IntEnum):
+    """How an operator's output depends on its inputs, for fusion; TVM's names and order."""
+
+    kElemWise = 0
+    kBroadcast = 1
+    kInjective = 2
+    kCommReduce = 3
+    kOutEWiseFusable = 4
+    kOpaque = 8
+
+
+@dataclass(frozen=True)
+class Argument:
+    name: str
+    kind: str
+    description: str
+
+
+class TypeReporter:
+    """What a type relation reports to: it assigns types that were unknown, and checks claims.
+
+    `types` are those of the inputs and then the outputs; an assignment to a type that is known
+    already must agree with it.
+    """
+
+    def __init__(self, op: Op, types: Sequence[Type]) -> None:
+        self.op = op
+        self.types = list(types)
+
+    def name(self, index: int) -> str:
+        """What the type at `index` is called in messages."""
+        if index < len(self.op.arguments):
+            return self.op.arguments[index].name
+        return "output" if index == len(self.types) - 1 else f"input {index}"
+
+    def assign(self, index: int, found: Type) -> None:
+        """Says that the type at `index` is `found`.
+
+        Raises:
+            TypeRelationError: it is known to be something else.
+        """
+        known = self.types[index]
+        if isinstance(known, IncompleteType):
+            self.types[index] = found
+        elif known != found:
+            raise TypeRelationError(f"{self.op.name}: {self.name(index)} is {known}, but must be {found}")
+
+    def check(self, claim: bool | Clause, index: int, remedy: str) -> None:
+        """Raises `TypeRelationError` about the argument at `index` where `claim` is certainly false.
+
+        A clause over symbolic dimensions that nothing decides passes: it is checked at run time.
+        """
+        holds = claim.decide() if isinstance(claim, Clause) else claim
+        if holds is False:
+            raise TypeRelationError(f"{self.op.name}: {self.name(index)} is {self.types[index]}: {remedy}")
+
+    def tensor(self, index: int) -> TensorType | None:
+        """The tensor type at `index`, None while unknown; raises where it is a tuple."""
+        found = self.types[index]
+        if isinstance(found, IncompleteType):
+            return None
+        if not isinstance(found, TensorType):
+            raise TypeRelationError(f"{self.op.name}: {self.name(index)} must be one tensor, got {found}")
+        return found
+
+
+TypeRelation = Callable[[Sequence[Type], Attrs, TypeReporter], bool]
+
+
+class Op:
+    """An operator: its calling interface, and attributes that other packages may replace.
+
+    An attribute has a level: registering it again at the same level is an error, a lower level is
+    ignored, a higher one replaces it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.description = ""
+        self.num_inputs: int | None = None
+        self.arguments: list[Argument] = []
+        self.support_level = 10
+        self.attrs_type: type[Attrs] = Attrs
+        self.type_rel_name = ""
+        self.type_rel: TypeRelation | None = None
+        self._attrs: dict[str, tuple[Any, int]] = {}
+
+    def describe(self, text: str) -> Self:
+        self.description = text
+        return self
+
+    def set_num_inputs(self, n: int) -> Self:
+        self.num_inputs = n
+        return self
+
+    def add_argument(self, name: str, kind: str, description: str) -> Self:
+        self.arguments.append(Argument(name, kind, description))
+        return self
+
+    def set_support_level(self, level: int) -> Self:
+        """1 is essential; the higher, the less central."""
+        self.support_level = level
+        return self
+
+    def set_attrs_type(self, attrs_type: type[Attrs]) -> Self:
+        self.attrs_type = attrs_type
+        return self
+
+    def add_type_rel(self, name: str, relation: TypeRelation) -> Self:
+        self.type_rel_name, self.type_rel = name, relation
+        return self
+
+    def set_attr(self, key: str, value: Any, level: int = 10) -> Self:
+        if key in self._attrs:
+            known = self._attrs[key][1]
+            if level == known:
+                raise OpError(
+                    f"{self.name}: attribute {key} is registered at level {level} already; "
+                    "use a higher level to replace it"
+                )
+            if level < known:
+                return self
+        self._attrs[key] = (value, level)
+        return self
+
+    def get_attr(self, key: str, default: Any = None) -> Any:
+        return self._attrs[key][0] if key in self._attrs else default
+
+    def reset_attr(self, key: str) -> None:
+        """Forgets one attribute of this operator."""
+        self._attrs.pop(key, None)
+
+    def infer_type(self, inputs: Sequence[Type], attrs: Attrs) -> Type:
+        """The output's type.
+
+        Raises:
+            TypeRelationError: the inputs do not fit, or do not determine the output.
+        """
+        if self.num_inputs is not None and len(inputs) != self.num_inputs:
+            names = ", ".join(a.name for a in self.arguments)
+            raise TypeRelationError(f"{self.name} takes {self.num_inputs} inputs ({names}), got {len(inputs)}")
+        if self.type_rel is None:
+            raise OpError(f"{self.name} has no type relation: add one with add_type_rel")
+        reporter = TypeReporter(self, [*inputs, IncompleteType("output")])
+        self.type_rel(reporter.types, attrs, reporter)
+        out = reporter.types[-1]
+        if isinstance(out, IncompleteType):
+            shown = ", ".join(map(str, inputs))
+            raise TypeRelationError(f"{self.name}: inputs ({shown}) do not determine the output's type")
+        return out
+
+    def __repr__(self) -> str:
+        return f"Op({self.name})"
+
+
+_ops: dict[str, Op] = {}
+
+
+def register_op(name: str) -> Op:
+    """A new operator of that name; raises `OpError` where there is one already."""
+    if name in _ops:
+        raise OpError(f"operator {name} is registered already")
+    _ops[name] = Op(name)
+    return _ops[name]
+
+
+@cache
+def _load_installed() -> None:
+    """Brings in our own operators, and those of packages in the entry-point group `plevel.ops`."""
+    import_module("strategy.ops")
+    for entry in entry_points(group="plevel.ops"):
+        entry.load()
+
+
+def find_op(name: str) -> Op | None:
+    """The operator of that name, or None where this installation has none."""
+    _load_installed()
+    return _ops.get(name)
+
+
+def get_op(name: str) -> Op:
+    """The operator of that name; raises `OpError` that lists the known ones."""
+    op = find_op(name)
+    if op is None:
+        raise OpError(f"unknown operator {name!r:.80}; known: {', '.join(sorted(_ops))}")
+    return op
+
+
+def all_ops() -> Mapping[str, Op]:
+    """All registered operators by name."""
+    _load_installed()
+    return dict(sorted(_ops.items()))
+
+
+def _registered(name: str) -> Op:
+    if name not in _ops:
+        raise OpError(f"operator {name} must be registered first, with register_op")
+    return _ops[name]
+
+
+def register_op_attr(name: str, key: str, value: Any = None, level: int = 10) -> Any:
+    """Sets an attribute of an operator; without a value, a decorator that does."""
+    if value is not None:
+        _registered(name).set_attr(key, value, level)
+        return value
+
+    def decorate(func: Any) -> Any:
+        _registered(name).set_attr(key, func, level)
+        return func
+
+    return decorate
+
+
+def register_compute(name: str, compute: Any = None, level: int = 10) -> Any:
+    """Registers `compute(attrs, inputs, out_type) -> [te.Tensor]`, the same for all targets."""
+    return register_op_attr(name, "FTVMCompute", compute, level)
+
+
+def register_strategy(name: str, strategy: Any = None, level: int = 10) -> Any:
+    """Registers `strategy(attrs, inputs, out_type, target) -> OpStrategy`, a generic function."""
+    return register_op_attr(name, "FTVMStrategy", strategy, level)
+
+
+def register_reference(name: str, reference: Any = None, level: int = 10) -> Any:
+    """Registers `reference(attrs, inputs) -> array`: NumPy's answer, in float64 where it can be.
+
+    Every implementation is checked against it before it is timed.
+    """
+    return register_op_attr(name, "FReference", reference, level)
+
+
+def register_flops(name: str, flops: Any = None, level: int = 10) -> Any:
+    """Registers `flops(attrs, inputs, out_type) -> int`: floating-point operations of one call."""
+    return register_op_attr(name, "FFlops", flops, level)

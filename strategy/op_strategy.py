@@ -1,0 +1,167 @@
+"""OpStrategy: the implementations of an operator, with the conditions under which they are valid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from strategy.attrs import Attrs
+from strategy.condition import SpecializedCondition
+from strategy.op import OpError
+from strategy.space import Config, ConfigSpace
+from strategy.target import Target
+from strategy.types import TensorType, Type
+from strategy.workload import Workload
+
+SpaceFunction = Callable[[Attrs, Sequence[TensorType], Type, Target], ConfigSpace]
+
+
+@dataclass(frozen=True)
+class OpImplementation:
+    """One way to compute an operator: a compute and a schedule, with the level of its priority.
+
+    Args:
+        compute: `(attrs, inputs, out_type[, config]) -> [te.Tensor]`, on TE tensors.
+        schedule: `(attrs, outs, target[, config]) -> tvm.s_tir.Schedule`.
+        name: as TVM names them: `dense_pack.cpu`.
+        plevel: the higher, the sooner it is taken when nothing is measured.
+        version: raised whenever its code changes what records of it mean.
+        space: `(attrs, inputs, out_type, target) -> ConfigSpace`; None where there is nothing to
+            tune. With a space, compute, schedule and prepare also receive `config`.
+        prepare: `(attrs, inputs, config) -> {input index: TE function}`: how inputs are packed
+            or transformed, once where they are constant and inside the timed function otherwise.
+        library: the vendor library that it calls, None for code of our own.
+        symbolic: whether it can be lowered with dimensions that are known only at run time.
+    """
+
+    compute: Callable[..., Any]
+    schedule: Callable[..., Any]
+    name: str = "default"
+    plevel: int = 10
+    version: int = 1
+    space: SpaceFunction | None = None
+    prepare: Callable[..., Any] | None = None
+    library: str | None = None
+    symbolic: bool = True
+
+
+@dataclass
+class OpSpecialization:
+    """The implementations that share a condition; None is valid everywhere."""
+
+    condition: SpecializedCondition | None
+    implementations: list[OpImplementation] = field(default_factory=list)
+
+
+class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An implementation as data: all that a selector or a tuner needs to know of it.
+
+    `version` is the implementation's integer and its space's digest (`2.1a2b3c4d`); records of
+    another version are stale.
+    """
+
+    implementation: str
+    version: str
+    plevel: int
+    condition: SpecializedCondition | None = None
+    space: ConfigSpace | None = None
+    library: str | None = None
+    symbolic: bool = True
+
+    @property
+    def tunable(self) -> bool:
+        return self.space is not None
+
+    @property
+    def fallback(self) -> Config:
+        """The configuration used without tuning; empty where there is nothing to tune."""
+        return Config() if self.space is None else self.space.fallback
+
+
+class OpStrategy:
+    """What a strategy function returns: specialisations, each with its implementations."""
+
+    def __init__(self) -> None:
+        self.specializations: list[OpSpecialization] = []
+        self._added: list[tuple[SpecializedCondition | None, OpImplementation]] = []
+
+    def add_implementation(
+        self,
+        compute: Callable[..., Any],
+        schedule: Callable[..., Any],
+        name: str = "default",
+        plevel: int = 10,
+        *,
+        version: int = 1,
+        space: SpaceFunction | None = None,
+        prepare: Callable[..., Any] | None = None,
+        library: str | None = None,
+        symbolic: bool = True,
+    ) -> None:
+        """Adds an implementation under the `SpecializedCondition` contexts entered here, if any.
+
+        Raises:
+            OpError: the name is taken in this strategy.
+        """
+        if any(i.name == name for _, i in self._added):
+            raise OpError(f"a strategy has two implementations called {name!r}")
+        added = OpImplementation(compute, schedule, name, plevel, version, space, prepare, library, symbolic)
+        condition = SpecializedCondition.current()
+        self._added.append((condition, added))
+        for specialization in self.specializations:
+            if specialization.condition == condition:
+                specialization.implementations.append(added)
+                return
+        self.specializations.append(OpSpecialization(condition, [added]))
+
+    def __iter__(self) -> Iterator[tuple[SpecializedCondition | None, OpImplementation]]:
+        """Pairs of condition and implementation, in the order in which they were added."""
+        return iter(self._added)
+
+
+def evaluate(workload: Workload, target: Target) -> OpStrategy:
+    """The strategy of the workload's operator for this workload and target."""
+    op = workload.operator
+    strategy = op.get_attr("FTVMStrategy")
+    if strategy is None:
+        raise OpError(f"operator {op.name} has no strategy: register one with register_strategy")
+    found: OpStrategy = strategy(workload.attr_node, workload.input_types, workload.out_type, target)
+    return found
+
+
+def candidates(workload: Workload, target: Target) -> list[Candidate]:
+    """The implementations of a workload on a target, as data.
+
+    All of them are listed, those whose condition does not hold too: the selector decides.
+    """
+    found = []
+    for condition, implementation in evaluate(workload, target):
+        space = None
+        # A space is asked for only where the implementation can be valid: it may rely on it.
+        if implementation.space is not None and (condition is None or condition.decide() is not False):
+            space = implementation.space(
+                workload.attr_node, workload.input_types, workload.out_type, target
+            )
+        digest = "0" if space is None else space.digest
+        found.append(
+            Candidate(
+                implementation.name, f"{implementation.version}.{digest}", implementation.plevel,
+                condition, space, implementation.library, implementation.symbolic,
+            )
+        )  # fmt: skip
+    return found
+
+
+def find_implementation(workload: Workload, target: Target, name: str) -> OpImplementation:
+    """The implementation of that name; raises `OpError` that lists those there are."""
+    names = []
+    for _, implementation in evaluate(workload, target):
+        if implementation.name == name:
+            return implementation
+        names.append(implementation.name)
+    raise OpError(
+        f"{workload.op} has no implementation {name!r:.80} on {target}; it has: {', '.join(names)}"
+    )

@@ -1,0 +1,364 @@
+"""What crosses the wire and the disk: jobs, leases, results, runs; and their one codec.
+
+Every type here is a frozen value with a JSON form. `decode` checks all of it and names the field at
+fault; nothing is ever evaluated. Times are in seconds, instants are Unix times, ids are integers
+that the service gives.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from strategy.condition import SpecializedCondition
+from strategy.op_strategy import Candidate
+from strategy.space import Config, ConfigSpace
+from strategy.target import Target
+from strategy.workload import Workload
+
+T = TypeVar("T")
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class WireError(ValueError):
+    """Bytes or JSON that are not of the type asked for; the message names the field."""
+
+
+class ErrorKind(StrEnum):
+    """Why a configuration has no time. A failure has no cost."""
+
+    INVALID = "invalid"  # not of its space, or refused by a check before building
+    INSTANTIATION = "instantiation"  # compute or schedule raised
+    COMPILE = "compile"
+    RUNTIME = "runtime"
+    CRASH = "crash"  # the child process died
+    OOM = "oom"
+    WRONG_ANSWER = "wrong_answer"
+    BUILD_TIMEOUT = "build_timeout"
+    RUN_TIMEOUT = "run_timeout"
+    LOST = "lost"  # its worker never answered
+    CANCELLED = "cancelled"
+
+
+class Phase(StrEnum):
+    SEARCH = "search"
+    CONFIRM = "confirm"  # finalists, interleaved: what selection rests on
+    REFERENCE = "reference"
+
+
+class TimingPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How one configuration is timed.
+
+    A repeat calls the kernel as often as `min_repeat_s` takes and gives one sample, the mean of its
+    calls. Repeats go on until the 95 % interval of their median is within ± `spread` of it, at
+    least `min_repeats`, at most `max_repeats`, and no longer than `budget_s`.
+    """
+
+    warmup_s: Annotated[float, Meta(ge=0, le=60)] = 0.002
+    min_repeat_s: Annotated[float, Meta(gt=0, le=60)] = 0.002
+    min_repeats: Annotated[int, Meta(ge=1, le=10_000)] = 6
+    max_repeats: Annotated[int, Meta(ge=1, le=10_000)] = 60
+    spread: Annotated[float, Meta(gt=0, le=1)] = 0.02
+    budget_s: Annotated[float, Meta(gt=0, le=3600)] = 0.06
+    # A search gives up early on what its first repeats show to be this many times slower than the
+    # best of its task so far; None refines everything alike.
+    give_up_ratio: Annotated[float, Meta(gt=1)] | None = None
+    build_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
+    run_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
+
+
+SEARCH_POLICY = TimingPolicy(give_up_ratio=2.0)
+CONFIRM_POLICY = TimingPolicy(min_repeats=20, max_repeats=200, spread=0.01, budget_s=0.6)
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """A robust cost: the median of pooled samples and its 95 % interval, in seconds."""
+
+    median_s: float
+    low_s: float
+    high_s: float
+    samples: int
+
+
+def estimate(samples_s: Sequence[float]) -> Estimate:
+    """The median of samples with its distribution-free 95 % interval (order statistics).
+
+    With fewer than six samples the interval is their whole range, which covers less than 95 %.
+    """
+    ordered = sorted(samples_s)
+    n = len(ordered)
+    if n == 0:
+        raise ValueError("an estimate needs at least one sample")
+    # The ranks n/2 ± 0.98 √n of a binomial(n, ½), rounded outwards.
+    half = 0.98 * n**0.5
+    low = max(0, int(n / 2 - half) - 1) if n >= 6 else 0
+    high = min(n - 1, n - 1 - low)
+    return Estimate(statistics.median(ordered), ordered[low], ordered[high], n)
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """A device of a worker. `identity` (machine and slot) stays the same across restarts."""
+
+    identity: Name  # 3f2a…/cpu:0-1
+    slot: Name  # cpu:0-1, cuda:0
+    model: str  # AMD EPYC 9B45, NVIDIA H200
+    target: Target
+    fingerprint: dict[str, Any] = {}  # cores, caches, features …
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says of itself when it registers."""
+
+    name: Name
+    host: str
+    pid: int
+    devices: Annotated[tuple[Device, ...], Meta(min_length=1, max_length=64)]
+    # operator → implementation → version: what it can build. Empty: everything installed here.
+    operators: dict[str, dict[str, int]] = {}
+    version: str = ""
+
+
+class Registered(msgspec.Struct, frozen=True, kw_only=True):
+    """The service's answer to a registration."""
+
+    worker_id: int
+    heartbeat_s: float
+    lease_s: float
+
+
+class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One configuration to build and time. `index` is its place in the job, and its identity there."""
+
+    index: Count
+    task_id: int
+    implementation: Name
+    version: Name
+    config: Config
+    best_s: float | None = None  # the best median of its task so far, for `give_up_ratio`
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Configurations of one workload on one target, built and timed in one session on one device."""
+
+    id: int
+    run_id: int
+    workload: Workload
+    target: Target
+    phase: Phase
+    entries: tuple[JobEntry, ...]
+    policy: TimingPolicy
+    seed: int  # of the random inputs
+    attempt: int = 1
+
+
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks for a job for one device; the service waits up to `wait_s` for one to come."""
+
+    worker_id: int
+    device: Name
+    wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """The right to a job until it expires. Every later call for it must carry the `token`."""
+
+    id: int
+    token: int
+    expires_in_s: float
+    job: Job
+
+
+class Leases(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a `LeaseRequest`: empty where no job came in time."""
+
+    leases: tuple[Lease, ...] = ()
+
+
+class Renewal(msgspec.Struct, frozen=True, kw_only=True):
+    """Keeps a lease alive. `timing` says that its configurations are built and timing begins.
+
+    A worker builds ahead under one lease while it times under another; a device has one timing
+    lease at most.
+    """
+
+    token: int
+    timing: bool = False
+
+
+class Renewed(msgspec.Struct, frozen=True, kw_only=True):
+    expires_in_s: float
+    cancelled: bool = False  # the run was cancelled: stop, and report what is finished
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to one entry of a job. Either `error` is set or there are samples."""
+
+    entry: Count
+    error: ErrorKind | None = None
+    message: Annotated[str, Meta(max_length=20_000)] = ""
+    samples_s: Annotated[tuple[Annotated[float, Meta(gt=0)], ...], Meta(max_length=10_000)] = ()
+    prepare_s: Seconds | None = None  # packing the constant inputs, once
+    build_s: Seconds = 0.0
+    check_s: Seconds = 0.0
+    run_s: Seconds = 0.0  # the time that the device was timing this entry
+    code_digest: str = ""
+    measured_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.error is None) == (not self.samples_s):
+            raise ValueError("a result has either samples_s or an error")
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """Results of a lease, as they come; `done` with the last. Sending one again changes nothing."""
+
+    token: int
+    session: Name
+    results: tuple[Result, ...]
+    environment: dict[str, Any] = {}  # toolchain, driver, governor, load
+    done: bool = False
+
+
+class ResultsAccepted(msgspec.Struct, frozen=True, kw_only=True):
+    accepted: int
+    known: int
+    cancelled: bool = False
+
+
+class RunWorkload(msgspec.Struct, frozen=True, kw_only=True):
+    """A workload to tune, with its candidates where the service does not know the operator."""
+
+    workload: Workload
+    weight: Annotated[float, Meta(gt=0)] = 1.0
+    candidates: tuple[Candidate, ...] | None = None
+
+
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to tune, with its budget."""
+
+    workloads: Annotated[tuple[RunWorkload, ...], Meta(min_length=1, max_length=1000)]
+    target: Target
+    trials: Annotated[int, Meta(ge=1, le=10_000_000)] = 128
+    timeout_s: Annotated[float, Meta(gt=0)] | None = None
+    seed: int = 0
+    tuner: Annotated[str, Meta(pattern="^(model|random)$")] = "model"
+    implementations: tuple[str, ...] | None = None  # only these
+    search_policy: TimingPolicy = SEARCH_POLICY
+    confirm_policy: TimingPolicy = CONFIRM_POLICY
+    force: bool = False  # tune even what is tuned enough
+
+
+class RunState(StrEnum):
+    RUNNING = "running"
+    CONFIRMING = "confirming"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one task of a run is. `best` is of its confirm samples where there are any."""
+
+    task_id: int
+    workload: str
+    implementation: str
+    version: str
+    plevel: int
+    tunable: bool
+    space_size: int | None = None
+    trials: int = 0
+    failed: int = 0
+    best: Estimate | None = None
+    best_config: Config | None = None
+    confirmed: bool = False
+    gflops: float | None = None
+    failures: dict[str, int] = {}
+
+
+class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    state: RunState
+    target: Target
+    trials: int
+    trials_done: int
+    created_at: float
+    finished_at: float | None = None
+    timing_s: float = 0.0  # of the wall time, how long devices were timing
+    workers: int = 0  # alive, for this target
+    message: str = ""  # why it ended, or what it waits for
+    tasks: tuple[TaskStatus, ...] = ()
+
+
+def _enc_hook(value: Any) -> Any:
+    if isinstance(value, Target | Config | ConfigSpace | SpecializedCondition):
+        return value.to_json()
+    raise NotImplementedError(f"{type(value).__name__} has no JSON form")
+
+
+_PARSERS: dict[Any, Callable[[Any], Any]] = {
+    Target: Target.parse,
+    Config: lambda data: Config(data) if isinstance(data, dict) else _refuse("an object of knobs", data),
+    ConfigSpace: ConfigSpace.from_json,
+    SpecializedCondition: SpecializedCondition.from_json,
+}
+
+
+def _refuse(expected: str, data: Any) -> Any:
+    raise ValueError(f"expected {expected}, got {data!r:.80}")
+
+
+def _dec_hook(kind: type, data: Any) -> Any:
+    parser = _PARSERS.get(kind)
+    if parser is None:
+        raise NotImplementedError(f"{kind} cannot be read from JSON")
+    return parser(data)
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_enc_hook)
+
+
+def encode(value: Any) -> bytes:
+    """The JSON of a wire type."""
+    return _encoder.encode(value)
+
+
+def to_json(value: Any) -> Any:
+    """The same as plain dicts, lists, numbers and strings."""
+    return msgspec.to_builtins(value, enc_hook=_enc_hook)
+
+
+def decode(data: bytes | str, kind: type[T]) -> T:
+    """Reads a wire type from JSON text; raises `WireError` that names the field at fault."""
+    try:
+        return msgspec.json.decode(data, type=kind, dec_hook=_dec_hook)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(str(error)) from error
+
+
+def convert(data: Any, kind: type[T]) -> T:
+    """Reads a wire type from plain dicts and lists; raises `WireError` as `decode` does."""
+    try:
+        return msgspec.convert(data, type=kind, dec_hook=_dec_hook)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(str(error)) from error
+
+
+def json_schema(kinds: Sequence[Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """JSON schemas of wire types and their components, for OpenAPI."""
+    shapes = {
+        Target: {"description": "TVM's dict, or a string such as cpu", "type": ["object", "string"]},
+        Config: {"description": "knob names and their values", "type": "object"},
+        ConfigSpace: {"description": "knobs, constraints, derived features, fallback", "type": "object"},
+        SpecializedCondition: {"description": 'clauses: ["and", [">", "data.shape[0]", 16]]', "type": "array"},
+    }
+    schemas, components = msgspec.json.schema_components(
+        kinds, schema_hook=lambda kind: shapes[kind], ref_template="#/components/schemas/{name}"
+    )
+    return list(schemas), components

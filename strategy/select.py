@@ -1,0 +1,364 @@
+"""The selection rule: which implementation, with which configuration, and why.
+
+Measurements decide first, at the finest level that says most; then a cost model that is known to
+rank well; then the static priority level (plevel). `choose` is a pure function of candidates and
+measurements, so that a service, a client with a lock file and a test give the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Literal, Protocol
+
+import msgspec
+
+from strategy.condition import UndecidedError
+from strategy.op_strategy import Candidate, candidates
+from strategy.record import Estimate
+from strategy.space import Config
+from strategy.target import Target
+from strategy.workload import Workload
+
+Policy = Literal["plevel", "tvm"]
+
+
+class SelectionError(ValueError):
+    """Nothing can be selected: no implementation is valid for the workload on the target."""
+
+
+class Level(StrEnum):
+    """How closely measurements match what was asked, finest first."""
+
+    DEVICE = "device"
+    MODEL = "model"
+    TARGET = "target"
+    TRANSFERRED = "transferred"
+
+
+class Reason(StrEnum):
+    MEASURED = "measured"
+    TRANSFERRED = "transferred"
+    PREDICTED = "predicted"
+    PLEVEL = "plevel"
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """The best configuration of an implementation at one level, from current or older records."""
+
+    implementation: str
+    version: str
+    config: Config
+    level: Level
+    estimate: Estimate
+    device: str = ""
+    target: str = ""
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """A record as TVM's own rule looks at it: the mean cost, under a model and target keys."""
+
+    implementation: str
+    config: Config
+    mean_s: float
+    model: str
+    keys: tuple[str, ...]
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """A cost model's best configuration of an implementation."""
+
+    implementation: str
+    config: Config
+    median_s: float
+    sigma_log: float  # standard deviation of the logarithm
+
+
+class Database(Protocol):
+    """What the rule needs from whatever holds records."""
+
+    def measured(self, workload: Workload, target: Target, device: str | None) -> Sequence[Measured]:
+        """The best of each implementation, version and level; of `transferred`, also per target.
+
+        `device` is the identity asked for, None where any will do: then no level `device`.
+        """
+        ...
+
+    def instances(
+        self, workload: Workload, target: Target, device: str | None
+    ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
+        """The concrete workloads on record that a symbolic one covers, each as `measured` has it."""
+        ...
+
+    def history(self, workload: Workload) -> Sequence[History]:
+        """All that `policy="tvm"` may match for a workload: the best per model and per key."""
+        ...
+
+
+class Ranker(Protocol):
+    """A cost model that answers only where its held-out ranking is good enough."""
+
+    def rank(
+        self, workload: Workload, target: Target, valid: Sequence[Candidate]
+    ) -> Sequence[Prediction]:
+        """Predictions, the fastest first; empty where the model does not cover the candidates."""
+        ...
+
+
+class Rival(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one implementation, the selected one included."""
+
+    implementation: str
+    version: str
+    plevel: int
+    valid: bool
+    condition: str | None = None
+    tunable: bool = False
+    library: str | None = None
+    config: Config | None = None
+    estimate: Estimate | None = None
+    level: Level | None = None
+    predicted_s: float | None = None
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer, why, and the rivals."""
+
+    workload: Workload
+    target: Target
+    implementation: str
+    version: str
+    config: Config
+    reason: Reason
+    level: Level | None
+    explanation: str
+    partial: bool = False
+    unmeasured: tuple[str, ...] = ()
+    rivals: tuple[Rival, ...] = ()
+
+
+def select(
+    workload: Workload,
+    target: Target,
+    database: Database,
+    *,
+    device: str | None = None,
+    ranker: Ranker | None = None,
+    policy: Policy = "plevel",
+    offered: Sequence[Candidate] | None = None,
+) -> Selection:
+    """Selects among `offered`, or else the implementations that this installation has.
+
+    Raises:
+        SelectionError: none is valid for this workload and target.
+    """
+    known = candidates(workload, target) if offered is None else list(offered)
+    if policy == "tvm":
+        return choose_as_tvm(workload, target, known, database.history(workload))
+    return choose(workload, target, known, database.measured(workload, target, device), ranker)
+
+
+def holds(candidate: Candidate, workload: Workload) -> bool:
+    """Whether the candidate's condition certainly holds; an undecidable one does not."""
+    if candidate.condition is None:
+        return True
+    try:
+        return candidate.condition.substitute(workload.dims).decide() is True
+    except UndecidedError:
+        return False
+
+
+def choose(
+    workload: Workload,
+    target: Target,
+    known: Sequence[Candidate],
+    measured: Sequence[Measured],
+    ranker: Ranker | None = None,
+) -> Selection:
+    """The rule of `docs/architecture.md`, "Selection, constant shapes"."""
+    valid = _valid(workload, target, known)
+    by_level = current(valid, measured)
+    # max() keeps the first of equals, and levels are in order: the finer one wins a tie.
+    level = max(Level, key=lambda x: len(by_level[x]))
+    best = by_level[level]
+    if best:
+        lowest = min(best.values(), key=lambda m: m.estimate.median_s)
+        close = [c for c in valid if c.implementation in best
+                 and best[c.implementation].estimate.low_s <= lowest.estimate.high_s]  # fmt: skip
+        winner = max(close, key=lambda c: c.plevel)
+        unmeasured = tuple(c.implementation for c in valid if c.implementation not in best)
+        return Selection(
+            workload=workload, target=target, implementation=winner.implementation,
+            version=winner.version, config=best[winner.implementation].config,
+            reason=Reason.TRANSFERRED if level is Level.TRANSFERRED else Reason.MEASURED, level=level,
+            explanation=_explain_measured(winner, best, lowest, len(close), level, unmeasured),
+            partial=bool(unmeasured), unmeasured=unmeasured,
+            rivals=_rivals(workload, known, valid, best),
+        )  # fmt: skip
+    predictions = ranker.rank(workload, target, valid) if ranker is not None else ()
+    if predictions:
+        first = predictions[0]
+        winner = next(c for c in valid if c.implementation == first.implementation)
+        predicted = {p.implementation: p.median_s for p in predictions}
+        return Selection(
+            workload=workload, target=target, implementation=winner.implementation,
+            version=winner.version, config=first.config, reason=Reason.PREDICTED, level=None,
+            explanation=f"nothing is measured for this workload; the cost model ranks "
+            f"{winner.implementation} first, at about {show_seconds(first.median_s)}",
+            rivals=_rivals(workload, known, valid, {}, predicted),
+        )  # fmt: skip
+    winner = max(valid, key=lambda c: c.plevel)
+    return Selection(
+        workload=workload, target=target, implementation=winner.implementation,
+        version=winner.version, config=winner.fallback, reason=Reason.PLEVEL, level=None,
+        explanation=f"nothing is measured for this workload on {target}; {winner.implementation} has "
+        f"the highest plevel ({winner.plevel}) of {len(valid)} valid, with its fallback configuration",
+        rivals=_rivals(workload, known, valid, {}),
+    )  # fmt: skip
+
+
+def choose_as_tvm(
+    workload: Workload, target: Target, known: Sequence[Candidate], history: Sequence[History]
+) -> Selection:
+    """TVM's own rule, as Relay's compile engine and AutoTVM's ApplyHistoryBest had it.
+
+    Each tunable implementation takes the lowest mean cost at its own first hit (the target's
+    model, then its keys in order); the cheapest wins whatever its plevel. Where nothing is found,
+    and for symbolic shapes, the highest plevel wins, the first added on a tie.
+    """
+    valid = _valid(workload, target, known)
+    hits: dict[str, History] = {}
+    for c in valid if workload.is_constant else ():
+        if not c.tunable:
+            continue
+        own = [h for h in history if h.implementation == c.implementation]
+        for at_key in (
+            [h for h in own if target.model and h.model == target.model],
+            *([h for h in own if key in h.keys] for key in target.keys),
+        ):
+            if at_key:
+                hits[c.implementation] = min(at_key, key=lambda h: h.mean_s)
+                break
+    if hits:
+        best = min(hits.values(), key=lambda h: h.mean_s)
+        winner = next(c for c in valid if c.implementation == best.implementation)
+        config, reason = best.config, Reason.MEASURED
+        why = f"policy tvm: the lowest mean cost on record, {show_seconds(best.mean_s)}"
+    else:
+        winner = max(valid, key=lambda c: c.plevel)
+        config, reason = winner.fallback, Reason.PLEVEL
+        why = f"policy tvm: no record decides; the highest plevel is {winner.plevel}"
+    return Selection(
+        workload=workload, target=target, implementation=winner.implementation, version=winner.version,
+        config=config, reason=reason, level=None, explanation=why,
+        rivals=_rivals(workload, known, valid, {}),
+    )  # fmt: skip
+
+
+def _valid(workload: Workload, target: Target, known: Sequence[Candidate]) -> list[Candidate]:
+    valid = [c for c in known if holds(c, workload)]
+    if not valid:
+        raise SelectionError(
+            f"no implementation of {workload.op} is valid for {workload} on {target}"
+            + (f"; {len(known)} exist whose conditions do not hold" if known else "")
+        )
+    return valid
+
+
+def current(
+    valid: Sequence[Candidate], measured: Sequence[Measured]
+) -> dict[Level, dict[str, Measured]]:
+    """The best per level and implementation, of records that are not stale."""
+    best: dict[Level, dict[str, Measured]] = {level: {} for level in Level}
+    by_name = {c.implementation: c for c in valid}
+    for m in measured:
+        c = by_name.get(m.implementation)
+        if c is None or not _iscurrent(c, m):
+            continue
+        rival = best[m.level].get(m.implementation)
+        if rival is None or m.estimate.median_s < rival.estimate.median_s:
+            best[m.level][m.implementation] = m
+    return best
+
+
+def _iscurrent(candidate: Candidate, m: Measured) -> bool:
+    if m.level is not Level.TRANSFERRED:
+        return m.version == candidate.version
+    # Another target's space may differ; what counts is that the code is the same and that the
+    # configuration exists here.
+    same_code = m.version.partition(".")[0] == candidate.version.partition(".")[0]
+    return same_code and (candidate.space is None or candidate.space.contains(m.config))
+
+
+def _rivals(
+    workload: Workload,
+    known: Sequence[Candidate],
+    valid: Sequence[Candidate],
+    best: dict[str, Measured],
+    predicted: dict[str, float] | None = None,
+) -> tuple[Rival, ...]:
+    names = {c.implementation for c in valid}
+    rivals = []
+    for c in known:
+        m = best.get(c.implementation)
+        rivals.append(
+            Rival(
+                implementation=c.implementation, version=c.version, plevel=c.plevel,
+                valid=c.implementation in names,
+                condition=None if c.condition is None else str(c.condition),
+                tunable=c.tunable, library=c.library,
+                config=m.config if m else None, estimate=m.estimate if m else None,
+                level=m.level if m else None,
+                predicted_s=(predicted or {}).get(c.implementation),
+            )
+        )  # fmt: skip
+    # The fastest first, then by plevel; sorted() keeps the order of registration on a tie.
+    return tuple(
+        sorted(
+            rivals,
+            key=lambda r: (not r.valid, r.estimate is None,
+                           r.estimate.median_s if r.estimate else r.predicted_s or 0.0, -r.plevel),
+        )
+    )  # fmt: skip
+
+
+def _explain_measured(
+    winner: Candidate,
+    best: dict[str, Measured],
+    lowest: Measured,
+    close: int,
+    level: Level,
+    unmeasured: Sequence[str],
+) -> str:
+    own = best[winner.implementation].estimate
+    where = {
+        Level.DEVICE: "on this device",
+        Level.MODEL: "on devices of this model",
+        Level.TARGET: "on this target",
+        Level.TRANSFERRED: f"on another target ({lowest.target})",
+    }[level]
+    spread = f"{show_seconds(own.median_s)} (95 %: {show_seconds(own.low_s)} to {show_seconds(own.high_s)})"
+    if close == 1:
+        text = f"{winner.implementation} has the lowest median measured {where}: {spread}"
+        others = [m for n, m in best.items() if n != winner.implementation]
+        if others:
+            second = min(others, key=lambda m: m.estimate.median_s)
+            ratio = second.estimate.median_s / own.median_s
+            text += f"; {second.implementation}, the next, takes {ratio:.2f}× as long"
+    else:
+        text = (
+            f"{winner.implementation} has the highest plevel ({winner.plevel}) of the {close} whose "
+            f"interval overlaps the lowest median's ({lowest.implementation}, "
+            f"{show_seconds(lowest.estimate.median_s)}), measured {where}: {spread}"
+        )
+    if unmeasured:
+        text += f"; not measured: {', '.join(unmeasured)}"
+    return text
+
+
+def show_seconds(seconds: float) -> str:
+    """A time with three figures and its unit."""
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"

@@ -1,0 +1,211 @@
+"""Workloads: an operator with its attributes and the types of its inputs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from strategy.attrs import Attrs
+from strategy.op import Op, get_op
+from strategy.types import TensorType, Type
+
+MAX_INPUTS = 64
+MAX_NAME = 128
+
+
+class WorkloadError(ValueError):
+    """A workload that no operator can take; the message names the field and the remedy."""
+
+
+class Input(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One input: its name, its type as text (`float32[128,768]`), and whether it is constant.
+
+    A constant input never changes between calls (weights): it may be prepared once, outside of the
+    timed function.
+    """
+
+    name: str
+    type: str
+    constant: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > MAX_NAME:
+            raise WorkloadError(f"an input's name has 1 to {MAX_NAME} characters, got {self.name!r:.40}")
+        TensorType.parse(self.type)
+
+    @property
+    def tensor(self) -> TensorType:
+        return TensorType.parse(self.type)
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.type}{':const' if self.constant else ''}"
+
+
+class EpilogueStep(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An elementwise or broadcast operator composed onto what stands before it.
+
+    `operands` are the operator's inputs in order: None is the value so far, an `Input` a further
+    parameter of the whole function (a bias, a residual).
+    """
+
+    op: str
+    operands: tuple[Input | None, ...]
+    attrs: dict[str, Any] = {}
+
+
+class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
+    """An operator, its attributes, the types of its inputs, and the epilogue composed onto it.
+
+    Built by `Workload.make` for an operator that is installed here, which checks and normalises;
+    one that comes over the wire for an operator that is not installed is kept as it is.
+    """
+
+    op: str
+    inputs: tuple[Input, ...]
+    attrs: dict[str, Any] = {}
+    epilogue: tuple[EpilogueStep, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.op or len(self.op) > MAX_NAME:
+            raise WorkloadError(f"an operator's name has 1 to {MAX_NAME} characters, got {self.op!r:.40}")
+        if not 1 <= len(self.inputs) <= MAX_INPUTS:
+            raise WorkloadError(f"{self.op}: 1 to {MAX_INPUTS} inputs, got {len(self.inputs)}")
+        names = [i.name for i in self.inputs]
+        if len(set(names)) != len(names):
+            raise WorkloadError(f"{self.op}: two inputs have the same name: {', '.join(names)}")
+
+    @classmethod
+    def make(
+        cls,
+        op: str,
+        inputs: Sequence[Input] | Mapping[str, str | TensorType],
+        attrs: Mapping[str, Any] | Attrs | None = None,
+        constants: Sequence[str] = (),
+        epilogue: Sequence[EpilogueStep] = (),
+    ) -> Workload:
+        """A checked workload in normal form, for an operator that is installed.
+
+        Inputs are given in any order by the names of the operator's arguments.
+
+        Raises:
+            OpError, AttrsError, TypeSyntaxError, TypeRelationError, WorkloadError: each names the
+                field at fault and what it may be.
+        """
+        known = get_op(op)
+        if isinstance(inputs, Mapping):
+            inputs = [Input(n, str(t), n in constants) for n, t in inputs.items()]
+        given = {i.name: i for i in inputs}
+        names = [a.name for a in known.arguments]
+        for name in (*given, *constants):
+            if name not in names:
+                raise WorkloadError(f"{op} has no input {name!r:.80}; its inputs: {', '.join(names)}")
+        for name in names:
+            if name not in given:
+                raise WorkloadError(f"{op}: input {name!r} is missing; give it as {name}=float32[…]")
+        node = attrs if isinstance(attrs, Attrs) else known.attrs_type.from_json(attrs or {})
+        ordered = tuple(Input(n, str(given[n].tensor), given[n].constant) for n in names)
+        workload = cls(op, ordered, node.to_json(), tuple(epilogue))
+        _ = workload.out_type
+        return workload
+
+    def checked(self) -> Workload:
+        """This workload in normal form, checked against the operator installed here."""
+        return Workload.make(self.op, self.inputs, self.attrs, epilogue=self.epilogue)
+
+    @cached_property
+    def key(self) -> str:
+        """The canonical text: `dense(data=float32[128,768],weight=float32[3072,768]:const)`."""
+        text = f"{self.op}({','.join(map(str, self.inputs))})"
+        if self.attrs:
+            text += _compact(self.attrs)
+        for step in self.epilogue:
+            operands = ",".join("." if o is None else str(o) for o in step.operands)
+            text += f"+{step.op}({operands}){_compact(step.attrs) if step.attrs else ''}"
+        return text
+
+    @cached_property
+    def digest(self) -> str:
+        """16 hexadecimal digits of the key's SHA-256."""
+        return hashlib.sha256(self.key.encode()).hexdigest()[:16]
+
+    @property
+    def operator(self) -> Op:
+        return get_op(self.op)
+
+    @cached_property
+    def attr_node(self) -> Attrs:
+        return self.operator.attrs_type.from_json(self.attrs)
+
+    @cached_property
+    def input_types(self) -> tuple[TensorType, ...]:
+        """The inputs' types, their constant dimensions called by their place (`data.shape[0]`)."""
+        return tuple(i.tensor.named(i.name) for i in self.inputs)
+
+    @cached_property
+    def out_type(self) -> Type:
+        """The type of the anchor's output."""
+        return self.operator.infer_type(self.input_types, self.attr_node)
+
+    @cached_property
+    def dims(self) -> dict[str, Any]:
+        """The dimensions by their place: what conditions are decided with.
+
+        A symbolic dimension is itself.
+        """
+        return {
+            f"{i.name}.shape[{axis}]": d.value if d.is_constant else d
+            for i in self.inputs
+            for axis, d in enumerate(i.tensor.shape)
+        }
+
+    @cached_property
+    def is_constant(self) -> bool:
+        """Whether every dimension is known."""
+        return all(i.tensor.is_constant for i in self.inputs)
+
+    def match(self, concrete: Workload) -> dict[str, int] | None:
+        """What this workload's symbols are in `concrete`; None where it is no instance of this."""
+        same = (
+            self.op == concrete.op
+            and self.attrs == concrete.attrs
+            and self.epilogue == concrete.epilogue
+            and len(self.inputs) == len(concrete.inputs)
+        )
+        if not same:
+            return None
+        binding: dict[str, int] = {}
+        for own, other in zip(self.inputs, concrete.inputs, strict=True):
+            mine, theirs = own.tensor, other.tensor
+            if (own.name, own.constant, mine.dtype, mine.ndim) != (
+                other.name, other.constant, theirs.dtype, theirs.ndim
+            ):  # fmt: skip
+                return None
+            for a, b in zip(mine.shape, theirs.shape, strict=True):
+                if not b.is_constant:
+                    return None
+                name = None if a.is_constant else str(a)
+                wanted = a.value if name is None else binding.setdefault(name, b.value)
+                if wanted != b.value:
+                    return None
+        return binding
+
+    @cached_property
+    def flops(self) -> int | None:
+        """Floating-point operations of one call, where the operator says."""
+        count = self.operator.get_attr("FFlops")
+        return None if count is None else int(count(self.attr_node, self.input_types, self.out_type))
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __str__(self) -> str:
+        return self.key
+
+
+def _compact(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, separators=(",", ":"), sort_keys=True)

@@ -1,0 +1,189 @@
+"""Dispatch tables against brute force over shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategy.condition import SpecializedCondition
+from strategy.dispatch import DispatchTable, dispatch, satisfiable
+from strategy.op_strategy import Candidate
+from strategy.record import Estimate, decode, encode
+from strategy.select import History, Level, Measured, Reason, SelectionError, choose, holds
+from strategy.space import Config, ConfigSpace, Knob
+from strategy.target import Target
+from strategy.types import Dim
+from strategy.workload import Input, Workload
+
+TARGET = Target.parse("llvm -mcpu=znver4 -num-cores=2")
+SPACE = ConfigSpace([Knob("tile", [1, 2, 4])], fallback={"tile": 2})
+m, n = Dim("m"), Dim("n")
+
+
+def workload(rows: int | str, columns: int | str = 64) -> Workload:
+    return Workload("made_up", (Input("data", f"float32[{rows},{columns}]"),))
+
+
+def candidate(name: str, plevel: int, condition: object = None, **more: bool) -> Candidate:
+    # Conditions arrive by place, as a strategy evaluated on a concrete shape sends them.
+    if condition is not None:
+        condition = SpecializedCondition(condition).substitute(  # type: ignore[arg-type]
+            {"m": Dim("var", ("data.shape[0]",)), "n": Dim("var", ("data.shape[1]",))}
+        )
+    return Candidate(name, "1.0", plevel, condition, SPACE, **more)  # type: ignore[arg-type]
+
+
+class Records:
+    """Medians by shape and implementation, each measured on this target with a narrow interval."""
+
+    def __init__(self, medians: dict[tuple[int, int], dict[str, float]]) -> None:
+        self.medians = medians
+
+    def measured(self, w: Workload, target: Target, device: str | None) -> Sequence[Measured]:
+        shape = tuple(w.inputs[0].tensor.concrete_shape)
+        return [
+            Measured(
+                implementation=name, version="1.0", config=Config({"tile": 4}), level=Level.TARGET,
+                estimate=Estimate(s, s * 0.99, s * 1.01, 20),
+            )
+            for name, s in self.medians.get(shape, {}).items()  # type: ignore[call-overload]
+        ]  # fmt: skip
+
+    def instances(
+        self, w: Workload, target: Target, device: str | None
+    ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
+        shapes = [workload(*shape) for shape in self.medians]
+        return [(s, self.measured(s, target, device)) for s in shapes]
+
+    def history(self, w: Workload) -> Sequence[History]:
+        return []
+
+
+NOTHING = Records({})
+OVERLAP = [
+    candidate("common", 5),
+    candidate("large", 12, m > 16),
+    candidate("aligned", 14, (m % 4 == 0) & (m > 8)),
+    candidate("one", 20, m == 1),
+]
+
+
+@pytest.mark.parametrize("offered", [OVERLAP, OVERLAP[:2], [*OVERLAP, candidate("gap", 30, (m < 4) | (m > 1000))]])
+def test_without_records_every_m_takes_the_highest_plevel_that_is_valid(offered: list[Candidate]) -> None:
+    table = dispatch(workload("m"), TARGET, NOTHING, offered=offered)
+    for value in range(1, 1500):
+        valid = [c for c in offered if holds(c, workload(value))]
+        assert table(m=value)[0] == max(valid, key=lambda c: c.plevel).implementation
+    assert all(row.reason is Reason.PLEVEL for row in table.rows)
+
+
+def test_rows_are_exactly_the_satisfiable_combinations() -> None:
+    table = dispatch(workload("m"), TARGET, NOTHING, offered=OVERLAP)
+    met = {tuple(bool(c.evaluate({"m": v})) for c in table.conditions) for v in range(1, 10_000)}
+    assert {row.holds for row in table.rows} == met
+    for row in table.rows:
+        assert tuple(bool(c.evaluate(row.example)) for c in table.conditions) == row.holds
+
+
+comparison = st.builds(
+    lambda scale, mod, op, c: getattr(m * scale % mod if mod else m * scale, op)(c),
+    st.integers(1, 5),
+    st.sampled_from([0, 0, 2, 3, 7]),
+    st.sampled_from(["__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"]),
+    st.integers(0, 300),
+)
+clause = st.lists(comparison, min_size=1, max_size=3).map(
+    lambda cs: cs[0] if len(cs) == 1 else cs[0] | cs[1] if len(cs) == 2 else cs[0] | cs[1] | cs[2]
+)
+condition = st.lists(clause, min_size=1, max_size=2).map(lambda cs: SpecializedCondition(*cs))
+
+
+@given(st.lists(condition, min_size=1, max_size=4))
+def test_satisfiable_combinations_of_one_dimension_are_complete(conditions: list[SpecializedCondition]) -> None:
+    found = dict(satisfiable(conditions, ["m"]))
+    for value in range(1, 2000):
+        assert tuple(bool(c.evaluate({"m": value})) for c in conditions) in found
+
+
+def test_two_dimensions_and_a_condition_over_both() -> None:
+    offered = [candidate("common", 5), candidate("big", 10, m * n > 4096), candidate("wide", 12, n >= 256)]
+    table = dispatch(workload("m", "n"), TARGET, NOTHING, offered=offered)
+    for rows in (1, 15, 16, 17, 64, 4097):
+        for columns in (1, 255, 256, 257, 4096):
+            valid = [c for c in offered if holds(c, workload(rows, columns))]
+            assert table(m=rows, n=columns)[0] == max(valid, key=lambda c: c.plevel).implementation
+    assert len(table.rows) == 4
+
+
+def test_a_row_takes_the_geometric_mean_over_the_shapes_on_record() -> None:
+    records = Records({
+        (32, 64): {"common": 1.0, "large": 2.0},
+        (64, 64): {"common": 4.0, "large": 1.0},
+        (4, 64): {"common": 1.0},
+        (32, 99): {"common": 9.0, "large": 1.0},  # another n: no instance of this workload
+    })  # fmt: skip
+    table = dispatch(workload("m"), TARGET, records, offered=OVERLAP[:2])
+    row = table.row(m=100)
+    assert row.implementation == "large"
+    assert row.ratio == pytest.approx({"common": 2.0, "large": 2**0.5})
+    assert [s.dims for s in row.shapes] == [{"m": 32}, {"m": 64}]
+    assert [s.dims for s in row.dissent] == [{"m": 32}]
+    assert row.config == Config({"tile": 4})
+    assert table.row(m=2).reason is Reason.MEASURED
+    assert "1 of which select would answer otherwise" in table.explanation
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.integers(1, 64), st.just(64)),
+        st.dictionaries(st.sampled_from(["common", "large", "aligned"]), st.floats(1e-6, 1), min_size=1),
+        max_size=6,
+    )
+)
+def test_it_agrees_with_select_at_every_shape_on_record_or_says_where_not(
+    medians: dict[tuple[int, int], dict[str, float]],
+) -> None:
+    records = Records(medians)
+    table = dispatch(workload("m"), TARGET, records, offered=OVERLAP)
+    for shape in medians:
+        concrete = workload(*shape)
+        answer = choose(concrete, TARGET, OVERLAP, records.measured(concrete, TARGET, None))
+        row = table.row(m=shape[0])
+        if answer.reason is Reason.PLEVEL:
+            continue  # records of implementations that are not valid there
+        dissenting = {s.dims["m"]: s.selected for s in row.dissent}
+        assert dissenting.get(shape[0], row.implementation) == answer.implementation
+        if len(row.shapes) == 1:
+            assert not row.dissent
+
+
+def test_implementations_that_decline_symbols_are_left_out() -> None:
+    offered = [candidate("common", 5), candidate("fixed", 20, symbolic=False)]
+    table = dispatch(workload("m"), TARGET, NOTHING, offered=offered)
+    assert table(m=7) == ("common", Config({"tile": 2}))
+
+
+def test_a_gap_that_no_implementation_covers_is_an_error() -> None:
+    with pytest.raises(SelectionError, match="made_up"):
+        dispatch(workload("m"), TARGET, NOTHING, offered=[candidate("large", 5, m > 16)])
+
+
+def test_a_table_is_a_value() -> None:
+    records = Records({(32, 64): {"common": 1.0, "large": 2.0}})
+    table = dispatch(workload("m"), TARGET, records, offered=OVERLAP)
+    again = decode(encode(table), DispatchTable)
+    assert encode(again) == encode(table)
+    for value in (1, 2, 4, 12, 17, 20, 100_000):
+        assert again(m=value) == table(m=value)
+    with pytest.raises(AttributeError):
+        again.rows = ()  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("dims", [{}, {"m": 0}, {"m": 1.5}, {"m": 4, "k": 2}])
+def test_a_call_names_the_dimension_at_fault(dims: dict[str, int]) -> None:
+    table = dispatch(workload("m"), TARGET, NOTHING, offered=OVERLAP)
+    with pytest.raises(ValueError, match=r"dimension|'k'"):
+        table.row(**dims)
