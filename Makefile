@@ -1,0 +1,51 @@
+# Each target does its own set-up; the second call is instant.
+#
+#   make tune       tune BERT-base's feed-forward layer on this machine, and say what is fastest
+#   make check      lint, types, and who imports whom
+#   make test       the tests, in under ten minutes on two cores
+#   make test-full  all of them, with larger samples
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.plevel-installed
+EXTRAS := service,worker,postgres,dev
+
+# The first Python on PATH that is new enough; make PYTHON=… names another.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help install tune check test test-full clean
+
+help:
+	@sed -n '/^# /s/^# *//p;/^$$/q' Makefile
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo >&2 "plevel needs Python 3.11 or newer, and none is on PATH:\
+	 install one (Debian: apt install python3 python3-venv), or name it: make PYTHON=/path/to/python3"; exit 1; }
+	@command -v "$${CXX:-c++}" >/dev/null || command -v cc >/dev/null || command -v clang >/dev/null || { \
+	 echo >&2 "plevel links what it builds with a C compiler, and none is on PATH:\
+	 install one (Debian: apt install gcc g++), or name it in CXX"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	 echo >&2 "$(PYTHON) cannot make a virtual environment (Debian: apt install python3-venv)"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch $@
+
+tune: $(STAMP)
+	$(BIN)/plevel tune dense --input data=float32[128,768] --input weight=float32[3072,768]:const --target cpu
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+test-full: $(STAMP)
+	$(BIN)/python -m pytest --full
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
