@@ -12,13 +12,17 @@ form which is parsed, never evaluated as code, under limits on depth and size:
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 MAX_DEPTH = 32
 MAX_NODES = 2000
+MAX_NAME = 200
+MAX_INTEGER = 2**63
 
 Json = int | float | str | list[Any]
 
@@ -65,12 +69,12 @@ def _item(value: Any, index: int) -> Any:
 
 
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-    "//": lambda a, b: a // b,
-    "%": lambda a, b: a % b,
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
     "min": _minimum,
     "max": _maximum,
     "ceildiv": _ceildiv,
@@ -79,22 +83,23 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "if": _choose,
 }
 _COMPARISON: dict[str, Callable[..., Any]] = {
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-    "==": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
 }
 _LOGIC: dict[str, Callable[..., Any]] = {
     # Bitwise forms work on bools and on arrays of them alike.
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
+    "and": operator.and_,
+    "or": operator.or_,
     "not": lambda a: a ^ True,
 }
 OPERATIONS = _ARITHMETIC | _COMPARISON | _LOGIC
 _ARITY = {"log2": 1, "not": 1, "if": 3}
 _NEGATION = {"<": ">=", ">=": "<", ">": "<=", "<=": ">", "==": "!=", "!=": "=="}
+_MIRROR = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 
 
 class Expr:
@@ -106,13 +111,14 @@ class Expr:
     where a variable has no value.
     """
 
-    __slots__ = ("_hash", "args", "op", "value")
+    __slots__ = ("args", "op", "value")
+
+    is_dimension: ClassVar[bool] = False  # whether its variables are dimensions of shapes
 
     def __init__(self, op: str, args: tuple[Any, ...], value: Any = None) -> None:
         self.op = op  # "const", "var", or a key of OPERATIONS
         self.args = args
         self.value = value  # the known value, or None
-        self._hash: int | None = None
 
     @classmethod
     def const(cls, value: float | str) -> Self:
@@ -125,22 +131,11 @@ class Expr:
     @classmethod
     def wrap(cls, value: Any) -> Expr:
         """`value` as an expression: numbers and bools become constants."""
-        if isinstance(value, Expr):
-            return value
-        if isinstance(value, bool | int | float):
-            return cls.const(value)
-        raise ExpressionError(
-            f"{value!r} cannot appear in an expression: use numbers, dimensions or knobs"
-        )
+        return value if isinstance(value, Expr) else cls.const(_number(value))
 
     def _apply(self, op: str, *operands: Any) -> Self:
-        args = tuple(self.wrap(x) for x in operands)
-        value = None
-        if all(a.value is not None for a in args):
-            value = _checked(OPERATIONS[op], *(a.value for a in args))
-        elif op in _COMPARISON and args[0].same(args[1]):
-            value = op in ("==", "<=", ">=")  # m == m, whatever m is
-        return type(self)(op, args, value)
+        args = tuple([self.wrap(x) for x in operands])
+        return type(self)(op, args, _known_value(op, args))
 
     def __add__(self, other: Any) -> Self:
         return self._apply("+", self, other)
@@ -162,6 +157,9 @@ class Expr:
 
     def __truediv__(self, other: Any) -> Self:
         return self._apply("/", self, other)
+
+    def __rtruediv__(self, other: Any) -> Self:
+        return self._apply("/", other, self)
 
     def __floordiv__(self, other: Any) -> Self:
         return self._apply("//", self, other)
@@ -200,9 +198,7 @@ class Expr:
         return _compare("!=", self, other)
 
     def __hash__(self) -> int:
-        if self._hash is None:
-            self._hash = hash((self.op, self.args))
-        return self._hash
+        return hash((self.op, self.args))
 
     def __bool__(self) -> bool:
         if self.value is None:
@@ -213,14 +209,32 @@ class Expr:
 
     def same(self, other: Expr) -> bool:
         """Whether both are the same tree (`==` gives a clause)."""
-        return self is other or self.to_json() == other.to_json()
+        if self is other:
+            return True
+        if self.op != other.op or len(self.args) != len(other.args):
+            return False
+        if self.op in ("const", "var"):
+            return bool(self.args == other.args)
+        return all(a.same(b) for a, b in zip(self.args, other.args, strict=True))
 
     def variables(self) -> frozenset[str]:
-        if self.op == "var":
-            return frozenset(self.args)
-        if self.op == "const":
-            return frozenset()
-        return frozenset().union(*(a.variables() for a in self.args))
+        names = []
+        pending: list[Expr] = [self]
+        for expr in pending:  # which grows meanwhile
+            if expr.op == "var":
+                names.append(expr.args[0])
+            elif expr.op != "const":
+                pending.extend(expr.args)
+        return frozenset(names)
+
+    def nodes(self) -> Iterator[Expr]:
+        """This expression and all that it is made of."""
+        pending: list[Expr] = [self]
+        while pending:
+            expr = pending.pop()
+            yield expr
+            if expr.op not in ("const", "var"):
+                pending.extend(expr.args)
 
     def substitute(self, env: Mapping[str, Any]) -> Expr:
         """The same expression with the named variables bound to numbers or expressions."""
@@ -240,10 +254,43 @@ class Expr:
         Raises:
             ExpressionError: a variable has no value, or the computation fails.
         """
-        return self.compile()(env)
+        try:
+            return self._compute(env)
+        except _COMPUTATION_ERRORS as error:
+            raise self._failure(env, error) from error
+
+    def _compute(self, env: Mapping[str, Any]) -> Any:
+        if self.op == "const":
+            return self.args[0]
+        if self.op == "var":
+            value = env.get(self.args[0], self.value)
+            if value is None:
+                raise ExpressionError(f"variable {self.args[0]!r} has no value")
+            return value
+        if len(self.args) == 2:
+            left, right = self.args
+            return OPERATIONS[self.op](left._compute(env), right._compute(env))
+        return OPERATIONS[self.op](*[a._compute(env) for a in self.args])
+
+    def _failure(self, env: Mapping[str, Any], error: Exception) -> ExpressionError:
+        if isinstance(error, ExpressionError):
+            return error
+        known = {name: env.get(name) for name in sorted(self.variables())}
+        return ExpressionError(f"cannot compute '{self}' with {known!r:.200}: {error}")
 
     def compile(self) -> Callable[[Mapping[str, Any]], Any]:
-        """A closure that computes this expression: what `evaluate` runs, reusable in hot loops."""
+        """A closure that computes what `evaluate` does, faster: for hot loops."""
+        compute = self._closure()
+
+        def run(env: Mapping[str, Any]) -> Any:
+            try:
+                return compute(env)
+            except _COMPUTATION_ERRORS as error:
+                raise self._failure(env, error) from error
+
+        return run
+
+    def _closure(self) -> Callable[[Mapping[str, Any]], Any]:
         if self.op == "const":
             constant = self.args[0]
             return lambda env: constant
@@ -258,17 +305,30 @@ class Expr:
 
             return read
         function = OPERATIONS[self.op]
-        parts = [a.compile() for a in self.args]
+        parts = [a._closure() for a in self.args]
         if len(parts) == 2:
             left, right = parts
-            return lambda env: _checked(function, left(env), right(env))
-        return lambda env: _checked(function, *(p(env) for p in parts))
+            if self.args[1].op == "const":
+                constant = self.args[1].args[0]
+                return lambda env: function(left(env), constant)
+            return lambda env: function(left(env), right(env))
+        return lambda env: function(*(p(env) for p in parts))
 
     def to_json(self) -> Json:
         if self.op in ("const", "var"):
             result: Json = self.args[0]
             return result
+        if self.op in ("and", "or"):
+            return [self.op, *(a.to_json() for a in self._operands(self.op))]
         return [self.op, *(a.to_json() for a in self.args)]
+
+    def _operands(self, op: str) -> Iterator[Expr]:
+        """The operands of nested `op`s, as if written in one."""
+        for a in self.args:
+            if a.op == op:
+                yield from a._operands(op)
+            else:
+                yield a
 
     @classmethod
     def from_json(cls, data: Any) -> Expr:
@@ -278,38 +338,35 @@ class Expr:
             ExpressionError: not of the form above, an unknown operation, or over the limits of
                 `MAX_DEPTH` and `MAX_NODES`.
         """
-        budget = [MAX_NODES]
+        _check_size(data)
+        return cls._parse(data)
 
-        def parse(node: Any, depth: int) -> Expr:
-            budget[0] -= 1
-            if budget[0] < 0:
-                raise ExpressionError(f"expression has more than {MAX_NODES} nodes")
-            if depth > MAX_DEPTH:
-                raise ExpressionError(f"expression is nested deeper than {MAX_DEPTH}")
-            if isinstance(node, str):
-                return cls.var(node)
-            if isinstance(node, bool | int | float):
-                return cls.const(node)
-            if not isinstance(node, list) or not node or not isinstance(node[0], str):
-                raise ExpressionError(f"expected a number, a name or [operation, …], got {node!r:.80}")
-            op, *operands = node
-            if op not in OPERATIONS:
-                raise ExpressionError(
-                    f"unknown operation {op!r:.40}; known: {' '.join(OPERATIONS)}"
-                )
-            args = tuple(parse(x, depth + 1) for x in operands)
-            if op in ("and", "or"):
-                return _join(op, args)
-            if len(args) != _ARITY.get(op, 2):
-                raise ExpressionError(f"{op!r} takes {_ARITY.get(op, 2)} operands, got {len(args)}")
-            return cls.const(0)._apply(op, *args)
-
-        return parse(data, 0)
+    @classmethod
+    def _parse(cls, node: Any) -> Expr:
+        if isinstance(node, str):
+            if not 0 < len(node) <= MAX_NAME:
+                raise ExpressionError(f"a name has 1 to {MAX_NAME} characters, got {node!r:.80}")
+            return cls.var(node)
+        if isinstance(node, bool | int | float):
+            return cls.const(_number(node))
+        if not isinstance(node, list) or not node or not isinstance(node[0], str):
+            raise ExpressionError(f"expected a number, a name or [operation, …], got {node!r:.80}")
+        op, *operands = node
+        if op not in OPERATIONS:
+            raise ExpressionError(f"unknown operation {op!r:.40}; known: {' '.join(OPERATIONS)}")
+        args = [cls._parse(x) for x in operands]
+        if op in ("and", "or"):
+            return _join(op, args)
+        if len(args) != _ARITY.get(op, 2):
+            raise ExpressionError(f"{op!r} takes {_ARITY.get(op, 2)} operands, got {len(args)}")
+        return cls.const(0)._apply(op, *args)
 
     def __str__(self) -> str:
         if self.op in ("const", "var"):
             return str(self.args[0])
-        shown = [f"({a})" if a.op in OPERATIONS and a.op not in _PREFIX else str(a) for a in self.args]
+        shown = [
+            f"({a})" if a.op in OPERATIONS and a.op not in _PREFIX else str(a) for a in self.args
+        ]
         if self.op == "item":
             return f"{shown[0]}[{shown[1]}]"
         if self.op in _PREFIX:
@@ -324,41 +381,96 @@ class Expr:
 _PREFIX = {"min", "max", "ceildiv", "log2", "not", "if", "item"}
 
 
+def _number(value: Any) -> Any:
+    if type(value) is int and -MAX_INTEGER <= value <= MAX_INTEGER:
+        return value
+    if type(value) not in (bool, int, float):  # NumPy's numbers
+        if hasattr(value, "__index__"):
+            value = int(value)
+        elif isinstance(value, float):
+            value = float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ExpressionError(f"{value} cannot appear in an expression: numbers are finite")
+    if not isinstance(value, bool | int | float):
+        raise ExpressionError(
+            f"{value!r:.80} cannot appear in an expression: use numbers, dimensions or knobs"
+        )
+    if abs(value) > MAX_INTEGER and isinstance(value, int):
+        raise ExpressionError(f"an integer in an expression is within ± {MAX_INTEGER}")
+    return value
+
+
+def _check_size(data: Any) -> None:
+    """Raises where a JSON tree is too large or deep to read; walks no further than the limits."""
+    nodes = 0
+    level = [data]
+    for depth in range(MAX_DEPTH + 2):
+        nodes += len(level)
+        if nodes > MAX_NODES:
+            raise ExpressionError(f"expression has more than {MAX_NODES} nodes")
+        if not level:
+            return
+        if depth > MAX_DEPTH:
+            raise ExpressionError(f"expression is nested deeper than {MAX_DEPTH}")
+        # The first entry of a list names its operation.
+        below = [node for node in level if isinstance(node, list)]
+        if nodes + sum(len(node) - 1 for node in below if node) > MAX_NODES:
+            raise ExpressionError(f"expression has more than {MAX_NODES} nodes")
+        level = [x for node in below for x in node[1:]]
+
+
 def _join(op: str, args: Sequence[Expr]) -> Expr:
+    """`op` over all of `args`, as a balanced tree: many operands must not nest deeply."""
     if not args:
         raise ExpressionError(f"{op!r} takes at least one operand")
-    joined = args[0]
-    for nxt in args[1:]:
-        joined = Expr.const(0)._apply(op, joined, nxt)
-    return joined
+    if len(args) == 1:
+        return args[0]
+    half = len(args) // 2
+    return _operation(op, _join(op, args[:half]), _join(op, args[half:]))
 
 
-def _checked(function: Callable[..., Any], *values: Any) -> Any:
+def _operation(op: str, *operands: Any) -> Expr:
+    args = tuple([Expr.wrap(x) for x in operands])
+    return Expr(op, args, _known_value(op, args))
+
+
+_COMPUTATION_ERRORS = (ArithmeticError, TypeError, IndexError, ValueError)
+
+
+def _known_value(op: str, args: Sequence[Expr]) -> Any:
+    """The value of an operation where that is certain, else None."""
+    values = []
+    for a in args:
+        if a.value is None:
+            if op in _COMPARISON and args[0].same(args[1]):
+                return op in ("==", "<=", ">=")  # m == m, whatever m is
+            return None
+        values.append(a.value)
     try:
-        return function(*values)
-    except (ArithmeticError, TypeError, IndexError, ValueError) as error:
-        shown = ", ".join(repr(v)[:40] for v in values)
-        raise ExpressionError(f"cannot compute with {shown}: {error}") from error
+        return OPERATIONS[op](*values)
+    except _COMPUTATION_ERRORS as error:
+        shown = ", ".join([repr(v)[:40] for v in values])
+        raise ExpressionError(f"cannot compute {op!r} of {shown}: {error}") from error
 
 
 def minimum(a: Any, b: Any) -> Expr:
-    return Expr.const(0)._apply("min", a, b)
+    return _operation("min", a, b)
 
 
 def maximum(a: Any, b: Any) -> Expr:
-    return Expr.const(0)._apply("max", a, b)
+    return _operation("max", a, b)
 
 
 def ceildiv(a: Any, b: Any) -> Expr:
-    return Expr.const(0)._apply("ceildiv", a, b)
+    return _operation("ceildiv", a, b)
 
 
 def log2(a: Any) -> Expr:
-    return Expr.const(0)._apply("log2", a)
+    return _operation("log2", a)
 
 
 def _compare(op: str, a: Any, b: Any) -> Clause:
-    return Clause((Expr.const(0)._apply(op, a, b),))
+    return Clause((_operation(op, a, b),))
 
 
 class Clause:
@@ -371,12 +483,24 @@ class Clause:
     __slots__ = ("alternatives",)
 
     def __init__(self, alternatives: Sequence[Expr]) -> None:
-        unique = {_canonical(a): a for a in alternatives}
-        for a in unique.values():
-            if a.op not in _COMPARISON:
-                raise ExpressionError(f"'{a}' is not a comparison")
-        # Sorted, so that equal conditions are equal however they were written.
-        self.alternatives = tuple(unique[k] for k in sorted(unique))
+        # Mirrored and sorted, so that equal conditions are equal however they were written.
+        normal = [_normal(a) for a in alternatives]
+        if not normal:
+            raise ExpressionError("'or' takes at least one comparison")
+        if len(normal) > 1:
+            unique = {_canonical(a): a for a in normal}
+            normal = [unique[text] for text in sorted(unique)]
+        self.alternatives = tuple(normal)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Text that equal clauses share."""
+        return tuple([_canonical(a) for a in self.alternatives])
+
+    @property
+    def expression(self) -> Expr:
+        """The disjunction as one expression."""
+        return _join("or", self.alternatives)
 
     def decide(self) -> bool | None:
         """True or False where that is certain, None where it depends on a symbolic dimension."""
@@ -400,8 +524,8 @@ class Clause:
 
     def evaluate(self, env: Mapping[str, Any]) -> Any:
         """Whether it holds where the variables are as in `env`: numbers, or arrays of them."""
-        holds: Any = False
-        for a in self.alternatives:
+        holds = self.alternatives[0].evaluate(env)
+        for a in self.alternatives[1:]:
             holds = holds | a.evaluate(env)
         return holds
 
@@ -419,6 +543,8 @@ class Clause:
         )
 
     def variables(self) -> frozenset[str]:
+        if len(self.alternatives) == 1:
+            return self.alternatives[0].variables()
         return frozenset().union(*(a.variables() for a in self.alternatives))
 
     def substitute(self, env: Mapping[str, Any]) -> Clause:
@@ -432,15 +558,20 @@ class Clause:
 
     @classmethod
     def from_json(cls, data: Any) -> Clause:
-        if isinstance(data, list) and data and data[0] == "or":
-            return cls([_comparison(Expr.from_json(x)) for x in data[1:]] or _no_alternative())
-        return cls((_comparison(Expr.from_json(data)),))
+        """Parses the JSON form; raises `ExpressionError` as `Expr.from_json` does."""
+        _check_size(data)
+        return cls._parse(data)
+
+    @classmethod
+    def _parse(cls, data: Any) -> Clause:
+        either = isinstance(data, list) and data and data[0] == "or"
+        return cls([Expr._parse(x) for x in (data[1:] if either else [data])])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Clause) and self.to_json() == other.to_json()
+        return isinstance(other, Clause) and self.key == other.key
 
     def __hash__(self) -> int:
-        return hash(tuple(_canonical(a) for a in self.alternatives))
+        return hash(self.key)
 
     def __str__(self) -> str:
         if len(self.alternatives) == 1:
@@ -455,17 +586,24 @@ def _canonical(expr: Expr) -> str:
     return repr(expr.to_json())
 
 
-def _comparison(expr: Expr) -> Expr:
-    if expr.op not in _COMPARISON:
-        raise ExpressionError(f"'{expr}' is not a comparison")
-    return expr
+def _normal(comparison: Expr) -> Expr:
+    """A comparison in normal form: `16 < m` is `m > 16`, and `n == m` is `m == n`."""
+    if comparison.op not in _COMPARISON:
+        raise ExpressionError(f"'{comparison}' is not a comparison")
+    left, right = comparison.args
+    # A constant stands on the right, as people write it.
+    mirrored = left.op == "const"
+    if mirrored == (right.op == "const"):
+        mirror = _MIRROR[comparison.op]
+        mirrored = (_canonical(left), comparison.op) > (_canonical(right), mirror)
+    if not mirrored:
+        return comparison
+    return type(comparison)(_MIRROR[comparison.op], (right, left), comparison.value)
 
 
-def _no_alternative() -> list[Expr]:
-    raise ExpressionError("'or' takes at least one comparison")
-
-
-_stack: ContextVar[tuple[SpecializedCondition, ...]] = ContextVar("specialized_conditions", default=())
+_stack: ContextVar[tuple[SpecializedCondition, ...]] = ContextVar(
+    "specialized_conditions", default=()
+)
 
 
 class SpecializedCondition:
@@ -478,22 +616,23 @@ class SpecializedCondition:
             strategy.add_implementation(...)
     """
 
-    __slots__ = ("_outer", "clauses")
+    __slots__ = ("clauses",)
+
+    clauses: tuple[Clause, ...]
 
     def __init__(self, *clauses: Clause | SpecializedCondition) -> None:
-        flat: dict[str, Clause] = {}
+        flat: dict[tuple[str, ...], Clause] = {}
         for c in clauses:
             if isinstance(c, SpecializedCondition):
-                flat.update({repr(x.to_json()): x for x in c.clauses})
+                flat.update({x.key: x for x in c.clauses})
             elif isinstance(c, Clause):
-                flat[repr(c.to_json())] = c
+                flat[c.key] = c
             else:
                 raise ExpressionError(
                     f"SpecializedCondition takes comparisons over shape dimensions "
                     f"such as m > 16, got {c!r:.80}"
                 )
         self.clauses = tuple(flat[k] for k in sorted(flat))
-        self._outer: tuple[SpecializedCondition, ...] = ()
 
     @staticmethod
     def current() -> SpecializedCondition | None:
@@ -502,12 +641,17 @@ class SpecializedCondition:
         return SpecializedCondition(*active) if active else None
 
     def __enter__(self) -> Self:
-        self._outer = _stack.get()
-        _stack.set((*self._outer, self))
+        for expr in itertools.chain(*(a.nodes() for c in self.clauses for a in c.alternatives)):
+            if expr.op == "var" and not expr.is_dimension:
+                raise ExpressionError(
+                    f"'{self}' is over {expr.args[0]!r}, which is no dimension: a "
+                    f"SpecializedCondition compares entries of shapes, such as inputs[0].shape[0]"
+                )
+        _stack.set((*_stack.get(), self))
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _stack.set(self._outer)
+        _stack.set(_stack.get()[:-1])
 
     def decide(self) -> bool | None:
         """True or False where that is certain, None where it depends on a symbolic dimension."""
@@ -539,14 +683,13 @@ class SpecializedCondition:
 
     @classmethod
     def from_json(cls, data: Any) -> SpecializedCondition:
-        if isinstance(data, list) and data and data[0] == "and":
-            if len(data) > MAX_NODES:
-                raise ExpressionError(f"condition has more than {MAX_NODES} clauses")
-            return cls(*(Clause.from_json(x) for x in data[1:]))
-        return cls(Clause.from_json(data))
+        """Parses the JSON form; raises `ExpressionError` as `Expr.from_json` does."""
+        _check_size(data)
+        conjunction = isinstance(data, list) and data and data[0] == "and"
+        return cls(*(Clause._parse(x) for x in (data[1:] if conjunction else [data])))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SpecializedCondition) and self.to_json() == other.to_json()
+        return isinstance(other, SpecializedCondition) and self.clauses == other.clauses
 
     def __hash__(self) -> int:
         return hash(self.clauses)

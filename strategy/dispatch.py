@@ -20,7 +20,7 @@ import numpy as np
 from strategy.condition import Expr, ExpressionError, SpecializedCondition
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import Estimate
-from strategy.select import Database, Measured, Reason, SelectionError, choose, current
+from strategy.select import Database, Measured, Reason, SelectionError, choose, current, holds as is_valid
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Workload
@@ -96,6 +96,18 @@ class DispatchTable(msgspec.Struct, frozen=True, kw_only=True):
         row = self.row(**dims)
         return row.implementation, row.config
 
+    def pinned(self, holds: Sequence[bool]) -> dict[str, int]:
+        """The dimensions that this combination of conditions fixes, by a clause such as m == 1."""
+        fixed = {}
+        for condition, held in zip(self.conditions, holds, strict=True):
+            for clause in condition.clauses if held else ():
+                first, *more = clause.alternatives
+                if not more and first.op == "==":
+                    a, b = first.args
+                    if a.op == "var" and a.value is None and b.op == "const":
+                        fixed[str(a)] = int(b.args[0])
+        return fixed
+
     @property
     def explanation(self) -> str:
         """One line a row: when it applies, what it chose, and on what evidence."""
@@ -155,10 +167,16 @@ def dispatch(
     examples = dict(satisfiable(conditions, symbols))
     for holds, found in by_combination.items():
         examples.setdefault(holds, found[0][0])
-    rows = [
-        _row(table, holds, example, by_combination.get(holds, ()))
-        for holds, example in sorted(examples.items(), reverse=True)
-    ]
+    rows = []
+    for holds, example in sorted(examples.items(), reverse=True):
+        pinned = table.pinned(holds)
+        if set(pinned) == set(symbols):
+            # A row of one single shape is an ordinary selection.
+            shape = workload.bind(pinned)
+            own = candidates(shape, target) if offered is None else known
+            rows.append(_concrete_row(table, holds, pinned, shape, own, database, device))
+        else:
+            rows.append(_row(table, holds, example, by_combination.get(holds, ())))
     return msgspec.structs.replace(table, rows=tuple(rows))
 
 
@@ -216,6 +234,32 @@ def _row(
         holds=holds, example=example, valid=names, implementation=winner.implementation,
         version=winner.version, config=_common_config(winner, medians), reason=Reason.MEASURED,
         ratio={name: span.median_s for name, span in spans.items()}, shapes=tuple(shapes),
+    )  # fmt: skip
+
+
+def _concrete_row(
+    table: DispatchTable,
+    holds: tuple[bool, ...],
+    dims: dict[str, int],
+    shape: Workload,
+    own: Sequence[Candidate],
+    database: Database,
+    device: str | None,
+) -> Row:
+    measured = database.measured(shape, table.target, device)
+    answer = choose(shape, table.target, own, measured)
+    shapes: tuple[ShapeOnRecord, ...] = ()
+    ratio = {}
+    if answer.level is not None:
+        best = current([c for c in own if is_valid(c, shape)], measured)[answer.level]
+        medians = {name: m.estimate.median_s for name, m in best.items()}
+        shapes = (ShapeOnRecord(dims, medians, answer.implementation),)
+        ratio = {name: s / min(medians.values()) for name, s in medians.items()}
+    return Row(
+        holds=holds, example=dims,
+        valid=tuple(c.implementation for c in own if is_valid(c, shape)),
+        implementation=answer.implementation, version=answer.version, config=answer.config,
+        reason=answer.reason, ratio=ratio, shapes=shapes,
     )  # fmt: skip
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from strategy.target import Target
 
+F = TypeVar("F", bound=Callable[..., Any])
 _by_name: dict[str, GenericFunc] = {}
 
 
@@ -49,15 +50,15 @@ class GenericFunc:
 
     def register(
         self, keys: str | Sequence[str], func: Callable[..., Any] | None = None, *, override: bool = False
-    ) -> Any:
-        """Registers a body for each of `keys`; without `func`, a decorator that does.
+    ) -> Callable[[F], F]:
+        """Registers a body for each of `keys`: `func`, or as a decorator what it decorates.
 
         Raises:
             GenericFuncError: a key has a body already and `override` is not set.
         """
         wanted = [keys] if isinstance(keys, str) else list(keys)
 
-        def add(body: Callable[..., Any]) -> Callable[..., Any]:
+        def add(body: F) -> F:
             for key in wanted:
                 if key in self._by_key and not override:
                     raise GenericFuncError(
@@ -67,19 +68,25 @@ class GenericFunc:
             self._by_key.update(dict.fromkeys(wanted, body))
             return body
 
-        return add if func is None else add(func)
+        if func is not None:
+            add(func)
+        return add
 
     def dispatch(self, target: Target) -> Callable[..., Any]:
         """The body for `target`."""
+        return self.find(target)[1]
+
+    def find(self, target: Target) -> tuple[str | None, Callable[..., Any]]:
+        """The key that decides for `target`, None for the default, and the body."""
         for key in target.keys:
             if key in self._by_key:
-                return self._by_key[key]
+                return key, self._by_key[key]
         if self.default is None:
             raise GenericFuncError(
                 f"{self.name} has no implementation for target {target} (keys {', '.join(target.keys)}); "
                 f"registered: {', '.join(sorted(self._by_key)) or 'none'}"
             )
-        return self.default
+        return None, self.default
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         index = self._target_index

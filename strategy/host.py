@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Container
 from functools import cache
 from pathlib import Path
 
 from strategy.target import Target
 
 # (vendor, family) → [(models, LLVM name)], the newest LLVM name for each generation.
-_X86 = {
+_X86: dict[tuple[str, int], list[tuple[Container[int], str]]] = {
     ("AuthenticAMD", 23): [(range(0x30), "znver1"), (range(0x30, 0x100), "znver2")],
     ("AuthenticAMD", 25): [
         (range(0x10), "znver3"), (range(0x10, 0x20), "znver4"), (range(0x20, 0x60), "znver3"),
@@ -52,7 +53,7 @@ def cache_sizes() -> dict[str, int]:
             level, kind, size = ((index / f).read_text().strip() for f in ("level", "type", "size"))
         except OSError:
             continue
-        if kind != "Instruction":
+        if kind != "Instruction" and size:
             unit = {"K": 1024, "M": 1024**2}.get(size[-1], 1)
             sizes[f"l{level}{'d' if level == '1' else ''}_bytes"] = int(size.rstrip("KM")) * unit
     return {k: v for k, v in sizes.items() if k in ("l1d_bytes", "l2_bytes", "l3_bytes")}
@@ -95,7 +96,9 @@ def cpu_target() -> Target:
         kind="llvm",
         keys=("cpu",),
         arch=cpu_arch(),
-        threads=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        threads=len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1,
         libs=("cblas",) if find_library("cblas") else (),
         model=cpu_info().get("model name", platform.processor() or platform.machine()),
         capability=cache_sizes(),

@@ -15,11 +15,13 @@ from enum import IntEnum
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from strategy.attrs import Attrs
 from strategy.condition import Clause
-from strategy.types import IncompleteType, TensorType, Type
+from strategy.types import IncompleteType, TensorType, Type, may_equal
+
+F = TypeVar("F")
 
 
 class OpError(ValueError):
@@ -74,7 +76,7 @@ class TypeReporter:
         known = self.types[index]
         if isinstance(known, IncompleteType):
             self.types[index] = found
-        elif known != found:
+        elif not may_equal(known, found):
             raise TypeRelationError(f"{self.op.name}: {self.name(index)} is {known}, but must be {found}")
 
     def check(self, claim: bool | Clause, index: int, remedy: str) -> None:
@@ -224,43 +226,55 @@ def all_ops() -> Mapping[str, Op]:
     return dict(sorted(_ops.items()))
 
 
-def _registered(name: str) -> Op:
+def get_registered_op(name: str) -> Op:
+    """The operator of that name as registrations find it: nothing is loaded for it."""
     if name not in _ops:
         raise OpError(f"operator {name} must be registered first, with register_op")
     return _ops[name]
 
 
-def register_op_attr(name: str, key: str, value: Any = None, level: int = 10) -> Any:
-    """Sets an attribute of an operator; without a value, a decorator that does."""
+def register_op_attr(
+    name: str, key: str, value: Any = None, level: int = 10
+) -> Callable[[F], F]:
+    """Sets an attribute of an operator to `value`, or as a decorator to what it decorates."""
+    op = get_registered_op(name)
+
+    def decorate(found: F) -> F:
+        op.set_attr(key, found, level)
+        return found
+
     if value is not None:
-        _registered(name).set_attr(key, value, level)
-        return value
-
-    def decorate(func: Any) -> Any:
-        _registered(name).set_attr(key, func, level)
-        return func
-
+        decorate(value)
     return decorate
 
 
-def register_compute(name: str, compute: Any = None, level: int = 10) -> Any:
+def register_compute(name: str, compute: Any = None, level: int = 10) -> Callable[[F], F]:
     """Registers `compute(attrs, inputs, out_type) -> [te.Tensor]`, the same for all targets."""
     return register_op_attr(name, "FTVMCompute", compute, level)
 
 
-def register_strategy(name: str, strategy: Any = None, level: int = 10) -> Any:
+def register_strategy(name: str, strategy: Any = None, level: int = 10) -> Callable[[F], F]:
     """Registers `strategy(attrs, inputs, out_type, target) -> OpStrategy`, a generic function."""
     return register_op_attr(name, "FTVMStrategy", strategy, level)
 
 
-def register_reference(name: str, reference: Any = None, level: int = 10) -> Any:
+def register_reference(name: str, reference: Any = None, level: int = 10) -> Callable[[F], F]:
     """Registers `reference(attrs, inputs) -> array`: NumPy's answer, in float64 where it can be.
 
-    Every implementation is checked against it before it is timed.
+    The tensors of an argument of kind `Tuple` are given one after the other. Every implementation
+    is checked against this before it is timed.
     """
     return register_op_attr(name, "FReference", reference, level)
 
 
-def register_flops(name: str, flops: Any = None, level: int = 10) -> Any:
+def register_flops(name: str, flops: Any = None, level: int = 10) -> Callable[[F], F]:
     """Registers `flops(attrs, inputs, out_type) -> int`: floating-point operations of one call."""
     return register_op_attr(name, "FFlops", flops, level)
+
+
+def register_terms(name: str, terms: Any = None, level: int = 10) -> Callable[[F], F]:
+    """Registers `terms(attrs, inputs, out_type) -> int`: what rounding errors of an output add up from.
+
+    Needed only where neither FLOPs nor the inputs' sizes tell how many terms an element has.
+    """
+    return register_op_attr(name, "FTerms", terms, level)

@@ -108,7 +108,9 @@ class OpStrategy:
         """
         if any(i.name == name for _, i in self._added):
             raise OpError(f"a strategy has two implementations called {name!r}")
-        added = OpImplementation(compute, schedule, name, plevel, version, space, prepare, library, symbolic)
+        added = OpImplementation(
+            compute, schedule, name, plevel, version, space, prepare, library, symbolic
+        )
         condition = SpecializedCondition.current()
         self._added.append((condition, added))
         for specialization in self.specializations:
@@ -128,7 +130,9 @@ def evaluate(workload: Workload, target: Target) -> OpStrategy:
     strategy = op.get_attr("FTVMStrategy")
     if strategy is None:
         raise OpError(f"operator {op.name} has no strategy: register one with register_strategy")
-    found: OpStrategy = strategy(workload.attr_node, workload.input_types, workload.out_type, target)
+    found: OpStrategy = strategy(
+        workload.attr_node, workload.input_types, workload.out_type, target
+    )
     return found
 
 
@@ -141,7 +145,9 @@ def candidates(workload: Workload, target: Target) -> list[Candidate]:
     for condition, implementation in evaluate(workload, target):
         space = None
         # A space is asked for only where the implementation can be valid: it may rely on it.
-        if implementation.space is not None and (condition is None or condition.decide() is not False):
+        if implementation.space is not None and (
+            condition is None or condition.decide() is not False
+        ):
             space = implementation.space(
                 workload.attr_node, workload.input_types, workload.out_type, target
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -96,11 +97,20 @@ def estimate(samples_s: Sequence[float]) -> Estimate:
     n = len(ordered)
     if n == 0:
         raise ValueError("an estimate needs at least one sample")
-    # The ranks n/2 ± 0.98 √n of a binomial(n, ½), rounded outwards.
-    half = 0.98 * n**0.5
-    low = max(0, int(n / 2 - half) - 1) if n >= 6 else 0
-    high = min(n - 1, n - 1 - low)
-    return Estimate(statistics.median(ordered), ordered[low], ordered[high], n)
+    rank = _interval_rank(n)
+    return Estimate(statistics.median(ordered), ordered[rank], ordered[n - 1 - rank], n)
+
+
+@cache
+def _interval_rank(n: int) -> int:
+    """The greatest rank, from 0, such that it and its mirror image enclose the median at 95 %."""
+    if n > 2000:
+        return int(n / 2 - 0.98 * n**0.5) - 1
+    # The samples below the median are Binomial(n, ½): each tail is at most 2.5 % of 2**n.
+    rank, tail, term = -1, 0, 1
+    while 40 * (tail + term) <= 2**n:
+        rank, tail, term = rank + 1, tail + term, term * (n - rank - 1) // (rank + 2)
+    return max(rank, 0)
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -304,7 +314,9 @@ def _enc_hook(value: Any) -> Any:
 
 _PARSERS: dict[Any, Callable[[Any], Any]] = {
     Target: Target.parse,
-    Config: lambda data: Config(data) if isinstance(data, dict) else _refuse("an object of knobs", data),
+    Config: lambda data: (
+        Config(data) if isinstance(data, dict) else _refuse("an object of knobs", data)
+    ),
     ConfigSpace: ConfigSpace.from_json,
     SpecializedCondition: SpecializedCondition.from_json,
 }
@@ -352,11 +364,20 @@ def convert(data: Any, kind: type[T]) -> T:
 
 def json_schema(kinds: Sequence[Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """JSON schemas of wire types and their components, for OpenAPI."""
-    shapes = {
-        Target: {"description": "TVM's dict, or a string such as cpu", "type": ["object", "string"]},
+    shapes: dict[type, dict[str, Any]] = {
+        Target: {
+            "description": "TVM's dict, or a string such as cpu",
+            "type": ["object", "string"],
+        },
         Config: {"description": "knob names and their values", "type": "object"},
-        ConfigSpace: {"description": "knobs, constraints, derived features, fallback", "type": "object"},
-        SpecializedCondition: {"description": 'clauses: ["and", [">", "data.shape[0]", 16]]', "type": "array"},
+        ConfigSpace: {
+            "description": "knobs, constraints, derived features, fallback",
+            "type": "object",
+        },
+        SpecializedCondition: {
+            "description": 'clauses: ["and", [">", "data.shape[0]", 16]]',
+            "type": "array",
+        },
     }
     schemas, components = msgspec.json.schema_components(
         kinds, schema_hook=lambda kind: shapes[kind], ref_template="#/components/schemas/{name}"

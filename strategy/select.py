@@ -7,13 +7,13 @@ measurements, so that a service, a client with a lock file and a test give the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal, Protocol
 
 import msgspec
 
-from strategy.condition import UndecidedError
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import Estimate
 from strategy.space import Config
@@ -77,7 +77,9 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 class Database(Protocol):
     """What the rule needs from whatever holds records."""
 
-    def measured(self, workload: Workload, target: Target, device: str | None) -> Sequence[Measured]:
+    def measured(
+        self, workload: Workload, target: Target, device: str | None
+    ) -> Sequence[Measured]:
         """The best of each implementation, version and level; of `transferred`, also per target.
 
         `device` is the identity asked for, None where any will do: then no level `device`.
@@ -159,13 +161,24 @@ def select(
 
 
 def holds(candidate: Candidate, workload: Workload) -> bool:
-    """Whether the candidate's condition certainly holds; an undecidable one does not."""
+    """Whether the candidate's condition certainly holds; an undecidable one does not.
+
+    Raises:
+        SelectionError: the condition is over something that is no dimension of the workload.
+    """
     if candidate.condition is None:
         return True
-    try:
-        return candidate.condition.substitute(workload.dims).decide() is True
-    except UndecidedError:
-        return False
+    decided = candidate.condition.decide()
+    if decided is None:
+        bound = candidate.condition.substitute(workload.dims)
+        decided = bound.decide()
+        strange = sorted(bound.variables() - workload.symbols) if decided is None else ()
+        if strange:
+            raise SelectionError(
+                f"{candidate.implementation}: its condition '{candidate.condition}' is over "
+                f"{strange[0]!r:.80}, which is no dimension of {workload}"
+            )
+    return decided is True
 
 
 def choose(
@@ -195,7 +208,7 @@ def choose(
             partial=bool(unmeasured), unmeasured=unmeasured,
             rivals=_rivals(workload, known, valid, best),
         )  # fmt: skip
-    predictions = ranker.rank(workload, target, valid) if ranker is not None else ()
+    predictions = [] if ranker is None else list(ranker.rank(workload, target, valid))
     if predictions:
         first = predictions[0]
         winner = next(c for c in valid if c.implementation == first.implementation)
@@ -256,6 +269,8 @@ def choose_as_tvm(
 
 
 def _valid(workload: Workload, target: Target, known: Sequence[Candidate]) -> list[Candidate]:
+    if len({c.implementation for c in known}) != len(known):
+        raise SelectionError(f"{workload.op}: two candidates have the same implementation")
     valid = [c for c in known if holds(c, workload)]
     if not valid:
         raise SelectionError(
@@ -268,20 +283,29 @@ def _valid(workload: Workload, target: Target, known: Sequence[Candidate]) -> li
 def current(
     valid: Sequence[Candidate], measured: Sequence[Measured]
 ) -> dict[Level, dict[str, Measured]]:
-    """The best per level and implementation, of records that are not stale."""
+    """The best per level and implementation, of records that are not stale.
+
+    Times of different targets do not compare: what is transferred comes from one of them, the one
+    that says most, the first in `measured` on a tie.
+    """
     best: dict[Level, dict[str, Measured]] = {level: {} for level in Level}
+    elsewhere: dict[str, dict[str, Measured]] = {}
     by_name = {c.implementation: c for c in valid}
     for m in measured:
         c = by_name.get(m.implementation)
-        if c is None or not _iscurrent(c, m):
+        if c is None or not _is_current(c, m):
             continue
-        rival = best[m.level].get(m.implementation)
+        transferred = m.level is Level.TRANSFERRED
+        group = elsewhere.setdefault(m.target, {}) if transferred else best[m.level]
+        rival = group.get(m.implementation)
         if rival is None or m.estimate.median_s < rival.estimate.median_s:
-            best[m.level][m.implementation] = m
+            group[m.implementation] = m
+    if elsewhere:
+        best[Level.TRANSFERRED] = max(elsewhere.values(), key=len)
     return best
 
 
-def _iscurrent(candidate: Candidate, m: Measured) -> bool:
+def _is_current(candidate: Candidate, m: Measured) -> bool:
     if m.level is not Level.TRANSFERRED:
         return m.version == candidate.version
     # Another target's space may differ; what counts is that the code is the same and that the
@@ -317,7 +341,7 @@ def _rivals(
         sorted(
             rivals,
             key=lambda r: (not r.valid, r.estimate is None,
-                           r.estimate.median_s if r.estimate else r.predicted_s or 0.0, -r.plevel),
+                           r.estimate.median_s if r.estimate else r.predicted_s or math.inf, -r.plevel),
         )
     )  # fmt: skip
 

@@ -15,11 +15,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
+import msgspec
+
 from strategy.condition import Clause, Expr, ExpressionError
 
 MAX_KNOBS = 100
 MAX_VALUES = 10_000
 MAX_CONSTRAINTS = 200
+MAX_PARTS = 64  # entries of a tuple-valued knob
+MAX_TEXT = 200
+MAX_STEPS = 1_000_000  # values tried in a search for valid configurations
+SMALL_SIZE = 50_000  # up to which a space may be listed to sample from it
 
 Value = bool | int | float | str | tuple[int, ...]
 KnobKind = Literal["schedule", "layout"]
@@ -33,16 +39,41 @@ class SpaceError(ValueError):
     """A space that is malformed, too large to read, or empty."""
 
 
+class _OutOfSteps(Exception):
+    """A search for valid configurations tried as many values as it may."""
+
+
 def _value(value: Any) -> Value:
     if isinstance(value, list | tuple):
-        if not all(isinstance(v, int) and not isinstance(v, bool) for v in value):
+        if len(value) > MAX_PARTS:
+            raise SpaceError(f"a tuple-valued knob has at most {MAX_PARTS} parts, got {len(value)}")
+        parts = tuple([_value(v) for v in value])
+        if any(type(v) is not int for v in parts):
             raise SpaceError(f"a tuple-valued knob holds integers only, got {value!r:.80}")
-        return tuple(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise SpaceError(f"a knob's value must be finite, got {value}")
-    if not isinstance(value, bool | int | float | str):
-        raise SpaceError(f"{value!r:.80} cannot be a knob's value: use numbers, strings, bools or lists of integers")
-    return value
+        return parts  # type: ignore[return-value]
+    kind = type(value)
+    if kind is int:
+        if -(2**63) <= value < 2**63:
+            return int(value)
+        raise SpaceError("a knob's integer has at most 64 bits")
+    if kind is bool:
+        return bool(value)
+    if kind is str:
+        if len(value) > MAX_TEXT:
+            raise SpaceError(f"a knob's text has at most {MAX_TEXT} characters, got {value!r:.40}…")
+        return str(value)
+    if kind is float:
+        if not math.isfinite(value):
+            raise SpaceError(f"a knob's value must be finite, got {value}")
+        return float(value)
+    for plain in (str, float, int):  # enumerations, and NumPy's float64
+        if isinstance(value, plain):
+            return _value(plain(value))
+    if hasattr(value, "__index__"):  # NumPy's integers
+        return _value(int(value))
+    raise SpaceError(
+        f"{value!r:.80} cannot be a knob's value: use numbers, strings, bools or lists of integers"
+    )
 
 
 class Config(Mapping[str, Value]):
@@ -72,6 +103,11 @@ class Config(Mapping[str, Value]):
         """16 hexadecimal digits of the key's SHA-256: the identity of a configuration."""
         return hashlib.sha256(self.key.encode()).hexdigest()[:16]
 
+    @property
+    def plain(self) -> Mapping[str, Value]:
+        """The same as a plain mapping, which reads faster."""
+        return self._items
+
     def replace(self, **values: Any) -> Config:
         return Config({**self._items, **values})
 
@@ -85,7 +121,10 @@ class Config(Mapping[str, Value]):
         return hash(self.key)
 
     def __str__(self) -> str:
-        return " ".join(f"{k}={'x'.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in self._items.items())
+        return " ".join(
+            f"{k}={'x'.join(map(str, v)) if isinstance(v, tuple) else v}"
+            for k, v in self._items.items()
+        )
 
     def __repr__(self) -> str:
         return f"Config({self})"
@@ -98,24 +137,46 @@ class Knob:
     only changes how.
     """
 
-    __slots__ = ("kind", "name", "position", "values")
+    __slots__ = ("_position", "kind", "name", "types", "values")
 
     def __init__(self, name: str, values: Iterable[Any], kind: KnobKind = "schedule") -> None:
-        if not isinstance(name, str) or not name or len(name) > 64:
+        given_name: object = name
+        if not isinstance(given_name, str) or not 0 < len(given_name) <= 64:
             raise SpaceError(f"a knob's name has 1 to 64 characters, got {name!r:.80}")
         if kind not in ("schedule", "layout"):
             raise SpaceError(f"knob {name}: kind is 'schedule' or 'layout', got {kind!r:.40}")
         self.name = name
-        self.values: tuple[Value, ...] = tuple(_value(v) for v in values)
         self.kind: KnobKind = kind
-        # True == 1 == 1.0 in Python: key by type as well, so that a bool is no integer.
-        self.position = {(type(v), v): i for i, v in enumerate(self.values)}
-        if not self.values:
+        # Taken one by one: the permutations of a dozen axes would fill the memory.
+        given = tuple(itertools.islice(values, MAX_VALUES + 1))
+        if not given:
             raise SpaceError(f"knob {name} has no values")
-        if len(self.values) > MAX_VALUES:
-            raise SpaceError(f"knob {name} has {len(self.values)} values; at most {MAX_VALUES}")
-        if len(self.position) != len(self.values):
+        if len(given) > MAX_VALUES:
+            raise SpaceError(f"knob {name} has more than {MAX_VALUES} values")
+        self.types = set(map(type, given))
+        small = self.types == {int} and min(given) >= -(2**63) and max(given) < 2**63
+        self.values: tuple[Value, ...] = given if small else tuple([_value(v) for v in given])
+        self.types = self.types if small else set(map(type, self.values))
+        self._position: dict[tuple[type, Value], int] | None = None
+        distinct = set(self.values) if small else self.position
+        if len(distinct) != len(self.values):
             raise SpaceError(f"knob {name} has a value twice")
+
+    @property
+    def position(self) -> dict[tuple[type, Value], int]:
+        """Where each value stands.
+
+        True == 1 == 1.0 in Python: keyed by type as well, so that a bool is no integer.
+        """
+        if self._position is None:
+            self._position = {(type(v), v): i for i, v in enumerate(self.values)}
+        return self._position
+
+    def has(self, value: Value) -> bool:
+        """Whether this is one of its values, of the same type."""
+        if len(self.types) == 1:
+            return type(value) in self.types and value in self.values
+        return (type(value), value) in self.position
 
     def to_json(self) -> dict[str, Any]:
         values = [list(v) if isinstance(v, tuple) else v for v in self.values]
@@ -133,7 +194,14 @@ def divisors(extent: int) -> tuple[int, ...]:
     return tuple(sorted({*small, *(extent // d for d in small)}))
 
 
-def split(name: str, extent: int, parts: int, *, max_factor: int | None = None, kind: KnobKind = "schedule") -> Knob:
+def split(
+    name: str,
+    extent: int,
+    parts: int,
+    *,
+    max_factor: int | None = None,
+    kind: KnobKind = "schedule",
+) -> Knob:
     """A knob whose values are the ways to write `extent` as a product of `parts` factors.
 
     The outermost comes first, as in AutoTVM's `define_split(policy="factors")`; `max_factor` bounds
@@ -148,8 +216,8 @@ def split(name: str, extent: int, parts: int, *, max_factor: int | None = None, 
             for tail in ways(rest // d, n - 1):
                 yield (d, *tail)
 
-    values = [w for w in ways(extent, parts) if max_factor is None or w[-1] <= max_factor]
-    return Knob(name, values, kind)
+    found = (w for w in ways(extent, parts) if max_factor is None or w[-1] <= max_factor)
+    return Knob(name, found, kind)
 
 
 def reorder(name: str, axes: Sequence[str]) -> Knob:
@@ -184,19 +252,34 @@ class ConfigSpace:
         if len(self._by_name) != len(self.knobs):
             raise SpaceError("two knobs of a space have the same name")
         if len(self.knobs) > MAX_KNOBS or len(self.constraints) > MAX_CONSTRAINTS:
-            raise SpaceError(f"a space has at most {MAX_KNOBS} knobs and {MAX_CONSTRAINTS} constraints")
-        for what in (*self.constraints, *self.derived.values()):
-            unknown = what.variables() - self._by_name.keys()
-            if unknown:
-                raise SpaceError(f"'{what}' is over {sorted(unknown)[0]!r}, which is no knob of this space")
+            raise SpaceError(
+                f"a space has at most {MAX_KNOBS} knobs and {MAX_CONSTRAINTS} constraints"
+            )
+        expressions: list[Clause | Expr] = [*self.constraints, *self.derived.values()]
+        for what in expressions:
+            for name in what.variables():
+                if name not in self._by_name:
+                    raise SpaceError(
+                        f"'{what}' is over {name!r:.80}, which is no knob of this space"
+                    )
+                if not self._by_name[name].types <= {bool, int, float}:
+                    _check_use(what, name, self._by_name[name])
+        self._fallback = None
+        if fallback is not None:
+            try:
+                self._fallback = self.check(Config(fallback))
+            except ConfigError as error:
+                raise SpaceError(f"fallback: {error}") from error
+
+    @cached_property
+    def _checks(self) -> list[list[Callable[[Mapping[str, Any]], Any]]]:
+        """For each knob, the constraints that can be checked once it has a value."""
         order = {k.name: i for i, k in enumerate(self.knobs)}
-        # Each constraint is checked as soon as its last knob has a value.
-        self._checks: list[list[Callable[[Mapping[str, Any]], Any]]] = [[] for _ in self.knobs]
-        for c in self.constraints:
+        checks: list[list[Callable[[Mapping[str, Any]], Any]]] = [[] for _ in self.knobs]
+        for c in self.constraints if self.knobs else ():
             last = max((order[v] for v in c.variables()), default=0)
-            if self.knobs:
-                self._checks[last].append(_joined(c).compile())
-        self._fallback = None if fallback is None else self.check(Config(fallback))
+            checks[last].append(c.expression.compile())
+        return checks
 
     @property
     def size(self) -> int:
@@ -207,9 +290,13 @@ class ConfigSpace:
     def fallback(self) -> Config:
         if self._fallback is not None:
             return self._fallback
-        for config in self:
-            return config
-        raise SpaceError("the space has no valid configuration: its constraints exclude all")
+        try:
+            return Config(next(self._walk(lambda k: k.values, MAX_STEPS)))
+        except (StopIteration, _OutOfSteps):
+            raise SpaceError(
+                "no valid configuration found: the constraints exclude all, or nearly all; "
+                "if there is one, give it as the fallback"
+            ) from None
 
     def __getitem__(self, name: str) -> Knob:
         return self._by_name[name]
@@ -233,19 +320,28 @@ class ConfigSpace:
 
     def digits(self, config: Mapping[str, Any]) -> tuple[int, ...]:
         """The position of each knob's value, in the order of the knobs."""
+        config = config if isinstance(config, Config) else Config(config)
         try:
-            return tuple(k.position[(type(config[k.name]), config[k.name])] for k in self.knobs)
+            return tuple([k.position[type(v := config[k.name]), v] for k in self.knobs])
         except KeyError:
-            self._name_the_fault(config)
-            raise
+            raise ConfigError(self._fault(config)) from None
 
-    def _name_the_fault(self, config: Mapping[str, Any]) -> None:
+    def _fault(self, config: Mapping[str, Any]) -> str | None:
+        """What is wrong with the names and values of `config`, None where nothing is."""
+        unknown = sorted(config.keys() - self._by_name.keys())
+        if unknown:
+            known = ", ".join(self._by_name) or "none"
+            return f"no knob is called {unknown[0]!r:.80}; knobs: {known}"
         for k in self.knobs:
             if k.name not in config:
-                raise ConfigError(f"knob {k.name!r} is missing; it may be {_shown(k.values)}")
+                return f"knob {k.name!r} is missing; it may be {_shown(k.values)}"
             value = config[k.name]
-            if (type(value), value) not in k.position:
-                raise ConfigError(f"{k.name}={value!r:.80} is not a value of this knob; it may be {_shown(k.values)}")
+            if not k.has(value):
+                return (
+                    f"{k.name}={value!r:.80} is not a value of this knob; "
+                    f"it may be {_shown(k.values)}"
+                )
+        return None
 
     def check(self, config: Mapping[str, Any]) -> Config:
         """`config` itself, once it is known to be of this space.
@@ -255,22 +351,18 @@ class ConfigSpace:
                 does not hold.
         """
         config = config if isinstance(config, Config) else Config(config)
-        unknown = sorted(config.keys() - self._by_name.keys())
-        if unknown:
-            raise ConfigError(f"no knob is called {unknown[0]!r:.80}; knobs: {', '.join(self._by_name) or 'none'}")
-        self._name_the_fault(config)
+        fault = self._fault(config)
+        if fault is not None:
+            raise ConfigError(fault)
         for c in self.constraints:
-            if not _joined(c).evaluate(config):
+            if not c.evaluate(config.plain):
                 raise ConfigError(f"constraint '{c}' does not hold for {config}")
         return config
 
     def contains(self, config: Mapping[str, Any]) -> bool:
         """Whether `config` is of this space and its constraints hold."""
-        if config.keys() != self._by_name.keys():
-            return False
-        if any((type(config[k.name]), config[k.name]) not in k.position for k in self.knobs):
-            return False
-        return self.allows(config)
+        config = config if isinstance(config, Config) else Config(config)
+        return self._fault(config) is None and self.allows(config.plain)
 
     def allows(self, values: Mapping[str, Any]) -> bool:
         """Whether the constraints hold, for values known to be of the knobs."""
@@ -280,8 +372,12 @@ class ConfigSpace:
         """The valid configurations, in the order of their indices, lazily."""
         return (Config(values) for values in self._walk(lambda k: k.values))
 
-    def _walk(self, order: Callable[[Knob], Sequence[Value]]) -> Iterator[dict[str, Value]]:
+    def _walk(
+        self, order: Callable[[Knob], Sequence[Value]], steps: int | None = None
+    ) -> Iterator[dict[str, Value]]:
+        """The valid values of all knobs; raises `_OutOfSteps` after `steps` values tried."""
         values: dict[str, Value] = {}
+        left = itertools.count() if steps is None else iter(range(steps))
 
         def descend(depth: int) -> Iterator[dict[str, Value]]:
             if depth == len(self.knobs):
@@ -289,6 +385,8 @@ class ConfigSpace:
                 return
             k, checks = self.knobs[depth], self._checks[depth]
             for value in order(k):
+                if next(left, None) is None:
+                    raise _OutOfSteps
                 values[k.name] = value
                 if all(check(values) for check in checks):
                     yield from descend(depth + 1)
@@ -297,38 +395,53 @@ class ConfigSpace:
         return descend(0)
 
     def count(self, limit: int = 1_000_000) -> int | None:
-        """The number of valid configurations, or None where there are more than `limit`."""
+        """The number of valid configurations.
+
+        None where there are more than `limit`, or where finding them takes more than `4 * limit`
+        values tried.
+        """
         if not self.constraints:
             return self.size if self.size <= limit else None
-        n = 0
-        for _ in self._walk(lambda k: k.values):
-            n += 1
-            if n > limit:
-                return None
-        return n
+        walk = self._walk(lambda k: k.values, 4 * limit)
+        try:
+            n = sum(1 for _ in itertools.islice(walk, limit + 1))
+        except _OutOfSteps:
+            return None
+        return n if n <= limit else None
 
     def sample(self, rng: random.Random, n: int, tries: int = 200) -> list[Config]:
-        """Up to `n` distinct valid configurations: uniform where `tries` draws each suffice.
+        """Up to `n` distinct valid configurations, uniformly drawn where `tries` draws each suffice.
 
-        Where valid ones are rarer, the rest come from randomised descents that respect the
-        constraints, which favours sparse branches; fewer than `n` come back only from a space that
-        has about as few.
+        Where valid ones are rarer, the rest come from the list of all, if the space is small, or
+        from randomised descents that respect the constraints, which favours sparse branches. Fewer
+        than `n` come back only from a space that has about as few.
         """
         found: dict[str, Config] = {}
-        for _ in range(n * tries):
-            if len(found) >= n:
-                break
-            values = {k.name: rng.choice(k.values) for k in self.knobs}
-            if self.allows(values):
-                config = Config(values)
-                found[config.key] = config
+
+        def draw() -> bool:
+            for _ in range(tries):
+                values = {k.name: rng.choice(k.values) for k in self.knobs}
+                if self.allows(values):
+                    config = Config(values)
+                    if config.key not in found:
+                        found[config.key] = config
+                        return True
+            return False
+
+        while len(found) < n and draw():
+            pass
+        if len(found) < n and self.size <= SMALL_SIZE:
+            rest = [c for c in self if c.key not in found]
+            return [*found.values(), *rng.sample(rest, min(n - len(found), len(rest)))]
         for _ in range(4 * n):
             if len(found) >= n:
                 break
-            walk = self._walk(lambda k: rng.sample(k.values, len(k.values)))
-            for values in itertools.islice(walk, 1):
-                config = Config(values)
-                found[config.key] = config
+            walk = self._walk(lambda k: rng.sample(k.values, len(k.values)), MAX_STEPS // 10)
+            try:
+                config = Config(next(walk))
+            except (StopIteration, _OutOfSteps):
+                break
+            found[config.key] = config
         return list(found.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -347,16 +460,32 @@ class ConfigSpace:
         if not isinstance(data, Mapping) or not isinstance(data.get("knobs"), list):
             raise SpaceError("a space is an object with a list 'knobs'")
         knobs = []
-        for i, entry in enumerate(data["knobs"]):
+        for i, entry in enumerate(data["knobs"][: MAX_KNOBS + 1]):
             if not isinstance(entry, Mapping) or not isinstance(entry.get("values"), list):
                 raise SpaceError(f"knobs[{i}] is an object with a name and a list of values")
-            knobs.append(Knob(entry.get("name", ""), entry["values"], entry.get("kind", "schedule")))
+            try:
+                knobs.append(
+                    Knob(entry.get("name", ""), entry["values"], entry.get("kind", "schedule"))
+                )
+            except SpaceError as error:
+                raise SpaceError(f"knobs[{i}]: {error}") from error
+        constraints, derived = data.get("constraints", []), data.get("derived", {})
+        fallback = data.get("fallback")
+        if not isinstance(constraints, list) or len(constraints) > MAX_CONSTRAINTS:
+            raise SpaceError(f"constraints: a list of at most {MAX_CONSTRAINTS} comparisons")
+        if not isinstance(derived, Mapping) or len(derived) > MAX_CONSTRAINTS:
+            raise SpaceError(f"derived: an object of at most {MAX_CONSTRAINTS} expressions")
+        if fallback is not None and not isinstance(fallback, Mapping):
+            raise SpaceError(f"fallback: an object of knobs and their values, got {fallback!r:.80}")
         try:
-            constraints = [Clause.from_json(c) for c in data.get("constraints", ())]
-            derived = {str(k): Expr.from_json(e) for k, e in dict(data.get("derived", {})).items()}
-        except (ExpressionError, TypeError, ValueError) as error:
+            return cls(
+                knobs,
+                [Clause.from_json(c) for c in constraints],
+                {str(name): Expr.from_json(e) for name, e in derived.items()},
+                fallback,
+            )
+        except ExpressionError as error:
             raise SpaceError(f"constraints or derived features: {error}") from error
-        return cls(knobs, constraints, derived, data.get("fallback"))
 
     @cached_property
     def digest(self) -> str:
@@ -364,9 +493,11 @@ class ConfigSpace:
 
         Derived features and the fallback are left out: they do not change what a record means.
         """
-        data = self.to_json()
-        text = json.dumps([data["knobs"], data.get("constraints", [])], separators=(",", ":"), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        # The order of constraints says nothing.
+        constraints = sorted([c.to_json() for c in self.constraints], key=repr)
+        knobs = [(k.name, k.kind, k.values) for k in self.knobs]
+        text = msgspec.json.encode((knobs, constraints))
+        return hashlib.sha256(text).hexdigest()[:8]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ConfigSpace) and self.to_json() == other.to_json()
@@ -378,9 +509,24 @@ class ConfigSpace:
         return f"ConfigSpace({', '.join(self._by_name)}; size {self.size})"
 
 
-def _joined(clause: Clause) -> Expr:
-    """A clause as one boolean expression."""
-    return Expr.from_json(clause.to_json())
+def _check_use(what: Clause | Expr, name: str, used: Knob) -> None:
+    """Raises where a knob of texts or tuples stands where a number must.
+
+    Arithmetic on them would be Python's: a text times a large number fills the memory.
+    """
+    tuples = used.types == {tuple}
+    for root in what.alternatives if isinstance(what, Clause) else (what,):
+        for node in root.nodes():
+            if node.op in ("const", "var"):
+                continue
+            allowed = ("item", "==", "!=") if tuples else ("==", "!=")
+            if node.op not in allowed and any(
+                a.op == "var" and a.args[0] == name for a in node.args
+            ):
+                raise SpaceError(
+                    f"'{what}': knob {name!r} has values such as {used.values[0]!r:.40}, "
+                    + (f"use its parts, {name}[0] …" if tuples else "which can only be compared")
+                )
 
 
 def _shown(values: Sequence[Value], most: int = 12) -> str:

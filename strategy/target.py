@@ -6,6 +6,7 @@ strings (`llvm -mcpu=znver4 -num-cores=2`, `cuda -arch=sm_90`), which TVM itself
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -36,6 +37,23 @@ _CAPABILITIES = frozenset(
 )
 
 
+# What others, and older TVM, call the same.
+_ALIASES = {
+    "target": "mtriple",
+    "num_cores": "num-cores",
+    "threads": "num-cores",
+    "max_num_threads": "max_threads_per_block",
+    "shared_memory_per_block": "max_shared_memory_per_block",
+    "l2_cache_size_bytes": "l2_bytes",
+}
+# TVM's own bookkeeping, which says nothing about the code.
+_IGNORED = frozenset("tag host mfloat-abi link-params system-lib runtime executor".split())
+# What names in a target may be: they make up its key, whose parts "/" separates.
+_NAME = re.compile(r"[^\s/]{1,128}")
+MAX_WORDS = 64
+MAX_TEXT = 4096
+
+
 class TargetError(ValueError):
     """A target that cannot be read; the message names the field and the remedy."""
 
@@ -64,7 +82,18 @@ class Target:
         triple: str = "",
         capability: Mapping[str, int] | None = None,
     ) -> None:
-        values = (arch, MappingProxyType(dict(capability or {})), features, keys, kind, libs, model, threads, triple)
+        # In the order of __slots__.
+        values = (
+            arch,
+            MappingProxyType(dict(capability or {})),
+            features,
+            keys,
+            kind,
+            libs,
+            model,
+            threads,
+            triple,
+        )
         for name, value in zip(self.__slots__, values, strict=True):
             object.__setattr__(self, name, value)
 
@@ -83,7 +112,7 @@ class Target:
         raise AttributeError(f"Target is immutable: parse another instead of setting {name}")
 
     @classmethod
-    def parse(cls, spec: str | Mapping[str, Any] | Target) -> Target:
+    def parse(cls, spec: object) -> Target:
         """Reads a target from TVM's dict or legacy string, or `cpu` for this host.
 
         `cpu` takes options too: `cpu -num-cores=1`.
@@ -96,23 +125,24 @@ class Target:
         if isinstance(spec, Mapping):
             return _from_mapping(spec)
         if not isinstance(spec, str) or not spec.strip():
-            raise TargetError(f"target {spec!r:.80}: expected a name such as cpu, a dict, or 'llvm -mcpu=…'")
+            raise TargetError(
+                f"target {spec!r:.80}: expected a name such as cpu, a dict, or 'llvm -mcpu=…'"
+            )
         if spec.lstrip().startswith("{"):
             import json
 
             try:
-                return _from_mapping(json.loads(spec))
-            except ValueError as error:
-                if isinstance(error, TargetError):
-                    raise
+                data = json.loads(spec)
+            except (ValueError, RecursionError) as error:
                 raise TargetError(f"target {spec!r:.80} is not valid JSON: {error}") from error
+            return _from_mapping(data)
         return _from_string(spec)
 
     @property
     def key(self) -> str:
         """The canonical text of kind, architecture, features and threads."""
         parts = [self.kind, self.arch or "generic", *self.features]
-        if "cpu" in self.keys:
+        if "cpu" in KINDS[self.kind]:
             parts.append(f"threads={self.threads}")
         return "/".join(parts)
 
@@ -178,6 +208,13 @@ class Target:
         """TVM's names, with `libs`, `model` and the capability beside them; `parse` reads it."""
         data = self.to_tvm()
         data["keys"] = list(self.keys)
+        # For the kinds of which TVM takes less.
+        if self.threads != 1:
+            data["num-cores"] = self.threads
+        if self.features:
+            data["mattr"] = list(self.features)
+        if self.triple:
+            data["mtriple"] = self.triple
         if self.libs:
             data["libs"] = list(self.libs)
         if self.model:
@@ -186,7 +223,7 @@ class Target:
         return data
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Target) and self.to_json() == other.to_json()
+        return self is other or (isinstance(other, Target) and self.to_json() == other.to_json())
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -202,22 +239,34 @@ class Target:
 
 
 def _from_string(spec: str) -> Target:
+    if len(spec) > MAX_TEXT:  # splitting takes quadratic time
+        raise TargetError(f"target {spec!r:.80}: longer than {MAX_TEXT} characters")
     try:
         words = shlex.split(spec)
     except ValueError as error:
         raise TargetError(f"target {spec!r:.80}: {error}") from error
     options: dict[str, Any] = {"kind": words[0]}
-    rest = iter(words[1:])
-    for word in rest:
+    words.reverse()
+    words.pop()
+    while words:
+        word = words.pop()
         if not word.startswith("-"):
-            raise TargetError(f"target {spec!r:.80}: {word!r:.40} is not an option; write -name=value")
+            raise TargetError(
+                f"target {spec!r:.80}: {word!r:.40} is not an option; write -name=value"
+            )
         name, equals, value = word.lstrip("-").partition("=")
-        options[name] = value if equals else next(rest, "")
+        if not equals:
+            # `-name value`, or a switch such as -link-params.
+            value = words.pop() if words and not words[-1].startswith("-") else "1"
+        options[name] = value
     return _from_mapping(options)
 
 
 def _from_mapping(data: Mapping[str, Any]) -> Target:
-    options = dict(data)
+    options = {str(name): value for name, value in data.items()}
+    for other, name in _ALIASES.items():
+        if other in options:
+            options[name] = options.pop(other)
     kind = options.pop("kind", None)
     if not isinstance(kind, str):
         raise TargetError("target.kind is missing: name one of cpu, " + ", ".join(KINDS))
@@ -228,52 +277,59 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
     elif kind in KINDS:
         base = Target(kind, KINDS[kind])
     else:
-        raise TargetError(f"unknown target {kind!r:.40}; known: cpu (this host), {', '.join(KINDS)}")
+        raise TargetError(
+            f"unknown target {kind!r:.40}; known: cpu (this host), {', '.join(KINDS)}"
+        )
     keys = _words("keys", options.pop("keys", ()))
     device = options.pop("device", None)
     if device and not keys:
-        keys = (str(device), *base.keys)
+        keys = (_name("device", device), *base.keys)
     capability = dict(base.capability)
     for name in _CAPABILITIES & options.keys():
         capability[name] = _count(name, options.pop(name))
-    if "max_num_threads" in options:  # TVM's older name
-        capability["max_threads_per_block"] = _count("max_num_threads", options.pop("max_num_threads"))
     arch = options.pop("mcpu", None) or options.pop("arch", None) or base.arch
-    given = [options.pop(name) for name in ("threads", "num-cores", "num_cores") if name in options]
-    threads = given[0] if given else None
-    features = _words("mattr", options.pop("mattr", base.features))
+    triple = options.pop("mtriple", base.triple)
+    model = options.pop("model", base.model)
+    if not isinstance(model, str) or len(model) > 200:
+        raise TargetError(f"target.model = {model!r:.80}: expected a text of up to 200 characters")
     target = Target(
         kind=base.kind,
         keys=tuple(dict.fromkeys(keys or base.keys)),
-        arch=str(arch),
-        features=tuple(sorted(features)),
-        threads=base.threads if threads is None else _count("num-cores", threads),
-        libs=tuple(sorted(_words("libs", options.pop("libs", base.libs)))),
-        model=str(options.pop("model", base.model)),
-        triple=str(options.pop("mtriple", base.triple)),
+        arch=_name("arch", arch) if arch else "",
+        features=tuple(sorted(set(_words("mattr", options.pop("mattr", base.features))))),
+        threads=_count("num-cores", options.pop("num-cores", base.threads)),
+        libs=tuple(sorted(set(_words("libs", options.pop("libs", base.libs))))),
+        model=model,
+        triple=_name("mtriple", triple) if triple else "",
         capability=capability,
     )
-    # TVM's own bookkeeping, which says nothing about the code.
-    for ignored in ("tag", "host", "mfloat-abi"):
-        options.pop(ignored, None)
-    if options:
-        raise TargetError(f"target {kind}: unknown option {next(iter(options))!r:.40}")
+    unknown = sorted(options.keys() - _IGNORED)
+    if unknown:
+        raise TargetError(f"target {kind}: unknown option {unknown[0]!r:.40}; leave it out")
     return target
 
 
 def _words(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [v for v in value.split(",") if v]
-    if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
-        raise TargetError(f"target.{name} = {value!r:.80}: expected a list of names")
-    return tuple(value)
+    if not isinstance(value, list | tuple) or len(value) > MAX_WORDS:
+        raise TargetError(
+            f"target.{name} = {value!r:.80}: expected a list of up to {MAX_WORDS} names"
+        )
+    return tuple([_name(name, v) for v in value])
+
+
+def _name(field: str, value: Any) -> str:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise TargetError(f"target.{field} = {value!r:.80}: expected a name without spaces or '/'")
+    return value
 
 
 def _count(name: str, value: Any) -> int:
     try:
         count = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         count = 0
-    if isinstance(value, bool) or count < 1:
+    if isinstance(value, bool | float) or not 1 <= count <= 2**53:
         raise TargetError(f"target.{name} = {value!r:.40}: expected an integer of at least 1")
     return count

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any
 
 from strategy.condition import Expr, ExpressionError
 
@@ -31,20 +31,25 @@ class Dim(Expr):
 
     __slots__ = ()
 
-    def __new__(cls, *args: Any) -> Self:
-        return super().__new__(cls)
+    is_dimension = True
 
-    def __init__(self, op: int | str | Dim, args: tuple[Any, ...] | None = None, value: Any = None) -> None:
+    def __init__(
+        self, op: int | str | Expr, args: tuple[Any, ...] | None = None, value: Any = None
+    ) -> None:
         if args is not None:
             super().__init__(str(op), args, value)
-        elif isinstance(op, Dim):
+        elif isinstance(op, Expr):
             super().__init__(op.op, op.args, op.value)
         elif isinstance(op, str):
             if not _SYMBOL.match(op):
-                raise TypeSyntaxError(f"{op!r:.80} is not a dimension: use an integer or a name such as m")
+                raise TypeSyntaxError(
+                    f"{op!r:.80} is not a dimension: use an integer or a name such as m"
+                )
             super().__init__("var", (op,))
         elif isinstance(op, bool) or not hasattr(op, "__index__"):
-            raise TypeSyntaxError(f"{op!r:.80} is not a dimension: use an integer or a name such as m")
+            raise TypeSyntaxError(
+                f"{op!r:.80} is not a dimension: use an integer or a name such as m"
+            )
         else:
             size = int(op)
             if not 0 <= size <= MAX_DIM:
@@ -57,7 +62,9 @@ class Dim(Expr):
 
     def __int__(self) -> int:
         if self.value is None:
-            raise ExpressionError(f"dimension '{self}' is symbolic: it has no value before run time")
+            raise ExpressionError(
+                f"dimension '{self}' is symbolic: it has no value before run time"
+            )
         return int(self.value)
 
     __index__ = __int__
@@ -85,12 +92,14 @@ class TensorType(Type):
 
     __slots__ = ("dtype", "shape")
 
-    def __init__(self, shape: Iterable[int | str | Dim], dtype: str = "float32") -> None:
+    def __init__(self, shape: Iterable[int | str | Expr], dtype: str = "float32") -> None:
         if dtype not in DTYPES:
             raise TypeSyntaxError(f"unknown dtype {dtype!r:.40}; known: {' '.join(sorted(DTYPES))}")
         self.shape: tuple[Dim, ...] = tuple(d if type(d) is Dim else Dim(d) for d in shape)
         if len(self.shape) > MAX_RANK:
-            raise TypeSyntaxError(f"a tensor has at most {MAX_RANK} dimensions, got {len(self.shape)}")
+            raise TypeSyntaxError(
+                f"a tensor has at most {MAX_RANK} dimensions, got {len(self.shape)}"
+            )
         self.dtype = dtype
 
     @classmethod
@@ -98,7 +107,9 @@ class TensorType(Type):
         """Reads `float32[128,768]`, `float32[m,768]` or `float32[]`."""
         found = _TENSOR.match(text)
         if not found:
-            raise TypeSyntaxError(f"{text!r:.80} is not a tensor type: write it as float32[128,768]")
+            raise TypeSyntaxError(
+                f"{text!r:.80} is not a tensor type: write it as float32[128,768]"
+            )
         entries = [x.strip() for x in found[2].split(",")] if found[2].strip() else []
         return cls([int(x) if x.isdecimal() and len(x) < 20 else x for x in entries], found[1])
 
@@ -122,7 +133,9 @@ class TensorType(Type):
 
     def named(self, argument: str) -> TensorType:
         """The same type, whose constant dimensions are called by their place in `argument`."""
-        return TensorType([d.named(f"{argument}.shape[{i}]") for i, d in enumerate(self.shape)], self.dtype)
+        return TensorType(
+            [d.named(f"{argument}.shape[{i}]") for i, d in enumerate(self.shape)], self.dtype
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TensorType) and str(self) == str(other)
@@ -161,7 +174,7 @@ class TupleType(Type):
 class IncompleteType(Type):
     """A type that inference has still to find. Each instance is its own unknown."""
 
-    __slots__: ClassVar = ("name",)
+    __slots__ = ("name",)
 
     def __init__(self, name: str = "?") -> None:
         self.name = name
@@ -171,3 +184,16 @@ class IncompleteType(Type):
 
     def __repr__(self) -> str:
         return f"IncompleteType({self.name})"
+
+
+def may_equal(a: Type, b: Type) -> bool:
+    """Whether two types can be the same, whatever their symbolic dimensions turn out to be."""
+    if isinstance(a, TensorType) and isinstance(b, TensorType):
+        return (
+            a.dtype == b.dtype
+            and a.ndim == b.ndim
+            and all((d == e).decide() is not False for d, e in zip(a.shape, b.shape, strict=True))
+        )
+    if isinstance(a, TupleType) and isinstance(b, TupleType):
+        return len(a.fields) == len(b.fields) and all(map(may_equal, a.fields, b.fields))
+    return a == b

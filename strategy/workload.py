@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,10 +13,12 @@ import msgspec
 
 from strategy.attrs import Attrs
 from strategy.op import Op, get_op
-from strategy.types import TensorType, Type
+from strategy.types import Dim, TensorType, TupleType, Type
 
 MAX_INPUTS = 64
 MAX_NAME = 128
+# Names are part of keys: what separates their parts cannot be in them.
+_NAME = re.compile(rf"[^\s()\[\]{{}},=+:\"]{{1,{MAX_NAME}}}")
 
 
 class WorkloadError(ValueError):
@@ -34,9 +37,10 @@ class Input(msgspec.Struct, frozen=True, omit_defaults=True):
     constant: bool = False
 
     def __post_init__(self) -> None:
-        if not self.name or len(self.name) > MAX_NAME:
-            raise WorkloadError(f"an input's name has 1 to {MAX_NAME} characters, got {self.name!r:.40}")
-        TensorType.parse(self.type)
+        _check_name("an input's name", self.name)
+        normal = str(TensorType.parse(self.type))
+        if normal != self.type:  # one spelling, one key
+            msgspec.structs.force_setattr(self, "type", normal)
 
     @property
     def tensor(self) -> TensorType:
@@ -57,6 +61,11 @@ class EpilogueStep(msgspec.Struct, frozen=True, omit_defaults=True):
     operands: tuple[Input | None, ...]
     attrs: dict[str, Any] = {}
 
+    def __post_init__(self) -> None:
+        _check_name("an operator's name", self.op)
+        if not 1 <= len(self.operands) <= MAX_INPUTS:
+            raise WorkloadError(f"{self.op}: 1 to {MAX_INPUTS} operands, got {len(self.operands)}")
+
 
 class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     """An operator, its attributes, the types of its inputs, and the epilogue composed onto it.
@@ -71,10 +80,9 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     epilogue: tuple[EpilogueStep, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.op or len(self.op) > MAX_NAME:
-            raise WorkloadError(f"an operator's name has 1 to {MAX_NAME} characters, got {self.op!r:.40}")
-        if not 1 <= len(self.inputs) <= MAX_INPUTS:
-            raise WorkloadError(f"{self.op}: 1 to {MAX_INPUTS} inputs, got {len(self.inputs)}")
+        _check_name("an operator's name", self.op)
+        if len(self.inputs) > MAX_INPUTS:
+            raise WorkloadError(f"{self.op}: at most {MAX_INPUTS} inputs, got {len(self.inputs)}")
         names = [i.name for i in self.inputs]
         if len(set(names)) != len(names):
             raise WorkloadError(f"{self.op}: two inputs have the same name: {', '.join(names)}")
@@ -90,7 +98,8 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     ) -> Workload:
         """A checked workload in normal form, for an operator that is installed.
 
-        Inputs are given in any order by the names of the operator's arguments.
+        Inputs are given in any order by the names of the operator's arguments; the tensors of an
+        argument of kind `Tuple` by its name and their place: `data.0`, `data.1`.
 
         Raises:
             OpError, AttrsError, TypeSyntaxError, TypeRelationError, WorkloadError: each names the
@@ -100,13 +109,20 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         if isinstance(inputs, Mapping):
             inputs = [Input(n, str(t), n in constants) for n, t in inputs.items()]
         given = {i.name: i for i in inputs}
-        names = [a.name for a in known.arguments]
+        if len(given) != len(inputs):
+            shown = ", ".join(i.name for i in inputs)
+            raise WorkloadError(f"{op}: two inputs have the same name: {shown}")
+        names = _input_names(known, given)
         for name in (*given, *constants):
             if name not in names:
-                raise WorkloadError(f"{op} has no input {name!r:.80}; its inputs: {', '.join(names)}")
+                raise WorkloadError(
+                    f"{op} has no input {name!r:.80}; its inputs: {', '.join(names)}"
+                )
         for name in names:
             if name not in given:
-                raise WorkloadError(f"{op}: input {name!r} is missing; give it as {name}=float32[…]")
+                raise WorkloadError(
+                    f"{op}: input {name!r} is missing; give it as {name}=float32[…]"
+                )
         node = attrs if isinstance(attrs, Attrs) else known.attrs_type.from_json(attrs or {})
         ordered = tuple(Input(n, str(given[n].tensor), given[n].constant) for n in names)
         workload = cls(op, ordered, node.to_json(), tuple(epilogue))
@@ -149,7 +165,21 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     @cached_property
     def out_type(self) -> Type:
         """The type of the anchor's output."""
-        return self.operator.infer_type(self.input_types, self.attr_node)
+        return self.operator.infer_type(self._argument_types, self.attr_node)
+
+    @property
+    def _argument_types(self) -> list[Type]:
+        """The inputs' types, those of an argument of kind `Tuple` as one."""
+        kinds: list[Type] = []
+        remaining = list(zip(self.inputs, self.input_types, strict=True))
+        for a in self.operator.arguments:
+            if a.kind == "Tuple":
+                fields = [t for i, t in remaining if i.name.startswith(a.name + ".")]
+                kinds.append(TupleType(fields))
+                remaining = remaining[len(fields) :]
+            elif remaining:
+                kinds.append(remaining.pop(0)[1])
+        return [*kinds, *(t for _, t in remaining)]
 
     @cached_property
     def dims(self) -> dict[str, Any]:
@@ -163,10 +193,27 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
             for axis, d in enumerate(i.tensor.shape)
         }
 
+    @property
+    def symbols(self) -> frozenset[str]:
+        """The names of the symbolic dimensions."""
+        symbolic = [d for d in self.dims.values() if isinstance(d, Dim)]
+        return frozenset().union(*(d.variables() for d in symbolic))
+
     @cached_property
     def is_constant(self) -> bool:
         """Whether every dimension is known."""
         return all(i.tensor.is_constant for i in self.inputs)
+
+    def bind(self, dims: Mapping[str, int]) -> Workload:
+        """The same workload with these symbols replaced by sizes."""
+        inputs = tuple(
+            msgspec.structs.replace(
+                i,
+                type=str(TensorType([d.substitute(dims) for d in i.tensor.shape], i.tensor.dtype)),
+            )
+            for i in self.inputs
+        )
+        return msgspec.structs.replace(self, inputs=inputs)
 
     def match(self, concrete: Workload) -> dict[str, int] | None:
         """What this workload's symbols are in `concrete`; None where it is no instance of this."""
@@ -198,13 +245,33 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     def flops(self) -> int | None:
         """Floating-point operations of one call, where the operator says."""
         count = self.operator.get_attr("FFlops")
-        return None if count is None else int(count(self.attr_node, self.input_types, self.out_type))
+        return (
+            None if count is None else int(count(self.attr_node, self.input_types, self.out_type))
+        )
 
     def __hash__(self) -> int:
         return hash(self.key)
 
     def __str__(self) -> str:
         return self.key
+
+
+def _input_names(op: Op, given: Collection[str]) -> list[str]:
+    names: list[str] = []
+    for a in op.arguments:
+        if a.kind == "Tuple":
+            count = sum(n.startswith(a.name + ".") for n in given)
+            names += [f"{a.name}.{i}" for i in range(max(count, 1))]
+        else:
+            names.append(a.name)
+    return names
+
+
+def _check_name(what: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise WorkloadError(
+            f"{what} has 1 to {MAX_NAME} characters, no spaces and none of ()[]{{}},=+:, got {name!r:.40}"
+        )
 
 
 def _compact(data: Mapping[str, Any]) -> str:

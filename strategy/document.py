@@ -1,0 +1,47 @@
+"""The operators as Markdown: what each takes, its attributes, and which parts are registered.
+
+    python -m strategy.document > docs/operator-reference.md
+"""
+
+from __future__ import annotations
+
+from strategy.attrs import REQUIRED
+from strategy.op import Op, TOpPattern, all_ops
+
+_PARTS = (("FPrimalGradient", "gradient"), ("FShapeFunc", "shape function"), ("FFlops", "FLOP count"))
+
+
+def reference() -> str:
+    """The whole reference, operators in alphabetical order."""
+    head = (
+        "# Operators\n\nMade from the registry by `python -m strategy.document`; do not edit.\n"
+        "How an operator is added is told in [operators.md](operators.md).\n"
+    )
+    return "\n".join([head, *(section(op) for op in all_ops().values())])
+
+
+def section(op: Op) -> str:
+    """One operator: description, inputs, attributes with type, default and bounds."""
+    lines = [f"## {op.name}", "", op.description, "", "| input | | |", "| --- | --- | --- |"]
+    lines += [f"| `{a.name}` | {a.kind} | {_cell(a.description)} |" for a in op.arguments]
+    fields = op.attrs_type.fields().values()
+    if fields:
+        lines += ["", "| attribute | type | default | bounds | |", "| --- | --- | --- | --- | --- |"]
+        lines += [
+            f"| `{f.name}` | {_cell(f'`{f.type_name}`')} | "
+            f"{'required' if f.default is REQUIRED else f'`{f.default!r}`'} | {_cell(f.bounds)} | "
+            f"{_cell(f.description)} |"
+            for f in fields
+        ]
+    pattern = TOpPattern(op.get_attr("TOpPattern", TOpPattern.kOpaque)).name
+    parts = [text for key, text in _PARTS if op.get_attr(key) is not None]
+    lines += ["", f"Support level {op.support_level}, pattern `{pattern}`; has: {', '.join(parts) or 'no more'}.", ""]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,286 @@
+"""The call graph: variables, constants, calls of operators and tuples, with type inference.
+
+    x = Var("x", "float32[m,768]")
+    w = Var("w", "float32[3072,768]")
+    y = relu(dense(x, w) + Var("bias", "float32[3072]"))
+    infer_type(y)  # float32[m,3072]
+
+Nodes are immutable and compared by identity: a node that is used twice is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from strategy.attrs import Attrs
+from strategy.op import Op, get_op
+from strategy.types import DTYPES, IncompleteType, TensorType, Type
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike
+
+
+class ExprError(ValueError):
+    """A graph that is put together wrongly; the message names the node and the remedy."""
+
+
+class Expr:
+    """A node of the call graph. Arithmetic on nodes makes calls of the broadcast operators."""
+
+    # NumPy arrays leave arithmetic with a node to the node.
+    __array_ufunc__ = None
+    __slots__ = ("__weakref__", "_type")
+
+    def __init__(self) -> None:
+        self._type: Type | None = None
+
+    @property
+    def inputs(self) -> tuple[Expr, ...]:
+        """The nodes that this one reads."""
+        return ()
+
+    @property
+    def checked_type(self) -> Type:
+        """The type of this node, inferred where it is not known yet; see `infer_type`."""
+        if self._type is None:
+            from strategy.inference import infer_type
+
+            return infer_type(self)
+        return self._type
+
+    @property
+    def tensor_type(self) -> TensorType:
+        """`checked_type`, which must be one tensor."""
+        found = self.checked_type
+        if not isinstance(found, TensorType):
+            raise ExprError(f"{self!r} is {found}; one tensor is needed here, take one with [index]")
+        return found
+
+    def __add__(self, other: Any) -> Expr:
+        return call("add", self, other)
+
+    def __radd__(self, other: Any) -> Expr:
+        return call("add", other, self)
+
+    def __sub__(self, other: Any) -> Expr:
+        return call("subtract", self, other)
+
+    def __rsub__(self, other: Any) -> Expr:
+        return call("subtract", other, self)
+
+    def __mul__(self, other: Any) -> Expr:
+        return call("multiply", self, other)
+
+    def __rmul__(self, other: Any) -> Expr:
+        return call("multiply", other, self)
+
+    def __truediv__(self, other: Any) -> Expr:
+        return call("divide", self, other)
+
+    def __rtruediv__(self, other: Any) -> Expr:
+        return call("divide", other, self)
+
+    def __neg__(self) -> Expr:
+        return call("negative", self)
+
+    def __getitem__(self, index: Any) -> Expr:
+        return TupleGetItem(self, index)
+
+    def __iter__(self) -> Iterator[Expr]:
+        # Without this, Python would iterate through __getitem__ and never stop.
+        raise TypeError(f"{self!r} is one expression; take a tuple's entries with [index]")
+
+
+class Var(Expr):
+    """An input of the graph. Without a type, inference finds it from how it is used."""
+
+    __slots__ = ("name", "type")
+
+    def __init__(self, name: str, type: Type | str | None = None) -> None:
+        super().__init__()
+        self.name = name
+        self.type: Type = (
+            TensorType.parse(type) if isinstance(type, str) else type or IncompleteType(name)
+        )
+
+    def __repr__(self) -> str:
+        return f"Var({self.name}: {self.type})"
+
+
+class Constant(Expr):
+    """A tensor whose value is known when the graph is compiled, such as weights.
+
+    The array must not change afterwards: it may be packed once.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: ArrayLike, dtype: str | None = None) -> None:
+        import numpy as np
+
+        super().__init__()
+        self.value: np.ndarray[Any, Any] = np.asarray(value, dtype)
+        if self.value.dtype.name not in DTYPES:
+            raise ExprError(f"a constant cannot be of dtype {self.value.dtype}; give dtype=")
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(self.value.shape, self.value.dtype.name)
+
+    def __repr__(self) -> str:
+        return f"Constant({self.type})"
+
+
+def const(value: ArrayLike, dtype: str | None = None) -> Constant:
+    """A constant; numbers without a dtype are float32 or int32, as in TVM."""
+    if dtype is None and isinstance(value, int | float) and not isinstance(value, bool):
+        dtype = "int32" if isinstance(value, int) else "float32"
+    return Constant(value, dtype)
+
+
+class Call(Expr):
+    """A call of an operator. `attrs` are its fixed arguments."""
+
+    __slots__ = ("args", "attrs", "op")
+
+    def __init__(self, op: Op | str, args: Sequence[Expr], attrs: Attrs | None = None) -> None:
+        super().__init__()
+        self.op = get_op(op) if isinstance(op, str) else op
+        self.args = tuple(args)
+        self.attrs = self.op.attrs_type() if attrs is None else attrs
+        for index, arg in enumerate(self.args):
+            if not isinstance(arg, Expr):
+                raise ExprError(
+                    f"{self.op.name}: {self.argument(index)} is {arg!r:.80}, not an expression; "
+                    "make it one with const(value, dtype)"
+                )
+        if self.op.num_inputs is not None and len(self.args) != self.op.num_inputs:
+            names = ", ".join(a.name for a in self.op.arguments)
+            raise ExprError(
+                f"{self.op.name} takes {self.op.num_inputs} inputs ({names}), got {len(self.args)}"
+            )
+        if not isinstance(self.attrs, self.op.attrs_type):
+            raise ExprError(
+                f"{self.op.name} takes attributes of type {self.op.attrs_type.__name__}, "
+                f"got {self.attrs!r:.80}"
+            )
+
+    def argument(self, index: int) -> str:
+        """What the argument at `index` is called."""
+        known = self.op.arguments
+        return known[index].name if index < len(known) else f"input {index}"
+
+    @property
+    def inputs(self) -> tuple[Expr, ...]:
+        return self.args
+
+    def __repr__(self) -> str:
+        return f"Call({self.op.name})"
+
+
+class Tuple(Expr):
+    """Several expressions as one: what `concatenate` takes, and how a graph has several outputs."""
+
+    __slots__ = ("fields",)
+
+    def __init__(self, fields: Sequence[Expr]) -> None:
+        super().__init__()
+        self.fields = tuple(fields)
+        for index, entry in enumerate(self.fields):
+            if not isinstance(entry, Expr):
+                raise ExprError(f"Tuple: field {index} is {entry!r:.80}, not an expression")
+
+    @property
+    def inputs(self) -> tuple[Expr, ...]:
+        return self.fields
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    def __repr__(self) -> str:
+        return f"Tuple({len(self.fields)} fields)"
+
+
+class TupleGetItem(Expr):
+    """One entry of a tuple: of an operator with several outputs."""
+
+    __slots__ = ("index", "tuple_value")
+
+    def __init__(self, tuple_value: Expr, index: Any) -> None:
+        super().__init__()
+        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+            raise ExprError(f"a tuple's entry is taken with an integer from 0 up, got {index!r:.40}")
+        self.tuple_value = tuple_value
+        self.index: int = index
+
+    @property
+    def inputs(self) -> tuple[Expr, ...]:
+        return (self.tuple_value,)
+
+    def __repr__(self) -> str:
+        return f"TupleGetItem({self.tuple_value!r}, {self.index})"
+
+
+def call(name: str, *args: Any, **attrs: Any) -> Call:
+    """A call of the operator `name`; NumPy arrays become constants, attributes None are left out."""
+    import numpy as np
+
+    op = get_op(name)
+    nodes = [Constant(a) if isinstance(a, np.ndarray) else a for a in args]
+    return Call(op, nodes, op.attrs_type(**{k: v for k, v in attrs.items() if v is not None}))
+
+
+def post_order(*roots: Expr, untyped: bool = False) -> list[Expr]:
+    """All nodes that `roots` depend on, themselves included, each once and after its inputs.
+
+    With `untyped`, what lies behind nodes whose type is known is left out.
+    """
+    order: dict[Expr, None] = {}
+    entered: set[Expr] = set()
+    # An explicit stack: graphs may be deeper than Python's recursion.
+    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
+    while stack:
+        node, left = stack.pop()
+        if left:
+            order[node] = None
+        elif node not in entered:
+            entered.add(node)
+            stack.append((node, True))
+            if not (untyped and node._type is not None):
+                stack.extend((i, False) for i in reversed(node.inputs))
+    return list(order)
+
+
+def free_vars(*roots: Expr) -> list[Var]:
+    """The variables that `roots` depend on, in the order in which they are met.
+
+    Raises:
+        ExprError: two of them have the same name.
+    """
+    found: dict[str, Var] = {}
+    for node in post_order(*roots):
+        if isinstance(node, Var):
+            if node.name in found:
+                raise ExprError(f"two variables are called {node.name!r}; use one, or rename one")
+            found[node.name] = node
+    return list(found.values())
+
+
+def substitute(expr: Expr, replacements: Mapping[Expr, Expr]) -> Expr:
+    """The same graph with some nodes replaced by others."""
+    made: dict[Expr, Expr] = dict(replacements)
+    for node in post_order(expr):
+        if node in made:
+            continue
+        inputs = [made[i] for i in node.inputs]
+        if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
+            made[node] = node
+        elif isinstance(node, Call):
+            made[node] = Call(node.op, inputs, node.attrs)
+        elif isinstance(node, TupleGetItem):
+            made[node] = TupleGetItem(inputs[0], node.index)
+        else:
+            made[node] = Tuple(inputs)
+    return made[expr]

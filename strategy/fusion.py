@@ -1,0 +1,140 @@
+"""Which calls of a graph become one function: an anchor, and the elementwise operators after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from strategy.expr import Call, Constant, Expr, Tuple, TupleGetItem, post_order
+from strategy.op import TOpPattern
+from strategy.types import TensorType, TupleType
+from strategy.workload import EpilogueStep, Input, Workload
+
+# What may begin a function that takes an epilogue, and what may be one.
+_HEADS = frozenset(
+    {TOpPattern.kElemWise, TOpPattern.kBroadcast, TOpPattern.kInjective, TOpPattern.kOutEWiseFusable}
+)
+_EPILOGUES = frozenset({TOpPattern.kElemWise, TOpPattern.kBroadcast})
+
+
+@dataclass
+class Group:
+    """Calls that are compiled as one function: the anchor, then its epilogue in order."""
+
+    calls: list[Call] = field(default_factory=list)
+
+    @property
+    def anchor(self) -> Call:
+        return self.calls[0]
+
+    @property
+    def output(self) -> Call:
+        """The call whose value the function gives."""
+        return self.calls[-1]
+
+
+def fuse(expr: Expr) -> list[Group]:
+    """The functions of a typed graph, in an order in which they can run.
+
+    An anchor (`kOutEWiseFusable`) takes the elementwise and broadcast operators that follow it, and
+    so does a chain of those, as long as nothing else needs the values between them and the shape
+    stays the same.
+    """
+    nodes = post_order(expr)
+    uses: dict[Expr, set[Expr | None]] = {n: set() for n in nodes}
+    uses[expr].add(None)
+    for node in nodes:
+        for i in node.inputs:
+            uses[i].add(node)
+    groups: list[Group] = []
+    ends: dict[Expr, Group] = {}
+    for node in nodes:
+        if not isinstance(node, Call):
+            continue
+        group = _extendable(node, ends, uses)
+        if group is None:
+            group = Group()
+            groups.append(group)
+        else:
+            del ends[group.output]
+        group.calls.append(node)
+        ends[node] = group
+    # A group runs where its last call stands: what that needs besides is computed by then.
+    place = {node: i for i, node in enumerate(nodes)}
+    return sorted(groups, key=lambda g: place[g.output])
+
+
+def _extendable(
+    node: Call, ends: dict[Expr, Group], uses: dict[Expr, set[Expr | None]]
+) -> Group | None:
+    """The group that `node` joins: one with an anchor first, else the first that ends in an input."""
+    if node.op.get_attr("TOpPattern") not in _EPILOGUES or not isinstance(node.checked_type, TensorType):
+        return None
+    found = [
+        ends[arg]
+        for arg in node.args
+        if arg in ends
+        and uses[arg] == {node}
+        and ends[arg].anchor.op.get_attr("TOpPattern") in _HEADS
+        and isinstance(arg.checked_type, TensorType)
+        and _same_shape(arg.checked_type, node.checked_type)
+    ]
+    anchored = [g for g in found if g.anchor.op.get_attr("TOpPattern") == TOpPattern.kOutEWiseFusable]
+    return next(iter(anchored or found), None)
+
+
+def _same_shape(a: TensorType, b: TensorType) -> bool:
+    return a.ndim == b.ndim and all(d.same(e) or (d == e).decide() for d, e in zip(a.shape, b.shape, strict=True))
+
+
+Operand = tuple[Expr, int | None]
+"""A node, and which of its entries where it is a tuple."""
+
+
+def describe(group: Group) -> tuple[Workload, dict[str, Operand]]:
+    """The workload of a group, and where each of its inputs comes from."""
+    sources: dict[str, Operand] = {}
+
+    def take(name: str, operand: Operand) -> Input:
+        node, index = operand
+        kind = node.checked_type
+        if index is not None:
+            assert isinstance(kind, TupleType)
+            kind = kind.fields[index]
+        sources[name] = operand
+        return Input(name, str(kind), isinstance(node, Constant))
+
+    anchor = group.anchor
+    inputs: list[Input] = []
+    for place, arg in enumerate(anchor.args):
+        name = anchor.argument(place)
+        if isinstance(arg.checked_type, TupleType):
+            inputs += [take(f"{name}.{i}", entry) for i, entry in enumerate(_entries(arg))]
+        else:
+            inputs.append(take(name, resolve(arg)))
+    steps = []
+    for place, call in enumerate(group.calls[1:]):
+        before = group.calls[place]
+        operands = [
+            None if arg is before else take(f"{call.op.name}{place}.{call.argument(i)}", resolve(arg))
+            for i, arg in enumerate(call.args)
+        ]
+        steps.append(EpilogueStep(call.op.name, tuple(operands), call.attrs.to_json()))
+    return Workload.make(anchor.op.name, inputs, anchor.attrs, epilogue=steps), sources
+
+
+def resolve(node: Expr) -> Operand:
+    """Where the value of a node is kept: that of a tuple's entry with the tuple."""
+    if isinstance(node, TupleGetItem):
+        if isinstance(node.tuple_value, Tuple):
+            return resolve(node.tuple_value.fields[node.index])
+        return node.tuple_value, node.index
+    return node, None
+
+
+def _entries(node: Expr) -> Sequence[Operand]:
+    if isinstance(node, Tuple):
+        return [resolve(f) for f in node.fields]
+    kind = node.checked_type
+    assert isinstance(kind, TupleType)
+    return [(node, i) for i in range(len(kind.fields))]

@@ -1,0 +1,104 @@
+"""Type inference over a call graph: type relations solved to a fixed point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from strategy.expr import Call, Constant, Expr, Tuple, TupleGetItem, Var, post_order
+from strategy.op import Op, OpError, TypeRelationError, TypeReporter
+from strategy.types import IncompleteType, TupleType, Type, may_equal
+
+
+def infer_type(expr: Expr) -> Type:
+    """Solves the type relations of the graph to a fixed point, and gives the type of `expr`.
+
+    Types flow both ways: a variable without a type gets the one that its uses determine. All nodes
+    then know theirs (`checked_type`).
+
+    Raises:
+        TypeRelationError: a conflict (names operator, argument and both types), or a type that
+            nothing determines.
+    """
+    nodes = post_order(expr, untyped=True)
+    types = _Types(nodes)
+    pending = [n for n in nodes if isinstance(n, Call) and n._type is None]
+    while pending:
+        undecided = [c for c in pending if not types.relate(c)]
+        if len(undecided) == len(pending) and not types.changed:
+            break
+        pending, types.changed = undecided, False
+    for node in nodes:
+        if not is_complete(types[node]):
+            raise TypeRelationError(_undetermined(node, nodes))
+    for node in nodes:
+        node._type = types[node]
+    return types[expr]
+
+
+def is_complete(type: Type) -> bool:
+    """Whether nothing of the type is left to find."""
+    if isinstance(type, TupleType):
+        return all(is_complete(f) for f in type.fields)
+    return not isinstance(type, IncompleteType)
+
+
+class _Types:
+    """What inference knows so far; tuples and their entries are views on other nodes' types."""
+
+    def __init__(self, nodes: Sequence[Expr]) -> None:
+        self.changed = False
+        self._known: dict[Expr, Type] = {}
+        for node in nodes:
+            if node._type is not None:
+                self._known[node] = node._type
+            elif isinstance(node, Var | Constant):
+                self._known[node] = node.type
+            elif isinstance(node, Call):
+                self._known[node] = IncompleteType(f"the output of {node.op.name}")
+
+    def __getitem__(self, node: Expr) -> Type:
+        if node._type is not None:
+            return node._type
+        if isinstance(node, Tuple):
+            return TupleType([self[f] for f in node.fields])
+        if isinstance(node, TupleGetItem):
+            whole = self[node.tuple_value]
+            if isinstance(whole, IncompleteType):
+                return whole
+            if not isinstance(whole, TupleType) or node.index >= len(whole.fields):
+                raise TypeRelationError(f"{node.tuple_value!r} is {whole}: it has no entry {node.index}")
+            return whole.fields[node.index]
+        return self._known[node]
+
+    def relate(self, node: Call) -> bool:
+        """Runs the relation of one call; True once nothing about it can change any more."""
+        if node.op.type_rel is None:
+            raise OpError(f"{node.op.name} has no type relation: add one with add_type_rel")
+        before = [*(self[a] for a in node.args), self[node]]
+        reporter = TypeReporter(node.op, before)
+        decided = node.op.type_rel(reporter.types, node.attrs, reporter)
+        for target, old, new in zip((*node.args, node), before, reporter.types, strict=True):
+            if old is not new:
+                self._learn(node.op, target, new)
+        return decided and all(is_complete(self[n]) for n in (*node.args, node))
+
+    def _learn(self, op: Op, node: Expr, found: Type) -> None:
+        if isinstance(node, Tuple) and isinstance(found, TupleType):
+            for entry, type in zip(node.fields, found.fields, strict=True):
+                self._learn(op, entry, type)
+        elif not isinstance(node, TupleGetItem):
+            known = self._known[node]
+            if not is_complete(known):
+                self._known[node] = found
+                self.changed = True
+            elif not may_equal(known, found):  # one variable as two arguments of a call
+                raise TypeRelationError(f"{op.name}: {node!r} is {known}, but must be {found}")
+
+
+def _undetermined(node: Expr, nodes: Sequence[Expr]) -> str:
+    user = next((n for n in nodes if isinstance(n, Call) and node in n.args), None)
+    where = ""
+    if user is not None:
+        where = f", {user.argument(user.args.index(node))} of {user.op.name},"
+    remedy = "give it a type" if isinstance(node, Var) else "give its variables types"
+    return f"nothing determines the type of {node!r}{where}: {remedy}"

@@ -1,0 +1,351 @@
+"""The only lowering: implementation, workload, target and config → scheduled module → artefact.
+
+The builder calls it in a child process, the compile engine in the user's own. A lowered function is
+destination passing: it takes its inputs, then what was prepared or constant, in the order of
+`arguments`, and writes its outputs, which come last. All its buffers must be aligned to
+`ALIGNMENT` bytes, as TVM's own are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from strategy.extern import load_library
+from strategy.op import get_op
+from strategy.op_strategy import OpImplementation, find_implementation
+from strategy.schedule import Outs, ScheduleError
+from strategy.space import Config
+from strategy.target import Target
+from strategy.types import TensorType
+from strategy.workload import Workload
+
+ALIGNMENT = 64
+MAIN = "main"
+_PREPARE = "prepare_"
+
+
+class InstantiationError(ValueError):
+    """Compute, prepare or schedule refused this workload or configuration."""
+
+
+class CompileError(RuntimeError):
+    """TVM or LLVM could not compile a scheduled module, or the compiler to link it is missing."""
+
+
+class Role(StrEnum):
+    """What a parameter of a lowered function is."""
+
+    INPUT = "input"
+    CONSTANT = "constant"  # never changes between calls
+    PREPARED = "prepared"  # a constant input, packed once by its own function
+    OUTPUT = "output"
+
+
+class Argument(msgspec.Struct, frozen=True):
+    """One parameter of a lowered function; `type` is that of the packed form where it is prepared."""
+
+    name: str
+    role: Role
+    type: str
+
+    @property
+    def tensor(self) -> TensorType:
+        return TensorType.parse(self.type)
+
+    @property
+    def preparation(self) -> str | None:
+        """The function of the same artefact that packs this argument from the input of its name."""
+        return _PREPARE + self.name if self.role is Role.PREPARED else None
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """What a caller of an artefact must know: its parameters, and the library that it calls."""
+
+    arguments: tuple[Argument, ...]
+    threads: int
+    library: str | None = None
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A scheduled module (`main`, and one `prepare_…` per prepared argument), not yet compiled."""
+
+    module: Any
+    signature: Signature
+    target: Target
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        return self.signature.arguments
+
+    @cached_property
+    def digest(self) -> str:
+        """16 hexadecimal digits of the module's structure: two configurations may give the same code."""
+        from tvm_ffi import structural_hash
+
+        return f"{structural_hash(self.module) & 0xFFFFFFFFFFFFFFFF:016x}"
+
+    def compile(self, *, checks: bool = True) -> Artefact:
+        """Machine code in this process.
+
+        Args:
+            checks: whether the functions check the types and shapes of what they are called with.
+                The checks are as much code as a small kernel: without them it compiles sooner.
+
+        Raises:
+            CompileError: TVM or LLVM failed.
+        """
+        import tvm
+
+        from strategy.masking import mask_vector_loops
+
+        target = tvm.target.Target(self.target.to_tvm())
+        try:
+            config = {"tirx.disable_assert": not checks}
+            with target, tvm.transform.PassContext(opt_level=3, config=config):
+                module = tvm.tirx.transform.BindTarget(target)(self.module)
+                if "cpu" in self.target.keys:
+                    module = mask_vector_loops(_flatten(module))
+                executable = tvm.compile(module, target=target)
+        except Exception as error:  # TVM raises what its passes and LLVM do
+            raise CompileError(f"{type(error).__name__}: {error}") from error
+        return Artefact(executable, self.signature)
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """Compiled code with its signature: callable in this process, or exported to a file."""
+
+    executable: Any
+    signature: Signature
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        return self.signature.arguments
+
+    @cached_property
+    def main(self) -> Any:
+        """The function itself: takes one tensor per argument, the outputs last."""
+        if self.signature.library is not None:
+            load_library(self.signature.library)
+        return self.executable[MAIN]
+
+    def prepare(self, argument: Argument, source: Any) -> Any:
+        """The packed form of a constant input, as `main` takes it."""
+        import tvm
+
+        if argument.preparation is None:
+            return source
+        packed = tvm.runtime.empty(argument.tensor.concrete_shape, argument.tensor.dtype, source.device)
+        self.executable[argument.preparation](source, packed)
+        return packed
+
+    def write_object(self, path: Path) -> None:
+        """Writes the machine code as an object file, to be linked into a library.
+
+        Raises:
+            CompileError: LLVM cannot write it.
+        """
+        try:
+            self.executable.mod.write_to_file(str(path))
+        except (OSError, RuntimeError) as error:
+            raise CompileError(f"{path} cannot be written: {error}") from error
+
+    def export(self, path: Path) -> None:
+        """Writes a shared library, and its signature beside it as `path` + `.json`.
+
+        Raises:
+            CompileError: the C compiler that links it is missing or failed.
+        """
+        try:
+            self.executable.export_library(str(path))
+        except (OSError, RuntimeError) as error:
+            raise CompileError(f"{path} cannot be linked; is a C compiler installed? {error}") from error
+        path.with_name(path.name + ".json").write_bytes(msgspec.json.encode(self.signature))
+
+
+def load(path: Path) -> Artefact:
+    """What `Artefact.export` wrote. The file is code: load only what this host built or trusts."""
+    import tvm
+
+    signature = msgspec.json.decode(path.with_name(path.name + ".json").read_bytes(), type=Signature)
+    if signature.library is not None:
+        load_library(signature.library)
+    return Artefact(tvm.runtime.load_module(str(path)), signature)
+
+
+def lower(
+    workload: Workload,
+    target: Target,
+    implementation: OpImplementation | str,
+    config: Mapping[str, Any] | None = None,
+) -> Lowered:
+    """Schedules one implementation of a workload with one configuration.
+
+    Args:
+        implementation: itself, or the name of one in the strategy of the workload's operator.
+        config: of the implementation's space, its fallback where None; ignored where there is
+            nothing to tune.
+
+    Raises:
+        OpError: no implementation of that name.
+        ConfigError: the configuration is not of the space.
+        InstantiationError: compute, prepare or schedule refused.
+    """
+    if isinstance(implementation, str):
+        implementation = find_implementation(workload, target, implementation)
+    tunable: tuple[Config, ...] = ()
+    if implementation.space is not None:
+        space = implementation.space(workload.attr_node, workload.input_types, workload.out_type, target)
+        tunable = (space.fallback if config is None else space.check(Config(config)),)
+    try:
+        return _instantiate(workload, target, implementation, tunable)
+    except Exception as error:  # TVM's primitives raise their own, and Python's
+        kind = "" if isinstance(error, ScheduleError) else f"{type(error).__name__}: "
+        raise InstantiationError(f"{implementation.name}: {kind}{error}") from error
+
+
+def _instantiate(
+    workload: Workload, target: Target, implementation: OpImplementation, tunable: tuple[Config, ...]
+) -> Lowered:
+    import tvm
+
+    symbols = _Symbols()
+    attrs, types = workload.attr_node, workload.input_types
+    preparations = implementation.prepare(attrs, types, *tunable) if implementation.prepare else {}
+    arguments: list[Argument] = []
+    parameters: list[Any] = []
+    tensors: list[Any] = []
+    functions: dict[str, Any] = {}
+    with tvm.target.Target(target.to_tvm()):
+        for index, given in enumerate(workload.inputs):
+            tensor = symbols.placeholder(given.name, types[index])
+            role = Role.CONSTANT if given.constant else Role.INPUT
+            transform = preparations.get(index)
+            if transform is not None and given.constant:
+                packed = transform(tensor)
+                functions[_PREPARE + given.name] = _transform_function(tensor, packed, target)
+                tensor, role = symbols.like(given.name, packed), Role.PREPARED
+            arguments.append(Argument(given.name, role, _type_text(tensor)))
+            parameters.append(tensor)
+            tensors.append(tensor if transform is None or given.constant else transform(tensor))
+        outputs = list(implementation.compute(attrs, tensors, workload.out_type, *tunable))
+        outputs = _compose_epilogue(workload, symbols, outputs, arguments, parameters)
+        for i, output in enumerate(outputs):
+            name = "output" if len(outputs) == 1 else f"output{i}"
+            arguments.append(Argument(name, Role.OUTPUT, _type_text(output)))
+        outs = Outs(tuple(outputs), (*parameters, *outputs))
+        schedule = implementation.schedule(attrs, outs, target, *tunable)
+    functions[MAIN] = schedule.mod[MAIN]
+    module = tvm.IRModule(
+        {name: function.with_attr("global_symbol", name) for name, function in functions.items()}
+    )
+    return Lowered(module, Signature(tuple(arguments), target.threads, implementation.library), target)
+
+
+def _compose_epilogue(
+    workload: Workload,
+    symbols: _Symbols,
+    outputs: list[Any],
+    arguments: list[Argument],
+    parameters: list[Any],
+) -> list[Any]:
+    """The outputs with the workload's epilogue on them; its further inputs join the parameters."""
+    out_type = workload.out_type
+    for step in workload.epilogue:
+        if len(outputs) != 1:
+            raise ScheduleError(f"{workload.op} has {len(outputs)} outputs: an epilogue takes one")
+        op = get_op(step.op)
+        attrs = op.attrs_type.from_json(step.attrs)
+        operands, types = [], []
+        for operand in step.operands:
+            if operand is None:
+                operands.append(outputs[0])
+                types.append(out_type)
+                continue
+            tensor = symbols.placeholder(operand.name, operand.tensor)
+            role = Role.CONSTANT if operand.constant else Role.INPUT
+            arguments.append(Argument(operand.name, role, _type_text(tensor)))
+            parameters.append(tensor)
+            operands.append(tensor)
+            types.append(operand.tensor)
+        out_type = op.infer_type(types, attrs)
+        compute = op.get_attr("FTVMCompute")
+        if compute is None:
+            raise ScheduleError(f"{step.op} cannot be an epilogue: it has no compute for all targets")
+        outputs = list(compute(attrs, operands, out_type))
+    return outputs
+
+
+class _Symbols:
+    """The TE variables of a function's symbolic dimensions: one per name."""
+
+    def __init__(self) -> None:
+        self._variables: dict[str, Any] = {}
+
+    def placeholder(self, name: str, kind: TensorType) -> Any:
+        from tvm import te
+
+        return te.placeholder([self._extent(d) for d in kind.shape], kind.dtype, name=name)
+
+    def like(self, name: str, tensor: Any) -> Any:
+        from tvm import te
+
+        return te.placeholder(tensor.shape, tensor.dtype, name=name)
+
+    def _extent(self, dim: Any) -> Any:
+        from tvm import te
+
+        if dim.is_constant:
+            return int(dim)
+        if dim.op != "var":
+            raise ScheduleError(f"dimension '{dim}' is an expression: only names and integers are lowered")
+        name = str(dim)
+        return self._variables.setdefault(name, te.var(name, "int64"))
+
+
+def _type_text(tensor: Any) -> str:
+    return f"{tensor.dtype}[{','.join(str(extent) for extent in tensor.shape)}]"
+
+
+def _transform_function(source: Any, packed: Any, target: Target) -> Any:
+    """The scheduled function that prepares a constant input: parallel outside, vectors inside."""
+    from tvm import s_tir, te
+
+    from strategy.schedule import lanes_of
+
+    schedule = s_tir.Schedule(te.create_prim_func([source, packed], index_dtype_override="int64"))
+    for block in schedule.get_child_blocks(schedule.get_sblock("root")):
+        loops = schedule.get_loops(block)
+        if len(loops) > 1:
+            _, inner = schedule.split(loops[-1], [None, lanes_of(target, str(packed.dtype))])
+            schedule.vectorize(inner)
+        schedule.parallel(loops[0])
+    return schedule.mod[MAIN]
+
+
+def _flatten(module: Any) -> Any:
+    """TVM's own first passes, up to flat buffers: where vector loops can be masked."""
+    import tvm
+    from tvm import s_tir, tirx
+
+    passes: Iterable[Any] = (
+        s_tir.transform.CanonicalizeLoop(),
+        s_tir.transform.LowerInitBlock(),
+        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+        s_tir.transform.ConvertBlocksToOpaque(),
+        s_tir.transform.CompactBufferAllocation(),
+        s_tir.transform.LowerMatchBuffer(),
+        s_tir.transform.StmtSimplify(),
+        s_tir.transform.LowerOpaqueBlock(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.NarrowDataType(32),
+    )
+    return tvm.ir.transform.Sequential(list(passes))(module)

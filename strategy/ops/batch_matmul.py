@@ -1,0 +1,133 @@
+"""batch_matmul: a product of matrices for each entry of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs, field
+from strategy.expr import Call, Expr, call
+from strategy.generic_func import GenericFunc
+from strategy.gradient import register_gradient
+from strategy.op import (
+    TOpPattern,
+    TypeReporter,
+    register_compute,
+    register_flops,
+    register_op,
+    register_reference,
+)
+from strategy.ops.broadcast import collapse_sum_like
+from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
+from strategy.reference import widened
+from strategy.shape_func import register_shape_func
+from strategy.type_relation import require_dtype_of, require_number, require_rank
+from strategy.types import TensorType, Type
+
+
+class BatchMatmulAttrs(Attrs):
+    """Attributes of batch_matmul."""
+
+    transpose_a: bool = field(False, "The matrices of x are given transposed")
+    transpose_b: bool = field(True, "The matrices of y are given transposed")
+
+
+def batch_matmul_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """[b, m, k] by [b, n, k] gives [b, m, n]; a batch of 1 is used for all of the other."""
+    assert isinstance(attrs, BatchMatmulAttrs)
+    x, y = reporter.tensor(0), reporter.tensor(1)
+    for index, (kind, transposed, form) in enumerate(
+        ((x, attrs.transpose_a, "[batch, m, k]"), (y, not attrs.transpose_b, "[batch, n, k]"))
+    ):
+        if kind is not None:
+            turned = " with the last two exchanged" if transposed else ""
+            require_rank(reporter, index, kind, 3, form + turned)
+            require_number(reporter, index, kind)
+    if x is None or y is None:
+        return False
+    require_dtype_of(reporter, 1, 0)
+    batch, m, k = x.shape if not attrs.transpose_a else (x.shape[0], x.shape[2], x.shape[1])
+    other, n, depth = y.shape if attrs.transpose_b else (y.shape[0], y.shape[2], y.shape[1])
+    reporter.check(depth == k, 1, f"does not fit {reporter.name(0)}, {x}: k is {depth} against {k}")
+    if (other == 1).decide() is not True:
+        if (batch == 1).decide() is True:
+            batch = other
+        reporter.check(other == batch, 1, f"its batch differs from that of {reporter.name(0)}, {x}")
+    reporter.assign(2, TensorType((batch, m, n), x.dtype))
+    return True
+
+
+register_op("batch_matmul").describe(
+    "The product of two matrices for each entry of a batch; y is transposed unless told otherwise."
+).set_num_inputs(2).add_argument("x", "Tensor", "[batch, m, k]").add_argument(
+    "y", "Tensor", "[batch, n, k]"
+).set_attrs_type(BatchMatmulAttrs).set_support_level(10).add_type_rel(
+    "BatchMatmul", batch_matmul_rel
+).set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
+
+
+@register_compute("batch_matmul")
+@in_float32
+def compute_batch_matmul(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import topi
+
+    assert isinstance(out_type, TensorType)
+    return [
+        topi.nn.batch_matmul(
+            *inputs, out_dtype=out_type.dtype, transpose_a=attrs.transpose_a, transpose_b=attrs.transpose_b
+        )
+    ]
+
+
+@register_reference("batch_matmul")
+def reference_batch_matmul(attrs: BatchMatmulAttrs, inputs: Sequence[Any]) -> Any:
+    x, y = map(widened, inputs)
+    return (x.swapaxes(1, 2) if attrs.transpose_a else x) @ (y.swapaxes(1, 2) if attrs.transpose_b else y)
+
+
+@register_flops("batch_matmul")
+def flops_batch_matmul(attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
+    assert isinstance(out_type, TensorType)
+    return 2 * out_type.size * int(inputs[0].shape[1 if attrs.transpose_a else 2])
+
+
+@register_shape_func("batch_matmul", False)
+def batch_matmul_shape_func(
+    attrs: BatchMatmulAttrs, inputs: Sequence[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    x, y = inputs
+    return [(max(x[0], y[0]), x[2 if attrs.transpose_a else 1], y[1 if attrs.transpose_b else 2])]
+
+
+schedule_batch_matmul = GenericFunc("schedule_batch_matmul")
+schedule_batch_matmul.register("cpu", schedule_plain_cpu)
+register_schedule("batch_matmul", schedule_batch_matmul)
+
+
+@register_gradient("batch_matmul")
+def batch_matmul_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [grad @ y, x.T @ grad], each in the layout of its input."""
+    assert isinstance(orig.attrs, BatchMatmulAttrs)
+    x, y = orig.args
+    ta, tb = orig.attrs.transpose_a, orig.attrs.transpose_b
+    if ta:
+        dx = batch_matmul(y, grad, transpose_a=tb, transpose_b=True)
+    else:
+        dx = batch_matmul(grad, y, transpose_a=False, transpose_b=not tb)
+    if tb:
+        dy = batch_matmul(grad, x, transpose_a=True, transpose_b=ta)
+    else:
+        dy = batch_matmul(x, grad, transpose_a=not ta, transpose_b=False)
+    return [collapse_sum_like(dx, x), collapse_sum_like(dy, y)]
+
+
+def batch_matmul(x: Expr, y: Expr, transpose_a: bool = False, transpose_b: bool = True) -> Expr:
+    """The product of two matrices for each entry of a batch.
+
+    Args:
+        x: [batch, m, k]; [batch, k, m] with `transpose_a`.
+        y: [batch, n, k]; [batch, k, n] without `transpose_b`. A batch of 1 is used for all.
+        transpose_a: the matrices of x are given transposed.
+        transpose_b: the matrices of y are given transposed, as weights are.
+    """
+    return call("batch_matmul", x, y, transpose_a=transpose_a, transpose_b=transpose_b)

@@ -1,0 +1,312 @@
+"""Operators of several tensors that broadcast as NumPy's do, and what undoes a broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.expr import Call, Expr, call
+from strategy.gradient import register_gradient
+from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.pattern import in_float32, register_broadcast_schedule, register_reduce_schedule
+from strategy.reference import wide
+from strategy.shape_func import broadcast_shape_func, like_shape_func, register_shape_func
+from strategy.type_relation import (
+    broadcast_relation,
+    broadcast_shape,
+    require_dtype_of,
+    require_number,
+)
+from strategy.types import TensorType, Type
+
+
+def _register(
+    name: str,
+    description: str,
+    reference: Callable[..., Any],
+    *,
+    floats: bool = False,
+    out_dtype: str | None = None,
+) -> None:
+    """Registers a binary operator that `tvm.topi` computes under the same name."""
+    relation = broadcast_relation(floats=floats, out_dtype=out_dtype)
+    register_op(name).describe(description).set_num_inputs(2).add_argument(
+        "lhs", "Tensor", "The left operand."
+    ).add_argument("rhs", "Tensor", "The right operand.").set_support_level(1).add_type_rel(
+        "Broadcast", relation
+    ).set_attr("TOpPattern", TOpPattern.kBroadcast)
+
+    def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+        from tvm import topi
+
+        return [getattr(topi, name)(*inputs)]
+
+    register_compute(name, compute)
+    register_reference(name, wide(reference))
+    register_broadcast_schedule(name)
+    register_shape_func(name, False, broadcast_shape_func)
+
+
+def _divide(x: Any, y: Any) -> Any:
+    import numpy as np
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return x / y
+
+
+def _maximum(x: Any, y: Any) -> Any:
+    import numpy as np
+
+    return np.maximum(x, y)
+
+
+_register("add", "The sum of two tensors, element by element.", lambda x, y: x + y)
+_register("subtract", "The difference of two tensors, element by element.", lambda x, y: x - y)
+_register("multiply", "The product of two tensors, element by element.", lambda x, y: x * y)
+_register("divide", "The quotient of two tensors, element by element.", _divide, floats=True)
+_register("maximum", "The larger of two tensors' elements.", _maximum)
+_register("equal", "Whether elements are equal.", lambda x, y: x == y, out_dtype="bool")
+_register("greater", "Whether elements of lhs are larger.", lambda x, y: x > y, out_dtype="bool")
+for _comparison in ("equal", "greater"):
+    register_gradient(_comparison, lambda orig, grad: [None, None])
+
+
+def where_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """A condition of bools and two tensors of one dtype, all broadcast together."""
+    condition, x, y = (reporter.tensor(i) for i in range(3))
+    if condition is not None:
+        reporter.check(condition.dtype == "bool", 0, "expected bools; compare, or cast it first")
+    if condition is None or x is None or y is None:
+        return False
+    require_dtype_of(reporter, 2, 1)
+    both = TensorType(broadcast_shape(reporter, 2, y, x), x.dtype)
+    reporter.assign(3, TensorType(broadcast_shape(reporter, 0, condition, both), x.dtype))
+    return True
+
+
+register_op("where").describe("Elements of x where the condition holds, else of y.").set_num_inputs(
+    3
+).add_argument("condition", "Tensor", "Bools.").add_argument(
+    "x", "Tensor", "What is taken where the condition holds."
+).add_argument("y", "Tensor", "What is taken elsewhere.").set_support_level(4).add_type_rel(
+    "Where", where_rel
+).set_attr("TOpPattern", TOpPattern.kBroadcast)
+
+
+@register_compute("where")
+def compute_where(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import topi
+
+    return [topi.where(*inputs)]
+
+
+@register_reference("where")
+def reference_where(attrs: Attrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    return wide(np.where)(attrs, inputs)
+
+
+register_broadcast_schedule("where")
+register_shape_func("where", False, broadcast_shape_func)
+
+
+def collapse_sum_like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """The type of the second input, which must broadcast to the first."""
+    data, like = reporter.tensor(0), reporter.tensor(1)
+    if data is not None:
+        require_number(reporter, 0, data)
+    if like is not None:
+        if data is not None:
+            whole = broadcast_shape(reporter, 0, data, like)
+            fits = len(whole) == data.ndim and all(
+                (a == b).decide() is not False for a, b in zip(whole, data.shape, strict=True)
+            )
+            reporter.check(fits, 0, f"cannot be summed to {like}, which does not broadcast to it")
+        require_dtype_of(reporter, 0, 1)
+        reporter.assign(2, like)
+    return data is not None and like is not None
+
+
+register_op("collapse_sum_like").describe(
+    "Sums the first tensor to the shape of the second: the opposite of broadcasting."
+).set_num_inputs(2).add_argument("data", "Tensor", "The tensor to sum.").add_argument(
+    "collapse_type", "Tensor", "The tensor whose type the result has."
+).set_support_level(10).add_type_rel("CollapseSumLike", collapse_sum_like_rel).set_attr(
+    "TOpPattern", TOpPattern.kCommReduce
+)
+
+
+@register_compute("collapse_sum_like")
+@in_float32
+def compute_collapse_sum_like(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import sym, topi
+
+    data, like = inputs
+    same = sym.Analyzer().can_prove_equal
+    if len(data.shape) == len(like.shape) and all(map(same, data.shape, like.shape)):
+        return [topi.identity(data)]
+    return [topi.collapse_sum(data, like.shape)]
+
+
+@register_reference("collapse_sum_like")
+def reference_collapse_sum_like(attrs: Attrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    def collapse(data: Any, like: Any) -> Any:
+        data = data.sum(axis=tuple(range(data.ndim - like.ndim)), dtype=data.dtype)
+        ones = tuple(i for i, n in enumerate(np.shape(like)) if n == 1)
+        return data.sum(axis=ones, keepdims=True, dtype=data.dtype)
+
+    return wide(collapse)(attrs, inputs)
+
+
+register_reduce_schedule("collapse_sum_like")
+register_shape_func("collapse_sum_like", False, like_shape_func)
+
+
+@register_gradient("add")
+def add_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [grad, grad]."""
+    x, y = orig.args
+    return [collapse_sum_like(grad, x), collapse_sum_like(grad, y)]
+
+
+@register_gradient("subtract")
+def subtract_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [grad, -grad]."""
+    x, y = orig.args
+    return [collapse_sum_like(grad, x), collapse_sum_like(-grad, y)]
+
+
+@register_gradient("multiply")
+def multiply_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [grad * y, grad * x]."""
+    x, y = orig.args
+    return [collapse_sum_like(grad * y, x), collapse_sum_like(grad * x, y)]
+
+
+@register_gradient("divide")
+def divide_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [grad / y, -grad * x / y / y]."""
+    x, y = orig.args
+    return [collapse_sum_like(grad / y, x), collapse_sum_like(-(grad * orig / y), y)]
+
+
+@register_gradient("maximum")
+def maximum_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns grad for the larger of the two; for y where they are equal."""
+    x, y = orig.args
+    zeros = call("zeros_like", grad)
+    left = greater(x, y)
+    return [collapse_sum_like(where(left, grad, zeros), x), collapse_sum_like(where(left, zeros, grad), y)]
+
+
+@register_gradient("where")
+def where_grad(orig: Call, grad: Expr) -> list[Expr | None]:
+    """Returns grad for the branch that was taken."""
+    condition, x, y = orig.args
+    zeros = call("zeros_like", grad)
+    return [
+        None,
+        collapse_sum_like(where(condition, grad, zeros), x),
+        collapse_sum_like(where(condition, zeros, grad), y),
+    ]
+
+
+@register_gradient("collapse_sum_like")
+def collapse_sum_like_grad(orig: Call, grad: Expr) -> list[Expr | None]:
+    """Returns [grad, broadcast to the input]."""
+    return [grad + call("zeros_like", orig.args[0]), None]
+
+
+def add(lhs: Expr, rhs: Expr) -> Expr:
+    """The sum of two tensors, element by element, broadcast as NumPy does.
+
+    Args:
+        lhs: the left operand.
+        rhs: the right operand, of the same dtype.
+    """
+    return call("add", lhs, rhs)
+
+
+def subtract(lhs: Expr, rhs: Expr) -> Expr:
+    """The difference of two tensors, element by element, broadcast as NumPy does.
+
+    Args:
+        lhs: the left operand.
+        rhs: the right operand, of the same dtype.
+    """
+    return call("subtract", lhs, rhs)
+
+
+def multiply(lhs: Expr, rhs: Expr) -> Expr:
+    """The product of two tensors, element by element, broadcast as NumPy does.
+
+    Args:
+        lhs: the left operand.
+        rhs: the right operand, of the same dtype.
+    """
+    return call("multiply", lhs, rhs)
+
+
+def divide(lhs: Expr, rhs: Expr) -> Expr:
+    """The quotient of two tensors, element by element, broadcast as NumPy does.
+
+    Args:
+        lhs: the left operand, floating-point.
+        rhs: the right operand, of the same dtype.
+    """
+    return call("divide", lhs, rhs)
+
+
+def maximum(lhs: Expr, rhs: Expr) -> Expr:
+    """The larger of two tensors' elements, broadcast as NumPy does.
+
+    Args:
+        lhs: the left operand.
+        rhs: the right operand, of the same dtype.
+    """
+    return call("maximum", lhs, rhs)
+
+
+def equal(lhs: Expr, rhs: Expr) -> Expr:
+    """Whether elements are equal, as bools, broadcast as NumPy does.
+
+    Args:
+        lhs: the left operand.
+        rhs: the right operand, of the same dtype.
+    """
+    return call("equal", lhs, rhs)
+
+
+def greater(lhs: Expr, rhs: Expr) -> Expr:
+    """Whether elements of `lhs` are larger, as bools, broadcast as NumPy does.
+
+    Args:
+        lhs: the left operand.
+        rhs: the right operand, of the same dtype.
+    """
+    return call("greater", lhs, rhs)
+
+
+def where(condition: Expr, x: Expr, y: Expr) -> Expr:
+    """Elements of `x` where the condition holds, else of `y`, broadcast as NumPy does.
+
+    Args:
+        condition: bools.
+        x: what is taken where the condition holds.
+        y: what is taken elsewhere, of the same dtype.
+    """
+    return call("where", condition, x, y)
+
+
+def collapse_sum_like(data: Expr, collapse_type: Expr) -> Expr:
+    """Sums `data` to the shape of `collapse_type`: the opposite of broadcasting.
+
+    Args:
+        data: the tensor to sum.
+        collapse_type: the tensor whose type the result has; it must broadcast to `data`.
+    """
+    return call("collapse_sum_like", data, collapse_type)

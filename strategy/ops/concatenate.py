@@ -1,0 +1,182 @@
+"""concatenate joins tensors along an axis, split takes one apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from strategy.attrs import Attrs, field
+from strategy.expr import Call, Expr, ExprError, Tuple, TupleGetItem, call
+from strategy.gradient import register_gradient
+from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.pattern import register_injective_schedule
+from strategy.reference import widened
+from strategy.shape_func import concatenate_shape_func, register_shape_func
+from strategy.type_relation import normal_axis, tuple_fields
+from strategy.types import Dim, TensorType, TupleType, Type
+
+
+class ConcatenateAttrs(Attrs):
+    """Attributes of concatenate."""
+
+    axis: int = field(0, "The axis along which the tensors are joined")
+
+
+class SplitAttrs(Attrs):
+    """Attributes of split."""
+
+    indices: tuple[int, ...] = field(description="Where each part but the first begins", lower=0)
+    axis: int = field(0, "The axis along which the tensor is taken apart")
+
+
+def concatenate_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """The extents along the axis add up; all others, and the dtypes, are equal."""
+    assert isinstance(attrs, ConcatenateAttrs)
+    fields = tuple_fields(reporter, 0)
+    if fields is None:
+        return False
+    first = fields[0]
+    axis = normal_axis(reporter, 0, attrs.axis, first.ndim)
+    for number, other in enumerate(fields[1:], start=1):
+        fits = other.ndim == first.ndim and other.dtype == first.dtype
+        fits = fits and all(
+            i == axis or (a == b).decide() is not False
+            for i, (a, b) in enumerate(zip(other.shape, first.shape, strict=True))
+        )
+        reporter.check(fits, 0, f"entry {number} is {other}, which does not join {first} on axis {axis}")
+    total = first.shape[axis]
+    for other in fields[1:]:
+        total = total + other.shape[axis]
+    shape = (*first.shape[:axis], total, *first.shape[axis + 1 :])
+    reporter.assign(1, TensorType(shape, first.dtype))
+    return True
+
+
+def split_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """A tuple of the parts between the indices."""
+    assert isinstance(attrs, SplitAttrs)
+    data = reporter.tensor(0)
+    if data is None:
+        return False
+    axis = normal_axis(reporter, 0, attrs.axis, data.ndim)
+    bounds = [Dim(0), *map(Dim, attrs.indices), data.shape[axis]]
+    parts = []
+    for low, high in pairwise(bounds):
+        reporter.check(low < high, 0, f"indices {attrs.indices} do not ascend within axis {axis}")
+        shape = (*data.shape[:axis], high - low, *data.shape[axis + 1 :])
+        parts.append(TensorType(shape, data.dtype))
+    reporter.assign(1, TupleType(parts))
+    return True
+
+
+register_op("concatenate").describe("Joins tensors along an axis.").set_num_inputs(1).add_argument(
+    "data", "Tuple", "The tensors to join."
+).set_attrs_type(ConcatenateAttrs).set_support_level(1).add_type_rel(
+    "Concatenate", concatenate_rel
+).set_attr("TOpPattern", TOpPattern.kInjective)
+register_op("split").describe("Takes a tensor apart along an axis.").set_num_inputs(1).add_argument(
+    "data", "Tensor", "The input tensor."
+).set_attrs_type(SplitAttrs).set_support_level(3).add_type_rel("Split", split_rel).set_attr(
+    "TOpPattern", TOpPattern.kInjective
+)
+
+
+@register_compute("concatenate")
+def compute_concatenate(attrs: ConcatenateAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import topi
+
+    return [topi.concatenate(tuple(inputs), axis=attrs.axis)]
+
+
+@register_compute("split")
+def compute_split(attrs: SplitAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import topi
+
+    return list(topi.split(inputs[0], list(attrs.indices), axis=attrs.axis))
+
+
+@register_reference("concatenate")
+def reference_concatenate(attrs: ConcatenateAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    return np.concatenate([widened(x) for x in inputs], axis=attrs.axis)
+
+
+@register_reference("split")
+def reference_split(attrs: SplitAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    return tuple(np.split(widened(inputs[0]), list(attrs.indices), axis=attrs.axis))
+
+
+@register_shape_func("split", False)
+def split_shape_func(attrs: SplitAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    shape = inputs[0]
+    axis = attrs.axis % len(shape)
+    bounds = [0, *attrs.indices, shape[axis]]
+    return [
+        (*shape[:axis], high - low, *shape[axis + 1 :])
+        for low, high in pairwise(bounds)
+    ]
+
+
+register_shape_func("concatenate", False, concatenate_shape_func)
+for _name in ("concatenate", "split"):
+    register_injective_schedule(_name)
+
+
+@register_gradient("concatenate")
+def concatenate_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [the parts of grad], one tuple for the one input."""
+    assert isinstance(orig.attrs, ConcatenateAttrs)
+    kinds = orig.args[0].checked_type
+    assert isinstance(kinds, TupleType)
+    axis = orig.attrs.axis
+    extents = [t.shape[axis] for t in kinds.fields if isinstance(t, TensorType)]
+    if not all(e.is_constant for e in extents[:-1]):
+        raise ExprError("the gradient of concatenate needs constant extents along its axis")
+    indices = tuple(accumulate(int(e) for e in extents[:-1]))
+    parts = call("split", grad, indices=indices, axis=axis)
+    return [Tuple([TupleGetItem(parts, i) for i in range(len(extents))])]
+
+
+@register_gradient("split")
+def split_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [the parts of grad, joined]."""
+    assert isinstance(orig.attrs, SplitAttrs)
+    return [call("concatenate", grad, axis=orig.attrs.axis)]
+
+
+def concatenate(data: Expr | Sequence[Expr], axis: int = 0) -> Expr:
+    """Joins tensors along an axis.
+
+    Args:
+        data: the tensors, as a sequence or as one expression that is a tuple.
+        axis: the axis along which they are joined.
+    """
+    return call("concatenate", data if isinstance(data, Expr) else Tuple(list(data)), axis=axis)
+
+
+def concat(*args: Expr) -> Expr:
+    """Joins tensors along axis 0.
+
+    Args:
+        args: the tensors.
+    """
+    return concatenate(Tuple(list(args)))
+
+
+def split(data: Expr, indices: Sequence[int], axis: int = 0) -> tuple[Expr, ...]:
+    """Takes a tensor apart along an axis.
+
+    Args:
+        data: the input tensor.
+        indices: where each part but the first begins, ascending.
+        axis: the axis along which it is taken apart.
+
+    Returns:
+        The parts, one more than there are indices.
+    """
+    parts = call("split", data, indices=tuple(indices), axis=axis)
+    return tuple(TupleGetItem(parts, i) for i in range(len(indices) + 1))

@@ -1,0 +1,219 @@
+"""conv2d_backward_data and conv2d_backward_weight: what the gradient of conv2d is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.expr import Call, Expr, call
+from strategy.generic_func import GenericFunc
+from strategy.gradient import register_gradient
+from strategy.op import (
+    TOpPattern,
+    TypeReporter,
+    register_compute,
+    register_flops,
+    register_op,
+    register_reference,
+)
+from strategy.ops.conv2d.operator import Conv2DAttrs, conv2d
+from strategy.ops.conv2d.pad import pad_zeros
+from strategy.ops.window import windows
+from strategy.pattern import extents_of, in_float32, register_schedule, schedule_plain_cpu
+from strategy.reference import widened
+from strategy.type_relation import require_dtype_of, require_number, require_rank
+from strategy.types import TensorType, Type
+
+
+def _like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """Two images, and the tensor whose type the result has."""
+    known = [reporter.tensor(i) for i in range(3)]
+    for index, kind in enumerate(known):
+        if kind is not None:
+            require_rank(reporter, index, kind, 4, "as those of conv2d")
+            require_number(reporter, index, kind)
+            require_dtype_of(reporter, index, 0)
+    if known[2] is None:
+        return False
+    reporter.assign(3, known[2])
+    return all(k is not None for k in known)
+
+
+register_op("conv2d_backward_data").describe(
+    "The derivative of conv2d with respect to its data."
+).set_num_inputs(3).add_argument("grad", "Tensor", "[batch, out channels, out height, out width]").add_argument(
+    "weight", "Tensor", "[out channels, channels / groups, height, width]"
+).add_argument("data", "Tensor", "The data of the convolution, for its type").set_attrs_type(
+    Conv2DAttrs
+).set_support_level(10).add_type_rel("Conv2DBackward", _like_rel).set_attr(
+    "TOpPattern", TOpPattern.kOutEWiseFusable
+)
+register_op("conv2d_backward_weight").describe(
+    "The derivative of conv2d with respect to its weight."
+).set_num_inputs(3).add_argument("grad", "Tensor", "[batch, out channels, out height, out width]").add_argument(
+    "data", "Tensor", "[batch, channels, height, width]"
+).add_argument("weight", "Tensor", "The weight of the convolution, for its type").set_attrs_type(
+    Conv2DAttrs
+).set_support_level(10).add_type_rel("Conv2DBackward", _like_rel).set_attr(
+    "TOpPattern", TOpPattern.kOutEWiseFusable
+)
+
+
+@register_compute("conv2d_backward_data")
+@in_float32
+def compute_backward_data(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    """Each element gathers from the outputs whose window it was in."""
+    from tvm import te, tirx
+
+    assert isinstance(out_type, TensorType)
+    grad, weight, _ = inputs
+    stride_h, stride_w = attrs.strides
+    dilation_h, dilation_w = attrs.dilation
+    top, left, _, _ = attrs.padding
+    out_channels, group_channels, height, width = weight.shape
+    per_group = out_channels // attrs.groups
+    o = te.reduce_axis((0, per_group), name="o")
+    y = te.reduce_axis((0, height), name="y")
+    x = te.reduce_axis((0, width), name="x")
+
+    def element(n: Any, c: Any, h: Any, w: Any) -> Any:
+        channel = o if attrs.groups == 1 else c // group_channels * per_group + o
+        row, column = h + top - y * dilation_h, w + left - x * dilation_w
+        inside = tirx.all(
+            row >= 0, row % stride_h == 0, row // stride_h < grad.shape[2],
+            column >= 0, column % stride_w == 0, column // stride_w < grad.shape[3],
+        )  # fmt: skip
+        value = grad[n, channel, row // stride_h, column // stride_w] * weight[channel, c % group_channels, y, x]
+        return te.sum(tirx.if_then_else(inside, value, tirx.const(0, grad.dtype)), axis=[o, y, x])
+
+    return [te.compute(extents_of(out_type, inputs), element, name="conv2d_backward_data")]
+
+
+@register_compute("conv2d_backward_weight")
+@in_float32
+def compute_backward_weight(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    """Each element sums over the outputs that it had a part in."""
+    from tvm import te
+
+    assert isinstance(out_type, TensorType)
+    grad, data, _ = inputs
+    stride_h, stride_w = attrs.strides
+    dilation_h, dilation_w = attrs.dilation
+    shape = extents_of(out_type, inputs)
+    per_group = shape[0] // attrs.groups
+    padded = pad_zeros(data, attrs.padding)
+    n = te.reduce_axis((0, grad.shape[0]), name="n")
+    h = te.reduce_axis((0, grad.shape[2]), name="h")
+    w = te.reduce_axis((0, grad.shape[3]), name="w")
+    return [
+        te.compute(
+            shape,
+            lambda o, c, y, x: te.sum(
+                grad[n, o, h, w]
+                * padded[
+                    n,
+                    c if attrs.groups == 1 else o // per_group * shape[1] + c,
+                    h * stride_h + y * dilation_h,
+                    w * stride_w + x * dilation_w,
+                ],
+                axis=[n, h, w],
+            ),
+            name="conv2d_backward_weight",
+        )
+    ]
+
+
+@register_reference("conv2d_backward_data")
+def reference_backward_data(attrs: Conv2DAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    grad, weight = map(widened, inputs[:2])
+    shape = np.shape(inputs[2])
+    top, left, bottom, right = attrs.padding
+    padded = np.zeros((*shape[:2], shape[2] + top + bottom, shape[3] + left + right), grad.dtype)
+    n, _, height, width = grad.shape
+    by_group = grad.reshape(n, attrs.groups, -1, height, width)
+    for y in range(weight.shape[2]):
+        for x in range(weight.shape[3]):
+            tap = weight[:, :, y, x].reshape(attrs.groups, -1, weight.shape[1])
+            rows = slice(y * attrs.dilation[0], None, attrs.strides[0])
+            columns = slice(x * attrs.dilation[1], None, attrs.strides[1])
+            part = np.einsum("ngohw,goc->ngchw", by_group, tap).reshape(n, -1, height, width)
+            padded[:, :, rows, columns][:, :, :height, :width] += part
+    return padded[:, :, top : top + shape[2], left : left + shape[3]]
+
+
+@register_reference("conv2d_backward_weight")
+def reference_backward_weight(attrs: Conv2DAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    grad, data = map(widened, inputs[:2])
+    shape = np.shape(inputs[2])
+    view = windows(data, shape[2:], attrs.strides, attrs.dilation, attrs.padding)
+    n, _, height, width = grad.shape
+    by_group = view.reshape(n, attrs.groups, -1, height, width, *shape[2:])
+    grads = grad.reshape(n, attrs.groups, -1, height, width)
+    return np.einsum("ngohw,ngchwyx->gocyx", grads, by_group).reshape(shape)
+
+
+@register_flops("conv2d_backward_data")
+def flops_backward_data(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
+    return _convolution_flops(inputs[0], inputs[1])
+
+
+@register_flops("conv2d_backward_weight")
+def flops_backward_weight(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
+    return _convolution_flops(inputs[0], inputs[2])
+
+
+def _convolution_flops(grad: TensorType, weight: TensorType) -> int:
+    _, channels, height, width = weight.concrete_shape
+    return 2 * grad.size * channels * height * width
+
+
+schedule_conv2d_backward = GenericFunc("schedule_conv2d_backward")
+schedule_conv2d_backward.register("cpu", schedule_plain_cpu)
+for _name in ("conv2d_backward_data", "conv2d_backward_weight"):
+    register_schedule(_name, schedule_conv2d_backward)
+
+
+@register_gradient("conv2d")
+def conv2d_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [grad spread by the weight, grad correlated with the data]."""
+    data, weight = orig.args
+    how = _attributes(orig)
+    return [
+        call("conv2d_backward_data", grad, weight, data, **how),
+        call("conv2d_backward_weight", grad, data, weight, **how),
+    ]
+
+
+@register_gradient("conv2d_backward_data")
+def backward_data_grad(orig: Call, grad: Expr) -> list[Expr | None]:
+    """Returns [the convolution of grad, its correlation with the outer grad]."""
+    out_grad, weight, _ = orig.args
+    how = _attributes(orig)
+    return [
+        conv2d(grad, weight, **how),
+        call("conv2d_backward_weight", out_grad, grad, weight, **how),
+        None,
+    ]
+
+
+@register_gradient("conv2d_backward_weight")
+def backward_weight_grad(orig: Call, grad: Expr) -> list[Expr | None]:
+    """Returns [the convolution with grad as its weight, grad as the weight that spreads]."""
+    out_grad, data, _ = orig.args
+    how = _attributes(orig)
+    return [
+        conv2d(data, grad, **how),
+        call("conv2d_backward_data", out_grad, grad, data, **how),
+        None,
+    ]
+
+
+def _attributes(orig: Call) -> dict[str, Any]:
+    attrs = orig.attrs
+    assert isinstance(attrs, Conv2DAttrs)
+    return {"strides": attrs.strides, "padding": attrs.padding, "dilation": attrs.dilation, "groups": attrs.groups}

@@ -1,0 +1,154 @@
+"""conv2d: what it takes and gives, its NumPy reference, and its Python function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs, field
+from strategy.expr import Expr, call
+from strategy.op import TOpPattern, TypeReporter, register_flops, register_op, register_reference
+from strategy.ops.window import four_sides, pair, windowed_extent, windows
+from strategy.reference import widened
+from strategy.shape_func import register_shape_func
+from strategy.type_relation import require_dtype_of, require_number, require_rank
+from strategy.types import Dim, TensorType, Type
+
+
+class Conv2DAttrs(Attrs):
+    """Attributes of conv2d. One number stands for both axes, or all sides."""
+
+    strides: tuple[int, int] = field((1, 1), "Steps of the window", lower=1)
+    padding: tuple[int, int, int, int] = field((0, 0, 0, 0), "Top, left, bottom, right", lower=0)
+    dilation: tuple[int, int] = field((1, 1), "Distance of the window's elements", lower=1)
+    groups: int = field(1, "Input channels are split into this many groups", lower=1)
+    channels: int | None = field(None, "Output channels, for a weight without a type", lower=1)
+    kernel_size: tuple[int, int] | None = field(None, "Window, for a weight without a type", lower=1)
+
+    def __init__(self, **values: Any) -> None:
+        for name in ("strides", "dilation"):
+            if name in values:
+                values[name] = pair(values[name])
+        if "padding" in values:
+            values["padding"] = four_sides(values["padding"])
+        if "kernel_size" in values:
+            values["kernel_size"] = pair(values["kernel_size"])
+        super().__init__(**values)
+
+    def to_json(self) -> dict[str, Any]:
+        """Without what the weight's type says once it is known: one workload has one key."""
+        data = super().to_json()
+        return {k: v for k, v in data.items() if k not in ("channels", "kernel_size")}
+
+
+def conv2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """[n, c, h, w] by [o, c / groups, kh, kw] gives [n, o, windows down, across].
+
+    A weight without a type gets it from `channels` and `kernel_size`.
+    """
+    assert isinstance(attrs, Conv2DAttrs)
+    data, weight = reporter.tensor(0), reporter.tensor(1)
+    if data is not None:
+        require_rank(reporter, 0, data, 4, "[batch, channels, height, width]")
+        require_number(reporter, 0, data)
+        fits = data.shape[1] % attrs.groups == 0
+        reporter.check(fits, 0, f"its channels do not divide into {attrs.groups} groups")
+        if weight is None and attrs.channels is not None and attrs.kernel_size is not None:
+            weight = TensorType(
+                (attrs.channels, data.shape[1] // attrs.groups, *attrs.kernel_size), data.dtype
+            )
+            reporter.assign(1, weight)
+    if weight is not None:
+        require_rank(reporter, 1, weight, 4, "[out channels, channels / groups, height, width]")
+        if attrs.channels is not None:
+            reporter.check(weight.shape[0] == attrs.channels, 1, f"channels is {attrs.channels}")
+        for extent, size in zip(weight.shape[2:], attrs.kernel_size or (), strict=False):
+            reporter.check(extent == size, 1, f"kernel_size is {attrs.kernel_size}")
+        fits = weight.shape[0] % attrs.groups == 0
+        reporter.check(fits, 1, f"its output channels do not divide into {attrs.groups} groups")
+    if data is None or weight is None:
+        return False
+    require_dtype_of(reporter, 1, 0)
+    fits = weight.shape[1] * attrs.groups == data.shape[1]
+    reporter.check(fits, 1, f"does not fit {reporter.name(0)}, {data}, in {attrs.groups} groups")
+    out: list[Dim] = []
+    for axis in range(2):
+        extent = windowed_extent(
+            data.shape[2 + axis], weight.shape[2 + axis], attrs.strides[axis], attrs.dilation[axis],
+            attrs.padding[axis], attrs.padding[2 + axis],
+        )  # fmt: skip
+        reporter.check(extent >= 1, 0, f"is smaller than {reporter.name(1)}, {weight}, with its padding")
+        out.append(extent)
+    reporter.assign(2, TensorType((data.shape[0], weight.shape[0], *out), data.dtype))
+    return True
+
+
+register_op("conv2d").describe("Two-dimensional convolution, as neural networks call it.").set_num_inputs(
+    2
+).add_argument("data", "Tensor", "[batch, channels, height, width]").add_argument(
+    "weight", "Tensor", "[out channels, channels / groups, height, width]"
+).set_attrs_type(Conv2DAttrs).set_support_level(2).add_type_rel("Conv2D", conv2d_rel).set_attr(
+    "TOpPattern", TOpPattern.kOutEWiseFusable
+)
+
+
+@register_reference("conv2d")
+def reference_conv2d(attrs: Conv2DAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    data, weight = map(widened, inputs)
+    view = windows(data, weight.shape[2:], attrs.strides, attrs.dilation, attrs.padding)
+    n, c, h, w = view.shape[:4]
+    view = view.reshape(n, attrs.groups, c // attrs.groups, h, w, *weight.shape[2:])
+    grouped = weight.reshape(attrs.groups, -1, *weight.shape[1:])
+    return np.einsum("ngchwyx,gocyx->ngohw", view, grouped, optimize=True).reshape(n, -1, h, w)
+
+
+@register_flops("conv2d")
+def flops_conv2d(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
+    assert isinstance(out_type, TensorType)
+    _, channels, height, width = inputs[1].concrete_shape
+    return 2 * out_type.size * channels * height * width
+
+
+@register_shape_func("conv2d", False)
+def conv2d_shape_func(attrs: Conv2DAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    data, weight = inputs
+    out = (
+        windowed_extent(
+            data[2 + i], weight[2 + i], attrs.strides[i], attrs.dilation[i],
+            attrs.padding[i], attrs.padding[2 + i],
+        )
+        for i in range(2)
+    )  # fmt: skip
+    return [(data[0], weight[0], *out)]
+
+
+def conv2d(
+    data: Expr,
+    weight: Expr,
+    strides: int | tuple[int, int] = (1, 1),
+    padding: int | tuple[int, ...] = (0, 0),
+    dilation: int | tuple[int, int] = (1, 1),
+    groups: int = 1,
+    channels: int | None = None,
+    kernel_size: int | tuple[int, int] | None = None,
+) -> Expr:
+    """Two-dimensional convolution, as neural networks call it (a correlation).
+
+    Args:
+        data: [batch, channels, height, width].
+        weight: [out channels, channels / groups, height, width].
+        strides: steps of the window.
+        padding: zeros around the data: one number, (vertical, horizontal), or (top, left, bottom,
+            right).
+        dilation: distance of the window's elements.
+        groups: input and output channels are split into this many groups, each of which sees its own
+            input channels only; as many as channels is a depthwise convolution.
+        channels: number of output channels; needed where the weight has no type.
+        kernel_size: height and width of the window; needed where the weight has no type.
+    """
+    return call(
+        "conv2d", data, weight, strides=strides, padding=padding, dilation=dilation, groups=groups,
+        channels=channels, kernel_size=kernel_size,
+    )  # fmt: skip

@@ -1,0 +1,131 @@
+"""`dense_gemv.cpu`: one row, where reading the weight once is all that counts.
+
+The weight is packed into wide panels that are read from one end to the other. Sums of consecutive
+steps of k go to `chains` sets of accumulators, so that no sum waits for the one before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.ops.dense.tile import (
+    Extents,
+    accumulator,
+    panels,
+    round_up,
+    schedule_tile,
+    whole_blocks,
+)
+from strategy.schedule import (
+    Outs,
+    ScheduleError,
+    find_stages,
+    integer,
+    join_epilogue,
+    lanes_of,
+    new_schedule,
+    pack_by_vectors,
+    stage,
+    vectorize,
+)
+from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.target import Target
+from strategy.types import TensorType, Type
+
+_VECTORS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
+_BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
+
+
+def space(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """Width of a panel, width of a vector, chains of sums, unrolling, and panels per task."""
+    extents = Extents.of(inputs)
+    full = lanes_of(target, accumulator(inputs[0].dtype))
+    chains = [c for c in (1, 2, 4, 8) if extents.k % c == 0]
+    lanes = [x for x in (full // 4, full // 2, full) if x >= 1]
+    widths = [v * full for v in _VECTORS if v == 1 or (v - 1) * full < extents.n]
+    vectors = max((v for v in (1, 2, 4, 8) if v * full * target.threads <= extents.n), default=1)
+    return ConfigSpace(
+        [
+            Knob("width", [*lanes[:-1], *widths], "layout"),
+            Knob("lanes", lanes),
+            Knob("chains", chains),
+            Knob("unroll", [u for u in (1, 2, 4, 8) if u <= extents.k]),
+            Knob("n_block", [b for b in _BLOCKS if b <= -(-extents.n // lanes[0])]),
+        ],
+        [
+            knob("lanes") <= knob("width"),
+            knob("chains") * (knob("width") // knob("lanes")) + 2 <= target.vector_registers,
+            knob("unroll") * knob("chains") <= extents.k,
+            whole_blocks(extents.n, "width", "n_block"),
+        ],
+        derived={"accumulators": knob("chains") * (knob("width") // knob("lanes"))},
+        fallback={
+            "width": vectors * full,
+            "lanes": full,
+            "chains": max(c for c in chains if c * vectors <= 8),
+            "unroll": 1,
+            "n_block": 1,
+        },
+    )
+
+
+def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
+    """The weight is packed into panels [ceil(n / width), k, width]."""
+    return {1: panels(integer(config, "width"))}
+
+
+def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
+    """One sum per chain, and their sum."""
+    from tvm import te, tirx
+
+    data, weight = inputs
+    m, k = data.shape
+    if not isinstance(m, tirx.IntImm) or int(m) != 1:
+        raise ScheduleError(f"dense_gemv takes one row, here m is {m}")
+    n, depth = int(out_type.shape[1]), int(k)
+    width, chains = integer(config, "width"), integer(config, "chains")
+    dtype = accumulator(data.dtype)
+    r = te.reduce_axis((0, depth // chains), name="r")
+
+    def product(chain: Any, j: Any) -> Any:
+        step = r * chains + chain
+        number = data[0, step].astype(dtype)
+        return te.sum(number * weight[j // width, step, j % width].astype(dtype), axis=r)
+
+    tiles = te.compute((chains, round_up(n, width)), product, name="tiles", attrs=stage("tiles"))
+
+    total = te.compute(
+        (1, round_up(n, width)),
+        lambda i, j: reduce(lambda a, b: a + b, (tiles[c, j] for c in range(chains))),
+        name="total",
+        attrs=stage("total"),
+    )
+    return [te.compute((1, n), lambda i, j: total[i, j].astype(out_type.dtype), name="dense")]
+
+
+def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Tasks of panels in parallel, each panel from its first step to its last."""
+    sch = new_schedule(outs)
+    stages = find_stages(sch)
+    output = join_epilogue(sch)
+    tiles, total = stages["tiles"], stages["total"]
+    lanes = integer(config, "lanes")
+    if "panels" in stages:
+        pack_by_vectors(sch, stages["panels"], lanes_of(target, accumulator(outs.args[0].dtype)))
+    for block in (tiles, total):
+        sch.set_scope(block, 0, "local")
+    row, j = sch.get_loops(total)
+    task, panel, columns = sch.split(j, [None, integer(config, "n_block"), integer(config, "width")])
+    sch.reorder(task, panel, row, columns)
+    sch.reverse_compute_at(output, panel, preserve_unit_loops=True)
+    sch.compute_at(tiles, panel, preserve_unit_loops=True)
+    sch.parallel(task)
+    vectorize(sch, sch.get_loops(output)[-1], lanes)
+    chains, columns, steps = sch.get_loops(tiles)[-3:]
+    schedule_tile(sch, tiles, total, (chains, columns, steps), lanes, integer(config, "unroll"))
+    return sch

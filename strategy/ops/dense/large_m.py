@@ -1,0 +1,202 @@
+"""`dense_large_m.cpu`: many rows, blocked for every level of the cache, after GotoBLAS.
+
+A block of the data, `m_block` tiles × `depth` steps, is packed for each task and stays in the second
+level cache, while panels of the weight pass through the first. Sums over blocks of k are kept per
+task and written once, with the epilogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.ops.dense.tile import (
+    ROWS,
+    VECTORS,
+    Extents,
+    accumulator,
+    best_tile,
+    clamped_row,
+    divisors_up_to,
+    panels,
+    register_constraint,
+    round_up,
+    schedule_tile,
+    whole_blocks,
+)
+from strategy.schedule import (
+    Outs,
+    dtype_bytes,
+    find_stages,
+    integer,
+    join_epilogue,
+    lanes_of,
+    new_schedule,
+    pack_by_vectors,
+    stage,
+    vectorize,
+)
+from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.target import Target
+from strategy.types import TensorType, Type
+
+_BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 32, 48, 64, 96, 128)
+
+
+def space(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """Tile, blocks in m, n and k, how the data is packed, and what changes fastest in a block.
+
+    The data is packed `by` rows or by steps of k; `inner` names the loop next to the tile: rows (a
+    panel stays in the first-level cache) or panels (the data of a tile does).
+    """
+    extents = Extents.of(inputs)
+    dtype = accumulator(inputs[0].dtype)
+    lanes = lanes_of(target, dtype)
+    size = dtype_bytes(dtype)
+    rows, width = best_tile(extents, target, dtype)
+    depths = [d for d in divisors_up_to(extents.k, extents.k) if d >= min(16, extents.k)]
+    # A panel's part and a tile's must leave half of the second level to the block of data.
+    fitting = [d for d in depths if d * (width + rows) * size <= target.l2_bytes // 2]
+    depth = max(fitting, default=depths[0])
+    tiles, count = -(-extents.rows // rows), -(-extents.n // width)
+    in_cache = max(1, target.l2_bytes // 2 // (rows * depth * size))
+    # Enough tasks for all threads, then as many panels per packed block as possible.
+    n_block = max(d for d in divisors_up_to(count, max(1, count // target.threads)) if d in _BLOCKS)
+    fallback = {
+        "rows": rows,
+        "width": width,
+        "depth": depth,
+        "m_block": max(d for d in divisors_up_to(tiles, in_cache) if d in _BLOCKS),
+        "n_block": n_block,
+        "by": "rows",
+        "inner": "rows",
+        "lanes": lanes,
+        "unroll": 1,
+    }
+    constraints = [register_constraint(target, knob("lanes")), whole_blocks(extents.n, "width", "n_block")]
+    if extents.m.is_constant:
+        constraints.append(whole_blocks(int(extents.m), "rows", "m_block"))
+    return ConfigSpace(
+        [
+            Knob("width", [v * lanes for v in VECTORS if v == 1 or (v - 1) * lanes < extents.n], "layout"),
+            Knob("depth", depths, "layout"),
+            Knob("rows", ROWS, "layout"),
+            Knob("by", ["rows", "steps"], "layout"),
+            Knob("m_block", [b for b in _BLOCKS if b <= max(tiles, -(-extents.rows // 2))]),
+            Knob("n_block", [b for b in _BLOCKS if b <= -(-extents.n // lanes)]),
+            Knob("inner", ["rows", "panels"]),
+            # Half vectors for processors that slow down for full ones.
+            Knob("lanes", [lanes // 2, lanes]),
+            Knob("unroll", [1, 2, 4]),
+        ],
+        constraints,
+        derived={
+            "accumulators": knob("rows") * (knob("width") // knob("lanes")),
+            "data_block_bytes": knob("m_block") * knob("rows") * knob("depth") * size,
+            "panel_bytes": knob("width") * knob("depth") * size,
+        },
+        fallback=fallback,
+    )
+
+
+def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
+    """The weight is packed into panels per block of k: [k block, panel, depth, width]."""
+    return {1: panels(integer(config, "width"), integer(config, "depth"))}
+
+
+def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
+    """Packed data, sums per block of k, their sum, and what of it is within m × n."""
+    from tvm import te
+
+    data, weight = inputs
+    m, k = data.shape
+    n = int(out_type.shape[1])
+    rows, width, depth = (integer(config, name) for name in ("rows", "width", "depth"))
+    dtype = accumulator(data.dtype)
+    row = clamped_row(m)
+    padded_m, padded_n = round_up(m, rows * integer(config, "m_block")), round_up(n, width)
+    blocks = int(k) // depth
+    if config["by"] == "rows":
+        packed = te.compute(
+            (padded_m // rows, rows, k),
+            lambda tile, i, s: data[row(tile * rows + i), s].astype(dtype),
+            name="packed",
+            attrs=stage("data"),
+        )
+    else:
+        packed = te.compute(
+            (padded_m // rows, k, rows),
+            lambda tile, s, i: data[row(tile * rows + i), s].astype(dtype),
+            name="packed",
+            attrs=stage("data"),
+        )
+
+    def item(i: Any, s: Any) -> Any:
+        return packed[i // rows, i % rows, s] if config["by"] == "rows" else packed[i // rows, s, i % rows]
+
+    r = te.reduce_axis((0, depth), name="r")
+    tiles = te.compute(
+        (blocks, padded_m, padded_n),
+        lambda b, i, j: te.sum(
+            item(i, b * depth + r) * weight[b, j // width, r, j % width].astype(dtype), axis=r
+        ),
+        name="tiles",
+        attrs=stage("tiles"),
+    )
+    if blocks == 1:
+        return [te.compute((m, n), lambda i, j: tiles[0, i, j].astype(out_type.dtype), name="dense")]
+    b = te.reduce_axis((0, blocks), name="b")
+    total = te.compute(
+        (padded_m, padded_n), lambda i, j: te.sum(tiles[b, i, j], axis=b), name="total", attrs=stage("total")
+    )
+    return [te.compute((m, n), lambda i, j: total[i, j].astype(out_type.dtype), name="dense")]
+
+
+def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Tasks of m_block × n_block tiles in parallel; in each, blocks of k, panels, then rows."""
+    sch = new_schedule(outs)
+    stages = find_stages(sch)
+    output = join_epilogue(sch)
+    tiles, data = stages["tiles"], stages["data"]
+    lanes = integer(config, "lanes")
+    m_factors = [None, integer(config, "m_block"), integer(config, "rows")]
+    n_factors = [None, integer(config, "n_block"), integer(config, "width")]
+    if "panels" in stages:
+        pack_by_vectors(sch, stages["panels"], lanes)
+    sch.set_scope(tiles, 0, "local")
+    anchor = stages.get("total", tiles)
+    *lead, i, j, last = sch.get_loops(anchor)
+    m_task, row_tile, rows = sch.split(i, m_factors)
+    n_task, panel, columns = sch.split(j, n_factors)
+    inner = (panel, row_tile) if config["inner"] == "rows" else (row_tile, panel)
+    if anchor is tiles:
+        sch.reorder(*lead, n_task, m_task, *inner, rows, columns, last)
+        sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
+        sch.compute_at(data, m_task, preserve_unit_loops=True)
+        steps = last
+        consumer = output
+    else:
+        sch.reorder(n_task, m_task, last, *inner, rows, columns)
+        sch.reverse_compute_at(output, m_task, preserve_unit_loops=True)
+        sch.compute_at(tiles, inner[1], preserve_unit_loops=True)
+        sch.compute_at(data, last, preserve_unit_loops=True)
+        vectorize(sch, sch.get_loops(output)[-1], lanes)
+        rows, columns, steps = sch.get_loops(tiles)[-3:]
+        consumer = anchor
+    sch.parallel(sch.fuse(n_task, m_task))
+    _schedule_data(sch, data, lanes, by_rows=config["by"] == "rows")
+    schedule_tile(sch, tiles, consumer, (rows, columns, steps), lanes, integer(config, "unroll"))
+    return sch
+
+
+def _schedule_data(sch: Any, block: Any, lanes: int, by_rows: bool) -> None:
+    """Rows are copied by vectors; steps gather one number per row."""
+    inner = sch.get_loops(block)[-1]
+    if by_rows:
+        _, lane = sch.split(inner, [None, lanes])
+        sch.vectorize(lane)
+    else:
+        sch.unroll(inner)

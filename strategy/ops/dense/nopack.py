@@ -1,0 +1,165 @@
+"""`dense_nopack.cpu`: rows of the data times rows of the weight as they lie, nothing packed.
+
+Both are contiguous along k, so a vector holds `lanes` consecutive steps of k: a tile of `rows` × `cols`
+dot products runs over k side by side, and the lanes of each are added at its end, by halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.ops.dense.tile import Extents, accumulator, clamped_row, round_up, whole_blocks
+from strategy.schedule import (
+    Outs,
+    find_stages,
+    integer,
+    join_epilogue,
+    lanes_of,
+    new_schedule,
+    stage,
+)
+from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.target import Target
+from strategy.types import TensorType, Type
+
+_SIDES = (1, 2, 3, 4, 5, 6, 7, 8)
+_BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+
+
+def space(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """Tile, lanes, unrolling, and how tiles are grouped into tasks, as for `dense_pack`."""
+    extents = Extents.of(inputs)
+    full = lanes_of(target, accumulator(inputs[0].dtype))
+    lanes = [x for x in (full // 4, full // 2, full) if 1 <= x <= extents.k]
+    side = 4 if target.vector_registers >= 32 else 3
+    rows = next(r for r in (side, side - 1, side - 2, 1) if r <= extents.rows)
+    cols = min(max(c for c in _SIDES if rows * c + c + 1 <= target.vector_registers), extents.n)
+    count = -(-extents.n // cols)
+    m_tasks = [t for t in _BLOCKS if t <= extents.rows] if extents.m.is_constant else [1]
+    constraints = [
+        knob("rows") * knob("cols") + knob("cols") + 1 <= target.vector_registers,
+        knob("lanes") * knob("unroll") <= extents.k,
+        whole_blocks(extents.n, "cols", "n_block"),
+    ]
+    if extents.m.is_constant:
+        constraints.append(whole_blocks(int(extents.m), "rows", "m_tasks"))
+    return ConfigSpace(
+        [
+            Knob("lanes", lanes or [1], "layout"),
+            Knob("rows", [r for r in _SIDES if r == 1 or r <= extents.rows]),
+            Knob("cols", [c for c in _SIDES if c <= extents.n]),
+            Knob("unroll", [1, 2, 4]),
+            Knob("n_block", [b for b in _BLOCKS if b <= extents.n]),
+            Knob("m_tasks", m_tasks),
+            Knob("inner", ["rows", "cols"]),
+        ],
+        constraints,
+        derived={"accumulators": knob("rows") * knob("cols")},
+        fallback={
+            "lanes": max(lanes, default=1),
+            "rows": rows,
+            "cols": cols,
+            "unroll": 1,
+            "n_block": max(b for b in _BLOCKS if count % b == 0 and b <= max(1, count // target.threads)),
+            "m_tasks": 1,
+            "inner": "rows",
+        },
+    )
+
+
+def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
+    """Sums per lane, the steps that fill no vector, and the sum over lanes by halves."""
+    from tvm import te, tirx
+
+    data, weight = inputs
+    m, k = data.shape
+    n, depth = int(out_type.shape[1]), int(k)
+    rows, cols, lanes = (integer(config, name) for name in ("rows", "cols", "lanes"))
+    dtype = accumulator(data.dtype)
+    row, col = clamped_row(m), clamped_row(n)
+    shape = (round_up(m, rows), round_up(n, cols))
+    whole = depth // lanes * lanes
+
+    def product(i: Any, j: Any, step: Any) -> Any:
+        return data[row(i), step].astype(dtype) * weight[col(j), step].astype(dtype)
+
+    r = te.reduce_axis((0, whole // lanes), name="r")
+    sums = te.compute(
+        (*shape, lanes),
+        lambda i, j, lane: te.sum(product(i, j, r * lanes + lane), axis=r),
+        name="tiles",
+        attrs=stage("tiles"),
+    )
+    if whole < depth:
+        tiles = sums
+
+        def with_rest(i: Any, j: Any, lane: Any) -> Any:
+            rest = tirx.if_then_else(
+                lane < depth - whole, product(i, j, whole + lane), tirx.const(0, dtype)
+            )
+            return tiles[i, j, lane] + rest
+
+        sums = te.compute((*shape, lanes), with_rest, name="rest", attrs=stage("rest"))
+    while lanes > 2:
+        lanes //= 2
+        sums = _halved(sums, (*shape, lanes))
+
+    total = te.compute(
+        shape,
+        lambda i, j: sums[i, j, 0] + sums[i, j, 1] if lanes == 2 else sums[i, j, 0],
+        name="total",
+        attrs=stage("total"),
+    )
+    return [te.compute((m, n), lambda i, j: total[i, j].astype(out_type.dtype), name="dense")]
+
+
+def _halved(sums: Any, shape: tuple[Any, Any, int]) -> Any:
+    from tvm import te
+
+    lanes = shape[2]
+    return te.compute(
+        shape,
+        lambda i, j, lane: sums[i, j, lane] + sums[i, j, lane + lanes],
+        name=f"sum{lanes}",
+        attrs=stage(f"sum{lanes}"),
+    )
+
+
+def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Tasks of columns × rows in parallel; in each, one register tile after the other."""
+    sch = new_schedule(outs)
+    stages = find_stages(sch)
+    output = join_epilogue(sch)
+    total = stages.pop("total")
+    i, j = sch.get_loops(total)
+    m_task, row_tile, rows = sch.split(i, [integer(config, "m_tasks"), None, integer(config, "rows")])
+    n_task, col_tile, cols = sch.split(j, [None, integer(config, "n_block"), integer(config, "cols")])
+    inner = (col_tile, row_tile) if config["inner"] == "rows" else (row_tile, col_tile)
+    sch.reorder(n_task, m_task, *inner, rows, cols)
+    sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
+    # From the last stage back to the first: each needs its consumer in place.
+    for block in reversed(stages.values()):
+        sch.compute_at(block, inner[1], preserve_unit_loops=True)
+    sch.parallel(sch.fuse(n_task, m_task))
+    tiles = stages.pop("tiles")
+    *_, rows, cols, lane, steps = sch.get_loops(tiles)
+    outer_steps, inner_steps = sch.split(steps, [None, integer(config, "unroll")])
+    sch.reorder(outer_steps, inner_steps, rows, cols, lane)
+    sch.vectorize(lane)
+    for loop in (inner_steps, rows, cols):
+        sch.unroll(loop)
+    for block in (sch.decompose_reduction(tiles, outer_steps), *stages.values()):
+        *_, rows, cols, lane = sch.get_loops(block)
+        sch.vectorize(lane)
+        sch.unroll(rows)
+        sch.unroll(cols)
+    for block in (tiles, total, *stages.values()):
+        sch.set_scope(block, 0, "local")
+    for block in (total, output):
+        for loop in sch.get_loops(block)[-2:]:
+            sch.unroll(loop)
+    return sch

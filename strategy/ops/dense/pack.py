@@ -1,0 +1,126 @@
+"""`dense_pack.cpu`: the weight packed into panels, the data read where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.ops.dense.tile import (
+    ROWS,
+    VECTORS,
+    Extents,
+    accumulator,
+    best_tile,
+    clamped_row,
+    divisors_up_to,
+    panels,
+    register_constraint,
+    round_up,
+    schedule_tile,
+    whole_blocks,
+)
+from strategy.schedule import (
+    Outs,
+    find_stages,
+    integer,
+    join_epilogue,
+    lanes_of,
+    new_schedule,
+    pack_by_vectors,
+    stage,
+)
+from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.target import Target
+from strategy.types import TensorType, Type
+
+_BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 32, 48, 64)
+
+
+def space(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """Tile, unrolling, and how tiles are grouped into tasks.
+
+    A task is `n_block` panels × the m-th part of the rows that `m_tasks` says; within it, `inner`
+    names what changes fastest: rows (the panel stays in cache) or panels (the rows do).
+    """
+    extents = Extents.of(inputs)
+    lanes = lanes_of(target, accumulator(inputs[0].dtype))
+    rows, width = best_tile(extents, target, accumulator(inputs[0].dtype))
+    widths = [v * lanes for v in VECTORS if v == 1 or (v - 1) * lanes < extents.n]
+    tiles = -(-extents.rows // rows)
+    split_rows = -(-extents.n // width) < target.threads and extents.m.is_constant
+    fallback = {
+        "rows": rows,
+        "width": width,
+        "unroll": 1,
+        "n_block": 1,
+        "m_tasks": max(divisors_up_to(tiles, target.threads)) if split_rows else 1,
+        "inner": "rows",
+    }
+    m_tasks = _BLOCKS if extents.m.is_constant else (1,)
+    constraints = [register_constraint(target, lanes), whole_blocks(extents.n, "width", "n_block")]
+    if extents.m.is_constant:
+        constraints.append(whole_blocks(int(extents.m), "rows", "m_tasks"))
+    return ConfigSpace(
+        [
+            Knob("width", widths, "layout"),
+            Knob("rows", [r for r in ROWS if r == 1 or r <= 2 * extents.rows]),
+            Knob("unroll", [u for u in (1, 2, 4, 8) if u <= extents.k]),
+            Knob("n_block", [b for b in _BLOCKS if b <= -(-extents.n // lanes)]),
+            Knob("m_tasks", [t for t in m_tasks if t <= extents.rows]),
+            Knob("inner", ["rows", "panels"]),
+        ],
+        constraints,
+        derived={"accumulators": knob("rows") * (knob("width") // lanes)},
+        fallback=fallback,
+    )
+
+
+def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
+    """The weight is packed into panels [ceil(n / width), k, width]."""
+    return {1: panels(integer(config, "width"))}
+
+
+def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
+    """The product over whole tiles, and what of it is within m × n."""
+    from tvm import te
+
+    data, weight = inputs
+    m, k = data.shape
+    n = int(out_type.shape[1])
+    rows, width = integer(config, "rows"), integer(config, "width")
+    dtype = accumulator(data.dtype)
+    row = clamped_row(m)
+    r = te.reduce_axis((0, k), name="r")
+    tiles = te.compute(
+        (round_up(m, rows), round_up(n, width)),
+        lambda i, j: te.sum(
+            data[row(i), r].astype(dtype) * weight[j // width, r, j % width].astype(dtype), axis=r
+        ),
+        name="tiles",
+        attrs=stage("tiles"),
+    )
+    return [te.compute((m, n), lambda i, j: tiles[i, j].astype(out_type.dtype), name="dense")]
+
+
+def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Tasks of panels × rows in parallel; in each, one register tile after the other."""
+    sch = new_schedule(outs)
+    stages = find_stages(sch)
+    output = join_epilogue(sch)
+    tiles = stages["tiles"]
+    lanes = lanes_of(target, accumulator(outs.args[0].dtype))
+    if "panels" in stages:
+        pack_by_vectors(sch, stages["panels"], lanes)
+    sch.set_scope(tiles, 0, "local")
+    i, j, steps = sch.get_loops(tiles)
+    m_task, row_tile, rows = sch.split(i, [integer(config, "m_tasks"), None, integer(config, "rows")])
+    n_task, panel, columns = sch.split(j, [None, integer(config, "n_block"), integer(config, "width")])
+    inner = (panel, row_tile) if config["inner"] == "rows" else (row_tile, panel)
+    sch.reorder(n_task, m_task, *inner, rows, columns, steps)
+    sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
+    sch.parallel(sch.fuse(n_task, m_task))
+    schedule_tile(sch, tiles, output, (rows, columns, steps), lanes, integer(config, "unroll"))
+    return sch

@@ -1,0 +1,152 @@
+"""The register tile that the packed implementations of `dense` share, and the panels it reads.
+
+A weight is packed into panels [ceil(n / width), k, width]: each step of k reads `width` neighbours.
+The tile is `rows` × `width` accumulators, which stay in vector registers over the whole loop of k.
+Rows and columns are padded to whole tiles: rows beyond m repeat the last one, columns beyond n are
+zeros in the packed weight, and neither is written. So every shape runs the same inner loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strategy.condition import Clause, Expr, ceildiv
+from strategy.schedule import ScheduleError, lanes_of, stage, vectorize
+from strategy.space import knob
+from strategy.target import Target
+from strategy.types import Dim, TensorType
+
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 16, 19, 20, 24, 28)
+VECTORS = (1, 2, 3, 4, 6, 8)
+
+
+@dataclass(frozen=True)
+class Extents:
+    """The extents of a product: m may be symbolic, n and k are constant."""
+
+    m: Dim
+    n: int
+    k: int
+
+    @classmethod
+    def of(cls, inputs: Sequence[TensorType]) -> Extents:
+        """Those of data[m, k] and weight[n, k]; raises `ScheduleError` where n or k is symbolic."""
+        (m, k), (n, _) = inputs[0].shape, inputs[1].shape
+        for name, dim in (("n", n), ("k", k)):
+            if not dim.is_constant:
+                raise ScheduleError(f"dense is lowered for a constant {name}, here it is '{dim}'")
+        return cls(m, int(n), int(k))
+
+    @property
+    def rows(self) -> int:
+        """m, or 64 rows as the usual case where it is symbolic: only a fallback rests on it."""
+        return int(self.m) if self.m.is_constant else 64
+
+
+def accumulator(dtype: str) -> str:
+    """The dtype in which a product of this dtype is summed."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def round_up(value: Any, multiple: int) -> Any:
+    """The least multiple that is not less; for integers and TE expressions."""
+    return (value + multiple - 1) // multiple * multiple
+
+
+def clamped_row(m: Any) -> Callable[[Any], Any]:
+    """Row indices beyond the last read the last row: their results are never written."""
+    from tvm import tirx
+
+    return lambda i: tirx.min(i, m - 1)
+
+
+def panels(width: int, depth: int | None = None) -> Callable[[Any], Any]:
+    """The packing of weight[n, k] into [panel, k, width], or [k block, panel, depth, width]."""
+
+    def pack(weight: Any) -> Any:
+        from tvm import te, tirx
+
+        n, k = (int(extent) for extent in weight.shape)
+        count = -(-n // width)
+
+        def read(panel: Any, step: Any, lane: Any) -> Any:
+            column = panel * width + lane
+            if n % width == 0:
+                return weight[column, step]
+            return tirx.if_then_else(column < n, weight[column, step], tirx.const(0, weight.dtype))
+
+        if depth is None:
+            return te.compute((count, k, width), read, name="panels", attrs=stage("panels"))
+        return te.compute(
+            (k // depth, count, depth, width),
+            lambda block, panel, step, lane: read(panel, block * depth + step, lane),
+            name="panels",
+            attrs=stage("panels"),
+        )
+
+    return pack
+
+
+def schedule_tile(sch: Any, block: Any, output: Any, loops: Sequence[Any], lanes: int, unroll: int) -> None:
+    """Schedules one tile: `loops` are its rows, its columns and its steps, `output` its consumer.
+
+    Must come last: it takes the initialisation out of the reduction.
+    """
+    rows, columns, steps = loops
+    outer_steps, inner_steps = sch.split(steps, [None, unroll])
+    vectors, lane = sch.split(columns, [None, lanes])
+    sch.reorder(outer_steps, inner_steps, rows, vectors, lane)
+    sch.vectorize(lane)
+    for loop in (inner_steps, rows, vectors):
+        sch.unroll(loop)
+    start = sch.decompose_reduction(block, outer_steps)
+    *_, start_rows, start_vectors, start_lane = sch.get_loops(start)
+    sch.vectorize(start_lane)
+    sch.unroll(start_rows)
+    sch.unroll(start_vectors)
+    *_, out_rows, out_columns = sch.get_loops(output)
+    vectorize(sch, out_columns, lanes)
+    sch.unroll(out_rows)
+
+
+def register_constraint(target: Target, lanes: int | Expr) -> Clause:
+    """The accumulators, one row of weights and one broadcast number fit the vector registers.
+
+    `lanes` is a number or a knob.
+    """
+    vectors = knob("width") // lanes
+    return knob("rows") * vectors + vectors + 1 <= target.vector_registers
+
+
+def whole_blocks(extent: int, tile: str, blocks: str) -> Clause:
+    """The tiles of `extent` come in whole blocks."""
+    return ceildiv(extent, knob(tile)) % knob(blocks) == 0
+
+
+def best_tile(extents: Extents, target: Target, dtype: str) -> tuple[int, int]:
+    """Rows and width that waste little of the shape, the registers and the loads: the untuned tile."""
+    lanes = lanes_of(target, dtype)
+    m, n = extents.rows, extents.n
+
+    def score(rows: int, vectors: int) -> float:
+        used = m * n / (round_up(m, rows) * round_up(n, vectors * lanes))
+        # Two multiply-adds per cycle, four cycles from one sum to the next; a load that the sums
+        # do not hide costs a part of a cycle, more where it comes from the second level.
+        ideal = rows * vectors / 2
+        return float(used * ideal / (max(ideal, 4) + 0.1 * rows + 0.3 * vectors))
+
+    fitting = [
+        (rows, vectors)
+        for rows in ROWS
+        for vectors in VECTORS
+        if rows * vectors + vectors + 1 <= target.vector_registers
+    ]
+    rows, vectors = max(fitting, key=lambda tile: score(*tile))
+    return rows, vectors * lanes
+
+
+def divisors_up_to(extent: int, most: int) -> list[int]:
+    """The divisors of `extent` that are at most `most`."""
+    return [d for d in range(1, min(extent, most) + 1) if extent % d == 0]

@@ -1,0 +1,195 @@
+"""Reductions over axes: sum, mean and max."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strategy.attrs import Attrs, AttrsError, field
+from strategy.expr import Call, Expr, call
+from strategy.gradient import register_gradient
+from strategy.op import (
+    TOpPattern,
+    TypeRelation,
+    TypeReporter,
+    register_compute,
+    register_op,
+    register_reference,
+)
+from strategy.ops.broadcast import equal
+from strategy.ops.elemwise import cast, ones_like
+from strategy.ops.reshape import expand_dims
+from strategy.pattern import in_float32, register_reduce_schedule
+from strategy.reference import widened
+from strategy.shape_func import reduce_shape_func, register_shape_func
+from strategy.type_relation import normal_axes, require_float, require_number
+from strategy.types import Dim, TensorType, Type
+
+
+class ReduceAttrs(Attrs):
+    """Attributes of reductions. `axis` may be given as one integer."""
+
+    axis: tuple[int, ...] | None = field(None, "The axes to reduce; all of them where None")
+    keepdims: bool = field(False, "Keep the reduced axes, with extent 1")
+
+    def __init__(self, **values: Any) -> None:
+        axis = values.get("axis")
+        if isinstance(axis, int) and not isinstance(axis, bool):
+            values["axis"] = (axis,)
+        super().__init__(**values)
+        if self.axis == ():
+            raise AttrsError("ReduceAttrs.axis = (): name at least one axis, or None for all")
+
+
+def reduced_axes(attrs: ReduceAttrs, rank: int) -> tuple[int, ...]:
+    """The axes to reduce, counted from 0, in order."""
+    return tuple(range(rank)) if attrs.axis is None else tuple(sorted(a % rank for a in attrs.axis))
+
+
+def reduce_relation(*, floats: bool = False) -> TypeRelation:
+    """The input's type without the reduced axes, or with extent 1 there."""
+
+    def relation(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+        assert isinstance(attrs, ReduceAttrs)
+        data = reporter.tensor(0)
+        if data is None:
+            return False
+        (require_float if floats else require_number)(reporter, 0, data)
+        if attrs.axis is not None:
+            normal_axes(reporter, 0, attrs.axis, data.ndim)
+        gone = reduced_axes(attrs, data.ndim)
+        if attrs.keepdims:
+            shape = [Dim(1) if i in gone else d for i, d in enumerate(data.shape)]
+        else:
+            shape = [d for i, d in enumerate(data.shape) if i not in gone]
+        reporter.assign(1, TensorType(shape, data.dtype))
+        return True
+
+    return relation
+
+
+def _register(name: str, description: str, reference: Callable[..., Any], *, floats: bool = False) -> None:
+    register_op(name).describe(description).set_num_inputs(1).add_argument(
+        "data", "Tensor", "The input tensor."
+    ).set_attrs_type(ReduceAttrs).set_support_level(4).add_type_rel(
+        "Reduce", reduce_relation(floats=floats)
+    ).set_attr("TOpPattern", TOpPattern.kCommReduce)
+
+    def numpy_reference(attrs: ReduceAttrs, inputs: Sequence[Any]) -> Any:
+        return reference(widened(inputs[0]), axis=attrs.axis, keepdims=attrs.keepdims)
+
+    register_reference(name, numpy_reference)
+    register_shape_func(name, False, reduce_shape_func)
+
+
+def _sum(x: Any, axis: Any, keepdims: bool) -> Any:
+    # NumPy would accumulate small integers in 64 bits.
+    return x.sum(axis=axis, keepdims=keepdims, dtype=x.dtype)
+
+
+_register("sum", "The sum over axes.", _sum)
+_register("mean", "The arithmetic mean over axes.", lambda x, **how: x.mean(**how), floats=True)
+_register("max", "The largest element over axes.", lambda x, **how: x.max(**how))
+
+
+@register_compute("sum")
+@in_float32
+def compute_sum(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import topi
+
+    return [topi.sum(inputs[0], _axes(attrs), attrs.keepdims)]
+
+
+@register_compute("mean")
+@in_float32
+def compute_mean(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import tirx, topi
+
+    data = inputs[0]
+    total = topi.sum(data, _axes(attrs), attrs.keepdims)
+    count: Any = 1
+    for axis in reduced_axes(attrs, len(data.shape)):
+        count = count * data.shape[axis]
+    return [topi.divide(total, tirx.Cast(data.dtype, tirx.convert(count)))]
+
+
+@register_compute("max")
+def compute_max(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import topi
+
+    return [topi.max(inputs[0], _axes(attrs), attrs.keepdims)]
+
+
+def _axes(attrs: ReduceAttrs) -> list[int] | None:
+    return None if attrs.axis is None else list(attrs.axis)
+
+
+for _name in ("sum", "mean", "max"):
+    register_reduce_schedule(_name)
+
+
+def _kept(orig: Call, node: Expr) -> Expr:
+    """A result of the reduction `orig` with the reduced axes as extents of 1."""
+    attrs = orig.attrs
+    assert isinstance(attrs, ReduceAttrs)
+    if attrs.keepdims:
+        return node
+    return expand_dims(node, reduced_axes(attrs, orig.args[0].tensor_type.ndim))
+
+
+@register_gradient("sum")
+def sum_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [grad, broadcast to the input]."""
+    return [_kept(orig, grad) * ones_like(orig.args[0])]
+
+
+@register_gradient("mean")
+def mean_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [grad / count, broadcast to the input]."""
+    assert isinstance(orig.attrs, ReduceAttrs)
+    ones = ones_like(orig.args[0])
+    count = call("sum", ones, axis=orig.attrs.axis, keepdims=True)
+    return [_kept(orig, grad) / count * ones]
+
+
+@register_gradient("max")
+def max_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [grad where the largest element is, shared out where several are equal]."""
+    assert isinstance(orig.attrs, ReduceAttrs)
+    x = orig.args[0]
+    largest = cast(equal(x, _kept(orig, orig)), x.tensor_type.dtype)
+    count = call("sum", largest, axis=orig.attrs.axis, keepdims=True)
+    return [_kept(orig, grad) / count * largest]
+
+
+def sum(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Expr:
+    """The sum over axes, accumulated in the input's dtype.
+
+    Args:
+        data: a tensor of numbers.
+        axis: the axes to reduce; all of them where None.
+        keepdims: keep the reduced axes, with extent 1.
+    """
+    return call("sum", data, axis=axis, keepdims=keepdims)
+
+
+def mean(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Expr:
+    """The arithmetic mean over axes.
+
+    Args:
+        data: a floating-point tensor.
+        axis: the axes to reduce; all of them where None.
+        keepdims: keep the reduced axes, with extent 1.
+    """
+    return call("mean", data, axis=axis, keepdims=keepdims)
+
+
+def max(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Expr:
+    """The largest element over axes.
+
+    Args:
+        data: a tensor of numbers.
+        axis: the axes to reduce; all of them where None.
+        keepdims: keep the reduced axes, with extent 1.
+    """
+    return call("max", data, axis=axis, keepdims=keepdims)

@@ -1,0 +1,204 @@
+"""The same elements in another shape: reshape, reshape_like and expand_dims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs, field
+from strategy.expr import Call, Expr, call
+from strategy.gradient import register_gradient
+from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.pattern import extents_of, register_injective_schedule
+from strategy.reference import widened
+from strategy.shape_func import ShapeError, like_shape_func, register_shape_func
+from strategy.type_relation import normal_axes, product
+from strategy.types import Dim, TensorType, Type
+
+
+class ReshapeAttrs(Attrs):
+    """Attributes of reshape."""
+
+    newshape: tuple[int, ...] = field(
+        description="The new shape; one -1 is what is left, 0 keeps the input's extent there", lower=-1
+    )
+
+
+def reshape_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """The new shape, which must have as many elements as the input."""
+    assert isinstance(attrs, ReshapeAttrs)
+    data = reporter.tensor(0)
+    if data is None:
+        return False
+    new = attrs.newshape
+    reporter.check(new.count(-1) <= 1, 0, f"newshape {new} has more than one -1")
+    kept = [i for i, n in enumerate(new) if n == 0]
+    reporter.check(all(i < data.ndim for i in kept), 0, f"newshape {new} keeps an axis that it lacks")
+    shape = [data.shape[i] if n == 0 else Dim(max(n, 1)) for i, n in enumerate(new)]
+    if -1 in new:
+        # Extents that are kept stand on both sides, and cancel.
+        left = product(d for i, d in enumerate(data.shape) if i not in kept)
+        given = math.prod(n for n in new if n > 0)
+        reporter.check(given == 0 or (left % given == 0), 0, f"does not divide into newshape {new}")
+        shape[new.index(-1)] = left // given if given > 1 else left
+    else:
+        fits = product(data.shape) == product(shape)
+        reporter.check(fits, 0, f"has not as many elements as newshape {new}")
+    reporter.assign(1, TensorType(shape, data.dtype))
+    return True
+
+
+def reshape_like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """The shape of the second input, the dtype of the first."""
+    data, like = reporter.tensor(0), reporter.tensor(1)
+    if data is None or like is None:
+        return False
+    fits = product(data.shape) == product(like.shape)
+    reporter.check(fits, 0, f"has not as many elements as {reporter.name(1)}, {like}")
+    reporter.assign(2, TensorType(like.shape, data.dtype))
+    return True
+
+
+class ExpandDimsAttrs(Attrs):
+    """Attributes of expand_dims. `axis` may be given as one integer."""
+
+    axis: tuple[int, ...] = field(description="Where the result has new axes of extent 1")
+
+    def __init__(self, **values: Any) -> None:
+        axis = values.get("axis")
+        if isinstance(axis, int) and not isinstance(axis, bool):
+            values["axis"] = (axis,)
+        super().__init__(**values)
+
+
+def expand_dims_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """The input's shape with new axes of extent 1."""
+    assert isinstance(attrs, ExpandDimsAttrs)
+    data = reporter.tensor(0)
+    if data is None:
+        return False
+    rank = data.ndim + len(attrs.axis)
+    new = normal_axes(reporter, 0, attrs.axis, rank)
+    kept = iter(data.shape)
+    shape = [Dim(1) if i in new else next(kept) for i in range(rank)]
+    reporter.assign(1, TensorType(shape, data.dtype))
+    return True
+
+
+register_op("reshape").describe("The same elements in another shape.").set_num_inputs(1).add_argument(
+    "data", "Tensor", "The input tensor."
+).set_attrs_type(ReshapeAttrs).set_support_level(3).add_type_rel("Reshape", reshape_rel).set_attr(
+    "TOpPattern", TOpPattern.kInjective
+)
+register_op("reshape_like").describe("The elements of the first tensor in the shape of the second.").set_num_inputs(
+    2
+).add_argument("data", "Tensor", "The input tensor.").add_argument(
+    "shape_like", "Tensor", "The tensor whose shape the result has."
+).set_support_level(3).add_type_rel("ReshapeLike", reshape_like_rel).set_attr(
+    "TOpPattern", TOpPattern.kInjective
+)
+register_op("expand_dims").describe("New axes of extent 1.").set_num_inputs(1).add_argument(
+    "data", "Tensor", "The input tensor."
+).set_attrs_type(ExpandDimsAttrs).set_support_level(1).add_type_rel(
+    "ExpandDims", expand_dims_rel
+).set_attr("TOpPattern", TOpPattern.kInjective)
+
+
+@register_compute("reshape")
+@register_compute("reshape_like")
+@register_compute("expand_dims")
+def compute_reshape(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import topi
+
+    assert isinstance(out_type, TensorType)
+    return [topi.reshape(inputs[0], extents_of(out_type, inputs))]
+
+
+@register_reference("reshape")
+def reference_reshape(attrs: ReshapeAttrs, inputs: Sequence[Any]) -> Any:
+    data = widened(inputs[0])
+    return data.reshape([data.shape[i] if n == 0 else n for i, n in enumerate(attrs.newshape)])
+
+
+@register_reference("reshape_like")
+def reference_reshape_like(attrs: Attrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    return widened(inputs[0]).reshape(np.shape(inputs[1]))
+
+
+@register_reference("expand_dims")
+def reference_expand_dims(attrs: ExpandDimsAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    return np.expand_dims(widened(inputs[0]), attrs.axis)
+
+
+@register_shape_func("reshape", False)
+def reshape_shape_func(attrs: ReshapeAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    shape = [inputs[0][i] if n == 0 else n for i, n in enumerate(attrs.newshape)]
+    elements = math.prod(inputs[0])
+    if -1 in shape:
+        given = math.prod(n for n in shape if n != -1)
+        shape[shape.index(-1)] = elements // given if given else 0
+    if math.prod(shape) != elements:
+        raise ShapeError(f"{inputs[0]} does not reshape to {attrs.newshape}")
+    return [tuple(shape)]
+
+
+@register_shape_func("expand_dims", False)
+def expand_dims_shape_func(attrs: ExpandDimsAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    rank = len(inputs[0]) + len(attrs.axis)
+    new = {a % rank for a in attrs.axis}
+    kept = iter(inputs[0])
+    return [tuple(1 if i in new else next(kept) for i in range(rank))]
+
+
+register_shape_func("reshape_like", False, like_shape_func)
+for _name in ("reshape", "reshape_like", "expand_dims"):
+    register_injective_schedule(_name)
+
+
+@register_gradient("reshape")
+@register_gradient("expand_dims")
+def reshape_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [grad in the input's shape]."""
+    return [reshape_like(grad, orig.args[0])]
+
+
+@register_gradient("reshape_like")
+def reshape_like_grad(orig: Call, grad: Expr) -> list[Expr | None]:
+    """Returns [grad in the input's shape]."""
+    return [reshape_like(grad, orig.args[0]), None]
+
+
+def reshape(data: Expr, newshape: Sequence[int]) -> Expr:
+    """The same elements in another shape.
+
+    Args:
+        data: the input tensor.
+        newshape: the new shape; one entry may be -1, which is what is left, and 0 keeps the extent
+            that the input has there.
+    """
+    return call("reshape", data, newshape=tuple(newshape))
+
+
+def reshape_like(data: Expr, shape_like: Expr) -> Expr:
+    """The elements of `data` in the shape of `shape_like`.
+
+    Args:
+        data: the input tensor.
+        shape_like: the tensor whose shape the result has.
+    """
+    return call("reshape_like", data, shape_like)
+
+
+def expand_dims(data: Expr, axis: int | tuple[int, ...]) -> Expr:
+    """Inserts axes of extent 1.
+
+    Args:
+        data: the input tensor.
+        axis: where the result has them, counted in the result as NumPy does.
+    """
+    return call("expand_dims", data, axis=axis)

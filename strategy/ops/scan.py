@@ -1,0 +1,193 @@
+"""Scans: cumulative sums and products along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strategy.attrs import Attrs, field
+from strategy.expr import Expr, call
+from strategy.generic_func import override_native_generic_func
+from strategy.op import (
+    TOpPattern,
+    TypeReporter,
+    register_compute,
+    register_op,
+    register_reference,
+    register_strategy,
+    register_terms,
+)
+from strategy.op_strategy import OpStrategy
+from strategy.pattern import schedule_extern
+from strategy.reference import widened
+from strategy.shape_func import register_shape_func, scan_shape_func
+from strategy.target import Target
+from strategy.type_relation import normal_axis, product, require_number
+from strategy.types import DTYPES, TensorType, Type
+
+
+class ScanopAttrs(Attrs):
+    """Attributes of cumsum and cumprod."""
+
+    axis: int | None = field(None, "The axis to operate over; the flattened input where None")
+    dtype: str | None = field(None, "Output data type; the input's where None", choices=DTYPES)
+    exclusive: bool = field(False, "The first element is not included")
+
+
+def scanop_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """The input's shape, or one dimension where the axis is None."""
+    assert isinstance(attrs, ScanopAttrs)
+    data = reporter.tensor(0)
+    if data is None:
+        return False
+    require_number(reporter, 0, data)
+    dtype = attrs.dtype or data.dtype
+    if attrs.axis is None:
+        reporter.assign(1, TensorType([product(data.shape)], dtype))
+    else:
+        normal_axis(reporter, 0, attrs.axis, data.ndim)
+        reporter.assign(1, TensorType(data.shape, dtype))
+    return True
+
+
+register_op("cumsum").describe(
+    "Return the cumulative sum of the elements along a given axis."
+).set_num_inputs(1).add_argument("data", "Tensor", "The input tensor.").set_attrs_type(
+    ScanopAttrs
+).set_support_level(3).add_type_rel("Cumsum", scanop_rel).set_attr("TOpPattern", TOpPattern.kOpaque)
+register_op("cumprod").describe(
+    "Return the cumulative product of the elements along a given axis."
+).set_num_inputs(1).add_argument("data", "Tensor", "The input tensor.").set_attrs_type(
+    ScanopAttrs
+).set_support_level(3).add_type_rel("Cumprod", scanop_rel).set_attr("TOpPattern", TOpPattern.kOpaque)
+
+
+def _scan(attrs: ScanopAttrs, data: Any, scan: Callable[..., Any]) -> list[Any]:
+    from tvm import topi
+
+    dtype = attrs.dtype or str(data.dtype)
+    narrow = dtype in ("float16", "bfloat16")
+    found = scan(data, attrs.axis, "float32" if narrow else dtype, attrs.exclusive)
+    return [topi.cast(found, dtype) if narrow else found]
+
+
+@register_compute("cumsum")
+def compute_cumsum(attrs: ScanopAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import topi
+
+    return _scan(attrs, inputs[0], topi.cumsum)
+
+
+@register_compute("cumprod")
+def compute_cumprod(attrs: ScanopAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import topi
+
+    return _scan(attrs, inputs[0], topi.cumprod)
+
+
+@register_terms("cumsum")
+@register_terms("cumprod")
+def scan_terms(attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
+    return inputs[0].size if attrs.axis is None else int(inputs[0].shape[attrs.axis])
+
+
+def _reference(attrs: ScanopAttrs, data: Any, scan: Callable[..., Any], start: int) -> Any:
+    import numpy as np
+
+    dtype = attrs.dtype or data.dtype.name
+    data = widened(data)
+    # As the operator does: elements are converted first, then accumulated in the output's type.
+    data = data.astype(np.float64 if dtype.startswith(("float", "bfloat")) else dtype)
+    if attrs.axis is None:
+        data = data.reshape(-1)
+    axis = attrs.axis or 0
+    if attrs.exclusive:
+        first = np.full_like(np.take(data, [0], axis), start)
+        data = np.concatenate([first, np.delete(data, -1, axis)], axis)
+    return scan(data, axis=axis, dtype=data.dtype)
+
+
+@register_reference("cumsum")
+def reference_cumsum(attrs: ScanopAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    return _reference(attrs, inputs[0], np.cumsum, 0)
+
+
+@register_reference("cumprod")
+def reference_cumprod(attrs: ScanopAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    return _reference(attrs, inputs[0], np.cumprod, 1)
+
+
+@override_native_generic_func("cumsum_strategy")
+def cumsum_strategy(
+    attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> OpStrategy:
+    """The generic strategy of cumsum."""
+    strategy = OpStrategy()
+    strategy.add_implementation(compute_cumsum, schedule_extern.dispatch(target), name="cumsum.generic")
+    return strategy
+
+
+@override_native_generic_func("cumprod_strategy")
+def cumprod_strategy(
+    attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> OpStrategy:
+    """The generic strategy of cumprod."""
+    strategy = OpStrategy()
+    strategy.add_implementation(compute_cumprod, schedule_extern.dispatch(target), name="cumprod.generic")
+    return strategy
+
+
+register_strategy("cumsum", cumsum_strategy)
+register_strategy("cumprod", cumprod_strategy)
+register_shape_func("cumsum", False, scan_shape_func)
+register_shape_func("cumprod", False, scan_shape_func)
+
+
+def cumsum(
+    data: Expr, axis: int | None = None, dtype: str | None = None, exclusive: bool | None = None
+) -> Expr:
+    """Numpy style cumsum op. Return the cumulative inclusive sum of the elements along an axis.
+
+    Args:
+        data: the input data to the operator.
+        axis: axis along which the cumulative sum is computed. The default (None) is to compute the
+            cumsum over the flattened array.
+        dtype: type of the returned array and of the accumulator in which the elements are summed.
+            If dtype is not specified, it defaults to the dtype of data.
+        exclusive: if true will return exclusive sum in which the first element is not included. In
+            other terms, if true, the j-th output element would be the sum of the first (j-1)
+            elements. Otherwise, it would be the sum of the first j elements. The sum of zero
+            elements is 0.
+
+    Returns:
+        The result has the same size as data, and the same shape as data if axis is not None. If
+        axis is None, the result is a 1-d array.
+    """
+    return call("cumsum", data, axis=axis, dtype=dtype, exclusive=exclusive)
+
+
+def cumprod(
+    data: Expr, axis: int | None = None, dtype: str | None = None, exclusive: bool | None = None
+) -> Expr:
+    """Numpy style cumprod op. Return the cumulative inclusive product of the elements along an axis.
+
+    Args:
+        data: the input data to the operator.
+        axis: axis along which the cumulative product is computed. The default (None) is to compute
+            the cumprod over the flattened array.
+        dtype: type of the returned array and of the accumulator in which the elements are
+            multiplied. If dtype is not specified, it defaults to the dtype of data.
+        exclusive: if true will return exclusive product in which the first element is not included.
+            In other terms, if true, the j-th output element would be the product of the first (j-1)
+            elements. Otherwise, it would be the product of the first j elements. The product of
+            zero elements will be 1.
+
+    Returns:
+        The result has the same size as data, and the same shape as data if axis is not None. If
+        axis is None, the result is a 1-d array.
+    """
+    return call("cumprod", data, axis=axis, dtype=dtype, exclusive=exclusive)

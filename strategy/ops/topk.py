@@ -1,0 +1,132 @@
+"""topk: the k largest or smallest elements along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strategy.attrs import Attrs, field
+from strategy.expr import Expr, TupleGetItem, call
+from strategy.generic_func import override_native_generic_func
+from strategy.op import TOpPattern, TypeReporter, register_op, register_reference, register_strategy
+from strategy.op_strategy import OpStrategy
+from strategy.pattern import schedule_extern
+from strategy.reference import widened
+from strategy.shape_func import register_shape_func
+from strategy.target import Target
+from strategy.type_relation import normal_axis, require_number
+from strategy.types import Dim, TensorType, TupleType, Type
+
+
+class TopKAttrs(Attrs):
+    """Attributes of topk."""
+
+    k: int = field(1, "Number of elements to take", lower=1)
+    axis: int = field(-1, "The axis along which they are taken")
+    ret_type: str = field("both", "What is returned", choices=("both", "values", "indices"))
+    is_ascend: bool = field(False, "Take the smallest, in ascending order")
+    dtype: str = field("int32", "Data type of the indices", choices=("int32", "int64"))
+
+
+def topk_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """The input's shape with k along the axis; values, indices, or a tuple of both."""
+    assert isinstance(attrs, TopKAttrs)
+    data = reporter.tensor(0)
+    if data is None:
+        return False
+    require_number(reporter, 0, data)
+    axis = normal_axis(reporter, 0, attrs.axis, data.ndim)
+    reporter.check(data.shape[axis] >= attrs.k, 0, f"has fewer than k = {attrs.k} along axis {axis}")
+    shape = (*data.shape[:axis], Dim(attrs.k), *data.shape[axis + 1 :])
+    values, indices = TensorType(shape, data.dtype), TensorType(shape, attrs.dtype)
+    reporter.assign(1, {"values": values, "indices": indices}.get(attrs.ret_type, TupleType([values, indices])))
+    return True
+
+
+register_op("topk").describe(
+    "The k largest or smallest elements along an axis, in order, with their indices."
+).set_num_inputs(1).add_argument("data", "Tensor", "The input tensor.").set_attrs_type(
+    TopKAttrs
+).set_support_level(6).add_type_rel("TopK", topk_rel).set_attr("TOpPattern", TOpPattern.kOpaque)
+
+
+def wrap_compute_topk(topi_compute: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """A compute that takes what topk needs from the attributes."""
+
+    def compute_topk(attrs: TopKAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+        found = topi_compute(
+            inputs[0], attrs.k, attrs.axis, attrs.ret_type, attrs.is_ascend, attrs.dtype
+        )
+        return list(found) if attrs.ret_type == "both" else [found]
+
+    return compute_topk
+
+
+def topi_topk(*args: Any) -> Any:
+    from tvm import topi
+
+    return topi.topk(*args)
+
+
+@register_reference("topk")
+def reference_topk(attrs: TopKAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    data = widened(inputs[0])
+    extent = data.shape[attrs.axis]
+    if attrs.is_ascend:
+        order = np.argsort(data, axis=attrs.axis, kind="stable")
+    else:
+        # The lower index first among equals: sort the reverse, then reverse.
+        order = np.flip(np.argsort(np.flip(data, attrs.axis), axis=attrs.axis, kind="stable"), attrs.axis)
+        order = extent - 1 - order
+    indices = np.take(order, range(attrs.k), axis=attrs.axis).astype(attrs.dtype)
+    values = np.take_along_axis(data, indices, axis=attrs.axis)
+    return {"values": values, "indices": indices}.get(attrs.ret_type, (values, indices))
+
+
+@override_native_generic_func("topk_strategy")
+def topk_strategy(
+    attrs: TopKAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> OpStrategy:
+    """The generic strategy of topk."""
+    strategy = OpStrategy()
+    strategy.add_implementation(
+        wrap_compute_topk(topi_topk), schedule_extern.dispatch(target), name="topk.generic"
+    )
+    return strategy
+
+
+register_strategy("topk", topk_strategy)
+
+
+@register_shape_func("topk", False)
+def topk_shape_func(attrs: TopKAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    axis = attrs.axis % len(inputs[0])
+    shape = (*inputs[0][:axis], attrs.k, *inputs[0][axis + 1 :])
+    return [shape, shape] if attrs.ret_type == "both" else [shape]
+
+
+def topk(
+    data: Expr,
+    k: int = 1,
+    axis: int = -1,
+    ret_type: str = "both",
+    is_ascend: bool = False,
+    dtype: str = "int32",
+) -> Any:
+    """The k largest or smallest elements along an axis, in order.
+
+    Args:
+        data: the input tensor.
+        k: number of elements to take.
+        axis: the axis along which they are taken.
+        ret_type: "both", "values" or "indices".
+        is_ascend: take the smallest, in ascending order; otherwise the largest, descending.
+        dtype: data type of the indices.
+
+    Returns:
+        The values, the indices, or a pair of both expressions.
+    """
+    result = call("topk", data, k=k, axis=axis, ret_type=ret_type, is_ascend=is_ascend, dtype=dtype)
+    return (TupleGetItem(result, 0), TupleGetItem(result, 1)) if ret_type == "both" else result

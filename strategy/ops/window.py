@@ -1,0 +1,45 @@
+"""What convolutions and pooling share: windows that slide over two axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def pair(value: Any) -> Any:
+    """One integer as (value, value); anything else as it is."""
+    return (value, value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def four_sides(value: Any) -> Any:
+    """Padding as (top, left, bottom, right), from one number, (vertical, horizontal), or all four."""
+    value = pair(value)
+    if isinstance(value, tuple | list) and len(value) == 2:
+        return (value[0], value[1], value[0], value[1])
+    return value
+
+
+def windowed_extent(extent: Any, kernel: Any, stride: int, dilation: int, before: int, after: int) -> Any:
+    """How many windows fit an axis: of integers, or of dimensions."""
+    more = before + after - (kernel - 1) * dilation - 1
+    if getattr(more, "value", None) is not None:
+        more = int(more.value)  # so that a symbolic extent stays short: (h - 2) // 2 + 1
+    room = extent - -more if isinstance(more, int) and more < 0 else extent + more
+    return room // stride + 1
+
+
+def windows(
+    data: Any,
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    dilation: tuple[int, int],
+    padding: tuple[int, int, int, int],
+    fill: float = 0,
+) -> Any:
+    """All windows of a NumPy array [n, c, h, w], as a view [n, c, out_h, out_w, kernel_h, kernel_w]."""
+    import numpy as np
+
+    top, left, bottom, right = padding
+    padded = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=fill)
+    reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
+    view = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(2, 3))
+    return view[:, :, :: strides[0], :: strides[1], :: dilation[0], :: dilation[1]]

@@ -1,0 +1,199 @@
+"""Schedules by pattern, and operators whose whole strategy is one compute and one such schedule.
+
+    register_compute("add", compute_add)
+    register_broadcast_schedule("add")
+
+The schedules are plain: what is elementwise is inlined, the outer loops run in parallel, the
+innermost in vectors. They take any function of TE computes, epilogues included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.generic_func import GenericFunc
+from strategy.op import OpError, get_registered_op, register_strategy
+from strategy.op_strategy import OpStrategy
+from strategy.schedule import STAGE, Outs, new_schedule
+from strategy.target import Target
+from strategy.types import TensorType, Type
+
+Compute = Callable[[Any, Sequence[Any], Type], list[Any]]
+
+# Below this many elements, starting threads costs more than they save.
+_PARALLEL_FROM = 1 << 14
+
+schedule_injective = GenericFunc("schedule_injective")
+schedule_broadcast = GenericFunc("schedule_broadcast")
+schedule_reduce = GenericFunc("schedule_reduce")
+schedule_extern = GenericFunc("schedule_extern")
+
+
+def register_schedule(name: str, schedule: GenericFunc, level: int = 10) -> None:
+    """Makes the strategy of an operator from its compute and a schedule that targets override.
+
+    The implementation is called after the schedule and the key of the target that it is registered
+    for, as TVM does: `injective.cpu`, or `pool.generic` where only the default fits.
+
+    Raises:
+        OpError: the operator has no compute yet.
+    """
+    op = get_registered_op(name)
+    if op.get_attr("FTVMCompute") is None:
+        raise OpError(f"{name} has no compute: call register_compute before a schedule is registered")
+    pattern = schedule.name.removeprefix("schedule_")
+
+    def from_schedule(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> OpStrategy:
+        key, body = schedule.find(target)
+        strategy = OpStrategy()
+        strategy.add_implementation(op.get_attr("FTVMCompute"), body, name=f"{pattern}.{key or 'generic'}")
+        return strategy
+
+    register_strategy(name, GenericFunc(f"{name}_strategy", from_schedule), level)
+
+
+def register_injective_schedule(name: str, level: int = 10) -> None:
+    """The schedule of operators whose output elements each depend on few input elements."""
+    register_schedule(name, schedule_injective, level)
+
+
+def register_broadcast_schedule(name: str, level: int = 10) -> None:
+    """The schedule of operators that broadcast."""
+    register_schedule(name, schedule_broadcast, level)
+
+
+def register_reduce_schedule(name: str, level: int = 10) -> None:
+    """The schedule of reductions."""
+    register_schedule(name, schedule_reduce, level)
+
+
+@schedule_injective.register("cpu")
+@schedule_broadcast.register("cpu")
+@schedule_reduce.register("cpu")
+def schedule_plain_cpu(attrs: Attrs, outs: Outs, target: Target) -> Any:
+    """Inlines what is elementwise; every other stage runs in parallel outside, in vectors inside."""
+    schedule = new_schedule(outs)
+    for block in inline_injective(schedule):
+        spread(schedule, block, target)
+    return schedule
+
+
+@schedule_extern.register("cpu")
+def schedule_extern_cpu(attrs: Attrs, outs: Outs, target: Target) -> Any:
+    """Leaves a compute that is written as loops, or calls a library, as it is."""
+    return new_schedule(outs)
+
+
+def inline_injective(schedule: Any) -> list[Any]:
+    """Inlines all blocks that can be and are no stage of their own; returns the rest, in order."""
+    from tvm.s_tir.schedule import ScheduleError
+
+    root = schedule.get_sblock("root")
+    remain = []
+    for block in schedule.get_child_blocks(root):
+        if STAGE in schedule.get(block).annotations:
+            remain.append(block)
+            continue
+        try:
+            schedule.compute_inline(block)
+        except ScheduleError:  # an output, a reduction, or a call of a library
+            remain.append(block)
+    return remain
+
+
+def spread(schedule: Any, block: Any, target: Target) -> Any:
+    """Runs a block in parallel over its outer loops and in vectors over its inner spatial loop.
+
+    Reduction loops go between the two. Returns the parallel loop, or None where the block has no
+    spatial loops.
+    """
+    from tvm import tirx
+
+    found = schedule.get(block)
+    loops = schedule.get_loops(block)
+    kinds = [v.iter_type for v in found.iter_vars]
+    if not loops or len(loops) != len(kinds) or not found.writes:
+        return None
+    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == tirx.IterVar.DataPar]
+    reduction = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != tirx.IterVar.DataPar]
+    if not spatial:
+        return None
+    extents = [schedule.get(loop).extent for loop in loops]
+    known = all(isinstance(e, tirx.IntImm) for e in extents)
+    work = math.prod(int(e) for e in extents) if known else _PARALLEL_FROM
+    lanes = max(1, target.vector_bytes // element_bytes(str(found.writes[0].source.dtype)))
+    inner = schedule.get(spatial[-1]).extent
+    outer = spatial[:-1]
+    vectorized = False
+    while isinstance(inner, tirx.IntImm) and lanes > int(inner):
+        lanes //= 2
+    if lanes > 1 and (not reduction or _reads_along(found, spatial_axis(found))):
+        rest, vector = schedule.split(spatial[-1], [None, lanes])
+        outer = [*outer, rest]
+        schedule.reorder(*outer, *reduction, vector)
+        schedule.vectorize(vector)
+        vectorized = bool(reduction)
+    else:
+        outer = spatial
+        schedule.reorder(*outer, *reduction)
+    # A whole tensor has more rows than cores need; the innermost stays a loop over vectors.
+    fused = outer[0]
+    if work >= _PARALLEL_FROM:
+        fused = schedule.fuse(*outer[:-1]) if len(outer) > 1 else outer[0]
+        schedule.parallel(fused)
+    if vectorized:
+        # With the first value set apart, the inner loop is nothing but multiply and add.
+        schedule.decompose_reduction(block, reduction[0])
+    return fused
+
+
+def spatial_axis(block: Any) -> Any:
+    """The variable of a block's innermost spatial loop."""
+    from tvm import tirx
+
+    return [v.var for v in block.iter_vars if v.iter_type == tirx.IterVar.DataPar][-1]
+
+
+def _reads_along(block: Any, axis: Any) -> bool:
+    """Whether some input of a reduction is read with `axis` along contiguous memory."""
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    met: list[Any] = []
+    for read in block.reads:
+        if len(read.region):
+            structural_walk(read.region[-1].min, [(tirx.Var, met.append)])
+    return any(v.same_as(axis) for v in met)
+
+
+def element_bytes(dtype: str) -> int:
+    """Bytes of one element as TVM stores it."""
+    return 1 if dtype == "bool" else int("".join(c for c in dtype if c.isdigit())) // 8
+
+
+def in_float32(compute: Compute) -> Compute:
+    """The same compute, which accumulates in float32 where the inputs are narrower floats."""
+
+    @wraps(compute)
+    def wide(attrs: Any, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+        from tvm import topi
+
+        if not isinstance(out_type, TensorType) or out_type.dtype not in ("float16", "bfloat16"):
+            return compute(attrs, inputs, out_type)
+        inputs = [topi.cast(t, "float32") for t in inputs]
+        outputs = compute(attrs, inputs, TensorType(out_type.shape, "float32"))
+        return [topi.cast(t, out_type.dtype) for t in outputs]
+
+    return wide
+
+
+def extents_of(kind: TensorType, inputs: Sequence[Any]) -> list[Any]:
+    """The shape of a type as TE expressions, over the symbolic dimensions of the TE tensors `inputs`."""
+    from tvm import tirx
+
+    known = {str(e.name): e for t in inputs for e in t.shape if isinstance(e, tirx.Var)}
+    return [int(d) if d.is_constant else d.evaluate(known) for d in kind.shape]

@@ -1,0 +1,66 @@
+"""NumPy references: what they are written with, and the value of a graph by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from strategy.attrs import Attrs
+from strategy.expr import Call, Constant, Expr, ExprError, Tuple, TupleGetItem, Var, post_order
+from strategy.op import OpError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+
+def widened(array: Any) -> Any:
+    """Floating-point arrays in float64, integers and bools as they are."""
+    import numpy as np
+
+    array = np.asarray(array)
+    # NumPy has bfloat16 from a package, as a kind of its own.
+    return array.astype(np.float64) if array.dtype.kind in "fV" else array
+
+
+def wide(function: Callable[..., Any]) -> Callable[[Attrs, Sequence[Any]], Any]:
+    """A reference for an operator without attributes: `function` on its inputs, widened."""
+
+    def reference(attrs: Attrs, inputs: Sequence[Any]) -> Any:
+        return function(*map(widened, inputs))
+
+    return reference
+
+
+def evaluate(expr: Expr, inputs: Mapping[str, ArrayLike]) -> Any:
+    """The value of the graph by the operators' NumPy references: slow, and right.
+
+    Returns an array, or a tuple of what `expr` is a tuple of. Arrays keep the precision that the
+    references give (float64 where they can), not the dtype of the inferred types.
+
+    Raises:
+        ExprError: a variable has no value. OpError: an operator has no reference.
+    """
+    import numpy as np
+
+    values: dict[Expr, Any] = {}
+    for node in post_order(expr):
+        if isinstance(node, Var):
+            if node.name not in inputs:
+                raise ExprError(f"variable {node.name!r} has no value")
+            values[node] = np.asarray(inputs[node.name])
+        elif isinstance(node, Constant):
+            values[node] = node.value
+        elif isinstance(node, Tuple):
+            values[node] = tuple(values[f] for f in node.fields)
+        elif isinstance(node, TupleGetItem):
+            values[node] = values[node.tuple_value][node.index]
+        elif isinstance(node, Call):
+            reference = node.op.get_attr("FReference")
+            if reference is None:
+                raise OpError(f"{node.op.name} has no reference: add one with register_reference")
+            flat: list[Any] = []
+            for arg in node.args:
+                value = values[arg]
+                flat.extend(value) if isinstance(value, tuple) else flat.append(value)
+            values[node] = reference(node.attrs, flat)
+    return values[expr]

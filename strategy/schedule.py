@@ -1,0 +1,110 @@
+"""What the CPU schedules of all operators share: finding stages, epilogues, and packing.
+
+A compute marks the stages that its schedule must find with `stage(...)`, as annotations; names are
+for people, and TVM changes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from strategy.space import Config
+from strategy.target import Target
+
+STAGE = "plevel.stage"
+
+
+class ScheduleError(ValueError):
+    """A function that this schedule cannot take, such as an epilogue that is not elementwise."""
+
+
+@dataclass(frozen=True)
+class Outs:
+    """The outputs of a whole function, and its parameters in order (outputs last)."""
+
+    tensors: tuple[Any, ...]
+    args: tuple[Any, ...]
+
+
+def stage(name: str) -> dict[str, str]:
+    """The attributes that mark a `te.compute` as the stage of that name."""
+    return {STAGE: name}
+
+
+def new_schedule(outs: Outs) -> Any:
+    """A schedule of the whole function, with 64-bit indices as fusion with other functions needs."""
+    from tvm import s_tir, te
+
+    return s_tir.Schedule(te.create_prim_func(list(outs.args), index_dtype_override="int64"))
+
+
+def find_stages(schedule: Any) -> dict[str, Any]:
+    """The marked stages of a function, by their names, in the order of computation."""
+    root = schedule.get_sblock("root")
+    marks = ((b, schedule.get(b).annotations.get(STAGE)) for b in schedule.get_child_blocks(root))
+    return {str(mark): block for block, mark in marks if mark is not None}
+
+
+def join_epilogue(schedule: Any) -> Any:
+    """Inlines what lies between the stages and the output; returns the block that writes it.
+
+    Raises:
+        ScheduleError: something there is not elementwise, or there are several outputs.
+    """
+    from tvm.s_tir.schedule import ScheduleError as TvmScheduleError
+
+    root = schedule.get_sblock("root")
+    outputs = schedule.get_output_blocks(root)
+    if len(outputs) != 1:
+        raise ScheduleError(f"an epilogue has one output here, this function has {len(outputs)}")
+    output = outputs[0]
+    name = schedule.get(output).name_hint
+    for block in schedule.get_child_blocks(root):
+        found = schedule.get(block)
+        if found.name_hint == name or STAGE in found.annotations:
+            continue
+        try:
+            schedule.compute_inline(block)
+        except TvmScheduleError as error:
+            raise ScheduleError(f"{found.name_hint} is not elementwise: {error}") from error
+    return output
+
+
+def vectorize(schedule: Any, loop: Any, lanes: int) -> Any:
+    """Vectorises a loop by `lanes`, whole vectors unrolled; returns the loop over vectors."""
+    outer, inner = schedule.split(loop, [None, lanes])
+    schedule.vectorize(inner)
+    schedule.unroll(outer)
+    return outer
+
+
+def pack_by_vectors(schedule: Any, block: Any, lanes: int, depth: int = 16) -> None:
+    """Schedules a packing […, k, lane] of rows: `depth` steps of k at a time, by whole vectors.
+
+    The tile read stays in the first-level cache even where its rows lie a page apart.
+    """
+    *panels, k, lane = schedule.get_loops(block)
+    k_outer, k_inner = schedule.split(k, [None, depth])
+    lane_outer, lane_inner = schedule.split(lane, [None, lanes])
+    schedule.reorder(k_outer, lane_outer, k_inner, lane_inner)
+    schedule.vectorize(lane_inner)
+    schedule.parallel(schedule.fuse(*panels))
+
+
+def integer(config: Config, name: str) -> int:
+    """The value of a knob that is an integer."""
+    value = config[name]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ScheduleError(f"knob {name} must be an integer, got {value!r:.40}")
+    return value
+
+
+def lanes_of(target: Target, dtype: str) -> int:
+    """How many numbers of `dtype` fit one vector register of the target."""
+    return target.vector_bytes // dtype_bytes(dtype)
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of one number."""
+    return {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}[dtype]

@@ -1,0 +1,154 @@
+"""Type relations that many operators share, and what relations are written with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.op import TypeRelation, TypeRelationError, TypeReporter
+from strategy.types import Dim, IncompleteType, TensorType, TupleType, Type
+
+FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+
+
+def require_float(reporter: TypeReporter, index: int, kind: TensorType) -> None:
+    """Raises `TypeRelationError` where the argument at `index` is not floating-point."""
+    reporter.check(kind.dtype in FLOATS, index, "expected a floating-point tensor; cast it first")
+
+
+def require_number(reporter: TypeReporter, index: int, kind: TensorType) -> None:
+    """Raises `TypeRelationError` where the argument at `index` is a tensor of bools."""
+    reporter.check(kind.dtype != "bool", index, "expected numbers; cast it first")
+
+
+def require_rank(reporter: TypeReporter, index: int, kind: TensorType, rank: int, form: str) -> None:
+    """Raises `TypeRelationError` where the argument at `index` has not `rank` dimensions."""
+    reporter.check(kind.ndim == rank, index, f"expected {rank} dimensions, {form}")
+
+
+def require_dtype_of(reporter: TypeReporter, index: int, other: int) -> None:
+    """Raises `TypeRelationError` where two tensors that are known differ in dtype."""
+    mine, theirs = reporter.tensor(index), reporter.tensor(other)
+    if mine is not None and theirs is not None:
+        reporter.check(
+            mine.dtype == theirs.dtype, index, f"expected the dtype of {reporter.name(other)}, {theirs}"
+        )
+
+
+def identity_relation(*, numbers: bool = True, floats: bool = False) -> TypeRelation:
+    """Input and output have the same type, whichever of them is known first."""
+
+    def relation(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+        data = reporter.tensor(0)
+        if data is None:
+            out = reporter.tensor(1)
+            if out is None:
+                return False
+            reporter.assign(0, out)
+            data = out
+        if floats:
+            require_float(reporter, 0, data)
+        elif numbers:
+            require_number(reporter, 0, data)
+        reporter.assign(1, data)
+        return True
+
+    return relation
+
+
+def broadcast_relation(
+    *, floats: bool = False, numbers: bool = True, out_dtype: str | None = None
+) -> TypeRelation:
+    """Two tensors of one dtype, broadcast as NumPy does; the output's dtype is theirs or `out_dtype`."""
+
+    def relation(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+        lhs, rhs = reporter.tensor(0), reporter.tensor(1)
+        for index, kind in ((0, lhs), (1, rhs)):
+            if kind is not None and floats:
+                require_float(reporter, index, kind)
+            elif kind is not None and numbers:
+                require_number(reporter, index, kind)
+        if lhs is None or rhs is None:
+            return False
+        require_dtype_of(reporter, 1, 0)
+        shape = broadcast_shape(reporter, 1, rhs, lhs)
+        reporter.assign(2, TensorType(shape, out_dtype or lhs.dtype))
+        return True
+
+    return relation
+
+
+def broadcast_shape(
+    reporter: TypeReporter, index: int, mine: TensorType, other: TensorType
+) -> tuple[Dim, ...]:
+    """The shape that two shapes broadcast to; a conflict is reported at `index`, which is `mine`.
+
+    Where a symbolic dimension meets another that is not 1, they are taken to be equal.
+    """
+    rank = max(mine.ndim, other.ndim)
+    one = Dim(1)
+    padded = [(one,) * (rank - t.ndim) + t.shape for t in (other, mine)]
+    shape = []
+    for a, b in zip(*padded, strict=True):
+        if _is_one(b):
+            shape.append(a)
+        elif _is_one(a) or not a.is_constant:
+            shape.append(b)
+        else:
+            reporter.check(a == b, index, f"does not broadcast with {other}: {b} against {a}")
+            shape.append(a)
+    return tuple(shape)
+
+
+def _is_one(dim: Dim) -> bool:
+    return (dim == 1).decide() is True
+
+
+def certainly(claim: Any) -> bool:
+    """Whether a clause over dimensions is certainly true; False where it depends on a symbol."""
+    return claim.decide() is True
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """The number of elements of a shape, as a dimension."""
+    total = Dim(1)
+    for d in dims:
+        total = d if _is_one(total) else total * d
+    return total
+
+
+def normal_axis(reporter: TypeReporter, index: int, axis: int, rank: int) -> int:
+    """`axis` counted from 0; reported at `index` where it is out of range."""
+    reporter.check(-rank <= axis < rank, index, f"axis {axis} is out of range for {rank} dimensions")
+    return axis % rank
+
+
+def normal_axes(
+    reporter: TypeReporter, index: int, axes: Sequence[int], rank: int
+) -> tuple[int, ...]:
+    """Axes counted from 0, in the given order; reported at `index` where one is out of range or twice."""
+    normal = tuple(normal_axis(reporter, index, a, rank) for a in axes)
+    reporter.check(len(set(normal)) == len(normal), index, f"axes {tuple(axes)} name one axis twice")
+    return normal
+
+
+def tuple_fields(reporter: TypeReporter, index: int) -> tuple[TensorType, ...] | None:
+    """The types of the tuple at `index`, None while one is unknown; raises where it is no tuple."""
+    kind = reporter.types[index]
+    if isinstance(kind, IncompleteType):
+        return None
+    if not isinstance(kind, TupleType) or not kind.fields:
+        raise TypeRelationError(
+            f"{reporter.op.name}: {reporter.name(index)} is {kind}: expected a tuple of tensors"
+        )
+    fields: list[TensorType] = []
+    for entry in kind.fields:
+        if isinstance(entry, IncompleteType):
+            return None
+        if not isinstance(entry, TensorType):
+            raise TypeRelationError(
+                f"{reporter.op.name}: {reporter.name(index)} is {kind}: a tuple inside a tuple"
+            )
+        fields.append(entry)
+    return tuple(fields)

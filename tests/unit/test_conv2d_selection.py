@@ -1,0 +1,134 @@
+"""The case that TVM tested its own selection with: a convolution with three implementations."""
+
+from __future__ import annotations
+
+import pytest
+
+from strategy import op as registry
+from strategy.condition import SpecializedCondition
+from strategy.generic_func import generic_func
+from strategy.op import all_ops, get_op, register_op, register_strategy
+from strategy.op_strategy import Candidate, OpStrategy, candidates
+from strategy.ops.conv2d.operator import Conv2DAttrs, conv2d_rel
+from strategy.record import convert, to_json
+from strategy.select import History, Reason, SelectionError, select
+from strategy.space import Config, ConfigSpace, Knob
+from strategy.target import Target
+from strategy.workload import Workload
+
+TARGET = Target.parse("llvm -mcpu=x86-64")
+
+
+class Records:
+    """A database that holds what a test says was measured."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, History]] = []
+
+    def add(self, workload: Workload, implementation: str, mean_s: float, tile: int) -> None:
+        record = History(
+            implementation=implementation, config=Config({"tile": tile}), mean_s=mean_s,
+            model="unknown", keys=("cpu",),
+        )  # fmt: skip
+        self.found.append((workload.key, record))
+
+    def measured(self, workload, target, device):
+        return []
+
+    def instances(self, workload, target, device):
+        return []
+
+    def history(self, workload):
+        return [h for key, h in self.found if key == workload.key]
+
+
+@pytest.fixture
+def conv2d_like(monkeypatch):
+    """`conv_1` (10, tunable), `conv_2` (15, tunable), `conv_3` (20, for 16 input channels or more)."""
+    all_ops()
+    monkeypatch.setattr(registry, "_ops", dict(registry._ops))
+    register_op("conv2d_like").describe("As conv2d.").set_num_inputs(2).add_argument(
+        "data", "Tensor", "[n, c, h, w]"
+    ).add_argument("weight", "Tensor", "[o, c, h, w]").set_attrs_type(Conv2DAttrs).add_type_rel(
+        "Conv2D", conv2d_rel
+    )
+
+    def space(attrs, inputs, out_type, target):
+        return ConfigSpace([Knob("tile", [1, 2, 4])])
+
+    @generic_func
+    def strategy(attrs, inputs, out_type, target):
+        found = OpStrategy()
+        found.add_implementation(len, len, name="conv_1", plevel=10, space=space)
+        found.add_implementation(len, len, name="conv_2", plevel=15, space=space)
+        with SpecializedCondition(inputs[0].shape[1] >= 16):
+            found.add_implementation(len, len, name="conv_3", plevel=20)
+        return found
+
+    register_strategy("conv2d_like", strategy)
+
+    def workload(channels: int | str) -> Workload:
+        return Workload.make(
+            "conv2d_like",
+            {"data": f"float32[1,{channels},7,7]", "weight": f"float32[32,{channels},3,3]"},
+        )
+
+    return workload
+
+
+def test_conditions_decide_which_are_valid(conv2d_like):
+    for channels, valid in ((8, ["conv_1", "conv_2"]), (16, ["conv_1", "conv_2", "conv_3"])):
+        found = select(conv2d_like(channels), TARGET, Records())
+        assert sorted(r.implementation for r in found.rivals if r.valid) == valid
+
+
+@pytest.mark.parametrize("policy", ["plevel", "tvm"])
+def test_without_records_the_highest_valid_level_wins(conv2d_like, policy):
+    for channels, winner in ((8, "conv_2"), (16, "conv_3")):
+        found = select(conv2d_like(channels), TARGET, Records(), policy=policy)
+        assert (found.implementation, found.reason) == (winner, Reason.PLEVEL)
+
+
+def test_tvms_rule_takes_the_lowest_cost_on_record(conv2d_like):
+    small, large = conv2d_like(8), conv2d_like(16)
+    records = Records()
+
+    def winners() -> list[tuple[str, object]]:
+        found = [select(w, TARGET, records, policy="tvm") for w in (small, large)]
+        return [(f.implementation, f.config.get("tile")) for f in found]
+
+    records.add(small, "conv_1", 0.5, 1)
+    records.add(large, "conv_1", 1.0, 2)
+    assert winners() == [("conv_1", 1), ("conv_1", 2)]
+    records.add(small, "conv_2", 0.2, 4)
+    records.add(large, "conv_1", 1.2, 4)
+    assert winners() == [("conv_2", 4), ("conv_1", 2)], "1.0 s, not 1.2 s"
+
+
+def test_candidates_as_json_give_the_same_answer(conv2d_like):
+    for channels in (8, 16):
+        workload = conv2d_like(channels)
+        sent = to_json(candidates(workload, TARGET))
+        offered = convert(sent, list[Candidate])
+        assert select(workload, TARGET, Records(), offered=offered) == select(workload, TARGET, Records())
+
+
+def test_a_symbolic_dimension_excludes_what_it_leaves_open(conv2d_like):
+    found = select(conv2d_like("c"), TARGET, Records(), policy="tvm")
+    assert found.implementation == "conv_2"
+
+
+def test_nothing_valid_names_operator_and_target(conv2d_like):
+    get_op("conv2d_like").reset_attr("FTVMStrategy")
+
+    @generic_func
+    def strategy(attrs, inputs, out_type, target):
+        found = OpStrategy()
+        with SpecializedCondition(inputs[0].shape[1] >= 16):
+            found.add_implementation(len, len, name="conv_3")
+        return found
+
+    register_strategy("conv2d_like", strategy)
+    for policy in ("plevel", "tvm"):
+        with pytest.raises(SelectionError, match=r"no implementation of conv2d_like is valid for .* on llvm"):
+            select(conv2d_like(8), TARGET, Records(), policy=policy)

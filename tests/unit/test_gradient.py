@@ -1,0 +1,261 @@
+"""Every gradient against central differences in float64, over random shapes and broadcasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategy import op as registry
+from strategy.expr import Constant, Expr, Tuple, Var, call
+from strategy.gradient import GradientError, gradient, register_gradient
+from strategy.inference import infer_type
+from strategy.op import register_op, register_reference
+from strategy.ops.batch_matmul import batch_matmul
+from strategy.ops.broadcast import (
+    add,
+    collapse_sum_like,
+    divide,
+    maximum,
+    multiply,
+    subtract,
+    where,
+)
+from strategy.ops.concatenate import concat, concatenate, split
+from strategy.ops.conv2d import conv2d
+from strategy.ops.dense import dense
+from strategy.ops.elemwise import exp, log, negative, ones_like, relu, sigmoid, sqrt, tanh
+from strategy.ops.reduce import max as reduce_max
+from strategy.ops.reduce import mean
+from strategy.ops.reduce import sum as reduce_sum
+from strategy.ops.reshape import expand_dims, reshape, reshape_like
+from strategy.ops.softmax import softmax
+from strategy.ops.transpose import transpose
+from strategy.reference import evaluate
+from strategy.type_relation import identity_relation
+
+STEP = 1e-5
+
+
+def check(build: Callable[..., Expr], shapes: list[tuple[int, ...]], low=-1.0, high=1.0) -> None:
+    """Compares the gradient of a graph, its outputs randomly weighted, with central differences."""
+    rng = np.random.default_rng(len(shapes) + sum(map(sum, shapes)))
+    names = [f"x{i}" for i in range(len(shapes))]
+    inputs = {n: rng.uniform(low, high, s) for n, s in zip(names, shapes, strict=True)}
+    variables = [
+        Var(n, f"float64[{','.join(map(str, s))}]") for n, s in zip(names, shapes, strict=True)
+    ]
+    out = build(*variables)
+    weights = rng.uniform(-1, 1, infer_type(out).concrete_shape)
+    found = evaluate(Tuple(gradient(out, variables, Constant(weights))), inputs)
+
+    def value(at: dict[str, np.ndarray]) -> float:
+        return float((evaluate(out, at) * weights).sum())
+
+    for name, got in zip(names, found, strict=True):
+        assert np.shape(got) == inputs[name].shape
+        expected = np.zeros_like(inputs[name])
+        for index in np.ndindex(inputs[name].shape):
+            near = [{**inputs, name: inputs[name].copy()} for _ in range(2)]
+            for at, step in zip(near, (STEP, -STEP), strict=True):
+                at[name][index] += step
+            expected[index] = (value(near[0]) - value(near[1])) / (2 * STEP)
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7, err_msg=name)
+
+
+extents = st.integers(1, 4)
+shapes = st.lists(extents, min_size=0, max_size=3).map(tuple)
+
+
+@st.composite
+def broadcasts(draw: st.DrawFn) -> list[tuple[int, ...]]:
+    """Two shapes that broadcast, each with extents of 1 and leading axes left out at random."""
+    whole = draw(st.lists(extents, min_size=1, max_size=3))
+    pair = []
+    for _ in range(2):
+        kept = [draw(st.sampled_from([n, 1])) for n in whole]
+        pair.append(tuple(kept[draw(st.integers(0, len(kept))) :]))
+    return pair
+
+
+@pytest.mark.parametrize("op", [exp, negative, sigmoid, tanh, relu])
+@given(shape=shapes)
+def test_elementwise(op, shape):
+    check(op, [shape])
+
+
+@pytest.mark.parametrize("op", [log, sqrt])
+@given(shape=shapes)
+def test_elementwise_of_positive_numbers(op, shape):
+    check(op, [shape], 0.5, 2.0)
+
+
+@pytest.mark.parametrize("op", [add, subtract, multiply, maximum])
+@given(pair=broadcasts())
+def test_broadcast(op, pair):
+    check(op, pair)
+
+
+@given(pair=broadcasts())
+def test_divide(pair):
+    check(divide, pair, 0.5, 2.0)
+
+
+@given(pair=broadcasts())
+def test_where(pair):
+    whole = np.broadcast_shapes(*pair)
+    condition = Constant(np.resize([True, False, True], whole))
+    check(lambda x, y: where(condition, x, y), pair)
+
+
+@pytest.mark.parametrize("op", [reduce_sum, mean, reduce_max])
+@given(shape=st.lists(extents, min_size=1, max_size=3), keepdims=st.booleans(), data=st.data())
+def test_reduction(op, shape, keepdims, data):
+    axes = st.sets(st.integers(-len(shape), -1), min_size=1).map(lambda s: tuple(sorted(s)))
+    axis = data.draw(st.none() | axes)
+    check(lambda x: op(x, axis=axis, keepdims=keepdims), [tuple(shape)])
+
+
+def test_max_shares_the_gradient_out_among_equals():
+    x = Var("x", "float64[4]")
+    (found,) = gradient(reduce_max(x))
+    np.testing.assert_allclose(
+        evaluate(found, {"x": np.array([1.0, 3.0, 3.0, 0.0])}), [0, 0.5, 0.5, 0]
+    )
+
+
+@given(m=extents, n=extents, k=extents)
+def test_dense(m, n, k):
+    check(dense, [(m, k), (n, k)])
+
+
+@pytest.mark.parametrize("turned", [(a, b) for a in (False, True) for b in (False, True)])
+@given(batch=st.tuples(st.sampled_from([1, 3]), st.sampled_from([1, 3])), m=extents, n=extents, k=extents)
+def test_batch_matmul(turned, batch, m, n, k):
+    x = (batch[0], k, m) if turned[0] else (batch[0], m, k)
+    y = (batch[1], n, k) if turned[1] else (batch[1], k, n)
+    check(lambda a, b: batch_matmul(a, b, *turned), [x, y])
+
+
+@given(shape=st.permutations([2, 3, 4]), axes=st.none() | st.permutations([0, 1, 2]))
+def test_transpose(shape, axes):
+    check(lambda x: transpose(x, axes), [tuple(shape)])
+
+
+def test_reshape():
+    check(lambda x: reshape(x, (0, -1)), [(2, 3, 2)])
+    check(reshape_like, [(2, 6), (3, 4)])
+    check(lambda x: expand_dims(x, (0, -1)), [(2, 3)])
+
+
+@given(lengths=st.lists(extents, min_size=1, max_size=4), axis=st.sampled_from([0, 1, -1]))
+def test_concatenate(lengths, axis):
+    shapes = [(n, 2) if axis == 0 else (2, n) for n in lengths]
+    check(lambda *xs: concatenate(xs, axis), shapes)
+
+
+def test_concat_of_one_tensor_twice():
+    check(lambda x: concat(x, x * x), [(3, 2)])
+
+
+def test_split_of_which_a_part_is_unused():
+    def middle(x: Expr) -> Expr:
+        _, part, last = split(x, (1, 3), axis=1)
+        return concatenate([part * part, last], 1)
+
+    check(middle, [(2, 5)])
+
+
+@given(shape=st.lists(extents, min_size=1, max_size=3), data=st.data())
+def test_softmax(shape, data):
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    check(lambda x: softmax(x, axis), [tuple(shape)])
+
+
+@st.composite
+def convolutions(draw: st.DrawFn):
+    kernel = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    groups, per_group, multiplier = draw(st.sampled_from([(1, 2, 3), (2, 1, 2), (2, 2, 1)]))
+    how = {
+        "strides": draw(st.tuples(st.integers(1, 3), st.integers(1, 2))),
+        "padding": draw(st.tuples(*[st.integers(0, 2)] * 4)),
+        "dilation": draw(st.tuples(st.integers(1, 2), st.integers(1, 2))),
+        "groups": groups,
+    }
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, how["dilation"], strict=True)]
+    image = [r + draw(st.integers(0, 3)) for r in reach]
+    data = (draw(st.integers(1, 2)), groups * per_group, *image)
+    return data, (groups * multiplier, per_group, *kernel), how
+
+
+@given(case=convolutions())
+def test_conv2d(case):
+    data, weight, how = case
+    check(lambda x, w: conv2d(x, w, **how), [data, weight])
+
+
+def test_second_derivatives():
+    def slope(build):
+        return lambda *xs: gradient(build(*xs), xs[:1])[0]
+
+    check(slope(lambda x: sigmoid(x) * x), [(3, 2)])
+    check(slope(lambda x, w: tanh(conv2d(x, w, padding=1))), [(1, 2, 3, 3), (2, 2, 3, 3)])
+    check(slope(lambda x: softmax(x) * x), [(2, 3)])
+
+
+def test_a_node_that_is_used_twice_gets_the_sum():
+    x = Var("x", "float64[3]")
+    y = x * x
+    (found,) = gradient(y * y)
+    at = np.array([1.0, -2.0, 3.0])
+    np.testing.assert_allclose(evaluate(found, {"x": at}), 4 * at**3)
+
+
+def test_a_deep_chain_needs_no_recursion():
+    x = Var("x", "float64[2]")
+    y = x
+    for _ in range(3000):
+        y = y + x
+    (found,) = gradient(y)
+    np.testing.assert_allclose(evaluate(found, {"x": np.zeros(2)}), [3001, 3001])
+
+
+def test_what_does_not_reach_the_output_is_zero():
+    x, y = Var("x", "float64[3]"), Var("y", "float64[2]")
+    _, dy = gradient(x * x, [x, y])
+    np.testing.assert_array_equal(evaluate(dy, {"y": np.ones(2)}), [0, 0])
+
+
+def test_gradients_have_symbolic_types():
+    x, w = Var("x", "float32[m,8]"), Var("w", "float32[4,8]")
+    dx, dw = gradient(reduce_sum(relu(dense(x, w)), axis=-1))
+    assert (str(dx.checked_type), str(dw.checked_type)) == ("float32[m,8]", "float32[4,8]")
+
+
+def test_errors_name_the_operator(monkeypatch):
+    monkeypatch.setattr(registry, "_ops", dict(registry._ops))
+    x = Var("x", "float64[3]")
+    with pytest.raises(GradientError, match="cumsum has no gradient: register one"):
+        gradient(call("cumsum", x))
+    with pytest.raises(GradientError, match="take the gradient of one tensor"):
+        gradient(Tuple([x, x]))
+    for name, rule, message in (
+        ("wrong_count", lambda orig, grad: [], "gives 0 expressions for 1 inputs"),
+        ("wrong_type", lambda orig, grad: [reduce_sum(grad)], r"for data is float64\[\], but"),
+    ):
+        register_op(name).set_num_inputs(1).add_argument("data", "Tensor", "").add_type_rel(
+            "Identity", identity_relation()
+        )
+        register_reference(name, lambda attrs, inputs: inputs[0])
+        register_gradient(name, rule)
+        with pytest.raises(GradientError, match=message):
+            gradient(call(name, x))
+
+
+def test_collapse_sum_like_undoes_a_broadcast():
+    check(lambda x, y: collapse_sum_like(x * x, y), [(2, 3, 4), (3, 1)])
+    x = Var("x", "float32[2,3]")
+    assert str(infer_type(collapse_sum_like(ones_like(x), Var("y", "float32[3]")))) == "float32[3]"

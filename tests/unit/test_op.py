@@ -1,0 +1,311 @@
+"""The operator registry: registration, levels of attributes, schedules, and other packages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from strategy import op as registry
+from strategy.generic_func import GenericFunc, GenericFuncError
+from strategy.op import (
+    OpError,
+    TOpPattern,
+    TypeRelationError,
+    TypeReporter,
+    all_ops,
+    get_op,
+    register_compute,
+    register_op,
+    register_op_attr,
+    register_strategy,
+)
+from strategy.op_strategy import evaluate
+from strategy.pattern import (
+    register_broadcast_schedule,
+    register_injective_schedule,
+    register_reduce_schedule,
+    register_schedule,
+    schedule_injective,
+)
+from strategy.target import Target
+from strategy.type_relation import broadcast_relation, identity_relation
+from strategy.types import Dim, IncompleteType, TensorType, TupleType, may_equal
+from strategy.workload import Workload
+
+CPU, CUDA = Target.parse("llvm -mcpu=x86-64"), Target.parse("cuda -arch=sm_90")
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    """What a test registers is gone after it."""
+    all_ops()
+    monkeypatch.setattr(registry, "_ops", dict(registry._ops))
+
+
+def new_op(name="twice"):
+    return (
+        register_op(name)
+        .describe("Twice each element.")
+        .set_num_inputs(1)
+        .add_argument("data", "Tensor", "The input tensor.")
+        .set_support_level(3)
+        .add_type_rel("Identity", identity_relation())
+        .set_attr("TOpPattern", TOpPattern.kElemWise)
+    )
+
+
+def test_a_registration_is_kept_whole():
+    op = new_op()
+    assert get_op("twice") is op
+    assert (op.description, op.num_inputs, op.support_level) == ("Twice each element.", 1, 3)
+    assert op.arguments[0].description == "The input tensor."
+    assert op.get_attr("TOpPattern") == TOpPattern.kElemWise
+    assert str(op.infer_type([TensorType([2])], op.attrs_type())) == "float32[2]"
+
+
+def test_errors_of_registration():
+    new_op()
+    with pytest.raises(OpError, match="operator twice is registered already"):
+        register_op("twice")
+    with pytest.raises(OpError, match=r"unknown operator 'thrice'; known: .*twice"):
+        get_op("thrice")
+    with pytest.raises(OpError, match="operator thrice must be registered first"):
+        register_compute("thrice", len)
+
+
+def test_the_same_level_is_an_error_lower_is_ignored_higher_replaces():
+    op = new_op()
+    op.set_attr("hint", "ten", 10)
+    with pytest.raises(OpError, match="attribute hint is registered at level 10 already"):
+        op.set_attr("hint", "other", 10)
+    op.set_attr("hint", "nine", 9)
+    assert op.get_attr("hint") == "ten"
+    op.set_attr("hint", "eleven", 11)
+    assert op.get_attr("hint") == "eleven"
+    with pytest.raises(OpError, match="level 11"):
+        op.set_attr("hint", "again", 11)
+
+
+def test_reset_touches_one_attribute_of_one_operator():
+    op, other = new_op(), new_op("other")
+    for one in (op, other):
+        one.set_attr("hint", 1).set_attr("other_hint", 2)
+    op.reset_attr("hint")
+    assert op.get_attr("hint") is None
+    assert op.get_attr("other_hint") == 2
+    assert other.get_attr("hint") == 1
+    op.set_attr("hint", 3)
+    assert op.get_attr("hint") == 3
+
+
+def test_attributes_are_registered_by_value_or_by_decorator():
+    op = new_op()
+    register_op_attr("twice", "one", 1)
+
+    @register_op_attr("twice", "function")
+    def function():
+        return 2
+
+    assert op.get_attr("one") == 1
+    assert op.get_attr("function") is function
+    with pytest.raises(OpError, match="level 10 already"):
+        register_op_attr("twice", "function", len)
+
+
+@pytest.mark.parametrize(
+    "register", [register_injective_schedule, register_broadcast_schedule, register_reduce_schedule]
+)
+def test_a_schedule_needs_the_compute_first(register):
+    new_op()
+    with pytest.raises(OpError, match="twice has no compute: call register_compute before"):
+        register("twice")
+    register_compute("twice", lambda attrs, inputs, out_type: inputs)
+    register("twice")
+    ((condition, implementation),) = evaluate(Workload.make("twice", {"data": "float32[2]"}), CPU)
+    assert condition is None
+    assert implementation.name == f"{register.__name__.split('_')[1]}.cpu"
+    with pytest.raises(OpError, match="attribute FTVMStrategy is registered at level 10 already"):
+        register("twice")
+
+
+def test_a_schedule_of_ones_own_is_looked_up_per_target():
+    new_op()
+    register_compute("twice", lambda attrs, inputs, out_type: inputs)
+    schedule = GenericFunc("schedule_pool", lambda attrs, outs, target: "generic")
+    schedule.register("cpu", lambda attrs, outs, target: "cpu")
+    register_schedule("twice", schedule)
+    workload = Workload.make("twice", {"data": "float32[2]"})
+    names = {t.kind: next(iter(evaluate(workload, t)))[1] for t in (CPU, CUDA)}
+    assert (names["llvm"].name, names["cuda"].name) == ("pool.cpu", "pool.generic")
+    assert names["llvm"].schedule(None, None, CPU) == "cpu"
+    schedule.register("gpu", lambda attrs, outs, target: "gpu")
+    assert next(iter(evaluate(workload, CUDA)))[1].name == "pool.gpu"
+
+
+def test_a_target_without_a_pattern_schedule_is_named():
+    with pytest.raises(GenericFuncError, match=r"schedule_injective has no implementation for target cuda"):
+        evaluate(Workload.make("transpose", {"data": "float32[2,3]"}), CUDA)
+
+
+def test_a_new_target_is_added_from_outside(monkeypatch):
+    conv2d_strategy = get_op("conv2d").get_attr("FTVMStrategy")
+    monkeypatch.setattr(conv2d_strategy, "_by_key", dict(conv2d_strategy._by_key))
+
+    @conv2d_strategy.register("mytarget")
+    def conv2d_strategy_mytarget(attrs, inputs, out_type, target):
+        from strategy.op_strategy import OpStrategy
+
+        strategy = OpStrategy()
+        strategy.add_implementation(len, len, name="conv2d_nchw.mytarget")
+        return strategy
+
+    workload = Workload.make("conv2d", {"data": "float32[1,3,8,8]", "weight": "float32[4,3,3,3]"})
+    mine = Target.parse({"kind": "c", "keys": ["mytarget", "cpu"]})
+    assert [i.name for _, i in evaluate(workload, mine)] == ["conv2d_nchw.mytarget"]
+    assert "conv2d_nchw.cpu" in [i.name for _, i in evaluate(workload, CPU)]
+    monkeypatch.setattr(schedule_injective, "_by_key", dict(schedule_injective._by_key))
+    schedule_injective.register("mytarget", lambda attrs, outs, target: None)
+    moved = Workload.make("transpose", {"data": "float32[2,3]"})
+    assert next(iter(evaluate(moved, mine)))[1].name == "injective.mytarget"
+
+
+PACKAGE = """
+from strategy.op import TOpPattern, get_op, register_compute, register_op
+from strategy.pattern import register_broadcast_schedule
+from strategy.type_relation import identity_relation
+
+register_op("swish").describe("x * sigmoid(x)").set_num_inputs(1).add_argument(
+    "data", "Tensor", "The input tensor."
+).add_type_rel("Identity", identity_relation(floats=True)).set_attr("TOpPattern", TOpPattern.kElemWise)
+
+@register_compute("swish")
+def compute_swish(attrs, inputs, out_type):
+    from tvm import topi
+    return [topi.multiply(inputs[0], topi.sigmoid(inputs[0]))]
+
+register_broadcast_schedule("swish")
+get_op("conv2d").get_attr("FTVMStrategy").register("npu", lambda attrs, inputs, out_type, target: "theirs")
+"""
+
+
+def test_another_package_brings_operators_and_strategies(tmp_path):
+    (tmp_path / "swish_ops.py").write_text(PACKAGE)
+    info = tmp_path / "swish_ops-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: swish-ops\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[plevel.ops]\nswish = swish_ops\n")
+    program = (
+        "import sys\n"
+        "from strategy.op import get_op, find_op\n"
+        "from strategy.op_strategy import evaluate\n"
+        "from strategy.target import Target\n"
+        "from strategy.workload import Workload\n"
+        "w = Workload.make('swish', {'data': 'float32[4]'})\n"
+        "print([i.name for _, i in evaluate(w, Target.parse('llvm'))])\n"
+        "c = Workload.make('conv2d', {'data': 'float32[1,1,3,3]', 'weight': 'float32[1,1,3,3]'})\n"
+        "print(evaluate(c, Target.parse({'kind': 'c', 'keys': ['npu', 'cpu']})))\n"
+        "print('tvm' in sys.modules)\n"
+    )
+    root = str(Path(registry.__file__).parent.parent)
+    path = os.pathsep.join([str(tmp_path), root])
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["['broadcast.cpu']", "theirs", "False"]
+
+
+def test_an_operator_has_one_strategy_per_level():
+    op = new_op()
+    register_strategy("twice", lambda attrs, inputs, out_type, target: None)
+    with pytest.raises(OpError, match="twice: attribute FTVMStrategy is registered at level 10"):
+        register_strategy("twice", lambda attrs, inputs, out_type, target: None)
+    register_strategy("twice", strategy := (lambda attrs, inputs, out_type, target: None), level=15)
+    assert op.get_attr("FTVMStrategy") is strategy
+
+
+def test_every_operator_is_complete():
+    for name, op in all_ops().items():
+        assert op.description, name
+        assert len(op.arguments) == op.num_inputs, name
+        assert all(a.description for a in op.arguments), name
+        assert all(f.description for f in op.attrs_type.fields().values()), name
+        for needed in ("TOpPattern", "FTVMStrategy", "FReference"):
+            assert op.get_attr(needed) is not None, f"{name} has no {needed}"
+        if op.get_attr("TOpPattern") in (TOpPattern.kElemWise, TOpPattern.kBroadcast):
+            assert op.get_attr("FTVMCompute") is not None, f"{name} cannot be an epilogue"
+
+
+def test_every_operator_can_be_evaluated_without_tvm():
+    program = (
+        "import sys\n"
+        "from strategy.op import all_ops\n"
+        "from strategy.op_strategy import candidates\n"
+        "from strategy.target import Target\n"
+        "from strategy.workload import Workload\n"
+        "assert len(all_ops()) > 30\n"
+        "w = Workload.make('conv2d', {'data': 'float32[1,4,9,9]', 'weight': 'float32[8,4,3,3]'})\n"
+        "print([c.implementation for c in candidates(w, Target.parse('llvm'))])\n"
+        "assert 'tvm' not in sys.modules and 'tvm_ffi' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False,
+        cwd=Path(registry.__file__).parent.parent,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['conv2d_nchw.cpu', 'conv2d_nchw_winograd.cpu']"
+
+
+def test_a_relation_reports_assigns_and_checks():
+    op = new_op()
+    known, unknown = TensorType(["m", 4]), IncompleteType()
+    reporter = TypeReporter(op, [known, unknown])
+    assert reporter.tensor(1) is None
+    reporter.assign(1, TensorType([8, 4]))
+    reporter.assign(0, TensorType([8, 4]))
+    assert str(reporter.types[0]) == "float32[m,4]", "what may be equal is kept"
+    with pytest.raises(TypeRelationError, match=r"twice: data is float32\[m,4\], but must be int8\[8,4\]"):
+        reporter.assign(0, TensorType([8, 4], "int8"))
+    reporter.check(known.shape[0] > 4, 0, "undecided passes")
+    with pytest.raises(TypeRelationError, match=r"twice: data is float32\[m,4\]: too few"):
+        reporter.check(known.shape[1] > 4, 0, "too few")
+
+
+def test_a_relation_may_be_called_with_incomplete_types():
+    op = get_op("add")
+    reporter = TypeReporter(op, [TensorType([2]), IncompleteType(), IncompleteType()])
+    assert broadcast_relation()(reporter.types, op.attrs_type(), reporter) is False
+    with pytest.raises(TypeRelationError, match=r"add: inputs \(float32\[2\], \?\) do not determine"):
+        op.infer_type([TensorType([2]), IncompleteType()], op.attrs_type())
+    with pytest.raises(TypeRelationError, match=r"add takes 2 inputs \(lhs, rhs\), got 1"):
+        op.infer_type([TensorType([2])], op.attrs_type())
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "equal"),
+    [
+        ("float32[2]", "float32[2]", True),
+        ("float32[m]", "float32[2]", True),
+        ("float32[2]", "float32[3]", False),
+        ("float32[2]", "int32[2]", False),
+        ("float32[2]", "float32[2,1]", False),
+    ],
+)
+def test_types_may_be_equal_where_nothing_says_otherwise(a, b, equal):
+    one, other = TensorType.parse(a), TensorType.parse(b)
+    assert may_equal(one, other) is may_equal(other, one) is equal
+    assert may_equal(TupleType([one, one]), TupleType([one, other])) is equal
+    assert not may_equal(TupleType([one]), one)
+    assert not may_equal(TupleType([one]), TupleType([one, one]))
+
+
+def test_arithmetic_on_symbolic_dimensions_is_a_dimension():
+    product = Dim("m") * 4
+    assert isinstance(product, Dim)
+    assert str(TensorType([product])) == "float32[m * 4]"
+    assert int(product.substitute({"m": 3}).evaluate({})) == 12
