@@ -1,0 +1,145 @@
+"""`python -m service`: the service as a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from pydantic import ValidationError
+
+from service.app import create_app, prepare
+from service.context import Context
+from service.errors import ServiceError, StartError
+from service.settings import Settings
+
+GRACE_S = 5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves until SIGTERM or SIGINT; returns the exit status."""
+    options = vars(_parser().parse_args(arguments))
+    ready_file: Path | None = options.pop("ready_file")
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    try:
+        settings = Settings(**{name: v for name, v in options.items() if v is not None})
+        listening = listen(settings.host, settings.port)
+    except ValidationError as error:
+        first = error.errors()[0]
+        print(f"plevel service: {'.'.join(map(str, first['loc']))}: {first['msg']}", file=sys.stderr)
+        return 2
+    except ServiceError as error:
+        print(f"plevel service: {error}", file=sys.stderr)
+        return 1
+    with listening:
+        try:
+            prepare(settings)
+            serve(settings, listening, ready_file)
+        except ServiceError as error:
+            print(f"plevel service: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m service", description="Serves a plevel database.")
+    parser.add_argument("--database", metavar="URL", help="sqlite:///file or postgresql://user@host/name")
+    parser.add_argument("--host", help="the address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, help="0 takes a free one")
+    parser.add_argument("--ready-file", type=Path, help="where to write the URL once it answers")
+    return parser
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; raises `StartError` where the address is taken or not this host's."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise StartError(f"host {host}: {error.strerror}: name an address of this machine") from error
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(address)
+        listening.listen(2048)
+    except OSError as error:
+        listening.close()
+        raise StartError(
+            f"port {port} on {host} cannot be used ({error.strerror}): choose another with --port, or 0 "
+            "for a free one"
+        ) from error
+    return listening
+
+
+def serve(settings: Settings, listening: socket.socket, ready_file: Path | None) -> None:
+    """Serves on a socket until a signal says to stop."""
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=GRACE_S
+    )
+    url = _url(settings.host, listening.getsockname()[1])
+    server = _Server(config, app.state.context, url, ready_file)
+    server.run(sockets=[listening])
+    if not server.started:
+        raise StartError("the service did not start: its log says why")
+
+
+def _url(host: str, port: int) -> str:
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens once it answers, and ends waiting requests when it is told to stop."""
+
+    def __init__(
+        self, config: uvicorn.Config, context: Context, url: str, ready_file: Path | None
+    ) -> None:
+        super().__init__(config)
+        self._context = context
+        self._url = url
+        self._ready_file = ready_file
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if not self.started:
+            return
+        print(f"plevel service on {self._url}", flush=True)
+        if self._ready_file is not None:
+            # Renamed into place, so that who waits for it never reads half of it.
+            partial = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}")
+            partial.write_text(self._url + "\n")
+            partial.replace(self._ready_file)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn's own raises the signal again when it is done; a stop that was asked for is no failure.
+        loop = asyncio.get_running_loop()
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        for kind in kinds:
+            loop.add_signal_handler(kind, self._stop, kind)
+        try:
+            yield
+        finally:
+            for kind in kinds:
+                loop.remove_signal_handler(kind)
+
+    def _stop(self, kind: Any) -> None:
+        self.force_exit = self.should_exit and kind == signal.SIGINT
+        self.should_exit = True
+        self._context.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The one handler of errors: every one becomes a problem document (RFC 9457)."""
+
+from __future__ import annotations
+
+import logging
+import re
+from http import HTTPStatus
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from service.api.wire import PROBLEM, FieldFault, Problem
+from service.errors import InvalidError, MalformedError, ServiceError
+from strategy.attrs import AttrsError
+from strategy.condition import ExpressionError
+from strategy.op import OpError, TypeRelationError
+from strategy.record import WireError, encode
+from strategy.select import SelectionError
+from strategy.space import ConfigError, SpaceError
+from strategy.target import TargetError
+from strategy.types import TypeSyntaxError
+from strategy.workload import WorkloadError
+
+log = logging.getLogger(__name__)
+
+# What the strategy says of a wrong request is one clear line already.
+_FAULTS = (
+    AttrsError, ConfigError, ExpressionError, OpError, SelectionError, SpaceError, TargetError,
+    TypeRelationError, TypeSyntaxError, WorkloadError,
+)  # fmt: skip
+_AT = re.compile(r"^(?P<detail>.*) - at `\$\.?(?P<field>[^`]*)`$", re.DOTALL)
+
+
+def install(app: FastAPI) -> None:
+    """Makes every failure of the application a problem document."""
+    for kind in (ServiceError, WireError, *_FAULTS, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _handle)
+
+
+def _handle(request: Request, error: Exception) -> Response:
+    problem = problem_of(error)
+    if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    headers = error.headers if isinstance(error, HTTPException) else None
+    return Response(encode(problem), problem.status, headers, PROBLEM)
+
+
+def problem_of(error: Exception) -> Problem:
+    """The problem document of an error; nothing internal is shown."""
+    if isinstance(error, ServiceError):
+        return _problem(error, str(error))
+    if isinstance(error, WireError):
+        return _wire_problem(error)
+    if isinstance(error, _FAULTS):
+        return _problem(InvalidError(), str(error))
+    if isinstance(error, RequestValidationError):
+        faults = tuple(
+            FieldFault(field=".".join(str(part) for part in e["loc"]), detail=str(e["msg"]))
+            for e in error.errors()
+        )
+        return _problem(InvalidError(), f"{faults[0].field}: {faults[0].detail}", faults)
+    if isinstance(error, HTTPException):
+        phrase = HTTPStatus(error.status_code).phrase
+        return Problem(
+            type="about:blank", title=phrase, status=error.status_code,
+            detail=f"{error.detail or phrase}: see /docs for what there is",
+        )  # fmt: skip
+    return _problem(ServiceError(), "an error that should not be: the service's log has it")
+
+
+def _wire_problem(error: WireError) -> Problem:
+    text = str(error)
+    if isinstance(error.__cause__, msgspec.DecodeError) and not isinstance(
+        error.__cause__, msgspec.ValidationError
+    ):
+        return _problem(MalformedError(), text)
+    at = _AT.match(text)
+    if at is None:
+        return _problem(InvalidError(), text)
+    fault = FieldFault(field=at["field"], detail=at["detail"])
+    return _problem(InvalidError(), f"{fault.field}: {fault.detail}", (fault,))
+
+
+def _problem(error: ServiceError, detail: str, faults: tuple[FieldFault, ...] = ()) -> Problem:
+    return Problem(
+        type=f"urn:plevel:{error.kind}", title=error.title, status=error.status,
+        detail=" ".join(detail.split()), errors=faults,
+    )  # fmt: skip

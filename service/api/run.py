@@ -1,0 +1,102 @@
+"""Runs: ask for tuning, follow it, stop it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
+
+from service import runs
+from service.api.wire import body_of, describe, reply
+from service.context import Context, context_of
+from strategy.record import RunRequest, RunState, RunStatus, encode
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+Ctx = Annotated[Context, Depends(context_of)]
+_ENDED = (RunState.DONE, RunState.FAILED, RunState.CANCELLED)
+_DAY_S = 86_400.0
+
+
+class Runs(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs, the newest first."""
+
+    runs: tuple[RunStatus, ...]
+
+
+@router.post(
+    "",
+    **describe(
+        "Tune", takes=RunRequest, gives=RunStatus, status=201,
+        note="Answers at once with the run's status. An equal request joins the run that is under "
+        "way; one whose tasks are all tuned enough is done at once, having spent nothing, unless "
+        "`force` is set. The target `cpu` means the host of this service; a client that means its "
+        "own host sends that target as an object.",
+    ),
+)  # fmt: skip
+def create(context: Ctx, body: Annotated[RunRequest, body_of(RunRequest)]) -> Response:
+    planned = runs.plan(body)
+    with context.store.write() as connection:
+        run_id = runs.create(connection, body, planned)
+        status = runs.status(connection, run_id, context.settings.alive_s)
+    context.changed.notify()
+    return reply(status, 201)
+
+
+@router.get("", **describe("List runs", gives=Runs))
+def list_runs(context: Ctx, limit: Annotated[int, Query(ge=1, le=1000)] = 20) -> Response:
+    with context.store.read() as connection:
+        found = runs.recent(connection, limit, context.settings.alive_s)
+    return reply(Runs(runs=tuple(found)))
+
+
+def _status(context: Context, run_id: int) -> RunStatus:
+    with context.store.read() as connection:
+        return runs.status(connection, run_id, context.settings.alive_s)
+
+
+@router.get("/{run_id}", **describe("How far a run is", gives=RunStatus, errors=(404,)))
+def show(context: Ctx, run_id: int) -> Response:
+    return reply(_status(context, run_id))
+
+
+@router.get(
+    "/{run_id}/events",
+    **describe(
+        "Follow a run", gives=RunStatus, media="text/event-stream", errors=(404,),
+        note="Server-sent events: `status` with a RunStatus at each change, and `end` with the last.",
+    ),
+)  # fmt: skip
+async def events(context: Ctx, run_id: int) -> Response:
+    await run_in_threadpool(_status, context, run_id)  # 404 before the stream begins
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(_stream(context, run_id), 200, headers, "text/event-stream")
+
+
+async def _stream(context: Context, run_id: int) -> AsyncIterator[bytes]:
+    last = b""
+    quiet = 0
+    async for status in context.looks(lambda: _status(context, run_id), context.changed, _DAY_S):
+        data = encode(status)
+        ended = status.state in _ENDED
+        if data != last or ended:
+            yield b"event: %s\ndata: %s\n\n" % (b"end" if ended else b"status", data)
+            last, quiet = data, 0
+        else:
+            quiet += 1
+            if quiet % 10 == 0:
+                yield b": still there\n\n"  # so that proxies keep the connection
+        if ended:
+            return
+
+
+@router.post("/{run_id}/cancel", **describe("Stop a run", gives=RunStatus, errors=(404,)))
+def cancel(context: Ctx, run_id: int) -> Response:
+    with context.store.write() as connection:
+        runs.cancel(connection, run_id)
+    context.changed.notify()
+    context.queued.notify()
+    return reply(_status(context, run_id))

@@ -1,0 +1,120 @@
+"""Bodies in and out by the wire codec, and how OpenAPI describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+
+from service.errors import TooLargeError
+from strategy.record import decode, encode, json_schema
+
+T = TypeVar("T")
+PROBLEM = "application/problem+json"
+_REF = "#/components/schemas/"
+
+
+class FieldFault(msgspec.Struct, frozen=True, kw_only=True):
+    """A field at fault, as a path into the body, and what is wrong with it."""
+
+    field: str
+    detail: str
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What went wrong (RFC 9457). `detail` is one line that names the field and the remedy."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: tuple[FieldFault, ...] = ()
+
+
+def reply(value: Any, status: int = 200) -> Response:
+    """A response with the JSON of a wire type."""
+    return Response(encode(value), status, media_type="application/json")
+
+
+def body_of(kind: type[T]) -> Any:
+    """The dependency that reads the request's body as `kind`; a wrong one names the field."""
+
+    async def read(request: Request) -> T:
+        limit: int = request.app.state.context.settings.max_request_bytes
+        data = bytearray()
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > limit:
+                raise TooLargeError(f"the body is larger than {limit} bytes: send less at a time")
+        return decode(bytes(data), kind)
+
+    dependency: Callable[[Request], Awaitable[T]] = read
+    return Depends(dependency)
+
+
+_kinds: dict[str, Any] = {"Problem": Problem}
+
+
+def _schema(kind: Any) -> dict[str, Any]:
+    _kinds[kind.__name__] = kind
+    return {"$ref": f"{_REF}{kind.__name__}"}
+
+
+def describe(
+    summary: str,
+    *,
+    takes: Any = None,
+    gives: Any = None,
+    status: int = 200,
+    errors: Sequence[int] = (),
+    media: str = "application/json",
+    note: str = "",
+) -> dict[str, Any]:
+    """The arguments of a route's decorator that document it: what it takes, gives and refuses."""
+    content: dict[str, Any] = {}
+    if gives is not None:
+        content = {"content": {media: {"schema": _schema(gives)}}}
+    responses: dict[int | str, dict[str, Any]] = {
+        status: {"description": HTTPStatus(status).phrase, **content}
+    }
+    for code in sorted({*errors, *((400, 413, 422) if takes is not None else ())}):
+        responses[code] = {
+            "description": HTTPStatus(code).phrase,
+            "content": {PROBLEM: {"schema": _schema(Problem)}},
+        }
+    extra: dict[str, Any] = {}
+    if takes is not None:
+        schema = {"application/json": {"schema": _schema(takes)}}
+        extra = {"requestBody": {"required": True, "content": schema}}
+    return {
+        "summary": summary, "description": note or summary, "status_code": status,
+        "response_class": Response, "responses": responses, "openapi_extra": extra,
+    }  # fmt: skip
+
+
+def install_schema(app: FastAPI) -> None:
+    """Makes `/openapi.json` hold the wire types' own schemas."""
+
+    @cache
+    def openapi() -> dict[str, Any]:
+        schema = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        _, components = json_schema(list(_kinds.values()))
+        known = schema.setdefault("components", {}).setdefault("schemas", {})
+        known.update(components)
+        # What FastAPI says of its own validation is not what this service answers.
+        for path in schema["paths"].values():
+            for operation in path.values():
+                if "HTTPValidationError" in str(operation["responses"].get("422", "")):
+                    operation["responses"]["422"]["content"] = {PROBLEM: {"schema": _schema(Problem)}}
+        known.pop("HTTPValidationError", None)
+        known.pop("ValidationError", None)
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,67 @@
+"""Workers: registration and heartbeats."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Response
+
+from service import fleet, queue
+from service.api.wire import body_of, describe, reply
+from service.context import Context, context_of
+from strategy.record import Registered, WorkerInfo
+
+router = APIRouter(prefix="/v1/workers", tags=["workers"])
+Ctx = Annotated[Context, Depends(context_of)]
+
+
+class Workers(msgspec.Struct, frozen=True, kw_only=True):
+    """Workers that have registered and not left, the newest first."""
+
+    workers: tuple[fleet.WorkerStatus, ...]
+
+
+@router.post("", **describe("Register a worker", takes=WorkerInfo, gives=Registered, status=201))
+def register(context: Ctx, info: Annotated[WorkerInfo, body_of(WorkerInfo)]) -> Response:
+    with context.store.write() as connection:
+        worker_id = fleet.register(connection, info)
+    context.changed.notify()
+    settings = context.settings
+    answer = Registered(
+        worker_id=worker_id, heartbeat_s=settings.heartbeat_s, lease_s=settings.lease_s
+    )
+    return reply(answer, 201)
+
+
+@router.get("", **describe("List the workers", gives=Workers))
+def list_workers(context: Ctx) -> Response:
+    with context.store.read() as connection:
+        return reply(Workers(workers=tuple(fleet.statuses(connection, context.settings.alive_s))))
+
+
+@router.post(
+    "/{worker_id}/heartbeat",
+    **describe(
+        "Say that a worker is alive", status=204, errors=(404,),
+        note="404: the worker is not known (any more), and registers again.",
+    ),
+)  # fmt: skip
+def heartbeat(context: Ctx, worker_id: int) -> Response:
+    with context.store.write() as connection:
+        fleet.heartbeat(connection, worker_id)
+    return Response(status_code=204)
+
+
+@router.delete(
+    "/{worker_id}",
+    **describe("A worker leaves; its live leases are given back", status=204, errors=(404,)),
+)
+def leave(context: Ctx, worker_id: int) -> Response:
+    with context.store.write() as connection:
+        # Leases before their worker, as everywhere: so that no two calls wait for each other.
+        queue.release_worker(connection, worker_id, context.terms)
+        fleet.end(connection, worker_id)
+    context.queued.notify()
+    context.changed.notify()
+    return Response(status_code=204)

@@ -1,0 +1,78 @@
+"""Puts the service together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import metadata
+
+from fastapi import FastAPI
+
+from service import migration
+from service.api import health, lease, problem, record, run, selection, worker
+from service.api.wire import install_schema
+from service.context import Context
+from service.cost_model import ChildModel
+from service.db import Store
+from service.settings import Settings
+from service.tuner import Tuner
+
+DESCRIPTION = """An autotuning service with a tuning-log database.
+
+Times are in seconds, instants are Unix times. Errors are problem documents (RFC 9457). The target
+`cpu` in a request means the host of this service.
+"""
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """The service as an ASGI application; it opens the database when it starts.
+
+    Raises:
+        DatabaseError: when started, where the database cannot be used or has another schema.
+    """
+    context = Context(settings or Settings())
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        prepare(context.settings)
+        context.opened = Store(context.settings.database)
+        model = ChildModel()
+        if context.settings.tune:
+            context.tuner = Tuner(
+                context.opened, context.settings, model, context.changed, context.queued
+            )
+            context.tuner.start()
+        try:
+            yield
+        finally:
+            context.stop()
+            if context.tuner is not None:
+                context.tuner.stop()
+            model.close()
+            context.opened.close()
+
+    app = FastAPI(
+        title="plevel", version=_version(), description=DESCRIPTION, lifespan=lifespan,
+        redoc_url=None,
+    )  # fmt: skip
+    app.state.context = context
+    for part in (run, selection, record, worker, lease, health):
+        app.include_router(part.router)
+    problem.install(app)
+    install_schema(app)
+    return app
+
+
+def prepare(settings: Settings) -> None:
+    """Brings the database to this schema, or checks that it has it."""
+    if settings.migrate:
+        migration.upgrade(settings.database)
+    else:
+        migration.check(settings.database)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("plevel")
+    except metadata.PackageNotFoundError:
+        return "0"

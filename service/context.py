@@ -1,0 +1,69 @@
+"""What the routes share: the store, the settings, and the bells that wake who waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+
+from service.db import Store
+from service.queue import Terms
+from service.settings import Settings
+from service.tuner import Tuner
+from service.wakeup import Wakeup
+
+T = TypeVar("T")
+
+
+@dataclass
+class Context:
+    """Made by `create_app`, opened when the application starts."""
+
+    settings: Settings
+    changed: Wakeup = field(default_factory=Wakeup)  # runs and records
+    queued: Wakeup = field(default_factory=Wakeup)  # jobs to lease
+    opened: Store | None = None
+    tuner: Tuner | None = None
+    stopping: bool = False
+
+    @property
+    def store(self) -> Store:
+        assert self.opened is not None, "the application has not started"
+        return self.opened
+
+    @property
+    def terms(self) -> Terms:
+        return Terms(self.settings.lease_s, self.settings.alive_s)
+
+    def stop(self) -> None:
+        """Ends all waiting, so that the server can finish what it has begun."""
+        self.stopping = True
+        self.changed.notify()
+        self.queued.notify()
+
+    async def looks(
+        self, look: Callable[[], T], bell: Wakeup, wait_s: float
+    ) -> AsyncIterator[T]:
+        """What `look` finds, again at each change and now and then, until `wait_s` is over.
+
+        `look` runs in a thread with its own short transaction; in between, neither is held.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while True:
+            seen = bell.count
+            yield await run_in_threadpool(look)
+            left = deadline - loop.time()
+            if left <= 0 or self.stopping:
+                return
+            await bell.changed(seen, min(left, self.settings.poll_s))
+
+
+def context_of(request: Request) -> Context:
+    """The dependency of every route."""
+    context: Context = request.app.state.context
+    return context

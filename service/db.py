@@ -1,0 +1,190 @@
+"""Opening the database: SQLite in WAL mode, or PostgreSQL through psycopg; and its clock."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from service.errors import DatabaseError
+
+_TUNER_LOCK = 0x706C6576  # PostgreSQL's advisory locks are numbers
+
+
+class now(FunctionElement[float]):  # noqa: N801 - SQL's name
+    """The database's clock in Unix seconds; it runs on within a transaction."""
+
+    type = sa.Double()
+    inherit_cache = True
+
+
+@compiles(now, "sqlite")
+def _sqlite_now(element: now, compiler: Any, **kw: Any) -> str:
+    # unixepoch('subsec') came with SQLite 3.42; this has its resolution too, a millisecond.
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(now, "postgresql")
+def _postgresql_now(element: now, compiler: Any, **kw: Any) -> str:
+    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
+
+
+def insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+    """An INSERT that has `on_conflict_do_…`, which both dialects spell alike."""
+    if connection.dialect.name == "sqlite":
+        return sqlite.insert(table)
+    return postgresql.insert(table)
+
+
+def normal_url(url: str) -> sa.URL:
+    """The URL with its driver: `postgresql://…` uses psycopg, a bare path is a SQLite file.
+
+    Raises:
+        DatabaseError: neither SQLite nor PostgreSQL, or not readable as a URL.
+    """
+    if "://" not in url:
+        url = f"sqlite:///{Path(url).expanduser().absolute()}"
+    try:
+        parsed = sa.make_url(url)
+    except sa.exc.ArgumentError as error:
+        raise DatabaseError(
+            "the database is not a URL: write sqlite:///file or postgresql://user@host/name"
+        ) from error
+    if parsed.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
+        return parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        if parsed.database in (None, "", ":memory:"):
+            raise DatabaseError("a SQLite database needs a file: write sqlite:////path/plevel.db")
+        return parsed.set(drivername="sqlite")
+    raise DatabaseError(
+        f"database {parsed.drivername!r} is not supported: use sqlite:///file or postgresql://…"
+    )
+
+
+class Store:
+    """A database, with its transactions. Safe to share between threads.
+
+    `write()` commits at the end and rolls back on an exception. On SQLite it takes the write lock at
+    its start, so that a transaction never finds half-way that another has written; threads of
+    one process queue up in memory before that, in place of polling the file's lock.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = normal_url(url)
+        self.is_sqlite = self.url.drivername == "sqlite"
+        # Without one a write to PostgreSQL is a no-op context.
+        self._writing: contextlib.AbstractContextManager[Any] = (
+            threading.Lock() if self.is_sqlite else contextlib.nullcontext()
+        )
+        options: dict[str, Any] = {
+            "json_serializer": lambda value: orjson.dumps(value).decode(),
+            "json_deserializer": orjson.loads,
+        }
+        if self.is_sqlite:
+            _check_file(Path(str(self.url.database)))
+            options |= {"connect_args": {"check_same_thread": False, "timeout": 60.0}}
+        else:
+            options |= {"pool_pre_ping": True, "pool_size": 16, "max_overflow": 32}
+        self.engine = sa.create_engine(self.url, **options)
+        if self.is_sqlite:
+            sa.event.listen(self.engine, "connect", _configure_sqlite)
+            sa.event.listen(self.engine, "begin", _begin_sqlite)
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """A transaction that only reads."""
+        with _translated(), self.engine.begin() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[sa.Connection]:
+        """A transaction that writes."""
+        writing = self.engine.execution_options(plevel_write=True)
+        with _translated(), self._writing, writing.begin() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def hold_tuner(self) -> Iterator[bool]:
+        """Whether this process is now the one that tunes; given up at the end, or when it dies."""
+        if self.is_sqlite:
+            descriptor = os.open(f"{self.url.database}.tuner", os.O_CREAT | os.O_RDWR, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(descriptor)
+                yield False
+                return
+            try:
+                yield True
+            finally:
+                os.close(descriptor)
+            return
+        by_itself = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        with _translated(), by_itself.connect() as connection:
+            held = bool(connection.scalar(sa.select(sa.func.pg_try_advisory_lock(_TUNER_LOCK))))
+            try:
+                yield held
+            finally:
+                if held:
+                    connection.execute(sa.select(sa.func.pg_advisory_unlock(_TUNER_LOCK)))
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """Failures of the database itself become one clear line; those of a statement stay as they are."""
+    try:
+        yield
+    except sa.exc.OperationalError as error:
+        first = (str(error.orig).strip().splitlines() or ["no reason given"])[0]
+        raise DatabaseError(f"the database does not answer: {first}") from error
+
+
+def _check_file(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DatabaseError(
+            f"database {path} is not writable: its folder cannot be made ({error.strerror})"
+        ) from error
+    if path.is_dir():
+        raise DatabaseError(f"database {path} is a folder: name a file in it")
+    where = path if path.exists() else path.parent
+    # WAL mode makes files beside the database, so that the folder must be writable too.
+    if not os.access(where, os.W_OK) or not os.access(path.parent, os.W_OK):
+        raise DatabaseError(
+            f"database {path} is not writable: change its permissions, or name another with --database"
+        )
+    if path.exists() and path.stat().st_size:
+        with path.open("rb") as file:
+            if file.read(16) != b"SQLite format 3\0":
+                raise DatabaseError(f"database {path} is not a SQLite file: name another")
+
+
+def _configure_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # BEGIN is ours: see _begin_sqlite
+    for pragma in (
+        "busy_timeout = 60000",
+        "journal_mode = WAL",
+        # A crash of the process loses nothing; one of the machine may lose the last transactions.
+        "synchronous = NORMAL",
+        "foreign_keys = ON",
+    ):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    writing = connection.get_execution_options().get("plevel_write")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")

@@ -1,0 +1,70 @@
+"""Errors of the service: each carries its HTTP status, and one handler renders them all."""
+
+from __future__ import annotations
+
+
+class ServiceError(Exception):
+    """What went wrong in one line that names the remedy; `status` and `kind` say it to machines."""
+
+    status = 500
+    kind = "internal"
+    title = "The service failed"
+
+
+class InvalidError(ServiceError):
+    status = 422
+    kind = "invalid"
+    title = "The request is not valid"
+
+
+class MalformedError(ServiceError):
+    status = 400
+    kind = "malformed"
+    title = "The body is not JSON"
+
+
+class TooLargeError(ServiceError):
+    status = 413
+    kind = "too-large"
+    title = "The body is too large"
+
+
+class NotFoundError(ServiceError):
+    status = 404
+    kind = "not-found"
+    title = "There is no such thing"
+
+
+class LeaseLostError(ServiceError):
+    """The lease is not the caller's any more: wrong token, expired, given back or ended."""
+
+    status = 409
+    kind = "lease-lost"
+    title = "The lease is lost"
+
+
+class DeviceBusyError(ServiceError):
+    """Another timing lease of the device is live."""
+
+    status = 409
+    kind = "device-busy"
+    title = "The device is timing under another lease"
+
+
+class DatabaseError(ServiceError):
+    """The database cannot be opened, written, or is of another schema."""
+
+    status = 503
+    kind = "database"
+    title = "The database is not available"
+
+
+class SchemaError(DatabaseError):
+    """The database's schema is newer than this installation, or older and not upgraded."""
+
+    kind = "schema"
+    title = "The database has another schema"
+
+
+class StartError(ServiceError):
+    """The service cannot start: the port is taken, or the address is not this host's."""

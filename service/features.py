@@ -1,0 +1,94 @@
+"""What a cost model sees of a configuration: its knobs' values and what derives from them.
+
+Never its index in the space, which changes when the space does.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategy.condition import ExpressionError
+from strategy.space import Config, ConfigSpace, Knob
+
+Matrix = NDArray[np.float32]
+Digits = NDArray[np.int32]
+_ONE_HOT = 8  # names with up to this many values get a column each
+
+
+class SpaceFeatures:
+    """Turns configurations of one space into rows of numbers.
+
+    A configuration is given by its digits: the position of each knob's value, in the order of the
+    knobs. Columns are the numbers of numeric knobs, the parts of tuples, the positions of names
+    (and one column per name where they are few), and the space's derived expressions.
+    """
+
+    def __init__(self, space: ConfigSpace) -> None:
+        self.space = space
+        self._tables = [_table(knob) for knob in space.knobs]
+        self._values = [_array(knob) for knob in space.knobs]
+        self._derived = [(name, e.compile()) for name, e in space.derived.items()]
+        names = [f"{knob.name}.{i}" if table.shape[1] > 1 else knob.name
+                 for knob, table in zip(space.knobs, self._tables, strict=True)
+                 for i in range(table.shape[1])]  # fmt: skip
+        self.names = (*names, *(name for name, _ in self._derived))
+
+    def digits(self, configs: Sequence[Config]) -> Digits:
+        """The digits of configurations; raises `ConfigError` for one that is not of the space."""
+        rows = [self.space.digits(c) for c in configs]
+        return np.array(rows, dtype=np.int32).reshape(len(rows), len(self.space.knobs))
+
+    def matrix(self, digits: Digits) -> Matrix:
+        """One row of features per row of digits; NaN where an expression has no value."""
+        columns = [table[digits[:, i]] for i, table in enumerate(self._tables)]
+        if self._derived:
+            env = {
+                knob.name: values[digits[:, i]]
+                for i, (knob, values) in enumerate(zip(self.space.knobs, self._values, strict=True))
+            }
+            columns += [_computed(function, env, len(digits)) for _, function in self._derived]
+        if not columns:
+            return np.zeros((len(digits), 0), dtype=np.float32)
+        return np.concatenate(columns, axis=1, dtype=np.float32)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)  # bools too
+
+
+def _array(knob: Knob) -> NDArray[Any]:
+    """The knob's values, as expressions compute with them."""
+    if all(_is_number(v) for v in knob.values):
+        return np.array(knob.values)
+    lengths = {len(v) if isinstance(v, tuple) else 0 for v in knob.values}
+    if len(lengths) == 1 and lengths != {0}:
+        return np.array(knob.values, dtype=np.int64)
+    return np.array(list(map(str, knob.values)), dtype=object)
+
+
+def _table(knob: Knob) -> Matrix:
+    """The columns of each of the knob's values."""
+    values = _array(knob)
+    if values.dtype != object:
+        return values.reshape(len(values), -1).astype(np.float32)
+    position = np.arange(len(values), dtype=np.float32)[:, None]
+    if len(values) <= _ONE_HOT:
+        return np.concatenate([position, np.eye(len(values), dtype=np.float32)], axis=1)
+    return position
+
+
+def _computed(function: Any, env: Mapping[str, NDArray[Any]], rows: int) -> Matrix:
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            values = np.broadcast_to(np.asarray(function(env), dtype=np.float64), (rows,))
+    except (ExpressionError, TypeError, ValueError):
+        # An expression over names, say: a feature less, and nothing else is lost.
+        return np.full((rows, 1), np.nan, dtype=np.float32)
+    limit = float(np.finfo(np.float32).max)
+    return np.where(np.abs(values) < limit, values, np.nan).astype(np.float32)[:, None]

@@ -1,0 +1,170 @@
+"""Workers and their devices: registering, heartbeats, who is alive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from service import catalogue
+from service.db import insert, now
+from service.errors import NotFoundError
+from service.models import device, lease, target, worker, worker_device
+from strategy.record import Device, WorkerInfo
+
+
+class WorkerDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device as a worker drives it now."""
+
+    identity: str
+    slot: str
+    model: str
+    target: str
+    leases: int = 0
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that has registered and not left."""
+
+    id: int
+    name: str
+    host: str
+    pid: int
+    version: str
+    alive: bool
+    registered_at: float
+    seen_at: float
+    devices: tuple[WorkerDevice, ...] = ()
+
+
+def register(connection: sa.Connection, info: WorkerInfo) -> int:
+    """A new worker with its devices; returns its id.
+
+    A device that is known by its identity keeps its row, with what the worker now says of it.
+    """
+    worker_id = connection.execute(
+        sa.insert(worker)
+        .values(
+            name=info.name, host=info.host, pid=info.pid, version=info.version,
+            operators=info.operators, created_at=now(), seen_at=now(),
+        )
+        .returning(worker.c.id)
+    ).scalar_one()  # fmt: skip
+    for described in info.devices:
+        device_id, target_id = _put_device(connection, described)
+        connection.execute(
+            insert(connection, worker_device)
+            .values(worker_id=worker_id, device_id=device_id, target_id=target_id)
+            .on_conflict_do_nothing()
+        )
+    catalogue.note(
+        connection, "registered", worker_id=worker_id, name=info.name,
+        devices=[d.identity for d in info.devices],
+    )  # fmt: skip
+    return int(worker_id)
+
+
+def _put_device(connection: sa.Connection, described: Device) -> tuple[int, int]:
+    target_id = catalogue.put_target(connection, described.target)
+    values: dict[str, Any] = {
+        "slot": described.slot,
+        "model": described.model or described.target.model,
+        "target_id": target_id,
+        "target": described.target.to_json(),
+        "fingerprint": described.fingerprint,
+        "seen_at": now(),
+    }
+    statement = insert(connection, device).values(
+        identity=described.identity, created_at=now(), **values
+    )
+    device_id = connection.execute(
+        statement.on_conflict_do_update(index_elements=["identity"], set_=values).returning(device.c.id)
+    ).scalar_one()
+    return int(device_id), target_id
+
+
+def see(connection: sa.Connection, worker_id: int) -> bool:
+    """Notes a sign of life; False for a worker that is not known or has left."""
+    seen = connection.execute(
+        sa.update(worker)
+        .where(worker.c.id == worker_id, worker.c.ended_at.is_(None))
+        .values(seen_at=now())
+    )
+    return bool(seen.rowcount)
+
+
+def heartbeat(connection: sa.Connection, worker_id: int) -> None:
+    """Raises `NotFoundError` for a worker that is not known or has left: it registers again."""
+    if not see(connection, worker_id):
+        raise unknown_worker(worker_id)
+
+
+def unknown_worker(worker_id: int) -> NotFoundError:
+    return NotFoundError(f"worker {worker_id} is not registered: register it again")
+
+
+def end(connection: sa.Connection, worker_id: int) -> None:
+    """The worker has left; its leases are the queue's to give back."""
+    ended = connection.execute(
+        sa.update(worker)
+        .where(worker.c.id == worker_id, worker.c.ended_at.is_(None))
+        .values(ended_at=now())
+    )
+    if not ended.rowcount:
+        raise unknown_worker(worker_id)
+    catalogue.note(connection, "left", worker_id=worker_id)
+
+
+def is_alive(alive_s: float) -> sa.ColumnElement[bool]:
+    """The condition on `worker` that it has not left and has been seen lately."""
+    return sa.and_(worker.c.ended_at.is_(None), worker.c.seen_at > now() - alive_s)
+
+
+def count_alive(connection: sa.Connection, target_id: int, alive_s: float) -> int:
+    """How many devices of live workers have this target."""
+    query = (
+        sa.select(sa.func.count(worker_device.c.device_id.distinct()))
+        .join(worker, worker.c.id == worker_device.c.worker_id)
+        .where(worker_device.c.target_id == target_id, is_alive(alive_s))
+    )
+    return int(connection.execute(query).scalar_one())
+
+
+def statuses(connection: sa.Connection, alive_s: float) -> list[WorkerStatus]:
+    """All workers that have not left, the newest first."""
+    rows = connection.execute(
+        sa.select(worker, is_alive(alive_s).label("alive"))
+        .where(worker.c.ended_at.is_(None))
+        .order_by(worker.c.id.desc())
+        .limit(1000)
+    ).all()
+    live = (
+        sa.select(lease.c.worker_id, lease.c.device_id, sa.func.count().label("leases"))
+        .where(lease.c.ended_at.is_(None))
+        .group_by(lease.c.worker_id, lease.c.device_id)
+        .subquery()
+    )
+    devices: dict[int, list[WorkerDevice]] = {}
+    for d in connection.execute(
+        sa.select(worker_device.c.worker_id, device.c.identity, device.c.slot, device.c.model,
+                  target.c.key, sa.func.coalesce(live.c.leases, 0).label("leases"))
+        .join(device, device.c.id == worker_device.c.device_id)
+        .join(target, target.c.id == worker_device.c.target_id)
+        .outerjoin(live, sa.and_(live.c.worker_id == worker_device.c.worker_id,
+                                 live.c.device_id == worker_device.c.device_id))
+        .where(worker_device.c.worker_id.in_([r.id for r in rows]))
+        .order_by(device.c.id)
+    ):  # fmt: skip
+        devices.setdefault(d.worker_id, []).append(
+            WorkerDevice(
+                identity=d.identity, slot=d.slot, model=d.model, target=d.key, leases=d.leases
+            )
+        )
+    return [
+        WorkerStatus(
+            id=r.id, name=r.name, host=r.host, pid=r.pid, version=r.version, alive=bool(r.alive),
+            registered_at=r.created_at, seen_at=r.seen_at, devices=tuple(devices.get(r.id, ())),
+        )
+        for r in rows
+    ]  # fmt: skip

@@ -1,0 +1,149 @@
+"""Tuning logs of other tools, and plevel's own, as streams: bytes in, records out, and back.
+
+Readers take a `Source` and give records, the attachments these need, and what they put aside; they
+hold a bounded part of the file, evaluate nothing, and never raise for what is in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path, PurePath
+
+from service.formats import autotvm, kernel_tuner, metaschedule, native
+from service.formats.entry import (
+    Attachment,
+    ImportedRecord,
+    Item,
+    Reason,
+    Rejected,
+    Summary,
+    Task,
+)
+from service.formats.source import Joined, Source
+from strategy.target import Target
+
+__all__ = [
+    "Attachment",
+    "Format",
+    "FormatError",
+    "ImportedRecord",
+    "Item",
+    "Joined",
+    "Reason",
+    "Rejected",
+    "Source",
+    "Summary",
+    "Task",
+    "autotvm",
+    "detect",
+    "grouped",
+    "kernel_tuner",
+    "metaschedule",
+    "native",
+    "read",
+]
+
+
+class Format(StrEnum):
+    PLEVEL = "plevel"
+    AUTOTVM = "autotvm"
+    KERNEL_TUNER = "kernel_tuner"
+    METASCHEDULE = "metaschedule"
+
+
+class FormatError(ValueError):
+    """A file that is of none of the formats read here."""
+
+
+_HEAD = 1 << 16
+_METASCHEDULE = re.compile(rb'\[\s*(?:"-?[0-9]{1,20}"\s*,\s*"|[0-9]{1,20}\s*,\s*\[)')
+_PICKLED = re.compile(rb"[a-z][^\t{]{0,1000}\t[A-Za-z0-9+/=]+\t")
+# In one document over many lines, so that no line of it tells.
+_DOCUMENT = re.compile(
+    rb'"(?:tune_params|tune_params_keys|device_name|kernel_name|cache)"\s*:'
+    rb'|"results"\s*:\s*\[\s*\{\s*"(?:timestamp|configuration|objectives|times|invalidity)"\s*:'
+)
+_NAMES = {
+    "database_workload.json": Format.METASCHEDULE,
+    "database_tuning_record.json": Format.METASCHEDULE,
+}
+
+
+def detect(head: bytes, name: str = "") -> Format:
+    """The format of a file by the first bytes of its content, and by its name where these are bare.
+
+    Damaged lines are passed over: the first that is like one of a format decides.
+
+    Raises:
+        FormatError: nothing in it is like any of them.
+    """
+    head = head[:_HEAD].removeprefix(b"\xef\xbb\xbf").lstrip()
+    for line in head.split(b"\n"):
+        found = _of_line(line.lstrip())
+        if found is not None:
+            return found
+    if head[:1] == b"{" and _DOCUMENT.search(head):
+        return Format.KERNEL_TUNER
+    by_name = _NAMES.get(PurePath(name).name.removesuffix(".gz"))
+    if by_name is not None:
+        return by_name
+    what = "is of no format that can be read here" if head else "is empty"
+    raise FormatError(f"{name or 'the file'} {what}; these can be read: {', '.join(Format)}")
+
+
+def grouped(paths: Sequence[Path]) -> list[list[Path]]:
+    """The files to be read as one (`Joined`), in their order.
+
+    A MetaSchedule tuning file goes behind its workloads, which are taken from beside it where they
+    are not named; every other file stands alone.
+    """
+    groups: list[list[Path]] = []
+    for path in paths:
+        workloads = path.with_name("database_workload.json")
+        if path.name == "database_tuning_record.json" and workloads.is_file():
+            groups.append([workloads, path])
+        elif (
+            path.name != workloads.name
+            or path.with_name("database_tuning_record.json") not in paths
+        ):
+            groups.append([path])
+    return groups
+
+
+def _of_line(line: bytes) -> Format | None:
+    if line.startswith((b'{"kind":"plevel-records"', b'{"kind":"record"', b'{"kind":"attachment"')):
+        return Format.PLEVEL
+    if line[:1] == b"{" and (
+        (b'"input"' in line and b'"result"' in line)
+        or all(key in line for key in (b'"i"', b'"r"', b'"v"'))
+    ):
+        return Format.AUTOTVM
+    if _METASCHEDULE.match(line):
+        return Format.METASCHEDULE
+    return Format.AUTOTVM if _PICKLED.match(line) else None
+
+
+def read(
+    source: Source, form: Format | None = None, target: Target | None = None
+) -> Iterator[Item]:
+    """All that a file holds, in its order.
+
+    Args:
+        source: the file.
+        form: its format; by default it is detected.
+        target: of a Kernel Tuner file, which names a device only.
+
+    Raises:
+        FormatError: the format is not given and cannot be told.
+    """
+    form = detect(source.head, source.name) if form is None else form
+    if form is Format.KERNEL_TUNER:
+        return kernel_tuner.read(source, target)
+    readers = {
+        Format.PLEVEL: native.read,
+        Format.AUTOTVM: autotvm.read,
+        Format.METASCHEDULE: metaschedule.read,
+    }
+    return readers[form](source)

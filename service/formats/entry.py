@@ -1,0 +1,273 @@
+"""What readers give and writers take: records with what they refer to, and what could not be read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections import Counter
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, Literal
+
+import msgspec
+import orjson
+
+from strategy.condition import SpecializedCondition
+from strategy.record import Device, ErrorKind, Name, Phase, TimingPolicy, WireError, to_json
+from strategy.space import Config, ConfigError, SpaceError
+from strategy.target import Target, TargetError
+from strategy.types import TypeSyntaxError
+from strategy.workload import Workload, WorkloadError
+
+MAX_COST_S = 1e9  # what AutoTVM and MetaSchedule write where there is no time
+
+
+class Reason(StrEnum):
+    """Why a line or an entry could not be read."""
+
+    JSON = "json"  # not JSON, or not UTF-8
+    TRUNCATED = "truncated"  # the file ends in the middle of it
+    TOO_LONG = "too_long"
+    DEPTH = "depth"  # nested too deeply
+    DUPLICATE = "duplicate"  # a key or a knob twice
+    FIELD = "field"  # missing, unknown, or of the wrong type
+    VERSION = "version"  # of a format that this release does not know
+    TARGET = "target"
+    TYPE = "type"  # a dtype or a shape
+    WORKLOAD = "workload"  # missing, or not one
+    CONFIG = "config"
+    SPACE = "space"
+    COST = "cost"  # a time that is none: NaN, zero, negative, out of range
+    TIME = "time"  # a date that is none
+    PICKLE = "pickle"  # never unpickled
+    GZIP = "gzip"  # not what it was packed from
+    RATIO = "ratio"  # unpacks to far more than it holds
+    FORMAT = "format"  # cannot be written in the format asked for
+
+
+class RejectError(ValueError):
+    """What a reader raises of one entry, and reports as `Rejected`."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Rejected(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry put aside: where it begins (lines count from 1), why, and its text.
+
+    `text` is the whole entry, except where it was too long to keep.
+    """
+
+    line: int
+    reason: Reason
+    detail: str
+    text: bytes = b""
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
+    """What was measured: an implementation of a workload on a target, as data.
+
+    `space` is the digest of its space, which came before it as an `Attachment`; empty where none is
+    known.
+    """
+
+    workload: Workload
+    target: Target
+    implementation: Name
+    version: Name
+    space: str = ""
+    plevel: int = 10
+    library: str | None = None
+    condition: SpecializedCondition | None = None
+
+    @cached_property
+    def key(self) -> str:
+        """32 hexadecimal digits over all that makes it another task (so not the plevel)."""
+        target = json.dumps(self.target.to_json(), sort_keys=True)
+        parts = (self.workload.key, target, self.implementation, self.version, self.space)
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def checked(task: Task) -> Task:
+    """`task` itself, once it is known that a database can keep it and that it has a key.
+
+    Raises:
+        RejectError: an integer of more than 64 bits, or text that is not Unicode.
+    """
+    try:
+        _ = task.key, orjson.dumps(to_json(task))
+    except (TypeError, UnicodeError) as error:
+        raise RejectError(Reason.WORKLOAD, f"cannot be kept: {error}") from error
+    return task
+
+
+class Attachment(msgspec.Struct, frozen=True, kw_only=True, tag="attachment", tag_field="kind"):
+    """A document that records refer to by its key: it comes before the first that does.
+
+    A `space` (key: its digest) is the JSON of a `ConfigSpace`; a `module` (key: its structural
+    hash) is MetaSchedule's workload as its file has it, in base64.
+    """
+
+    what: Literal["space", "module"]
+    key: str
+    text: str
+
+
+class ImportedRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of one configuration, from whatever source.
+
+    Either `error` is set or there are samples. `source` is `plevel`, or the format that it was
+    first read from; `extra` is a JSON object of what only that format knows, all of it that an
+    exact export needs.
+    """
+
+    source: str
+    task: Task
+    config_key: str
+    samples_s: tuple[float, ...] = ()
+    error: ErrorKind | None = None
+    message: str = ""
+    measured_at: float = 0.0
+    device_model: str = ""
+    device: Device | None = None
+    phase: Phase = Phase.SEARCH
+    session: str = ""
+    worker: str = ""
+    run: int | None = None
+    seed: int | None = None
+    policy: TimingPolicy | None = None
+    environment: dict[str, Any] = {}
+    prepare_s: float | None = None
+    build_s: float = 0.0
+    check_s: float = 0.0
+    run_s: float = 0.0
+    code_digest: str = ""
+    extra: bytes = b""
+
+    @property
+    def config(self) -> Config:
+        return Config(json.loads(self.config_key))
+
+    @property
+    def config_digest(self) -> str:
+        """What `config.digest` is, without making a `Config`."""
+        return hashlib.sha256(self.config_key.encode()).hexdigest()[:16]
+
+    @property
+    def identity(self) -> str:
+        """32 hexadecimal digits over what happened: two of the same are one record read twice."""
+        where = self.device.identity if self.device is not None else self.device_model
+        error = "" if self.error is None else self.error.value
+        text = (
+            f"{self.task.key}\n{self.config_key}\n{self.phase.value}\n{error}\n"
+            f"{self.measured_at!r}\n{self.session}\n{where}\n"
+        )
+        content = text.encode() + struct.pack(f"<{len(self.samples_s)}d", *self.samples_s)
+        return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+Item = ImportedRecord | Attachment | Rejected
+
+_sorted = msgspec.json.Encoder(order="sorted")
+
+
+def config_key(values: dict[str, Any]) -> str:
+    """What `Config(values).key` is, for values known to be a configuration's; five times faster."""
+    text = _sorted.encode(values).decode()
+    # json.dumps writes floats, and what is not printable ASCII, in another way.
+    if float in map(type, values.values()) or not (text.isascii() and text.isprintable()):
+        return json.dumps(values, separators=(",", ":"), sort_keys=True)
+    return text
+
+
+def reject(line: int, error: Exception, text: bytes = b"") -> Rejected:
+    """An entry put aside for what reading it raised."""
+    return Rejected(line=line, reason=_reason_of(error), detail=f"{error}"[:500], text=text)
+
+
+def _reason_of(error: Exception) -> Reason:
+    if isinstance(error, RejectError):
+        return error.reason
+    if isinstance(error, WireError | msgspec.ValidationError):
+        if isinstance(error.__cause__, Exception):
+            return _reason_of(error.__cause__)
+        path = str(error).rpartition("$")[2]
+        return Reason.COST if path.startswith(".samples_s") else Reason.FIELD
+    kinds: tuple[tuple[type[Exception], Reason], ...] = (
+        (TargetError, Reason.TARGET),
+        (TypeSyntaxError, Reason.TYPE),
+        (WorkloadError, Reason.WORKLOAD),
+        (ConfigError, Reason.CONFIG),
+        (SpaceError, Reason.SPACE),
+        (RecursionError, Reason.DEPTH),
+        (ValueError, Reason.JSON),
+    )
+    return next((reason for kind, reason in kinds if isinstance(error, kind)), Reason.FIELD)
+
+
+class Summary:
+    """Counts of an import, for a person and as JSON."""
+
+    def __init__(self) -> None:
+        self.read = self.new = self.known = 0
+        self.reasons: Counter[str] = Counter()
+
+    @property
+    def rejected(self) -> int:
+        return self.reasons.total()
+
+    def add(self, *, new: int = 0, known: int = 0) -> None:
+        """Counts records that were read."""
+        self.read += new + known
+        self.new += new
+        self.known += known
+
+    def put_aside(self, rejected: Rejected) -> None:
+        """Counts an entry that could not be read; it counts as read too."""
+        self.read += 1
+        self.reasons[rejected.reason.value] += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """`read` is the sum of `new`, `known` and `rejected`."""
+        return {
+            "read": self.read, "new": self.new, "known": self.known, "rejected": self.rejected,
+            "reasons": dict(sorted(self.reasons.items())),
+        }  # fmt: skip
+
+
+def foreign_target(spec: object) -> Target:
+    """The target of another tool's log: what says nothing to us is left out, not refused.
+
+    Raises:
+        TargetError: the kind is unknown, or what is known has a value of the wrong type.
+    """
+    kind = spec.get("kind") if isinstance(spec, dict) else str(spec).split()[:1]
+    if kind in ("cpu", ["cpu"]):  # what we call this host: the log is of another
+        raise TargetError("target 'cpu' names no processor: expected llvm with -mcpu")
+    try:
+        target = Target.parse(spec)
+    except TargetError:
+        target = Target.parse(_without_unknown(spec))
+    if target.model == "unknown":  # TVM's word for none: ApplyHistoryBest never matches by it
+        data = target.to_json()
+        del data["model"]
+        target = Target.parse(data)
+    return target
+
+
+_OPTIONS = frozenset(
+    "kind keys device mcpu arch mattr mtriple target num-cores model libs max_num_threads "
+    "max_threads_per_block thread_warp_size".split()
+)
+
+
+def _without_unknown(spec: object) -> object:
+    if isinstance(spec, dict):
+        return {name: value for name, value in spec.items() if name in _OPTIONS}
+    if isinstance(spec, str):
+        first, *words = spec.split()[:200] or [""]
+        kept = [w for w in words if w.lstrip("-").partition("=")[0] in _OPTIONS and "=" in w]
+        return " ".join([first, *kept])
+    return spec

@@ -1,0 +1,211 @@
+"""MetaSchedule's pair of files: `database_workload.json` and `database_tuning_record.json`.
+
+Records are kept whole: an export is what was read, byte for byte. A workload is what its structural
+hash says; the module itself is kept as it stands in the file and never looked into.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from service.formats.entry import (
+    MAX_COST_S,
+    Attachment,
+    ImportedRecord,
+    Item,
+    Reason,
+    Rejected,
+    RejectError,
+    Task,
+    checked,
+    config_key,
+    foreign_target,
+    reject,
+)
+from service.formats.source import Source, check, load
+from strategy.record import ErrorKind
+from strategy.space import MAX_TEXT, Config
+from strategy.types import TensorType
+from strategy.workload import Input, Workload
+
+MAX_LINE = 1 << 26  # a module with its constants may be long
+MAX_CACHED = 20_000
+MAX_WORKLOADS = 100_000
+
+_HASH = re.compile(r"-?[0-9]{1,20}")
+_Body = tuple[
+    tuple[msgspec.Raw, list[tuple[int, Any]]],
+    Annotated[list[float], Meta(max_length=10_000)] | None,
+    msgspec.Raw,
+    msgspec.Raw,
+]
+_records = msgspec.json.Decoder(tuple[Annotated[int, Meta(ge=0)], msgspec.Raw])
+_bodies = msgspec.json.Decoder(_Body)
+
+
+def read(source: Source) -> Iterator[Item]:
+    """The records of a tuning file that follows its workloads, which come as attachments.
+
+    The two files are read as one after the other; several such pairs may follow each other.
+    """
+    reader = _Reader()
+    for item in source.lines(MAX_LINE):
+        if isinstance(item, Rejected):
+            yield item
+            continue
+        number, line = item
+        if not line or line.isspace():
+            continue
+        try:
+            yield reader.read(line)
+        except Exception as error:
+            if source.ended_openly and isinstance(error, msgspec.DecodeError):
+                error = RejectError(Reason.TRUNCATED, "the file ends in the middle of this line")
+            yield reject(number, error, line)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._workloads: list[str | None] = []
+        self._recording = False
+        self._tasks: dict[tuple[str, bytes, bytes], Task] = {}
+
+    def read(self, line: bytes) -> Item:
+        check(line)
+        if line.lstrip()[:2] == b'["':
+            return self._workload(line)
+        try:
+            index, body = _records.decode(line)
+        except msgspec.DecodeError:
+            data = load(line)
+            _check_times(data if isinstance(data, list) else [])
+            raise
+        self._recording = True
+        if index >= len(self._workloads) or self._workloads[index] is None:
+            raise RejectError(
+                Reason.WORKLOAD,
+                f"of workload {index}, which did not come before it: give database_workload.json first",
+            )
+        hashed = self._workloads[index]
+        assert hashed is not None
+        return self._record(hashed, bytes(body))
+
+    def _workload(self, line: bytes) -> Attachment:
+        if self._recording:  # the next pair of files
+            self._workloads, self._recording = [], False
+        if len(self._workloads) >= MAX_WORKLOADS:
+            raise RejectError(Reason.TOO_LONG, f"more than {MAX_WORKLOADS} workloads in one file")
+        # Records count the lines: a bad one keeps its place.
+        self._workloads.append(None)
+        hashed, module = msgspec.json.decode(line, type=tuple[str, str])
+        if not _HASH.fullmatch(hashed):
+            raise RejectError(Reason.WORKLOAD, f"{hashed!r:.40} is not a structural hash")
+        try:
+            base64.b64decode(module, validate=True)
+        except binascii.Error as error:
+            raise RejectError(Reason.WORKLOAD, f"the module is not base64: {error}") from error
+        self._workloads[-1] = hashed
+        return Attachment(what="module", key=hashed, text=module)
+
+    def _record(self, hashed: str, body: bytes) -> ImportedRecord:
+        try:
+            (instructions, decisions), times, target, arguments = _bodies.decode(body)
+        except msgspec.DecodeError:
+            load(body)
+            raise
+        key = (hashed, bytes(target), bytes(arguments))
+        task = self._tasks.get(key)
+        if task is None:
+            if len(self._tasks) >= MAX_CACHED:
+                self._tasks.clear()
+            task = self._tasks[key] = _task(hashed, load(key[1]), load(key[2]))
+        values: dict[str, Any] = {"trace": hashlib.sha256(bytes(instructions)).hexdigest()[:16]}
+        for place, decision in decisions:
+            name = f"decision_{place}"
+            if name in values:
+                raise RejectError(Reason.DUPLICATE, f"two decisions of instruction {place}")
+            values[name] = _as_value(decision)
+        # A candidate that did not run has no times, or 1e10.
+        failed = not times or max(times) >= MAX_COST_S
+        if times and not all(t > 0 and math.isfinite(t) for t in times):
+            raise RejectError(Reason.COST, f"run_secs {times!r:.80} are not times in seconds")
+        return ImportedRecord(
+            source="metaschedule", task=task, config_key=config_key(dict(Config(values).plain)),
+            samples_s=() if failed else tuple(times or ()),
+            error=ErrorKind.RUNTIME if failed else None,
+            message="MetaSchedule: it did not run" if failed else "",
+            device_model=task.target.model, extra=body,
+        )  # fmt: skip
+
+
+def _check_times(line: list[Any]) -> None:
+    """Names the time that is none, for a line that JSON proper does not allow for it."""
+    for body in line[1:2]:
+        times = body[1] if isinstance(body, list) and len(body) == 4 else None
+        for time in times if isinstance(times, list) else ():
+            if not isinstance(time, int | float) or not math.isfinite(time):
+                raise RejectError(Reason.COST, f"run_secs: {time!r:.40} is not a time")
+
+
+def _as_value(decision: Any) -> Any:
+    if isinstance(decision, int) or (
+        isinstance(decision, list) and all(type(v) is int for v in decision)
+    ):
+        return decision
+    text = json.dumps(decision, separators=(",", ":"))
+    if len(text) > MAX_TEXT:
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    return text
+
+
+def _task(hashed: str, target: Any, arguments: Any) -> Task:
+    if target is None:
+        raise RejectError(Reason.TARGET, "the record names no target")
+    inputs = []
+    for i, entry in enumerate(arguments or ()):
+        if not isinstance(entry, list) or len(entry) != 3 or entry[0] != "TENSOR":
+            raise RejectError(Reason.TYPE, f"args_info[{i}] = {entry!r:.80}: expected a tensor")
+        if not isinstance(entry[1], str) or not isinstance(entry[2], list):
+            raise RejectError(Reason.TYPE, f"args_info[{i}] = {entry!r:.80}: expected a tensor")
+        inputs.append(Input(f"arg{i}", str(TensorType(entry[2], entry[1]))))
+    task = Task(
+        workload=Workload("metaschedule.module", tuple(inputs), {"structural_hash": hashed}),
+        target=foreign_target(target), implementation="metaschedule:trace", version="1.0",
+    )  # fmt: skip
+    return checked(task)
+
+
+Line = tuple[Literal["workload", "tuning_record"], bytes]
+
+
+def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[Line | Rejected]:
+    """Lines for `database_workload.json` and `database_tuning_record.json`, which JSONDatabase loads.
+
+    Modules must come before the records that need them. What did not come from MetaSchedule cannot
+    be written so: it is reported, with its number among the records in place of a line.
+    """
+    places: dict[str, int] = {}
+    number = 0
+    for item in items:
+        if isinstance(item, Attachment):
+            if item.what == "module" and item.key not in places:
+                places[item.key] = len(places)
+                yield "workload", msgspec.json.encode([item.key, item.text]) + b"\n"
+            continue
+        number += 1
+        hashed = item.task.workload.attrs.get("structural_hash")
+        if item.source != "metaschedule" or not item.extra or hashed not in places:
+            detail = "not a record of MetaSchedule's whose module is known"
+            yield Rejected(line=number, reason=Reason.FORMAT, detail=detail)
+            continue
+        yield "tuning_record", b"[%d,%s]\n" % (places[hashed], item.extra)

@@ -1,0 +1,204 @@
+"""plevel's own NDJSON: complete and versioned; every line can be read alone.
+
+The first line names the version. `attachment` lines hold what many records share and is long (the
+JSON of a space, a MetaSchedule module) before the first record that names it; a record whose
+attachment was lost is still read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from service.formats.entry import (
+    MAX_COST_S,
+    Attachment,
+    ImportedRecord,
+    Item,
+    Reason,
+    Rejected,
+    RejectError,
+    Task,
+    checked,
+    config_key,
+    reject,
+)
+from service.formats.source import Source, check, load
+from strategy.record import Device, ErrorKind, Phase, Seconds, TimingPolicy, decode, encode
+from strategy.space import MAX_PARTS, MAX_TEXT, ConfigSpace
+
+VERSION = 1
+MAX_LINE = 1 << 26  # a module with its constants may be long
+MAX_CACHED = 20_000  # distinct tasks, and as many devices, environments and policies
+
+T = TypeVar("T")
+NONE = msgspec.Raw(b"")  # what is left out: msgspec knows no optional Raw
+Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Value = (
+    bool
+    | Integer
+    | float
+    | Annotated[str, Meta(max_length=MAX_TEXT)]
+    | Annotated[list[Integer], Meta(max_length=MAX_PARTS)]
+)
+Text = Annotated[str, Meta(max_length=200)]
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, tag="plevel-records", tag_field="kind"):
+    """The first line. `version` is raised by every change that this reader could not follow."""
+
+    version: int = VERSION
+
+
+class _Record(
+    msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True,
+    tag="record", tag_field="kind",
+):  # fmt: skip
+    source: Text
+    task: msgspec.Raw
+    config: dict[Text, Value]
+    samples_s: Annotated[
+        tuple[Annotated[float, Meta(gt=0, lt=MAX_COST_S)], ...], Meta(max_length=10_000)
+    ] = ()
+    error: ErrorKind | None = None
+    message: Annotated[str, Meta(max_length=20_000)] = ""
+    measured_at: float = 0.0
+    device_model: Text = ""
+    device: msgspec.Raw = NONE
+    phase: Phase = Phase.SEARCH
+    session: Text = ""
+    worker: Text = ""
+    run: Integer | None = None
+    seed: Integer | None = None
+    policy: msgspec.Raw = NONE
+    environment: msgspec.Raw = NONE
+    prepare_s: Seconds | None = None
+    build_s: Seconds = 0.0
+    check_s: Seconds = 0.0
+    run_s: Seconds = 0.0
+    code_digest: Annotated[str, Meta(max_length=128)] = ""
+    extra: msgspec.Raw = NONE
+
+
+_decoder = msgspec.json.Decoder(Header | Attachment | _Record)
+_encode = msgspec.json.Encoder().encode
+
+
+def read(source: Source) -> Iterator[Item]:
+    """The records of a file, with their attachments; bad lines are put aside where they stand."""
+    shared = _Shared()
+    readable = True
+    for item in source.lines(MAX_LINE):
+        if isinstance(item, Rejected):
+            yield item
+            continue
+        number, line = item
+        if not line or line.isspace():
+            continue
+        try:
+            check(line)
+            parsed = _decoder.decode(line)
+            if isinstance(parsed, Header):
+                readable = parsed.version <= VERSION
+            if not readable:
+                raise RejectError(
+                    Reason.VERSION,
+                    f"written by a later release (version {VERSION} is known here): update plevel",
+                )
+            if isinstance(parsed, _Record):
+                if _encode(parsed) != line:  # not as we write it: keys twice would go unseen
+                    load(line)
+                yield shared.record(parsed)
+            elif isinstance(parsed, Attachment):
+                load(line)
+                yield _checked(parsed)
+        except Exception as error:
+            if source.ended_openly and isinstance(error, msgspec.DecodeError):
+                error = RejectError(Reason.TRUNCATED, "the file ends in the middle of this line")
+            yield reject(number, error, line)
+
+
+def _checked(attachment: Attachment) -> Attachment:
+    if attachment.what == "space":
+        digest = decode(attachment.text, ConfigSpace).digest
+        if digest != attachment.key:
+            raise RejectError(
+                Reason.SPACE, f"the space's digest is {digest}, not {attachment.key!r:.40}"
+            )
+    return attachment
+
+
+class _Shared:
+    """What many records have in common, made once for equal bytes."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, bytes], Any] = {}
+
+    def _get(self, raw: msgspec.Raw, kind: type[T]) -> T:
+        key = (kind, bytes(raw))
+        found = self._known.get(key)
+        if found is None:
+            load(key[1])
+            found = decode(key[1], kind)
+            if isinstance(found, Task):
+                checked(found)
+            if len(self._known) >= MAX_CACHED:
+                self._known.clear()
+            self._known[key] = found
+        made: T = found
+        return made
+
+    def record(self, line: _Record) -> ImportedRecord:
+        if (line.error is None) == (not line.samples_s):
+            raise RejectError(Reason.FIELD, "a record has either samples_s or an error")
+        return ImportedRecord(
+            source=line.source, task=self._get(line.task, Task),
+            config_key=config_key(line.config), samples_s=line.samples_s, error=line.error,
+            message=line.message, measured_at=line.measured_at, device_model=line.device_model,
+            device=self._get(line.device, Device) if line.device else None,
+            phase=line.phase, session=line.session, worker=line.worker, run=line.run,
+            seed=line.seed,
+            policy=self._get(line.policy, TimingPolicy) if line.policy else None,
+            environment=self._get(line.environment, dict[str, Any]) if line.environment else {},
+            prepare_s=line.prepare_s, build_s=line.build_s, check_s=line.check_s,
+            run_s=line.run_s, code_digest=line.code_digest,
+            extra=bytes(line.extra),
+        )  # fmt: skip
+
+
+def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[bytes]:
+    """Lines with their ends, the header first; the order of the items is kept."""
+    yield _encode(Header()) + b"\n"
+    tasks: dict[int, tuple[Task, msgspec.Raw]] = {}
+    for item in items:
+        if isinstance(item, Attachment):
+            yield _encode(item) + b"\n"
+            continue
+        known = tasks.get(id(item.task))
+        if known is None:
+            if len(tasks) >= MAX_CACHED:
+                tasks.clear()
+            # The task is kept, so that its id stays its own.
+            known = tasks[id(item.task)] = (item.task, _raw(item.task))
+        yield _encode(_line(item, known[1])) + b"\n"
+
+
+def _line(item: ImportedRecord, task: msgspec.Raw) -> _Record:
+    return _Record(
+        source=item.source, task=task, config=msgspec.json.decode(item.config_key),
+        samples_s=item.samples_s, error=item.error, message=item.message,
+        measured_at=item.measured_at, device_model=item.device_model,
+        device=_raw(item.device) if item.device else NONE, phase=item.phase,
+        session=item.session, worker=item.worker, run=item.run, seed=item.seed,
+        policy=_raw(item.policy) if item.policy else NONE,
+        environment=_raw(item.environment) if item.environment else NONE,
+        prepare_s=item.prepare_s, build_s=item.build_s, check_s=item.check_s, run_s=item.run_s,
+        code_digest=item.code_digest, extra=msgspec.Raw(item.extra) if item.extra else NONE,
+    )  # fmt: skip
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(encode(value))

@@ -1,0 +1,215 @@
+"""Bytes in: unpacked where they are packed, with a head to look at, in pieces of bounded size."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from service.formats.entry import Reason, Rejected, RejectError
+
+CHUNK = 1 << 18
+MAX_LINE = 1 << 22
+MAX_DEPTH = 64
+KEPT = 1000  # bytes kept of what is too long
+# Real logs pack by 5 to 60; what packs by more unpacks without end.
+MAX_RATIO = 300
+_FREE = 1 << 24  # bytes that may come of anything
+_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+# A null character, or a surrogate without its other half.
+_BROKEN = re.compile(
+    rb"\\u(?:0000|[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u)[dD][c-fC-F])"
+)
+
+
+class Joined:
+    """Several files as one stream, each with a line end behind it: what belongs together."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = list(paths)
+        self._open: BinaryIO | None = None
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next bytes; empty at the end of the last file only."""
+        while True:
+            if self._open is None:
+                if not self._paths:
+                    return b""
+                self._open = self._paths.pop(0).open("rb")
+            chunk = self._open.read(size)
+            if chunk:
+                return chunk
+            self.close()
+            if self._paths:
+                return b"\n"
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+
+class Stream(Protocol):
+    """What a source reads from: an open file, an upload, several files as one."""
+
+    def read(self, size: int = ..., /) -> bytes: ...
+
+
+class Source:
+    """One file or upload, read once from front to back.
+
+    gzip is seen by its first bytes, whatever the name. Memory is bounded by a chunk and a line.
+
+    Raises:
+        OSError: from the stream itself; what is wrong with the content is never raised.
+    """
+
+    def __init__(self, stream: Stream, name: str = "") -> None:
+        self.name = name
+        self._stream = stream
+        self._fault: Rejected | None = None
+        first = stream.read(CHUNK)
+        self._chunks = self._unpacked(first) if first[:3] == b"\x1f\x8b\x08" else self._plain(first)
+        self.head = next(self._chunks, b"").removeprefix(b"\xef\xbb\xbf")
+        self.ended_openly = False
+
+    def _plain(self, first: bytes) -> Iterator[bytes]:
+        chunk = first
+        while chunk:
+            yield chunk
+            chunk = self._stream.read(CHUNK)
+
+    def _unpacked(self, packed: bytes) -> Iterator[bytes]:
+        unpacker, begun = zlib.decompressobj(wbits=31), False
+        taken = given = 0
+        while packed:
+            taken += len(packed)
+            while packed:
+                try:
+                    chunk = unpacker.decompress(packed, CHUNK)
+                except zlib.error as error:
+                    self._stop(Reason.GZIP, f"{error}: not read further")
+                    return
+                begun = True
+                given += len(chunk)
+                if chunk:
+                    yield chunk
+                if given > _FREE and given > MAX_RATIO * taken:
+                    self._stop(
+                        Reason.RATIO,
+                        f"unpacks to over {MAX_RATIO} times its size: not read further",
+                    )
+                    return
+                packed = unpacker.unconsumed_tail
+                if unpacker.eof:  # the next of several members, or padding
+                    packed = unpacker.unused_data.lstrip(b"\0")
+                    unpacker, begun = zlib.decompressobj(wbits=31), False
+            packed = self._stream.read(CHUNK)
+        if begun:
+            self._stop(
+                Reason.TRUNCATED, "the gzip file ends early: what came before its end is read"
+            )
+
+    def _stop(self, reason: Reason, detail: str) -> None:
+        self._fault = Rejected(line=0, reason=reason, detail=detail)
+
+    def chunks(self) -> Iterator[bytes]:
+        """The content, the head first."""
+        if self.head:
+            yield self.head
+        yield from self._chunks
+
+    @property
+    def fault(self) -> Rejected | None:
+        """What stopped the reading before the end, known once the content is read."""
+        return self._fault
+
+    def lines(self, limit: int = MAX_LINE) -> Iterator[tuple[int, bytes] | Rejected]:
+        """Numbered lines without their ends, blank ones too; those over `limit` bytes are put aside.
+
+        `ended_openly` is set before the last line where no line end follows it.
+        """
+        number, pieces, size = 0, [b""], 0
+        skipping = False
+        for chunk in self.chunks():
+            first, *rest = chunk.split(b"\n")
+            pieces.append(first)
+            size += len(first)
+            if size > limit and not skipping:
+                skipping = True
+                yield _too_long(number + 1, b"".join(pieces), limit)
+            if skipping:
+                pieces, size = [b""], 0
+            if not rest:
+                continue
+            number += 1
+            if not skipping:
+                yield number, b"".join(pieces)
+            skipping = False
+            last = rest.pop()
+            for line in rest:
+                number += 1
+                yield (number, line) if len(line) <= limit else _too_long(number, line, limit)
+            pieces, size = [last], len(last)
+        if size and not skipping:
+            self.ended_openly = True
+            yield number + 1, b"".join(pieces)
+        if self._fault is not None:
+            yield self._fault
+
+
+def _too_long(number: int, line: bytes, limit: int) -> Rejected:
+    return Rejected(
+        line=number,
+        reason=Reason.TOO_LONG,
+        detail=f"longer than {limit} bytes: not read",
+        text=line[:KEPT],
+    )
+
+
+def check(text: bytes) -> None:
+    """Refuses JSON that a database could not keep: not UTF-8, too deep, or with broken characters.
+
+    Raises:
+        RejectError: any of these. Whether it is JSON at all is not looked at.
+    """
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        raise RejectError(Reason.JSON, f"not UTF-8: {error}") from error
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH:
+        depth = 0
+        for found in _BRACKET.finditer(text):
+            bracket = found[0]
+            depth += 1 if bracket in {b"[", b"{"} else -1 if bracket in {b"]", b"}"} else 0
+            if depth > MAX_DEPTH:
+                raise RejectError(Reason.DEPTH, f"nested deeper than {MAX_DEPTH}")
+    if b"\\u" in text and _BROKEN.search(text):
+        raise RejectError(Reason.JSON, "a character that no text can hold: \\u0000, or half of one")
+
+
+def load(text: bytes) -> Any:
+    """JSON with every key once; NaN and infinities are left for whoever asks for a number.
+
+    Raises:
+        RejectError: not JSON, a key twice, or what `check` refuses.
+    """
+    check(text)
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except RejectError:
+        raise
+    except ValueError as error:
+        raise RejectError(Reason.JSON, str(error)) from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
+        raise RejectError(Reason.DUPLICATE, f"key {twice!r:.80} is given twice")
+    return found

@@ -1,0 +1,106 @@
+"""Which schema a database has, and bringing it to the one of this installation."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from service.db import Store
+from service.errors import SchemaError
+
+
+def _config(connection: sa.Connection | None = None) -> Config:
+    config = Config()
+    # Shipped as a package, so that an installed wheel finds its migrations.
+    config.set_main_option("script_location", str(resources.files("migrations")).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    return config
+
+
+def head() -> str:
+    """The revision of this installation."""
+    revision = ScriptDirectory.from_config(_config()).get_current_head()
+    assert revision is not None
+    return revision
+
+
+def revisions() -> list[str]:
+    """All revisions that this installation knows, the oldest first."""
+    script = ScriptDirectory.from_config(_config())
+    return [r.revision for r in script.walk_revisions()][::-1]
+
+
+def _revision(connection: sa.Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def _refuse_newer(store: Store, revision: str | None) -> None:
+    if revision is not None and revision not in revisions():
+        raise SchemaError(
+            f"database {shown(store)} has schema {revision}, which is newer than {head()}, the newest "
+            f"that this plevel knows: install a newer plevel, or name another database"
+        )
+
+
+def shown(store: Store) -> str:
+    """The database's URL without its password."""
+    return store.url.render_as_string(hide_password=True)
+
+
+def current(url: str) -> str | None:
+    """The database's revision, None where it is empty.
+
+    Raises:
+        DatabaseError: it cannot be opened.
+    """
+    store = Store(url)
+    try:
+        with store.read() as connection:
+            return _revision(connection)
+    finally:
+        store.close()
+
+
+def check(url: str) -> None:
+    """Raises `SchemaError` where the schema is not the one of this installation."""
+    store = Store(url)
+    try:
+        with store.read() as connection:
+            revision = _revision(connection)
+        _refuse_newer(store, revision)
+        if revision != head():
+            raise SchemaError(
+                f"database {shown(store)} has {'schema ' + revision if revision else 'no schema yet'}, "
+                f"this plevel needs {head()}: run `plevel db upgrade`"
+            )
+    finally:
+        store.close()
+
+
+def upgrade(url: str) -> str:
+    """Brings the database to this installation's schema, and returns its revision.
+
+    Everything happens in one transaction, and one process at a time does it.
+
+    Raises:
+        SchemaError: the database is of a newer schema.
+        DatabaseError: it cannot be opened or written.
+    """
+    store = Store(url)
+    try:
+        with store.write() as connection:
+            if not store.is_sqlite:
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x6D696772)))
+            revision = _revision(connection)
+            _refuse_newer(store, revision)
+            if revision != head():
+                command.upgrade(_config(connection), "head")
+        return head()
+    finally:
+        store.close()

@@ -1,0 +1,347 @@
+"""The tables. Constraints that must always hold are constraints of the database.
+
+Instants are Unix times in seconds by the database's clock, durations are in seconds. JSON columns
+hold wire forms of `strategy` types. Mutable states (run, job, lease) have an append-only `event`
+beside them; `record` is never updated; `best` is derived from it in the same transaction.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+from strategy.record import ErrorKind, Phase, RunState
+
+metadata = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+Json = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+Digest = sa.String(64)
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"
+    LEASED = "leased"
+    DONE = "done"
+    QUARANTINED = "quarantined"  # it killed workers; its open entries are recorded as lost
+    CANCELLED = "cancelled"
+
+
+class EntryState(StrEnum):
+    PENDING = "pending"
+    DONE = "done"
+
+
+class TaskState(StrEnum):
+    """How a task stands in one run."""
+
+    ACTIVE = "active"
+    DROPPED = "dropped"  # cannot win any more: no further trials
+    EXHAUSTED = "exhausted"  # every configuration of its space is tried
+
+
+class Scope(StrEnum):
+    """Over which devices the best is taken."""
+
+    DEVICE = "device"
+    MODEL = "model"
+    TARGET = "target"
+
+
+def _id() -> sa.Column[int]:
+    return sa.Column("id", Id, primary_key=True)
+
+
+def _ref(name: str, target: str, *, nullable: bool = False) -> sa.Column[int]:
+    return sa.Column(name, Id, sa.ForeignKey(f"{target}.id"), nullable=nullable)
+
+
+def _instant(name: str, *, nullable: bool = False) -> sa.Column[float]:
+    return sa.Column(name, sa.Double(), nullable=nullable)
+
+
+def _one_of(column: str, kinds: type[StrEnum], *, nullable: bool = False) -> sa.CheckConstraint:
+    listed = ", ".join(f"'{k.value}'" for k in kinds)
+    empty = f" OR {column} IS NULL" if nullable else ""
+    return sa.CheckConstraint(f"{column} IN ({listed}){empty}", name=column)
+
+
+workload = sa.Table(
+    "workload",
+    metadata,
+    _id(),
+    sa.Column("digest", Digest, nullable=False, unique=True),
+    sa.Column("key", sa.Text(), nullable=False),
+    sa.Column("op", sa.String(128), nullable=False, index=True),
+    sa.Column("body", Json, nullable=False),
+)
+
+target = sa.Table(
+    "target",
+    metadata,
+    _id(),
+    sa.Column("key", sa.Text(), nullable=False, unique=True),
+    sa.Column("keys", Json, nullable=False),
+    sa.Column("body", Json, nullable=False),
+)
+
+run = sa.Table(
+    "run",
+    metadata,
+    _id(),
+    sa.Column("state", sa.String(16), nullable=False, index=True),
+    _ref("target_id", "target"),
+    # Of workloads, candidates, target, policies and budget: an equal request joins a live run.
+    sa.Column("digest", Digest, nullable=False, index=True),
+    sa.Column("request", Json, nullable=False),
+    sa.Column("message", sa.Text(), nullable=False, default=""),
+    # It has spent its budget, or stopped by its own rule: an equal request is answered at once.
+    sa.Column("complete", sa.Boolean(), nullable=False),
+    _instant("created_at"),
+    _instant("finished_at", nullable=True),
+    _one_of("state", RunState),
+)
+
+task = sa.Table(
+    "task",
+    metadata,
+    _id(),
+    _ref("workload_id", "workload"),
+    _ref("target_id", "target"),
+    sa.Column("implementation", sa.String(200), nullable=False),
+    sa.Column("version", sa.String(200), nullable=False),
+    sa.Column("plevel", sa.Integer(), nullable=False),
+    sa.Column("library", sa.String(200), nullable=True),
+    sa.Column("condition", Json, nullable=True),
+    sa.Column("space", Json, nullable=True),  # SQL NULL where there is nothing to tune
+    sa.Column("space_size", sa.BigInteger(), nullable=True),  # valid ones, where they can be counted
+    _instant("created_at"),
+    sa.UniqueConstraint("workload_id", "target_id", "implementation", "version"),
+)
+
+run_task = sa.Table(
+    "run_task",
+    metadata,
+    _id(),
+    _ref("run_id", "run"),
+    _ref("task_id", "task"),
+    sa.Column("weight", sa.Double(), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("message", sa.Text(), nullable=False, default=""),
+    sa.UniqueConstraint("run_id", "task_id"),
+    sa.Index(None, "task_id"),
+    _one_of("state", TaskState),
+)
+
+timing_policy = sa.Table(
+    "timing_policy",
+    metadata,
+    _id(),
+    sa.Column("digest", Digest, nullable=False, unique=True),
+    sa.Column("body", Json, nullable=False),
+)
+
+environment = sa.Table(
+    "environment",
+    metadata,
+    _id(),
+    sa.Column("digest", Digest, nullable=False, unique=True),
+    sa.Column("body", Json, nullable=False),
+    _instant("created_at"),
+)
+
+worker = sa.Table(
+    "worker",
+    metadata,
+    _id(),
+    sa.Column("name", sa.String(200), nullable=False),
+    sa.Column("host", sa.Text(), nullable=False),
+    sa.Column("pid", sa.BigInteger(), nullable=False),
+    sa.Column("version", sa.Text(), nullable=False),
+    sa.Column("operators", Json, nullable=False),
+    _instant("created_at"),
+    _instant("seen_at"),
+    _instant("ended_at", nullable=True),
+)
+
+device = sa.Table(
+    "device",
+    metadata,
+    _id(),
+    sa.Column("identity", sa.String(200), nullable=False, unique=True),
+    sa.Column("slot", sa.String(200), nullable=False),
+    sa.Column("model", sa.Text(), nullable=False),
+    _ref("target_id", "target"),
+    sa.Column("target", Json, nullable=False),
+    sa.Column("fingerprint", Json, nullable=False),
+    _instant("created_at"),
+    _instant("seen_at"),
+)
+
+worker_device = sa.Table(
+    "worker_device",
+    metadata,
+    sa.Column("worker_id", Id, sa.ForeignKey("worker.id"), primary_key=True),
+    sa.Column("device_id", Id, sa.ForeignKey("device.id"), primary_key=True),
+    # The target under which this worker drives it: threads are part of a target, not of a device.
+    _ref("target_id", "target"),
+    sa.Index(None, "device_id"),
+    sa.Index(None, "target_id"),
+)
+
+job = sa.Table(
+    "job",
+    metadata,
+    _id(),
+    _ref("run_id", "run"),
+    _ref("workload_id", "workload"),
+    _ref("target_id", "target"),
+    _ref("policy_id", "timing_policy"),
+    _ref("parent_id", "job", nullable=True),  # the job it was split from
+    sa.Column("phase", sa.String(16), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("priority", sa.Integer(), nullable=False),  # the lower, the sooner
+    sa.Column("attempts", sa.Integer(), nullable=False),  # how often its worker was lost
+    sa.Column("fence", sa.BigInteger(), nullable=False),  # the token of its latest lease
+    sa.Column("seed", sa.BigInteger(), nullable=False),
+    # What a worker must be able to build: op and implementations with their versions, canonical.
+    sa.Column("needs", sa.Text(), nullable=False),
+    sa.Column("reason", sa.Text(), nullable=False, default=""),
+    _instant("available_at"),
+    _instant("created_at"),
+    _instant("finished_at", nullable=True),
+    sa.Index(None, "run_id", "state"),
+    sa.Index(
+        "ix_job_queued", "target_id", "priority", "id",
+        sqlite_where=sa.text("state = 'queued'"), postgresql_where=sa.text("state = 'queued'"),
+    ),
+    _one_of("state", JobState),
+    _one_of("phase", Phase),
+)  # fmt: skip
+
+job_entry = sa.Table(
+    "job_entry",
+    metadata,
+    _id(),
+    _ref("job_id", "job"),
+    sa.Column("entry", sa.Integer(), nullable=False),
+    _ref("task_id", "task"),
+    sa.Column("config", Json, nullable=False),
+    sa.Column("config_digest", Digest, nullable=False),
+    sa.Column("best_s", sa.Double(), nullable=True),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.UniqueConstraint("job_id", "entry"),
+    sa.Index(None, "task_id"),
+    _one_of("state", EntryState),
+)
+
+lease = sa.Table(
+    "lease",
+    metadata,
+    _id(),
+    _ref("job_id", "job"),
+    _ref("worker_id", "worker"),
+    _ref("device_id", "device"),
+    sa.Column("token", sa.BigInteger(), nullable=False),
+    sa.Column("timing", sa.Boolean(), nullable=False),
+    _instant("created_at"),
+    _instant("expires_at"),
+    _instant("ended_at", nullable=True),
+    sa.Column("end_reason", sa.String(32), nullable=True),
+    # A device builds under one lease while it times under another, and a job has one lease.
+    sa.Index(
+        "uq_lease_live_device", "device_id", "timing", unique=True,
+        sqlite_where=sa.text("ended_at IS NULL"), postgresql_where=sa.text("ended_at IS NULL"),
+    ),
+    sa.Index(
+        "uq_lease_live_job", "job_id", unique=True,
+        sqlite_where=sa.text("ended_at IS NULL"), postgresql_where=sa.text("ended_at IS NULL"),
+    ),
+    sa.Index(
+        "ix_lease_live_expires_at", "expires_at",
+        sqlite_where=sa.text("ended_at IS NULL"), postgresql_where=sa.text("ended_at IS NULL"),
+    ),
+    sa.Index(None, "job_id"),
+    sa.Index(None, "worker_id"),
+)  # fmt: skip
+
+record = sa.Table(
+    "record",
+    metadata,
+    _id(),
+    _ref("run_id", "run"),
+    _ref("task_id", "task"),
+    _ref("job_id", "job"),
+    sa.Column("entry", sa.Integer(), nullable=False),
+    _ref("lease_id", "lease", nullable=True),
+    _ref("worker_id", "worker", nullable=True),
+    _ref("device_id", "device", nullable=True),
+    _ref("environment_id", "environment", nullable=True),
+    _ref("policy_id", "timing_policy"),
+    sa.Column("phase", sa.String(16), nullable=False),
+    sa.Column("session", sa.String(200), nullable=False),
+    sa.Column("seed", sa.BigInteger(), nullable=False),
+    sa.Column("config", Json, nullable=False),
+    sa.Column("config_digest", Digest, nullable=False),
+    sa.Column("error", sa.String(32), nullable=True),
+    sa.Column("message", sa.Text(), nullable=False),
+    sa.Column("samples_s", Json, nullable=False),
+    # A failure has no cost: these are NULL exactly where there is an error.
+    sa.Column("median_s", sa.Double(), nullable=True),
+    sa.Column("mean_s", sa.Double(), nullable=True),
+    sa.Column("prepare_s", sa.Double(), nullable=True),
+    sa.Column("build_s", sa.Double(), nullable=False),
+    sa.Column("check_s", sa.Double(), nullable=False),
+    sa.Column("run_s", sa.Double(), nullable=False),
+    sa.Column("code_digest", sa.String(128), nullable=False),
+    _instant("measured_at"),
+    _instant("recorded_at"),
+    sa.UniqueConstraint("job_id", "entry"),
+    sa.Index(None, "task_id", "phase", "config_digest"),
+    sa.Index(None, "run_id", "id"),
+    sa.CheckConstraint("(error IS NULL) = (median_s IS NOT NULL)", name="cost"),
+    _one_of("phase", Phase),
+    _one_of("error", ErrorKind, nullable=True),
+)
+
+best = sa.Table(
+    "best",
+    metadata,
+    sa.Column("task_id", Id, sa.ForeignKey("task.id"), primary_key=True),
+    sa.Column("scope", sa.String(16), primary_key=True),
+    # The device's id, the model's name, or nothing for the target as a whole.
+    sa.Column("scope_value", sa.Text(), primary_key=True),
+    sa.Column("config", Json, nullable=False),
+    sa.Column("config_digest", Digest, nullable=False),
+    sa.Column("phase", sa.String(16), nullable=False),
+    sa.Column("median_s", sa.Double(), nullable=False),
+    sa.Column("low_s", sa.Double(), nullable=False),
+    sa.Column("high_s", sa.Double(), nullable=False),
+    sa.Column("samples", sa.Integer(), nullable=False),
+    _instant("updated_at"),
+    _one_of("scope", Scope),
+)
+
+event = sa.Table(
+    "event",
+    metadata,
+    _id(),
+    _instant("at"),
+    sa.Column("kind", sa.String(32), nullable=False),
+    _ref("run_id", "run", nullable=True),
+    _ref("job_id", "job", nullable=True),
+    _ref("worker_id", "worker", nullable=True),
+    sa.Column("detail", Json, nullable=False),
+    sa.Index(None, "run_id", "id"),
+    sa.Index(None, "job_id"),
+)

@@ -1,0 +1,326 @@
+"""The append-only log of what happened to every configuration tried, and how to read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from service import best, catalogue
+from service.db import insert, now
+from service.models import (
+    EntryState,
+    Scope,
+    device,
+    environment,
+    job,
+    job_entry,
+    record,
+    task,
+    worker,
+)
+from service.models import best as best_table
+from service.models import target as target_table
+from service.models import workload as workload_table
+from strategy.record import (
+    ErrorKind,
+    Estimate,
+    Phase,
+    Result,
+    Results,
+    convert,
+    estimate,
+)
+from strategy.select import History, Level, Measured
+from strategy.space import Config
+from strategy.target import Target
+from strategy.workload import Workload
+
+
+def append(
+    connection: sa.Connection, held: Any, entries: Sequence[Any], sent: Results
+) -> None:
+    """Stores the results of open entries under a live lease, and derives the best anew."""
+    owner = connection.execute(sa.select(job).where(job.c.id == held.job_id)).one()
+    environment_id = catalogue.put_environment(connection, sent.environment)
+    by_entry = {r.entry: r for r in reversed(sent.results)}
+    changed: dict[int, set[str]] = {}
+    fresh = [e for e in entries if e.state == EntryState.PENDING]
+    best.lock(connection, {e.task_id for e in fresh})
+    for entry in fresh:
+        values = {
+            **_origin(owner, entry, by_entry[entry.entry]),
+            "lease_id": held.id, "worker_id": held.worker_id, "device_id": held.device_id,
+            "environment_id": environment_id, "session": sent.session,
+        }  # fmt: skip
+        if _insert(connection, entry, values):
+            changed.setdefault(entry.task_id, set()).add(entry.config_digest)
+    for task_id, digests in changed.items():
+        best.refresh(connection, task_id, held.device_id, digests)
+
+
+def append_lost(
+    connection: sa.Connection, owner: Any, entries: Sequence[Any], reason: str
+) -> None:
+    """Records that no worker ever answered for these entries."""
+    for entry in entries:
+        result = Result(entry=entry.entry, error=ErrorKind.LOST, message=reason)
+        _insert(connection, entry, {**_origin(owner, entry, result), "session": ""})
+
+
+def _insert(connection: sa.Connection, entry: Any, values: dict[str, Any]) -> bool:
+    statement = insert(connection, record).values(**values).on_conflict_do_nothing()
+    added = connection.execute(statement.returning(record.c.id)).one_or_none() is not None
+    connection.execute(
+        sa.update(job_entry).where(job_entry.c.id == entry.id).values(state=EntryState.DONE)
+    )
+    return added
+
+
+def _origin(owner: Any, entry: Any, result: Result) -> dict[str, Any]:
+    samples = result.samples_s
+    return {
+        "run_id": owner.run_id, "task_id": entry.task_id, "job_id": owner.id, "entry": entry.entry,
+        "policy_id": owner.policy_id, "phase": owner.phase, "seed": owner.seed,
+        "config": entry.config, "config_digest": entry.config_digest,
+        "error": None if result.error is None else result.error.value,
+        "message": result.message.replace("\0", ""),  # PostgreSQL's text cannot hold it
+        "samples_s": list(samples), "median_s": estimate(samples).median_s if samples else None,
+        "mean_s": sum(samples) / len(samples) if samples else None,
+        "prepare_s": result.prepare_s, "build_s": result.build_s, "check_s": result.check_s,
+        "run_s": result.run_s, "code_digest": result.code_digest[:128],
+        "measured_at": result.measured_at or now(), "recorded_at": now(),
+    }  # fmt: skip
+
+
+class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of one configuration, as it was recorded."""
+
+    id: int
+    run_id: int
+    task_id: int
+    workload: str
+    target: str
+    implementation: str
+    version: str
+    config: Config
+    phase: Phase
+    session: str
+    error: ErrorKind | None
+    message: str
+    estimate: Estimate | None
+    samples_s: tuple[float, ...]
+    prepare_s: float | None
+    build_s: float
+    check_s: float
+    run_s: float
+    code_digest: str
+    measured_at: float
+    device: str | None
+    device_model: str | None
+    worker: str | None
+    environment: dict[str, Any]
+    seed: int
+
+
+class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Records in the order in which they came; `next` is the cursor of the following page."""
+
+    records: tuple[RecordRow, ...]
+    next: int | None = None
+
+
+def page(
+    connection: sa.Connection,
+    *,
+    run_id: int | None = None,
+    task_id: int | None = None,
+    phase: Phase | None = None,
+    error: ErrorKind | str | None = None,
+    limit: int = 100,
+    cursor: int = 0,
+) -> RecordPage:
+    """Records after `cursor`. `error` is a kind, `any` for all failures, `none` for successes."""
+    query = (
+        sa.select(record, task.c.implementation, task.c.version, workload_table.c.key.label("workload"),
+                  target_table.c.key.label("target"), device.c.identity.label("device"),
+                  device.c.model.label("device_model"), worker.c.name.label("worker"),
+                  environment.c.body.label("environment"))
+        .join(task, task.c.id == record.c.task_id)
+        .join(workload_table, workload_table.c.id == task.c.workload_id)
+        .join(target_table, target_table.c.id == task.c.target_id)
+        .outerjoin(device, device.c.id == record.c.device_id)
+        .outerjoin(worker, worker.c.id == record.c.worker_id)
+        .outerjoin(environment, environment.c.id == record.c.environment_id)
+        .where(record.c.id > cursor)
+        .order_by(record.c.id)
+        .limit(limit + 1)
+    )  # fmt: skip
+    if run_id is not None:
+        query = query.where(record.c.run_id == run_id)
+    if task_id is not None:
+        query = query.where(record.c.task_id == task_id)
+    if phase is not None:
+        query = query.where(record.c.phase == phase.value)
+    if error == "any":
+        query = query.where(record.c.error.is_not(None))
+    elif error == "none":
+        query = query.where(record.c.error.is_(None))
+    elif error is not None:
+        query = query.where(record.c.error == str(error))
+    rows = connection.execute(query).all()
+    shown = tuple(_row(r) for r in rows[:limit])
+    return RecordPage(records=shown, next=shown[-1].id if len(rows) > limit else None)
+
+
+def _row(r: Any) -> RecordRow:
+    return RecordRow(
+        id=r.id, run_id=r.run_id, task_id=r.task_id, workload=r.workload, target=r.target,
+        implementation=r.implementation, version=r.version, config=Config(r.config),
+        phase=Phase(r.phase), session=r.session, error=ErrorKind(r.error) if r.error else None,
+        message=r.message, estimate=estimate(r.samples_s) if r.samples_s else None,
+        samples_s=tuple(r.samples_s), prepare_s=r.prepare_s, build_s=r.build_s,
+        check_s=r.check_s, run_s=r.run_s, code_digest=r.code_digest, measured_at=r.measured_at,
+        device=r.device, device_model=r.device_model, worker=r.worker,
+        environment=r.environment or {}, seed=r.seed,
+    )  # fmt: skip
+
+
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A trial that improved on all before it."""
+
+    trial: int
+    median_s: float
+    recorded_at: float
+
+
+def curve(connection: sa.Connection, task_id: int, run_id: int | None = None) -> list[CurvePoint]:
+    """How the best of a task's search fell with its trials, failures counted."""
+    query = sa.select(record.c.median_s, record.c.recorded_at).where(
+        record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value
+    )
+    if run_id is not None:
+        query = query.where(record.c.run_id == run_id)
+    points: list[CurvePoint] = []
+    for trial, row in enumerate(connection.execute(query.order_by(record.c.id)), 1):
+        if row.median_s is not None and (not points or row.median_s < points[-1].median_s):
+            points.append(
+                CurvePoint(trial=trial, median_s=row.median_s, recorded_at=row.recorded_at)
+            )
+    return points
+
+
+class RecordDatabase:
+    """`strategy.select.Database` on SQL, within one transaction."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self.connection = connection
+
+    def measured(self, workload: Workload, target: Target, device: str | None) -> list[Measured]:
+        """The best of each implementation and version at each level.
+
+        The model is the device's, or else the one that the target names. `transferred` has the best
+        of every other target that shares a key.
+        """
+        of_it = workload_table.c.digest == workload.digest
+        return [m for _, m in self._matching(of_it, target, device)]
+
+    def instances(
+        self, workload: Workload, target: Target, device: str | None
+    ) -> list[tuple[Workload, list[Measured]]]:
+        """The concrete workloads on record that a symbolic one covers, each as `measured` has it."""
+        of_op = workload_table.c.op == workload.op
+        found: dict[int, list[Measured]] = {}
+        for workload_id, m in self._matching(of_op, target, device):
+            found.setdefault(workload_id, []).append(m)
+        rows = self.connection.execute(
+            sa.select(workload_table.c.id, workload_table.c.body).where(of_op)
+        )
+        concrete = [(convert(r.body, Workload), found[r.id]) for r in rows if r.id in found]
+        return [(w, m) for w, m in concrete if workload.match(w) is not None]
+
+    def _matching(
+        self, which: sa.ColumnElement[bool], asked: Target, identity: str | None
+    ) -> Iterator[tuple[int, Measured]]:
+        """Workloads' ids and what is measured of them, with the level at which it matches."""
+        device_id, model = self._place(identity, asked)
+        for r in self.connection.execute(_best_of(which)):
+            level = None
+            if r.target_key != asked.key:
+                if r.scope == Scope.TARGET and set(r.target_keys) & set(asked.keys):
+                    level = Level.TRANSFERRED
+            elif r.scope == Scope.TARGET:
+                level = Level.TARGET
+            elif r.scope == Scope.MODEL and model and r.scope_value == model:
+                level = Level.MODEL
+            elif r.scope == Scope.DEVICE and r.scope_value == device_id:
+                level = Level.DEVICE
+            if level is not None:
+                yield r.workload_id, Measured(
+                    implementation=r.implementation, version=r.version, config=Config(r.config),
+                    level=level, target=r.target_key,
+                    device=(identity or "") if level is Level.DEVICE else "",
+                    estimate=Estimate(r.median_s, r.low_s, r.high_s, r.samples),
+                )  # fmt: skip
+
+    def _place(self, identity: str | None, asked: Target) -> tuple[str | None, str]:
+        """The device's id as the scope has it, and the model to look for."""
+        if identity is None:
+            return None, asked.model
+        row = self.connection.execute(
+            sa.select(device.c.id, device.c.model).where(device.c.identity == identity)
+        ).one_or_none()
+        return (None, asked.model) if row is None else (str(row.id), row.model)
+
+    def history(self, workload: Workload) -> list[History]:
+        """The record of lowest mean cost per implementation, device model and target.
+
+        Of each implementation on a target only the newest version counts: TVM's rule knows none.
+        """
+        newest = (
+            sa.select(sa.func.max(task.c.id))
+            .join(workload_table, workload_table.c.id == task.c.workload_id)
+            .where(workload_table.c.digest == workload.digest)
+            .group_by(task.c.implementation, task.c.target_id)
+        )
+        place = (
+            sa.func.row_number()
+            .over(partition_by=(record.c.task_id, device.c.model),
+                  order_by=(record.c.mean_s, record.c.id))
+            .label("place")
+        )  # fmt: skip
+        ranked = (
+            sa.select(record.c.config, record.c.mean_s, record.c.task_id, device.c.model, place)
+            .join(device, device.c.id == record.c.device_id)
+            .where(record.c.error.is_(None), record.c.task_id.in_(newest))
+            .subquery()
+        )
+        rows = self.connection.execute(
+            sa.select(ranked, task.c.implementation, target_table.c["keys"].label("target_keys"))
+            .join(task, task.c.id == ranked.c.task_id)
+            .join(target_table, target_table.c.id == task.c.target_id)
+            .where(ranked.c.place == 1)
+            .order_by(ranked.c.task_id, ranked.c.model)
+        )
+        return [
+            History(
+                implementation=r.implementation, config=Config(r.config), mean_s=r.mean_s,
+                model=r.model, keys=tuple(r.target_keys),
+            )
+            for r in rows
+        ]  # fmt: skip
+
+
+def _best_of(which: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    return (
+        sa.select(best_table, task.c.workload_id, task.c.implementation, task.c.version,
+                  target_table.c.key.label("target_key"),
+                  target_table.c["keys"].label("target_keys"))
+        .join(task, task.c.id == best_table.c.task_id)
+        .join(workload_table, workload_table.c.id == task.c.workload_id)
+        .join(target_table, target_table.c.id == task.c.target_id)
+        .where(which)
+        .order_by(task.c.id)
+    )  # fmt: skip

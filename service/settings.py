@@ -1,0 +1,43 @@
+"""The service's settings: from arguments, else `PLEVEL_…` in the environment, else the defaults.
+
+Built once, in `create_app()` or `main()`, and passed down.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import platformdirs
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def default_database() -> str:
+    """A SQLite file in the user's data directory."""
+    return f"sqlite:///{Path(platformdirs.user_data_dir('plevel')) / 'plevel.db'}"
+
+
+class Settings(BaseSettings):
+    """Times are in seconds, sizes in bytes."""
+
+    model_config = SettingsConfigDict(env_prefix="PLEVEL_", frozen=True, extra="ignore")
+
+    database: str = Field(default_factory=default_database)
+    host: str = "127.0.0.1"
+    port: int = Field(default=8765, ge=0, le=65535)
+    # A worker that is silent for longer than a lease loses its jobs; one that misses three
+    # heartbeats is not counted as alive.
+    lease_s: float = Field(default=12.0, gt=0)
+    heartbeat_s: float = Field(default=4.0, gt=0)
+    # How often waiting endpoints look again by themselves: another process may have written.
+    poll_s: float = Field(default=1.0, gt=0)
+    max_request_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
+    # Upgrade an older schema when starting; a fleet may prefer `plevel db upgrade`.
+    migrate: bool = True
+    tune: bool = True  # run the tuner in this process
+    batch: int = Field(default=8, ge=1, le=1000)  # configurations in one search job
+
+    @property
+    def alive_s(self) -> float:
+        """How long after its last sign a worker counts as alive."""
+        return 3 * self.heartbeat_s

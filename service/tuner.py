@@ -1,0 +1,494 @@
+"""Joins search, queue and records: propose → enqueue → absorb → refit.
+
+One thread of one service process tunes all live runs. What it needs to go on is in the database:
+after a restart it reads records and open jobs, and continues where the run was.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from service import best, budget, catalogue, fleet, queue, runs
+from service.cost_model import CostModel
+from service.db import Store, now
+from service.models import (
+    EntryState,
+    JobState,
+    Scope,
+    TaskState,
+    job,
+    job_entry,
+    record,
+    run,
+    run_task,
+    task,
+    workload,
+)
+from service.models import best as best_table
+from service.search import Search
+from service.settings import Settings
+from service.wakeup import Wakeup
+from strategy.record import ErrorKind, Phase, RunRequest, RunState, convert
+from strategy.space import Config, ConfigSpace
+
+FINALISTS = 3
+CONFIRM_SESSIONS = 2
+MIN_OPEN_JOBS = 2  # one being timed, one being built
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class TuningTask:
+    """A task of a live run, with what the run has learnt of it."""
+
+    id: int
+    implementation: str
+    workload_id: int
+    weight: float
+    search: Search | None  # None where there is nothing to tune
+    state: TaskState
+    message: str = ""
+    cursor: int = 0  # the last record that was told
+    best_s: float | None = None
+    told: int = 0  # failures and configurations outside of the search included
+    pending: int = 0
+
+    @property
+    def arm(self) -> budget.Arm:
+        search = self.search
+        assert search is not None
+        return budget.Arm(
+            trials=self.told + self.pending, told=self.told, best_s=self.best_s,
+            lower_bound_s=search.lower_bound_s, exhausted=search.exhausted,
+            dropped=self.state is TaskState.DROPPED,
+        )  # fmt: skip
+
+
+@dataclass
+class TuningRun:
+    """A live run as the tuner sees it; all of it can be read again from the database."""
+
+    id: int
+    request: RunRequest
+    target_id: int
+    policy_id: int
+    tasks: list[TuningTask]
+    jobs: int = 0  # enqueued by this process, for the seeds of their inputs
+    reference_done: bool = False
+    changed: list[TuningTask] = field(default_factory=list)
+
+    def by_workload(self) -> dict[int, list[TuningTask]]:
+        grouped: dict[int, list[TuningTask]] = {}
+        for t in self.tasks:
+            grouped.setdefault(t.workload_id, []).append(t)
+        return grouped
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A job to enqueue."""
+
+    workload_id: int
+    entries: tuple[queue.NewEntry, ...]
+    priority: int = queue.NORMAL
+
+
+class Tuner:
+    """Tunes every live run of a database until stopped.
+
+    Args:
+        store: the database.
+        settings: batch size, lease terms, how often to look.
+        model: scores candidates for runs that ask for one.
+        changed: notified when results come and runs are made or cancelled; this notifies it too.
+        queued: notified when jobs are enqueued.
+    """
+
+    def __init__(
+        self, store: Store, settings: Settings, model: CostModel, changed: Wakeup, queued: Wakeup
+    ) -> None:
+        self.store = store
+        self.settings = settings
+        self.model = model
+        self.changed = changed
+        self.queued = queued
+        self._runs: dict[int, TuningRun] = {}
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._loop, name="tuner", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the step that it is in."""
+        self._stopping.set()
+        self.changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _loop(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                with self.store.hold_tuner() as held:
+                    while held and not self._stopping.is_set():
+                        seen = self.changed.count
+                        self.step()
+                        self.changed.wait(seen, self.settings.poll_s)
+            except Exception:
+                log.exception("the tuner starts again after an error")
+                self._runs.clear()
+            self._stopping.wait(self.settings.poll_s)
+
+    def step(self) -> None:
+        """Takes expired leases back, and brings each live run one step further."""
+        terms = queue.Terms(self.settings.lease_s, self.settings.alive_s)
+        with self.store.write() as connection:
+            expired = queue.expire(connection, terms)
+        with self.store.read() as connection:
+            live = list(
+                connection.scalars(
+                    sa.select(run.c.id).where(run.c.state.in_(runs.LIVE)).order_by(run.c.id)
+                )
+            )
+        for run_id in self._runs.keys() - set(live):
+            del self._runs[run_id]
+        for run_id in live:
+            try:
+                self._step_run(run_id)
+            except Exception as error:
+                log.exception("run %d cannot be tuned", run_id)
+                self._runs.pop(run_id, None)
+                with self.store.write() as connection:
+                    message = f"the tuner failed: {type(error).__name__}: {error}"
+                    runs.finish(connection, run_id, RunState.FAILED, message)
+                    queue.cancel(connection, run_id)
+                self.changed.notify()
+        if expired:
+            self.queued.notify()
+
+    def _step_run(self, run_id: int) -> None:
+        with self.store.read() as connection:
+            if run_id not in self._runs:
+                self._runs[run_id] = self._load(connection, run_id)
+            tuning = self._runs[run_id]
+            self._absorb(connection, tuning)
+            row = connection.execute(
+                sa.select(run.c.state, (now() - run.c.created_at).label("age_s")).where(
+                    run.c.id == run_id
+                )
+            ).one()
+            open_jobs = queue.open_jobs(connection, run_id)
+            devices = fleet.count_alive(connection, tuning.target_id, self.settings.alive_s)
+        if row.state == RunState.CONFIRMING:
+            if not open_jobs:
+                self._finish(tuning)
+            return
+        timeout_s = tuning.request.timeout_s
+        timed_out = timeout_s is not None and row.age_s > timeout_s
+        proposals: list[Proposal] = []
+        if not timed_out:
+            self._judge(tuning)
+            room = max(MIN_OPEN_JOBS, 2 * devices) - open_jobs
+            proposals = self._propose(tuning, room)
+        self._write(tuning, proposals, timed_out=timed_out, idle=not open_jobs)
+
+    # Reading what there is
+
+    def _load(self, connection: sa.Connection, run_id: int) -> TuningRun:
+        row = connection.execute(sa.select(run).where(run.c.id == run_id)).one()
+        request = convert(row.request, RunRequest)
+        rows = connection.execute(
+            sa.select(task, run_task.c.weight, run_task.c.state, run_task.c.message)
+            .join(run_task, run_task.c.task_id == task.c.id)
+            .where(run_task.c.run_id == run_id)
+            .order_by(run_task.c.id)
+        ).all()
+        tasks = []
+        model = self.model if request.tuner == "model" else None
+        for r in rows:
+            search = None
+            if r.space is not None:
+                seed = request.seed * 1_000_003 + r.id
+                search = Search(convert(r.space, ConfigSpace), seed, model)
+            tasks.append(
+                TuningTask(
+                    r.id, r.implementation, r.workload_id, r.weight, search, TaskState(r.state),
+                    r.message,
+                )
+            )
+        policy_id = catalogue.find_policy(connection, request.search_policy)
+        referenced = connection.scalar(
+            sa.select(job_entry.c.id)
+            .join(job, job.c.id == job_entry.c.job_id)
+            .where(
+                job.c.run_id == run_id,
+                job_entry.c.task_id.in_([t.id for t in tasks if t.search is None]),
+            )
+            .limit(1)
+        )
+        enqueued = connection.scalar(sa.select(sa.func.count()).where(job.c.run_id == run_id))
+        return TuningRun(
+            run_id, request, row.target_id, -1 if policy_id is None else policy_id, tasks,
+            jobs=enqueued or 0, reference_done=referenced is not None,
+        )  # fmt: skip
+
+    def _absorb(self, connection: sa.Connection, tuning: TuningRun) -> None:
+        """Tells the searches what has been recorded since the last time."""
+        counted = runs.trials_of(tuning.id, tuning.request, tuning.policy_id)
+        for t in tuning.tasks:
+            rows = connection.execute(
+                sa.select(record.c.id, record.c.config, record.c.error, record.c.median_s)
+                .where(counted, record.c.task_id == t.id, record.c.id > t.cursor)
+                .order_by(record.c.id)
+            ).all()
+            for r in rows:
+                t.cursor = r.id
+                t.told += 1
+                if r.median_s is not None:
+                    t.best_s = min(r.median_s, t.best_s or r.median_s)
+                # A cancelled one says nothing of the configuration.
+                if t.search is not None and r.error != ErrorKind.CANCELLED:
+                    t.search.tell(Config(r.config), r.median_s)
+            t.pending = 0
+        by_id = {t.id: t for t in tuning.tasks}
+        for e in connection.execute(
+            sa.select(job_entry.c.task_id, job_entry.c.config)
+            .join(job, job.c.id == job_entry.c.job_id)
+            .where(
+                job.c.run_id == tuning.id,
+                job.c.phase == Phase.SEARCH.value,
+                job.c.state.in_((JobState.QUEUED, JobState.LEASED)),
+                job_entry.c.state == EntryState.PENDING,
+            )
+        ):
+            t = by_id[e.task_id]
+            t.pending += 1
+            if t.search is not None:
+                t.search.avoid([Config(e.config)])
+
+    # Deciding
+
+    def _judge(self, tuning: TuningRun) -> None:
+        """Drops the implementations that cannot win, and marks those with nothing left to try."""
+        totals = self._budgets(tuning)
+        for workload_id, group in tuning.by_workload().items():
+            tunable = [t for t in group if t.search is not None]
+            arms = [t.arm for t in tunable]
+            others = [t.best_s for t in group if t.search is None and t.best_s is not None]
+            lead = budget.leader(arms, others)
+            first = budget.share(arms, totals[workload_id])
+            for t, arm in zip(tunable, arms, strict=True):
+                why = budget.hopeless(arm, lead, first)
+                if t.state is TaskState.ACTIVE and (why or arm.exhausted):
+                    t.state = TaskState.DROPPED if why else TaskState.EXHAUSTED
+                    t.message = why or "every configuration of its space is tried"
+                    tuning.changed.append(t)
+
+    def _budgets(self, tuning: TuningRun) -> dict[int, int]:
+        """The run's trials, split over its workloads by their weights."""
+        groups = tuning.by_workload()
+        parts = budget.split(tuning.request.trials, [g[0].weight for g in groups.values()])
+        return dict(zip(groups, parts, strict=True))
+
+    def _propose(self, tuning: TuningRun, room: int) -> list[Proposal]:
+        proposals: list[Proposal] = []
+        groups = tuning.by_workload()
+        if not tuning.reference_done:
+            # What cannot be tuned is measured first: it may be what the others have to beat.
+            for workload_id, group in groups.items():
+                fixed = [queue.NewEntry(t.id, Config()) for t in group if t.search is None]
+                if fixed:
+                    proposals.append(Proposal(workload_id, tuple(fixed), queue.URGENT))
+        totals = self._budgets(tuning)
+        while len(proposals) < room:
+            # The workload that is furthest behind its part goes first.
+            order = sorted(
+                groups, key=lambda w: _spent(groups[w]) / max(totals[w], 1) if totals[w] else 1.0
+            )
+            made = None
+            for workload_id in order:
+                made = self._propose_one(tuning, workload_id, groups[workload_id], totals[workload_id])
+                if made is not None:
+                    break
+            if made is None:
+                return proposals
+            proposals.append(made)
+        return proposals
+
+    def _propose_one(
+        self, tuning: TuningRun, workload_id: int, group: Sequence[TuningTask], total: int
+    ) -> Proposal | None:
+        tunable = [t for t in group if t.search is not None]
+        others = [t.best_s for t in group if t.search is None and t.best_s is not None]
+        while True:
+            arms = [t.arm for t in tunable]
+            chosen = budget.next_arm(arms, total, others)
+            if chosen is None:
+                return None
+            t = tunable[chosen]
+            assert t.search is not None
+            room = total - sum(a.trials for a in arms)
+            first = budget.share(arms, total)
+            if arms[chosen].trials < first:
+                room = min(room, first - arms[chosen].trials)
+            configs = t.search.ask(min(self.settings.batch, room))
+            if configs:
+                t.pending += len(configs)
+                entries = tuple(queue.NewEntry(t.id, c, t.best_s) for c in configs)
+                return Proposal(workload_id, entries)
+            if not t.search.exhausted:
+                # Too large to count and nothing new was found: as good as exhausted.
+                t.state, t.message = TaskState.DROPPED, "no further valid configuration was found"
+                tuning.changed.append(t)
+
+    # Writing it down
+
+    def _write(
+        self, tuning: TuningRun, proposals: Sequence[Proposal], *, timed_out: bool, idle: bool
+    ) -> None:
+        if not (proposals or tuning.changed or timed_out or idle):
+            return
+        with self.store.write() as connection:
+            state = connection.execute(
+                sa.select(run.c.state).where(run.c.id == tuning.id).with_for_update(key_share=True)
+            ).scalar_one()
+            if state != RunState.RUNNING:
+                return  # cancelled meanwhile
+            self._write_states(connection, tuning)
+            for p in proposals:
+                self._enqueue(connection, tuning, p, Phase.SEARCH)
+            if timed_out:
+                queue.cancel(connection, tuning.id)
+            ended = not proposals and not queue.open_jobs(connection, tuning.id)
+            if ended:
+                self._confirm(connection, tuning, timed_out=timed_out)
+        tuning.reference_done = True
+        self.queued.notify()
+        if ended:
+            self.changed.notify()
+
+    def _write_states(self, connection: sa.Connection, tuning: TuningRun) -> None:
+        for t in tuning.changed:
+            connection.execute(
+                sa.update(run_task)
+                .where(run_task.c.run_id == tuning.id, run_task.c.task_id == t.id)
+                .values(state=t.state, message=t.message)
+            )
+            catalogue.note(
+                connection, t.state.value, run_id=tuning.id, task=t.id,
+                implementation=t.implementation, message=t.message,
+            )  # fmt: skip
+        tuning.changed.clear()
+
+    def _enqueue(
+        self, connection: sa.Connection, tuning: TuningRun, p: Proposal, phase: Phase
+    ) -> None:
+        request = tuning.request
+        policy = request.search_policy if phase is Phase.SEARCH else request.confirm_policy
+        tuning.jobs += 1
+        queue.enqueue(
+            connection, tuning.id, p.workload_id, tuning.target_id, phase, p.entries, policy,
+            seed=(request.seed * 1_000_003 + tuning.jobs) % 2**31, priority=p.priority,
+        )  # fmt: skip
+        if phase is Phase.SEARCH and tuning.policy_id == -1:
+            tuning.policy_id = catalogue.put_policy(connection, policy)
+
+    def _confirm(self, connection: sa.Connection, tuning: TuningRun, *, timed_out: bool) -> None:
+        """Enqueues the finals: the best of all implementations, interleaved, in sessions."""
+        why = _why_stopped(tuning, timed_out=timed_out)
+        values = {"state": RunState.CONFIRMING, "message": why, "complete": not timed_out}
+        connection.execute(sa.update(run).where(run.c.id == tuning.id).values(**values))
+        catalogue.note(connection, "confirming", run_id=tuning.id, message=why)
+        for workload_id, group in tuning.by_workload().items():
+            entries = [e for t in group for e in self._finalists(connection, t)]
+            for _ in range(CONFIRM_SESSIONS if entries else 0):
+                proposal = Proposal(workload_id, tuple(entries), queue.URGENT)
+                self._enqueue(connection, tuning, proposal, Phase.CONFIRM)
+
+    def _finalists(self, connection: sa.Connection, t: TuningTask) -> list[queue.NewEntry]:
+        ranked = best.pooled(connection, t.id, Scope.TARGET, "", Phase.SEARCH)
+        # One that was given up is confirmed too, so that all are compared by the same measure.
+        most = 1 if t.state is TaskState.DROPPED else FINALISTS
+        configs = {row.config_digest: row.config for row, _ in ranked[:most]}
+        # The champion of an earlier run defends its place.
+        champion = connection.execute(
+            sa.select(best_table.c.config_digest, best_table.c.config).where(
+                best_table.c.task_id == t.id, best_table.c.scope == Scope.TARGET.value
+            )
+        ).one_or_none()
+        if champion is not None:
+            configs.setdefault(champion.config_digest, champion.config)
+        return [queue.NewEntry(t.id, Config(c)) for c in configs.values()]
+
+    def _finish(self, tuning: TuningRun) -> None:
+        with self.store.write() as connection:
+            row = connection.execute(
+                sa.select(run.c.state, run.c.message, run.c.complete)
+                .where(run.c.id == tuning.id)
+                .with_for_update(key_share=True)
+            ).one()
+            if row.state != RunState.CONFIRMING:
+                return
+            failed = [w for w, group in tuning.by_workload().items()
+                      if not self._measured(connection, group)]  # fmt: skip
+            if len(failed) == len(tuning.by_workload()):
+                why = f"{row.message}; nothing ran: {self._first_error(connection, tuning)}"
+                runs.finish(connection, tuning.id, RunState.FAILED, why)
+            else:
+                names = connection.scalars(
+                    sa.select(workload.c.key).where(workload.c.id.in_(failed))
+                ).all()
+                message = row.message
+                if names:
+                    message += f"; nothing ran of {', '.join(names)}"
+                runs.finish(
+                    connection, tuning.id, RunState.DONE, message,
+                    complete=bool(row.complete) and not failed,
+                )  # fmt: skip
+        self.changed.notify()
+
+    def _measured(self, connection: sa.Connection, group: Sequence[TuningTask]) -> bool:
+        query = sa.select(best_table.c.task_id).where(
+            best_table.c.task_id.in_([t.id for t in group]),
+            best_table.c.scope == Scope.TARGET.value,
+        )
+        return connection.execute(query.limit(1)).one_or_none() is not None
+
+    def _first_error(self, connection: sa.Connection, tuning: TuningRun) -> str:
+        row: Any = connection.execute(
+            sa.select(record.c.error, record.c.message)
+            .where(record.c.run_id == tuning.id, record.c.error.is_not(None))
+            .order_by(record.c.id)
+            .limit(1)
+        ).one_or_none()
+        if row is None:
+            return "no worker for this target took a job"
+        first = (row.message.strip().splitlines() or [""])[0]
+        return f"the first failure is {row.error}: {first}"
+
+
+def _spent(group: Sequence[TuningTask]) -> int:
+    return sum(t.told + t.pending for t in group if t.search is not None)
+
+
+def _why_stopped(tuning: TuningRun, *, timed_out: bool) -> str:
+    trials = _spent(tuning.tasks)
+    dropped = [f"{t.implementation}: {t.message}" for t in tuning.tasks
+               if t.state is TaskState.DROPPED]  # fmt: skip
+    tunable = [t for t in tuning.tasks if t.search is not None]
+    if timed_out:
+        why = f"the time limit of {tuning.request.timeout_s:g} s was reached after {trials} trials"
+    elif not tunable:
+        why = "nothing to tune: only implementations without a space are valid"
+    elif trials < tuning.request.trials:
+        why = f"stopped after {trials} of {tuning.request.trials} trials: nothing is left to try"
+    else:
+        why = f"{trials} trials"
+    return "; ".join([why, *(f"dropped {d}" for d in dropped)])

@@ -1,0 +1,69 @@
+"""Every test of the store runs on SQLite and on PostgreSQL, on the schema that the migrations make."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from service import migration
+from service.db import Store
+
+_numbers = itertools.count(1)
+
+
+def _admin(server: str) -> psycopg.Connection:
+    return psycopg.connect(f"host={server} user=plevel dbname=postgres", autocommit=True)
+
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("migrated") / "plevel.db"
+    migration.upgrade(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def migrated_database(postgres_server: str) -> str:
+    """The name of a PostgreSQL database that tests copy."""
+    name = f"migrated_{os.getpid()}"
+    with _admin(postgres_server) as admin:
+        admin.execute(f"CREATE DATABASE {name}")
+    migration.upgrade(f"postgresql://plevel@/{name}?host={postgres_server}")
+    return name
+
+
+@pytest.fixture
+def sqlite_copy(migrated_file: Path, tmp_path: Path) -> str:
+    path = tmp_path / "plevel.db"
+    shutil.copyfile(migrated_file, path)
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def postgres_copy(migrated_database: str, postgres_server: str) -> Iterator[str]:
+    name = f"copy_{os.getpid()}_{next(_numbers)}"
+    with _admin(postgres_server) as admin:
+        admin.execute(f"CREATE DATABASE {name} TEMPLATE {migrated_database}")
+        yield f"postgresql://plevel@/{name}?host={postgres_server}"
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest) -> str:
+    """The URL of a database with the schema and nothing in it, dropped at the end."""
+    name = "sqlite_copy" if request.param == "sqlite" else "postgres_copy"
+    found: str = request.getfixturevalue(name)
+    return found
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    opened = Store(url)
+    yield opened
+    opened.close()

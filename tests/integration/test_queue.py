@@ -1,0 +1,383 @@
+"""The queue on both databases: claims, fencing, expiry, quarantine."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+
+from service import fleet, queue
+from service.db import Store, now
+from service.errors import DeviceBusyError, InvalidError, LeaseLostError, NotFoundError
+from service.models import event, job, job_entry, lease, worker
+from strategy.record import ErrorKind, Renewed, Result
+from tests.integration.scene import (
+    FAST,
+    OTHER_TARGET,
+    TERMS,
+    Scene,
+    configs,
+    device,
+    failed,
+    timed,
+)
+
+
+@pytest.fixture
+def scene(store: Store) -> Scene:
+    return Scene.make(store)
+
+
+def renew(scene: Scene, lease_id: int, token: int, timing: bool = False) -> Renewed:
+    with scene.store.write() as c:
+        return queue.renew(c, lease_id, token, timing, TERMS)
+
+
+def test_a_job_goes_round(scene: Scene) -> None:
+    job_id = scene.enqueue(configs(3))
+    held = scene.leased(scene.register())
+    assert held.job.id == job_id
+    assert [e.config for e in held.job.entries] == configs(3)
+    assert [e.index for e in held.job.entries] == [0, 1, 2]
+    assert held.job.entries[0].implementation == FAST.implementation
+    assert held.job.attempt == 1
+    assert renew(scene, held.id, held.token, timing=True).expires_in_s == TERMS.lease_s
+    accepted = scene.report(held, [timed(e) for e in held.job.entries])
+    assert (accepted.accepted, accepted.known) == (3, 0)
+    assert scene.states() == ["done"]
+    assert [r.entry for r in scene.records()] == [0, 1, 2]
+
+
+def test_two_claim_one_job_and_one_wins(scene: Scene) -> None:
+    workers = [scene.register(device(f"host-{i}/cpu:0")) for i in range(8)]
+    for _ in range(5):
+        scene.enqueue(configs(1))
+        barrier = threading.Barrier(len(workers))
+
+        def claim(i: int, barrier: threading.Barrier = barrier) -> bool:
+            barrier.wait()
+            return scene.lease(workers[i], f"host-{i}/cpu:0") is not None
+
+        with ThreadPoolExecutor(len(workers)) as pool:
+            assert sum(pool.map(claim, range(len(workers)))) == 1
+        with scene.store.write() as c:
+            c.execute(sa.update(lease).values(ended_at=now()))
+
+
+def test_many_claim_many_jobs_and_each_goes_once(scene: Scene) -> None:
+    for _ in range(24):
+        scene.enqueue(configs(1))
+    workers = [scene.register(device(f"host-{i}/cpu:0")) for i in range(6)]
+
+    def work(i: int) -> list[int]:
+        taken = []
+        while (held := scene.lease(workers[i], f"host-{i}/cpu:0")) is not None:
+            scene.report(held, [timed(e) for e in held.job.entries])
+            taken.append(held.job.id)
+        return taken
+
+    with ThreadPoolExecutor(len(workers)) as pool:
+        taken = [job_id for ids in pool.map(work, range(len(workers))) for job_id in ids]
+    assert len(taken) == len(set(taken)) == 24
+    assert len(scene.records()) == 24
+
+
+def test_sixteen_threads_write_and_none_is_locked_out(scene: Scene) -> None:
+    workers = [scene.register(device(f"host-{i}/cpu:0")) for i in range(16)]
+
+    def write(i: int) -> None:
+        for _ in range(20):
+            with scene.store.write() as c:
+                fleet.heartbeat(c, workers[i])
+                c.execute(
+                    sa.insert(event).values(at=now(), kind="test", worker_id=workers[i], detail={})
+                )
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(write, range(16)))
+    with scene.store.read() as c:
+        count = sa.select(sa.func.count()).where(event.c.kind == "test")
+        assert c.scalar(count) == 16 * 20
+
+
+def test_a_device_builds_one_job_and_times_another(scene: Scene) -> None:
+    for _ in range(3):
+        scene.enqueue(configs(1))
+    worker_id = scene.register()
+    first = scene.leased(worker_id)
+    assert scene.lease(worker_id) is None
+    renew(scene, first.id, first.token, timing=True)
+    second = scene.leased(worker_id)
+    assert second.job.id != first.job.id
+    assert scene.lease(worker_id) is None
+    with pytest.raises(DeviceBusyError):
+        renew(scene, second.id, second.token, timing=True)
+    renew(scene, second.id, second.token)
+    scene.report(first, [timed(e) for e in first.job.entries])
+    renew(scene, second.id, second.token, timing=True)
+
+
+def test_two_workers_on_one_device_time_one_after_the_other(scene: Scene) -> None:
+    for _ in range(2):
+        scene.enqueue(configs(1))
+    one, other = scene.register(), scene.register()
+    first = scene.leased(one)
+    renew(scene, first.id, first.token, timing=True)
+    second = scene.leased(other)
+    with pytest.raises(DeviceBusyError):
+        renew(scene, second.id, second.token, timing=True)
+
+
+def test_the_database_itself_allows_one_live_lease_of_a_job(scene: Scene) -> None:
+    scene.enqueue(configs(1))
+    held = scene.leased(scene.register())
+    other = scene.register(device("host-b/cpu:0"))
+    with scene.store.read() as c:
+        row = c.execute(sa.select(lease).where(lease.c.id == held.id)).one()
+        device_id = c.execute(sa.text("SELECT id FROM device WHERE identity = 'host-b/cpu:0'"))
+        values = {**row._asdict(), "device_id": device_id.scalar_one(), "worker_id": other}
+    del values["id"]
+    with pytest.raises(sa.exc.IntegrityError), scene.store.write() as c:
+        c.execute(sa.insert(lease).values(values))
+
+
+def test_a_late_result_is_refused_and_changes_nothing(scene: Scene) -> None:
+    scene.enqueue(configs(2))
+    slow, quick = scene.register(), scene.register(device("host-b/cpu:0"))
+    late = scene.leased(slow)
+    scene.lose(late)
+    held = scene.leased(quick, "host-b/cpu:0")
+    assert held.token > late.token
+    assert held.job.attempt == 2
+    with pytest.raises(LeaseLostError):
+        scene.report(late, [timed(late.job.entries[0])])
+    with pytest.raises(LeaseLostError):
+        renew(scene, late.id, late.token)
+    with pytest.raises(LeaseLostError):
+        renew(scene, held.id, late.token)
+    assert scene.records() == []
+    assert scene.states() == ["leased"]
+    scene.report(held, [timed(e) for e in held.job.entries])
+    assert len(scene.records()) == 2
+
+
+def test_expiry_is_judged_by_the_database_even_before_anybody_sweeps(scene: Scene) -> None:
+    scene.enqueue(configs(1))
+    held = scene.leased(scene.register())
+    with scene.store.write() as c:
+        c.execute(sa.update(lease).values(expires_at=now() - 0.5))
+    with pytest.raises(LeaseLostError):
+        scene.report(held, [timed(held.job.entries[0])])
+    assert scene.records() == []
+
+
+def test_results_sent_again_change_nothing(scene: Scene) -> None:
+    scene.enqueue(configs(2))
+    held = scene.leased(scene.register())
+    first, second = held.job.entries
+    assert scene.report(held, [timed(first)], done=False).accepted == 1
+    again = scene.report(held, [failed(0), timed(second)], done=False)
+    assert (again.accepted, again.known) == (1, 1)
+    assert scene.report(held, [], done=True).accepted == 0
+    after_the_end = scene.report(held, [timed(first), timed(second)], done=True)
+    assert (after_the_end.accepted, after_the_end.known) == (0, 2)
+    assert [r.error for r in scene.records()] == [None, None]
+    assert scene.states() == ["done"]
+
+
+def test_a_lost_job_comes_back_without_what_is_known(scene: Scene) -> None:
+    scene.enqueue(configs(4))
+    one, other = scene.register(), scene.register(device("host-b/cpu:0"))
+    held = scene.leased(one)
+    scene.report(held, [timed(e) for e in held.job.entries[:2]], done=False)
+    scene.lose(held)
+    again = scene.leased(other, "host-b/cpu:0")
+    assert [e.index for e in again.job.entries] == [2, 3]
+    scene.report(again, [timed(e) for e in again.job.entries])
+    assert [r.entry for r in scene.records()] == [0, 1, 2, 3]
+
+
+def test_giving_back_is_nobodys_fault(scene: Scene) -> None:
+    scene.enqueue(configs(2))
+    worker_id = scene.register()
+    for _ in range(5):
+        held = scene.leased(worker_id)
+        assert held.job.attempt == 1
+        with scene.store.write() as c:
+            queue.release(c, held.id, held.token, TERMS)
+    held = scene.leased(worker_id)
+    with scene.store.write() as c:
+        fleet.end(c, worker_id)
+        queue.release_worker(c, worker_id, TERMS)
+    assert scene.states() == ["queued"]
+    with pytest.raises(NotFoundError):
+        scene.lease(worker_id)
+
+
+def test_a_worker_that_ends_a_job_without_results_is_held_to_it(scene: Scene) -> None:
+    scene.enqueue(configs(1))
+    held = scene.leased(scene.register())
+    scene.report(held, [], done=True)
+    with scene.store.read() as c:
+        row = c.execute(sa.select(job)).one()
+    assert (row.state, row.attempts) == ("queued", 1)
+
+
+def test_backoff_keeps_a_lost_job_away_for_a_while(scene: Scene) -> None:
+    scene.enqueue(configs(1))
+    worker_id = scene.register()
+    held = scene.leased(worker_id)
+    with scene.store.write() as c:
+        c.execute(sa.update(lease).where(lease.c.id == held.id).values(expires_at=now() - 1.0))
+        assert queue.expire(c, TERMS) == 1
+        left = c.scalar(sa.select(job.c.available_at - now()))
+    assert left is not None
+    assert 0.1 < left <= queue.MAX_BACKOFF_S
+    assert scene.lease(worker_id) is None
+
+
+def test_what_kills_its_workers_is_isolated_and_quarantined(scene: Scene) -> None:
+    """Eight entries, of which number 5 kills whoever takes it: the others all get their results."""
+    scene.enqueue(configs(8))
+    workers = {i: scene.register(device(f"host-{i}/cpu:0")) for i in range(2)}
+    deaths = 0
+    for turn in range(60):
+        i = turn % 2
+        held = scene.lease(workers[i], f"host-{i}/cpu:0")
+        if held is None:
+            if {"queued", "leased"}.isdisjoint(scene.states()):
+                break
+            continue
+        if any(e.index == 5 for e in held.job.entries):
+            deaths += 1
+            scene.lose(held)
+        else:
+            scene.report(held, [timed(e) for e in held.job.entries])
+    by_entry = {r.entry: r for r in scene.records()}
+    assert sorted(by_entry) == list(range(8))
+    assert {entry: r.error for entry, r in by_entry.items() if r.error} == {5: ErrorKind.LOST}
+    assert deaths == queue.MAX_ATTEMPTS
+    assert sorted(set(scene.states())) == ["done", "quarantined"]
+    with scene.store.read() as c:
+        reason = c.scalar(sa.select(job.c.reason).where(job.c.state == "quarantined"))
+    assert reason is not None
+    assert "3 times" in reason
+    assert by_entry[5].message == reason
+
+
+def test_one_device_alone_decides_after_three_losses(scene: Scene) -> None:
+    scene.enqueue(configs(1))
+    worker_id = scene.register()
+    for _ in range(3):
+        scene.lose(scene.leased(worker_id))
+    assert scene.states() == ["quarantined"]
+    assert [r.error for r in scene.records()] == [ErrorKind.LOST]
+
+
+def test_a_second_device_is_heard_before_the_verdict(scene: Scene) -> None:
+    scene.enqueue(configs(1))
+    one, other = scene.register(), scene.register(device("host-b/cpu:0"))
+    for _ in range(2):
+        scene.lose(scene.leased(one))
+    assert scene.lease(one) is None, "it waits for the device that has not lost it"
+    held = scene.leased(other, "host-b/cpu:0")
+    scene.report(held, [timed(held.job.entries[0])])
+    assert [r.error for r in scene.records()] == [None]
+
+
+def test_a_suspect_runs_alone_on_its_worker(scene: Scene) -> None:
+    suspect = scene.enqueue(configs(1))
+    worker_id = scene.register()
+    scene.lose(scene.leased(worker_id))
+    scene.enqueue(configs(1))
+    held = scene.leased(worker_id)
+    assert held.job.id == suspect
+    renew(scene, held.id, held.token, timing=True)
+    assert scene.lease(worker_id) is None
+    scene.report(held, [timed(held.job.entries[0])])
+    assert scene.lease(worker_id) is not None
+
+
+def test_a_worker_gets_what_it_can_build(scene: Scene) -> None:
+    scene.enqueue(configs(1))
+    version = int(FAST.version.partition(".")[0])
+    for operators, fits in (
+        ({"filter": {FAST.implementation: version + 1}}, False),
+        ({"filter": {}}, False),
+        ({"dense": {"dense_pack.cpu": 1}}, False),
+        ({"filter": {FAST.implementation: version}}, True),
+    ):
+        held = scene.lease(scene.register(operators=operators))
+        assert (held is not None) == fits
+
+
+def test_a_worker_gets_jobs_of_its_target_only(scene: Scene) -> None:
+    scene.enqueue(configs(1))
+    elsewhere = scene.register(device("host-c/cpu:0", OTHER_TARGET))
+    assert scene.lease(elsewhere, "host-c/cpu:0") is None
+    with pytest.raises(InvalidError, match="host-c"):
+        scene.lease(scene.register(), "host-c/cpu:0")
+
+
+def test_urgent_jobs_go_first(scene: Scene) -> None:
+    scene.enqueue(configs(1))
+    urgent = scene.enqueue(configs(1), priority=queue.URGENT)
+    assert scene.leased(scene.register()).job.id == urgent
+
+
+def test_a_result_of_no_entry_is_refused(scene: Scene) -> None:
+    scene.enqueue(configs(1))
+    held = scene.leased(scene.register())
+    with pytest.raises(InvalidError, match=r"results\[1\].entry = 7"):
+        scene.report(held, [timed(held.job.entries[0]), failed(7)])
+    assert scene.records() == []
+
+
+def test_a_cancelled_run_is_told_to_its_workers(scene: Scene) -> None:
+    from service import runs
+
+    scene.enqueue(configs(2))
+    scene.enqueue(configs(2))
+    held = scene.leased(scene.register())
+    with scene.store.write() as c:
+        runs.cancel(c, scene.run_id)
+    assert scene.states() == ["leased", "cancelled"]
+    assert renew(scene, held.id, held.token).cancelled
+    assert scene.report(held, [timed(held.job.entries[0])], done=True).cancelled
+    assert scene.states() == ["cancelled", "cancelled"]
+    assert len(scene.records()) == 1
+
+
+def test_a_result_has_a_time_or_an_error_never_both() -> None:
+    with pytest.raises(ValueError, match="either"):
+        Result(entry=0, error=ErrorKind.COMPILE, samples_s=(1.0,))
+    with pytest.raises(ValueError, match="either"):
+        Result(entry=0)
+
+
+def test_who_is_alive(scene: Scene) -> None:
+    worker_id = scene.register()
+    with scene.store.write() as c:
+        assert fleet.count_alive(c, scene.target_id, 10.0) == 1
+        c.execute(sa.update(worker).values(seen_at=now() - 60.0))
+        assert fleet.count_alive(c, scene.target_id, 10.0) == 0
+        assert [w.alive for w in fleet.statuses(c, 10.0)] == [False]
+        fleet.heartbeat(c, worker_id)
+        assert fleet.count_alive(c, scene.target_id, 10.0) == 1
+
+
+def test_every_change_of_state_leaves_an_event(scene: Scene) -> None:
+    job_id = scene.enqueue(configs(2))
+    worker_id = scene.register()
+    scene.lose(scene.leased(worker_id))
+    held = scene.leased(worker_id)
+    renew(scene, held.id, held.token, timing=True)
+    scene.report(held, [timed(e) for e in held.job.entries])
+    with scene.store.read() as c:
+        kinds = list(
+            c.scalars(sa.select(event.c.kind).where(event.c.job_id == job_id).order_by(event.c.id))
+        )
+        assert c.scalar(sa.select(sa.func.count()).select_from(job_entry)) == 2
+    assert kinds == ["enqueued", "leased", "expired", "requeued", "leased", "timing", "done"]

@@ -1,0 +1,312 @@
+"""The log and what derives from it, on both databases: the best, the levels of selection, the pages."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from service import records
+from service.db import Store
+from service.models import best, environment, record
+from service.models import device as table
+from service.records import RecordDatabase
+from strategy.record import ErrorKind, Phase, Result, Results
+from strategy.select import History, Level, Measured, select
+from strategy.space import Config
+from strategy.target import Target
+from strategy.workload import Input, Workload
+from tests.integration.scene import (
+    CANDIDATES,
+    FAST,
+    LIBRARY,
+    OTHER_TARGET,
+    SLOW,
+    TARGET,
+    TERMS,
+    WORKLOAD,
+    Scene,
+    configs,
+    device,
+    failed,
+    request,
+    timed,
+)
+
+DEVICES = {"a": "Model A", "b": "Model A", "c": "Model C"}
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def scene(store: Store) -> Scene:
+    return Scene.make(store)
+
+
+def measure(
+    scene: Scene,
+    task: str,
+    results: dict[Config, tuple[float, ...] | ErrorKind],
+    phase: Phase = Phase.SEARCH,
+    place: str = "a",
+    target: Target = TARGET,
+) -> None:
+    """Runs one job of these configurations on a device, with these samples or failures."""
+    identity = f"{place}/cpu:0"
+    worker_id = scene.register(device(identity, target, DEVICES.get(place, place)))
+    scene.enqueue(list(results), task, phase)
+    held = scene.leased(worker_id, identity)
+    outcomes = []
+    for entry, outcome in zip(held.job.entries, results.values(), strict=True):
+        if isinstance(outcome, ErrorKind):
+            outcomes.append(failed(entry.index, outcome))
+        else:
+            outcomes.append(Result(entry=entry.index, samples_s=outcome))
+    scene.report(held, outcomes)
+
+
+def brute_force(rows: list[Any]) -> dict[tuple[int, str, str], tuple[str, str, float, int]]:
+    """The table `best`, derived from all records at once and in no clever way."""
+    places = defaultdict(list)
+    for r in rows:
+        for scope in (("device", r.device), ("model", r.model), ("target", "")):
+            places[r.task_id, *scope].append(r)
+    found = {}
+    for place, of_place in places.items():
+        wrong = {r.config_digest for r in of_place if r.error == "wrong_answer"}
+        for phase in ("confirm", "search"):
+            pools = defaultdict(list)
+            for r in of_place:
+                if r.error is None and r.phase == phase and r.config_digest not in wrong:
+                    pools[r.config_digest] += r.samples_s
+            if pools:
+                lowest = min((statistics.median(p), d, len(p)) for d, p in pools.items())
+                found[place] = (lowest[1], phase, lowest[0], lowest[2])
+                break
+    return found
+
+
+def derived(scene: Scene, task_id: int) -> dict[tuple[int, str, str], tuple[str, str, float, int]]:
+    with scene.store.read() as c:
+        rows = c.execute(sa.select(best).where(best.c.task_id == task_id)).all()
+        names = {str(d.id): d.identity for d in c.execute(sa.select(table))}
+    return {
+        (r.task_id, r.scope, names[r.scope_value] if r.scope == "device" else r.scope_value): (
+            r.config_digest, r.phase, r.median_s, r.samples
+        )
+        for r in rows
+    }  # fmt: skip
+
+
+def logged(scene: Scene, task_id: int) -> list[Any]:
+    with scene.store.read() as c:
+        return list(
+            c.execute(
+                sa.select(record, table.c.identity.label("device"), table.c.model)
+                .join(table, table.c.id == record.c.device_id)
+                .where(record.c.task_id == task_id)
+                .order_by(record.c.id)
+            )
+        )
+
+
+SAMPLES = st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0, 5.0]), min_size=1, max_size=3).map(tuple)
+FAILURES = st.sampled_from([ErrorKind.COMPILE, ErrorKind.WRONG_ANSWER])
+JOB = st.tuples(
+    st.sampled_from([Phase.SEARCH, Phase.SEARCH, Phase.CONFIRM]),
+    st.sampled_from(sorted(DEVICES)),
+    st.dictionaries(
+        st.sampled_from(configs(4)), st.one_of(SAMPLES, SAMPLES, FAILURES), min_size=1, max_size=4
+    ),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(st.lists(JOB, min_size=1, max_size=5))
+def test_best_is_what_all_records_say(store: Store, jobs: list[Any]) -> None:
+    workload = Workload(f"op{next(_numbers)}", (Input("data", "float32[4]"),))
+    scene = Scene.make(store, request(workload))
+    task_id = scene.tasks[FAST.implementation]
+    for phase, place, results in jobs:
+        measure(scene, FAST.implementation, results, phase, place)
+        assert derived(scene, task_id) == brute_force(logged(scene, task_id))
+
+
+def test_failures_have_no_cost_and_are_never_the_best(scene: Scene) -> None:
+    one, two = configs(2)
+    measure(scene, FAST.implementation, {one: ErrorKind.RUNTIME, two: ErrorKind.OOM})
+    assert [(r.median_s, r.mean_s, r.samples_s) for r in scene.records()] == [(None, None, [])] * 2
+    with scene.store.read() as c:
+        assert c.execute(sa.select(best)).all() == []
+    with pytest.raises(sa.exc.IntegrityError), scene.store.write() as c:
+        c.execute(sa.update(record).values(median_s=1e9))
+
+
+def test_a_wrong_answer_unseats_the_best(scene: Scene) -> None:
+    one, two = configs(2)
+    measure(scene, FAST.implementation, {one: (1.0,), two: (2.0,)})
+    measure(scene, FAST.implementation, {one: ErrorKind.WRONG_ANSWER}, Phase.CONFIRM)
+    found = measured(scene, "a/cpu:0")
+    assert {m.config for m in found} == {two}
+
+
+def measured(
+    scene: Scene, identity: str | None = None, target: Target = TARGET, workload: Workload = WORKLOAD
+) -> list[Measured]:
+    with scene.store.read() as c:
+        return RecordDatabase(c).measured(workload, target, identity)
+
+
+def test_levels_from_the_device_to_another_target(scene: Scene) -> None:
+    one, two, three = configs(3)
+    measure(scene, FAST.implementation, {one: (3.0,)}, place="a")
+    measure(scene, FAST.implementation, {two: (2.0,)}, place="b")
+    measure(scene, FAST.implementation, {three: (1.0,)}, place="c")
+    by_level = {m.level: m for m in measured(scene, "a/cpu:0")}
+    assert {level: m.config for level, m in by_level.items()} == {
+        Level.DEVICE: one, Level.MODEL: two, Level.TARGET: three,
+    }  # fmt: skip
+    assert by_level[Level.DEVICE].device == "a/cpu:0"
+    assert {m.level for m in measured(scene)} == {Level.TARGET}
+    with_model = Target.parse({**TARGET.to_json(), "model": "Model A"})
+    assert {m.level: m.config for m in measured(scene, None, with_model)} == {
+        Level.MODEL: two, Level.TARGET: three,
+    }  # fmt: skip
+    elsewhere = measured(scene, None, OTHER_TARGET)
+    assert [(m.level, m.config, m.target) for m in elsewhere] == [
+        (Level.TRANSFERRED, three, TARGET.key)
+    ]
+    assert measured(scene, None, Target.parse("cuda -arch=sm_90")) == []
+    other_workload = Workload("filter", (Input("data", "float32[65,64]"),))
+    assert measured(scene, None, TARGET, other_workload) == []
+
+
+def test_each_other_target_is_transferred_by_itself(scene: Scene) -> None:
+    third = Target.parse("llvm -mcpu=znver2 -num-cores=2")
+    others = Scene.make(scene.store, request(target=OTHER_TARGET))
+    one, two = configs(2)
+    measure(scene, FAST.implementation, {one: (1.0,)}, place="a")
+    measure(others, FAST.implementation, {two: (2.0,)}, place="d", target=OTHER_TARGET)
+    found = {m.target: m for m in measured(scene, None, third)}
+    assert {t: (m.level, m.config) for t, m in found.items()} == {
+        TARGET.key: (Level.TRANSFERRED, one), OTHER_TARGET.key: (Level.TRANSFERRED, two),
+    }  # fmt: skip
+
+
+def test_select_over_the_database(scene: Scene) -> None:
+    one, two = configs(2)
+    measure(scene, FAST.implementation, {one: (2.0, 2.1, 1.9), two: (1.0, 1.1, 0.9)})
+    measure(scene, SLOW.implementation, {one: (3.0, 3.1, 2.9)})
+    with scene.store.read() as c:
+        answer = select(WORKLOAD, TARGET, RecordDatabase(c), offered=CANDIDATES)
+        assert (answer.implementation, answer.config) == (FAST.implementation, two)
+        assert answer.level is Level.TARGET
+        assert answer.unmeasured == (LIBRARY.implementation,)
+        tvm = select(WORKLOAD, TARGET, RecordDatabase(c), offered=CANDIDATES, policy="tvm")
+        assert (tvm.implementation, tvm.config) == (FAST.implementation, two)
+
+
+def test_history_is_the_lowest_mean_per_model(scene: Scene) -> None:
+    one, two = configs(2)
+    # By the median the first is better, by the mean the second.
+    measure(scene, FAST.implementation, {one: (1.0, 1.0, 9.0), two: (2.0, 2.0, 2.0)}, place="a")
+    measure(scene, FAST.implementation, {one: (4.0,)}, place="c")
+    with scene.store.read() as c:
+        found = RecordDatabase(c).history(WORKLOAD)
+    assert found == [
+        History(implementation=FAST.implementation, config=two, mean_s=2.0, model="Model A", keys=("cpu",)),
+        History(implementation=FAST.implementation, config=one, mean_s=4.0, model="Model C", keys=("cpu",)),
+    ]  # fmt: skip
+
+
+def test_instances_of_a_symbolic_workload(scene: Scene) -> None:
+    larger = Workload("filter", (Input("data", "float32[128,64]"),))
+    second = Scene.make(scene.store, request(larger))
+    one = configs(1)[0]
+    measure(scene, FAST.implementation, {one: (1.0,)})
+    measure(second, FAST.implementation, {one: (2.0,)})
+    with scene.store.read() as c:
+        database = RecordDatabase(c)
+        symbolic = Workload("filter", (Input("data", "float32[n,64]"),))
+        found = {w.key: [m.estimate.median_s for m in ms]
+                 for w, ms in database.instances(symbolic, TARGET, None)}  # fmt: skip
+        assert found == {WORKLOAD.key: [1.0], larger.key: [2.0]}
+        other = Workload("filter", (Input("data", "float32[n,32]"),))
+        assert database.instances(other, TARGET, None) == []
+
+
+def test_stale_versions_are_kept_apart(scene: Scene) -> None:
+    import msgspec
+
+    one = configs(1)[0]
+    measure(scene, FAST.implementation, {one: (1.0,)})
+    newer = msgspec.structs.replace(FAST, version=f"2.{FAST.version.partition('.')[2]}")
+    with scene.store.read() as c:
+        answer = select(WORKLOAD, TARGET, RecordDatabase(c), offered=(newer, SLOW))
+    assert answer.level is None
+    assert {m.version for m in measured(scene)} == {FAST.version}
+
+
+def test_a_record_keeps_everything(scene: Scene) -> None:
+    scene.enqueue(configs(1))
+    held = scene.leased(scene.register())
+    result = Result(
+        entry=0, samples_s=(1.0, 2.0, 3.0), prepare_s=0.5, build_s=0.1, check_s=0.2, run_s=0.3,
+        code_digest="abc", measured_at=12.5, message="nul \0 and ü",
+    )  # fmt: skip
+    sent = Results(
+        token=held.token, session="s", results=(result,), environment={"driver": "1"}, done=True
+    )
+    from service import queue
+
+    with scene.store.write() as c:
+        queue.report(c, held.id, sent, TERMS)
+    with scene.store.read() as c:
+        row = records.page(c, run_id=scene.run_id).records[0]
+        assert c.scalar(sa.select(sa.func.count()).select_from(environment)) == 1
+    assert (row.samples_s, row.prepare_s, row.build_s, row.check_s, row.run_s) == (
+        (1.0, 2.0, 3.0), 0.5, 0.1, 0.2, 0.3,
+    )  # fmt: skip
+    assert (row.session, row.code_digest, row.measured_at) == ("s", "abc", 12.5)
+    assert (row.workload, row.target) == (WORKLOAD.key, TARGET.key)
+    assert (row.implementation, row.version) == (FAST.implementation, FAST.version)
+    assert (row.device, row.environment, row.seed) == ("host-a/cpu:0-1", {"driver": "1"}, 1)
+    assert row.message == "nul  and ü"
+    assert row.estimate is not None
+    assert row.estimate.median_s == 2.0
+
+
+def test_pages_go_through_all_records_once(scene: Scene) -> None:
+    scene.enqueue(configs(7))
+    held = scene.leased(scene.register())
+    entries = held.job.entries
+    scene.report(held, [timed(e) if e.index % 2 else failed(e.index) for e in entries])
+    seen: list[int] = []
+    cursor: int | None = 0
+    with scene.store.read() as c:
+        while cursor is not None:
+            page = records.page(c, run_id=scene.run_id, limit=3, cursor=cursor)
+            seen += [r.id for r in page.records]
+            cursor = page.next
+        assert seen == sorted(set(seen))
+        assert len(seen) == 7
+        assert len(records.page(c, error="any").records) == 4
+        assert len(records.page(c, error="none").records) == 3
+        assert len(records.page(c, error=ErrorKind.COMPILE).records) == 4
+        assert records.page(c, error=ErrorKind.OOM).records == ()
+        assert records.page(c, phase=Phase.CONFIRM).records == ()
+        assert len(records.page(c, task_id=scene.tasks[FAST.implementation]).records) == 7
+
+
+def test_the_curve_falls(scene: Scene) -> None:
+    a, b, d, e = configs(4)
+    results: dict[Config, Any] = {a: (3.0,), b: ErrorKind.CRASH, d: (4.0,), e: (2.0,)}
+    measure(scene, FAST.implementation, results)
+    with scene.store.read() as c:
+        points = records.curve(c, scene.tasks[FAST.implementation])
+    assert [(p.trial, p.median_s) for p in points] == [(1, 3.0), (4, 2.0)]

@@ -1,0 +1,408 @@
+"""The tuner over both databases, step by step, with a worker whose times come from a formula."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from service import fleet, queue, runs
+from service.cost_model import InlineModel
+from service.db import Store, now
+from service.models import job, job_entry, run, run_task
+from service.settings import Settings
+from service.tuner import CONFIRM_SESSIONS, FINALISTS, Tuner
+from service.wakeup import Wakeup
+from strategy.op_strategy import Candidate
+from strategy.record import (
+    JobEntry,
+    Phase,
+    Result,
+    Results,
+    RunRequest,
+    RunState,
+    RunStatus,
+    RunWorkload,
+    TimingPolicy,
+)
+from strategy.select import select
+from strategy.space import Config, ConfigSpace, Knob
+from strategy.workload import Input, Workload
+from service.records import RecordDatabase
+from tests.integration.scene import (
+    CANDIDATES,
+    FAST,
+    LIBRARY,
+    SLOW,
+    TARGET,
+    TERMS,
+    WORKLOAD,
+    failed,
+    info,
+    request,
+    seconds,
+    timed,
+)
+
+
+class Farm:
+    """A tuner and one worker, taking turns."""
+
+    def __init__(
+        self, store: Store, url: str, answer: Callable[[JobEntry], Result] = timed
+    ) -> None:
+        self.store = store
+        self.settings = Settings(database=url, tune=False)
+        self.tuner = self.fresh_tuner()
+        self.answer = answer
+        self.phases: list[Phase] = []
+        self.jobs: list[list[JobEntry]] = []
+        with store.write() as c:
+            self.worker_id = fleet.register(c, info())
+
+    def fresh_tuner(self) -> Tuner:
+        return Tuner(self.store, self.settings, InlineModel(), Wakeup(), Wakeup())
+
+    def ask(self, asked: RunRequest) -> RunStatus:
+        with self.store.write() as c:
+            run_id = runs.create(c, asked, runs.plan(asked))
+        return self.status(run_id)
+
+    def status(self, run_id: int) -> RunStatus:
+        with self.store.read() as c:
+            return runs.status(c, run_id, 60.0)
+
+    def work(self) -> bool:
+        """Takes one job and reports it; False where there is none."""
+        with self.store.write() as c:
+            held = queue.lease_job(c, self.worker_id, "host-a/cpu:0-1", TERMS)
+            if held is None:
+                return False
+            results = tuple(self.answer(e) for e in held.job.entries)
+            sent = Results(token=held.token, session=str(held.id), results=results, done=True)
+            queue.report(c, held.id, sent, TERMS)
+        self.phases.append(held.job.phase)
+        self.jobs.append(list(held.job.entries))
+        return True
+
+    def go(self, run_id: int, turns: int = 1000) -> RunStatus:
+        """Turn by turn until the run has ended, at most so many jobs."""
+        for _ in range(turns):
+            self.tuner.step()
+            status = self.status(run_id)
+            if status.state not in runs.LIVE:
+                return status
+            self.work()
+        return self.status(run_id)
+
+    def open_jobs(self, run_id: int) -> int:
+        with self.store.read() as c:
+            return queue.open_jobs(c, run_id)
+
+
+@pytest.fixture
+def farm(store: Store, url: str) -> Farm:
+    return Farm(store, url)
+
+
+def test_a_run_from_its_request_to_the_selection(farm: Farm) -> None:
+    status = farm.ask(request(trials=60))
+    assert status.state is RunState.RUNNING
+    status = farm.go(status.id)
+    assert status.state is RunState.DONE, status.message
+    assert status.trials_done == 60
+    tasks = {t.implementation: t for t in status.tasks}
+    assert tasks[FAST.implementation].trials + tasks[SLOW.implementation].trials == 60
+    assert tasks[LIBRARY.implementation].trials == 1
+    assert not tasks[LIBRARY.implementation].tunable
+    assert tasks[FAST.implementation].confirmed
+    # What cannot be tuned came first, and the finals last, all implementations in each.
+    assert [e.implementation for e in farm.jobs[0]] == [LIBRARY.implementation]
+    assert farm.phases[-CONFIRM_SESSIONS:] == [Phase.CONFIRM] * CONFIRM_SESSIONS
+    assert farm.phases.count(Phase.CONFIRM) == CONFIRM_SESSIONS
+    final = Counter(e.implementation for e in farm.jobs[-1])
+    assert final[FAST.implementation] == FINALISTS
+    assert final[LIBRARY.implementation] == 1
+    assert farm.jobs[-1] == farm.jobs[-2]
+    # The three of lowest time on record, by the formula itself.
+    tried = {e.config for entries in farm.jobs for e in entries
+             if e.implementation == FAST.implementation}  # fmt: skip
+    ranked = sorted(tried, key=lambda c: seconds(FAST.implementation, c))
+    finalists = {e.config for e in farm.jobs[-1] if e.implementation == FAST.implementation}
+    worst = max(seconds(FAST.implementation, c) for c in finalists)
+    assert worst <= seconds(FAST.implementation, ranked[FINALISTS - 1])
+    with farm.store.read() as c:
+        answer = select(WORKLOAD, TARGET, RecordDatabase(c), offered=CANDIDATES)
+    assert (answer.implementation, answer.config) == (FAST.implementation, ranked[0])
+
+
+def test_no_configuration_is_tried_twice(farm: Farm) -> None:
+    farm.go(farm.ask(request(trials=100)).id)
+    searched = [
+        (e.implementation, e.config)
+        for entries, phase in zip(farm.jobs, farm.phases, strict=True)
+        for e in entries
+        if phase is Phase.SEARCH
+    ]
+    assert len(searched) == len(set(searched)) == 101
+
+
+def test_two_jobs_wait_at_most(farm: Farm) -> None:
+    status = farm.ask(request(trials=100))
+    for _ in range(6):
+        farm.tuner.step()
+        assert farm.open_jobs(status.id) == 2
+        farm.work()
+
+
+def test_the_search_tells_workers_what_to_beat(farm: Farm) -> None:
+    farm.go(farm.ask(request(trials=60)).id)
+    assert all(e.best_s is None for e in farm.jobs[0])
+    last = [e for entries, phase in zip(farm.jobs, farm.phases, strict=True)
+            for e in entries if phase is Phase.SEARCH][-1]  # fmt: skip
+    assert last.best_s is not None
+
+
+def test_tuned_enough_spends_nothing(farm: Farm) -> None:
+    first = farm.go(farm.ask(request(trials=20)).id)
+    jobs = len(farm.jobs)
+    for same in (request(trials=20), request(trials=12), request(trials=20, seed=5)):
+        again = farm.ask(same)
+        assert again.state is RunState.DONE
+        assert f"run {first.id}" in again.message
+        assert again.finished_at is not None
+    farm.tuner.step()
+    assert not farm.work()
+    assert len(farm.jobs) == jobs
+    other_policy = TimingPolicy(min_repeats=7)
+    for different in (
+        request(trials=40),
+        request(trials=20, search_policy=other_policy),
+        request(trials=20, force=True),
+        request(
+            workloads=(RunWorkload(workload=WORKLOAD, candidates=(
+                *CANDIDATES[:2], msgspec.structs.replace(LIBRARY, version="2.0"))),),
+            trials=20,
+        ),
+    ):  # fmt: skip
+        assert farm.ask(different).state is RunState.RUNNING
+
+
+def test_a_larger_budget_goes_on_from_the_smaller(farm: Farm) -> None:
+    farm.go(farm.ask(request(trials=20)).id)
+    jobs = len(farm.jobs)
+    status = farm.go(farm.ask(request(trials=32)).id)
+    assert status.state is RunState.DONE
+    assert status.trials_done == 32
+    new = [e for entries, phase in zip(farm.jobs[jobs:], farm.phases[jobs:], strict=True)
+           for e in entries if phase is Phase.SEARCH and e.config]  # fmt: skip
+    assert len(new) == 12
+
+
+def test_force_begins_anew(farm: Farm) -> None:
+    farm.go(farm.ask(request(trials=16)).id)
+    jobs = len(farm.jobs)
+    status = farm.go(farm.ask(request(trials=16, force=True)).id)
+    assert status.trials_done == 16
+    assert sum(len(entries) for entries, phase in zip(farm.jobs[jobs:], farm.phases[jobs:], strict=True)
+               if phase is Phase.SEARCH) == 17  # fmt: skip
+
+
+def test_an_equal_request_joins_the_run_under_way(farm: Farm) -> None:
+    first = farm.ask(request())
+    assert farm.ask(request()).id == first.id
+    assert farm.ask(request(force=True)).id != first.id
+
+
+@pytest.mark.parametrize("turns", [1, 4, 9])
+def test_a_killed_service_goes_on_where_it_was(farm: Farm, turns: int) -> None:
+    """Another tuner, which has nothing but the database, takes over in the middle of the run."""
+    status = farm.ask(request(trials=48))
+    farm.go(status.id, turns)
+    farm.tuner = farm.fresh_tuner()
+    status = farm.go(status.id)
+    assert status.state is RunState.DONE
+    assert status.trials_done == 48
+    searched = [(e.implementation, e.config)
+                for entries, phase in zip(farm.jobs, farm.phases, strict=True)
+                for e in entries if phase is Phase.SEARCH]  # fmt: skip
+    assert len(searched) == len(set(searched)) == 49
+    assert farm.phases.count(Phase.CONFIRM) == CONFIRM_SESSIONS
+
+
+def test_a_killed_service_goes_on_at_every_single_step(farm: Farm) -> None:
+    status = farm.ask(request(trials=24))
+    for _ in range(100):
+        farm.tuner = farm.fresh_tuner()
+        farm.tuner.step()
+        farm.work()
+        if farm.status(status.id).state not in runs.LIVE:
+            break
+    status = farm.status(status.id)
+    assert (status.state, status.trials_done) == (RunState.DONE, 24)
+    assert farm.phases.count(Phase.CONFIRM) == CONFIRM_SESSIONS
+
+
+def test_an_interrupted_run_is_taken_up_by_the_next(farm: Farm) -> None:
+    first = farm.ask(request(trials=40))
+    farm.go(first.id, 4)
+    with farm.store.write() as c:
+        runs.cancel(c, first.id)
+    done = farm.status(first.id).trials_done
+    assert 0 < done < 40
+    farm.tuner.step()
+    assert not farm.work()
+    second = farm.ask(request(trials=40))
+    assert second.trials_done == done
+    assert farm.go(second.id).trials_done == 40
+    tried = [(e.implementation, e.config) for entries, phase in
+             zip(farm.jobs, farm.phases, strict=True)
+             for e in entries if phase is Phase.SEARCH and e.config]  # fmt: skip
+    assert len(tried) == len(set(tried)) == 40
+
+
+def test_hopeless_implementations_are_dropped_and_named(farm: Farm) -> None:
+    status = farm.go(farm.ask(request(trials=90)).id)
+    tasks = {t.implementation: t for t in status.tasks}
+    assert tasks[FAST.implementation].trials > 1.5 * tasks[SLOW.implementation].trials
+    assert f"dropped {SLOW.implementation}" in status.message
+    with farm.store.read() as c:
+        state = c.scalar(
+            sa.select(run_task.c.state).where(
+                run_task.c.run_id == status.id,
+                run_task.c.task_id == tasks[SLOW.implementation].task_id,
+            )
+        )
+    assert state == "dropped"
+    # It gets one place in the finals: all are compared by the same measure.
+    assert [e.implementation for e in farm.jobs[-1]].count(SLOW.implementation) == 1
+
+
+def test_a_small_space_is_exhausted_and_the_run_stops(farm: Farm) -> None:
+    small = ConfigSpace([Knob("x", range(5))])
+    only = Candidate(FAST.implementation, f"1.{small.digest}", 5, None, small)
+    asked = request(workloads=(RunWorkload(workload=WORKLOAD, candidates=(only,)),), trials=500)
+    status = farm.go(farm.ask(asked).id)
+    assert status.state is RunState.DONE
+    assert (status.trials_done, status.trials) == (5, 500)
+    assert "nothing is left to try" in status.message
+    larger = request(workloads=(RunWorkload(workload=WORKLOAD, candidates=(only,)),), trials=900)
+    assert farm.ask(larger).state is RunState.DONE
+
+
+def test_without_anything_to_tune_the_libraries_are_confirmed(farm: Farm) -> None:
+    asked = request(workloads=(RunWorkload(workload=WORKLOAD, candidates=(LIBRARY,)),))
+    status = farm.go(farm.ask(asked).id)
+    assert status.state is RunState.DONE
+    assert status.tasks[0].confirmed
+    assert "nothing to tune" in status.message
+
+
+def test_a_run_of_which_nothing_works_says_why(store: Store, url: str) -> None:
+    farm = Farm(store, url, lambda e: failed(e.index))
+    status = farm.go(farm.ask(request(trials=40)).id)
+    assert status.state is RunState.FAILED
+    assert "compile: it did not work" in status.message
+    assert status.tasks[0].failures == {"compile": status.tasks[0].trials}
+    assert farm.ask(request(trials=40)).state is RunState.RUNNING
+
+
+def test_failed_configurations_cost_trials_and_are_not_finalists(store: Store, url: str) -> None:
+    def picky(e: JobEntry) -> Result:
+        x = e.config.get("x", 0)
+        assert isinstance(x, int)
+        return failed(e.index) if x > 6 else timed(e)
+
+    farm = Farm(store, url, picky)
+    status = farm.go(farm.ask(request(trials=60)).id)
+    assert status.trials_done == 60
+    assert sum(t.failed for t in status.tasks) > 0
+    assert all(e.config.get("x", 0) <= 6 for e in farm.jobs[-1])  # type: ignore[operator]
+
+
+def test_time_limit_ends_the_search_and_confirms(farm: Farm) -> None:
+    status = farm.ask(request(trials=500, timeout_s=60.0))
+    farm.go(status.id, 4)
+    with farm.store.write() as c:
+        c.execute(sa.update(run).values(created_at=now() - 61.0))
+    status = farm.go(status.id)
+    assert status.state is RunState.DONE
+    assert "time limit of 60 s" in status.message
+    assert status.trials_done < 100
+    assert status.tasks[0].confirmed
+    # It was cut short: an equal request goes on.
+    assert farm.ask(request(trials=500, timeout_s=60.0)).state is RunState.RUNNING
+
+
+def test_a_time_limit_without_any_worker_ends_too(store: Store, url: str) -> None:
+    farm = Farm(store, url)
+    with store.write() as c:
+        fleet.end(c, farm.worker_id)
+    status = farm.ask(request(timeout_s=60.0))
+    farm.tuner.step()
+    assert "waits for a worker for target llvm/znver4/threads=2" in farm.status(status.id).message
+    with store.write() as c:
+        c.execute(sa.update(run).values(created_at=now() - 61.0))
+    for _ in range(3):
+        farm.tuner.step()
+    status = farm.status(status.id)
+    assert status.state is RunState.FAILED
+    assert "no worker" in status.message
+
+
+def test_workloads_share_the_budget_by_weight(farm: Farm) -> None:
+    second = Workload("filter", (Input("data", "float32[32,32]"),))
+    asked = request(
+        workloads=(
+            RunWorkload(workload=WORKLOAD, candidates=(FAST,), weight=3.0),
+            RunWorkload(workload=second, candidates=(FAST,), weight=1.0),
+        ),
+        trials=40,
+    )
+    status = farm.go(farm.ask(asked).id)
+    assert {t.workload: t.trials for t in status.tasks} == {WORKLOAD.key: 30, second.key: 10}
+    assert farm.phases.count(Phase.CONFIRM) == 2 * CONFIRM_SESSIONS
+    # One of them alone is tuned enough now, within its share of the budget.
+    alone = request(workloads=(RunWorkload(workload=WORKLOAD, candidates=(FAST,)),), trials=30)
+    assert farm.ask(alone).state is RunState.DONE
+    alone = request(workloads=(RunWorkload(workload=second, candidates=(FAST,)),), trials=30)
+    assert farm.ask(alone).state is RunState.RUNNING
+
+
+def test_random_search_needs_no_model(farm: Farm) -> None:
+    class NoModel:
+        def score(self, *_: object) -> None:
+            raise AssertionError("the model was asked")
+
+    farm.tuner.model = NoModel()  # type: ignore[assignment]
+    status = farm.go(farm.ask(request(trials=40, tuner="random")).id)
+    assert (status.state, status.trials_done) == (RunState.DONE, 40)
+
+
+def test_only_the_implementations_asked_for(farm: Farm) -> None:
+    status = farm.go(farm.ask(request(implementations=(SLOW.implementation,))).id)
+    assert [t.implementation for t in status.tasks] == [SLOW.implementation]
+
+
+def test_lost_configurations_are_not_proposed_again(farm: Farm) -> None:
+    """A quarantined job's entries count as trials, and the run goes on."""
+    status = farm.ask(request(trials=24))
+    farm.tuner.step()
+    with farm.store.write() as c:
+        first = c.execute(sa.select(job.c.id).order_by(job.c.priority.desc(), job.c.id)).first()
+        assert first is not None
+        lost = {Config(x) for x in c.scalars(
+            sa.select(job_entry.c.config).where(job_entry.c.job_id == first.id))}  # fmt: skip
+        entries = c.execute(sa.select(job_entry).where(job_entry.c.job_id == first.id)).all()
+        owner = c.execute(sa.select(job).where(job.c.id == first.id)).one()
+        from service import records
+
+        records.append_lost(c, owner, entries, "its workers died")
+        c.execute(sa.update(job).where(job.c.id == first.id).values(state="quarantined"))
+    status = farm.go(status.id)
+    assert (status.state, status.trials_done) == (RunState.DONE, 24)
+    task = {t.implementation: t for t in status.tasks}
+    assert sum(t.failures.get("lost", 0) for t in task.values()) == len(lost) == 8

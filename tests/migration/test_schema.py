@@ -1,0 +1,163 @@
+"""The migrations make the schema that the models describe, and refuse what they do not know."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+
+from service import migration
+from service.db import Store
+from service.errors import DatabaseError, SchemaError
+from service.models import metadata
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest) -> str:
+    """The URL of an empty database."""
+    name = "sqlite_url" if request.param == "sqlite" else "postgres_url"
+    found: str = request.getfixturevalue(name)
+    return found
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    opened = Store(url)
+    yield opened
+    opened.close()
+
+
+def test_models_are_what_the_migrations_make(url: str, store: Store) -> None:
+    migration.upgrade(url)
+    with store.read() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_server_default": True})
+        assert compare_metadata(context, metadata) == []
+
+
+def test_constraints_are_what_the_migrations_make(url: str, store: Store) -> None:
+    """What alembic does not compare: checks, and the conditions of partial indexes."""
+    migration.upgrade(url)
+    with store.read() as connection:
+        inspector = sa.inspect(connection)
+        for table in metadata.tables.values():
+            expected = {c.name for c in table.constraints if isinstance(c, sa.CheckConstraint)}
+            assert {c["name"] for c in inspector.get_check_constraints(table.name)} == expected
+            dialect = connection.dialect.name
+            partial = {
+                i.name: str(where)
+                for i in table.indexes
+                if (where := i.dialect_options[dialect]["where"]) is not None
+            }
+            found = {
+                i["name"]: str(i["dialect_options"][f"{dialect}_where"])
+                for i in inspector.get_indexes(table.name)
+                if f"{dialect}_where" in i["dialect_options"]
+            }
+            assert found.keys() == partial.keys()
+            for name, where in partial.items():
+                words = where.replace("'", "").split()
+                assert all(w in found[name] for w in words), (name, where, found[name])
+
+
+def test_upgrade_is_idempotent_and_said(url: str) -> None:
+    assert migration.current(url) is None
+    with pytest.raises(SchemaError, match="no schema yet.*plevel db upgrade"):
+        migration.check(url)
+    assert migration.upgrade(url) == migration.head()
+    assert migration.upgrade(url) == migration.head()
+    assert migration.current(url) == migration.head()
+    migration.check(url)
+
+
+def test_downgrade_leaves_nothing(url: str, store: Store) -> None:
+    from alembic import command
+
+    migration.upgrade(url)
+    with store.write() as connection:
+        command.downgrade(migration._config(connection), "base")
+    with store.read() as connection:
+        assert sa.inspect(connection).get_table_names() == ["alembic_version"]
+
+
+def test_a_newer_schema_is_refused(url: str, store: Store) -> None:
+    migration.upgrade(url)
+    with store.write() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    for refuse in (migration.check, migration.upgrade):
+        with pytest.raises(SchemaError, match="schema 9999, which is newer than"):
+            refuse(url)
+    with store.read() as connection:
+        assert connection.scalar(sa.text("SELECT version_num FROM alembic_version")) == "9999"
+
+
+def test_two_processes_upgrade_at_once(url: str) -> None:
+    code = "import sys; from service import migration; print(migration.upgrade(sys.argv[1]))"
+    running = [
+        subprocess.Popen([sys.executable, "-c", code, url], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    for process in running:
+        out, _ = process.communicate(timeout=60)
+        assert (process.returncode, out.strip()) == (0, migration.head())
+
+
+def test_migrations_are_found_without_the_source_tree(url: str, tmp_path: Path) -> None:
+    """As from an installed wheel: packages alone, another working directory."""
+    import shutil
+
+    root = Path(__file__).parents[2]
+    site = tmp_path / "site"
+    for package in ("strategy", "service", "migrations"):
+        shutil.copytree(root / package, site / package, ignore=shutil.ignore_patterns("__pycache__"))
+    code = (
+        "import sys; from service import migration; import migrations; "
+        "print(migrations.__file__); print(migration.upgrade(sys.argv[1]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, url], cwd=tmp_path, env=environment, capture_output=True,
+        text=True, check=True, timeout=60,
+    )  # fmt: skip
+    where, revision = done.stdout.split()
+    assert Path(where).is_relative_to(site)
+    assert revision == migration.head()
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("mysql://x/y", "not supported"),
+        ("sqlite://", "needs a file"),
+        ("sqlite:///:memory:", "needs a file"),
+        ("://", "not a URL"),
+        ("/proc/nowhere/plevel.db", "not writable"),
+        ("postgresql://nobody@127.0.0.1:1/x", "does not answer"),
+    ],
+)
+def test_a_database_that_cannot_be_is_refused_in_one_line(url: str, message: str) -> None:
+    with pytest.raises(DatabaseError, match=message) as caught:
+        migration.upgrade(url)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("remember the milk, and everything else")
+    with pytest.raises(DatabaseError, match="not a SQLite file"):
+        migration.upgrade(str(path))
+    with pytest.raises(DatabaseError, match="is a folder"):
+        migration.upgrade(str(tmp_path))
+    assert path.read_text().startswith("remember")
+
+
+def test_a_password_is_not_shown() -> None:
+    store = Store("postgresql://user:secret@host/name")
+    assert "secret" not in migration.shown(store)
+    store.close()
