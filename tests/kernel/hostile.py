@@ -1,0 +1,189 @@
+"""An operator whose one implementation does whatever its configuration says, bad deeds included.
+
+Loaded by the fork server of the tests, like the operators of another package.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.generic_func import override_native_generic_func
+from strategy.op import register_op, register_reference, register_strategy
+from strategy.op_strategy import OpStrategy
+from strategy.schedule import Outs, new_schedule
+from strategy.space import Config, ConfigSpace, Knob
+from strategy.target import Target
+from strategy.types import Type
+
+DEEDS = (
+    "good", "build_raises", "build_aborts", "build_hangs", "build_eats_memory", "build_forks",
+    "build_leaves_orphans", "aborts", "segfaults", "hangs", "eats_memory", "forks", "raises",
+    "exits", "writes_nothing", "wrong", "slightly_wrong", "writes_input", "wrong_later", "slow",
+)  # fmt: skip
+
+
+def _relation(types: Sequence[Type], attrs: Any, reporter: Any) -> bool:
+    reporter.assign(1, types[0])
+    return True
+
+
+register_op("hostile").describe("Adds one.").set_num_inputs(1).add_argument(
+    "data", "Tensor", "any"
+).add_type_rel("Hostile", _relation)
+
+
+@register_reference("hostile")
+def hostile_reference(attrs: Attrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    return np.asarray(inputs[0], dtype=np.float64) + 1
+
+
+def space(attrs: Attrs, inputs: Any, out_type: Any, target: Target) -> ConfigSpace:
+    return ConfigSpace([Knob("deed", DEEDS), Knob("id", range(100))])
+
+
+def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Any, config: Config) -> list[Any]:
+    from tvm import te, tirx
+
+    deed = str(config["deed"])
+    _at_build(deed)
+    (data,) = inputs
+    if deed in ("good", "wrong", "slightly_wrong") or deed.startswith("build_"):
+        added = {"wrong": 2.0, "slightly_wrong": 1.0001}.get(deed, 1.0)
+        wrong = tirx.const(added, data.dtype)
+        if deed != "slightly_wrong":
+            return [te.compute(data.shape, lambda *i: data[i] + wrong, name="out")]
+        one = tirx.const(1.0, data.dtype)
+        return [
+            te.compute(
+                data.shape, lambda i: data[i] + tirx.if_then_else(i == 5, wrong, one), name="out"
+            )
+        ]
+
+    def body(ins: Sequence[Any], outs: Sequence[Any]) -> Any:
+        if deed == "aborts":  # C, no Python in the way
+            return tirx.Evaluate(tirx.call_extern("void", "abort"))
+        if deed == "hangs":
+            return tirx.Evaluate(tirx.call_extern("int32", "pause"))
+        source, result = ins[0].access_ptr("r"), outs[0].access_ptr("w")
+        return tirx.Evaluate(tirx.call_packed("test.hostile", deed, source, result))
+
+    return [te.extern(tuple(data.shape), [data], body, name="out", dtype=str(data.dtype))]
+
+
+def _at_build(deed: str) -> None:
+    if deed == "build_raises":
+        raise ValueError("the compute refused")
+    if deed == "build_aborts":
+        os.abort()
+    if deed == "build_hangs":
+        time.sleep(1000)
+    if deed == "build_eats_memory":
+        _eat()
+    if deed == "build_forks":
+        _fork()
+    if deed == "build_leaves_orphans":
+        _vfork_sleepers()
+        os.abort()
+
+
+def _eat() -> None:
+    eaten = []
+    while True:
+        eaten.append(bytearray(64 * 2**20))
+
+
+def _fork() -> None:
+    while True:
+        os.fork()
+
+
+def _vfork_sleepers() -> None:
+    """Programs in sessions of their own, which a kill of this process's session does not reach."""
+    import subprocess
+
+    for _ in range(3):
+        subprocess.Popen(["sleep", "4321"], start_new_session=True)
+
+
+_calls: dict[str, int] = {}
+
+
+def _at_run(deed: str, data: Any, out: Any) -> None:
+    import numpy as np
+
+    source, target = (
+        np.ctypeslib.as_array((ctypes.c_float * 64).from_address(p.value)) for p in (data, out)
+    )
+    _calls[deed] = _calls.get(deed, 0) + 1
+    if deed == "segfaults":
+        ctypes.memset(1, 0, 1)
+    elif deed == "eats_memory":
+        _eat()
+    elif deed == "forks":
+        _fork()
+    elif deed == "raises":
+        raise ValueError("the kernel refused")
+    elif deed == "exits":
+        os._exit(0)
+    elif deed == "slow":
+        time.sleep(0.02)
+    elif deed == "wrong_later":
+        target[...] = source + (1 if _calls[deed] < 4 else 2)
+        return
+    if deed == "writes_nothing":
+        return
+    target[...] = source + 1
+    if deed == "writes_input":
+        ctypes.memset(source.ctypes.data, 0, 4)
+
+
+if "tvm" in sys.modules:  # in the fork server, not in the tests themselves
+    import tvm_ffi
+
+    tvm_ffi.register_global_func("test.hostile", _at_run, override=True)
+
+
+def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
+    return new_schedule(outs)
+
+
+@override_native_generic_func("hostile_strategy")
+def hostile_strategy(attrs: Attrs, inputs: Any, out_type: Any, target: Target) -> OpStrategy:
+    strategy = OpStrategy()
+    strategy.add_implementation(compute, schedule, "hostile.cpu", 10, version=3, space=space)
+    return strategy
+
+
+register_strategy("hostile", hostile_strategy)
+
+
+def serve(channel: Any) -> None:
+    """A child that answers, leaves, hangs or writes garbage, as it is told."""
+    while True:
+        asked = channel.receive()
+        if asked == "leave":
+            os._exit(7)
+        if asked == "hang":
+            channel.mark(5)
+            time.sleep(1000)
+        if asked == "garbage":
+            os.write(channel.fileno(), b"\xff\xff\xff\xff")
+        if asked == "environment":
+            answer = {
+                "threads": len(list(os.scandir("/proc/self/task"))),
+                "tvm_threads": os.environ.get("TVM_NUM_THREADS"),
+                "cores": sorted(os.sched_getaffinity(0)),
+                "session": os.getsid(0) == os.getpid(),
+                "loaded": "tvm" in sys.modules,
+            }
+            channel.send(answer)
+        else:
+            channel.send({"echo": asked})

@@ -1,0 +1,341 @@
+"""The compile engine: fusion, selection per call, caching, running, and what it says of itself."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from strategy.array import RunError
+from strategy.compile import CompiledFunction, CompileEngine, SymbolicFunction
+from strategy.compile import compile as compile_graph
+from strategy.expr import Constant, Expr, Tuple, Var, const
+from strategy.fusion import describe, fuse
+from strategy.gradient import gradient
+from strategy.inference import infer_type
+from strategy.op import TypeRelationError, get_op
+from strategy.op_strategy import candidates
+from strategy.ops.batch_matmul import batch_matmul
+from strategy.ops.broadcast import add, greater, where
+from strategy.ops.concatenate import concat, concatenate, split
+from strategy.ops.conv2d import conv2d
+from strategy.ops.dense import dense
+from strategy.ops.elemwise import exp, ones_like, relu, sigmoid, tanh, zeros_like
+from strategy.ops.max_pool2d import max_pool2d
+from strategy.ops.reduce import mean
+from strategy.ops.reduce import sum as reduce_sum
+from strategy.ops.reshape import reshape
+from strategy.ops.softmax import softmax
+from strategy.ops.topk import topk
+from strategy.ops.transpose import transpose
+from strategy.record import Estimate
+from strategy.reference import evaluate
+from strategy.select import Level, Measured, Reason
+from strategy.target import Target
+
+TARGET = Target.parse("cpu").with_threads(2)
+
+
+class Records:
+    """A database that holds what a test says was measured."""
+
+    def __init__(self) -> None:
+        self.found: list[Measured] = []
+
+    def measured(self, workload, target, device):
+        return self.found
+
+    def instances(self, workload, target, device):
+        return []
+
+    def history(self, workload):
+        return []
+
+
+@pytest.fixture
+def engine() -> CompileEngine:
+    return CompileEngine()
+
+
+def values(*shapes: tuple[int, ...], dtype: str = "float32") -> list[np.ndarray]:
+    rng = np.random.default_rng(3)
+    return [rng.uniform(-1, 1, s).astype(dtype) for s in shapes]
+
+
+def compare(function, expr: Expr, inputs: dict[str, np.ndarray], tolerance: float = 2e-5) -> None:
+    got, right = function(**inputs), evaluate(expr, inputs)
+    pairs = zip(got, right, strict=True) if isinstance(right, tuple) else [(got, right)]
+    for value, expected in pairs:
+        assert value.shape == np.shape(expected)
+        np.testing.assert_allclose(value, expected, rtol=tolerance, atol=tolerance)
+
+
+def layer() -> tuple[Expr, dict[str, np.ndarray]]:
+    weight, bias, x, residual = values((16, 32), (16,), (8, 32), (8, 16))
+    graph = relu(dense(Var("x", "float32[8,32]"), Constant(weight)) + Constant(bias))
+    return graph + Var("residual", "float32[8,16]"), {"x": x, "residual": residual}
+
+
+def groups(expr: Expr) -> list[list[str]]:
+    infer_type(expr)
+    return [[c.op.name for c in g.calls] for g in fuse(expr)]
+
+
+def test_an_anchor_takes_what_follows_it(engine):
+    graph, inputs = layer()
+    function = engine.compile(graph, TARGET)
+    compare(function, graph, inputs)
+    (only,) = function.explain()
+    assert only.calls == ("dense", "add", "relu", "add")
+    assert only.workload.endswith("+add(.,add0.rhs=float32[16]:const)+relu(.)+add(.,add2.rhs=float32[8,16])")
+
+
+def test_every_implementation_of_an_anchor_schedules_the_whole(engine):
+    graph, inputs = layer()
+    (workload, _) = describe(fuse_one(graph))
+    for candidate in candidates(workload, TARGET):
+        if candidate.condition is not None and not candidate.condition.decide():
+            continue
+        records = Records()
+        records.found = [
+            Measured(
+                implementation=candidate.implementation, version=candidate.version,
+                config=candidate.fallback, level=Level.DEVICE, estimate=Estimate(1e-6, 1e-6, 1e-6, 9),
+            )
+        ]  # fmt: skip
+        function = engine.compile(graph, TARGET, records)
+        compare(function, graph, inputs)
+        (told,) = function.explain()
+        assert (told.implementation, told.reason) == (candidate.implementation, Reason.MEASURED)
+
+
+def fuse_one(graph: Expr):
+    infer_type(graph)
+    (group,) = fuse(graph)
+    return group
+
+
+x, y = Var("x", "float32[4,5]"), Var("y", "float32[5]")
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        (lambda: sigmoid(x + y) * x, [["add", "sigmoid", "multiply"]]),
+        (lambda: exp(tanh(x)) + exp(x), [["tanh", "exp", "add"], ["exp"]]),
+        (lambda: relu(transpose(x)), [["transpose", "relu"]]),
+        (lambda: relu(reduce_sum(x, axis=0)), [["sum"], ["relu"]]),
+        (lambda: reduce_sum(relu(x)), [["relu"], ["sum"]]),
+        (lambda: relu(softmax(x)), [["softmax"], ["relu"]]),
+        (lambda: relu(y) + x, [["relu"], ["add"]]),
+        (lambda: ones_like(relu(x)), [["relu"], ["ones_like"]]),
+        (lambda: where(greater(x, x), x, x), [["greater", "where"]]),
+        (lambda: relu(topk(x, k=2)[0]), [["topk"], ["relu"]]),
+    ],
+)
+def test_what_becomes_one_function(graph, expected):
+    assert sorted(groups(graph())) == sorted(expected)
+
+
+def test_a_value_that_is_needed_twice_ends_a_function(engine):
+    hidden = dense(x, Var("w", "float32[3,5]"))
+    graph = relu(hidden) * sigmoid(hidden)
+    assert groups(graph)[0] == ["dense"]
+    a, w = values((4, 5), (3, 5))
+    compare(engine.compile(graph, TARGET), graph, {"x": a, "w": w})
+    both = Tuple([hidden, relu(hidden)])
+    assert groups(both) == [["dense"], ["relu"]]
+    compare(engine.compile(both, TARGET), both, {"x": a, "w": w})
+
+
+def test_of_two_ends_the_anchor_is_extended():
+    graph = tanh(x) + dense(x, Var("w", "float32[5,5]"))
+    assert sorted(groups(graph)) == [["dense", "add"], ["tanh"]]
+
+
+def test_a_function_waits_for_what_its_epilogue_needs(engine):
+    early = dense(x, Var("w", "float32[5,5]"))
+    late = softmax(transpose(transpose(exp(x))))
+    graph = early + late
+    a, w = values((4, 5), (5, 5))
+    assert groups(graph)[-1] == ["dense", "add"]
+    compare(engine.compile(graph, TARGET), graph, {"x": a, "w": w})
+
+
+def test_the_same_function_and_target_give_the_same_object():
+    graph, _ = layer()
+    again, _ = layer()
+    one_thread = TARGET.with_threads(1)
+    first = compile_graph(graph, TARGET)
+    assert compile_graph(graph, TARGET) is first
+    assert compile_graph(graph, one_thread) is not first
+    assert compile_graph(graph, one_thread) is compile_graph(graph, one_thread)
+    assert compile_graph(again, TARGET) is not first, "other constants"
+    make = lambda n, op=relu: op(Var("x", f"float32[{n}]"))
+    assert compile_graph(make(7), TARGET) is compile_graph(make(7), TARGET), "built twice, the same structure"
+    assert compile_graph(make(7), TARGET) is not compile_graph(make(8), TARGET)
+    assert compile_graph(make(7), TARGET) is not compile_graph(make(7, tanh), TARGET)
+    assert compile_graph(reduce_sum(x, 0), TARGET) is not compile_graph(reduce_sum(x, 1), TARGET)
+
+
+def test_calls_of_the_same_operator_attributes_and_types_share_their_code(engine):
+    graph = softmax(softmax(softmax(x)))
+    function = engine.compile(graph, TARGET)
+    assert len({id(k.artefact) for k in function._kernels}) == 1
+    (a,) = values((4, 5))
+    compare(function, graph, {"x": a})
+
+
+def test_new_measurements_take_effect(engine):
+    graph, inputs = layer()
+    records = Records()
+    before = engine.compile(graph, TARGET, records)
+    assert before.explain()[0].reason is Reason.PLEVEL
+    (workload, _) = describe(fuse_one(graph))
+    pack = next(c for c in candidates(workload, TARGET) if c.implementation == "dense_nopack.cpu")
+    records.found.append(
+        Measured(
+            implementation=pack.implementation, version=pack.version, config=pack.fallback,
+            level=Level.DEVICE, estimate=Estimate(1e-6, 1e-6, 1e-6, 9),
+        )
+    )  # fmt: skip
+    after = engine.compile(graph, TARGET, records)
+    assert after is not before
+    assert after is engine.compile(graph, TARGET, records)
+    assert after.explain()[0].implementation == "dense_nopack.cpu"
+    compare(after, graph, inputs)
+
+
+def test_the_logger_tells_what_explain_gives(engine, caplog):
+    graph, _ = layer()
+    with caplog.at_level(logging.INFO, logger="plevel.compile"):
+        function = engine.compile(softmax(graph), TARGET)
+    told = [f"{e.workload}: {e.implementation}: {e.explanation}" for e in function.explain()]
+    assert [r.getMessage() for r in caplog.records if r.name == "plevel.compile"] == told
+    assert "has the highest plevel" in told[0]
+    assert [e.implementation for e in function.explain()][1] == "softmax.cpu"
+
+
+def test_symbolic_dimensions_are_bound_by_each_call(engine):
+    (w,) = values((3, 5))
+    n = Var("x", "float32[m,5]")
+    graph = softmax(dense(n, Constant(w)) * const(2.0))
+    function = engine.compile(graph, TARGET)
+    assert isinstance(function, SymbolicFunction)
+    assert engine.compile(graph, TARGET) is function
+    for m in (1, 4, 17):
+        (a,) = values((m, 5))
+        compare(function, graph, {"x": a})
+    assert function.at({"m": 4}) is function.at({"m": 4})
+    assert {e.workload.split(",")[0] for e in function.explain()} >= {"dense(data=float32[17"}
+    with pytest.raises(RunError, match=r"x must be float32\[m,5\], got float32\[4,6\]"):
+        function(values((4, 6))[0])
+    pair = engine.compile(n + Var("z", "float32[m,5]"), TARGET)
+    with pytest.raises(RunError, match="z: dimension m is 3 here, but 4 elsewhere"):
+        pair(*values((4, 5), (3, 5)))
+
+
+def test_dimensions_that_are_computed_follow(engine):
+    n = Var("x", "float32[m,4]")
+    graph = Tuple([reshape(concat(n, n), (-1,)), reduce_sum(n, axis=0)])
+    function = engine.compile(graph, TARGET)
+    for m in (2, 5):
+        compare(function, graph, {"x": values((m, 4))[0]})
+
+
+def test_tuples_in_and_out(engine):
+    low, high = split(x, (2,), axis=1)
+    graph = Tuple([concatenate([high, low, x], axis=1), topk(x, k=2)[1], x, const(1.5)])
+    function = engine.compile(graph, TARGET)
+    (a,) = values((4, 5))
+    compare(function, graph, {"x": a})
+    call = topk(x, k=3)[0].tuple_value
+    compare(engine.compile(call, TARGET), call, {"x": a})
+
+
+def test_a_small_network_and_its_gradient(engine):
+    data, w1, w2, labels = values((2, 3, 8, 8), (4, 3, 3, 3), (5, 64), (2, 5), dtype="float64")
+    names = {"data": data, "w1": w1, "w2": w2}
+    variables = [Var(n, f"float64[{','.join(map(str, a.shape))}]") for n, a in names.items()]
+    hidden = relu(conv2d(variables[0], variables[1], padding=1))
+    flat = reshape(max_sum(hidden), (2, -1))
+    scores = softmax(dense(flat, variables[2]))
+    loss = mean((scores - Constant(labels)) * (scores - Constant(labels)))
+    graph = Tuple([loss, *gradient(loss, variables)])
+    compare(engine.compile(graph, TARGET), graph, names, 1e-11)
+
+
+def max_sum(hidden: Expr) -> Expr:
+    """[2, 4, 8, 8] to [2, 4, 4, 4] by operators that have gradients."""
+    rows = reshape(hidden, (2, 4, 4, 2, 4, 2))
+    return reduce_sum(rows, axis=(3, 5))
+
+
+def test_gradients_of_many_operators_compiled(engine):
+    b = Var("b", "float64[3,5,2]")
+    graph = tanh(batch_matmul(b, b)) / (exp(reduce_sum(b)) + ones_like(reduce_sum(b)))
+    (found,) = gradient(graph)
+    (value,) = values((3, 5, 2), dtype="float64")
+    compare(engine.compile(found, TARGET), found, {"b": value}, 1e-11)
+
+
+def test_memory_of_any_kind_is_taken(engine):
+    graph = add(x, y)
+    function = engine.compile(graph, TARGET)
+    (a, b) = values((4, 5), (5,))
+    strided = np.asfortranarray(a)
+    shifted = np.zeros(21, "float32")[1:].reshape(4, 5)
+    shifted[...] = a
+    frozen = a.copy()
+    frozen.setflags(write=False)
+    for given in (a, strided, shifted, frozen, a[::-1][::-1]):
+        np.testing.assert_array_equal(function(given, b), a + b)
+    assert function(a, b) is not function(a, b)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "named", "message"),
+    [
+        ((0,), {}, r"variable 'y' is missing: float32\[5\]"),
+        ((0, 1, 2), {}, "3 arrays given for 2 variables: x, y"),
+        ((0,), {"x": 0}, "variable 'x' is given twice"),
+        ((0, 1), {"z": 0}, "there is no variable 'z'; there are: x, y"),
+        ((1, 1), {}, r"x must be float32\[4,5\], got float32\[5\]"),
+        ((2, 1), {}, r"x must be float32\[4,5\], got float64\[4,5\]"),
+    ],
+)
+def test_arrays_that_do_not_fit(engine, arrays, named, message):
+    function = engine.compile(add(x, y), TARGET)
+    kinds = [*values((4, 5), (5,)), np.zeros((4, 5))]
+    with pytest.raises(RunError, match=message):
+        function(*(kinds[i] for i in arrays), **{k: kinds[v] for k, v in named.items()})
+
+
+def test_a_conflict_of_types_is_no_compilation(engine):
+    with pytest.raises(TypeRelationError, match=r"add: rhs is float32\[6\]"):
+        engine.compile(x + Var("z", "float32[6]"), TARGET)
+
+
+def test_a_graph_without_calls(engine):
+    function = engine.compile(Tuple([x, const(2)]), TARGET)
+    assert isinstance(function, CompiledFunction)
+    (a,) = values((4, 5))
+    got = function(a)
+    np.testing.assert_array_equal(got[0], a)
+    assert got[1] == 2
+    assert function.explain() == []
+
+
+def test_a_value_is_not_an_input_that_it_is_written_over(engine):
+    graph = Tuple([x + x, zeros_like(x), max_pool2d(Var("p", "float32[1,1,4,4]"), 2, 2)])
+    function = engine.compile(graph, TARGET)
+    a, p = values((4, 5), (1, 1, 4, 4))
+    kept = a.copy()
+    function(a, p)
+    np.testing.assert_array_equal(a, kept)
+
+
+def test_patterns_are_used(engine):
+    assert get_op("relu").get_attr("TOpPattern") < get_op("dense").get_attr("TOpPattern")
+    assert [len(g) for g in groups(relu(dense(x, Var("w", "float32[3,5]"))))] == [2]

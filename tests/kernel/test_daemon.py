@@ -1,0 +1,303 @@
+"""The daemon between a scripted service and real children: drain, cancel, loss, and absence."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from strategy.op_strategy import candidates
+from strategy.record import (
+    ErrorKind,
+    Job,
+    JobEntry,
+    Lease,
+    Leases,
+    Phase,
+    Registered,
+    Renewal,
+    Renewed,
+    Result,
+    Results,
+    ResultsAccepted,
+    TimingPolicy,
+    decode,
+    encode,
+)
+from strategy.space import Config
+from strategy.workload import Workload
+from workers.client import Client
+from workers.cpu import assign, describe_device, parse_cores
+from workers.daemon import Daemon, describe_worker
+from workers.spool import Spool
+
+sys.path.insert(0, str(Path(__file__).parent))  # where the children find the operator too
+import hostile
+
+URL = "http://service.test"
+WAIT_S = 60
+CORES = assign(parse_cores("cpu"), 1)
+DEVICE = describe_device(CORES, 1)
+HOSTILE = Workload.make("hostile", {"data": "float32[64]"})
+POLICY = TimingPolicy(budget_s=0.02, build_timeout_s=60, run_timeout_s=60)
+
+
+@dataclass
+class Script:
+    """A service that hands out the jobs it is given, and does what a test tells it to."""
+
+    jobs: list[Job]
+    events: list[str] = field(default_factory=list)
+    results: dict[int, dict[int, Result]] = field(default_factory=dict)
+    done: list[int] = field(default_factory=list)
+    # What happens at an event, once: a status to answer, or something to do.
+    at: dict[str, Any] = field(default_factory=dict)
+    away: bool = False
+    cancelled: set[int] = field(default_factory=set)
+    forgotten: int = 0
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.change = threading.Condition()
+        self._waiting = list(self.jobs)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        with self.change:
+            assert self.change.wait_for(condition, WAIT_S), f"never happened; events: {self.events}"
+
+    def happened(self, *events: str) -> Callable[[], bool]:
+        return lambda: all(e in self.events for e in events)
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        with self.change:
+            if self.away:
+                raise httpx.ConnectError("away")
+            event, answer = self._answer(request.method, request.url.path, request.content)
+            if event:
+                self.events.append(event)
+                self.change.notify_all()
+            told = self.at.pop(event, None)
+            if callable(told):
+                told()
+            elif told is not None:
+                return httpx.Response(told, json={"detail": "as told"})
+            return answer
+
+    def _answer(self, method: str, path: str, content: bytes) -> tuple[str, httpx.Response]:
+        parts = path.split("/")[2:]
+        if parts == ["workers"]:
+            return "register", _ok(Registered(worker_id=1, heartbeat_s=0.2, lease_s=30))
+        if parts[0] == "workers":
+            return ("gone" if method == "DELETE" else "heartbeat"), httpx.Response(204)
+        if parts == ["leases"]:
+            if self.forgotten:
+                self.forgotten -= 1
+                return "forgotten", httpx.Response(404, json={"detail": "who?"})
+            if not self._waiting:
+                self.change.wait(0.05)
+                return "", _ok(Leases())
+            job = self._waiting.pop(0)
+            lease = Lease(id=job.id, token=7, expires_in_s=30, job=job)
+            return f"lease {job.id}", _ok(Leases(leases=(lease,)))
+        lease_id = int(parts[1])
+        if parts[2] == "renew":
+            timing = decode(content, Renewal).timing
+            renewed = Renewed(expires_in_s=30, cancelled=lease_id in self.cancelled)
+            return f"{'time' if timing else 'renew'} {lease_id}", _ok(renewed)
+        if parts[2] == "release":
+            return f"release {lease_id}", httpx.Response(204)
+        return self._take(lease_id, decode(content, Results))
+
+    def _take(self, lease_id: int, parcel: Results) -> tuple[str, httpx.Response]:
+        event = f"{'done' if parcel.done else 'some'} {lease_id}"
+        if not isinstance(self.at.get(event), int):
+            self.results.setdefault(lease_id, {}).update({r.entry: r for r in parcel.results})
+            self.environment.update(parcel.environment)
+            if parcel.done:
+                self.done.append(lease_id)
+        return event, _ok(ResultsAccepted(accepted=len(parcel.results), known=0))
+
+
+def _ok(value: Any) -> httpx.Response:
+    return httpx.Response(200, content=encode(value))
+
+
+def job(number: int, *deeds: str) -> Job:
+    (candidate,) = candidates(HOSTILE, DEVICE.target)
+    assert set(deeds) <= set(hostile.DEEDS)
+    return Job(
+        id=number, run_id=1, workload=HOSTILE, target=DEVICE.target, phase=Phase.SEARCH, policy=POLICY,
+        seed=7,
+        entries=tuple(
+            JobEntry(
+                index=i, task_id=1, implementation="hostile.cpu", version=candidate.version,
+                config=Config({"deed": deed, "id": i}),
+            )
+            for i, deed in enumerate(deeds)
+        ),
+    )  # fmt: skip
+
+
+@dataclass
+class Running:
+    daemon: Daemon
+    script: Script
+    stop: threading.Event
+    thread: threading.Thread
+
+    def ends(self) -> None:
+        self.thread.join(WAIT_S)
+        assert not self.thread.is_alive(), "the worker does not end"
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[[Script], Running]]:
+    running: list[Running] = []
+
+    def serve(script: Script) -> Running:
+        stop = threading.Event()
+        client = Client(URL, stop, random.Random(0), httpx.MockTransport(script))
+        spool = Spool(tmp_path / "spool", URL)
+        info = describe_worker("w", DEVICE, "")
+        daemon = Daemon(client, spool, info, CORES, stop, imports=("numpy", "tvm", "hostile"))
+
+        def run() -> None:
+            daemon.run(1.0)
+            spool.close()
+            client.close()
+
+        found = Running(daemon, script, stop, threading.Thread(target=run))
+        found.thread.start()
+        running.append(found)
+        return found
+
+    yield serve
+    for one in running:
+        one.stop.set()
+        one.ends()
+
+
+def test_jobs_are_built_ahead_timed_in_turn_and_reported(serve: Callable[..., Running]) -> None:
+    script = Script(
+        [job(1, "slow", "wrong", "build_raises"), job(2, "good"), job(3, "build_raises")]
+    )
+    running = serve(script)
+    script.wait_for(lambda: len(script.done) == 3)
+    running.daemon.drain()
+    running.ends()
+    assert script.done == [1, 2, 3]
+    kinds = {n: [script.results[n][i].error for i in sorted(script.results[n])] for n in (1, 2, 3)}
+    assert kinds == {
+        1: [None, ErrorKind.WRONG_ANSWER, ErrorKind.INSTANTIATION],
+        2: [None],
+        3: [ErrorKind.INSTANTIATION],
+    }
+    events = script.events
+    if not CORES.overlap:
+        # The second is leased while the first is timed, and timed once the first is done.
+        assert events.index("time 1") < events.index("lease 2") < events.index("done 1")
+    assert events.index("done 1") < events.index("time 2") < events.index("lease 3")
+    assert events[-1] == "gone"
+    assert script.environment["TVM_NUM_THREADS"] == 1
+    assert script.environment["tvm"] and script.environment["llvm"]
+
+
+def test_draining_finishes_what_is_timed_and_gives_back_what_is_not(
+    serve: Callable[..., Running],
+) -> None:
+    script = Script([job(1, "slow", "good"), job(2, "build_hangs"), job(3, "good")])
+    running = serve(script)
+    script.wait_for(script.happened("time 1", "lease 2"))
+    running.daemon.drain()
+    running.ends()
+    assert script.done == [1]
+    assert script.results[1].keys() == {0, 1}
+    assert "release 2" in script.events and "lease 3" not in script.events
+    assert script.events[-1] == "gone"
+
+
+def test_stopping_leaves_a_job_at_once_and_keeps_what_is_finished(
+    serve: Callable[..., Running],
+) -> None:
+    script = Script([job(1, "wrong", "hangs")])
+    running = serve(script)
+    script.wait_for(script.happened("time 1"))
+    script.wait_for(lambda: 1 in script.results)
+    running.stop.set()
+    running.ends()
+    assert script.results[1].keys() == {0}
+    assert not script.done
+    assert "release 1" in script.events and script.events[-1] == "gone"
+
+
+def test_a_cancelled_run_stops_within_seconds(serve: Callable[..., Running]) -> None:
+    script = Script([job(1, "hangs"), job(2, "good")])
+    serve(script)
+    script.wait_for(script.happened("time 1"))
+    script.cancelled.add(1)
+    script.wait_for(lambda: script.done == [1, 2])
+    assert script.results[1] == {}  # what was not finished is not reported
+
+
+def test_a_lost_lease_is_left_and_the_next_job_goes_on(serve: Callable[..., Running]) -> None:
+    script = Script([job(1, "good"), job(2, "hangs"), job(3, "good")])
+    script.at["done 1"] = 409  # another worker has it by now
+    script.at["time 2"] = lambda: script.at.update({"time 2": 409})  # lost on the way
+    serve(script)
+    script.wait_for(lambda: script.done == [3])
+    assert 1 not in script.results and 2 not in script.results
+    assert "release 1" not in script.events and "release 2" not in script.events
+
+
+def test_what_is_timed_while_the_service_is_away_is_reported_later(
+    serve: Callable[..., Running],
+) -> None:
+    script = Script([job(1, "slow", "good")])
+
+    def leave() -> None:
+        script.away = True
+        back.start()
+
+    def come_back() -> None:
+        script.away = False
+
+    back = threading.Timer(2.0, come_back)
+    script.at["time 1"] = leave
+    serve(script)
+    script.wait_for(lambda: script.done == [1])
+    assert all(r.error is None for r in script.results[1].values())
+    assert len(script.results[1]) == 2
+    back.join()
+
+
+def test_a_forgotten_worker_registers_again(serve: Callable[..., Running]) -> None:
+    script = Script([job(1, "good")], forgotten=1)
+    serve(script)
+    script.wait_for(lambda: script.done == [1])
+    assert script.events.count("register") == 2
+
+
+def test_a_busy_device_is_waited_for(serve: Callable[..., Running]) -> None:
+    script = Script([job(1, "good")])
+    busy = httpx.Response(409, json={"type": "urn:plevel:device-busy", "detail": "busy"})
+    answer = script._answer
+    refused: list[int] = []
+
+    def answer_busy(method: str, path: str, content: bytes) -> tuple[str, httpx.Response]:
+        if path.endswith("/renew") and decode(content, Renewal).timing and len(refused) < 3:
+            refused.append(1)
+            return "busy", busy
+        return answer(method, path, content)
+
+    script._answer = answer_busy  # type: ignore[method-assign]
+    serve(script)
+    script.wait_for(lambda: script.done == [1])
+    assert len(refused) == 3
+    assert script.results[1][0].error is None

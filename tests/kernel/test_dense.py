@@ -1,0 +1,228 @@
+"""Every implementation of `dense`, compiled and compared with NumPy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategy.lower import InstantiationError, Role, load, lower
+from strategy.op_strategy import candidates, find_implementation
+from strategy.space import Config, ConfigSpace
+from strategy.target import Target
+from strategy.workload import Input, Workload
+
+from .conftest import random_inputs, run
+
+TUNABLE = ["dense_nopack.cpu", "dense_pack.cpu", "dense_large_m.cpu", "dense_gemv.cpu"]
+ALL = [*TUNABLE, "dense_cblas.cpu"]
+# One, primes, whole tiles, and one more or less than a tile.
+SHAPES = [
+    (1, 1, 1), (1, 7, 3), (1, 64, 64), (1, 1003, 531), (2, 3, 5), (5, 17, 16), (8, 48, 32),
+    (16, 15, 129), (17, 16, 1), (31, 33, 47), (37, 103, 53), (64, 128, 96), (65, 129, 127),
+    (97, 11, 256),
+]  # fmt: skip
+
+
+def workload(m: int | str, n: int, k: int, constant: bool = True, dtype: str = "float32") -> Workload:
+    types = {"data": f"{dtype}[{m},{k}]", "weight": f"{dtype}[{n},{k}]"}
+    return Workload.make("dense", types, constants=["weight"] if constant else [])
+
+
+def valid(name: str, m: int) -> bool:
+    return {"dense_large_m.cpu": m > 16, "dense_gemv.cpu": m == 1}.get(name, True)
+
+
+def space_of(work: Workload, target: Target, name: str) -> ConfigSpace:
+    implementation = find_implementation(work, target, name)
+    assert implementation.space is not None
+    return implementation.space(work.attr_node, work.input_types, work.out_type, target)
+
+
+@pytest.mark.parametrize("constant", [True, False], ids=["constant", "variable"])
+@pytest.mark.parametrize("name", ALL)
+def test_the_fallback_is_right_at_every_shape(
+    check: Callable[..., None], name: str, constant: bool
+) -> None:
+    for m, n, k in SHAPES:
+        if valid(name, m):
+            check(workload(m, n, k, constant), name)
+
+
+def extremes(space: ConfigSpace) -> Iterator[Config]:
+    """For each end of each knob, a valid configuration that has it, if there is one."""
+    seeded = random.Random(0)
+    for knob in space.knobs:
+        for end in {knob.values[0], knob.values[-1]}:
+            held = ConfigSpace(
+                [type(k)(k.name, [end], k.kind) if k.name == knob.name else k for k in space.knobs],
+                space.constraints,
+            )
+            yield from held.sample(seeded, 1)
+
+
+@pytest.mark.parametrize("name", TUNABLE)
+def test_the_ends_of_every_knob(check: Callable[..., None], target: Target, name: str) -> None:
+    m = 1 if name == "dense_gemv.cpu" else 45
+    work = workload(m, 131, 120)
+    for config in extremes(space_of(work, target, name)):
+        check(work, name, config)
+
+
+@given(
+    m=st.integers(1, 80),
+    n=st.integers(1, 150),
+    k=st.integers(1, 150),
+    constant=st.booleans(),
+    name=st.sampled_from(TUNABLE),
+    seed=st.integers(0, 2**32),
+)
+def test_any_configuration_of_any_shape(
+    m: int, n: int, k: int, constant: bool, name: str, seed: int, check_once: Callable[..., None]
+) -> None:
+    if name == "dense_gemv.cpu":
+        m = 1
+    elif name == "dense_large_m.cpu":
+        m += 16
+    work = workload(m, n, k, constant)
+    for config in space_of(work, Target.parse("cpu"), name).sample(random.Random(seed), 1):
+        check_once(work, name, config)
+
+
+@pytest.fixture(scope="module")
+def check_once(request: pytest.FixtureRequest) -> Any:
+    """`check` for tests that hypothesis calls many times in one set-up."""
+    from .conftest import check
+
+    return check.__wrapped__(Target.parse("cpu").with_threads(2))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+@pytest.mark.parametrize("name", TUNABLE)
+def test_other_dtypes(check: Callable[..., None], name: str, dtype: str) -> None:
+    m = 1 if name == "dense_gemv.cpu" else 21
+    check(workload(m, 37, 53, dtype=dtype), name)
+
+
+def test_the_library_is_no_candidate_for_other_dtypes(target: Target) -> None:
+    names = [c.implementation for c in candidates(workload(4, 4, 4, dtype="float64"), target)]
+    assert names == TUNABLE
+
+
+@pytest.mark.parametrize("name", ["dense_nopack.cpu", "dense_pack.cpu", "dense_large_m.cpu", "dense_cblas.cpu"])
+def test_symbolic_rows_are_right_for_every_size(target: Target, name: str) -> None:
+    artefact = lower(workload("m", 131, 60), target, name).compile()
+    _, weight = random_inputs(workload(1, 131, 60))
+    for m in (1, 2, 7, 8, 9, 16, 17, 40, 63, 129):
+        data, _ = random_inputs(workload(m, 131, 60), seed=m)
+        got = run(artefact, {"data": data, "weight": weight}, (m, 131))
+        assert np.allclose(got, data @ weight.T, atol=1e-4), f"m = {m}"
+
+
+def test_gemv_declines_symbolic_rows(target: Target) -> None:
+    with pytest.raises(InstantiationError, match="takes one row, here m is m"):
+        lower(workload("m", 8, 8), target, "dense_gemv.cpu")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_prepared_weight_is_an_argument_of_its_own(target: Target, name: str) -> None:
+    m = 1 if name == "dense_gemv.cpu" else 32
+    lowered = lower(workload(m, 50, 20), target, name)
+    roles = [a.role for a in lowered.arguments]
+    packs = name in ("dense_pack.cpu", "dense_large_m.cpu", "dense_gemv.cpu")
+    assert roles == [Role.INPUT, Role.PREPARED if packs else Role.CONSTANT, Role.OUTPUT]
+    assert ("prepare_weight" in {v.name_hint for v in lowered.module.functions}) == packs
+    variable = lower(workload(m, 50, 20, constant=False), target, name)
+    assert [a.role for a in variable.arguments] == [Role.INPUT, Role.INPUT, Role.OUTPUT]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_exported_artefact_computes_the_same(target: Target, name: str, tmp_path: Path) -> None:
+    m = 1 if name == "dense_gemv.cpu" else 20
+    work = workload(m, 40, 24)
+    artefact = lower(work, target, name).compile()
+    artefact.export(tmp_path / "dense.so")
+    loaded = load(tmp_path / "dense.so")
+    assert loaded.signature == artefact.signature
+    data, weight = random_inputs(work)
+    inputs = {"data": data, "weight": weight}
+    assert (run(loaded, inputs, (m, 40)) == run(artefact, inputs, (m, 40))).all()
+
+
+def test_equal_code_has_equal_digests(target: Target) -> None:
+    work = workload(32, 64, 64)
+    space = space_of(work, target, "dense_pack.cpu")
+    one, same = (lower(work, target, "dense_pack.cpu", space.fallback).digest for _ in range(2))
+    other = lower(work, target, "dense_pack.cpu", space.fallback.replace(unroll=2)).digest
+    assert one == same != other
+
+
+@pytest.mark.parametrize("shape", [(128, 3072, 768), (512, 512, 512), (37, 1003, 531), (16, 1024, 4096)])
+def test_spaces_are_worth_searching(target: Target, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    for name in TUNABLE:
+        rows = 1 if name == "dense_gemv.cpu" else max(m, 17) if name == "dense_large_m.cpu" else m
+        space = space_of(workload(rows, n, k), target, name)
+        count = space.count(limit=1000)
+        assert count is None or count >= 200, f"{name} has {count} configurations"
+        assert space.contains(space.fallback)
+        assert ConfigSpace.from_json(space.to_json()) == space
+
+
+@pytest.mark.parametrize("spec", ["llvm -mcpu=haswell", "llvm -mcpu=znver5", "llvm -mcpu=neoverse-n1"])
+def test_the_vector_width_is_the_targets(spec: str) -> None:
+    target = Target.parse(spec)
+    lanes = {"haswell": 8, "znver5": 16, "neoverse-n1": 4}[target.arch]
+    work = workload(64, 256, 128)
+    space = space_of(work, target, "dense_pack.cpu")
+    assert space["width"].values[0] == lanes
+    assert all(c["rows"] * (c["width"] // lanes) < target.vector_registers for c in space)
+
+
+def test_an_epilogue_joins_the_tile(target: Target, bias_relu: str) -> None:
+    from strategy.workload import EpilogueStep
+
+    step = EpilogueStep(bias_relu, (None, Input("bias", "float32[103]")))
+    data, weight = random_inputs(workload(37, 103, 53))
+    bias = np.random.default_rng(1).uniform(-1, 1, 103).astype("float32")
+    expected = np.maximum(data @ weight.T + bias, 0)
+    for name in ALL:
+        rows = 1 if name == "dense_gemv.cpu" else 37
+        types = {"data": f"float32[{rows},53]", "weight": "float32[103,53]"}
+        work = Workload.make("dense", types, constants=["weight"], epilogue=[step])
+        lowered = lower(work, target, name)
+        assert [a.name for a in lowered.arguments] == ["data", "weight", "bias", "output"]
+        inputs = {"data": data[:rows].copy(), "weight": weight, "bias": bias}
+        got = run(lowered.compile(), inputs, (rows, 103))
+        assert np.allclose(got, expected[:rows], atol=1e-4), name
+
+
+@pytest.fixture
+def bias_relu() -> Iterator[str]:
+    """An operator max(x + bias, 0), for as long as a test runs."""
+    from strategy import op as registry
+    from strategy.op import register_op
+
+    def compute(attrs: Any, inputs: Any, out_type: Any) -> Any:
+        from tvm import te, tirx
+
+        x, bias = inputs
+        total = te.compute(x.shape, lambda i, j: x[i, j] + bias[j], name="add")
+        return [te.compute(x.shape, lambda i, j: tirx.max(total[i, j], tirx.const(0, "float32")))]
+
+    def relation(types: Any, attrs: Any, reporter: Any) -> bool:
+        reporter.assign(2, types[0])
+        return True
+
+    name = "test_bias_relu"
+    register_op(name).set_num_inputs(2).add_argument("data", "Tensor", "").add_argument(
+        "bias", "Tensor", ""
+    ).add_type_rel("BiasRelu", relation).set_attr("FTVMCompute", compute)
+    yield name
+    del registry._ops[name]

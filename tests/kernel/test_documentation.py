@@ -1,0 +1,33 @@
+"""The examples of docs/operators.md run, and the operator reference is what the registry says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_examples_run_one_after_the_other(tmp_path):
+    blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / "operators.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert len(blocks) > 15
+    program = tmp_path / "example.py"
+    program.write_text("\n\n".join(blocks) + "\nprint('ran to the end')\n")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", program], capture_output=True, text=True, timeout=120,
+        check=False, cwd=DOCS.parent, env={"PYTHONPATH": str(DOCS.parent), "TVM_NUM_THREADS": "2"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "ran to the end\n"
+
+
+def test_the_operator_reference_is_current():
+    done = subprocess.run(
+        [sys.executable, "-m", "strategy.document"], capture_output=True, text=True, timeout=60,
+        check=False, cwd=DOCS.parent,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    written = (DOCS / "operator-reference.md").read_text()
+    assert done.stdout == written, "run: python -m strategy.document > docs/operator-reference.md"

@@ -1,0 +1,192 @@
+"""Exported libraries: called from C through the header, and by TVM; right for every shape."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+from strategy.dispatch import dispatch
+from strategy.export import LibraryRow, export_library, table_rows
+from strategy.lower import CompileError, lower
+from strategy.op_strategy import candidates
+from strategy.select import History, Measured
+from strategy.target import Target
+from strategy.workload import Workload
+
+TARGET = Target.parse("cpu").with_threads(2)
+N, K = 37, 29
+
+
+class Nothing:
+    """A database without records."""
+
+    def measured(self, w: Workload, t: Target, device: str | None) -> Sequence[Measured]:
+        return []
+
+    def instances(self, w: Workload, t: Target, device: str | None) -> Sequence[Any]:
+        return []
+
+    def history(self, w: Workload) -> Sequence[History]:
+        return []
+
+
+def dense(m: int | str) -> Workload:
+    return Workload.make(
+        "dense", {"data": f"float32[{m},{K}]", "weight": f"float32[{N},{K}]"}, constants=["weight"]
+    )
+
+
+def aligned(shape: tuple[int, ...]) -> Any:
+    """An uninitialised float32 array at an address that is a multiple of 64."""
+    count = int(np.prod(shape))
+    raw = np.empty(count + 16, np.float32)
+    start = (-raw.ctypes.data % 64) // 4
+    return raw[start : start + count].reshape(shape)
+
+
+def filled(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    array = aligned(shape)
+    array[:] = rng.uniform(-1, 1, shape)
+    return array
+
+
+def prepared_shape(header: str) -> tuple[int, ...]:
+    line = next(x for x in header.splitlines() if "prepared once from" in x)
+    return tuple(int(v) for v in line.split("[")[1].split("]")[0].split(","))
+
+
+def test_a_table_compiles_to_one_function_that_is_right_for_every_m(tmp_path: Path) -> None:
+    offered = [c for c in candidates(dense("m"), TARGET) if c.library is None]
+    table = dispatch(dense("m"), TARGET, Nothing(), offered=offered)
+    assert len({row.implementation for row in table.rows}) > 1
+    header = export_library(dense("m"), table_rows(table), tmp_path / "libdense.so").read_text()
+    library = ctypes.CDLL(str(tmp_path / "libdense.so"))
+    rng = np.random.default_rng(0)
+    weight = filled(rng, (N, K))
+    packed = []
+    for line in header.splitlines():
+        if "prepared once from weight" in line:
+            name, shape = line.split()[1].rstrip(":"), line.split("[")[1].split("]")[0]
+            buffer = aligned(tuple(int(v) for v in shape.split(",")))
+            prepare = library[f"plevel_dense_prepare_{name}"]
+            assert prepare(ctypes.c_void_p(weight.ctypes.data), ctypes.c_void_p(buffer.ctypes.data)) == 0
+            packed.append(buffer)
+    takes_weight = "*weight," in header.split("int plevel_dense(")[1]
+    for m in [*range(1, 40), 63, 64, 65, 127, 200]:
+        data, output = filled(rng, (m, K)), aligned((m, N))
+        output[:] = np.nan
+        declared = header.split("int plevel_dense(")[1].split(")")[0].split(",")
+        by_name = {"data": data, "weight": weight, "output": output}
+        pointers = []
+        for parameter in declared[1:]:
+            name = parameter.split("*")[1].strip()
+            array = by_name.get(name)
+            pointers.append(packed[_nth_packed(declared, name)] if array is None else array)
+        code = library.plevel_dense(
+            ctypes.c_int64(m), *(ctypes.c_void_p(p.ctypes.data) for p in pointers)
+        )
+        assert code == 0
+        np.testing.assert_allclose(output, data @ weight.T, rtol=1e-4, atol=1e-4, err_msg=f"m={m}")
+    assert takes_weight or packed
+
+
+def _nth_packed(declared: list[str], name: str) -> int:
+    names = [p.split("*")[1].strip() for p in declared[1:]]
+    return [x for x in names if x.startswith("weight_packed")].index(name)
+
+
+def test_a_c_program_calls_it_without_tvm(tmp_path: Path) -> None:
+    lowered = lower(dense(5), TARGET, "dense_pack.cpu")
+    header = export_library(dense(5), [LibraryRow(lowered)], tmp_path / "libdense.so").read_text()
+    count = int(np.prod(prepared_shape(header)))
+    (tmp_path / "main.c").write_text(f"""
+#include "libdense.h"
+#include <stdio.h>
+static _Alignas(64) float data[5 * {K}], weight[{N} * {K}], packed[{count}], output[5 * {N}];
+int main(void) {{
+  for (int i = 0; i < 5 * {K}; ++i) data[i] = (float)(i % 7) - 3;
+  for (int i = 0; i < {N} * {K}; ++i) weight[i] = (float)(i % 5) - 2;
+  if (plevel_dense_prepare_weight_packed(weight, packed)) return 1;
+  if (plevel_dense(data, packed, output)) return 2;
+  for (int i = 0; i < 5 * {N}; ++i) printf("%g ", output[i]);
+  return 0;
+}}
+""")
+    subprocess.run(
+        ["cc", "-std=c11", "-Wall", "-Werror", "main.c", "libdense.so", "-o", "main"],
+        cwd=tmp_path, check=True,
+    )  # fmt: skip
+    done = subprocess.run(
+        ["./main"], cwd=tmp_path, env={"LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
+    data = (np.arange(5 * K) % 7 - 3).reshape(5, K)
+    weight = (np.arange(N * K) % 5 - 2).reshape(N, K)
+    np.testing.assert_array_equal(np.array(done.stdout.split(), float).reshape(5, N), data @ weight.T)
+
+
+def test_tvm_loads_it_as_a_module(tmp_path: Path) -> None:
+    import tvm
+
+    lowered = lower(dense("m"), TARGET, "dense_pack.cpu")
+    header = export_library(dense("m"), [LibraryRow(lowered)], tmp_path / "libdense.so").read_text()
+    module = tvm.runtime.load_module(str(tmp_path / "libdense.so"))
+    rng = np.random.default_rng(1)
+    weight = tvm.runtime.tensor(rng.uniform(-1, 1, (N, K)).astype("float32"))
+    packed = tvm.runtime.empty(prepared_shape(header), "float32")
+    module["prepare_weight_packed"](weight, packed)
+    for m in (1, 8, 33):
+        data = tvm.runtime.tensor(rng.uniform(-1, 1, (m, K)).astype("float32"))
+        output = tvm.runtime.empty((m, N), "float32")
+        module["main"](data, packed, output)
+        np.testing.assert_allclose(
+            output.numpy(), data.numpy() @ weight.numpy().T, rtol=1e-4, atol=1e-4
+        )
+
+
+@pytest.mark.skipif(
+    not any(c.library for c in candidates(dense(5), Target.parse("cpu"))),
+    reason="no OpenBLAS on this host",
+)
+def test_a_vendor_library_is_linked_in(tmp_path: Path) -> None:
+    lowered = lower(dense(5), Target.parse("cpu"), "dense_cblas.cpu")
+    export_library(dense(5), [LibraryRow(lowered)], tmp_path / "libdense.so")
+    # A fresh process, in which nothing has loaded the library.
+    script = f"""
+import ctypes, numpy as np
+library = ctypes.CDLL({str(tmp_path / "libdense.so")!r})
+x, w, y = np.ones((5, {K}), 'f'), np.ones(({N}, {K}), 'f'), np.zeros((5, {N}), 'f')
+assert library.plevel_dense(*(ctypes.c_void_p(a.ctypes.data) for a in (x, w, y))) == 0
+assert (y == {K}).all()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_without_a_compiler_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lowered = lower(dense(5), TARGET, "dense_pack.cpu")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(CompileError, match="install gcc or clang"):
+        export_library(dense(5), [LibraryRow(lowered)], tmp_path / "libdense.so")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_old_file_survives_a_failed_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "libdense.so").write_text("old")
+    monkeypatch.setenv("CC", "false")
+    lowered = lower(dense(5), TARGET, "dense_pack.cpu")
+    with pytest.raises(CompileError, match="failed"):
+        export_library(dense(5), [LibraryRow(lowered)], tmp_path / "libdense.so")
+    assert (tmp_path / "libdense.so").read_text() == "old"
+
+

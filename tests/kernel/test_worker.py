@@ -1,0 +1,363 @@
+"""Children that build and time, for real: what kills one of them costs that configuration only."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strategy.op_strategy import candidates
+from strategy.record import ErrorKind, Job, JobEntry, Phase, Result, TimingPolicy, estimate
+from strategy.select import holds
+from strategy.space import Config
+from strategy.target import Target
+from strategy.workload import Workload
+from workers.builder import BuilderPool, Built
+from workers.cpu import assign, parse_cores, timing_lock
+from workers.fork import Limits
+from workers.runner import TimingRunner
+from workers.sandbox import Died, ForkServer, Interrupted, Late, SandboxError
+
+sys.path.insert(0, str(Path(__file__).parent))  # where the children find the operator too
+import hostile
+
+QUICK = TimingPolicy(budget_s=0.02, build_timeout_s=60, run_timeout_s=60)
+IMPATIENT = TimingPolicy(budget_s=0.02, build_timeout_s=4, run_timeout_s=4)
+TARGET = Target.parse("cpu").with_threads(1)
+HOSTILE = Workload.make("hostile", {"data": "float32[64]"})
+CORES = assign(parse_cores("cpu"), 1)
+NEVER = threading.Event()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    with ForkServer(tmp_path_factory.mktemp("logs"), ("numpy", "tvm", "hostile")) as found:
+        yield found
+
+
+@pytest.fixture
+def builders(server: ForkServer, tmp_path: Path) -> Iterator[BuilderPool]:
+    pool = BuilderPool(server, CORES.building, tmp_path, 2**30)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def runner(server: ForkServer) -> Iterator[TimingRunner]:
+    found = TimingRunner(server, CORES.timing, 2**30)
+    yield found
+    found.close()
+
+
+def job_of(
+    workload: Workload, entries: list[tuple[str, str, Config]], policy: TimingPolicy = QUICK
+) -> Job:
+    return Job(
+        id=1, run_id=1, workload=workload, target=TARGET, phase=Phase.SEARCH, policy=policy, seed=7,
+        entries=tuple(
+            JobEntry(index=i, task_id=1, implementation=name, version=version, config=config)
+            for i, (name, version, config) in enumerate(entries)
+        ),
+    )  # fmt: skip
+
+
+def hostile_job(*deeds: str, policy: TimingPolicy = QUICK) -> Job:
+    assert set(deeds) <= set(hostile.DEEDS)
+    (candidate,) = candidates(HOSTILE, TARGET)
+    configs = [Config({"deed": deed, "id": i}) for i, deed in enumerate(deeds)]
+    return job_of(HOSTILE, [("hostile.cpu", candidate.version, c) for c in configs], policy)
+
+
+def run(
+    job: Job, builders: BuilderPool, runner: TimingRunner
+) -> tuple[list[Built], dict[int, Result]]:
+    """Builds and times a job; every entry that was built must have exactly one result."""
+    built = builders.build(job, NEVER)
+    assert [b.entry for b in built] == [e.index for e in job.entries]
+    results: list[Result] = []
+    good = [b for b in built if b.error is None]
+    runner.run(job, good, NEVER, results.append)
+    assert sorted(r.entry for r in results) == [b.entry for b in good]
+    return built, {r.entry: r for r in results}
+
+
+# Children
+
+
+def test_a_child_answers_and_is_set_up_as_asked(server: ForkServer) -> None:
+    core = CORES.timing[0]
+    limits = Limits(module="hostile", cores=(core,), environment={"TVM_NUM_THREADS": "3"})
+    child = server.spawn(limits)
+    child.send("environment")
+    assert child.receive(10) == {
+        "threads": 1,  # nothing that must not be forked has started
+        "tvm_threads": "3",
+        "cores": [core],
+        "session": True,
+        "loaded": True,
+    }
+    child.send({"deep": [1, "ü" * 100_000]})
+    assert child.receive(10) == {"echo": {"deep": [1, "ü" * 100_000]}}
+    child.kill()
+
+
+def test_a_fork_is_quick(server: ForkServer) -> None:
+    """TVM takes half a second to load: a child must not load it again."""
+    began = time.perf_counter()
+    for _ in range(5):
+        child = server.spawn(Limits(module="hostile"))
+        child.send("hello")
+        assert child.receive(10) == {"echo": "hello"}
+        child.kill()
+    assert (time.perf_counter() - began) / 5 < 0.25
+
+
+def test_a_late_child_is_told_from_a_dead_one(server: ForkServer) -> None:
+    child = server.spawn(Limits(module="hostile"))
+    child.send("hang")
+    with pytest.raises(Late):
+        child.receive(0.3)
+    assert not child.alive
+    assert child.stage == 5
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+    child = server.spawn(Limits(module="hostile"))
+    child.send("leave")
+    with pytest.raises(Died, match="exit status 7"):
+        child.receive(10)
+    with pytest.raises(Died):
+        child.send("anything")
+
+
+def test_waiting_can_be_interrupted(server: ForkServer) -> None:
+    child = server.spawn(Limits(module="hostile"))
+    child.send("hang")
+    stop = threading.Event()
+    timer = threading.Timer(0.1, stop.set)
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(Interrupted):
+        child.receive(60, stop)
+    assert time.monotonic() - began < 5
+    assert not child.alive
+    timer.join()
+
+
+def test_a_message_that_is_none_is_a_death(server: ForkServer) -> None:
+    child = server.spawn(Limits(module="hostile"))
+    child.send("garbage")
+    with pytest.raises(Died):
+        child.receive(10)
+
+
+def test_children_end_with_their_server(tmp_path: Path) -> None:
+    with ForkServer(tmp_path, ("hostile",)) as short:
+        child = short.spawn(Limits(module="hostile"))
+        child.send("hang")
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+    child.kill()
+    with pytest.raises(SandboxError):
+        short.spawn(Limits(module="hostile"))
+
+
+def test_a_module_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match=r"no_such_module.*plevel\[worker\]"):
+        ForkServer(tmp_path, ("no_such_module",))
+
+
+# Building
+
+
+@pytest.mark.parametrize(
+    ("deed", "kind", "words"),
+    [
+        ("build_raises", ErrorKind.INSTANTIATION, "the compute refused"),
+        ("build_aborts", ErrorKind.CRASH, "SIGABRT"),
+        ("build_hangs", ErrorKind.BUILD_TIMEOUT, "longer than 4 s"),
+        ("build_eats_memory", ErrorKind.OOM, ""),
+        ("build_forks", ErrorKind.INSTANTIATION, "temporarily unavailable"),
+    ],
+)
+def test_a_bad_build_fails_alone(
+    builders: BuilderPool, runner: TimingRunner, deed: str, kind: ErrorKind, words: str
+) -> None:
+    policy = IMPATIENT if deed.endswith("hangs") else QUICK
+    job = hostile_job("good", deed, "good", policy=policy)
+    built, results = run(job, builders, runner)
+    assert [b.error for b in built] == [None, kind, None]
+    assert words in built[1].message
+    assert results.keys() == {0, 2}
+    assert all(r.error is None and len(r.samples_s) >= 1 for r in results.values())
+
+
+def test_what_a_builder_started_ends_with_it(builders: BuilderPool) -> None:
+    (built,) = builders.build(hostile_job("build_leaves_orphans"), NEVER)
+    assert built.error is ErrorKind.CRASH
+    running = [
+        p
+        for p in Path("/proc").iterdir()
+        if p.name.isdecimal() and _command(p) == b"sleep\x004321\x00"
+    ]
+    assert not running
+
+
+def _command(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_what_is_not_installed_here_is_refused(builders: BuilderPool) -> None:
+    (candidate,) = candidates(HOSTILE, TARGET)
+    version, good = candidate.version, Config({"deed": "good", "id": 0})
+    job = job_of(
+        HOSTILE,
+        [
+            ("hostile.cpu", "2.0000", good),
+            ("other.cpu", version, good),
+            ("hostile.cpu", version, Config({"deed": "good", "id": 100})),
+            ("hostile.cpu", version, Config({"deed": "good"})),
+        ],
+    )
+    built = builders.build(job, NEVER)
+    assert [b.error for b in built] == [ErrorKind.INVALID] * 4
+    assert "2.0000" in built[0].message and version in built[0].message
+    assert "other.cpu" in built[1].message and "hostile.cpu" in built[1].message
+    assert "id=100" in built[2].message
+    assert "id" in built[3].message
+
+
+def test_an_interrupted_build_leaves_out_what_is_not_done(builders: BuilderPool) -> None:
+    stop = threading.Event()
+    job = hostile_job("good", "build_hangs", "good")
+    built = builders.build(job, stop, lambda one: stop.set())
+    assert 0 in [b.entry for b in built] and 1 not in [b.entry for b in built]
+
+
+def test_what_was_built_is_not_built_again(builders: BuilderPool, runner: TimingRunner) -> None:
+    (first,) = builders.build(hostile_job("good"), NEVER)
+    assert first.build_s > 0
+    both, results = run(hostile_job("good", "wrong"), builders, runner)
+    assert both[0].path == first.path and both[0].code_digest == first.code_digest
+    assert both[0].build_s == 0 < both[1].build_s
+    assert results[0].error is None and results[1].error is ErrorKind.WRONG_ANSWER
+
+
+def test_the_digest_is_that_of_the_code(builders: BuilderPool) -> None:
+    good, same, wrong = builders.build(hostile_job("good", "good", "wrong"), NEVER)
+    assert good.code_digest == same.code_digest != wrong.code_digest
+    assert len(good.code_digest) == 64
+
+
+# Running
+
+
+@pytest.mark.parametrize(
+    ("deed", "kind", "words"),
+    [
+        ("aborts", ErrorKind.CRASH, "SIGABRT"),
+        ("segfaults", ErrorKind.CRASH, "SIGSEGV"),
+        ("exits", ErrorKind.CRASH, "exit status 0"),
+        ("hangs", ErrorKind.RUN_TIMEOUT, "longer than 4 s"),
+        ("eats_memory", ErrorKind.OOM, ""),
+        ("forks", ErrorKind.RUNTIME, "temporarily unavailable"),
+        ("raises", ErrorKind.RUNTIME, "the kernel refused"),
+        ("writes_nothing", ErrorKind.WRONG_ANSWER, "64 of 64 elements are wrong"),
+        ("wrong", ErrorKind.WRONG_ANSWER, "64 of 64"),
+        ("slightly_wrong", ErrorKind.WRONG_ANSWER, "at [5]"),
+        ("writes_input", ErrorKind.WRONG_ANSWER, "input data"),
+        ("wrong_later", ErrorKind.WRONG_ANSWER, "after timing"),
+    ],
+)
+def test_a_bad_kernel_fails_alone(
+    builders: BuilderPool, runner: TimingRunner, deed: str, kind: ErrorKind, words: str
+) -> None:
+    policy = IMPATIENT if deed.endswith("hangs") else QUICK
+    job = hostile_job("good", deed, "good", policy=policy)
+    built, results = run(job, builders, runner)
+    assert [b.error for b in built] == [None] * 3
+    assert results[1].error is kind, results[1].message
+    assert words in results[1].message
+    assert not results[1].samples_s
+    for index in (0, 2):
+        assert results[index].error is None, results[index].message
+        assert results[index].samples_s
+
+
+def test_many_bad_kernels_in_one_job(builders: BuilderPool, runner: TimingRunner) -> None:
+    job = hostile_job("segfaults", "good", "aborts", "wrong", "segfaults", "good")
+    _, results = run(job, builders, runner)
+    crash = ErrorKind.CRASH
+    assert [results[i].error for i in range(6)] == [
+        crash, None, crash, ErrorKind.WRONG_ANSWER, crash, None,
+    ]  # fmt: skip
+
+
+def test_a_session_can_be_interrupted(builders: BuilderPool, runner: TimingRunner) -> None:
+    job = hostile_job("good", "hangs")
+    built = builders.build(job, NEVER)
+    stop = threading.Event()
+    timer = threading.Timer(0.5, stop.set)
+    timer.start()
+    with pytest.raises(Interrupted):
+        runner.run(job, built, stop, lambda result: None)
+    timer.join()
+    # The next job gets a new child.
+    _, results = run(hostile_job("good"), builders, runner)
+    assert results[0].error is None
+
+
+def test_the_clock_is_right(builders: BuilderPool, runner: TimingRunner) -> None:
+    _, results = run(hostile_job("slow"), builders, runner)
+    assert 0.02 <= estimate(results[0].samples_s).median_s < 0.03
+
+
+@pytest.mark.parametrize("m", [1, 33])
+@pytest.mark.parametrize("constant", [True, False], ids=["constant", "variable"])
+def test_every_implementation_of_dense_is_built_checked_and_timed(
+    builders: BuilderPool, runner: TimingRunner, m: int, constant: bool
+) -> None:
+    types = {"data": f"float32[{m},129]", "weight": "float32[67,129]"}
+    workload = Workload.make("dense", types, constants=["weight"] if constant else [])
+    rng = random.Random(5)
+    offered = [c for c in candidates(workload, TARGET) if holds(c, workload)]
+    entries = [
+        (c.implementation, c.version, config)
+        for c in offered
+        for config in ([c.fallback] if c.space is None else [c.fallback, *c.space.sample(rng, 2)])
+    ]
+    built, results = run(job_of(workload, entries), builders, runner)
+    assert [(b.entry, b.message) for b in built if b.error] == []
+    for index, (name, _, config) in enumerate(entries):
+        result: Any = results[index]
+        assert result.error is None, f"{name} {config}: {result.message}"
+        assert 1e-8 < estimate(result.samples_s).median_s < 0.1
+        prepares = constant and name in ("dense_pack.cpu", "dense_large_m.cpu")
+        assert (result.prepare_s is not None) >= prepares
+        assert result.build_s > 0 and result.check_s > 0 and result.run_s > 0
+        assert result.code_digest == built[index].code_digest
+        assert abs(result.measured_at - time.time()) < 600
+
+
+def test_one_timing_at_a_time_on_a_host() -> None:
+    with timing_lock() as mine:
+        assert mine
+        asked = []
+
+        def stop() -> bool:
+            asked.append(1)
+            return len(asked) > 2
+
+        with timing_lock(stop) as second:
+            assert not second
+    with timing_lock() as again:
+        assert again

@@ -1,0 +1,352 @@
+"""The worker's client and spool: nothing that was measured is lost, whoever goes away."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from strategy.record import (
+    Device,
+    Job,
+    Lease,
+    LeaseRequest,
+    Leases,
+    Phase,
+    Registered,
+    Result,
+    Results,
+    ResultsAccepted,
+    TimingPolicy,
+    WorkerInfo,
+    decode,
+    encode,
+)
+from strategy.target import Target
+from strategy.workload import Input, Workload
+from workers.client import (
+    Client,
+    LeaseLostError,
+    ServiceError,
+    StoppedError,
+    UnknownWorkerError,
+    UnreachableError,
+)
+from workers.spool import Sender, Spool
+
+URL = "http://service.test"
+TARGET = Target("llvm", ("cpu",), "znver4")
+WORKER = WorkerInfo(
+    name="w",
+    host="h",
+    pid=1,
+    devices=(Device(identity="m/cpu:0", slot="cpu:0", model="", target=TARGET),),
+)
+REQUEST = LeaseRequest(worker_id=1, device="m/cpu:0", wait_s=10)
+LEASE = Lease(
+    id=5, token=9, expires_in_s=30,
+    job=Job(
+        id=1, run_id=1, workload=Workload("dense", (Input("data", "float32[1,2]"),)), target=TARGET,
+        phase=Phase.SEARCH, entries=(), policy=TimingPolicy(), seed=0,
+    ),
+)  # fmt: skip
+
+
+class Pauses(threading.Event):
+    """A stop event that notes how long the client would wait, and does not."""
+
+    def __init__(self, most: int = 1000) -> None:
+        super().__init__()
+        self.taken: list[float] = []
+        self._most = most
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.taken.append(timeout or 0.0)
+        if len(self.taken) >= self._most:
+            self.set()
+        return self.is_set()
+
+
+class Service:
+    """Answers in turn what a test lists, and keeps what it was asked."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, int):
+            problem = {"title": "no", "status": answer, "detail": f"because {answer}"}
+            return httpx.Response(answer, json=problem)
+        return httpx.Response(200, content=encode(answer))
+
+
+def client_of(service: Service, pauses: threading.Event | None = None) -> Client:
+    return Client(URL, pauses or Pauses(), random.Random(0), httpx.MockTransport(service))
+
+
+AWAY = httpx.ConnectError("refused")
+
+
+def test_a_service_that_is_away_is_asked_again_with_growing_pauses() -> None:
+    service = Service(*[AWAY] * 12, 503, 500, Registered(worker_id=3, heartbeat_s=5, lease_s=30))
+    pauses = Pauses()
+    assert client_of(service, pauses).register(WORKER).worker_id == 3
+    assert len(pauses.taken) == 14
+    # Each within half to all of a pause that doubles up to half a minute, and no two alike.
+    for i, pause in enumerate(pauses.taken):
+        whole = min(0.2 * 2**i, 30.0)
+        assert whole / 2 <= pause <= whole
+    assert len(set(pauses.taken)) == len(pauses.taken)
+    assert decode(service.asked[-1].content, WorkerInfo) == WORKER
+
+
+def test_a_refusal_is_not_repeated() -> None:
+    service = Service(422)
+    with pytest.raises(ServiceError, match="because 422") as caught:
+        client_of(service).register(WORKER)
+    assert not isinstance(caught.value, UnreachableError)
+    assert len(service.asked) == 1
+
+
+def test_patience_ends() -> None:
+    service = Service(AWAY, AWAY)
+    with pytest.raises(UnreachableError, match=r"http://service\.test is not reachable: refused"):
+        client_of(service).register(WORKER, patience_s=0)
+    assert len(service.asked) == 1
+
+
+def test_waiting_for_the_service_can_be_stopped() -> None:
+    service = Service(*[AWAY] * 10)
+    with pytest.raises(StoppedError):
+        client_of(service, Pauses(most=3)).lease(REQUEST)
+    assert len(service.asked) == 3
+
+
+def test_a_lease_waits_longer_than_the_service() -> None:
+    service = Service(Leases(leases=(LEASE,)))
+    (lease,) = client_of(service).lease(REQUEST)
+    assert lease == LEASE
+    asked = service.asked[0]
+    assert asked.extensions["timeout"]["read"] > REQUEST.wait_s
+    assert decode(asked.content, LeaseRequest) == REQUEST
+
+
+@pytest.mark.parametrize("status", [404, 409, 410])
+def test_a_lost_lease_is_told_from_other_refusals(status: int) -> None:
+    service = Service(status, status)
+    client = client_of(service)
+    with pytest.raises(LeaseLostError):
+        client.renew(LEASE, timing=True)
+    with pytest.raises(LeaseLostError):
+        client.results(5, Results(token=9, session="s", results=()))
+    assert service.asked[0].url.path == "/v1/leases/5/renew"
+
+
+def test_a_forgotten_worker_is_told_to_register_again() -> None:
+    client = client_of(Service(404, 404))
+    with pytest.raises(UnknownWorkerError):
+        client.lease(REQUEST)
+    with pytest.raises(UnknownWorkerError):
+        client.heartbeat(1)
+
+
+def test_an_answer_of_another_kind_is_an_error() -> None:
+    with pytest.raises(ServiceError, match="no Registered"):
+        client_of(Service(Leases())).register(WORKER)
+
+
+def results(entry: int, done: bool = False, session: str = "s") -> Results:
+    return Results(
+        token=9, session=session, results=(Result(entry=entry, samples_s=(1e-3, 2e-3)),), done=done
+    )
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    found = Spool(tmp_path, URL)
+    yield found
+    found.close()
+
+
+def test_a_spool_joins_the_results_of_a_session(spool: Spool) -> None:
+    assert spool.first() is None
+    for lease, parcel in [
+        (5, results(0)),
+        (6, results(0, session="t")),
+        (5, results(1, done=True)),
+    ]:
+        spool.put(lease, parcel)
+    first = spool.first()
+    assert first is not None
+    lease_id, joined, paths = first
+    assert lease_id == 5 and joined.done
+    assert [r.entry for r in joined.results] == [0, 1]
+    spool.remove(paths)
+    second = spool.first()
+    assert second is not None and second[0] == 6 and not second[1].done
+
+
+_PUT_AND_DIE = """
+import os, signal, sys
+from pathlib import Path
+from strategy.record import Result, Results
+from workers.spool import Spool
+
+spool = Spool(Path(sys.argv[1]), sys.argv[2])
+for entry in range(3):
+    one = Result(entry=entry, samples_s=(1e-3,))
+    spool.put(5, Results(token=9, session="dead", results=(one,), done=entry == 2))
+if sys.argv[3] == "die":
+    os.kill(os.getpid(), signal.SIGKILL)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def other_process(folder: Path, what: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", _PUT_AND_DIE, str(folder), URL, what]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+
+
+def test_what_a_killed_worker_measured_is_sent_by_the_next(tmp_path: Path) -> None:
+    with other_process(tmp_path, "die") as process:
+        assert process.wait(60) == -signal.SIGKILL
+    spool = Spool(tmp_path, URL)
+    first = spool.first()
+    assert first is not None
+    lease_id, joined, _ = first
+    assert (lease_id, joined.token, joined.session, joined.done) == (5, 9, "dead", True)
+    assert [r.entry for r in joined.results] == [0, 1, 2]
+    spool.close()
+
+
+def test_the_spool_of_a_living_worker_is_its_own(tmp_path: Path) -> None:
+    with other_process(tmp_path, "live") as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        spool = Spool(tmp_path, URL)
+        assert spool.empty
+        spool.close()
+        process.communicate(timeout=60)
+
+
+def test_results_go_to_their_own_service_only(tmp_path: Path, spool: Spool) -> None:
+    spool.put(5, results(0))
+    spool.close()
+    other = Spool(tmp_path, "http://elsewhere.test")
+    assert other.empty
+    other.close()
+    again = Spool(tmp_path, URL)
+    assert not again.empty
+    again.close()
+
+
+def test_a_half_written_file_is_set_aside_and_the_others_go_on(
+    tmp_path: Path, spool: Spool
+) -> None:
+    spool.put(5, results(0))
+    spool.put(5, results(1))
+    (broken, _) = sorted(tmp_path.rglob("*.json"))
+    broken.write_bytes(broken.read_bytes()[:40])
+    first = spool.first()
+    assert first is not None
+    assert [r.entry for r in first[1].results] == [1]
+    assert len(list((tmp_path / "refused").iterdir())) == 1
+
+
+class Outcomes:
+    def __init__(self) -> None:
+        self.accepted: list[tuple[int, ResultsAccepted]] = []
+        self.lost: list[int] = []
+
+
+@pytest.fixture
+def start(spool: Spool) -> Iterator[Callable[..., tuple[Sender, Outcomes]]]:
+    running: list[Sender] = []
+
+    def start(service: Service, linger_s: float = 0.0) -> tuple[Sender, Outcomes]:
+        seen = Outcomes()
+        sender = Sender(
+            client_of(service),
+            spool,
+            lambda i, a: seen.accepted.append((i, a)),
+            seen.lost.append,
+            linger_s,
+        )
+        running.append(sender)
+        return sender, seen
+
+    yield start
+    for sender in running:
+        sender.close(5)
+
+
+def test_results_are_sent_until_they_are_accepted(
+    spool: Spool, start: Callable[..., tuple[Sender, Outcomes]]
+) -> None:
+    yes = ResultsAccepted(accepted=1, known=0)
+    service = Service(AWAY, 503, yes)
+    sender, seen = start(service)
+    sender.put(5, results(0, done=True))
+    assert sender.flush(30)
+    assert len(service.asked) == 3
+    assert seen.accepted == [(5, yes)] and not seen.lost
+    assert spool.empty
+
+
+def test_results_of_a_lost_lease_are_dropped_and_the_next_go_on(
+    spool: Spool, start: Callable[..., tuple[Sender, Outcomes]]
+) -> None:
+    service = Service(409, ResultsAccepted(accepted=1, known=0))
+    spool.put(5, results(0, done=True))
+    spool.put(6, results(0, done=True, session="t"))
+    sender, seen = start(service)  # begins with what it finds
+    assert sender.flush(30)
+    assert seen.lost == [5] and [i for i, _ in seen.accepted] == [6]
+    assert spool.empty
+
+
+def test_results_that_are_refused_are_kept_for_a_person(
+    tmp_path: Path, spool: Spool, start: Callable[..., tuple[Sender, Outcomes]]
+) -> None:
+    sender, seen = start(Service(422))
+    sender.put(5, results(0))
+    assert sender.flush(30)
+    assert spool.empty and seen.lost == [5]
+    (kept,) = (tmp_path / "refused").iterdir()
+    assert b"samples_s" in kept.read_bytes()
+
+
+def test_results_wait_for_more_of_their_job(start: Callable[..., tuple[Sender, Outcomes]]) -> None:
+    service = Service(ResultsAccepted(accepted=3, known=0))
+    sender, _ = start(service, linger_s=3600)
+    sender.put(5, results(0))
+    sender.put(5, results(1))
+    sender.put(5, results(2, done=True))
+    assert sender.flush(30)
+    assert len(service.asked) == 1
+    sent = decode(service.asked[0].content, Results)
+    assert [r.entry for r in sent.results] == [0, 1, 2] and sent.done
+
+
+def test_what_is_not_sent_at_the_end_stays_on_disk(
+    spool: Spool, start: Callable[..., tuple[Sender, Outcomes]]
+) -> None:
+    sender, _ = start(Service(*[AWAY] * 100), linger_s=3600)
+    sender.put(5, results(0))
+    sender.close(0.2)
+    assert not spool.empty

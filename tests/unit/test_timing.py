@@ -1,0 +1,216 @@
+"""Timing: calibration, convergence, giving up and interleaving, on a clock that is simulated."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from strategy.record import CONFIRM_POLICY, SEARCH_POLICY, TimingPolicy, estimate
+from workers.timing import TURN, Timed, time_kernels
+
+
+class Machine:
+    """A clock that kernels move on: each takes `per_call_s`, with noise and with a drift."""
+
+    def __init__(self, seed: int = 0, resolution_s: float = 0.0) -> None:
+        self.now = 0.0
+        self.calls: list[tuple[int, int]] = []
+        self.drift: Callable[[float], float] = lambda now: 1.0
+        self._rng = random.Random(seed)
+        self._resolution_s = resolution_s
+
+    def kernel(
+        self, index: int, per_call_s: float, noise: float = 0.0, spikes: float = 0.0
+    ) -> Callable[[int], float]:
+        def measure(calls: int) -> float:
+            self.calls.append((index, calls))
+            began = self.now
+            factor = self.drift(self.now) * (1 + abs(self._rng.gauss(0, noise)))
+            if self._rng.random() < spikes:
+                factor *= 3  # the scheduler took the core away
+            self.now += per_call_s * calls * factor
+            took = self.now - began
+            if self._resolution_s:
+                took = took // self._resolution_s * self._resolution_s
+            return took
+
+        return measure
+
+    def turns(self) -> list[int]:
+        """Which kernel ran, without repetitions."""
+        order = [index for index, _ in self.calls]
+        return [x for i, x in enumerate(order) if i == 0 or order[i - 1] != x]
+
+
+def run(
+    kernels: list[Callable[[int], float]], policy: TimingPolicy = SEARCH_POLICY, **options: object
+) -> list[Timed]:
+    return time_kernels(kernels, policy, rng=random.Random(1), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("per_call_s", [2e-8, 1e-6, 3.7e-5, 1e-3, 9e-3])
+def test_a_repeat_lasts_as_long_as_the_policy_says(per_call_s: float) -> None:
+    machine = Machine()
+    (timed,) = run([machine.kernel(0, per_call_s)], TimingPolicy(budget_s=1))
+    assert timed.done and timed.error is None
+    wanted = max(1, math.ceil(TimingPolicy().min_repeat_s / per_call_s))
+    assert wanted <= timed.calls <= wanted + 1
+    assert timed.samples_s == pytest.approx([per_call_s] * 6)
+
+
+def test_a_quiet_kernel_takes_the_fewest_repeats_and_a_noisy_one_more() -> None:
+    machine = Machine()
+    quiet, noisy = run(
+        [machine.kernel(0, 1e-4, noise=0.001), machine.kernel(1, 1e-4, noise=0.05)],
+        TimingPolicy(budget_s=10),
+    )
+    assert len(quiet.samples_s) == TimingPolicy().min_repeats
+    assert len(noisy.samples_s) > 2 * len(quiet.samples_s)
+    found = estimate(noisy.samples_s)
+    if len(noisy.samples_s) < TimingPolicy().max_repeats:
+        assert (found.high_s - found.low_s) / 2 <= TimingPolicy().spread * found.median_s
+
+
+def test_noise_ends_at_the_most_repeats() -> None:
+    machine = Machine()
+    (timed,) = run([machine.kernel(0, 1e-4, noise=0.5)], TimingPolicy(budget_s=100, max_repeats=40))
+    assert len(timed.samples_s) == 40
+
+
+def test_the_budget_ends_what_does_not_settle() -> None:
+    machine = Machine()
+    (timed,) = run([machine.kernel(0, 1e-4, noise=0.5)], TimingPolicy(budget_s=0.05))
+    assert 0.05 <= timed.run_s < 0.05 + 0.03
+    assert timed.run_s == pytest.approx(machine.now)
+
+
+def test_a_kernel_beyond_the_budget_still_gives_a_sample() -> None:
+    (timed,) = run([Machine().kernel(0, 0.5)])
+    assert timed.samples_s == pytest.approx([0.5])
+    assert timed.run_s == pytest.approx(1.0)  # one call to warm up
+
+
+def test_the_median_withstands_spikes() -> None:
+    machine = Machine(seed=1)
+    (timed,) = run([machine.kernel(0, 1e-4, noise=0.002, spikes=0.15)], CONFIRM_POLICY)
+    assert estimate(timed.samples_s).median_s == pytest.approx(1e-4, rel=0.01)
+    assert max(timed.samples_s) > 2e-4  # all samples are kept
+
+
+def test_a_clock_that_ticks_coarsely_is_given_more_calls() -> None:
+    machine = Machine(resolution_s=1e-3)
+    (timed,) = run([machine.kernel(0, 1e-7)], TimingPolicy(min_repeat_s=0.02, budget_s=1))
+    assert timed.error is None
+    assert estimate(timed.samples_s).median_s == pytest.approx(1e-7, rel=0.06)
+
+
+def test_a_clock_that_stands_still_is_an_error() -> None:
+    (timed,) = run([lambda calls: 0.0])
+    assert isinstance(timed.error, ValueError)
+    assert not timed.samples_s
+
+
+def test_what_is_far_slower_than_the_best_is_given_up() -> None:
+    machine = Machine()
+    fast, slow, hopeless = run(
+        [machine.kernel(0, 1e-4), machine.kernel(1, 3e-4), machine.kernel(2, 0.1)],
+        best_s=[1e-4] * 3,
+    )
+    assert not fast.gave_up and len(fast.samples_s) == 6
+    assert slow.gave_up and len(slow.samples_s) == 2
+    assert hopeless.gave_up and hopeless.samples_s == pytest.approx([0.1])
+    assert [index for index, _ in machine.calls].count(2) == 1
+
+
+def test_the_best_of_the_session_counts_for_its_own_task_only() -> None:
+    machine = Machine()
+    timed = run(
+        [machine.kernel(0, 1e-4), machine.kernel(1, 1e-2), machine.kernel(2, 1e-2)],
+        TimingPolicy(give_up_ratio=2.0, budget_s=10, min_repeats=20, max_repeats=200),
+        tasks=[1, 1, 2],
+    )
+    # Task 1 has no best until its first kernel is done, a few turns on.
+    assert [t.gave_up for t in timed] == [False, True, False]
+    assert len(timed[1].samples_s) < len(timed[2].samples_s)
+
+
+def test_without_a_ratio_all_are_refined_alike() -> None:
+    machine = Machine()
+    timed = run(
+        [machine.kernel(0, 1e-4), machine.kernel(1, 1e-3)], CONFIRM_POLICY, best_s=[1e-5] * 2
+    )
+    assert [len(t.samples_s) for t in timed] == [CONFIRM_POLICY.min_repeats] * 2
+
+
+def test_kernels_take_turns_and_each_turn_begins_uncounted() -> None:
+    machine = Machine()
+    timed = run([machine.kernel(i, 1e-3) for i in range(3)])
+    turns = machine.turns()
+    # In each round each kernel once, in an order that changes.
+    rounds = [sorted(turns[i : i + 3]) for i in range(0, len(turns), 3)]
+    assert rounds.count([0, 1, 2]) >= len(rounds) - 1
+    calls = [count for index, count in machine.calls if index == 0]
+    assert calls[-TURN - 1 :] == [1, 2, 2, 2]
+    assert all(len(t.samples_s) == 6 for t in timed)
+
+
+def test_a_drift_falls_on_all_alike() -> None:
+    """The machine slows down by half on the way: the order of near equals is still right."""
+
+    def ratio(session: list[Timed]) -> float:
+        a, b = (estimate(t.samples_s).median_s for t in session)
+        return b / a
+
+    policy = TimingPolicy(min_repeats=60, max_repeats=60, budget_s=10)
+    together = Machine()
+    together.drift = lambda now: 1 + now
+    found = run([together.kernel(0, 1e-3), together.kernel(1, 1.03e-3)], policy)
+    assert ratio(found) == pytest.approx(1.03, rel=0.01)
+    # The same, one after the other, gets it wrong: this is what the interleaving is for.
+    apart = Machine()
+    apart.drift = lambda now: 1 + now
+    slower = apart.kernel(1, 1.03e-3)
+    first = run([slower], policy)
+    second = run([apart.kernel(0, 1e-3)], policy)
+    assert ratio([*second, *first]) < 1.0
+
+
+def test_what_settles_early_drops_out() -> None:
+    machine = Machine()
+    ended: list[int] = []
+    run(
+        [machine.kernel(0, 1e-3, noise=0.3), machine.kernel(1, 1e-3)],
+        TimingPolicy(budget_s=1),
+        finished=lambda index, timed: ended.append(index),
+    )
+    assert ended == [1, 0]
+    last = [index for index, _ in machine.calls][-5 * TURN :]
+    assert set(last) == {0}
+
+
+def test_a_kernel_that_raises_fails_alone() -> None:
+    machine = Machine()
+    failing = machine.kernel(1, 1e-3)
+
+    def breaks(calls: int) -> float:
+        if len(machine.calls) > 8:
+            raise RuntimeError("no")
+        return failing(calls)
+
+    good, bad = run([machine.kernel(0, 1e-3), breaks], CONFIRM_POLICY)
+    assert good.error is None and len(good.samples_s) == CONFIRM_POLICY.min_repeats
+    assert str(bad.error) == "no"
+
+
+def test_one_repeat_of_a_fixed_length_is_a_policy_too() -> None:
+    """MetaSchedule's: at least 100 ms, once."""
+    machine = Machine()
+    policy = TimingPolicy(
+        warmup_s=0, min_repeat_s=0.1, min_repeats=1, max_repeats=1, spread=1, budget_s=10
+    )
+    (timed,) = run([machine.kernel(0, 3e-3)], policy)
+    assert len(timed.samples_s) == 1
+    assert timed.calls == 34

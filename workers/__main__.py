@@ -1,0 +1,126 @@
+"""`python -m workers --url URL`: a worker on this host."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+
+from workers.builder import find_linker
+from workers.client import Client, ServiceError, StoppedError
+from workers.cpu import DeviceError, assign, describe_device, parse_cores
+from workers.daemon import Daemon, describe_worker
+from workers.sandbox import SandboxError
+from workers.spool import Spool
+
+_PATIENCE_S = 30.0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "plevel worker", description="Builds and times for a plevel service."
+    )
+    parser.add_argument("--url", required=True, help="the service, such as http://127.0.0.1:8765")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        help="threads that kernels use, part of the target; default: all cores",
+    )
+    parser.add_argument("--device", default="cpu", help="cpu, or some of its cores: cpu:0-3")
+    parser.add_argument("--name", default=socket.gethostname(), help="shown in lists of workers")
+    parser.add_argument(
+        "--spool", type=Path, default=_state_directory() / "spool",
+        help="where results wait until the service has them; default: %(default)s",
+    )  # fmt: skip
+    parser.add_argument("--verbose", action="store_true", help="say more")
+    return parser.parse_args(arguments)
+
+
+def _state_directory() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "plevel"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a worker until it is told to stop; the exit status."""
+    options = parse(arguments)
+    logging.basicConfig(
+        level=logging.DEBUG if options.verbose else logging.INFO, stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(message)s",
+    )  # fmt: skip
+    for library in ("httpx", "httpcore"):
+        logging.getLogger(library).setLevel(logging.WARNING)
+    try:
+        _check_host()
+        cores = parse_cores(options.device)
+        assigned = assign(cores, len(cores) if options.threads is None else options.threads)
+        device = describe_device(assigned, len(assigned.timing))
+    except DeviceError as error:
+        return _fail(str(error), 2)
+    if not assigned.overlap:
+        # The timing cores belong to the kernel: this process and its children stay off them.
+        os.sched_setaffinity(0, assigned.building)
+    stop = threading.Event()
+    client = Client(options.url, stop)
+    try:
+        spool = Spool(options.spool, client.url)
+    except OSError as error:
+        return _fail(
+            f"--spool {options.spool} cannot be written: {error.strerror}; name another", 2
+        )
+    daemon = Daemon(
+        client, spool, describe_worker(options.name, device, _version()), assigned, stop
+    )
+    draining = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if draining.is_set():
+            stop.set()
+        draining.set()
+        daemon.drain()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    try:
+        daemon.run(_PATIENCE_S)
+    except StoppedError:
+        return 0
+    except (SandboxError, ServiceError) as error:
+        return _fail(str(error), 1)
+    finally:
+        spool.close()
+        client.close()
+    return 0
+
+
+def _check_host() -> None:
+    if not sys.platform.startswith("linux"):
+        raise DeviceError(f"workers need Linux, this is {sys.platform}")
+    if find_spec("tvm") is None:
+        raise DeviceError("TVM is not installed: pip install 'plevel[worker]'")
+    if find_linker() is None:
+        raise DeviceError("no linker on this host: install binutils or a C compiler")
+
+
+def _version() -> str:
+    try:
+        return version("plevel")
+    except PackageNotFoundError:
+        return ""
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"plevel worker: {message}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

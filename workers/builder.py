@@ -1,0 +1,293 @@
+"""Builds configurations: children that lower and compile them to shared libraries, and their pool.
+
+A request is one entry of a job; the answer is where its library lies, or what kind of error it met.
+A child lives on over configurations: only one that kills it, or takes too long, costs a new fork.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+
+import msgspec
+
+from strategy.lower import Artefact, CompileError, InstantiationError, lower
+from strategy.op import OpError
+from strategy.op_strategy import Candidate, candidates
+from strategy.record import ErrorKind, Job, JobEntry, convert, to_json
+from strategy.select import holds
+from strategy.space import ConfigError
+from strategy.target import Target
+from strategy.workload import Workload
+from workers.fork import Channel, Limits
+from workers.sandbox import Child, Died, ForkServer, Interrupted, Late
+
+_KEPT = 512  # libraries, of some 30 KB each
+
+
+class Build(msgspec.Struct, frozen=True, kw_only=True):
+    """A request: one configuration, and where its library should be written."""
+
+    workload: Workload
+    target: Target
+    entry: JobEntry
+    path: str
+
+
+class Built(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a `Build`: a library at its path, or an error."""
+
+    entry: int
+    path: str = ""
+    code_digest: str = ""
+    error: ErrorKind | None = None
+    message: str = ""
+    build_s: float = 0.0
+
+
+class RefusedError(ValueError):
+    """A configuration that is refused before anything is built; the message says why."""
+
+
+def serve(channel: Channel) -> None:
+    """The child's loop."""
+    while True:
+        message = channel.receive()
+        channel.mark(message["entry"]["index"])
+        channel.send(build(convert(message, Build)))
+
+
+def build(request: Build) -> Built:
+    """Builds one configuration. Never raises what the configuration is to blame for."""
+    began = time.perf_counter()
+    path = Path(request.path)
+    kind, message, digest = None, "", ""
+    try:
+        check(request.workload, request.target, request.entry)
+        lowered = lower(
+            request.workload, request.target, request.entry.implementation, request.entry.config
+        )
+        digest = link(lowered.compile(checks=False), path)
+    except (RefusedError, ConfigError, OpError) as error:
+        kind, message = ErrorKind.INVALID, str(error)
+    except InstantiationError as error:
+        kind, message = ErrorKind.INSTANTIATION, str(error)
+    except CompileError as error:
+        kind, message = ErrorKind.COMPILE, str(error)
+    except MemoryError:
+        kind, message = ErrorKind.OOM, "the builder's memory limit was reached"
+    except Exception as error:
+        kind, message = ErrorKind.INSTANTIATION, f"{type(error).__name__}: {error}"
+    if kind in (ErrorKind.INSTANTIATION, ErrorKind.COMPILE) and _is_memory(message):
+        kind = ErrorKind.OOM
+    return Built(
+        entry=request.entry.index, path="" if kind else str(path), code_digest=digest, error=kind,
+        message=shorten(message), build_s=time.perf_counter() - began,
+    )  # fmt: skip
+
+
+def check(workload: Workload, target: Target, entry: JobEntry) -> None:
+    """Raises `RefusedError` where what is installed here is not what the entry asks for."""
+    offered = {c.implementation: c for c in _candidates(workload, target)}
+    candidate = offered.get(entry.implementation)
+    if candidate is None:
+        raise RefusedError(
+            f"{workload.op} has no implementation {entry.implementation!r} here on {target}; "
+            f"it has: {', '.join(offered) or 'none'}"
+        )
+    if candidate.version != entry.version:
+        raise RefusedError(
+            f"{entry.implementation} is wanted in version {entry.version}, but {candidate.version} is "
+            "installed on this worker: install the same plevel on both sides"
+        )
+    if not holds(candidate, workload):
+        raise RefusedError(
+            f"{entry.implementation} needs {candidate.condition}, which does not hold"
+        )
+    if candidate.space is not None:
+        candidate.space.check(entry.config)
+    elif entry.config:
+        raise RefusedError(f"{entry.implementation} has nothing to tune, got {entry.config}")
+
+
+@cache
+def _candidates(workload: Workload, target: Target) -> list[Candidate]:
+    return candidates(workload, target)
+
+
+def link(artefact: Artefact, path: Path) -> str:
+    """Writes an artefact as a shared library with its signature; returns its code's digest.
+
+    Raises:
+        CompileError: there is no linker, or it failed.
+    """
+    module = artefact.executable.mod
+    if len(module.imports):
+        # Several modules in one: TVM packs what is not host code into the library.
+        artefact.export(path)
+        return _digest(path)
+    code = path.with_suffix(".o")
+    module.write_to_file(str(code))
+    # The linker alone takes 3 ms; TVM's export_library runs a whole C++ compiler driver, 34 ms.
+    command = [_linker(), "-shared", "-o", str(path), str(code)]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise CompileError(f"{' '.join(command)} failed: {done.stderr.strip()}")
+    path.with_name(path.name + ".json").write_bytes(msgspec.json.encode(artefact.signature))
+    digest = _digest(code)
+    code.unlink()
+    return digest
+
+
+def find_linker() -> str | None:
+    """The program that links shared libraries, None where this host has none."""
+    return next(
+        (found for name in ("ld", "ld.lld", "cc", "gcc", "clang") if (found := shutil.which(name))),
+        None,
+    )
+
+
+@cache
+def _linker() -> str:
+    found = find_linker()
+    if found is None:
+        raise CompileError("no linker on this host: install binutils or a C compiler")
+    return found
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _is_memory(message: str) -> bool:
+    return any(word in message for word in ("bad_alloc", "MemoryError", "Cannot allocate memory"))
+
+
+def shorten(message: str, most: int = 8000) -> str:
+    """A message that a result may carry: TVM's can hold whole programs."""
+    if len(message) <= most:
+        return message
+    return f"{message[: most // 2]}\n… {len(message) - most} characters …\n{message[-most // 2 :]}"
+
+
+class BuilderPool:
+    """One builder child per core, for the daemon, which never loads TVM itself.
+
+    What was built is kept for a while: a confirm job needs what search jobs built before.
+
+    Args:
+        server: forks the children.
+        cores: what they run on.
+        directory: where libraries are kept, for as long as the pool lives.
+        memory_bytes: that each child may use.
+    """
+
+    def __init__(
+        self,
+        server: ForkServer,
+        cores: Sequence[int],
+        directory: Path,
+        memory_bytes: int = 4 * 2**30,
+    ) -> None:
+        self._server = server
+        self._directory = directory
+        self._limits = Limits(
+            module="workers.builder", cores=tuple(cores), memory_bytes=memory_bytes
+        )
+        self._children: queue.SimpleQueue[Child | None] = queue.SimpleQueue()
+        for _ in cores:
+            self._children.put(None)
+        self._threads = ThreadPoolExecutor(len(cores), "builder")
+        self._kept: dict[str, Built] = {}  # by name of the library, the oldest first
+        self._lock = threading.Lock()
+
+    def build(
+        self,
+        job: Job,
+        interrupt: threading.Event,
+        report: Callable[[Built], None] = lambda built: None,
+    ) -> list[Built]:
+        """Builds all entries of a job, reporting each as it is done.
+
+        The libraries stay at least until the next but one job is built. Entries that are not done
+        when `interrupt` is set are left out.
+        """
+        self._forget(max(_KEPT, 2 * len(job.entries)))
+        found = []
+        for built in self._threads.map(partial(self._build, job, interrupt), job.entries):
+            if built is not None:
+                report(built)
+                found.append(built)
+        return found
+
+    def _forget(self, most: int) -> None:
+        with self._lock:
+            for name in list(self._kept)[: max(0, len(self._kept) - most)]:
+                path = Path(self._kept.pop(name).path)
+                path.unlink(missing_ok=True)
+                path.with_name(path.name + ".json").unlink(missing_ok=True)
+
+    def _build(self, job: Job, interrupt: threading.Event, entry: JobEntry) -> Built | None:
+        if interrupt.is_set():
+            return None
+        name = _library_name(job, entry)
+        with self._lock:
+            known = self._kept.pop(name, None)
+            if known is not None:
+                self._kept[name] = known  # the newest now
+                return msgspec.structs.replace(known, entry=entry.index, build_s=0.0)
+        path = self._directory / name
+        request = Build(workload=job.workload, target=job.target, entry=entry, path=str(path))
+        built = self._ask(request, job.policy.build_timeout_s, interrupt)
+        if built is not None and built.error is None:
+            with self._lock:
+                self._kept[name] = built
+        return built
+
+    def _ask(self, request: Build, timeout_s: float, interrupt: threading.Event) -> Built | None:
+        began = time.perf_counter()
+        child = self._children.get()
+        try:
+            if child is None or not child.alive:
+                child = self._server.spawn(self._limits)
+            child.send(to_json(request))
+            return convert(child.receive(timeout_s, interrupt), Built)
+        except Interrupted:
+            return None
+        except Late as error:
+            kind, message = ErrorKind.BUILD_TIMEOUT, str(error)
+        except Died as error:
+            kind = ErrorKind.OOM if error.out_of_memory else ErrorKind.CRASH
+            message = str(error)
+        finally:
+            self._children.put(child)
+        return Built(
+            entry=request.entry.index, error=kind, message=shorten(message),
+            build_s=time.perf_counter() - began,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Ends the children."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        while not self._children.empty():
+            child = self._children.get()
+            if child is not None:
+                child.kill()
+
+
+def _library_name(job: Job, entry: JobEntry) -> str:
+    what = (
+        job.workload.key, job.target.to_json(), entry.implementation, entry.version,
+        entry.config.to_json(),
+    )  # fmt: skip
+    return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:32] + ".so"

@@ -1,0 +1,187 @@
+"""The worker's side of the protocol: an HTTP client that outlives the service."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from strategy.record import (
+    Lease,
+    LeaseRequest,
+    Leases,
+    Registered,
+    Renewal,
+    Renewed,
+    Results,
+    ResultsAccepted,
+    WireError,
+    WorkerInfo,
+    decode,
+    encode,
+)
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 30.0
+_ANSWER_S = 30.0
+_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class ServiceError(Exception):
+    """The service refused a request; the message is its own."""
+
+
+class UnreachableError(ServiceError):
+    """The service did not answer."""
+
+
+class LeaseLostError(ServiceError):
+    """The lease is another's now, or has expired: its results are not wanted any more."""
+
+
+class DeviceBusyError(ServiceError):
+    """Another lease of the device is its timing lease still; this one is kept."""
+
+
+class UnknownWorkerError(ServiceError):
+    """The service does not know this worker (any more): it should register again."""
+
+
+class StoppedError(Exception):
+    """The caller asked to stop while waiting for the service."""
+
+
+class Client:
+    """Calls the service. Thread-safe.
+
+    Calls that may wait go on trying, with growing pauses, until the service answers or `stop` is set.
+
+    Args:
+        url: of the service, without `/v1`.
+        stop: ends the waiting.
+        rng: for the jitter, so that a fleet does not return all at once.
+        transport: another than the network, for tests.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        stop: threading.Event,
+        rng: random.Random | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._stop = stop
+        self._rng = rng or random.Random()
+        self._http = httpx.Client(
+            base_url=self.url, transport=transport, headers={"accept": "application/json"}
+        )
+
+    def register(self, info: WorkerInfo, patience_s: float | None = None) -> Registered:
+        """Registers; gives up with `UnreachableError` after `patience_s`, never where None."""
+        return self._keep_trying(
+            lambda: self._call("POST", "/v1/workers", info, Registered), patience_s
+        )
+
+    def heartbeat(self, worker_id: int) -> None:
+        """One attempt; raises `UnknownWorkerError` where the service has forgotten this worker."""
+        self._call("POST", f"/v1/workers/{worker_id}/heartbeat", {}, None)
+
+    def deregister(self, worker_id: int) -> None:
+        """One attempt; the service gives back what leases the worker still has."""
+        self._call("DELETE", f"/v1/workers/{worker_id}", None, None)
+
+    def lease(self, request: LeaseRequest) -> tuple[Lease, ...]:
+        """Waits up to `request.wait_s` for a job, and for the service as long as it takes."""
+        answer = self._keep_trying(
+            lambda: self._call("POST", "/v1/leases", request, Leases, request.wait_s + _ANSWER_S)
+        )
+        return answer.leases
+
+    def renew(self, lease: Lease, timing: bool = False) -> Renewed:
+        """One attempt; raises `LeaseLostError`, or `DeviceBusyError` where `timing` must wait."""
+        renewal = Renewal(token=lease.token, timing=timing)
+        return self._call("POST", f"/v1/leases/{lease.id}/renew", renewal, Renewed)
+
+    def release(self, lease: Lease) -> None:
+        """One attempt to give a job back to the queue."""
+        self._call("POST", f"/v1/leases/{lease.id}/release", Renewal(token=lease.token), None)
+
+    def results(self, lease_id: int, results: Results) -> ResultsAccepted:
+        """One attempt; raises `LeaseLostError`."""
+        return self._call("POST", f"/v1/leases/{lease_id}/results", results, ResultsAccepted)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _keep_trying(self, call: Callable[[], T], patience_s: float | None = None) -> T:
+        began = time.monotonic()
+        pause, said = FIRST_PAUSE_S, False
+        while True:
+            try:
+                return call()
+            except UnreachableError as error:
+                if patience_s is not None and time.monotonic() - began > patience_s:
+                    raise
+                if not said:
+                    log.warning("%s; trying again", error)
+                    said = True
+            if self._stop.wait(pause * self._rng.uniform(0.5, 1.0)):
+                raise StoppedError
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _call(
+        self, method: str, path: str, body: Any, kind: type[T] | None, timeout_s: float = _ANSWER_S
+    ) -> T:
+        content = None if body is None else encode(body)
+        headers = {"content-type": "application/json"} if content is not None else None
+        timeout = httpx.Timeout(timeout_s, connect=5.0)
+        try:
+            answer = self._http.request(
+                method, path, content=content, headers=headers, timeout=timeout
+            )
+        except httpx.TransportError as error:
+            reason = str(error) or type(error).__name__
+            raise UnreachableError(
+                f"the service at {self.url} is not reachable: {reason}"
+            ) from error
+        if answer.status_code >= 400:
+            raise _refusal(self.url, path, answer)
+        if kind is None:
+            return None  # type: ignore[return-value]
+        try:
+            return decode(answer.content, kind)
+        except WireError as error:
+            raise ServiceError(
+                f"{self.url}{path} answered what is no {kind.__name__}: {error}"
+            ) from error
+
+
+def _refusal(url: str, path: str, answer: httpx.Response) -> ServiceError:
+    try:
+        problem = msgspec.json.decode(answer.content)
+        detail = str(problem.get("detail") or problem.get("title") or "")
+        kind = str(problem.get("type"))
+    except (msgspec.MsgspecError, AttributeError):
+        detail, kind = answer.text[:200], ""
+    message = f"{url}{path} answered {answer.status_code}: {detail}"
+    if answer.status_code in _RETRIED:
+        return UnreachableError(message)
+    if kind == "urn:plevel:device-busy":
+        return DeviceBusyError(message)
+    if answer.status_code == 409 or (
+        answer.status_code in (404, 410) and path.startswith("/v1/leases/")
+    ):
+        return LeaseLostError(message)
+    if answer.status_code == 404:
+        return UnknownWorkerError(message)
+    return ServiceError(message)

@@ -1,0 +1,254 @@
+"""This host's processor as a device: its cores, who may time on it, and what its state is."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from strategy.host import cache_sizes, cpu_info, cpu_target
+from strategy.record import Device
+from strategy.target import Target
+
+_CPUS = Path("/sys/devices/system/cpu")
+# Places that all users of a host write to.
+_SHARED = (Path("/run/lock"), Path("/var/lock"), Path("/tmp"))  # noqa: S108
+_LOCK_NAME = "plevel-timing.lock"
+
+
+class DeviceError(ValueError):
+    """A device that this host does not have, or cannot use so; names the field and the remedy."""
+
+
+@dataclass(frozen=True)
+class Cores:
+    """The cores of a device and what each is for."""
+
+    slot: str
+    timing: tuple[int, ...]
+    building: tuple[int, ...]
+
+    @property
+    def overlap(self) -> bool:
+        """Whether building must wait while a kernel is timed."""
+        return bool(set(self.timing) & set(self.building))
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        return tuple(sorted({*self.timing, *self.building}))
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """The cores of `cpu`, `cpu:0-3` or `cpu:0,2`; without numbers all that this process may use.
+
+    Raises:
+        DeviceError: it cannot be read, or names a core that is not there.
+    """
+    kind, _, numbers = text.partition(":")
+    allowed = sorted(os.sched_getaffinity(0))
+    if kind != "cpu":
+        raise DeviceError(f"device {text!r:.40}: only cpu is supported; write cpu or cpu:0-3")
+    if not numbers:
+        return tuple(allowed)
+    cores: set[int] = set()
+    for part in numbers.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise DeviceError(
+                f"device {text!r:.40}: {part!r:.20} is no core; write cpu:0-3 or cpu:0,2"
+            )
+        cores.update(range(int(first), int(last or first) + 1))
+    absent = sorted(cores - set(allowed))
+    if absent:
+        shown = ",".join(map(str, allowed))
+        raise DeviceError(
+            f"device {text!r:.40}: core {absent[0]} is not among those of this process: {shown}"
+        )
+    return tuple(sorted(cores))
+
+
+def assign(cores: Sequence[int], threads: int) -> Cores:
+    """Divides cores into those that time kernels of `threads` threads and those that build.
+
+    Each timing thread gets a physical core of its own where there are enough, and nothing is built
+    on its other hyper-thread. Where the kernels take all cores, building uses the same ones.
+
+    Raises:
+        DeviceError: more threads than cores.
+    """
+    if not 1 <= threads <= len(cores):
+        raise DeviceError(f"threads = {threads}: the device has {len(cores)} cores")
+    physical: dict[tuple[int, ...], list[int]] = {}
+    for core in cores:
+        physical.setdefault(_siblings(core), []).append(core)
+    # Interrupts and other programs favour the first cores: time on the last.
+    by_core = list(physical.values())[::-1]
+    if threads <= len(by_core):
+        timing = [group[0] for group in by_core[:threads]]
+        building = [core for group in by_core[threads:] for core in group]
+    else:
+        timing = sorted(cores)[-threads:]
+        building = [core for core in cores if core not in timing]
+    building = building or list(cores)
+    return Cores(f"cpu:{_ranges(sorted(cores))}", tuple(sorted(timing)), tuple(sorted(building)))
+
+
+def _siblings(core: int) -> tuple[int, ...]:
+    text = _read(_CPUS / f"cpu{core}/topology/thread_siblings_list") or str(core)
+    return tuple(int(word) for part in text.split(",") for word in part.split("-"))
+
+
+def _ranges(cores: Sequence[int]) -> str:
+    parts: list[str] = []
+    start = previous = cores[0]
+    for core in [*cores[1:], -1]:
+        if core != previous + 1:
+            parts.append(str(start) if start == previous else f"{start}-{previous}")
+            start = core
+        previous = core
+    return ",".join(parts)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def machine_id() -> str:
+    """What tells this machine from others, and stays the same when it restarts."""
+    return (
+        _read(Path("/etc/machine-id"))
+        or _read(Path("/var/lib/dbus/machine-id"))
+        or socket.gethostname()
+    )
+
+
+def machine_memory() -> int:
+    """Bytes of memory that this host, or the control group of this process, has."""
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        limit = _read(Path("/sys/fs/cgroup") / name)
+        if limit.isdecimal():
+            most = min(most, int(limit))
+    return most
+
+
+def describe_device(cores: Cores, threads: int) -> Device:
+    """The device as it registers: this host's target with `threads` threads, on these cores."""
+    target: Target = cpu_target().with_threads(threads)
+    info = cpu_info()
+    fingerprint = {
+        "cpu": target.model,
+        "vendor": info.get("vendor_id", ""),
+        "family": info.get("cpu family", ""),
+        "model": info.get("model", ""),
+        "stepping": info.get("stepping", ""),
+        "microcode": info.get("microcode", ""),
+        "features": sorted(info.get("flags", info.get("Features", "")).split()),
+        "cores": len(cores.all),
+        "cores_online": os.cpu_count(),
+        "timing_cores": list(cores.timing),
+        "building_cores": list(cores.building),
+        "governor": governor(),
+        **cache_sizes(),
+    }
+    return Device(
+        identity=f"{machine_id()}/{cores.slot}", slot=cores.slot, model=target.model, target=target,
+        fingerprint=fingerprint,
+    )  # fmt: skip
+
+
+def governor() -> str:
+    """How the processor chooses its frequency; empty where it does not say (virtual machines)."""
+    return _read(_CPUS / "cpu0/cpufreq/scaling_governor")
+
+
+def environment() -> dict[str, Any]:
+    """The toolchain and the state of this host, as far as they are known without loading TVM."""
+    return {
+        "python": platform.python_version(),
+        "tvm": _installed("apache-tvm"),
+        "tvm_ffi": _installed("apache-tvm-ffi"),
+        "numpy": _installed("numpy"),
+        "openblas": _installed("scipy-openblas32"),
+        "kernel": platform.release(),
+        "governor": governor(),
+        "load": round(os.getloadavg()[0], 2),
+        "plevel": _installed("plevel"),
+    }
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def pin_threads(cores: Sequence[int], known: dict[int, int]) -> None:
+    """Gives each thread of this process one core: the first to the main thread, the others in turn.
+
+    A pool of n threads has its n - 1 workers created one after another, so that each pool has one
+    thread per core. `known` remembers the threads that have theirs.
+    """
+    main = os.getpid()
+    for thread in sorted(int(entry.name) for entry in Path("/proc/self/task").iterdir()):
+        if thread in known:
+            continue
+        workers = len(known.keys() - {main})
+        others = cores[1:] or cores
+        core = cores[0] if thread == main else others[workers % len(others)]
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, {core})
+        known[thread] = core
+
+
+@contextlib.contextmanager
+def timing_lock(stop: Callable[[], bool] = lambda: False) -> Iterator[bool]:
+    """Holds this host's right to time, which all daemons on it share, whatever their user.
+
+    It is a lock on a file in a place that all users share; it ends with the process that holds it.
+    Containers that share a processor do not share such a file: give each cores of its own.
+
+    Args:
+        stop: asked a few times a second while waiting; the lock is not held where it says yes.
+    """
+    descriptor = _open_lock()
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if stop():
+                    yield False
+                    return
+                time.sleep(0.02)
+                continue
+            yield True
+            return
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock() -> int:
+    path = next((d for d in _SHARED if os.access(d, os.W_OK)), _SHARED[-1]) / _LOCK_NAME
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags)  # another user's: a sticky directory forbids O_CREAT on it
+    except FileNotFoundError:
+        descriptor = os.open(path, flags | os.O_CREAT, 0o666)
+        with contextlib.suppress(PermissionError):
+            os.fchmod(descriptor, 0o666)
+        return descriptor
+    except OSError as error:
+        raise DeviceError(f"{path} cannot be opened: {error.strerror}; remove it") from error

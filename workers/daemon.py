@@ -1,0 +1,309 @@
+"""The worker: leases jobs, builds them in children, times them in another, and reports.
+
+Two threads share the device. One leases a job and builds it; the other times what is built. They
+work at the same time where building and timing have cores of their own, and otherwise take turns.
+A third keeps leases alive, a fourth sends results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strategy.record import (
+    Device,
+    Lease,
+    LeaseRequest,
+    Registered,
+    Result,
+    WorkerInfo,
+)
+from workers.builder import BuilderPool, Built
+from workers.client import (
+    Client,
+    DeviceBusyError,
+    ServiceError,
+    StoppedError,
+    UnknownWorkerError,
+)
+from workers.cpu import Cores, environment, machine_memory, timing_lock
+from workers.lease import GOODBYE_S, Held, Holdings
+from workers.runner import TimingRunner
+from workers.sandbox import ForkServer, Interrupted
+from workers.spool import Spool
+
+log = logging.getLogger(__name__)
+
+_LEASE_WAIT_S = 10.0
+_BUSY_S = 0.2
+_REFUSED_S = 2.0
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A job that is built, on its way to the timing thread."""
+
+    held: Held
+    leased_at: float  # time.monotonic
+    built: tuple[Built, ...]
+    taken: threading.Event
+
+
+class Daemon:
+    """One worker with one device.
+
+    Args:
+        client: of the service; `stop` is the event that ends its waiting.
+        spool: where finished results wait until the service has them.
+        info: what the worker registers as, with exactly one device.
+        cores: of that device.
+        stop: ends everything within moments.
+        imports: what the children find loaded.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        spool: Spool,
+        info: WorkerInfo,
+        cores: Cores,
+        stop: threading.Event,
+        imports: tuple[str, ...] = ("numpy", "tvm"),
+    ) -> None:
+        self._client = client
+        self._info = info
+        self._device: Device = info.devices[0]
+        self._cores = cores
+        self._stop = stop
+        self._imports = imports
+        self._draining = threading.Event()
+        self._holdings = Holdings(client, spool)
+        # Held while a job is built or timed, where both use the same cores.
+        self._turn = threading.Lock() if cores.overlap else None
+        self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._registered: Registered | None = None
+        # What the timing thread's time went to, in seconds.
+        self.spent: defaultdict[str, float] = defaultdict(float)
+        self._scratch = Path(tempfile.mkdtemp(prefix="plevel-worker-"))
+
+    def run(self, patience_s: float) -> None:
+        """Serves the service until `drain` or the stop event.
+
+        Raises:
+            SandboxError: TVM cannot be loaded.
+            UnreachableError: the service did not answer within `patience_s`, at the start.
+            ServiceError: it refused this worker.
+        """
+        try:
+            with ForkServer(self._scratch, self._imports) as server:
+                self._registered = self._client.register(self._info, patience_s)
+                log.info(
+                    "%s registered with %s: %s, timing on cores %s, building on %s",
+                    self._info.name, self._client.url, self._device.target,
+                    self._cores.timing, self._cores.building,
+                )  # fmt: skip
+                self._serve(server)
+        finally:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def drain(self) -> None:
+        """Finishes the job that is being timed, gives back the one that is being built, and ends."""
+        if self._registered is None:
+            self._stop.set()
+        self._draining.set()
+        self._batches.put(None)
+        for held in self._holdings.all():
+            if not held.timing:
+                held.ended.set()
+
+    def _serve(self, server: ForkServer) -> None:
+        pool = BuilderPool(server, self._cores.building, self._scratch)
+        runner = TimingRunner(server, self._cores.timing, machine_memory() // 2)
+        leasing = threading.Thread(
+            target=self._guard, args=(self._lease_and_build, pool), name="build"
+        )
+        timing = threading.Thread(target=self._guard, args=(self._time, runner), name="timing")
+        keeping = threading.Thread(
+            target=self._holdings.keep_alive, args=(self._identity, self._stop), name="renew",
+            daemon=True,
+        )  # fmt: skip
+        leasing.daemon = True  # it may be waiting for a job when the worker ends
+        for thread in (leasing, timing, keeping):
+            thread.start()
+        # Once the worker drains, the timing thread ends after the job at hand.
+        while not self._stop.is_set() and timing.is_alive():
+            timing.join(0.2)
+        self._draining.set()
+        for held in self._holdings.all():
+            held.ended.set()
+        self._batches.put(None)
+        timing.join(GOODBYE_S)
+        self._say_goodbye()
+        pool.close()
+        runner.close()
+
+    def _guard(self, work: Any, resource: Any) -> None:
+        """Runs one of the two threads; a defect in one must end the worker, not leave half of it."""
+        try:
+            work(resource)
+        except StoppedError:
+            pass
+        except Exception:
+            log.exception("the worker ends on a defect")
+            self._stop.set()
+
+    def _say_goodbye(self) -> None:
+        self._holdings.close()
+        if self._registered is not None:
+            with contextlib.suppress(ServiceError):
+                self._client.deregister(self._registered.worker_id)
+
+    # Leasing and building
+
+    def _lease_and_build(self, pool: BuilderPool) -> None:
+        while not self._draining.is_set():
+            for lease in self._next_leases():
+                held = self._holdings.add(lease)
+                if self._draining.is_set():
+                    self._holdings.release(held)
+                else:
+                    self._build(held, pool)
+        self._batches.put(None)
+
+    def _identity(self) -> Registered:
+        assert self._registered is not None
+        return self._registered
+
+    def _next_leases(self) -> tuple[Lease, ...]:
+        request = LeaseRequest(
+            worker_id=self._identity().worker_id, device=self._device.identity, wait_s=_LEASE_WAIT_S
+        )
+        try:
+            return self._client.lease(request)
+        except UnknownWorkerError:
+            if self._draining.is_set():  # it has just taken its leave
+                return ()
+            self._registered = self._client.register(self._info)
+            log.info("registered again: the service did not know this worker any more")
+        except ServiceError as error:
+            log.warning("no lease: %s", error)
+            self._draining.wait(_REFUSED_S)
+        return ()
+
+    def _build(self, held: Held, pool: BuilderPool) -> None:
+        leased_at = time.monotonic()
+        with self._turn or contextlib.nullcontext():
+            built = pool.build(held.lease.job, held.ended, lambda b: self._report_failed(held, b))
+        if held.ended.is_set():
+            self._holdings.leave(held)
+            return
+        good = tuple(b for b in built if b.error is None)
+        batch = _Batch(held, leased_at, good, threading.Event())
+        self._batches.put(batch)
+        # One job is built ahead, not more: a device may hold one lease beside its timing lease.
+        while not batch.taken.wait(0.5) and not self._stop.is_set():
+            pass
+
+    def _report_failed(self, held: Held, built: Built) -> None:
+        if built.error is not None:
+            result = Result(
+                entry=built.entry, error=built.error, message=built.message, build_s=built.build_s,
+                code_digest=built.code_digest, measured_at=time.time(),
+            )  # fmt: skip
+            self._holdings.report(held, result)
+
+    # Timing
+
+    def _time(self, runner: TimingRunner) -> None:
+        since = time.monotonic()
+        while (batch := self._batches.get()) is not None:
+            held = batch.held
+            self.spent["waiting for a job"] += max(0.0, batch.leased_at - since)
+            since = self._spend("waiting for a build", max(since, batch.leased_at))
+            try:
+                with self._turn or contextlib.nullcontext(), timing_lock(held.ended.is_set) as mine:
+                    if mine and self._begin_timing(held):
+                        batch.taken.set()
+                        since = self._spend("asking the service", since)
+                        self._time_batch(batch, runner)
+                        since = self._spend("loading and reporting", since)
+            finally:
+                batch.taken.set()
+            if held.ended.is_set():
+                self._holdings.leave(held)
+            since = self._spend("asking the service", since)
+
+    def _spend(self, what: str, since: float) -> float:
+        """Notes what the time since then went to; returns the time now."""
+        now = time.monotonic()
+        self.spent[what] += now - since
+        return now
+
+    def _begin_timing(self, held: Held) -> bool:
+        """Turns the lease into the device's timing lease; false where it is lost."""
+        # The service hears of the end of the job before first.
+        self._holdings.flush(_LEASE_WAIT_S)
+        if held.ended.is_set():
+            return False
+        held.timing = True
+        while not held.ended.is_set():
+            try:
+                self._holdings.renew(held)
+                break
+            except DeviceBusyError as error:
+                log.debug("%s waits: %s", held, error)
+                held.ended.wait(_BUSY_S)
+            except ServiceError as error:
+                # Away for now: what is timed meanwhile is kept, and sent when it is back.
+                log.warning("%s is timed without the service: %s", held, error)
+                break
+        return not held.ended.is_set()
+
+    def _time_batch(self, batch: _Batch, runner: TimingRunner) -> None:
+        held, job = batch.held, batch.held.lease.job
+        began, timed_s = time.monotonic(), 0.0
+        outcomes: Counter[str] = Counter()
+
+        def report(result: Result) -> None:
+            nonlocal timed_s
+            timed_s += result.run_s
+            parts = (
+                ("timing", result.run_s),
+                ("checking", result.check_s),
+                ("preparing", result.prepare_s),
+            )
+            for what, seconds in parts:
+                self.spent[what] += seconds or 0.0
+                self.spent["loading and reporting"] -= seconds or 0.0  # it is part of that time
+            outcomes[result.error.value if result.error else "timed"] += 1
+            self._holdings.report(held, result)
+
+        try:
+            toolchain = runner.run(job, batch.built, held.ended, report)
+        except Interrupted:
+            return
+        state = environment() | toolchain | {"TVM_NUM_THREADS": job.target.threads}
+        self._holdings.finish(held, state)
+        outcomes["not built"] = len(job.entries) - len(batch.built)
+        shown = ", ".join(f"{count} {what}" for what, count in outcomes.items() if count)
+        log.info(
+            "%s: %s in %.2f s, %.2f s of it timing", held, shown, time.monotonic() - began, timed_s
+        )
+
+
+def describe_worker(name: str, device: Device, version: str) -> WorkerInfo:
+    """What this process registers as."""
+    return WorkerInfo(
+        name=name, host=socket.gethostname(), pid=os.getpid(), devices=(device,), version=version
+    )

@@ -1,0 +1,261 @@
+"""The fork server's own side: a process with TVM loaded once, and what its forks become.
+
+It loads its modules while it has a single thread, and then forks a child within milliseconds for
+each `Limits` asked for. A child is a session of its own with limits on memory, files and processes;
+it serves requests that come as JSON over its own socket, until that socket closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import gc
+import importlib
+import mmap
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+LENGTH = struct.Struct("<I")
+_MAX_MESSAGE = 256 * 1024 * 1024
+_PROGRESS = struct.Struct("<qd")
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child is and may use.
+
+    Args:
+        module: whose `serve(channel)` the child runs.
+        cores: the cores it may run on.
+        memory_bytes: of private memory (RLIMIT_DATA).
+        environment: set before anything of the child runs.
+    """
+
+    module: str
+    cores: tuple[int, ...] = ()
+    memory_bytes: int = 8 * 2**30
+    file_bytes: int = 2 * 2**30
+    environment: dict[str, str] = {}
+
+
+class Channel:
+    """Messages over a socket: JSON with its length in front."""
+
+    def __init__(self, connection: socket.socket, progress: mmap.mmap) -> None:
+        self._socket = connection
+        self._progress = progress
+
+    def send(self, message: Any) -> None:
+        data = msgspec.json.encode(message)
+        self._socket.sendall(LENGTH.pack(len(data)) + data)
+
+    def receive(self) -> Any:
+        """The next message; raises `EOFError` once the other side has closed."""
+        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
+        if length > _MAX_MESSAGE:
+            raise EOFError(f"a message of {length} bytes")
+        return msgspec.json.decode(self._exactly(length))
+
+    def _exactly(self, size: int) -> bytes:
+        parts = []
+        while size:
+            part = self._socket.recv(min(size, 1 << 20))
+            if not part:
+                raise EOFError("the other side has closed")
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def mark(self, stage: int) -> None:
+        """Says, without waking anybody, that work on `stage` begins now."""
+        _PROGRESS.pack_into(self._progress, 0, stage, time.monotonic())
+
+    @property
+    def progress(self) -> tuple[int, float]:
+        """The stage last marked, and when (`time.monotonic`)."""
+        stage, since = _PROGRESS.unpack_from(self._progress, 0)
+        return stage, since
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def kill_session(pid: int) -> None:
+    """Kills a child and what it started. The pid is its own until the server has waited for it."""
+    for kill in (os.kill, os.killpg):  # a child just forked has no session of its own yet
+        with contextlib.suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
+
+
+def serve_forks(fileno: int, imports: list[str]) -> None:
+    """The fork server's main: single-threaded, ends with its control socket."""
+    control = socket.socket(fileno=fileno)
+    libc = ctypes.CDLL(None, use_errno=True)
+    # What a child leaves behind becomes ours, so that it can be found and killed.
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the daemon decides
+    try:
+        for name in imports:
+            importlib.import_module(name)
+    except ImportError as error:
+        control.sendall(msgspec.json.encode({"error": f"{error}: install plevel[worker]"}) + b"\n")
+        return
+    gc.freeze()  # children share these pages as long as nobody writes to them
+    control.sendall(b"{}\n")
+    children: set[int] = set()
+    while True:
+        header, fds, _, _ = socket.recv_fds(control, LENGTH.size, 2)
+        if len(header) < LENGTH.size:
+            break
+        body = b""
+        (length,) = LENGTH.unpack(header)
+        while len(body) < length:
+            body += control.recv(length - len(body))
+        request = msgspec.json.decode(body)
+        if "wait" in request:
+            pid = request["wait"]
+            status = _reap(pid, children)
+            control.sendall(msgspec.json.encode({"status": status}) + b"\n")
+            continue
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            _become(request, fds)  # does not return
+        for fd in fds:
+            os.close(fd)
+        children.add(pid)
+        control.sendall(msgspec.json.encode({"pid": pid}) + b"\n")
+    for pid in list(children):
+        kill_session(pid)
+        _reap(pid, children)
+
+
+def _reap(pid: int, children: set[int]) -> int:
+    """Waits for a killed child, and kills whatever it started that left its session."""
+    try:
+        _, status = os.waitpid(pid, 0)
+    except ChildProcessError:
+        status = -1
+    children.discard(pid)
+    while True:
+        orphans = [p for p in _own_children() if p not in children]
+        if not orphans:
+            return status
+        for orphan in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(orphan, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(orphan, 0)
+
+
+def _own_children() -> list[int]:
+    try:
+        text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        return []
+    return [int(word) for word in text.split()]
+
+
+def _become(request: dict[str, Any], fds: list[int]) -> None:
+    """Turns a fresh fork into the child asked for. Never returns."""
+    code = 1
+    try:
+        limits = msgspec.convert(request["spawn"], Limits)
+        os.setsid()
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        os.environ.update(limits.environment)
+        if limits.cores:
+            os.sched_setaffinity(0, limits.cores)
+        _restrict(limits)
+        connection = socket.socket(fileno=fds[0])
+        channel = Channel(connection, mmap.mmap(fds[1], mmap.PAGESIZE))
+        os.close(fds[1])
+        serve: Callable[[Channel], None] = importlib.import_module(limits.module).serve
+        with contextlib.suppress(EOFError, BrokenPipeError):
+            serve(channel)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _restrict(limits: Limits) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_bytes, limits.file_bytes))
+    with contextlib.suppress(OSError):
+        # When memory runs out, the kernel should take a child and not the daemon.
+        Path("/proc/self/oom_score_adj").write_text("900")
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _forbid_fork(libc)
+
+
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
+# AUDIT_ARCH, clone, fork, clone3; AArch64 has no fork.
+_SYSCALLS = {
+    "x86_64": (0xC000003E, 56, 57, 435),
+    "aarch64": (0xC00000B7, 220, 0xFFFFFFFF, 435),
+}
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+def _forbid_fork(libc: Any) -> None:
+    """Lets this process start threads and, one at a time, programs (the linker), but not fork.
+
+    RLIMIT_NPROC counts all processes of the user and does not bind root, so that it cannot stop a
+    fork bomb here; a seccomp filter can. Where the kernel has none, a bomb lasts until its time-out.
+    """
+    numbers = _SYSCALLS.get(os.uname().machine)
+    if numbers is None:
+        return
+    arch, clone, fork, clone3 = numbers
+    load, equal, has, answer = 0x20, 0x15, 0x45, 0x06
+    allow, again, missing = 0x7FFF0000, 0x50000 | errno.EAGAIN, 0x50000 | errno.ENOSYS
+    thread_or_vfork = 0x10000 | 0x4000
+    steps = (
+        (load, 0, 0, 4),  # the architecture
+        (equal, 0, 7, arch),
+        (load, 0, 0, 0),  # the system call
+        (equal, 6, 0, fork),
+        # glibc falls back from clone3, whose flags a filter cannot see, to clone.
+        (equal, 0, 1, clone3),
+        (answer, 0, 0, missing),
+        (equal, 0, 2, clone),
+        (load, 0, 0, 16),  # its flags
+        (has, 0, 1, thread_or_vfork),
+        (answer, 0, 0, allow),
+        (answer, 0, 0, again),
+    )
+    code = b"".join(struct.pack("HBBI", *step) for step in steps)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = _Program(len(steps), ctypes.addressof(buffer))
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0)

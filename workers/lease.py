@@ -1,0 +1,161 @@
+"""The leases that a worker holds: kept alive, reported for, and given back."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from strategy.record import Lease, Registered, Result, Results, ResultsAccepted
+from workers.client import Client, LeaseLostError, ServiceError
+from workers.spool import Sender, Spool
+
+log = logging.getLogger(__name__)
+
+# How often leases are renewed at least: how soon a worker hears that its run was cancelled.
+_RENEW_S = 2.0
+GOODBYE_S = 3.0
+
+
+class Held:
+    """A lease that this worker holds."""
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        self.session = uuid.uuid4().hex
+        self.timing = False
+        self.cancelled = False
+        self.lost = False
+        # Nothing more should be done for it: lost, cancelled, or the worker ends.
+        self.ended = threading.Event()
+
+    def end(self, *, lost: bool = False, cancelled: bool = False) -> None:
+        """Says that nothing more should be done for it."""
+        self.lost |= lost
+        self.cancelled |= cancelled
+        self.ended.set()
+
+    def __str__(self) -> str:
+        job = self.lease.job
+        return f"job {job.id} ({job.phase.value}, {job.workload})"
+
+
+class Holdings:
+    """What a worker holds, and what it says of it. Thread-safe.
+
+    Args:
+        client: of the service.
+        spool: where results wait until the service has them.
+    """
+
+    def __init__(self, client: Client, spool: Spool) -> None:
+        self._client = client
+        self._held: dict[int, Held] = {}
+        self._lock = threading.RLock()  # a signal handler takes it too
+        self._sender = Sender(client, spool, self._on_accepted, self._on_lost)
+
+    def add(self, lease: Lease) -> Held:
+        held = Held(lease)
+        with self._lock:
+            self._held[lease.id] = held
+        return held
+
+    def all(self) -> list[Held]:
+        with self._lock:
+            return list(self._held.values())
+
+    def report(self, held: Held, *results: Result) -> None:
+        """Returns once the results are on disk; they are sent soon."""
+        self._put(held, results)
+
+    def finish(self, held: Held, environment: dict[str, Any]) -> None:
+        """Says that a job is done."""
+        with self._lock:
+            self._held.pop(held.lease.id, None)
+        self._put(held, (), environment=environment, done=True)
+
+    def leave(self, held: Held) -> None:
+        """Ends a lease whose work stopped before it was finished, for whatever reason."""
+        if held.cancelled and not held.lost:
+            self.finish(held, {})
+        elif held.lost:
+            with self._lock:
+                self._held.pop(held.lease.id, None)
+        else:
+            self._sender.flush(GOODBYE_S)
+            self.release(held)
+
+    def release(self, held: Held) -> None:
+        """Gives a job back to the queue."""
+        with contextlib.suppress(ServiceError):
+            self._client.release(held.lease)
+        with self._lock:
+            self._held.pop(held.lease.id, None)
+
+    def flush(self, timeout_s: float) -> None:
+        """Sends what waits to be sent, if the service takes it in time."""
+        self._sender.flush(timeout_s)
+
+    def close(self) -> None:
+        """Sends what there is, and gives back what is still held."""
+        self._sender.close(GOODBYE_S)
+        for held in self.all():
+            self.release(held)
+
+    def renew(self, held: Held) -> None:
+        """Keeps a lease alive; raises what `Client.renew` does, but for a loss, which it notes."""
+        try:
+            answer = self._client.renew(held.lease, timing=held.timing)
+        except LeaseLostError as error:
+            log.warning("%s is lost: %s", held, error)
+            held.end(lost=True)
+            return
+        if answer.cancelled:
+            log.info("%s: its run was cancelled", held)
+            held.end(cancelled=True)
+
+    def keep_alive(self, registered: Callable[[], Registered], stop: threading.Event) -> None:
+        """Renews leases and sends heartbeats until `stop`; for a thread of its own."""
+        heartbeat_at = time.monotonic() + registered().heartbeat_s
+        pause = min(_RENEW_S, registered().lease_s / 3)
+        while not stop.wait(pause):
+            for held in self.all():
+                if held.ended.is_set():
+                    continue
+                try:
+                    self.renew(held)
+                except ServiceError as error:
+                    log.debug("%s is not renewed: %s", held, error)
+            if time.monotonic() >= heartbeat_at:
+                heartbeat_at = time.monotonic() + registered().heartbeat_s
+                # A worker that is not known any more registers with its next request for a job.
+                with contextlib.suppress(ServiceError):
+                    self._client.heartbeat(registered().worker_id)
+
+    def _put(
+        self,
+        held: Held,
+        results: tuple[Result, ...],
+        *,
+        environment: dict[str, Any] | None = None,
+        done: bool = False,
+    ) -> None:
+        parcel = Results(
+            token=held.lease.token, session=held.session, results=results,
+            environment=environment or {}, done=done,
+        )  # fmt: skip
+        self._sender.put(held.lease.id, parcel)
+
+    def _on_accepted(self, lease_id: int, answer: ResultsAccepted) -> None:
+        held = self._held.get(lease_id)
+        if held is not None and answer.cancelled:
+            held.end(cancelled=True)
+
+    def _on_lost(self, lease_id: int) -> None:
+        held = self._held.get(lease_id)
+        if held is not None:
+            held.end(lost=True)

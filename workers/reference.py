@@ -1,0 +1,164 @@
+"""What a right answer is: inputs drawn from a seed, NumPy's answer for them, and how far one may be off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategy.op import OpError, get_op
+from strategy.types import TensorType
+from strategy.workload import Input, Workload
+
+Array = NDArray[Any]
+
+
+class WrongAnswerError(Exception):
+    """An output that is not the reference's, or an input that was written to."""
+
+
+def random_inputs(workload: Workload, seed: int) -> dict[str, Array]:
+    """The inputs by name, the epilogue's too; the same for all candidates of a workload.
+
+    Real numbers are uniform in -1 … 1, integers small enough that sums of products do not overflow.
+    """
+    rng = np.random.default_rng(seed)
+    found: dict[str, Array] = {}
+    for given in _all_inputs(workload):
+        if given.name not in found:
+            found[given.name] = _random(given.tensor, rng)
+    return found
+
+
+def _all_inputs(workload: Workload) -> list[Input]:
+    further = [o for step in workload.epilogue for o in step.operands if o is not None]
+    return [*workload.inputs, *further]
+
+
+def _random(kind: TensorType, rng: np.random.Generator) -> Array:
+    shape, dtype = kind.concrete_shape, numpy_dtype(kind.dtype)
+    if kind.dtype == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if kind.dtype.startswith(("int", "uint")):
+        return rng.integers(0 if kind.dtype.startswith("u") else -8, 9, shape).astype(dtype)
+    if kind.dtype == "float64":
+        return rng.uniform(-1, 1, shape)
+    return (rng.random(shape, dtype=np.float32) * 2 - 1).astype(dtype)
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's dtype of that name; bfloat16 comes from ml_dtypes, which TVM brings."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        kind: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return kind
+    return np.dtype(name)
+
+
+def reference(workload: Workload, inputs: Mapping[str, Array]) -> Sequence[Array]:
+    """NumPy's answer for the operator and its epilogue, in float64 where the operators give it.
+
+    Raises:
+        OpError: an operator has no reference.
+    """
+    value = _reference_of(workload.op)(
+        workload.attr_node, [inputs[i.name] for i in workload.inputs]
+    )
+    for step in workload.epilogue:
+        attrs = get_op(step.op).attrs_type.from_json(step.attrs)
+        operands = [value if o is None else inputs[o.name] for o in step.operands]
+        value = _reference_of(step.op)(attrs, operands)
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+def _reference_of(op: str) -> Callable[..., Any]:
+    found = get_op(op).get_attr("FReference")
+    if found is None:
+        raise OpError(f"operator {op} has no reference: register one with register_reference")
+    function: Callable[..., Any] = found
+    return function
+
+
+def reduction_length(
+    workload: Workload, inputs: Mapping[str, Array], outputs: Sequence[Array]
+) -> int:
+    """How many terms about are summed into one element of the output."""
+    terms = workload.operator.get_attr("FTerms")
+    if terms is not None:
+        return max(1, int(terms(workload.attr_node, workload.input_types, workload.out_type)))
+    produced = max(1, sum(o.size for o in outputs))
+    if workload.flops is not None:
+        return max(1, workload.flops // (2 * produced))
+    return max(1, max(x.size for x in inputs.values()) // produced)
+
+
+def tolerances(
+    workload: Workload, inputs: Mapping[str, Array], outputs: Sequence[Array]
+) -> tuple[float, ...]:
+    """The absolute tolerance of each output."""
+    length = reduction_length(workload, inputs, outputs)
+    # What an answer may be rounded to on its way has the fewest digits among the inputs.
+    narrowest = max((i.tensor.dtype for i in _all_inputs(workload)), key=epsilon)
+    return tuple(absolute_tolerance(o, length, narrowest) for o in outputs)
+
+
+def epsilon(dtype: str) -> float:
+    """The distance of 1 to the next number of a dtype; 0 for integers, which are exact."""
+    known = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+    return known.get(dtype, 0.0)
+
+
+def absolute_tolerance(right: Array, length: int, dtype: str) -> float:
+    """How far any element may be off, for inputs of `dtype` and sums of `length` terms.
+
+    Rounding errors of a sum add up like a random walk: about ε √length of the size of the sums, with
+    the ε of float32 or better, in which operators accumulate. Four times that passes any order of
+    summation, while a term left out is about 1 / √length of that size. Narrower dtypes add the
+    rounding of values on the way.
+    """
+    if right.dtype.kind not in "fV" or not right.size or not epsilon(dtype):
+        return 0.0
+    scale = math.sqrt(float(np.mean(np.square(right, dtype=np.float64))))
+    accumulated = min(epsilon(dtype), epsilon("float32")) * math.sqrt(length)
+    rounded = epsilon(dtype) if epsilon(dtype) > epsilon("float32") else 0.0
+    return 4 * scale * (accumulated + rounded)
+
+
+def poison(right: Array, dtype: str) -> Array:
+    """What no right kernel leaves behind: NaN, or for integers a value that is wrong everywhere."""
+    kind = numpy_dtype(dtype)
+    if epsilon(dtype):
+        return np.full(right.shape, np.nan, kind)
+    if dtype == "bool":
+        return ~right.astype(bool)
+    wrong: Array = right.astype(kind) + kind.type(1)
+    return wrong
+
+
+def compare(found: Array, right: Array, tolerance: float) -> None:
+    """Raises `WrongAnswerError` with the largest error and its place where `found` is not right."""
+    if found.shape != right.shape:
+        raise WrongAnswerError(f"the output has shape {found.shape}, expected {right.shape}")
+    if not found.size:
+        return
+    relative = 4 * epsilon(str(found.dtype))
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.abs(found.astype(np.float64) - right)
+        # The elementwise bound is computed only where the absolute one does not settle it.
+        if float(error.max()) <= tolerance:
+            return
+        same = (found == right) | (np.isnan(error) & np.isnan(right) & (found != found))
+        bad = ~((error <= tolerance + relative * np.abs(right)) | same)
+    count = int(bad.sum())
+    if not count:
+        return
+    worst = np.where(bad, np.where(np.isnan(error), np.inf, error), -1.0)
+    place = tuple(int(i) for i in np.unravel_index(int(worst.argmax()), worst.shape))
+    raise WrongAnswerError(
+        f"{count} of {found.size} elements are wrong; the largest error is {error[place]:.3g} at "
+        f"{list(place)}: {found[place]} instead of {right[place]:.9g} (tolerance {tolerance:.3g})"
+    )

@@ -1,0 +1,267 @@
+"""Runs what was built: a child that checks it against NumPy and times what is right, and its handle.
+
+One request is one job: all its libraries, timed interleaved in one session. The child marks the
+entry that it works on, so that the daemon knows whom to blame when the child dies or hangs.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from strategy.extern import load_library
+from strategy.record import ErrorKind, Job, Result, convert, to_json
+from strategy.workload import Workload
+from workers.builder import Built, shorten
+from workers.cpu import pin_threads
+from workers.fork import Channel, Limits
+from workers.kernel import Data, Kernel
+from workers.reference import WrongAnswerError, random_inputs, reference, tolerances
+from workers.sandbox import Child, Died, ForkServer, Late
+from workers.timing import Timed, time_kernels
+
+# OpenBLAS's threads wait for their next call by spinning for 2²⁶ cycles, on cores on which the next
+# kernel of the session runs by then. 2²⁰ outlast any gap between calls of one kernel.
+_SHORT_SPIN = {"OPENBLAS_THREAD_TIMEOUT": "20"}
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """A request: the entries of a job that were built, and the cores to time them on."""
+
+    job: Job
+    built: tuple[Built, ...]
+    cores: tuple[int, ...]
+
+
+def serve(channel: Channel) -> None:
+    """The child's loop: sends `{"result": …}` for each entry as it is done, then `{"end": …}`."""
+    runner = Runner(channel)
+    while True:
+        runner.run(convert(channel.receive(), Session))
+        channel.send({"end": True, "environment": runner.toolchain()})
+
+
+class Runner:
+    """Runs sessions. Inputs and reference are kept for the next session of the same workload."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._data: Data | None = None
+        self._pinned: dict[int, int] = {}
+        self._libraries: set[str] = set()
+
+    def run(self, session: Session) -> None:
+        """Checks and times all entries, sending each result as it comes."""
+        job = session.job
+        data = self._prepare_data(job.workload, job.seed)
+        entries = {e.index: e for e in job.entries}
+        kernels: list[Kernel] = []
+        for built in session.built:
+            self._channel.mark(built.entry)
+            kernel = Kernel(built, data)
+            try:
+                library = kernel.load().signature.library
+                if library is not None:
+                    self._libraries.add(library)
+                kernel.check()
+                # Thread pools begin at their first use.
+                pin_threads(session.cores, self._pinned)
+            except Exception as error:
+                self._send(_failure(kernel, error))
+                continue
+            kernels.append(kernel)
+
+        def finished(index: int, timed: Timed) -> None:
+            self._send(_result(kernels[index], timed))
+            kernels[index].release()
+
+        time_kernels(
+            [self._measure(kernel) for kernel in kernels],
+            job.policy,
+            tasks=[entries[k.entry].task_id for k in kernels],
+            best_s=[entries[k.entry].best_s for k in kernels],
+            rng=random.Random(job.seed),
+            finished=finished,
+        )
+
+    def toolchain(self) -> dict[str, Any]:
+        """What only this process knows of the environment: the versions that it has loaded."""
+        from tvm.target.codegen import llvm_version_major
+
+        found: dict[str, Any] = {"llvm": str(llvm_version_major())}
+        for role in sorted(self._libraries):
+            found[role] = load_library(role).describe()
+        return found
+
+    def _measure(self, kernel: Kernel) -> Callable[[int], float]:
+        def measure(calls: int) -> float:
+            self._channel.mark(kernel.entry)
+            return kernel.measure(calls)
+
+        return measure
+
+    def _send(self, result: Result) -> None:
+        self._channel.send({"result": to_json(result)})
+
+    def _prepare_data(self, workload: Workload, seed: int) -> Data:
+        import tvm
+
+        key = (workload.key, seed)
+        if self._data is None or self._data.key != key:
+            inputs = random_inputs(workload, seed)
+            outputs = tuple(np.asarray(x) for x in reference(workload, inputs))
+            tolerance = tolerances(workload, inputs, outputs)
+            tensors = {name: tvm.runtime.tensor(array) for name, array in inputs.items()}
+            self._data = Data(key, inputs, tensors, outputs, tolerance)
+        return self._data
+
+
+def _failure(kernel: Kernel, error: Exception) -> Result:
+    if isinstance(error, WrongAnswerError):
+        kind, message = ErrorKind.WRONG_ANSWER, str(error)
+    elif isinstance(error, MemoryError) or "bad_alloc" in str(error):
+        kind, message = ErrorKind.OOM, "the runner's memory limit was reached"
+    else:
+        kind, message = ErrorKind.RUNTIME, f"{type(error).__name__}: {error}"
+    return _of(kernel, Timed(), error=kind, message=shorten(message))
+
+
+def _result(kernel: Kernel, timed: Timed) -> Result:
+    if timed.error is not None:
+        return _failure(kernel, timed.error)
+    try:
+        kernel.compare()  # what the last of the timed calls left
+    except WrongAnswerError as error:
+        return _failure(kernel, WrongAnswerError(f"after timing: {error}"))
+    return _of(kernel, timed, samples_s=tuple(timed.samples_s))
+
+
+def _of(kernel: Kernel, timed: Timed, **outcome: Any) -> Result:
+    return Result(
+        entry=kernel.entry, prepare_s=kernel.prepare_s, build_s=kernel.built.build_s,
+        check_s=kernel.check_s, run_s=timed.run_s, code_digest=kernel.built.code_digest,
+        measured_at=time.time(), **outcome,
+    )  # fmt: skip
+
+
+class TimingRunner:
+    """The daemon's handle on the runner child of one device. One thread at a time uses it.
+
+    Args:
+        server: forks the child.
+        cores: of the device that time; as many threads are the most a kernel may use.
+        memory_bytes: that a session may use.
+    """
+
+    def __init__(self, server: ForkServer, cores: Sequence[int], memory_bytes: int) -> None:
+        self._server = server
+        self._cores = tuple(cores)
+        self._memory_bytes = memory_bytes
+        self._child: Child | None = None
+        self._threads = 0
+
+    def run(
+        self,
+        job: Job,
+        built: Sequence[Built],
+        interrupt: threading.Event,
+        report: Callable[[Result], None],
+    ) -> dict[str, Any]:
+        """Checks and times what was built, reporting each result as it is known.
+
+        An entry that kills the child is tried once more by itself, at the end: memory that one
+        kernel corrupts may kill another. One that hangs is not. All others go on in a new child.
+
+        Returns:
+            The child's environment (see `Results`).
+
+        Raises:
+            Interrupted: `interrupt` was set.
+        """
+        environment: dict[str, Any] = {}
+        waiting = {b.entry: b for b in built}
+        suspects: dict[int, Built] = {}
+        while waiting or suspects:
+            alone = not waiting
+            entries = dict([suspects.popitem()]) if alone else waiting
+            blamed, error = self._session(job, entries, interrupt, report, environment)
+            if error is None:
+                if entries:  # a child that says it is done, and is not: a defect of ours
+                    raise RuntimeError(
+                        f"the runner left entries {sorted(entries)} of job {job.id} out"
+                    )
+                continue
+            # Before the first entry the inputs and the reference are at fault, which all share.
+            guilty = {blamed: entries[blamed]} if blamed in entries else dict(entries)
+            for index, one in guilty.items():
+                del entries[index]
+                if isinstance(error, Died) and not alone and len(guilty) == 1:
+                    suspects[index] = one
+                else:
+                    report(_lost(one, error))
+        return environment
+
+    def _session(
+        self,
+        job: Job,
+        entries: dict[int, Built],
+        interrupt: threading.Event,
+        report: Callable[[Result], None],
+        environment: dict[str, Any],
+    ) -> tuple[int, Died | Late | None]:
+        """One session in the child; takes out of `entries` what is done."""
+        session = Session(job=job, built=tuple(entries.values()), cores=self._timing_cores(job))
+        child = self._ready_child(job.target.threads)
+        try:
+            child.send(to_json(session))
+            while True:
+                message = child.receive(job.policy.run_timeout_s, interrupt)
+                if "end" in message:
+                    environment.update(message["environment"])
+                    return -1, None
+                result = convert(message["result"], Result)
+                entries.pop(result.entry, None)
+                report(result)
+        except (Died, Late) as error:
+            return child.stage, error
+
+    def _timing_cores(self, job: Job) -> tuple[int, ...]:
+        return self._cores[-job.target.threads :]
+
+    def _ready_child(self, threads: int) -> Child:
+        """The child, a new one where it died or where the thread pools would have another size."""
+        if self._child is not None and self._child.alive and self._threads == threads:
+            return self._child
+        self.close()
+        self._threads = threads
+        counts = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+        self._child = self._server.spawn(
+            Limits(
+                module="workers.runner", cores=self._cores[-threads:], memory_bytes=self._memory_bytes,
+                environment={name: str(threads) for name in counts} | _SHORT_SPIN,
+            )
+        )  # fmt: skip
+        return self._child
+
+    def close(self) -> None:
+        """Ends the child."""
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+
+def _lost(built: Built, error: Died | Late) -> Result:
+    if isinstance(error, Late):
+        kind = ErrorKind.RUN_TIMEOUT
+    else:
+        kind = ErrorKind.OOM if error.out_of_memory else ErrorKind.CRASH
+    return Result(
+        entry=built.entry, error=kind, message=shorten(str(error)), build_s=built.build_s,
+        code_digest=built.code_digest, measured_at=time.time(),
+    )  # fmt: skip

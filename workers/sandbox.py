@@ -1,0 +1,244 @@
+"""Children that can be killed: handles on a fork server with TVM loaded once, and on what it forks.
+
+The daemon never imports TVM: it starts one fork server, which does, and asks it for children. A
+handle tells a time-out (`Late`) from a death (`Died`) from an error of the job (an answer like any
+other, from the child's own code).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from workers.fork import LENGTH, Channel, Limits, kill_session
+
+_POLL_S = 0.25
+_LOG_TAIL = 4000
+
+
+class SandboxError(RuntimeError):
+    """The fork server cannot be used; the message says why and names the remedy."""
+
+
+class Died(Exception):
+    """A child is gone. `signal` is what killed it, 0 where it left by itself."""
+
+    def __init__(self, signal_number: int, code: int, log: str) -> None:
+        self.signal = signal_number
+        self.code = code
+        self.log = log
+        name = _signal_name(signal_number) if signal_number else f"exit status {code}"
+        super().__init__(f"the child died ({name})" + (f": {log}" if log else ""))
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether it died of its memory limit, or was the kernel's choice when memory ran out."""
+        words = ("bad_alloc", "Cannot allocate memory", "MemoryError", "out of memory")
+        return self.signal == signal.SIGKILL or any(word in self.log for word in words)
+
+
+class Late(Exception):
+    """A child did not get on in time; it has been killed."""
+
+
+class Interrupted(Exception):
+    """Waiting ended because the caller asked for it; the child has been killed."""
+
+
+class Child:
+    """A handle on a forked child. Not thread-safe: one thread at a time talks to it."""
+
+    def __init__(self, server: ForkServer, pid: int, channel: Channel, log: Path) -> None:
+        self._server = server
+        self.pid = pid
+        self.channel = channel
+        self._log = log
+        self.alive = True
+
+    def send(self, message: Any) -> None:
+        """Raises `Died` where the child is gone."""
+        self.channel.mark(-1)
+        try:
+            self.channel.send(message)
+        except OSError:
+            raise self._death() from None
+
+    def receive(self, stage_s: float, interrupt: threading.Event | None = None) -> Any:
+        """The child's next message.
+
+        Args:
+            stage_s: how long any one stage may take (see `Channel.mark`).
+            interrupt: ends the wait within a moment when set.
+
+        Raises:
+            Died, Late, Interrupted: the child is dead then.
+        """
+        while True:
+            _, since = self.channel.progress
+            left = since + stage_s - time.monotonic()
+            ready, _, _ = select.select([self.channel], [], [], max(0.0, min(left, _POLL_S)))
+            if ready:
+                try:
+                    return self.channel.receive()
+                except (EOFError, OSError, msgspec.MsgspecError):
+                    raise self._death() from None
+            if interrupt is not None and interrupt.is_set():
+                self.kill()
+                raise Interrupted
+            if self.channel.progress[1] + stage_s <= time.monotonic():
+                self.kill()
+                raise Late(f"took longer than {stage_s:g} s and was killed")
+
+    @property
+    def stage(self) -> int:
+        """The stage last marked by the child, -1 before the first of a request."""
+        return self.channel.progress[0]
+
+    def _death(self) -> Died:
+        number, code = self.kill()
+        try:
+            log = self._log.read_bytes()[-_LOG_TAIL:].decode(errors="replace").strip()
+        except OSError:
+            log = ""
+        return Died(number, code, log)
+
+    def kill(self) -> tuple[int, int]:
+        """Ends the child and all it started; returns the signal it died of and its exit status."""
+        if not self.alive:
+            return 0, 0
+        self.alive = False
+        kill_session(self.pid)
+        self.channel.close()
+        status = self._server.wait(self.pid)
+        return (status & 0x7F, status >> 8) if status >= 0 else (signal.SIGKILL, 0)
+
+
+class ForkServer:
+    """Starts the process that forks children. Thread-safe.
+
+    Args:
+        imports: modules to load before the first fork (`tvm`).
+        directory: a scratch directory of the caller's, for the children's output.
+
+    Raises:
+        SandboxError: a module cannot be imported there.
+    """
+
+    def __init__(self, directory: Path, imports: tuple[str, ...] = ("numpy", "tvm")) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._count = 0
+        ours, theirs = socket.socketpair()
+        environment = os.environ | {
+            # One thread while modules load: a process with threads must not fork.
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+            "TVM_NUM_THREADS": "1",
+            "TVM_BIND_THREADS": "0",
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        }
+        code = f"from workers.fork import serve_forks; serve_forks({theirs.fileno()}, {list(imports)!r})"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._control = ours
+        try:
+            answer = self._read()
+        except EOFError:
+            self.close()
+            raise SandboxError(
+                "the fork server died while it loaded " + ", ".join(imports)
+            ) from None
+        if "error" in answer:
+            self.close()
+            raise SandboxError(answer["error"])
+
+    def spawn(self, limits: Limits) -> Child:
+        """A new child; raises `SandboxError` where the server is gone."""
+        ours, theirs = socket.socketpair()
+        memory = os.memfd_create("plevel-progress")
+        try:
+            os.ftruncate(memory, mmap.PAGESIZE)
+            progress = mmap.mmap(memory, mmap.PAGESIZE)
+            with self._lock, theirs:
+                self._count += 1
+                log = self._directory / f"child-{self._count}.log"
+                request = msgspec.json.encode({"spawn": limits, "log": str(log)})
+                try:
+                    socket.send_fds(
+                        self._control, [LENGTH.pack(len(request))], [theirs.fileno(), memory]
+                    )
+                    self._control.sendall(request)
+                    answer = self._read()
+                except (OSError, EOFError):
+                    ours.close()
+                    raise SandboxError("the fork server is gone") from None
+        finally:
+            os.close(memory)
+        channel = Channel(ours, progress)
+        channel.mark(-1)
+        return Child(self, int(answer["pid"]), channel, log)
+
+    def wait(self, pid: int) -> int:
+        """The wait status of a child that is dead or about to be; -1 where the server is gone."""
+        request = msgspec.json.encode({"wait": pid})
+        with self._lock:
+            try:
+                self._control.sendall(LENGTH.pack(len(request)) + request)
+                return int(self._read()["status"])
+            except (OSError, EOFError):
+                return -1
+
+    def _read(self) -> dict[str, Any]:
+        data = b""
+        while not data.endswith(b"\n"):
+            part = self._control.recv(65536)
+            if not part:
+                raise EOFError
+            data += part
+        answer: dict[str, Any] = msgspec.json.decode(data)
+        return answer
+
+    def close(self) -> None:
+        """Ends the server and with it all children."""
+        self._control.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

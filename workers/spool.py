@@ -1,0 +1,249 @@
+"""Results on their way to the service: a spool on disk, and the thread that sends what is in it.
+
+A finished measurement is on disk before anybody is told of it, and leaves the disk only once the
+service has accepted it or has said that the lease is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import random
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from strategy.record import Results, ResultsAccepted, WireError, decode, encode
+from workers.client import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    Client,
+    LeaseLostError,
+    ServiceError,
+    UnreachableError,
+)
+
+log = logging.getLogger(__name__)
+
+
+class _Parcel(msgspec.Struct, frozen=True):
+    lease: int
+    results: Results
+
+
+class Spool:
+    """Results on disk that the service has not accepted yet. Thread-safe.
+
+    Each process has a folder of its own under the service's; one that starts adopts the folders
+    that dead processes left.
+
+    Args:
+        root: where the spools of all services lie.
+        url: the service's; results never go to another.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, root: Path, url: str) -> None:
+        self._base = root / hashlib.sha256(url.encode()).hexdigest()[:16]
+        self._own = self._base / uuid.uuid4().hex
+        self._own.mkdir(parents=True, mode=0o700)
+        self._lock_file = (self._own / "lock").open("w")
+        fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+        self._lock = threading.Lock()
+        self._count = 0
+        for left in sorted(self._base.iterdir()):
+            if left != self._own:
+                self._adopt(left)
+
+    def _adopt(self, left: Path) -> None:
+        try:
+            with (left / "lock").open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for path in sorted(left.glob("*.json")):
+                    path.rename(self._next_path())
+                shutil.rmtree(left, ignore_errors=True)
+        except OSError:
+            return  # its process lives, or somebody else adopts it
+
+    def _next_path(self) -> Path:
+        self._count += 1
+        return self._own / f"{self._count:012d}.json"
+
+    def put(self, lease_id: int, results: Results) -> None:
+        """Returns once the results are on disk."""
+        data = encode(_Parcel(lease_id, results))
+        with self._lock:
+            path = self._next_path()
+            draft = path.with_suffix(".draft")
+            with draft.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.rename(path)
+            directory = os.open(self._own, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
+    def first(self) -> tuple[int, Results, list[Path]] | None:
+        """The oldest results, joined with all others of their lease and session, and their files."""
+        found: tuple[int, Results] | None = None
+        paths: list[Path] = []
+        for path in sorted(self._own.glob("*.json")):
+            try:
+                parcel = decode(path.read_bytes(), _Parcel)
+            except (OSError, WireError) as error:
+                log.warning("%s cannot be read and is set aside: %s", path, error)
+                self.refuse([path])
+                continue
+            if found is None:
+                found = parcel.lease, parcel.results
+            elif (parcel.lease, parcel.results.session) == (found[0], found[1].session):
+                found = found[0], _joined(found[1], parcel.results)
+            else:
+                continue
+            paths.append(path)
+        return None if found is None else (*found, paths)
+
+    def remove(self, paths: list[Path]) -> None:
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+    def refuse(self, paths: list[Path]) -> None:
+        """Sets aside what the service will never accept, so that a person can look at it."""
+        refused = self._base.parent / "refused"
+        refused.mkdir(exist_ok=True)
+        for path in paths:
+            with contextlib.suppress(OSError):
+                path.rename(refused / f"{self._own.name}-{path.name}")
+
+    @property
+    def empty(self) -> bool:
+        return next(self._own.glob("*.json"), None) is None
+
+    def close(self) -> None:
+        """Leaves what was not accepted for the next process to adopt."""
+        if self.empty:
+            shutil.rmtree(self._own, ignore_errors=True)
+        self._lock_file.close()
+
+
+def _joined(first: Results, second: Results) -> Results:
+    return Results(
+        token=second.token, session=first.session, results=first.results + second.results,
+        environment={**first.environment, **second.environment}, done=first.done or second.done,
+    )  # fmt: skip
+
+
+class Sender:
+    """Sends what is in a spool, in order, in a thread of its own, until it is accepted.
+
+    Args:
+        accepted: told the lease and the service's answer.
+        lost: told the lease whose results are not wanted any more.
+        linger_s: how long results may wait for more of their job, as sending takes processor time
+            from what is being timed.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        spool: Spool,
+        accepted: Callable[[int, ResultsAccepted], None],
+        lost: Callable[[int], None],
+        linger_s: float = 1.0,
+    ) -> None:
+        self._client = client
+        self._spool = spool
+        self._accepted = accepted
+        self._lost = lost
+        self._linger_s = linger_s
+        self._change = threading.Condition()
+        self._due: float | None = None if spool.empty else 0.0
+        self._closing = False
+        self._rng = random.Random()
+        self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
+        self._thread.start()
+
+    def put(self, lease_id: int, results: Results) -> None:
+        """Returns once the results are safe on disk; they are sent soon, at once where `done`."""
+        self._spool.put(lease_id, results)
+        due = time.monotonic() + (0.0 if results.done else self._linger_s)
+        with self._change:
+            self._due = due if self._due is None else min(due, self._due)
+            self._change.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Sends what there is now; whether all of it was taken in time."""
+        with self._change:
+            if self._due is not None:
+                self._due = 0.0
+                self._change.notify_all()
+            return self._change.wait_for(lambda: self._due is None, timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Ends the thread; what is not sent by then stays on disk."""
+        self.flush(timeout_s)
+        with self._change:
+            self._closing = True
+            self._change.notify_all()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        pause = FIRST_PAUSE_S
+        while True:
+            with self._change:
+                while not self._closing and (self._due is None or self._due > time.monotonic()):
+                    self._change.wait(None if self._due is None else self._due - time.monotonic())
+                if self._closing:
+                    return
+            try:
+                waiting = self._send_first()
+            except UnreachableError as error:
+                if pause == FIRST_PAUSE_S:
+                    log.warning("%s; results are kept", error)
+                with self._change:
+                    self._due = time.monotonic() + pause * self._rng.uniform(0.5, 1.0)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+                continue
+            pause = FIRST_PAUSE_S
+            if not waiting:
+                with self._change:
+                    # A put may have come since the look at the folder.
+                    if self._spool.empty:
+                        self._due = None
+                    self._change.notify_all()
+
+    def _send_first(self) -> bool:
+        """Sends the oldest results; whether there were any."""
+        first = self._spool.first()
+        if first is None:
+            return False
+        lease_id, results, paths = first
+        try:
+            answer = self._client.results(lease_id, results)
+        except UnreachableError:
+            raise
+        except LeaseLostError as error:
+            log.warning("%d results are not wanted any more: %s", len(results.results), error)
+            self._spool.remove(paths)
+            self._lost(lease_id)
+        except ServiceError as error:
+            log.warning("results were refused and set aside: %s", error)
+            self._spool.refuse(paths)
+            self._lost(lease_id)
+        else:
+            self._spool.remove(paths)
+            self._accepted(lease_id, answer)
+        return True

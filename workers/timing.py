@@ -1,0 +1,153 @@
+"""How long kernels take: pure functions over what runs a kernel and says how long it took.
+
+The kernels of a job are timed in one session, in rounds that take each in turn, so that a slow
+drift of the machine (temperature, neighbours) falls on all alike and their order can be trusted.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from strategy.record import TimingPolicy, estimate
+
+# Runs a kernel that many times; returns the seconds that all of them took together.
+Measure = Callable[[int], float]
+
+# Samples taken in one turn. Each turn begins with a call that is not counted, as the others'
+# kernels have used the caches since; a turn of several samples keeps that cheap.
+TURN = 3
+MAX_CALLS = 10_000_000
+# A measurement of this length tells how many calls fill a repeat.
+_RELIABLE_S = 0.0005
+
+
+@dataclass
+class Timed:
+    """What is known of one kernel. `samples_s` are all there are, each the mean of its calls."""
+
+    samples_s: list[float] = field(default_factory=list)
+    run_s: float = 0.0  # all the time that its calls took, those to warm up included
+    calls: int = 1  # of each sample
+    gave_up: bool = False
+    error: Exception | None = None
+    done: bool = False
+
+
+def time_kernels(
+    kernels: Sequence[Measure],
+    policy: TimingPolicy,
+    *,
+    tasks: Sequence[int] = (),
+    best_s: Sequence[float | None] = (),
+    rng: random.Random,
+    finished: Callable[[int, Timed], None] = lambda index, timed: None,
+) -> list[Timed]:
+    """Times kernels interleaved, each until its interval is narrow enough or its budget ends.
+
+    Args:
+        kernels: what to time; one that raises ends with that error, the others go on.
+        policy: see `TimingPolicy`; its budget counts the time of each kernel's own calls.
+        tasks: which kernels compete with each other, for `give_up_ratio`; all where empty.
+        best_s: the best median of each kernel's task before this session, where there is one.
+        rng: the order within each round, so that no kernel always follows the same other one.
+        finished: called with a kernel's index as soon as it is done, right after its last call.
+    """
+    timed = [Timed() for _ in kernels]
+    best: dict[int, float] = {}
+    groups = list(tasks) or [0] * len(kernels)
+    for group, known in zip(groups, best_s, strict=False):
+        if known is not None:
+            best[group] = min(known, best.get(group, math.inf))
+
+    def turn(index: int) -> None:
+        state, group = timed[index], groups[index]
+        limit = _limit(policy, best.get(group))
+        try:
+            if not state.samples_s:
+                _warm_up(kernels[index], policy, state, limit)
+            else:
+                state.run_s += kernels[index](1)
+            _sample(kernels[index], policy, state, limit)
+        except Exception as error:
+            state.error, state.done = error, True
+        if state.done and state.error is None and not state.gave_up:
+            median = estimate(state.samples_s).median_s
+            best[group] = min(median, best.get(group, math.inf))
+        if state.done:
+            finished(index, state)
+
+    live = list(range(len(kernels)))
+    while live:
+        for index in rng.sample(live, len(live)):
+            turn(index)
+        live = [index for index in live if not timed[index].done]
+    return timed
+
+
+def _limit(policy: TimingPolicy, best_s: float | None) -> float:
+    """Seconds per call from which a kernel is given up."""
+    if policy.give_up_ratio is None or best_s is None:
+        return math.inf
+    return policy.give_up_ratio * best_s
+
+
+def _warm_up(measure: Measure, policy: TimingPolicy, state: Timed, limit_s: float) -> None:
+    """Warms up and finds how many calls fill a repeat.
+
+    A first call far beyond the limit is all there is to know of a kernel: it is its only sample.
+    """
+    spent = per_call = measure(1)
+    # Twice the limit: the first call finds its code and its operands in no cache.
+    if per_call > 2 * limit_s and policy.min_repeat_s <= per_call:
+        state.run_s += spent
+        state.samples_s.append(per_call)
+        state.gave_up = state.done = True
+        return
+    took, calls = spent, 1
+    reliable_s = min(policy.min_repeat_s, _RELIABLE_S)
+    while calls < MAX_CALLS and (spent < policy.warmup_s or took < reliable_s):
+        # At most tenfold at a time: a clock too coarse for one call says it takes no time.
+        calls = min(_calls(policy, per_call), calls * 10)
+        took = measure(calls)
+        spent += took
+        per_call = took / calls
+    state.calls = _calls(policy, per_call)
+    state.run_s += spent
+
+
+def _calls(policy: TimingPolicy, per_call_s: float) -> int:
+    if per_call_s <= 0:
+        return MAX_CALLS
+    return max(1, min(MAX_CALLS, math.ceil(policy.min_repeat_s / per_call_s)))
+
+
+def _sample(measure: Measure, policy: TimingPolicy, state: Timed, limit_s: float) -> None:
+    for _ in range(TURN):
+        if state.done:
+            return
+        took = measure(state.calls)
+        state.run_s += took
+        if took < 0.5 * policy.min_repeat_s and state.calls < MAX_CALLS:
+            # Warmer than when the calls were counted: such a repeat is too short to be a sample.
+            state.calls = min(MAX_CALLS, max(state.calls * 2, _calls(policy, took / state.calls)))
+            if state.run_s <= policy.budget_s:
+                continue
+        if took <= 0:
+            raise ValueError(f"{state.calls} calls took {took} s: the clock is too coarse")
+        state.samples_s.append(took / state.calls)
+        state.gave_up = len(state.samples_s) >= 2 and min(state.samples_s) > limit_s
+        state.done = state.gave_up or _enough(policy, state)
+
+
+def _enough(policy: TimingPolicy, state: Timed) -> bool:
+    n = len(state.samples_s)
+    if n >= policy.max_repeats or state.run_s >= policy.budget_s:
+        return True
+    if n < policy.min_repeats:
+        return False
+    found = estimate(state.samples_s)
+    widest = max(found.high_s - found.median_s, found.median_s - found.low_s)
+    return widest <= policy.spread * found.median_s
