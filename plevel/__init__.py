@@ -1,0 +1,40 @@
+"""The face of plevel: the command line, the Python client, and the embedded mode.
+
+    import plevel
+
+    with plevel.Client("http://farm:8765") as client:
+        answer = client.select(workload, target)
+
+Importing this package loads no compiler, no web framework and no database.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    __version__: str
+    from plevel.client import Client, ServiceError, UnreachableError
+    from plevel.embedded import Embedded, EmbeddedError
+
+__all__ = ["Client", "Embedded", "EmbeddedError", "ServiceError", "UnreachableError", "__version__"]
+
+_HOMES = {
+    "Client": "plevel.client",
+    "ServiceError": "plevel.client",
+    "UnreachableError": "plevel.client",
+    "Embedded": "plevel.embedded",
+    "EmbeddedError": "plevel.embedded",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("plevel")
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'plevel' has no attribute {name!r}")

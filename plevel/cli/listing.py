@@ -1,0 +1,163 @@
+"""`plevel runs`, `records`, `workers`, `status` and `cancel`: what is there, and stopping a run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from plevel.cli import option
+from plevel.cli.error import UsageError
+
+_PHASES = ("search", "confirm", "reference")
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many.")]
+
+
+def runs(
+    limit: Limit = 20,
+    url: option.Url = None,
+    database: option.Database = None,
+    as_json: option.AsJson = False,
+) -> None:
+    """List the latest runs."""
+    from plevel.cli.output import make_console, make_table, print_json, show_ago
+    from plevel.direct import connect
+
+    place = option.locate(url, database)
+    with connect(place.url, place.database) as records:
+        found = records.runs(limit)
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (str(r.id), str(r.state), f"{r.trials_done}/{r.trials}", ", ".join(dict.fromkeys(t.workload for t in r.tasks)),
+         r.target.key, show_ago(r.created_at), r.message)
+        for r in found
+    ]  # fmt: skip
+    columns = ("run", "state", "trials", "workload", "target", "asked", "message")
+    make_console().print(
+        make_table(columns, rows, right=("run", "trials")) if rows else "no runs yet"
+    )
+
+
+def records(
+    run: Annotated[int | None, typer.Option("--run", metavar="ID", help="Of this run.")] = None,
+    task: Annotated[int | None, typer.Option("--task", metavar="ID", help="Of this task.")] = None,
+    phase: Annotated[
+        str | None, typer.Option("--phase", metavar="|".join(_PHASES), help="Of this phase.")
+    ] = None,
+    error: Annotated[
+        str | None, typer.Option("--error", metavar="KIND", help="Failures of this kind.")
+    ] = None,
+    after: Annotated[
+        int, typer.Option("--after", metavar="ID", min=0, help="Those that follow this one.")
+    ] = 0,
+    limit: Limit = 20,
+    url: option.Url = None,
+    database: option.Database = None,
+    as_json: option.AsJson = False,
+) -> None:
+    """List the log of measurements, failures included."""
+    from plevel.cli.output import make_console, make_table, print_json, show_ago
+    from plevel.direct import connect
+    from strategy.record import ErrorKind
+    from strategy.select import show_seconds
+
+    if phase is not None and phase not in _PHASES:
+        raise UsageError(f"--phase {phase!r:.40}: one of {', '.join(_PHASES)}")
+    if error is not None and error not in set(ErrorKind):
+        raise UsageError(f"--error {error!r:.40}: one of {', '.join(ErrorKind)}")
+    place = option.locate(url, database)
+    with connect(place.url, place.database) as source:
+        page = source.records(
+            run_id=run, task_id=task, phase=phase, error=error, limit=limit, cursor=after
+        )
+    if as_json:
+        print_json(page)
+        return
+    rows = [
+        (str(r["id"]), r["implementation"], r["phase"],
+         show_seconds(r["estimate"]["median_s"]) if r["estimate"] else r["error"],
+         _config(r["config"]), show_ago(r["measured_at"]))
+        for r in page["records"]
+    ]  # fmt: skip
+    columns = ("record", "implementation", "phase", "median", "config", "measured")
+    console = make_console()
+    console.print(
+        make_table(columns, rows, right=("record", "median")) if rows else "no records that match"
+    )
+    if page["next"] is not None:
+        console.print(f"more with --after {page['next']}")
+
+
+def _config(config: dict[str, Any]) -> str:
+    from strategy.space import Config
+
+    return str(Config(config))
+
+
+def workers(
+    url: option.Url = None, database: option.Database = None, as_json: option.AsJson = False
+) -> None:
+    """List the workers and their devices."""
+    from plevel.cli.output import make_console, make_table, print_json, show_ago
+    from plevel.direct import connect
+
+    place = option.locate(url, database)
+    with connect(place.url, place.database) as source:
+        found = source.workers()
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (str(w["id"]), w["name"], "alive" if w["alive"] else "gone", d["slot"], d["model"],
+         d["target"], show_ago(w["seen_at"]))
+        for w in found for d in w["devices"]
+    ]  # fmt: skip
+    columns = ("worker", "name", "state", "device", "model", "target", "seen")
+    make_console().print(make_table(columns, rows, right=("worker",)) if rows else "no workers yet")
+
+
+def status(
+    url: option.Url = None, database: option.Database = None, as_json: option.AsJson = False
+) -> None:
+    """Say where records are, what runs, and who works."""
+    from plevel.cli.output import make_console, print_json
+    from plevel.client import FINISHED
+    from plevel.direct import connect
+
+    place = option.locate(url, database)
+    with connect(place.url, place.database) as source:
+        latest, known = source.runs(20), source.workers()
+    going = [r for r in latest if r.state not in FINISHED]
+    alive = [w for w in known if w["alive"]]
+    if as_json:
+        print_json({
+            "url": place.url, "database": place.database, "running": [r.id for r in going],
+            "runs": [r.id for r in latest], "workers_alive": len(alive),
+        })  # fmt: skip
+        return
+    console = make_console()
+    console.print(f"records    {place.shown}", markup=False, soft_wrap=True)
+    console.print(f"workers    {len(alive)} alive of {len(known)} known")
+    console.print(f"runs       {len(going)} going on, of the latest {len(latest)}")
+    for r in going:
+        console.print(
+            f"  run {r.id}: {r.state}, {r.trials_done}/{r.trials} trials {r.message}", markup=False
+        )
+
+
+def cancel(
+    run: Annotated[
+        int, typer.Argument(metavar="RUN", help="The run's number.", show_default=False)
+    ],
+    url: option.Url = None,
+    database: option.Database = None,
+) -> None:
+    """Stop a run; what it measured is kept."""
+    from plevel.direct import connect
+
+    place = option.locate(url, database)
+    with connect(place.url, place.database) as source:
+        stopped = source.cancel(run)
+    print(f"run {stopped.id} is {stopped.state}, {stopped.trials_done} trials are kept")

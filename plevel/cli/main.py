@@ -1,0 +1,111 @@
+"""The entry point: commands, and how errors end them.
+
+Exit codes: 0 done, 1 failure, 2 usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from plevel.cli import build, db, listing, measure, select, serve, tune, worker
+from plevel.cli.error import CommandError
+
+app = typer.Typer(
+    name="plevel",
+    help="Measures which implementation of an operator is fastest, remembers it, and answers.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # square brackets of types are no markup
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("tune")(tune.tune)
+app.command("select")(select.select)
+app.command("build")(build.build)
+app.command("show")(build.show)
+app.command("measure")(measure.measure)
+app.command("serve")(serve.serve)
+app.command("worker")(worker.worker)
+app.add_typer(db.app, name="db")
+app.command("runs")(listing.runs)
+app.command("records")(listing.records)
+app.command("workers")(listing.workers)
+app.command("status")(listing.status)
+app.command("cancel")(listing.cancel)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"plevel {version('plevel')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", help="With an error, print where it came from. Stands anywhere."),
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Runs one command and exits with its code; an error is one line on stderr."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    # As an option of the whole it would have to stand before the command.
+    arguments = [a for a in arguments if a != "--debug"]
+    try:
+        command: Any = typer.main.get_command(app)
+        code = command.main(arguments, prog_name="plevel", standalone_mode=False)
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:
+        # Whoever read the output has gone: nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except Exception as error:
+        if debug:
+            import traceback
+
+            traceback.print_exc()
+        code, message = _explain(error)
+        print(f"plevel: {message}", file=sys.stderr)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain(error: Exception) -> tuple[int, str]:
+    """The exit code of an error, and its line."""
+    if isinstance(error, CommandError):
+        return error.exit_code, _line(error)
+    if isinstance(error, typer.TyperException):
+        return error.exit_code, error.format_message().replace("\n", " ")
+    from plevel.client import ServiceError, UnreachableError
+    from plevel.embedded import EmbeddedError
+
+    if isinstance(error, ServiceError):
+        line = _line(error)
+        more = [t for e in error.errors if (t := str(e.get("detail", ""))) and t not in line]
+        wrong_request = error.status in (400, 422)
+        return (2 if wrong_request else 1), "; ".join([line, *more])
+    if isinstance(error, UnreachableError | EmbeddedError):
+        return 1, _line(error)
+    if isinstance(error, OSError):
+        return 1, _line(error)
+    return 1, f"{type(error).__name__}: {_line(error)} (a defect of plevel: --debug shows where)"
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,106 @@
+"""`plevel measure`: one configuration, built, checked and timed as a worker does it."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from plevel.cli import option
+from plevel.cli.build import Knobs, read_config
+from plevel.cli.error import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from strategy.record import Job, Result
+
+
+def measure(
+    op: option.Op,
+    inputs: option.Inputs,
+    implementation: Annotated[
+        str, typer.Option("--implementation", "-I", metavar="NAME", help="What to measure.")
+    ],
+    attr: option.Attributes = None,
+    config: Knobs = None,
+    threads: option.Threads = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the random inputs.")] = 0,
+    as_json: option.AsJson = False,
+) -> None:
+    """Build, check and time one configuration on this host; nothing is stored.
+
+    Example: plevel measure dense -i data=float32[128,768] -i weight=float32[3072,768]:const
+    -I dense_pack.cpu -c rows=8
+    """
+    workload, target = option.read_workload(op, inputs, attr), option.read_target("cpu", threads)
+    if not workload.is_constant:
+        raise UsageError(f"--input: {workload} has a symbolic dimension; give a number to measure")
+    values = read_config(workload, target, implementation, config)
+
+    from plevel.cli.output import make_console, print_json, show_spread
+    from plevel.embedded import require_worker
+
+    require_worker()
+    from strategy.op_strategy import candidates
+    from strategy.record import CONFIRM_POLICY, Job, JobEntry, Phase, estimate
+    from strategy.select import show_seconds
+
+    candidate = next(c for c in candidates(workload, target) if c.implementation == implementation)
+    entry = JobEntry(
+        index=0, task_id=0, implementation=implementation, version=candidate.version, config=values
+    )
+    result = _measure(
+        Job(
+            id=0, run_id=0, workload=workload, target=target, phase=Phase.CONFIRM, entries=(entry,),
+            policy=CONFIRM_POLICY, seed=seed,
+        )
+    )  # fmt: skip
+    if as_json:
+        print_json(result)
+    if result.error is not None:
+        raise CommandError(f"{implementation}: {result.error}: {result.message}")
+    if as_json:
+        return
+    found = estimate(result.samples_s)
+    lines = [
+        f"{implementation}  {values}",
+        f"median  {show_seconds(found.median_s)}  {show_spread(found)}  "
+        f"(95 %: {show_seconds(found.low_s)} to {show_seconds(found.high_s)}, {found.samples} samples)",
+    ]
+    if workload.flops is not None:
+        lines.append(f"speed   {workload.flops / found.median_s / 1e9:.1f} GFLOP/s on {target}")
+    if result.prepare_s is not None:
+        lines.append(f"prepare {show_seconds(result.prepare_s)}, once for the constant inputs")
+    lines.append(f"build   {show_seconds(result.build_s)}, checked against NumPy in {show_seconds(result.check_s)}")
+    make_console().print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _measure(job: Job) -> Result:
+    """The one result of a job of one entry."""
+    from workers.builder import BuilderPool
+    from workers.cpu import DeviceError, assign, machine_memory, parse_cores, timing_lock
+    from workers.runner import TimingRunner
+    from workers.sandbox import ForkServer, SandboxError
+
+    results: list[Result] = []
+    try:
+        cores = assign(parse_cores("cpu"), job.target.threads)
+        with tempfile.TemporaryDirectory(prefix="plevel-") as scratch, ForkServer(Path(scratch)) as server:
+            pool = BuilderPool(server, cores.building[:1])
+            runner = TimingRunner(server, cores.timing, machine_memory() // 2)
+            try:
+                (built,) = pool.build(job, Path(scratch), threading.Event())
+                if built.error is not None:
+                    from strategy.record import Result
+
+                    return Result(entry=0, error=built.error, message=built.message, build_s=built.build_s)
+                with timing_lock():
+                    runner.run(job, [built], threading.Event(), results.append)
+            finally:
+                pool.close()
+                runner.close()
+    except (DeviceError, SandboxError) as error:
+        raise CommandError(str(error)) from error
+    return results[0]

@@ -1,0 +1,193 @@
+"""Options that commands share, and how they are read: workloads, targets, and where records are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from plevel.cli.error import UsageError
+
+if TYPE_CHECKING:
+    from strategy.target import Target
+    from strategy.workload import Input, Workload
+
+Op = Annotated[str, typer.Argument(metavar="OP", help="The operator: dense, …", show_default=False)]
+Inputs = Annotated[
+    list[str],
+    typer.Option(
+        "--input", "-i", metavar="NAME=TYPE[:const]", show_default=False,
+        help="An input and its type, as data=float32[128,768]; :const where it never changes.",
+    ),
+]  # fmt: skip
+Attributes = Annotated[
+    list[str] | None,
+    typer.Option("--attr", "-a", metavar="NAME=VALUE", help="An attribute; values as in JSON."),
+]
+TargetSpec = Annotated[
+    str,
+    typer.Option(
+        "--target", "-t", metavar="TARGET", help="cpu (this host), 'llvm -mcpu=…', or JSON."
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        min=1,
+        help="The kernel's threads; all of the target's if not given.",
+    ),
+]
+Url = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help="A service, as http://host:8765 [PLEVEL_URL]."),
+]
+Database = Annotated[
+    str | None,
+    typer.Option(
+        "--database", metavar="URL|FILE",
+        help="A database, used directly [PLEVEL_DATABASE; else a file in your data directory].",
+    ),
+]  # fmt: skip
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where records are: behind a service, or in a database. One of the two is set."""
+
+    url: str | None = None
+    database: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """The place as it may be shown: without a password."""
+        return re.sub(r"(?<=://)([^:/@]*):[^@/]*@", r"\1:***@", self.url or self.database or "")
+
+    @property
+    def option(self) -> str:
+        """What to type so that another command means the same place, empty for the default."""
+        if self.url is not None:
+            return "" if os.environ.get("PLEVEL_URL") == self.url else f" --url {self.shown}"
+        if self.database == locate_database(None) and not os.environ.get("PLEVEL_URL"):
+            return ""
+        return f" --database {self.shown}"
+
+
+def locate(url: str | None, database: str | None) -> Location:
+    """Where to go: what is said, else what the environment says, else this user's own file.
+
+    Raises:
+        UsageError: both a service and a database are named.
+    """
+    if url is not None and database is not None:
+        raise UsageError("--url and --database: name one of them, a service or a database")
+    if url is None and database is None:
+        url = os.environ.get("PLEVEL_URL") or None
+    if url is not None:
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(f"--url {url!r:.120}: expected http://host:port")
+        return Location(url=url.rstrip("/"))
+    return Location(database=locate_database(database))
+
+
+def locate_database(database: str | None) -> str:
+    """The URL of the database that is said, else of the environment's, else of this user's own file."""
+    database = database or os.environ.get("PLEVEL_DATABASE") or None
+    if database is None:
+        return f"sqlite:///{data_directory() / 'plevel.db'}"
+    if "://" in database:
+        return database
+    return f"sqlite:///{Path(database).expanduser().absolute()}"
+
+
+def data_directory() -> Path:
+    """This user's data directory of plevel, which need not exist yet."""
+    from platformdirs import user_data_path
+
+    return user_data_path("plevel", appauthor=False)
+
+
+def read_workload(
+    op: str, inputs: list[str], attrs: list[str] | None, *, far: bool = False
+) -> Workload:
+    """The workload that the options describe, checked.
+
+    Where `far`, an operator that is not installed here is left to the service to know.
+
+    Raises:
+        UsageError: names the option at fault and the remedy.
+    """
+    from strategy.attrs import AttrsError
+    from strategy.condition import ExpressionError
+    from strategy.op import OpError, TypeRelationError, find_op
+    from strategy.types import TypeSyntaxError
+    from strategy.workload import Workload, WorkloadError
+
+    try:
+        given = [_read_input(text) for text in inputs]
+        values = dict(read_attribute(text) for text in attrs or ())
+        if far and find_op(op) is None:
+            return Workload(op, tuple(given), values)
+        return Workload.make(op, given, values)
+    except (
+        AttrsError,
+        ExpressionError,
+        OpError,
+        TypeRelationError,
+        TypeSyntaxError,
+        WorkloadError,
+    ) as error:
+        raise UsageError(str(error)) from error
+
+
+def _read_input(text: str) -> Input:
+    from strategy.types import TypeSyntaxError
+    from strategy.workload import Input, WorkloadError
+
+    name, equals, rest = text.partition("=")
+    type_, colon, mark = rest.partition(":")
+    if not equals or not name.strip() or not type_.strip():
+        raise UsageError(
+            f"--input {text!r:.120}: write it as data=float32[128,768], with :const if constant"
+        )
+    if colon and mark.strip() != "const":
+        raise UsageError(
+            f"--input {text!r:.120}: after the type only ':const' may stand, got ':{mark:.40}'"
+        )
+    try:
+        return Input(name.strip(), type_.strip(), bool(colon))
+    except (TypeSyntaxError, WorkloadError) as error:
+        raise UsageError(f"--input {name.strip():.80}: {error}") from error
+
+
+def read_attribute(text: str, option: str = "--attr") -> tuple[str, Any]:
+    """A pair of `NAME=VALUE`; a value that is not JSON is a string."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise UsageError(f"{option} {text!r:.120}: write it as name=value")
+    try:
+        return name.strip(), json.loads(value)
+    except ValueError:
+        return name.strip(), value
+
+
+def read_target(spec: str, threads: int | None) -> Target:
+    """The target; `cpu` becomes what this host is, before anything is sent anywhere.
+
+    Raises:
+        UsageError: an unknown target or option of one.
+    """
+    from strategy.target import Target, TargetError
+
+    try:
+        target = Target.parse(spec)
+        return target if threads is None else target.with_threads(threads)
+    except TargetError as error:
+        raise UsageError(f"--target: {error}") from error

@@ -1,0 +1,215 @@
+"""What commands show: tables, JSON, and a run's progress, on a terminal or in plain lines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from strategy.record import encode
+from strategy.select import show_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from strategy.record import Estimate, RunStatus, TaskStatus
+    from strategy.select import Selection
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console that keeps to NO_COLOR, and to plain text where nobody looks."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    # Where it is not a terminal, width is no reason to cut a line that a program reads.
+    width = None if stream.isatty() else 200
+    return Console(stderr=stderr, highlight=False, soft_wrap=False, width=width)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    import msgspec
+
+    sys.stdout.write(msgspec.json.format(encode(value), indent=2).decode() + "\n")
+
+
+def make_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
+) -> Table:
+    """A table with the named columns; those in `right` hold numbers."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(
+            column, justify="right" if column in right else "left", no_wrap=column in right
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def show_spread(estimate: Estimate) -> str:
+    """Half the 95 % interval of the median, as a share of it."""
+    half = (estimate.high_s - estimate.low_s) / 2 / estimate.median_s
+    return f"±{half:.1%}"
+
+
+def show_ago(instant: float) -> str:
+    seconds = max(0.0, time.time() - instant)
+    for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def show_duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+
+
+def by_speed(tasks: Iterable[TaskStatus]) -> list[TaskStatus]:
+    """The confirmed first, the fastest first among equals."""
+    return sorted(
+        tasks,
+        key=lambda t: (not t.confirmed, t.best.median_s if t.best else float("inf"), -t.plevel),
+    )
+
+
+def task_table(
+    tasks: Iterable[TaskStatus], *, winner: str | None = None, ended: bool = True
+) -> Table:
+    """Each implementation with its best time, in the order of speed.
+
+    Once a run has ended, times that are not confirmed are marked.
+    """
+    rows = []
+    for task in by_speed(tasks):
+        best = task.best
+        note = " (not confirmed)" if ended and not task.confirmed else ""
+        failures = ", ".join(f"{n} {kind}" for kind, n in sorted(task.failures.items()))
+        rows.append((
+            ("→ " if task.implementation == winner else "  ") + task.implementation,
+            str(task.plevel),
+            show_seconds(best.median_s) + note if best else "—",
+            show_spread(best) if best else "",
+            f"{task.gflops:.1f}" if task.gflops is not None else "",
+            str(task.trials),
+            failures or (str(task.failed) if task.failed else ""),
+        ))  # fmt: skip
+    columns = ("  implementation", "plevel", "median", "95 %", "GFLOP/s", "trials", "failed")
+    return make_table(columns, rows, right=columns[1:])
+
+
+def selection_lines(selection: Selection) -> list[str]:
+    """The answer: what, with which configuration, at which level, and why."""
+    config = str(selection.config) or "(nothing to configure)"
+    level = f", level {selection.level}" if selection.level else ""
+    partial = ", partial" if selection.partial else ""
+    return [
+        f"selected   {selection.implementation}  (version {selection.version})",
+        f"config     {config}",
+        f"reason     {selection.reason}{level}{partial}",
+        f"because    {selection.explanation}",
+    ]
+
+
+def rival_table(selection: Selection) -> Table:
+    """What is known of each implementation that was compared."""
+    rows = []
+    for rival in selection.rivals:
+        mark = "→ " if rival.implementation == selection.implementation else "  "
+        if not rival.valid:
+            state = f"not valid: needs {rival.condition}" if rival.condition else "not valid"
+        elif rival.estimate is not None:
+            state = f"{rival.estimate.samples} samples, level {rival.level}"
+        else:
+            state = "predicted" if rival.predicted_s is not None else "not measured"
+        rows.append((
+            mark + rival.implementation,
+            str(rival.plevel),
+            show_seconds(rival.estimate.median_s) if rival.estimate
+            else f"~{show_seconds(rival.predicted_s)}" if rival.predicted_s is not None else "",
+            show_spread(rival.estimate) if rival.estimate else "",
+            state,
+        ))  # fmt: skip
+    return make_table(("  implementation", "plevel", "median", "95 %", "state"), rows,
+                      right=("plevel", "median", "95 %"))  # fmt: skip
+
+
+class Progress:
+    """Follows a run: a live table on a terminal, else a line where something has changed.
+
+    A context manager; `show` takes each status as it comes.
+    """
+
+    LINE_EVERY_S = 5.0
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self._console = console
+        self._quiet = quiet
+        self._live: Any = None
+        self._start: tuple[float, int] | None = None
+        self._said = (-1.0, "")
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal and not self._quiet:
+            from rich.live import Live
+
+            self._live = Live(console=self._console, transient=True, refresh_per_second=4)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, status: RunStatus) -> None:
+        line = self._line(status)
+        if self._quiet:
+            return
+        if self._live is not None:
+            from rich.console import Group
+            from rich.progress_bar import ProgressBar
+            from rich.text import Text
+
+            bar = ProgressBar(total=max(1, status.trials), completed=status.trials_done, width=40)
+            self._live.update(Group(Text(line), bar, task_table(status.tasks, ended=False)))
+            return
+        now = time.monotonic()
+        said_at, said = self._said
+        if line != said and now - said_at >= self.LINE_EVERY_S:
+            self._console.print(line, markup=False)
+            self._said = (now, line)
+
+    def _line(self, status: RunStatus) -> str:
+        words = [f"{status.state} {status.trials_done}/{status.trials} trials"]
+        found = [t for t in by_speed(status.tasks) if t.best]
+        fastest = min(found, key=lambda t: t.best.median_s if t.best else 0.0, default=None)
+        if fastest is not None and fastest.best is not None:
+            words.append(f"best {fastest.implementation} {show_seconds(fastest.best.median_s)}")
+        left = self._time_left_s(status)
+        if left is not None:
+            words.append(f"about {show_duration(left)} left")
+        if status.workers == 0:
+            words.append(status.message or "waiting for a worker")
+        return ", ".join(words)
+
+    def _time_left_s(self, status: RunStatus) -> float | None:
+        """From the pace of the trials seen here; None until there is one."""
+        now = time.monotonic()
+        if self._start is None:
+            self._start = (now, status.trials_done)
+        begun, done = self._start
+        if status.state != "running" or status.trials_done <= done:
+            return None
+        pace_s = (now - begun) / (status.trials_done - done)
+        return pace_s * max(0, status.trials - status.trials_done)

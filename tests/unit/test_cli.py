@@ -1,0 +1,240 @@
+"""The command line as users meet it: real processes, their output and their exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DATA = ("--input", "data=float32[128,768]")
+WEIGHT = ("--input", "weight=float32[3072,768]:const")
+DENSE = ("dense", *DATA, *WEIGHT)
+
+
+def plevel(
+    *arguments: str, home: Path, env: dict[str, str] | None = None, timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """`plevel …` with its data and state directories in `home`, and nothing else set."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PLEVEL_")}
+    clean |= {"XDG_DATA_HOME": str(home / "data"), "XDG_STATE_HOME": str(home / "state")}
+    return subprocess.run(
+        [sys.executable, "-m", "plevel", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+        env=clean | (env or {}),
+    )
+
+
+def assert_one_line(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    """The command ended with `code` and one line on stderr that has all of `words`."""
+    assert done.returncode == code, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    for word in ("plevel: ", *words):
+        assert word in lines[0]
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["tune", "select"])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(("dens", *DATA), ["'dens'", "known: ", "dense"], id="unknown operator"),
+        pytest.param(("dense", *DATA), ["'weight' is missing"], id="missing input"),
+        pytest.param(
+            (*DENSE, "--input", "bias=float32[3]"), ["no input 'bias'"], id="unknown input"
+        ),
+        pytest.param(
+            ("dense", *DATA, "--input", "weight=float32[3072,767]"),
+            ["weight", "768"],
+            id="wrong shape",
+        ),
+        pytest.param(
+            ("dense", "--input", "data=float32[768]", *WEIGHT),
+            ["data is float32[768]"],
+            id="wrong rank",
+        ),
+        pytest.param(
+            ("dense", "--input", "data=float33[128,768]", *WEIGHT),
+            ["--input data", "'float33'", "float32"],
+            id="unknown dtype",
+        ),
+        pytest.param(
+            ("dense", "--input", "data=float32(1,2)", *WEIGHT), ["float32[128,768]"], id="bad type"
+        ),
+        pytest.param(
+            ("dense", "--input", "data", *WEIGHT), ["data=float32[128,768]"], id="no type"
+        ),
+        pytest.param(
+            ("dense", *DATA, "--input", "weight=float32[3072,768]:cons"), [":const"], id="bad mark"
+        ),
+        pytest.param(
+            (*DENSE, "--attr", "units=-1"),
+            ["units", "-1", "out of bounds"],
+            id="attribute out of range",
+        ),
+        pytest.param((*DENSE, "--attr", "unit=1"), ["'unit'", "units"], id="unknown attribute"),
+        pytest.param((*DENSE, "--attr", "units"), ["name=value"], id="attribute without value"),
+        pytest.param(
+            (*DENSE, "--target", "cpux"), ["--target", "'cpux'", "llvm"], id="unknown target"
+        ),
+        pytest.param(
+            (*DENSE, "--target", "llvm -mcpu=znver4 -foo=1"),
+            ["--target", "'foo'"],
+            id="target option",
+        ),
+        pytest.param((*DENSE, "--threads", "0"), ["--threads"], id="no threads"),
+        pytest.param((*DENSE, "--url", "farm:80"), ["--url", "http://"], id="not a URL"),
+        pytest.param(
+            (*DENSE, "--url", "http://x", "--database", "y"),
+            ["--url", "--database"],
+            id="both places",
+        ),
+        pytest.param((*DENSE, "--nonsense"), ["--nonsense"], id="unknown option"),
+    ],
+)
+def test_usage_errors_name_the_field(
+    command: str, arguments: tuple[str, ...], words: list[str], tmp_path: Path
+) -> None:
+    done = plevel(command, *arguments, home=tmp_path)
+    assert_one_line(done, 2, *words)
+    assert list(tmp_path.iterdir()) == []  # nothing half-written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(("tune", *DENSE, "--trials", "0"), ["--trials"], id="trials"),
+        pytest.param(("tune", *DENSE, "--timeout", "0"), ["--timeout"], id="timeout"),
+        pytest.param(("tune", *DENSE, "--tuner", "magic"), ["--tuner", "model"], id="tuner"),
+        pytest.param(
+            ("tune", *DENSE, "--implementation", "dense_gpu"),
+            ["--implementation", "dense_pack.cpu"],
+            id="implementation",
+        ),
+        pytest.param(
+            ("tune", "dense", "--input", "data=float32[m,768]", *WEIGHT),
+            ["--input", "m"],
+            id="symbolic",
+        ),
+        pytest.param(("select", *DENSE, "--policy", "best"), ["--policy", "tvm"], id="policy"),
+        pytest.param(("records", "--phase", "final"), ["--phase", "confirm"], id="phase"),
+        pytest.param(("records", "--error", "bad"), ["--error", "wrong_answer"], id="error kind"),
+        pytest.param(("worker",), ["--url", "PLEVEL_URL"], id="worker for nobody"),
+        pytest.param(("serve", "--port", "70000"), ["--port"], id="port"),
+        pytest.param(("nonsense",), ["nonsense"], id="unknown command"),
+    ],
+)
+def test_usage_errors_of_single_commands(
+    arguments: tuple[str, ...], words: list[str], tmp_path: Path
+) -> None:
+    assert_one_line(plevel(*arguments, home=tmp_path), 2, *words)
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("command", ["tune", "select"])
+def test_a_service_that_is_not_there(command: str, tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{closed_port()}"
+    done = plevel(command, *DENSE, "--url", url, home=tmp_path)
+    assert_one_line(done, 1, url, "plevel serve", "--url")
+
+
+def test_no_worker_for_the_target_on_this_machine(tmp_path: Path) -> None:
+    done = plevel("tune", *DENSE, "--target", "llvm -mcpu=core2", home=tmp_path)
+    assert_one_line(done, 1, "--target", "llvm/core2", "--url")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_threads_than_cores(tmp_path: Path) -> None:
+    done = plevel("tune", *DENSE, "--threads", "4096", home=tmp_path)
+    assert_one_line(done, 1, "--threads 4096", "cores")
+
+
+@pytest.mark.parametrize("command", [("tune", *DENSE), ("worker", "--url", "http://127.0.0.1:1")])
+def test_no_compiler(command: tuple[str, ...], tmp_path: Path) -> None:
+    nothing = tmp_path / "bin"
+    nothing.mkdir()
+    done = plevel(*command, home=tmp_path, env={"PATH": str(nothing), "CC": "", "CXX": ""})
+    assert_one_line(done, 1, "compiler", "install gcc")
+
+
+@pytest.mark.parametrize("command", [("tune", *DENSE), ("worker", "--url", "http://127.0.0.1:1")])
+def test_the_worker_extra_is_missing(command: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "from importlib.machinery import PathFinder\n"
+        "find = PathFinder.find_spec\n"
+        "def find_spec(name, *rest):\n"
+        "    return None if name.partition('.')[0] == 'tvm' else find(name, *rest)\n"
+        "PathFinder.find_spec = find_spec\n"
+    )
+    done = plevel(*command, home=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert_one_line(done, 1, "'worker' extra", "pip install 'plevel[worker]'")
+
+
+@pytest.mark.parametrize("command", ["current", "check"])
+def test_asking_about_a_database_does_not_make_it(command: str, tmp_path: Path) -> None:
+    done = plevel("db", command, "--database", str(tmp_path / "no.db"), home=tmp_path)
+    assert_one_line(done, 1, "no.db does not exist", "plevel db upgrade")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
+    done = plevel("select", "dens", *DATA, "--debug", home=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("plevel: unknown operator")
+
+
+def test_select_answers_by_plevel_where_nothing_is_measured(tmp_path: Path) -> None:
+    done = plevel("select", *DENSE, "--json", home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["reason"] == "plevel"
+    assert answer["level"] is None
+    best = max((r for r in answer["rivals"] if r["valid"]), key=lambda r: r["plevel"])
+    assert answer["implementation"] == best["implementation"]
+    assert list(tmp_path.iterdir()) == []
+
+    shown = plevel("select", *DENSE, home=tmp_path).stdout
+    assert answer["explanation"] in shown
+    assert "dense_gemv.cpu" in shown  # the rivals, with why one is not valid
+    assert "data.shape[0] == 1" in shown
+
+
+def test_select_resolves_cpu_to_this_host(tmp_path: Path) -> None:
+    done = plevel("select", *DENSE, "--target", "cpu", "--threads", "1", "--json", home=tmp_path)
+    target = json.loads(done.stdout)["target"]
+    assert target["kind"] == "llvm"
+    assert target["mcpu"]
+    assert target["num-cores"] == 1
+
+
+def test_output_has_no_colour_where_none_is_wanted(tmp_path: Path) -> None:
+    done = plevel("select", *DENSE, home=tmp_path, env={"NO_COLOR": "1", "FORCE_COLOR": ""})
+    assert "\x1b[" not in done.stdout
+
+
+def test_version(tmp_path: Path) -> None:
+    done = plevel("--version", home=tmp_path)
+    assert done.stdout.startswith("plevel ")
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("command", [("runs",), ("records",), ("workers",), ("status",)])
+def test_an_empty_place_is_no_error(command: tuple[str, ...], tmp_path: Path) -> None:
+    plain = plevel(*command, home=tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    assert plain.stdout
+    json.loads(plevel(*command, "--json", home=tmp_path).stdout)

@@ -1,0 +1,151 @@
+"""MetaSchedule's pair of files: kept whole, joined by structural hash."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.formats import (
+    Attachment,
+    ImportedRecord,
+    Reason,
+    Rejected,
+    Source,
+    metaschedule,
+    native,
+)
+from strategy.record import ErrorKind
+
+SAMPLES = Path(__file__).parents[1] / "data" / "formats"
+WORKLOADS = (SAMPLES / "database_workload.json").read_bytes()
+RECORDS = (SAMPLES / "database_tuning_record.json").read_bytes()
+LINES = RECORDS.splitlines(keepends=True)
+HASH, MODULE = json.loads(WORKLOADS)
+
+
+def read(data: bytes) -> list[Any]:
+    return list(metaschedule.read(Source(io.BytesIO(data))))
+
+
+def written(items: list[Any]) -> tuple[bytes, bytes]:
+    files = {"workload": b"", "tuning_record": b""}
+    for which, line in metaschedule.write(i for i in items if not isinstance(i, Rejected)):
+        files[which] += line
+    return files["workload"], files["tuning_record"]
+
+
+def test_the_pair_comes_back_byte_for_byte() -> None:
+    items = read(WORKLOADS + RECORDS)
+    assert [type(i) for i in items] == [Attachment] + [ImportedRecord] * len(LINES)
+    assert written(items) == (WORKLOADS, RECORDS)
+    ours = b"".join(native.write(items))
+    back = list(native.read(Source(io.BytesIO(ours))))
+    assert back == items
+    assert written(back) == (WORKLOADS, RECORDS)
+
+
+def test_what_a_record_says() -> None:
+    module, first, *_, failed = read(WORKLOADS + RECORDS)
+    assert (module.what, module.key, module.text) == ("module", HASH, MODULE)
+    assert first.task.workload.attrs == {"structural_hash": HASH}
+    assert [i.type for i in first.task.workload.inputs] == ["float32[512,512]"] * 3
+    assert first.task.target.key == "llvm/znver4/threads=2"
+    _, (trace, run_secs, _, _) = json.loads(LINES[0])
+    assert list(first.samples_s) == run_secs
+    assert first.config["decision_4"] == tuple(trace[1][0][1])
+    # 1e10 seconds is how a candidate that did not run is stored.
+    assert failed.error is ErrorKind.RUNTIME
+    assert failed.samples_s == ()
+
+
+def test_several_pairs_may_follow_each_other() -> None:
+    other = WORKLOADS.replace(HASH.encode(), b"-42")
+    items = read(WORKLOADS + LINES[0] + other + LINES[0])
+    hashes = [
+        i.task.workload.attrs["structural_hash"] for i in items if isinstance(i, ImportedRecord)
+    ]
+    assert hashes == [HASH, "-42"]
+    assert written(items)[1] == LINES[0] + LINES[0].replace(b"[0,", b"[1,", 1)
+
+
+def test_a_bad_workload_keeps_its_place() -> None:
+    items = read(b'["12", "not base64!"]\n' + WORKLOADS + LINES[0] + b"[1," + LINES[0][3:])
+    assert [getattr(i, "reason", None) for i in items] == [
+        Reason.WORKLOAD,
+        None,
+        Reason.WORKLOAD,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"[0,[[[],[]],[1.0],null,null]]\n", Reason.TARGET),
+        (b'[0,[[[],[]],[1.0],{"kind":"abacus"},null]]\n', Reason.TARGET),
+        (b'[0,[[[],[]],[-1.0],{"kind":"llvm"},null]]\n', Reason.COST),
+        (b'[0,[[[],[]],[NaN],{"kind":"llvm"},null]]\n', Reason.COST),
+        (b'[0,[[[],[]],[1.0],{"kind":"llvm"},[["TENSOR","float7",[1]]]]]\n', Reason.TYPE),
+        (b'[0,[[[],[]],[1.0],{"kind":"llvm"},[["SCALAR"]]]]\n', Reason.TYPE),
+        (b'[0,[[[],[[1,2],[1,3]]],[1.0],{"kind":"llvm"},null]]\n', Reason.DUPLICATE),
+        (b'[0,[[[],[]],[1.0],{"kind":"llvm","kind":"cuda"},null]]\n', Reason.DUPLICATE),
+        (b"[0,[[[],[]],[1.0]]]\n", Reason.FIELD),
+        (b"[9," + LINES[0][3:], Reason.WORKLOAD),
+        (b"[-1," + LINES[0][3:], Reason.FIELD),
+        (b"{}\n", Reason.FIELD),
+        (b'["12"]\n', Reason.FIELD),
+        (b'["twelve",""]\n', Reason.WORKLOAD),
+        (LINES[0][:300] + b"\n", Reason.JSON),
+        (b"[" * 5000 + b"\n", Reason.DEPTH),
+    ],
+)
+def test_bad_lines_are_put_aside_alone(line: bytes, reason: Reason) -> None:
+    workload = line.startswith(b'["')
+    items = read((line + WORKLOADS + LINES[0]) if workload else (WORKLOADS + line + LINES[0]))
+    aside = [i for i in items if isinstance(i, Rejected)]
+    expected = [(1 if workload else 2, reason)]
+    if workload:  # the record is of workload 0, which is the bad one
+        expected.append((3, Reason.WORKLOAD))
+    assert [(i.line, i.reason) for i in aside] == expected
+    if not workload:
+        assert written(items) == (WORKLOADS, LINES[0])
+
+
+def test_records_alone_say_what_is_missing() -> None:
+    items = read(RECORDS)
+    assert {i.reason for i in items} == {Reason.WORKLOAD}
+    assert "database_workload.json" in items[0].detail
+
+
+def test_what_is_none_of_metaschedules_is_reported() -> None:
+    items = read(WORKLOADS + RECORDS)[1:]
+    assert [i.reason for i in metaschedule.write(items)] == [Reason.FORMAT] * len(items)
+
+
+@given(st.binary(max_size=500))
+def test_no_bytes_raise(data: bytes) -> None:
+    items = read(WORKLOADS + data + b"\n" + LINES[0])
+    assert items
+
+
+@given(st.integers(0, 2**32))
+def test_damage_in_one_record_leaves_its_neighbours(seed: int) -> None:
+    rng = random.Random(seed)
+    text = bytearray(LINES[1][:-1])
+    for _ in range(rng.randint(1, 20)):
+        at = rng.randrange(2, len(text))
+        text[at : at + rng.randint(0, 3)] = rng.choice(
+            [b"", b'"', b"{", b"]", b"\\", b"\xff", b"NaN", b"9" * 30, b"-", rng.randbytes(3)]
+        )
+    damaged = bytes(text).replace(b"\n", b"") + b"\n"
+    items = read(WORKLOADS + LINES[0] + damaged + LINES[2])
+    assert [items[1], items[-1]] == read(WORKLOADS + LINES[0] + LINES[2])[1:]
+    good = [i for i in items if not isinstance(i, Rejected)]
+    assert list(native.read(Source(io.BytesIO(b"".join(native.write(good)))))) == good

@@ -1,0 +1,146 @@
+"""Who needs what: strategy and service live without TVM, and importing is quick."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Stands before everything else in a child: there, these modules are not installed.
+_WITHOUT = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+_TVM = ("tvm", "tvm_ffi")
+
+
+def run_without(names: tuple[str, ...], code: str) -> str:
+    """Runs code where the named packages cannot be imported; its output."""
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT.format(names=set(names)) + code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_environment_of_these_tests_does_hide_a_package() -> None:
+    code = "try:\n    import tvm\nexcept ModuleNotFoundError:\n    print('hidden')"
+    assert run_without(_TVM, code) == "hidden\n"
+
+
+def test_strategy_evaluates_and_enumerates_without_tvm() -> None:
+    code = """
+from strategy.op_strategy import candidates
+from strategy.target import Target
+from strategy.workload import Workload
+
+workload = Workload.make(
+    "dense", {"data": "float32[128,768]", "weight": "float32[3072,768]"}, constants=["weight"]
+)
+target = Target.parse("llvm -mcpu=znver4 -num-cores=2")
+found = candidates(workload, target)
+for c in found:
+    sizes = sum(1 for _, _ in zip(c.space, range(300))) if c.space is not None else 0
+    print(c.implementation, sizes)
+assert not any(m.partition(".")[0] in ("tvm", "tvm_ffi") for m in sys.modules)
+"""
+    sizes = dict(line.split() for line in run_without(_TVM, code).splitlines())
+    assert {"dense_nopack.cpu", "dense_pack.cpu", "dense_large_m.cpu"} <= sizes.keys()
+    assert int(sizes["dense_pack.cpu"]) >= 200
+
+
+def test_the_service_imports_without_tvm() -> None:
+    run_without(_TVM, "import service.app\nfrom service import tuner, records, queue, migration")
+
+
+def test_workers_import_without_sql_and_web_frameworks() -> None:
+    names = ("sqlalchemy", "alembic", "fastapi", "starlette", "uvicorn")
+    run_without(names, "import workers.daemon, workers.builder, workers.runner")
+
+
+def test_the_client_needs_only_the_base_install() -> None:
+    names = ("sqlalchemy", "fastapi", "starlette", "uvicorn", "xgboost", *_TVM)
+    run_without(names, "import plevel.cli.main, plevel\nplevel.Client, plevel.Embedded")
+
+
+def _imports_at_import(tree: ast.Module) -> set[str]:
+    """Top-level packages that a module imports when it is imported: not those inside functions."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                continue
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+                continue
+            if isinstance(child, ast.Import):
+                found.update(a.name.partition(".")[0] for a in child.names)
+            elif isinstance(child, ast.ImportFrom) and child.module and not child.level:
+                found.add(child.module.partition(".")[0])
+            visit(child)
+
+    visit(tree)
+    return found
+
+
+@pytest.mark.parametrize("package", ["strategy", "service", "plevel"])
+def test_no_module_imports_tvm_when_it_is_imported(package: str) -> None:
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert files
+    guilty = [str(f) for f in files if _imports_at_import(ast.parse(f.read_text())) & {*_TVM}]
+    assert guilty == []
+
+
+def test_the_finder_of_imports_finds_them() -> None:
+    source = "import tvm.te\nif x:\n    from os import path\ndef f():\n    import json\n"
+    assert _imports_at_import(ast.parse(source)) == {"tvm", "os"}
+
+
+def _shortest_import_s(module: str, beside: str) -> float:
+    """The least of some imports of `module`, in seconds of CPU, once `beside` is imported.
+
+    Not of the wall clock, which other work on the machine moves.
+    """
+    code = (
+        f"import {beside}, time\nbegun = time.process_time()\nimport {module}\n"
+        "print(time.process_time() - begun)"
+    )
+    return min(float(run_without((), code)) for _ in range(5))
+
+
+def test_importing_strategy_is_quick() -> None:
+    assert _shortest_import_s("strategy, strategy.select, strategy.workload", "numpy") < 0.15
+
+
+def test_help_is_quick() -> None:
+    """`plevel --help` in 0.3 s: here without the interpreter's own start."""
+    code = """
+import io, time
+begun = time.process_time()
+from plevel.cli.main import main
+out, sys.stdout = sys.stdout, io.StringIO()
+try:
+    main(["--help"])
+except SystemExit as end:
+    assert end.code == 0
+help, sys.stdout = sys.stdout.getvalue(), out
+assert "tune" in help
+print(time.process_time() - begun)
+"""
+    assert min(float(run_without((), code)) for _ in range(5)) < 0.28

@@ -1,0 +1,109 @@
+"""What commands show of a run and of a selection."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from plevel.cli import output
+from strategy.record import Estimate, RunState, RunStatus, TaskStatus
+from strategy.space import Config
+from strategy.target import Target
+
+TARGET = Target.parse("llvm -mcpu=znver4 -num-cores=2")
+
+
+def task(
+    name: str, median_s: float | None, *, confirmed: bool = False, **more: object
+) -> TaskStatus:
+    best = None if median_s is None else Estimate(median_s, median_s * 0.98, median_s * 1.02, 20)
+    fields = {
+        "task_id": 1, "workload": "dense", "implementation": name, "version": "1.0", "plevel": 10,
+        "tunable": True, "best": best, "best_config": Config({"a": 1}), "confirmed": confirmed,
+    }  # fmt: skip
+    return TaskStatus(**(fields | more))
+
+
+def run(done: int, *tasks: TaskStatus, **more: object) -> RunStatus:
+    fields = {
+        "id": 1, "state": RunState.RUNNING, "target": TARGET, "trials": 10, "trials_done": done,
+        "created_at": 0.0, "workers": 1, "tasks": tasks,
+    }  # fmt: skip
+    return RunStatus(**(fields | more))
+
+
+def plain() -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, width=200, highlight=False), out
+
+
+def test_progress_without_a_terminal_is_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    console, out = plain()
+    with output.Progress(console) as progress:
+        progress.show(run(0, workers=0))
+        progress.show(run(4, task("dense_pack.cpu", 2e-3)))
+        progress.show(run(8, task("dense_pack.cpu", 1e-3), task("slow", 5e-3)))
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "running 0/10 trials, waiting for a worker"
+    assert lines[1].startswith("running 4/10 trials, best dense_pack.cpu 2 ms, about ")
+    assert lines[2].startswith("running 8/10 trials, best dense_pack.cpu 1 ms, about ")
+    assert "\x1b" not in out.getvalue()
+
+
+def test_progress_says_nothing_twice_and_not_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(output.time, "monotonic", lambda: now)
+    console, out = plain()
+    with output.Progress(console) as progress:
+        for done in (1, 2):  # the second is too soon
+            progress.show(run(done, state=RunState.CONFIRMING))
+        for _ in range(2):  # the second says the same
+            now += output.Progress.LINE_EVERY_S
+            progress.show(run(3, state=RunState.CONFIRMING))
+    assert out.getvalue().splitlines() == ["confirming 1/10 trials", "confirming 3/10 trials"]
+
+
+def test_progress_on_a_terminal_is_live() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=120)
+    with output.Progress(console) as progress:
+        progress.show(run(3, task("dense_pack.cpu", 2e-3, gflops=301.5)))
+    assert "dense_pack.cpu" in out.getvalue()
+    assert "3/10 trials" in out.getvalue()
+
+
+def test_time_left_follows_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.0, 20.0, 20.0])
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    console, out = plain()
+    progress = output.Progress(console)
+    progress.show(run(2))
+    progress.show(run(6))  # four in twenty seconds, four to go
+    assert "about 20 s left" in out.getvalue()
+
+
+def test_the_table_has_the_confirmed_first_and_names_failures() -> None:
+    console, out = plain()
+    tasks = [
+        task("quick_but_unconfirmed", 1e-3),
+        task("confirmed", 2e-3, confirmed=True, gflops=300.0, trials=64),
+        task("broken", None, failed=3, failures={"compile": 2, "wrong_answer": 1}),
+    ]
+    console.print(output.task_table(tasks, winner="confirmed"))
+    text = out.getvalue()
+    places = [text.index(n) for n in ("→ confirmed", "quick_but_unconfirmed", "broken")]
+    assert places == sorted(places)
+    assert "±2.0%" in text
+    assert "1 ms (not confirmed)" in text
+    assert "2 compile, 1 wrong_answer" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.4, "0 s"), (59.6, "1:00 min"), (125, "2:05 min"), (7260, "2:01 h")]
+)
+def test_durations(seconds: float, shown: str) -> None:
+    assert output.show_duration(seconds) == shown

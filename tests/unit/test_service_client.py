@@ -1,0 +1,152 @@
+"""The client of the service, against answers that a service may give."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from plevel.client import Client, ServiceError, UnreachableError
+from strategy.record import RunRequest, RunState, RunStatus, RunWorkload, encode
+from strategy.target import Target
+from strategy.workload import Input, Workload
+
+TARGET = Target.parse("llvm -mcpu=znver4 -num-cores=2")
+WORKLOAD = Workload("dense", (Input("data", "float32[4,4]"), Input("weight", "float32[4,4]", True)))
+REQUEST = RunRequest(workloads=(RunWorkload(workload=WORKLOAD),), target=TARGET)
+
+
+def run_status(state: RunState = RunState.RUNNING, done: int = 0) -> RunStatus:
+    return RunStatus(
+        id=7, state=state, target=TARGET, trials=8, trials_done=done, created_at=1.0, workers=1
+    )
+
+
+def client_of(answer: Callable[[httpx.Request], httpx.Response], patience_s: float = 0.3) -> Client:
+    return Client("http://farm", transport=httpx.MockTransport(answer), patience_s=patience_s)
+
+
+def ok(value: object) -> httpx.Response:
+    return httpx.Response(200, content=encode(value))
+
+
+def failing(times: int, error: type[Exception], then: httpx.Response) -> tuple[Callable, list[str]]:
+    """A service whose connection fails so often; and the calls that it saw."""
+    seen: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(f"{request.method} {request.url.path}")
+        if len(seen) <= times:
+            raise error("broken")
+        return then
+
+    return answer, seen
+
+
+def test_asking_is_tried_again() -> None:
+    answer, seen = failing(2, httpx.ReadError, ok(run_status()))
+    assert client_of(answer, 5).run(7).id == 7
+    assert seen == ["GET /v1/runs/7"] * 3
+
+
+def test_a_run_is_created_again_only_where_it_was_never_sent() -> None:
+    answer, seen = failing(2, httpx.ConnectError, ok(run_status()))
+    assert client_of(answer, 5).create_run(REQUEST).id == 7
+    assert len(seen) == 3
+
+    answer, seen = failing(1, httpx.ReadError, ok(run_status()))
+    with pytest.raises(UnreachableError, match="no service answers at http://farm"):
+        client_of(answer, 5).create_run(REQUEST)
+    assert len(seen) == 1
+
+
+def test_patience_ends() -> None:
+    answer, _ = failing(10_000, httpx.ConnectError, ok(run_status()))
+    with pytest.raises(UnreachableError, match="plevel serve"):
+        client_of(answer).run(7)
+
+
+def test_a_problem_document_becomes_an_error() -> None:
+    problem = {
+        "type": "about:blank", "title": "The request is not valid", "status": 422,
+        "detail": "target: unknown kind", "errors": [{"field": "target", "detail": "unknown"}, 3],
+    }  # fmt: skip
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(
+            422, json=problem, headers={"content-type": "application/problem+json"}
+        )
+
+    with pytest.raises(ServiceError, match="target: unknown kind") as caught:
+        client_of(answer).select(WORKLOAD, TARGET)
+    assert caught.value.status == 422
+    assert caught.value.errors == ({"field": "target", "detail": "unknown"},)
+
+
+@pytest.mark.parametrize("body", [b"<html>a proxy</html>", b"[]", b'{"x": 1}', b""])
+def test_what_is_no_plevel_service_is_said_to_be_none(body: bytes) -> None:
+    with pytest.raises(ServiceError, match="plevel"):
+        client_of(lambda request: httpx.Response(200, content=body)).run(7)
+    with pytest.raises(ServiceError, match="502"):
+        client_of(lambda request: httpx.Response(502, content=body)).run(7)
+
+
+@pytest.mark.parametrize("body", [b"[]", b'{"x": 1}', b"null"])
+def test_a_list_that_is_none_is_no_plevel_service_either(body: bytes) -> None:
+    client = client_of(lambda request: httpx.Response(200, content=body))
+    for ask in (client.runs, client.workers):
+        with pytest.raises(ServiceError, match="plevel"):
+            ask()
+
+
+def test_select_sends_what_was_asked() -> None:
+    sent = {}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.update(json.loads(request.content))
+        return httpx.Response(500, json={"title": "enough"})
+
+    with pytest.raises(ServiceError, match="enough"):
+        client_of(answer).select(WORKLOAD, TARGET, device="a/cpu:0", policy="tvm")
+    assert sent["device"] == "a/cpu:0"
+    assert sent["policy"] == "tvm"
+    assert Target.parse(sent["target"]) == TARGET
+    assert "candidates" not in sent
+
+
+class _Broken(httpx.SyncByteStream):
+    """A stream that ends in the middle of an event."""
+
+    def __init__(self, parts: list[bytes]) -> None:
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._parts
+        raise httpx.ReadError("broken")
+
+
+def test_follow_connects_again_and_ends_with_the_run() -> None:
+    event = b"event: status\ndata: " + encode(run_status(done=2)) + b"\n\n"
+    end = b": hello\n\nevent: end\ndata: " + encode(run_status(RunState.DONE, 8)) + b"\n\n"
+    streams = [
+        httpx.Response(200, stream=_Broken([event, event[:20]])),
+        httpx.Response(200, content=end),
+    ]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return streams.pop(0) if request.url.path.endswith("/events") else ok(run_status(done=1))
+
+    seen = [s.trials_done for s in client_of(answer).follow(7)]
+    assert seen == [1, 2, 1, 8]
+
+
+def test_follow_of_a_finished_run_is_its_status() -> None:
+    found = list(client_of(lambda request: ok(run_status(RunState.FAILED))).follow(7))
+    assert [s.state for s in found] == [RunState.FAILED]
+
+
+def test_a_url_without_scheme_is_refused() -> None:
+    with pytest.raises(UnreachableError, match="http://host:port"):
+        Client("farm:80")
