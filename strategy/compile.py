@@ -10,6 +10,7 @@ The logger `plevel.compile` tells, at level INFO, which implementation each call
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -340,8 +341,17 @@ def _sized(variable: Var, dim: Dim, dims: Mapping[str, int]) -> int:
 
 
 def _use_threads(target: Target) -> None:
-    """Lets the runtime use as many threads as the code was made for; its own count may be wrong."""
+    """Lets the runtime use as many threads as the code was made for."""
+    # Read once, when the runtime starts; its own count is wrong on small machines.
+    os.environ.setdefault("TVM_NUM_THREADS", str(max(os.cpu_count() or 1, target.threads)))
     import tvm
 
-    if tvm.get_global_func("runtime.NumThreads")() != target.threads:
-        tvm.get_global_func("runtime.config_threadpool")(1, target.threads)
+    threads = tvm.get_global_func("runtime.NumThreads")
+    if threads() == target.threads:
+        return
+    tvm.get_global_func("runtime.config_threadpool")(1, target.threads)
+    if threads() != target.threads:
+        logger.warning(
+            "%s is for %d threads, but the runtime has %d: set TVM_NUM_THREADS before TVM starts",
+            target, target.threads, threads(),
+        )  # fmt: skip

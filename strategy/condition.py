@@ -128,14 +128,13 @@ class Expr:
     def var(cls, name: str, value: Any = None) -> Self:
         return cls("var", (name,), value)
 
-    @classmethod
-    def wrap(cls, value: Any) -> Expr:
-        """`value` as an expression: numbers and bools become constants."""
-        return value if isinstance(value, Expr) else cls.const(_number(value))
+    def _apply(self, op: str, left: Any, right: Any) -> Self:
+        return type(self)._operation(op, left, right)
 
-    def _apply(self, op: str, *operands: Any) -> Self:
-        args = tuple([self.wrap(x) for x in operands])
-        return type(self)(op, args, _known_value(op, args))
+    @classmethod
+    def _operation(cls, op: str, *operands: Any) -> Self:
+        args = tuple([x if isinstance(x, Expr) else cls.const(_number(x)) for x in operands])
+        return cls(op, args, _known_value(op, args))
 
     def __add__(self, other: Any) -> Self:
         return self._apply("+", self, other)
@@ -246,7 +245,7 @@ class Expr:
                 return self
             bound = env[name]
             return bound if isinstance(bound, Expr) else type(self).var(name, bound)
-        return self._apply(self.op, *(a.substitute(env) for a in self.args))
+        return self._operation(self.op, *[a.substitute(env) for a in self.args])
 
     def evaluate(self, env: Mapping[str, Any]) -> Any:
         """The value where the variables are as in `env` (numbers, or NumPy arrays of them).
@@ -359,7 +358,7 @@ class Expr:
             return _join(op, args)
         if len(args) != _ARITY.get(op, 2):
             raise ExpressionError(f"{op!r} takes {_ARITY.get(op, 2)} operands, got {len(args)}")
-        return cls.const(0)._apply(op, *args)
+        return cls._operation(op, *args)
 
     def __str__(self) -> str:
         if self.op in ("const", "var"):
@@ -426,12 +425,7 @@ def _join(op: str, args: Sequence[Expr]) -> Expr:
     if len(args) == 1:
         return args[0]
     half = len(args) // 2
-    return _operation(op, _join(op, args[:half]), _join(op, args[half:]))
-
-
-def _operation(op: str, *operands: Any) -> Expr:
-    args = tuple([Expr.wrap(x) for x in operands])
-    return Expr(op, args, _known_value(op, args))
+    return Expr._operation(op, _join(op, args[:half]), _join(op, args[half:]))
 
 
 _COMPUTATION_ERRORS = (ArithmeticError, TypeError, IndexError, ValueError)
@@ -439,13 +433,12 @@ _COMPUTATION_ERRORS = (ArithmeticError, TypeError, IndexError, ValueError)
 
 def _known_value(op: str, args: Sequence[Expr]) -> Any:
     """The value of an operation where that is certain, else None."""
-    values = []
     for a in args:
         if a.value is None:
             if op in _COMPARISON and args[0].same(args[1]):
                 return op in ("==", "<=", ">=")  # m == m, whatever m is
             return None
-        values.append(a.value)
+    values = [a.value for a in args]
     try:
         return OPERATIONS[op](*values)
     except _COMPUTATION_ERRORS as error:
@@ -454,23 +447,23 @@ def _known_value(op: str, args: Sequence[Expr]) -> Any:
 
 
 def minimum(a: Any, b: Any) -> Expr:
-    return _operation("min", a, b)
+    return Expr._operation("min", a, b)
 
 
 def maximum(a: Any, b: Any) -> Expr:
-    return _operation("max", a, b)
+    return Expr._operation("max", a, b)
 
 
 def ceildiv(a: Any, b: Any) -> Expr:
-    return _operation("ceildiv", a, b)
+    return Expr._operation("ceildiv", a, b)
 
 
 def log2(a: Any) -> Expr:
-    return _operation("log2", a)
+    return Expr._operation("log2", a)
 
 
 def _compare(op: str, a: Any, b: Any) -> Clause:
-    return Clause((_operation(op, a, b),))
+    return Clause((Expr._operation(op, a, b),))
 
 
 class Clause:

@@ -20,7 +20,8 @@ import numpy as np
 from strategy.condition import Expr, ExpressionError, SpecializedCondition
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import Estimate
-from strategy.select import Database, Measured, Reason, SelectionError, choose, current, holds as is_valid
+from strategy.select import Database, Measured, Reason, SelectionError, choose, current
+from strategy.select import holds as is_valid
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Workload
@@ -83,7 +84,9 @@ class DispatchTable(msgspec.Struct, frozen=True, kw_only=True):
                 raise ExpressionError(f"dimension {name} = {dims.get(name)!r}: a positive integer")
         unknown = sorted(dims.keys() - set(self.dims))
         if unknown:
-            raise ExpressionError(f"no dimension {unknown[0]!r}; the table is over {', '.join(self.dims)}")
+            raise ExpressionError(
+                f"no dimension {unknown[0]!r}; the table is over {', '.join(self.dims)}"
+            )
         holds = tuple(bool(c.evaluate(dims)) for c in self.conditions)
         for row in self.rows:
             if row.holds == holds:
@@ -114,7 +117,11 @@ class DispatchTable(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(
             f"{self._when(row)}: {row.implementation} ({row.reason}; "
             + (f"{len(row.shapes)} shapes on record" if row.shapes else "no shape on record")
-            + (f", {len(row.dissent)} of which select would answer otherwise" if row.dissent else "")
+            + (
+                f", {len(row.dissent)} of which select would answer otherwise"
+                if row.dissent
+                else ""
+            )
             + ")"
             for row in self.rows
         )
@@ -143,24 +150,30 @@ def dispatch(
     known = candidates(workload, target) if offered is None else list(offered)
     bound = [_bind(c, workload) for c in known if c.symbolic]
     usable = tuple(c for c in bound if c.condition is None or c.condition.decide() is not False)
-    conditions = tuple(
-        dict.fromkeys(c.condition for c in usable if c.condition is not None)
-    )
+    conditions = tuple(dict.fromkeys(c.condition for c in usable if c.condition is not None))
     if len(conditions) > MAX_CONDITIONS:
         raise SelectionError(
             f"{workload.op}: a dispatch table takes at most {MAX_CONDITIONS} conditions, "
             f"the strategy has {len(conditions)}"
         )
-    symbols = tuple(dict.fromkeys(v for d in workload.dims.values() if isinstance(d, Expr) for v in sorted(d.variables())))
+    symbolic = [d for d in workload.dims.values() if isinstance(d, Expr)]
+    symbols = tuple(dict.fromkeys(v for d in symbolic for v in sorted(d.variables())))
     table = DispatchTable(
-        workload=workload, target=target, dims=symbols, conditions=conditions, rows=(), candidates=usable
+        workload=workload,
+        target=target,
+        dims=symbols,
+        conditions=conditions,
+        rows=(),
+        candidates=usable,
     )
     instances = [
         (binding, shape, measured)
         for shape, measured in database.instances(workload, target, device)
         if (binding := workload.match(shape)) is not None
     ]
-    by_combination: dict[tuple[bool, ...], list[tuple[dict[str, int], Workload, Sequence[Measured]]]] = {}
+    by_combination: dict[
+        tuple[bool, ...], list[tuple[dict[str, int], Workload, Sequence[Measured]]]
+    ] = {}
     for binding, shape, measured in instances:
         holds = tuple(bool(c.evaluate(binding)) for c in conditions)
         by_combination.setdefault(holds, []).append((binding, shape, measured))
@@ -170,10 +183,10 @@ def dispatch(
     rows = []
     for holds, example in sorted(examples.items(), reverse=True):
         pinned = table.pinned(holds)
-        if set(pinned) == set(symbols):
+        if set(pinned) == set(symbols) and offered is None:
             # A row of one single shape is an ordinary selection.
             shape = workload.bind(pinned)
-            own = candidates(shape, target) if offered is None else known
+            own = candidates(shape, target)
             rows.append(_concrete_row(table, holds, pinned, shape, own, database, device))
         else:
             rows.append(_row(table, holds, example, by_combination.get(holds, ())))

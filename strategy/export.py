@@ -22,7 +22,7 @@ from typing import Any
 from strategy.condition import Expr, ExpressionError, SpecializedCondition
 from strategy.dispatch import DispatchTable
 from strategy.extern import find_library
-from strategy.lower import ALIGNMENT, Argument, CompileError, Lowered, Role, Signature, lower
+from strategy.lower import ALIGNMENT, Argument, CompileError, Lowered, Role, lower
 from strategy.space import ConfigError
 from strategy.types import TensorType
 from strategy.workload import Workload
@@ -69,7 +69,9 @@ def table_rows(table: DispatchTable) -> list[LibraryRow]:
         pairs = list(zip(table.conditions, row.holds, strict=True))
         rows.append(
             LibraryRow(
-                lowered, tuple(c for c, held in pairs if held), tuple(c for c, held in pairs if not held)
+                lowered,
+                tuple(c for c, held in pairs if held),
+                tuple(c for c, held in pairs if not held),
             )
         )
     return rows
@@ -199,10 +201,7 @@ def _header(
         lines.append(f" *   {p.name}: {a.type}, {meaning}\n")
         if a.role is Role.PREPARED:
             source = _source_type(workload, a)
-            declarations.append(
-                f"int {name}_prepare_{p.name}(const {_c_type(source.dtype)} *{a.name}, "
-                f"{_c_type(a.tensor.dtype)} *{p.name});"
-            )
+            declarations.append(f"{_preparation_head(name, p, source)};")
     declarations.append(f"int {name}({_c_arguments(parameters, dims)});")
     for i, row in enumerate(rows):
         when = [str(c) for c in row.must] + [f"not ({c})" for c in row.must_not]
@@ -219,6 +218,12 @@ def _header(
 def _source_type(workload: Workload, argument: Argument) -> TensorType:
     """The type of the constant input that a preparation packs."""
     return next(i.tensor for i in workload.inputs if i.name == argument.name)
+
+
+def _preparation_head(name: str, p: _Parameter, source: TensorType) -> str:
+    """The C function that packs a constant input."""
+    from_, to = _c_type(source.dtype), _c_type(p.argument.tensor.dtype)
+    return f"int {name}_prepare_{p.name}(const {from_} *{p.argument.name}, {to} *{p.name})"
 
 
 def _c_type(dtype: str) -> str:
@@ -270,7 +275,7 @@ static int plevel_launch(Body body, void *data, int tasks) {
 }
 static void *plevel_alloc(int type, int id, uint64_t bytes, int code, int bits) {
   (void)type, (void)id, (void)code, (void)bits;
-  return aligned_alloc(PLEVEL_ALIGNMENT, (bytes + PLEVEL_ALIGNMENT - 1) / PLEVEL_ALIGNMENT * PLEVEL_ALIGNMENT);
+  return aligned_alloc(PLEVEL_ALIGNMENT, (bytes + PLEVEL_ALIGNMENT - 1) & ~(PLEVEL_ALIGNMENT - 1ULL));
 }
 static int plevel_free(int type, int id, void *memory) {
   (void)type, (void)id;
@@ -313,14 +318,21 @@ def _source(
     by_row: Sequence[Sequence[int]],
     dims: Mapping[str, tuple[str, int]],
 ) -> str:
-    place = {p.argument.name: i for i, p in enumerate(parameters) if p.argument.role is not Role.PREPARED}
+    place = {
+        p.argument.name: i for i, p in enumerate(parameters) if p.argument.role is not Role.PREPARED
+    }
     threads = rows[0].lowered.signature.threads
-    lines = [f"\n#define PLEVEL_THREADS {threads}", f"#define PLEVEL_ALIGNMENT {ALIGNMENT}", *_library_threads(rows), _RUNTIME]
+    lines = [
+        f"\n#define PLEVEL_THREADS {threads}",
+        f"#define PLEVEL_ALIGNMENT {ALIGNMENT}",
+        *_library_threads(rows),
+        _RUNTIME,
+    ]
     for i, row in enumerate(rows):
-        for variable in row.lowered.module.functions:
-            lines.append(
-                f"int __tvm_ffi_row{i}_{variable.name_hint}(void *, const Any *, int32_t, Any *);"
-            )
+        lines += [
+            f"int __tvm_ffi_row{i}_{variable.name_hint}(void *, const Any *, int32_t, Any *);"
+            for variable in row.lowered.module.functions
+        ]
     lines += [
         "",
         "int __tvm_ffi_main(void *self, const Any *args, int32_t count, Any *result) {",
@@ -374,8 +386,7 @@ def _c_entry(name: str, parameters: Sequence[_Parameter], dims: Mapping[str, Any
 
 def _c_preparation(name: str, p: _Parameter, source: TensorType) -> list[str]:
     return [
-        f"int {name}_prepare_{p.name}(const {_c_type(source.dtype)} *{p.argument.name}, "
-        f"{_c_type(p.argument.tensor.dtype)} *{p.name}) {{",
+        f"{_preparation_head(name, p, source)} {{",
         "  plevel_ready();",
         *_c_tensor("from", p.argument.name, source),
         *_c_tensor("to", p.name, p.argument.tensor),
@@ -392,11 +403,10 @@ def _c_preparation(name: str, p: _Parameter, source: TensorType) -> list[str]:
 def _c_tensor(variable: str, pointer: str, kind: Any) -> list[str]:
     extents = [_c_expression(d) for d in kind.shape] or ["1"]
     letters = kind.dtype.rstrip("0123456789")
-    bits = kind.dtype[len(letters) :] or "8"
+    dtype = f"{{{_DTYPE_CODES[letters]}, {kind.dtype[len(letters) :] or 8}, 1}}"
     return [
         f"  int64_t {variable}_shape[] = {{{', '.join(extents)}}};",
-        f"  Tensor {variable} = {{(void *){pointer}, {{CPU, 0}}, {kind.ndim}, "
-        f"{{{_DTYPE_CODES[letters]}, {bits}, 1}}, {variable}_shape, NULL, 0}};",
+        f"  Tensor {variable} = {{(void *){pointer}, {{CPU, 0}}, {kind.ndim}, {dtype}, {variable}_shape, NULL, 0}};",
     ]
 
 
@@ -425,7 +435,9 @@ def _c_expression(expr: Expr) -> str:
         return f"(!{args[0]})"
     if expr.op == "if":
         return f"({args[0]} ? {args[1]} : {args[2]})"
-    raise ExpressionError(f"'{expr}' cannot be checked at run time: {expr.op} is not for dimensions")
+    raise ExpressionError(
+        f"'{expr}' cannot be checked at run time: {expr.op} is not for dimensions"
+    )
 
 
 def _c_condition(condition: SpecializedCondition) -> str:
@@ -437,11 +449,23 @@ def _c_condition(condition: SpecializedCondition) -> str:
 
 
 def _link(made: Path, path: Path, roles: Iterable[str | None]) -> None:
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    compiler = (
+        os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    )
     if not compiler:
         raise CompileError("no C compiler: install gcc or clang, or set CC")
     target = made / "library.so"
-    command = [compiler, "-O2", "-fPIC", "-shared", "-fopenmp", "entry.c", "rows.o", "-o", str(target)]
+    command = [
+        compiler,
+        "-O2",
+        "-fPIC",
+        "-shared",
+        "-fopenmp",
+        "entry.c",
+        "rows.o",
+        "-o",
+        str(target),
+    ]
     for library in filter(None, map(find_library, filter(None, roles))):
         command += [library.path, f"-Wl,-rpath,{Path(library.path).parent}"]
     command.append("-lm")

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any, Self, TypeVar
 
 from strategy.attrs import Attrs
@@ -77,7 +76,9 @@ class TypeReporter:
         if isinstance(known, IncompleteType):
             self.types[index] = found
         elif not may_equal(known, found):
-            raise TypeRelationError(f"{self.op.name}: {self.name(index)} is {known}, but must be {found}")
+            raise TypeRelationError(
+                f"{self.op.name}: {self.name(index)} is {known}, but must be {found}"
+            )
 
     def check(self, claim: bool | Clause, index: int, remedy: str) -> None:
         """Raises `TypeRelationError` about the argument at `index` where `claim` is certainly false.
@@ -86,7 +87,9 @@ class TypeReporter:
         """
         holds = claim.decide() if isinstance(claim, Clause) else claim
         if holds is False:
-            raise TypeRelationError(f"{self.op.name}: {self.name(index)} is {self.types[index]}: {remedy}")
+            raise TypeRelationError(
+                f"{self.op.name}: {self.name(index)} is {self.types[index]}: {remedy}"
+            )
 
     def tensor(self, index: int) -> TensorType | None:
         """The tensor type at `index`, None while unknown; raises where it is a tuple."""
@@ -94,7 +97,9 @@ class TypeReporter:
         if isinstance(found, IncompleteType):
             return None
         if not isinstance(found, TensorType):
-            raise TypeRelationError(f"{self.op.name}: {self.name(index)} must be one tensor, got {found}")
+            raise TypeRelationError(
+                f"{self.op.name}: {self.name(index)} must be one tensor, got {found}"
+            )
         return found
 
 
@@ -172,7 +177,9 @@ class Op:
         """
         if self.num_inputs is not None and len(inputs) != self.num_inputs:
             names = ", ".join(a.name for a in self.arguments)
-            raise TypeRelationError(f"{self.name} takes {self.num_inputs} inputs ({names}), got {len(inputs)}")
+            raise TypeRelationError(
+                f"{self.name} takes {self.num_inputs} inputs ({names}), got {len(inputs)}"
+            )
         if self.type_rel is None:
             raise OpError(f"{self.name} has no type relation: add one with add_type_rel")
         reporter = TypeReporter(self, [*inputs, IncompleteType("output")])
@@ -180,7 +187,9 @@ class Op:
         out = reporter.types[-1]
         if isinstance(out, IncompleteType):
             shown = ", ".join(map(str, inputs))
-            raise TypeRelationError(f"{self.name}: inputs ({shown}) do not determine the output's type")
+            raise TypeRelationError(
+                f"{self.name}: inputs ({shown}) do not determine the output's type"
+            )
         return out
 
     def __repr__(self) -> str:
@@ -201,6 +210,8 @@ def register_op(name: str) -> Op:
 @cache
 def _load_installed() -> None:
     """Brings in our own operators, and those of packages in the entry-point group `plevel.ops`."""
+    from importlib.metadata import entry_points  # slow to import
+
     import_module("strategy.ops")
     for entry in entry_points(group="plevel.ops"):
         entry.load()
@@ -233,9 +244,7 @@ def get_registered_op(name: str) -> Op:
     return _ops[name]
 
 
-def register_op_attr(
-    name: str, key: str, value: Any = None, level: int = 10
-) -> Callable[[F], F]:
+def register_op_attr(name: str, key: str, value: Any = None, level: int = 10) -> Callable[[F], F]:
     """Sets an attribute of an operator to `value`, or as a decorator to what it decorates."""
     op = get_registered_op(name)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 KINDS: dict[str, tuple[str, ...]] = {
     "llvm": ("cpu",),
@@ -65,11 +66,17 @@ class Target:
     and capability (sizes in bytes, counts) are stored and used, but not part of it.
     """
 
-    # Not a dataclass: the wire codec would then write its fields instead of `to_json`.
-    __slots__ = (
-        "arch", "capability", "features", "keys", "kind", "libs", "model", "threads", "triple",
-    )  # fmt: skip
+    kind: str
+    keys: tuple[str, ...]
+    arch: str
+    features: tuple[str, ...]
+    threads: int
+    libs: tuple[str, ...]
+    model: str
+    triple: str
+    capability: Mapping[str, int]
 
+    # Not a dataclass: the wire codec would then write its fields instead of `to_json`.
     def __init__(
         self,
         kind: str,
@@ -82,31 +89,17 @@ class Target:
         triple: str = "",
         capability: Mapping[str, int] | None = None,
     ) -> None:
-        # In the order of __slots__.
-        values = (
-            arch,
-            MappingProxyType(dict(capability or {})),
-            features,
-            keys,
-            kind,
-            libs,
-            model,
-            threads,
-            triple,
+        self.__dict__.update(
+            kind=kind,
+            keys=keys,
+            arch=arch,
+            features=features,
+            threads=threads,
+            libs=libs,
+            model=model,
+            triple=triple,
+            capability=MappingProxyType(dict(capability or {})),
         )
-        for name, value in zip(self.__slots__, values, strict=True):
-            object.__setattr__(self, name, value)
-
-    if TYPE_CHECKING:
-        kind: str
-        keys: tuple[str, ...]
-        arch: str
-        features: tuple[str, ...]
-        threads: int
-        libs: tuple[str, ...]
-        model: str
-        triple: str
-        capability: Mapping[str, int]
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"Target is immutable: parse another instead of setting {name}")
@@ -138,7 +131,7 @@ class Target:
             return _from_mapping(data)
         return _from_string(spec)
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The canonical text of kind, architecture, features and threads."""
         parts = [self.kind, self.arch or "generic", *self.features]
@@ -146,7 +139,7 @@ class Target:
             parts.append(f"threads={self.threads}")
         return "/".join(parts)
 
-    @property
+    @cached_property
     def vector_bytes(self) -> int:
         """Bytes in the widest vector register that code for this target should use."""
         if "vector_bytes" in self.capability:
@@ -157,7 +150,7 @@ class Target:
             return 32
         return 16
 
-    @property
+    @cached_property
     def vector_registers(self) -> int:
         """How many vector registers the architecture names."""
         if "vector_registers" in self.capability:
@@ -223,7 +216,9 @@ class Target:
         return data
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Target) and self.to_json() == other.to_json())
+        if self is other or not isinstance(other, Target):
+            return self is other
+        return self.key == other.key and self.to_json() == other.to_json()
 
     def __hash__(self) -> int:
         return hash(self.key)

@@ -66,14 +66,18 @@ def measure(
     found = estimate(result.samples_s)
     lines = [
         f"{implementation}  {values}",
-        f"median  {show_seconds(found.median_s)}  {show_spread(found)}  "
-        f"(95 %: {show_seconds(found.low_s)} to {show_seconds(found.high_s)}, {found.samples} samples)",
+        (
+            f"median  {show_seconds(found.median_s)}  {show_spread(found)}  (95 %: "
+            f"{show_seconds(found.low_s)} to {show_seconds(found.high_s)}, {found.samples} samples)"
+        ),
     ]
     if workload.flops is not None:
         lines.append(f"speed   {workload.flops / found.median_s / 1e9:.1f} GFLOP/s on {target}")
     if result.prepare_s is not None:
         lines.append(f"prepare {show_seconds(result.prepare_s)}, once for the constant inputs")
-    lines.append(f"build   {show_seconds(result.build_s)}, checked against NumPy in {show_seconds(result.check_s)}")
+    lines.append(
+        f"build   {show_seconds(result.build_s)}, checked against NumPy in {show_seconds(result.check_s)}"
+    )
     make_console().print("\n".join(lines), markup=False, soft_wrap=True)
 
 
@@ -87,15 +91,20 @@ def _measure(job: Job) -> Result:
     results: list[Result] = []
     try:
         cores = assign(parse_cores("cpu"), job.target.threads)
-        with tempfile.TemporaryDirectory(prefix="plevel-") as scratch, ForkServer(Path(scratch)) as server:
-            pool = BuilderPool(server, cores.building[:1])
+        with (
+            tempfile.TemporaryDirectory(prefix="plevel-") as scratch,
+            ForkServer(Path(scratch)) as server,
+        ):
+            pool = BuilderPool(server, cores.building[:1], Path(scratch))
             runner = TimingRunner(server, cores.timing, machine_memory() // 2)
             try:
-                (built,) = pool.build(job, Path(scratch), threading.Event())
+                (built,) = pool.build(job, threading.Event())
                 if built.error is not None:
                     from strategy.record import Result
 
-                    return Result(entry=0, error=built.error, message=built.message, build_s=built.build_s)
+                    return Result(
+                        entry=0, error=built.error, message=built.message, build_s=built.build_s
+                    )
                 with timing_lock():
                     runner.run(job, [built], threading.Event(), results.append)
             finally:

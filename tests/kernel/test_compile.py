@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -334,6 +338,35 @@ def test_a_value_is_not_an_input_that_it_is_written_over(engine):
     kept = a.copy()
     function(a, p)
     np.testing.assert_array_equal(a, kept)
+
+
+def test_the_runtime_has_the_targets_threads():
+    program = (
+        "import numpy as np, tvm\n"
+        "from strategy.compile import compile\n"
+        "from strategy.expr import Var\n"
+        "from strategy.ops.elemwise import relu\n"
+        "from strategy.target import Target\n"
+        "threads = []\n"
+        "for n in (2, 1, 2):\n"
+        "    f = compile(relu(Var('x', 'float32[64,1024]')), Target.parse('cpu').with_threads(n))\n"
+        "    f(np.zeros((64, 1024), 'float32'))\n"
+        "    threads.append(tvm.get_global_func('runtime.NumThreads')())\n"
+        "print(threads)\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "TVM_NUM_THREADS"}
+    root = Path(__file__).parents[2]
+
+    def run(**more):
+        return subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
+            check=True, cwd=root, env={**environment, **more},
+        )  # fmt: skip
+
+    assert run().stdout == "[2, 1, 2]\n"
+    told = run(TVM_NUM_THREADS="1")
+    assert told.stdout == "[1, 1, 1]\n"
+    assert "threads=2 is for 2 threads, but the runtime has 1: set TVM_NUM_THREADS" in told.stderr
 
 
 def test_patterns_are_used(engine):

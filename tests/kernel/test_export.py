@@ -78,7 +78,10 @@ def test_a_table_compiles_to_one_function_that_is_right_for_every_m(tmp_path: Pa
             name, shape = line.split()[1].rstrip(":"), line.split("[")[1].split("]")[0]
             buffer = aligned(tuple(int(v) for v in shape.split(",")))
             prepare = library[f"plevel_dense_prepare_{name}"]
-            assert prepare(ctypes.c_void_p(weight.ctypes.data), ctypes.c_void_p(buffer.ctypes.data)) == 0
+            assert (
+                prepare(ctypes.c_void_p(weight.ctypes.data), ctypes.c_void_p(buffer.ctypes.data))
+                == 0
+            )
             packed.append(buffer)
     takes_weight = "*weight," in header.split("int plevel_dense(")[1]
     for m in [*range(1, 40), 63, 64, 65, 127, 200]:
@@ -126,11 +129,18 @@ int main(void) {{
         cwd=tmp_path, check=True,
     )  # fmt: skip
     done = subprocess.run(
-        ["./main"], cwd=tmp_path, env={"LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True, check=True
+        ["./main"],
+        cwd=tmp_path,
+        env={"LD_LIBRARY_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     data = (np.arange(5 * K) % 7 - 3).reshape(5, K)
     weight = (np.arange(N * K) % 5 - 2).reshape(N, K)
-    np.testing.assert_array_equal(np.array(done.stdout.split(), float).reshape(5, N), data @ weight.T)
+    np.testing.assert_array_equal(
+        np.array(done.stdout.split(), float).reshape(5, N), data @ weight.T
+    )
 
 
 def test_tvm_loads_it_as_a_module(tmp_path: Path) -> None:
@@ -181,12 +191,12 @@ def test_without_a_compiler_it_says_what_to_install(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_old_file_survives_a_failed_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_old_file_survives_a_failed_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "libdense.so").write_text("old")
     monkeypatch.setenv("CC", "false")
     lowered = lower(dense(5), TARGET, "dense_pack.cpu")
     with pytest.raises(CompileError, match="failed"):
         export_library(dense(5), [LibraryRow(lowered)], tmp_path / "libdense.so")
     assert (tmp_path / "libdense.so").read_text() == "old"
-
-

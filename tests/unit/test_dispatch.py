@@ -71,8 +71,12 @@ OVERLAP = [
 ]
 
 
-@pytest.mark.parametrize("offered", [OVERLAP, OVERLAP[:2], [*OVERLAP, candidate("gap", 30, (m < 4) | (m > 1000))]])
-def test_without_records_every_m_takes_the_highest_plevel_that_is_valid(offered: list[Candidate]) -> None:
+@pytest.mark.parametrize(
+    "offered", [OVERLAP, OVERLAP[:2], [*OVERLAP, candidate("gap", 30, (m < 4) | (m > 1000))]]
+)
+def test_without_records_every_m_takes_the_highest_plevel_that_is_valid(
+    offered: list[Candidate],
+) -> None:
     table = dispatch(workload("m"), TARGET, NOTHING, offered=offered)
     for value in range(1, 1500):
         valid = [c for c in offered if holds(c, workload(value))]
@@ -102,14 +106,20 @@ condition = st.lists(clause, min_size=1, max_size=2).map(lambda cs: SpecializedC
 
 
 @given(st.lists(condition, min_size=1, max_size=4))
-def test_satisfiable_combinations_of_one_dimension_are_complete(conditions: list[SpecializedCondition]) -> None:
+def test_satisfiable_combinations_of_one_dimension_are_complete(
+    conditions: list[SpecializedCondition],
+) -> None:
     found = dict(satisfiable(conditions, ["m"]))
     for value in range(1, 2000):
         assert tuple(bool(c.evaluate({"m": value})) for c in conditions) in found
 
 
 def test_two_dimensions_and_a_condition_over_both() -> None:
-    offered = [candidate("common", 5), candidate("big", 10, m * n > 4096), candidate("wide", 12, n >= 256)]
+    offered = [
+        candidate("common", 5),
+        candidate("big", 10, m * n > 4096),
+        candidate("wide", 12, n >= 256),
+    ]
     table = dispatch(workload("m", "n"), TARGET, NOTHING, offered=offered)
     for rows in (1, 15, 16, 17, 64, 4097):
         for columns in (1, 255, 256, 257, 4096):
@@ -139,7 +149,9 @@ def test_a_row_takes_the_geometric_mean_over_the_shapes_on_record() -> None:
 @given(
     st.dictionaries(
         st.tuples(st.integers(1, 64), st.just(64)),
-        st.dictionaries(st.sampled_from(["common", "large", "aligned"]), st.floats(1e-6, 1), min_size=1),
+        st.dictionaries(
+            st.sampled_from(["common", "large", "aligned"]), st.floats(1e-6, 1), min_size=1
+        ),
         max_size=6,
     )
 )

@@ -111,7 +111,7 @@ def task_with(**parts: Any) -> dict[str, Any]:
         (FULL_LINE.replace(b'"session"', b'"session":"s0","session"'), Reason.DUPLICATE),
         (FULL_LINE.replace(b'"op"', b'"op":"conv","op"'), Reason.DUPLICATE),
         (FULL_LINE.replace(b'{"b":1', b'{"b":\xff'), Reason.JSON),
-        (edited(SPACE_LINE, key="00000000"), Reason.SPACE),
+        (edited(SPACE_LINE, text='{"knobs":[{"name":"a","values":[]}]}'), Reason.SPACE),
         (edited(SPACE_LINE, text="{}"), Reason.SPACE),
         (edited(SPACE_LINE, what="weights"), Reason.FIELD),
     ],

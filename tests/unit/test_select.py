@@ -32,6 +32,7 @@ from strategy.select import (
     select,
     show_seconds,
 )
+from strategy.selector import Selector
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import Dim, TensorType, Type
@@ -612,3 +613,45 @@ def test_policy_tvm_does_not_look_at_records_for_symbolic_shapes() -> None:
     line = History(implementation="a", config=Config(), mean_s=1.0, model="epyc", keys=("cpu",))
     assert choose_as_tvm(workload("m"), TARGET, known, [line]).implementation == "b"
     assert choose_as_tvm(workload(8), TARGET, known, [line]).implementation == "a"
+
+
+# ---- answers that are kept --------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("conv2d")
+def test_a_selector_keeps_answers_until_the_revision_changes() -> None:
+    class Counted(Records):
+        revision = 1
+        asked = 0
+
+        def measured(self, w: Workload, target: Target, device: str | None) -> Sequence[Measured]:
+            self.asked += 1
+            return super().measured(w, target, device)
+
+    def conv(channels: int) -> Workload:
+        shapes = {"data": f"float32[1,{channels},7,7]", "weight": f"float32[32,{channels},3,3]"}
+        return Workload.make(CONV2D, shapes)
+
+    records = Counted()
+    selector = Selector(records, size=8)
+    first = selector.select(conv(8), TARGET)
+    assert first == select(conv(8), TARGET, records)
+    asked = records.asked
+    same_target = Target.parse(TARGET.to_json())
+    assert selector.select(conv(8), same_target) is first
+    assert records.asked == asked
+    version = next(r.version for r in first.rivals if r.implementation == "conv2d_1")
+    records.measurements.append(measure("conv2d_1", 1.0, version=version))
+    assert selector.select(conv(8), TARGET) is first  # nobody said that anything changed
+    records.revision = 2
+    assert selector.select(conv(8), TARGET).implementation == "conv2d_1"
+    # What differs in any part of the question is another question.
+    libs = Target.parse({**TARGET.to_json(), "libs": ["cblas"]})
+    for question in (
+        {"target": libs}, {"target": TARGET, "device": "x"}, {"target": TARGET, "policy": "tvm"},
+    ):  # fmt: skip
+        asked = records.asked
+        selector.select(conv(8), **question)  # type: ignore[arg-type]
+        assert records.asked == asked + ("policy" not in question)
+    assert selector.select(conv(8), TARGET, policy="tvm").implementation == "conv2d_2"
+    assert selector.select(conv(16), TARGET).workload == conv(16)

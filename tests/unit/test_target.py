@@ -38,9 +38,8 @@ def test_a_target_survives_its_json(target: Target) -> None:
         assert again == target
         assert again.key == target.key
         assert hash(again) == hash(target)
-        for field in Target.__slots__:
-            if not field.startswith("_"):
-                assert getattr(again, field) == getattr(target, field)
+        for field in Target.__annotations__:
+            assert getattr(again, field) == getattr(target, field)
 
 
 @given(targets)

@@ -1,0 +1,95 @@
+"""How much of a tuning run's wall time the timing core spends timing, and what the rest goes to.
+
+    python benchmarks/overhead.py                        # BERT-base's feed-forward, 128 trials
+    python benchmarks/overhead.py --shape 512x512x512 --threads 2
+
+The service runs as a process of its own, as in `plevel tune`; the worker runs in this process, so
+that it can be asked what its timing thread did. The wall time is that from the request to the end
+of the run, confirmation included. Time in which the core has nothing to time does not count as
+timing. Warming up does: it is part of a measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from plevel.client import Client
+from plevel.embedded import Embedded
+from strategy.record import RunRequest, RunStatus, RunWorkload
+from strategy.workload import Workload
+from workers.client import Client as WorkerClient
+from workers.cpu import assign, describe_device, parse_cores
+from workers.daemon import Daemon, describe_worker
+from workers.spool import Spool
+
+GOAL = 0.70
+
+
+def main() -> int:
+    arguments = _arguments()
+    m, n, k = map(int, arguments.shape.split("x"))
+    types = {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"}
+    workload = Workload.make("dense", types, constants=["weight"])
+    with tempfile.TemporaryDirectory(prefix="plevel-overhead-") as folder:
+        run, wall_s, spent = tune(workload, arguments.threads, arguments.trials, Path(folder))
+    print(f"{workload}, {arguments.threads} thread(s): {run.trials_done} trials in {wall_s:.1f} s")
+    share = spent.pop("timing") / wall_s
+    print(f"  {share:7.1%}  timing (goal {GOAL:.0%})")
+    rest = wall_s * (1 - share) - sum(spent.values())
+    spent["before the first and after the last job"] = rest
+    for what, seconds in sorted(spent.items(), key=lambda item: -item[1]):
+        print(f"  {seconds / wall_s:7.1%}  {what}")
+    return 0 if share >= GOAL else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--shape", default="128x3072x768", help="m x n x k; default: %(default)s")
+    parser.add_argument("--threads", type=int, default=1, help="of the kernels; default: 1")
+    parser.add_argument("--trials", type=int, default=128, help="default: %(default)s")
+    return parser.parse_args()
+
+
+def tune(
+    workload: Workload, threads: int, trials: int, folder: Path
+) -> tuple[RunStatus, float, dict[str, float]]:
+    """One run: how it ended, its wall time, and what the timing thread's seconds went to."""
+    cores = assign(parse_cores("cpu"), threads)
+    device = describe_device(cores, threads)
+    stop = threading.Event()
+    with Embedded(f"sqlite:///{folder}/overhead.db") as embedded:
+        worker = WorkerClient(embedded.url, stop, random.Random())
+        spool = Spool(folder / "spool", embedded.url)
+        daemon = Daemon(worker, spool, describe_worker("overhead", device, ""), cores, stop)
+        thread = threading.Thread(target=daemon.run, args=(30.0,))
+        thread.start()
+        try:
+            with Client(embedded.url) as client:
+                while not client.workers():
+                    time.sleep(0.05)
+                before = dict(daemon.spent)
+                request = RunRequest(
+                    workloads=(RunWorkload(workload=workload),), target=device.target, trials=trials
+                )
+                began = time.monotonic()
+                run = client.create_run(request)
+                for status in client.follow(run.id):
+                    run = status
+                wall_s = time.monotonic() - began
+                spent = {what: s - before.get(what, 0.0) for what, s in daemon.spent.items()}
+        finally:
+            daemon.drain()
+            thread.join()
+            spool.close()
+            worker.close()
+    return run, wall_s, spent
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""Candidates compiled, checked, timed and stored per minute, beside MetaSchedule's `tune_tir`.
+
+    python benchmarks/trials.py                  # dense 512×512×512 float32, two threads, 64 trials
+    python benchmarks/trials.py --skip-peer      # plevel alone
+    python benchmarks/trials.py --trials 16      # a short look
+
+plevel tunes with its service and worker as processes of their own, with a new database, once with
+its default search policy and once with MetaSchedule's (one repeat of at least 100 ms, no early end).
+Counted is the search: from the request until its last trial is stored, without the confirmation that
+follows, of which MetaSchedule has none. The peer tunes the same product with its local builder and
+runner and its own defaults, all of its wall time counted.
+
+The default policy is quicker than the peer's because it measures for less long; that this costs no
+trust in the order is shown by Kendall's tau between the order that it gives to 30 candidates and the
+order of a confirmation of the same. Needs cloudpickle, psutil and tornado for MetaSchedule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from strategy.op_strategy import candidates
+from strategy.record import (
+    CONFIRM_POLICY,
+    SEARCH_POLICY,
+    Job,
+    JobEntry,
+    Phase,
+    Result,
+    RunRequest,
+    RunState,
+    RunWorkload,
+    TimingPolicy,
+    estimate,
+)
+from strategy.select import holds
+from strategy.target import Target
+from strategy.workload import Workload
+
+SIDE = 512
+PEER_POLICY = TimingPolicy(
+    warmup_s=0, min_repeat_s=0.1, min_repeats=1, max_repeats=1, spread=1, budget_s=3600
+)
+GOALS = {"default": 10.0, "peer's": 6.0}
+TAU_GOAL = 0.9
+BATCH = 8
+# They force kernels that are not this processor's on the library.
+OVERRIDES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+
+
+def main() -> int:
+    arguments = _arguments()
+    if arguments.as_peer:
+        print(json.dumps(_tune_as_peer(arguments.trials, arguments.threads)))
+        return 0
+    for name in OVERRIDES:
+        os.environ.pop(name, None)
+    kind = f"float32[{SIDE},{SIDE}]"
+    workload = Workload.make("dense", {"data": kind, "weight": kind})
+    target = Target.parse("cpu").with_threads(arguments.threads)
+    print(f"{workload} on {target}, {arguments.trials} trials")
+    peer = None if arguments.skip_peer else run_peer(arguments.trials, arguments.threads)
+    if peer is not None:
+        _print("MetaSchedule", peer, None, None)
+    good = True
+    for name, policy in (("peer's", PEER_POLICY), ("default", SEARCH_POLICY)):
+        rate = search_rate(workload, target, policy, arguments.trials)
+        _print(f"plevel, {name} policy", rate, peer, GOALS[name])
+        good &= peer is None or rate >= GOALS[name] * peer
+    tau = order_agreement(workload, target, arguments.candidates, arguments.seed)
+    print(f"Kendall's tau of {arguments.candidates} candidates, search against confirmed: {tau:.3f} "
+          f"(goal {TAU_GOAL})")  # fmt: skip
+    return 0 if good and tau >= TAU_GOAL else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--trials", type=int, default=64, help="of each tuner; default: 64")
+    parser.add_argument("--threads", type=int, default=2, help="of the kernels; default: 2")
+    parser.add_argument("--candidates", type=int, default=30, help="whose order is compared; 30")
+    parser.add_argument("--seed", type=int, default=0, help="of the candidates drawn; default: 0")
+    parser.add_argument("--skip-peer", action="store_true", help="no MetaSchedule")
+    parser.add_argument("--as-peer", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _print(name: str, rate: float, peer: float | None, goal: float | None) -> None:
+    ratio = "" if peer is None or goal is None else f"  {rate / peer:5.2f}× (goal {goal:g}×)"
+    print(f"{name:24} {rate:7.1f} per minute{ratio}", flush=True)
+
+
+def search_rate(workload: Workload, target: Target, policy: TimingPolicy, trials: int) -> float:
+    """Trials per minute from the request until the last one is stored."""
+    from plevel.client import Client
+    from plevel.embedded import Embedded
+
+    request = RunRequest(
+        workloads=(RunWorkload(workload=workload),),
+        target=target,
+        trials=trials,
+        search_policy=policy,
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="plevel-trials-") as folder,
+        Embedded(f"sqlite:///{folder}/trials.db", logs=Path(folder)) as embedded,
+    ):
+        embedded.start_worker(target.threads)
+        with Client(embedded.url) as client:
+            began = time.monotonic()
+            run = client.create_run(request)
+            for status in client.follow(run.id):
+                run = status
+                if run.state is not RunState.RUNNING or run.trials_done >= trials:
+                    break
+            took_s = time.monotonic() - began
+            client.cancel(run.id)
+    return run.trials_done / took_s * 60
+
+
+def run_peer(trials: int, threads: int) -> float:
+    """MetaSchedule's trials per minute, in a process of its own."""
+    command = [
+        sys.executable,
+        __file__,
+        "--as-peer",
+        "--trials",
+        str(trials),
+        "--threads",
+        str(threads),
+    ]
+    done = subprocess.run(
+        command, check=False, text=True, capture_output=True,
+        env=os.environ | {"TVM_NUM_THREADS": str(threads)},
+    )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"MetaSchedule failed; --skip-peer goes without it\n{done.stderr[-2000:]}")
+    return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _tune_as_peer(trials: int, threads: int) -> float:
+    import tvm
+    from tvm import te
+    from tvm.s_tir import meta_schedule
+
+    data = te.placeholder((SIDE, SIDE), name="data")
+    weight = te.placeholder((SIDE, SIDE), name="weight")
+    k = te.reduce_axis((0, SIDE), "k")
+    out = te.compute(
+        (SIDE, SIDE), lambda i, j: te.sum(data[i, k] * weight[j, k], axis=k), name="out"
+    )
+    target = tvm.target.Target(Target.parse("cpu").with_threads(threads).to_tvm())
+    with tempfile.TemporaryDirectory(prefix="metaschedule-") as folder:
+        began = time.monotonic()
+        meta_schedule.tune_tir(
+            te.create_prim_func([data, weight, out]),
+            target,
+            work_dir=folder,
+            max_trials_global=trials,
+        )
+        return trials / (time.monotonic() - began) * 60
+
+
+def order_agreement(workload: Workload, target: Target, count: int, seed: int) -> float:
+    """Kendall's tau between the search's medians and those of one interleaved confirmation."""
+    from workers.builder import BuilderPool
+    from workers.cpu import assign, machine_memory, parse_cores
+    from workers.runner import TimingRunner
+    from workers.sandbox import ForkServer
+
+    rng = random.Random(seed)
+    offered = [
+        c for c in candidates(workload, target) if c.space is not None and holds(c, workload)
+    ]
+    share = -(-count // len(offered))
+    drawn = [
+        (task, c, config)
+        for task, c in enumerate(offered)
+        for config in (c.space.sample(rng, share) if c.space is not None else ())
+    ]
+    rng.shuffle(drawn)
+    entries = [
+        JobEntry(
+            index=i, task_id=t, implementation=c.implementation, version=c.version, config=config
+        )
+        for i, (t, c, config) in enumerate(drawn[:count])
+    ]
+    cores = assign(parse_cores("cpu"), target.threads)
+    never = threading.Event()
+    with tempfile.TemporaryDirectory(prefix="plevel-trials-") as name:
+        folder = Path(name)
+        with ForkServer(folder) as server:
+            pool = BuilderPool(server, cores.building, folder)
+            runner = TimingRunner(server, cores.timing, machine_memory() // 2)
+
+            def medians(
+                phase: Phase, policy: TimingPolicy, batch: Sequence[JobEntry]
+            ) -> dict[int, float]:
+                job = Job(
+                    id=0, run_id=0, workload=workload, target=target, phase=phase,
+                    entries=tuple(batch), policy=policy, seed=seed,
+                )  # fmt: skip
+                found: list[Result] = []
+                built = [b for b in pool.build(job, never) if b.error is None]
+                runner.run(job, built, never, found.append)
+                return {r.entry: estimate(r.samples_s).median_s for r in found if r.samples_s}
+
+            searched: dict[int, float] = {}
+            best: dict[int, float] = {}
+            for first in range(0, len(entries), BATCH):
+                batch = [
+                    JobEntry(
+                        index=e.index, task_id=e.task_id, implementation=e.implementation,
+                        version=e.version, config=e.config, best_s=best.get(e.task_id),
+                    )
+                    for e in entries[first : first + BATCH]
+                ]  # fmt: skip
+                found = medians(Phase.SEARCH, SEARCH_POLICY, batch)
+                searched |= found
+                for e in batch:
+                    if e.index in found:
+                        best[e.task_id] = min(found[e.index], best.get(e.task_id, found[e.index]))
+            confirmed = medians(Phase.CONFIRM, CONFIRM_POLICY, entries)
+            pool.close()
+            runner.close()
+    both = sorted(searched.keys() & confirmed.keys())
+    return kendall_tau([searched[i] for i in both], [confirmed[i] for i in both])
+
+
+def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float:
+    """The share of pairs in the same order minus that of pairs in the opposite one."""
+    signs = [
+        (a[i] - a[j]) * (b[i] - b[j]) for i, j in itertools.combinations(range(len(a)), 2)
+    ]  # fmt: skip
+    return sum((s > 0) - (s < 0) for s in signs) / max(1, len(signs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

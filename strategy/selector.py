@@ -1,0 +1,62 @@
+"""Selection for a process that asks often: answers are kept until what they rest on changes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Protocol
+
+from strategy.op_strategy import candidates
+from strategy.select import Database, Policy, Ranker, Selection, select
+from strategy.target import Target
+from strategy.workload import Workload
+
+
+class RevisedDatabase(Database, Protocol):
+    """A database that says when its answers may have changed."""
+
+    @property
+    def revision(self) -> int:
+        """Another number whenever a record, or the cost model beside it, has changed."""
+        ...
+
+
+class Selector:
+    """`select` over one database, for the operators installed here; safe to share by threads.
+
+    Args:
+        size: how many answers are kept, the least recently asked dropped first.
+    """
+
+    def __init__(
+        self, database: RevisedDatabase, ranker: Ranker | None = None, size: int = 4096
+    ) -> None:
+        self._database = database
+        self._ranker = ranker
+        # The revision is part of the key: an answer that was computed while records came in
+        # cannot be taken for one of the new revision.
+        self._answer = lru_cache(maxsize=size)(self._select)
+        self._candidates = lru_cache(maxsize=size)(candidates)
+
+    def select(
+        self,
+        workload: Workload,
+        target: Target,
+        *,
+        device: str | None = None,
+        policy: Policy = "plevel",
+    ) -> Selection:
+        """What `strategy.select.select` answers; raises as it does."""
+        return self._answer(self._database.revision, workload, target, device, policy)
+
+    def _select(
+        self, revision: int, workload: Workload, target: Target, device: str | None, policy: Policy
+    ) -> Selection:
+        return select(
+            workload,
+            target,
+            self._database,
+            device=device,
+            ranker=self._ranker,
+            policy=policy,
+            offered=self._candidates(workload, target),
+        )

@@ -1,0 +1,197 @@
+"""An implementation whose code changes must change its version, or say why records still mean the same.
+
+`tests/data/versions.json` holds for each implementation its declared version and a digest of the
+code that it is made of. After a change that alters what an implementation computes or how fast it
+is, raise `version` where it is added to its strategy; then, and also after a change that alters
+neither, run
+
+    python tests/unit/test_version.py --because "why records of before still hold"
+
+which writes the digests, and the reason where the version stayed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import hashlib
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strategy.op import all_ops
+from strategy.op_strategy import OpImplementation, evaluate
+from strategy.target import Target
+from strategy.workload import Workload
+
+RECORDED = Path(__file__).parents[1] / "data" / "versions.json"
+TARGET = Target.parse({"kind": "llvm", "mcpu": "znver4", "num-cores": 2, "libs": ["cblas"]})
+# What each operator is evaluated on, so that all of its implementations are offered.
+EXAMPLES: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
+    "dense": [({"data": "float32[64,32]", "weight": "float32[48,32]"}, {})],
+    "batch_matmul": [({"x": "float32[2,8,8]", "y": "float32[2,8,8]"}, {})],
+    "conv2d": [
+        ({"data": "float32[1,4,8,8]", "weight": "float32[4,4,3,3]"}, {}),
+        ({"data": "float32[1,4,8,8]", "weight": "float32[4,1,3,3]"}, {"groups": 4}),
+    ],
+    "conv2d_backward_data": [
+        ({"grad": "float32[1,4,6,6]", "weight": "float32[4,4,3,3]", "data": "float32[1,4,8,8]"}, {})
+    ],
+    "conv2d_backward_weight": [
+        ({"grad": "float32[1,4,6,6]", "data": "float32[1,4,8,8]", "weight": "float32[4,4,3,3]"}, {})
+    ],
+    "concatenate": [({"data.0": "float32[4]", "data.1": "float32[3]"}, {})],
+    "cast": [({"data": "float32[4,4]"}, {"dtype": "int32"})],
+    "collapse_sum_like": [({"data": "float32[4,4]", "collapse_type": "float32[4]"}, {})],
+    "expand_dims": [({"data": "float32[4,4]"}, {"axis": [0]})],
+    "max_pool2d": [({"data": "float32[1,4,8,8]"}, {"pool_size": [2, 2]})],
+    "reshape": [({"data": "float32[4,4]"}, {"newshape": [16]})],
+    "reshape_like": [({"data": "float32[4,4]", "shape_like": "float32[16]"}, {})],
+    "split": [({"data": "float32[4,4]"}, {"indices": [2]})],
+    "where": [({"condition": "bool[4]", "x": "float32[4]", "y": "float32[4]"}, {})],
+}
+
+
+def implementations() -> dict[str, OpImplementation]:
+    """All that the installed operators offer on CPU, by name; `op:name` where names are shared."""
+    found = {}
+    for name, op in all_ops().items():
+        arguments = {a.name: "float32[4,4]" for a in op.arguments}
+        for inputs, attrs in EXAMPLES.get(name, [(arguments, {})]):
+            workload = Workload.make(name, inputs, attrs)
+            for _, implementation in evaluate(workload, TARGET):
+                found[f"{name}:{implementation.name}"] = implementation
+    return found
+
+
+def code_digest(implementation: OpImplementation) -> str:
+    """A digest of the modules that an implementation's functions are from, and what they build on.
+
+    Comments, docstrings and layout do not count.
+    """
+    roles = (
+        implementation.compute,
+        implementation.schedule,
+        implementation.space,
+        implementation.prepare,
+    )
+    modules = {m for role in roles if role is not None for m in _modules_of(role)}
+    reached = set(_reach(modules))
+    text = "\n".join(f"{m}\n{_code(m)}" for m in sorted(reached))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _modules_of(function: Any) -> Iterator[str]:
+    """Where a function is from; a wrapper's wrapped functions too."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    yield function.__module__
+    for cell in getattr(function, "__closure__", None) or ():
+        if callable(cell.cell_contents) and hasattr(cell.cell_contents, "__module__"):
+            yield cell.cell_contents.__module__
+
+
+_BUILT_ON = ("strategy.ops.", "strategy.schedule", "strategy.pattern", "strategy.masking")
+
+
+def _reach(modules: set[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    waiting = [m for m in modules if m.startswith(_BUILT_ON)]
+    while waiting:
+        module = waiting.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        yield module
+        for node in ast.walk(_tree(module)):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+                waiting += [n for n in names if n.startswith(_BUILT_ON) and _is_module(n)]
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@functools.cache
+def _tree(module: str) -> ast.Module:
+    path = sys.modules[module].__file__ if module in sys.modules else None
+    path = path or importlib.import_module(module).__file__
+    assert path is not None
+    return ast.parse(Path(path).read_text())
+
+
+@functools.cache
+def _code(module: str) -> str:
+    tree = _tree(module)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        first = body[0] if isinstance(body, list) and body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+            body[0] = ast.Expr(ast.Constant("…"))
+    return ast.dump(tree)
+
+
+def test_no_code_changes_without_a_version() -> None:
+    recorded = json.loads(RECORDED.read_text())
+    current = implementations()
+    wrong = []
+    for name, implementation in current.items():
+        known = recorded.get(name)
+        if known is None:
+            wrong.append(f"{name} is new")
+        elif known["version"] != implementation.version:
+            wrong.append(
+                f"{name} has version {implementation.version}, {known['version']} is recorded"
+            )
+        elif known["code"] != code_digest(implementation):
+            wrong.append(f"the code of {name} has changed, its version {known['version']} has not")
+    wrong += [f"{name} is gone" for name in recorded.keys() - current.keys()]
+    assert not wrong, "see the first lines of this file:\n" + "\n".join(wrong)
+
+
+def test_a_change_of_code_changes_the_digest_and_a_comment_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    implementation = implementations()["dense:dense_pack.cpu"]
+    before = code_digest(implementation)
+    original = _tree
+    source = ast.unparse(_tree(implementation.compute.__module__))
+    for text, same in (("# a comment\n" + source, True), (source + "\nADDED = 1\n", False)):
+        _code.cache_clear()
+        trees = {implementation.compute.__module__: ast.parse(text)}
+        changed = functools.partial(lambda m, trees: trees.get(m) or original(m), trees=trees)
+        monkeypatch.setattr(sys.modules[__name__], "_tree", changed)
+        assert (code_digest(implementation) == before) is same
+    _code.cache_clear()
+
+
+def record(because: str) -> None:
+    """Writes the digests of what is there now."""
+    known = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    written = {}
+    for name, implementation in sorted(implementations().items()):
+        entry = {"version": implementation.version, "code": code_digest(implementation)}
+        old = known.get(name)
+        if old and old["version"] == entry["version"]:
+            if old["code"] != entry["code"]:
+                entry["because"] = because
+            elif "because" in old:
+                entry["because"] = old["because"]
+        written[name] = entry
+    RECORDED.write_text(json.dumps(written, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--because", required=True, help="why records of before still hold")
+    record(parser.parse_args().because)
