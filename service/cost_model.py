@@ -1,8 +1,10 @@
 """The model of time and validity, and the process of its own in which it is fitted.
 
-The model of log-time is an ensemble of gradient-boosted trees, each member fitted to another
-resample of the trials, whose disagreement is the uncertainty; validity has a classifier
-beside it. `python -m service.cost_model` serves it over pipes: a JSON header and raw arrays each way.
+The model of log-time is the mean of two: an ensemble of gradient-boosted trees, each member fitted
+to another resample of the trials, whose disagreement is the uncertainty; and a Gaussian process,
+which sees gradients where trees see steps. On recorded spaces the two together find more than
+either alone. Validity has a classifier beside them. `python -m service.cost_model` serves it over
+pipes: a JSON header and raw arrays each way.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from service.features import Matrix
 
 Floats = NDArray[np.float64]
 
+ANSWER_TIMEOUT_S = 60.0
 MEMBERS = 6
 ROUNDS = 24
 _TREES = {
@@ -40,7 +43,7 @@ _TREES = {
 
 
 class CostModelError(RuntimeError):
-    """The model's process has died or answered nonsense."""
+    """The model's process has died, or what it was given does not fit together."""
 
 
 class Scores(NamedTuple):
@@ -68,6 +71,12 @@ class InlineModel:
     def score(self, trials: Matrix, log_s: Floats, pool: Matrix, seed: int) -> Scores:
         import xgboost
 
+        if trials.shape[1:] != pool.shape[1:] or len(trials) != len(log_s):
+            raise CostModelError(
+                f"trials {trials.shape}, times {log_s.shape} and pool {pool.shape} do not fit together"
+            )
+        from service import gaussian_process
+
         worked = np.isfinite(log_s)
         valid = np.ones(len(pool))
         scored = xgboost.DMatrix(pool, nthread=1)
@@ -76,21 +85,30 @@ class InlineModel:
         if worked.sum() < 2:
             return Scores(np.zeros(len(pool)), np.ones(len(pool)), valid)
         features, times = trials[worked], log_s[worked]
-        centre, scale = float(np.median(times)), float(times.std()) or 1.0
-        target = (times - centre) / scale
-        rng = np.random.default_rng(seed)
-        predictions = np.empty((MEMBERS, len(pool)))
-        for member in range(MEMBERS):
-            # Bayesian bootstrap: every trial keeps some weight, rare good ones too.
-            weights = rng.exponential(size=len(target))
-            data = xgboost.DMatrix(features, label=target, weight=weights, nthread=1)
-            options = _TREES | {"seed": seed * MEMBERS + member}
-            booster = xgboost.train(options, data, ROUNDS)
-            predictions[member] = booster.predict(scored)
-        mean = predictions.mean(axis=0) * scale + centre
-        # The members share their trials and agree too much far from them: hence the floor.
-        sigma = np.maximum(predictions.std(axis=0, ddof=1), 0.02) * scale
-        return Scores(mean, sigma, valid)
+        trees, trees_sigma = _boosted(xgboost, features, times, scored, seed)
+        smooth, smooth_sigma = gaussian_process.fit_and_predict(features, times, pool)
+        # The moments of an even mixture: where the two disagree, neither knows.
+        mean = (trees + smooth) / 2
+        variance = (trees_sigma**2 + smooth_sigma**2) / 2 + ((trees - smooth) / 2) ** 2
+        return Scores(mean, np.sqrt(variance), valid)
+
+
+def _boosted(
+    xgboost: Any, features: Matrix, times: Floats, pool: Any, seed: int
+) -> tuple[Floats, Floats]:
+    centre, scale = float(np.median(times)), float(times.std()) or 1.0
+    target = (times - centre) / scale
+    rng = np.random.default_rng(seed)
+    predictions = np.empty((MEMBERS, pool.num_row()))
+    for member in range(MEMBERS):
+        # Bayesian bootstrap: every trial keeps some weight, rare good ones too.
+        weights = rng.exponential(size=len(target))
+        data = xgboost.DMatrix(features, label=target, weight=weights, nthread=1)
+        booster = xgboost.train(_TREES | {"seed": seed * MEMBERS + member}, data, ROUNDS)
+        predictions[member] = booster.predict(pool)
+    # The members share their trials and agree too much far from them: hence the floor.
+    sigma = np.maximum(predictions.std(axis=0, ddof=1), 0.02)
+    return predictions.mean(axis=0) * scale + centre, sigma * scale
 
 
 def _validity(
@@ -121,13 +139,19 @@ class ChildModel:
             child = self._running()
             assert child.stdin is not None
             assert child.stdout is not None
+            watchdog = threading.Timer(ANSWER_TIMEOUT_S, child.kill)
             try:
                 header = {"trials": trials.shape, "pool": pool.shape, "seed": seed}
-                _write(child.stdin, header, (trials, log_s, pool))
+                watchdog.start()
+                _write(child.stdin, header, (
+                    trials.astype(np.float32), log_s.astype(np.float64), pool.astype(np.float32),
+                ))  # fmt: skip
                 answer, arrays = _read(child.stdout, lambda _: [(np.float64, (3, len(pool)))])
             except (OSError, EOFError, ValueError) as error:
                 self._stop()
                 raise CostModelError(f"the cost model's process failed: {error}") from error
+            finally:
+                watchdog.cancel()
             if "error" in answer:
                 raise CostModelError(f"the cost model failed: {answer['error']}")
             return Scores(*arrays[0])

@@ -1,9 +1,10 @@
 """Ask/tell over one configuration space: which configurations to try next.
 
 Trials start with the fallback and random ones. Then a cost model scores a pool of candidates, the
-neighbours of the best so far and others from anywhere, and each proposal takes the candidate of
-lowest optimistic time: mean less a drawn multiple of the uncertainty, so that a batch holds both
-sure bets and unknown regions. Failures are learnt from by a model of validity, never as a large time.
+neighbours of the best so far and others from anywhere, and each proposal takes the one of largest
+expected improvement; what is near to it is then worth less, so that a batch spreads out (local
+penalisation, González et al. 2016). Failures are learnt from by a model of validity, never as a
+large time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ Key = tuple[int, ...]
 ENUMERATE = 20_000  # a space of up to this many valid configurations is held as a table of digits
 POOL = 2048
 ELITE = 12  # configurations whose neighbours are candidates
-EXPLORE = 0.05  # share of proposals that no model has a say in
+EXPLORE = 0.03  # share of proposals that no model has a say in
+UNLIKELY = 0.25  # candidates whose chance of running is below this share of the best chance
+NEAR = 0.3  # squared distance, in whole ranges of knobs, within which a batch avoids itself
 
 
 class Search:
@@ -158,28 +161,28 @@ class Search:
         except CostModelError:
             return []  # random ones serve until the model is back
         self._floor = float(np.exp((scores.mean - 2 * scores.sigma).min()))
-        picked = self._pick(scores, n, float(np.nanmin(times)))
+        worth = expected_improvement(scores, float(np.nanmin(times)))
+        picked = self._pick(worth, pool, n)
         chosen = [tuple(pool[i].tolist()) for i in picked]
         for key in chosen:
             self._mark(key)
         return chosen
 
-    def _pick(self, scores: Scores, n: int, best: float) -> list[int]:
-        """Rows of the pool: each the lowest of mean less a drawn multiple of sigma."""
-        # A candidate that probably fails is worth its chance of running; in log-seconds that is a
-        # penalty relative to how far the candidates spread.
-        spread = max(best * 0.0 + float(scores.mean.std()), 1e-3)
-        cost = scores.mean - np.log(np.maximum(scores.valid, 1e-3)) * spread
-        free = np.ones(len(cost), dtype=bool)
+    def _pick(self, worth: NDArray[np.float64], pool: Digits, n: int) -> list[int]:
+        """Rows of the pool, the worthiest first, each away from those before it."""
+        steps = np.array([max(len(k.values) - 1, 1) for k in self.space.knobs])
+        places = pool / steps
+        free = np.ones(len(pool), dtype=bool)
         picked: list[int] = []
-        for _ in range(min(n, len(cost))):
+        for _ in range(min(n, len(pool))):
             if self._rng.random() < EXPLORE:
                 row = self._rng.choice(np.flatnonzero(free).tolist())
             else:
-                optimism = self._rng.expovariate(1.0)
-                row = int(np.argmin(np.where(free, cost - optimism * scores.sigma, np.inf)))
+                row = int(np.argmax(np.where(free, worth, -1.0)))
             free[row] = False
             picked.append(row)
+            away = ((places - places[row]) ** 2).sum(axis=1)
+            worth = worth * (1 - np.exp(-away / NEAR))
         return picked
 
     def _pool(self) -> Digits:
@@ -224,3 +227,15 @@ class Search:
             return key in self._rows
         knobs = self.space.knobs
         return self.space.allows({k.name: k.values[d] for k, d in zip(knobs, key, strict=True)})
+
+
+def expected_improvement(scores: Scores, best: float) -> NDArray[np.float64]:
+    """How far below `best` (log-seconds) each candidate is expected to come, if it runs at all."""
+    z = (best - scores.mean) / scores.sigma
+    density = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+    below = np.array([0.5 * math.erfc(-v / math.sqrt(2)) for v in z.tolist()])
+    gain = scores.sigma * (z * below + density)
+    # Where nothing ever ran the times are unknown and the gain looks large: a small chance of running
+    # must not make up for that.
+    likely = scores.valid >= UNLIKELY * scores.valid.max(initial=0.0)
+    return np.asarray(np.maximum(gain, 0.0) * scores.valid * likely)

@@ -26,7 +26,8 @@ def infer_type(expr: Expr) -> Type:
         undecided = [c for c in pending if not types.relate(c)]
         if len(undecided) == len(pending) and not types.changed:
             break
-        pending, types.changed = undecided, False
+        # To and fro: types flow along the graph and against it.
+        pending, types.changed = undecided[::-1], False
     for node in nodes:
         if not is_complete(types[node]):
             raise TypeRelationError(_undetermined(node, nodes))

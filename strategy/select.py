@@ -383,6 +383,7 @@ def _explain_measured(
 def show_seconds(seconds: float) -> str:
     """A time with three figures and its unit."""
     for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
+        if seconds * factor >= 0.9995:  # rounds to 1.00, and 1000 of the next unit is none
+            # Not 1.3 beside 1.31: zeros are figures too.
+            return f"{seconds * factor:#.3g}".rstrip(".") + f" {unit}"
+    return f"{seconds * 1e9:#.3g}".rstrip(".") + " ns"

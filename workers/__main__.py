@@ -16,13 +16,13 @@ from pathlib import Path
 from types import FrameType
 
 from workers.builder import find_linker
-from workers.client import Client, ServiceError, StoppedError
+from workers.client import Client, ServiceError, StoppedError, UnreachableError
 from workers.cpu import DeviceError, assign, describe_device, parse_cores
 from workers.daemon import Daemon, describe_worker
 from workers.sandbox import SandboxError
 from workers.spool import Spool
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 10.0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -58,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     for library in ("httpx", "httpcore"):
         logging.getLogger(library).setLevel(logging.WARNING)
+    if not options.url.startswith(("http://", "https://")):
+        return _fail(f"--url {options.url}: write it as http://host:port", 2)
     try:
         _check_host()
         cores = parse_cores(options.device)
@@ -93,6 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         daemon.run(_PATIENCE_S)
     except StoppedError:
         return 0
+    except UnreachableError as error:
+        return _fail(
+            f"{error}; is it running? Start one with `plevel serve`, or name it in --url", 1
+        )
     except (SandboxError, ServiceError) as error:
         return _fail(str(error), 1)
     finally:

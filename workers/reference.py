@@ -122,7 +122,8 @@ def absolute_tolerance(right: Array, length: int, dtype: str) -> float:
     """
     if right.dtype.kind not in "fV" or not right.size or not epsilon(dtype):
         return 0.0
-    scale = math.sqrt(float(np.mean(np.square(right, dtype=np.float64))))
+    finite = right[np.isfinite(right)]
+    scale = math.sqrt(float(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0
     accumulated = min(epsilon(dtype), epsilon("float32")) * math.sqrt(length)
     rounded = epsilon(dtype) if epsilon(dtype) > epsilon("float32") else 0.0
     return 4 * scale * (accumulated + rounded)
@@ -152,7 +153,8 @@ def compare(found: Array, right: Array, tolerance: float) -> None:
         if float(error.max()) <= tolerance:
             return
         same = (found == right) | (np.isnan(error) & np.isnan(right) & (found != found))
-        bad = ~((error <= tolerance + relative * np.abs(right)) | same)
+        close = np.isfinite(error) & (error <= tolerance + relative * np.abs(right))
+        bad = ~(close | same)
     count = int(bad.sum())
     if not count:
         return

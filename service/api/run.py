@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated
 
@@ -19,6 +20,7 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 Ctx = Annotated[Context, Depends(context_of)]
 _ENDED = (RunState.DONE, RunState.FAILED, RunState.CANCELLED)
 _DAY_S = 86_400.0
+_PAUSE_S = 0.1  # between two events: results may come by the hundred
 
 
 class Runs(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +93,7 @@ async def _stream(context: Context, run_id: int) -> AsyncIterator[bytes]:
                 yield b": still there\n\n"  # so that proxies keep the connection
         if ended:
             return
+        await asyncio.sleep(_PAUSE_S)
 
 
 @router.post("/{run_id}/cancel", **describe("Stop a run", gives=RunStatus, errors=(404,)))

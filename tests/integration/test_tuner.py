@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
 import sqlalchemy as sa
 
 from service import fleet, queue, runs
-from service.cost_model import InlineModel
+from service.cost_model import ChildModel, CostModel
 from service.db import Store, now
 from service.models import job, job_entry, run, run_task
+from service.records import RecordDatabase
 from service.settings import Settings
 from service.tuner import CONFIRM_SESSIONS, FINALISTS, Tuner
 from service.wakeup import Wakeup
@@ -31,7 +32,6 @@ from strategy.record import (
 from strategy.select import select
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.workload import Input, Workload
-from service.records import RecordDatabase
 from tests.integration.scene import (
     CANDIDATES,
     FAST,
@@ -52,9 +52,10 @@ class Farm:
     """A tuner and one worker, taking turns."""
 
     def __init__(
-        self, store: Store, url: str, answer: Callable[[JobEntry], Result] = timed
+        self, store: Store, url: str, model: CostModel, answer: Callable[[JobEntry], Result] = timed
     ) -> None:
         self.store = store
+        self.model = model
         self.settings = Settings(database=url, tune=False)
         self.tuner = self.fresh_tuner()
         self.answer = answer
@@ -64,7 +65,7 @@ class Farm:
             self.worker_id = fleet.register(c, info())
 
     def fresh_tuner(self) -> Tuner:
-        return Tuner(self.store, self.settings, InlineModel(), Wakeup(), Wakeup())
+        return Tuner(self.store, self.settings, self.model, Wakeup(), Wakeup())
 
     def ask(self, asked: RunRequest) -> RunStatus:
         with self.store.write() as c:
@@ -103,9 +104,15 @@ class Farm:
             return queue.open_jobs(c, run_id)
 
 
+@pytest.fixture(scope="module")
+def model() -> Iterator[CostModel]:
+    with ChildModel() as child:
+        yield child
+
+
 @pytest.fixture
-def farm(store: Store, url: str) -> Farm:
-    return Farm(store, url)
+def farm(store: Store, url: str, model: CostModel) -> Farm:
+    return Farm(store, url, model)
 
 
 def test_a_run_from_its_request_to_the_selection(farm: Farm) -> None:
@@ -301,8 +308,8 @@ def test_without_anything_to_tune_the_libraries_are_confirmed(farm: Farm) -> Non
     assert "nothing to tune" in status.message
 
 
-def test_a_run_of_which_nothing_works_says_why(store: Store, url: str) -> None:
-    farm = Farm(store, url, lambda e: failed(e.index))
+def test_a_run_of_which_nothing_works_says_why(store: Store, url: str, model: CostModel) -> None:
+    farm = Farm(store, url, model, lambda e: failed(e.index))
     status = farm.go(farm.ask(request(trials=40)).id)
     assert status.state is RunState.FAILED
     assert "compile: it did not work" in status.message
@@ -310,13 +317,13 @@ def test_a_run_of_which_nothing_works_says_why(store: Store, url: str) -> None:
     assert farm.ask(request(trials=40)).state is RunState.RUNNING
 
 
-def test_failed_configurations_cost_trials_and_are_not_finalists(store: Store, url: str) -> None:
+def test_failed_configurations_cost_trials_and_are_not_finalists(store: Store, url: str, model: CostModel) -> None:
     def picky(e: JobEntry) -> Result:
         x = e.config.get("x", 0)
         assert isinstance(x, int)
         return failed(e.index) if x > 6 else timed(e)
 
-    farm = Farm(store, url, picky)
+    farm = Farm(store, url, model, picky)
     status = farm.go(farm.ask(request(trials=60)).id)
     assert status.trials_done == 60
     assert sum(t.failed for t in status.tasks) > 0
@@ -337,8 +344,8 @@ def test_time_limit_ends_the_search_and_confirms(farm: Farm) -> None:
     assert farm.ask(request(trials=500, timeout_s=60.0)).state is RunState.RUNNING
 
 
-def test_a_time_limit_without_any_worker_ends_too(store: Store, url: str) -> None:
-    farm = Farm(store, url)
+def test_a_time_limit_without_any_worker_ends_too(store: Store, url: str, model: CostModel) -> None:
+    farm = Farm(store, url, model)
     with store.write() as c:
         fleet.end(c, farm.worker_id)
     status = farm.ask(request(timeout_s=60.0))

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from strategy.array import RunError
-from strategy.compile import CompiledFunction, CompileEngine, SymbolicFunction
+from strategy.compile import CompileEngine
 from strategy.compile import compile as compile_graph
 from strategy.expr import Constant, Expr, Tuple, Var, const
+from strategy.function import CompiledFunction, SymbolicFunction
 from strategy.fusion import describe, fuse
 from strategy.gradient import gradient
 from strategy.inference import infer_type

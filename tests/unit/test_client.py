@@ -292,7 +292,7 @@ def start(spool: Spool) -> Iterator[Callable[..., tuple[Sender, Outcomes]]]:
 
     yield start
     for sender in running:
-        sender.close(5)
+        sender.close(0.2)
 
 
 def test_results_are_sent_until_they_are_accepted(

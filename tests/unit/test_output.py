@@ -49,7 +49,7 @@ def test_progress_without_a_terminal_is_lines(monkeypatch: pytest.MonkeyPatch) -
         progress.show(run(8, task("dense_pack.cpu", 1e-3), task("slow", 5e-3)))
     lines = out.getvalue().splitlines()
     assert lines[0] == "running 0/10 trials, waiting for a worker"
-    assert lines[1].startswith("running 4/10 trials, best dense_pack.cpu 2 ms, about ")
+    assert lines[1].startswith("running 4/10 trials, best dense_pack.cpu 2.00 ms, about ")
     assert lines[2].startswith("running 8/10 trials, best dense_pack.cpu 1 ms, about ")
     assert "\x1b" not in out.getvalue()
 
@@ -98,7 +98,7 @@ def test_the_table_has_the_confirmed_first_and_names_failures() -> None:
     places = [text.index(n) for n in ("→ confirmed", "quick_but_unconfirmed", "broken")]
     assert places == sorted(places)
     assert "±2.0%" in text
-    assert "1 ms (not confirmed)" in text
+    assert "1.00 ms (not confirmed)" in text
     assert "2 compile, 1 wrong_answer" in text
 
 

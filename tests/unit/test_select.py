@@ -329,13 +329,13 @@ def test_explanations_of_measurements() -> None:
     records = [measure("slow.cpu", 3e-3, 0.01), measure("fast.cpu", 2e-3, 0.01)]
     answer = choose(workload(8), TARGET, known, records)
     assert answer.explanation == (
-        "fast.cpu has the lowest median measured on this device: 2 ms (95 %: 1.98 ms to 2.02 ms); "
+        "fast.cpu has the lowest median measured on this device: 2.00 ms (95 %: 1.98 ms to 2.02 ms); "
         "slow.cpu, the next, takes 1.50× as long; not measured: new.cpu"
     )
     close = [measure("slow.cpu", 2.01e-3, 0.01), measure("fast.cpu", 2e-3, 0.01)]
     assert choose(workload(8), TARGET, known[:2], close).explanation == (
         "slow.cpu has the highest plevel (15) of the 2 whose interval overlaps the lowest median's "
-        "(fast.cpu, 2 ms), measured on this device: 2.01 ms (95 %: 1.99 ms to 2.03 ms)"
+        "(fast.cpu, 2.00 ms), measured on this device: 2.01 ms (95 %: 1.99 ms to 2.03 ms)"
     )
     for level, where in (
         (Level.MODEL, "on devices of this model"),
@@ -343,7 +343,9 @@ def test_explanations_of_measurements() -> None:
         (Level.TRANSFERRED, "on another target (llvm/haswell/threads=2)"),
     ):
         record = measure("fast.cpu", 1.0, level=level, target="llvm/haswell/threads=2")
-        assert f"measured {where}: 1 s" in choose(workload(8), TARGET, known, [record]).explanation
+        assert (
+            f"measured {where}: 1.00 s" in choose(workload(8), TARGET, known, [record]).explanation
+        )
 
 
 def test_the_explanation_of_a_plevel() -> None:
@@ -356,7 +358,8 @@ def test_the_explanation_of_a_plevel() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(2.5, "2.5 s"), (1.0, "1 s"), (0.5, "500 ms"), (1.234e-3, "1.23 ms"), (12.34e-6, "12.3 µs"), (5e-9, "5 ns")],
+    [(2.5, "2.50 s"), (1.0, "1.00 s"), (0.5, "500 ms"), (1.234e-3, "1.23 ms"), (12.34e-6, "12.3 µs"),
+     (5e-9, "5.00 ns"), (0.9997, "1.00 s"), (0.999, "999 ms"), (9.997e-4, "1.00 ms"), (123.4, "123 s")],
 )  # fmt: skip
 def test_times_are_shown_with_their_unit(seconds: float, text: str) -> None:
     assert show_seconds(seconds) == text
@@ -391,7 +394,7 @@ def test_the_model_decides_only_where_nothing_is_measured() -> None:
     answer = choose(workload(8), TARGET, known, [], model)
     assert (answer.implementation, answer.reason, answer.level) == ("b", Reason.PREDICTED, None)
     assert answer.config == Config({"tile": 1})
-    assert "ranks b first, at about 1 ms" in answer.explanation
+    assert "ranks b first, at about 1.00 ms" in answer.explanation
     assert model.asked == ["a", "b", "c"]
     # What the model says nothing of comes after what it ranks, and what is not valid last.
     assert [(r.implementation, r.predicted_s) for r in answer.rivals] == [
@@ -526,7 +529,7 @@ def test_what_tvm_tested() -> None:
     assert chosen(8) == "conv2d_2"
     answer = select(conv(16), target, log, policy="tvm")
     assert answer.implementation == "conv2d_1"
-    assert answer.explanation == "policy tvm: the lowest mean cost on record, 1 s"
+    assert answer.explanation == "policy tvm: the lowest mean cost on record, 1.00 s"
     assert (answer.config, answer.reason) == (Config({"tile": 2}), Reason.MEASURED)
 
 
@@ -595,7 +598,7 @@ def test_policy_tvm_takes_the_model_before_the_keys_and_the_keys_in_order() -> N
     lines = [
         line("a", 3.0, "epyc", "gpu"), line("a", 2.0, "xeon", "mine"), line("a", 1.0, "xeon", "cpu"),
     ]  # fmt: skip
-    for count, seconds in ((0, "3 s"), (1, "2 s"), (2, "1 s")):
+    for count, seconds in ((0, "3.00 s"), (1, "2.00 s"), (2, "1.00 s")):
         assert seconds in choose_as_tvm(workload(8), TARGET, known, lines[count:]).explanation
 
 
@@ -605,7 +608,7 @@ def test_policy_tvm_matches_no_model_where_the_target_names_none() -> None:
         History(implementation="a", config=Config(), mean_s=s, model=m, keys=("cpu",))
         for s, m in ((2.0, ""), (1.0, "epyc"))
     ]
-    assert "1 s" in choose_as_tvm(workload(8), Target.parse("llvm"), known, lines).explanation
+    assert "1.00 s" in choose_as_tvm(workload(8), Target.parse("llvm"), known, lines).explanation
 
 
 def test_policy_tvm_does_not_look_at_records_for_symbolic_shapes() -> None:

@@ -85,7 +85,7 @@ def test_iteration_is_brute_force_in_the_order_of_indices(case: tuple[Any, set[s
         assert space.contains(config) == space.allows(config) == (config in valid)
 
 
-@given(constrained, st.integers(0, 2**32), st.integers(0, 40))
+@given(constrained, st.integers(0, 2**32), st.integers(0, 12))
 def test_samples_are_valid_distinct_and_repeatable(
     case: tuple[Any, set[str]], seed: int, n: int
 ) -> None:

@@ -142,6 +142,7 @@ def best_tile(extents: Extents, target: Target, dtype: str) -> tuple[int, int]:
         for rows in ROWS
         for vectors in VECTORS
         if rows * vectors + vectors + 1 <= target.vector_registers
+        and (vectors == 1 or (vectors - 1) * lanes < n)
     ]
     rows, vectors = max(fitting, key=lambda tile: score(*tile))
     return rows, vectors * lanes

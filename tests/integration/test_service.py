@@ -1,0 +1,502 @@
+"""The service as a process of its own, over HTTP: the protocol, its problems, its end and its return."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+
+from service import migration
+from strategy.op_strategy import Candidate
+from strategy.record import (
+    Lease,
+    LeaseRequest,
+    Leases,
+    Phase,
+    Registered,
+    Renewal,
+    Renewed,
+    Results,
+    ResultsAccepted,
+    RunState,
+    RunStatus,
+    decode,
+    encode,
+    to_json,
+)
+from strategy.select import Selection
+from tests.integration.scene import (
+    CANDIDATES,
+    FAST,
+    LIBRARY,
+    TARGET,
+    WORKLOAD,
+    device,
+    failed,
+    info,
+    request,
+    timed,
+)
+
+T = TypeVar("T")
+DEADLINE_S = 60.0
+ENDED = (RunState.DONE, RunState.FAILED, RunState.CANCELLED)
+
+
+class Service:
+    """`python -m service` over a database, and one-line calls of its protocol."""
+
+    def __init__(self, database: str, folder: Path, **environment: str) -> None:
+        self.ready = folder / "ready"
+        self.ready.unlink(missing_ok=True)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("PLEVEL_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "service", "--database", database, "--port", "0",
+             "--ready-file", str(self.ready)],
+            env={**clean, "PLEVEL_LEASE_S": "2", "PLEVEL_HEARTBEAT_S": "1", **environment},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        give_up = time.monotonic() + DEADLINE_S
+        while not self.ready.exists():
+            if self.process.poll() is not None or time.monotonic() > give_up:
+                pytest.fail(f"the service did not start: {self.process.communicate()[1]}")
+            time.sleep(0.02)
+        self.url = self.ready.read_text().strip()
+        self.http = httpx.Client(base_url=self.url, timeout=30.0)
+
+    def raw(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        content = body if body is None or isinstance(body, bytes) else encode(body)
+        return self.http.request(method, path, content=content)
+
+    def call(self, method: str, path: str, body: Any, kind: type[T]) -> T:
+        response = self.raw(method, path, body)
+        assert response.is_success, response.text
+        return decode(response.content, kind)
+
+    def register(self) -> int:
+        return self.call("POST", "/v1/workers", info(), Registered).worker_id
+
+    def lease(self, worker_id: int, wait_s: float = 2.0) -> Lease | None:
+        asked = LeaseRequest(worker_id=worker_id, device=device().identity, wait_s=wait_s)
+        found = self.call("POST", "/v1/leases", asked, Leases).leases
+        return found[0] if found else None
+
+    def results(self, held: Lease, results: Any, done: bool = True) -> httpx.Response:
+        sent = Results(token=held.token, session=f"s{held.id}", results=tuple(results), done=done)
+        return self.raw("POST", f"/v1/leases/{held.id}/results", sent)
+
+    def status(self, run_id: int) -> RunStatus:
+        return self.call("GET", f"/v1/runs/{run_id}", None, RunStatus)
+
+    def work(self, worker_id: int, run_id: int, jobs: int = 1000) -> RunStatus:
+        """A worker until the run ends, or so many jobs are done."""
+        give_up = time.monotonic() + DEADLINE_S
+        while (status := self.status(run_id)).state not in ENDED and jobs > 0:
+            assert time.monotonic() < give_up, status
+            held = self.lease(worker_id)
+            if held is None:
+                continue
+            renewal = Renewal(token=held.token, timing=True)
+            self.call("POST", f"/v1/leases/{held.id}/renew", renewal, Renewed)
+            accepted = self.results(held, [timed(e) for e in held.job.entries])
+            assert accepted.status_code == 200, accepted.text
+            jobs -= 1
+        return status
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.close()
+
+    def close(self) -> tuple[int, str, str]:
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.terminate()
+        out, err = self.process.communicate(timeout=30)
+        return self.process.returncode, out, err
+
+
+Start = Callable[..., Service]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Service] = []
+
+    def begin(database: str, **environment: str) -> Service:
+        started.append(Service(database, tmp_path, **environment))
+        return started[-1]
+
+    yield begin
+    for service in started:
+        if service.process.returncode is None:
+            service.close()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One for all tests that ask it something without changing what others ask."""
+    folder = tmp_path_factory.mktemp("service")
+    one = Service(f"sqlite:///{folder / 'plevel.db'}", folder, PLEVEL_MAX_REQUEST_BYTES="200000")
+    yield one
+    one.close()
+
+
+def test_a_run_over_http(start: Start, url: str) -> None:
+    service = start(url)
+    status = service.call("POST", "/v1/runs", request(trials=40), RunStatus)
+    assert status.state is RunState.RUNNING
+    assert "plevel worker" in status.message
+    worker_id = service.register()
+    assert service.status(status.id).message == ""
+    status = service.work(worker_id, status.id)
+    assert (status.state, status.trials_done) == (RunState.DONE, 40), status.message
+    assert status.timing_s > 0
+    asked = {"workload": WORKLOAD, "target": TARGET, "candidates": CANDIDATES}
+    answer = service.call("POST", "/v1/select", asked, Selection)
+    assert answer.implementation == FAST.implementation
+    task = next(t for t in status.tasks if t.implementation == FAST.implementation)
+    assert answer.config == task.best_config
+    again = service.call("POST", "/v1/runs", request(trials=40), RunStatus)
+    assert (again.state, again.tasks[0].task_id) == (RunState.DONE, status.tasks[0].task_id)
+    listed = service.raw("GET", "/v1/runs?limit=1").json()["runs"]
+    assert [r["id"] for r in listed] == [again.id]
+    code, out, err = service.close()
+    assert code == 0, err
+    assert out.strip() == f"plevel service on {service.url}"
+
+
+def test_a_killed_service_comes_back_and_the_run_goes_on(start: Start, url: str) -> None:
+    service = start(url)
+    run_id = service.call("POST", "/v1/runs", request(trials=40), RunStatus).id
+    worker_id = service.register()
+    service.work(worker_id, run_id, jobs=2)
+    held = service.lease(worker_id)
+    assert held is not None
+    before = service.status(run_id).trials_done
+    service.kill()
+    again = start(url)
+    assert again.status(run_id).trials_done == before
+    # The lease is still the worker's: nothing that it measures is lost.
+    accepted = again.results(held, [timed(e) for e in held.job.entries])
+    assert decode(accepted.content, ResultsAccepted).accepted == len(held.job.entries)
+    status = again.work(worker_id, run_id)
+    assert (status.state, status.trials_done) == (RunState.DONE, 40)
+    pairs = set()
+    for r in again.raw("GET", "/v1/records?phase=search&limit=1000").json()["records"]:
+        pair = (r["task_id"], str(r["config"]))
+        assert pair not in pairs
+        pairs.add(pair)
+
+
+def test_a_lost_worker_is_noticed_and_its_late_results_refused(start: Start, url: str) -> None:
+    service = start(url, PLEVEL_LEASE_S="0.5")
+    run_id = service.call("POST", "/v1/runs", request(trials=24), RunStatus).id
+    late = service.lease(service.register(), wait_s=10)
+    assert late is not None
+    other = service.register()
+    status = service.work(other, run_id)
+    assert (status.state, status.trials_done) == (RunState.DONE, 24)
+    refused = service.results(late, [failed(e.index) for e in late.job.entries])
+    assert refused.status_code == 409
+    assert refused.json()["type"] == "urn:plevel:lease-lost"
+    assert service.status(run_id).tasks == status.tasks
+
+
+def test_waiting_for_a_job_ends_when_one_comes(start: Start, sqlite_copy: str) -> None:
+    # So slow a look by itself, that only being told explains an answer in time.
+    service = start(sqlite_copy, PLEVEL_POLL_S="60")
+    worker_id = service.register()
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=service.url, timeout=60) as http:
+        asked = LeaseRequest(worker_id=worker_id, device=device().identity, wait_s=50)
+        waiting = pool.submit(http.post, "/v1/leases", content=encode(asked))
+        service.call("POST", "/v1/runs", request(), RunStatus)
+        began = time.monotonic()
+        leases = decode(waiting.result(timeout=40).content, Leases).leases
+    assert time.monotonic() - began < 20
+    assert [e.implementation for e in leases[0].job.entries] == [LIBRARY.implementation]
+
+
+def test_many_wait_and_the_others_are_served(start: Start, sqlite_copy: str) -> None:
+    """More waiting calls than there are threads or connections: they hold neither."""
+    service = start(sqlite_copy)
+    worker_id = service.register()
+    asked = encode(LeaseRequest(worker_id=worker_id, device=device().identity, wait_s=30))
+    head = (f"POST /v1/leases HTTP/1.1\r\nhost: x\r\ncontent-length: {len(asked)}\r\n\r\n").encode()
+    host, port = service.url.removeprefix("http://").split(":")
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            connection = stack.enter_context(socket.create_connection((host, int(port))))
+            connection.sendall(head + asked)
+        for _ in range(5):
+            assert service.raw("GET", "/readyz").status_code == 200
+            assert service.raw("GET", "/v1/workers").status_code == 200
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_though_somebody_waits(
+    start: Start, sqlite_copy: str, kind: signal.Signals
+) -> None:
+    service = start(sqlite_copy)
+    worker_id = service.register()
+    run_id = service.call("POST", "/v1/runs", request(trials=8), RunStatus).id
+    service.work(worker_id, run_id)
+    url = f"{service.url}/v1/leases"
+    asked = encode(LeaseRequest(worker_id=worker_id, device=device().identity, wait_s=60))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(httpx.post, url, content=asked, timeout=60)
+        # It waits for certain once a later call on another connection has been answered.
+        service.raw("GET", "/v1/workers")
+        service.process.send_signal(kind)
+        out, err = service.process.communicate(timeout=20)
+        with contextlib.suppress(httpx.TransportError):
+            assert decode(waiting.result().content, Leases).leases == ()
+    assert service.process.returncode == 0, (out, err)
+    assert "Traceback" not in err
+
+
+def test_events_follow_a_run_to_its_end(start: Start, sqlite_copy: str) -> None:
+    service = start(sqlite_copy)
+    run_id = service.call("POST", "/v1/runs", request(trials=16), RunStatus).id
+    kinds: list[str] = []
+    statuses: list[RunStatus] = []
+    begun = threading.Event()
+
+    def follow() -> None:
+        with httpx.stream("GET", f"{service.url}/v1/runs/{run_id}/events", timeout=60) as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            for line in response.iter_lines():
+                if line.startswith("event: "):
+                    kinds.append(line.removeprefix("event: "))
+                elif line.startswith("data: "):
+                    statuses.append(decode(line.removeprefix("data: "), RunStatus))
+                    begun.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(follow)
+        assert begun.wait(DEADLINE_S)
+        service.work(service.register(), run_id)
+        following.result(timeout=30)
+    assert kinds[-1] == "end"
+    assert set(kinds[:-1]) == {"status"}
+    assert statuses[-1].state is RunState.DONE
+    done = [s.trials_done for s in statuses]
+    assert done == sorted(done)
+
+
+def test_cancel(start: Start, sqlite_copy: str) -> None:
+    service = start(sqlite_copy)
+    run_id = service.call("POST", "/v1/runs", request(trials=100), RunStatus).id
+    worker_id = service.register()
+    service.work(worker_id, run_id, jobs=1)
+    held = service.lease(worker_id)
+    assert held is not None
+    status = service.call("POST", f"/v1/runs/{run_id}/cancel", None, RunStatus)
+    assert status.state is RunState.CANCELLED
+    renewed = service.call(
+        "POST", f"/v1/leases/{held.id}/renew", Renewal(token=held.token), Renewed
+    )
+    assert renewed.cancelled
+    done = service.results(held, [timed(held.job.entries[0])])
+    assert decode(done.content, ResultsAccepted).cancelled
+    assert service.lease(worker_id, wait_s=0) is None
+    again = service.call("POST", f"/v1/runs/{run_id}/cancel", None, RunStatus)
+    assert again.finished_at == status.finished_at
+
+
+def test_a_worker_that_leaves_gives_its_job_back(start: Start, sqlite_copy: str) -> None:
+    service = start(sqlite_copy)
+    service.call("POST", "/v1/runs", request(), RunStatus)
+    worker_id = service.register()
+    held = service.lease(worker_id)
+    assert held is not None
+    assert service.raw("DELETE", f"/v1/workers/{worker_id}").status_code == 204
+    assert service.raw("POST", f"/v1/workers/{worker_id}/heartbeat", {}).status_code == 404
+    assert service.raw("GET", "/v1/workers").json() == {"workers": []}
+    taken = service.lease(service.register())
+    assert taken is not None
+    assert taken.job.id == held.job.id
+    assert taken.job.attempt == 1
+    released = service.raw(
+        "POST", f"/v1/leases/{taken.id}/release", Renewal(token=taken.token)
+    )
+    assert released.status_code == 204
+
+
+def run_body(**changed: Any) -> bytes:
+    return encode({**to_json(request()), **changed})
+
+
+def workload_body(**changed: Any) -> bytes:
+    workload = {"workload": {**to_json(WORKLOAD), **changed}, "candidates": to_json(CANDIDATES)}
+    return run_body(workloads=[workload])
+
+
+SYMBOLIC = [{"name": "data", "type": "float32[n,64]"}]
+NEVER = to_json(Candidate(FAST.implementation, FAST.version, 5)) | {
+    "condition": ["and", [">", "data.shape[0]", 1000]]
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "kind", "words"),
+    [
+        ("POST", "/v1/runs", b"{", 400, "malformed", "truncated"),
+        ("POST", "/v1/runs", b"[]", 422, "invalid", "Expected `object`"),
+        ("POST", "/v1/runs", b"x" * 300_000, 413, "too-large", "200000 bytes"),
+        ("POST", "/v1/runs", run_body(trials=0), 422, "invalid", "trials"),
+        ("POST", "/v1/runs", run_body(trials="many"), 422, "invalid", "trials"),
+        ("POST", "/v1/runs", run_body(workloads=[]), 422, "invalid", "workloads"),
+        ("POST", "/v1/runs", run_body(target="abacus"), 422, "invalid", "unknown target 'abacus'"),
+        ("POST", "/v1/runs", run_body(target={"kind": "llvm", "libs": 3}), 422, "invalid", "target.libs"),
+        ("POST", "/v1/runs", run_body(implementations=["other"]), 422, "invalid", "has no 'other'"),
+        ("POST", "/v1/runs", run_body(tuner="oracle"), 422, "invalid", "tuner"),
+        ("POST", "/v1/runs", workload_body(inputs=SYMBOLIC), 422, "invalid", "symbolic"),
+        ("POST", "/v1/runs", workload_body(inputs=[{"name": "a", "type": "floaty[2]"}]), 422, "invalid",
+         "floaty"),
+        ("POST", "/v1/runs", run_body(workloads=[{"workload": to_json(WORKLOAD)}]), 422, "invalid",
+         "workloads[0].workload.op: operator 'filter' is not installed"),
+        ("POST", "/v1/runs", run_body(workloads=[{"workload": to_json(WORKLOAD), "candidates": [NEVER]}]),
+         422, "invalid", "no implementation of filter is valid"),
+        ("POST", "/v1/select", encode({"workload": WORKLOAD, "target": TARGET}), 422, "invalid",
+         "not installed here"),
+        ("POST", "/v1/select", encode({"workload": WORKLOAD, "target": TARGET, "candidates": []}), 422,
+         "invalid", "no implementation"),
+        ("GET", "/v1/runs/4711", None, 404, "not-found", "run 4711"),
+        ("GET", "/v1/runs/4711/events", None, 404, "not-found", "run 4711"),
+        ("POST", "/v1/runs/4711/cancel", None, 404, "not-found", "run 4711"),
+        ("GET", "/v1/tasks/4711", None, 404, "not-found", "task 4711"),
+        ("GET", "/v1/runs?limit=0", None, 422, "invalid", "limit"),
+        ("GET", "/v1/runs/first", None, 422, "invalid", "run_id"),
+        ("GET", "/v1/records?error=bad", None, 422, "invalid", "error"),
+        ("POST", "/v1/workers/4711/heartbeat", b"{}", 404, "not-found", "worker 4711"),
+        ("POST", "/v1/leases", encode(LeaseRequest(worker_id=4711, device="d")), 404, "not-found",
+         "register it again"),
+        ("POST", "/v1/leases/4711/renew", encode(Renewal(token=1)), 409, "lease-lost", "lease 4711"),
+        ("POST", "/v1/workers", b'{"name": "w", "host": "h", "pid": 1, "devices": []}', 422, "invalid",
+         "devices"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_a_problem_document(
+    service: Service, method: str, path: str, body: bytes | None, status: int, kind: str, words: str
+) -> None:
+    response = service.raw(method, path, body)
+    problem = response.json()
+    assert (response.status_code, problem["status"]) == (status, status), problem
+    assert response.headers["content-type"] == "application/problem+json"
+    assert problem["type"] == f"urn:plevel:{kind}"
+    assert words in problem["detail"]
+    assert "\n" not in problem["detail"]
+    assert problem["title"]
+
+
+def test_the_field_at_fault_is_named_apart(service: Service) -> None:
+    problem = service.raw("POST", "/v1/runs", run_body(seed="one")).json()
+    assert [e["field"] for e in problem["errors"]] == ["seed"]
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("PUT", "/v1/runs", 405)])
+def test_unknown_paths_are_problems_too(service: Service, method: str, path: str, status: int) -> None:
+    response = service.raw(method, path)
+    assert response.status_code == response.json()["status"] == status
+    assert response.headers["content-type"] == "application/problem+json"
+
+
+def test_openapi_is_complete(service: Service) -> None:
+    schema = service.raw("GET", "/openapi.json").json()
+    known = schema["components"]["schemas"]
+
+    def references(node: Any) -> Iterator[str]:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                if key == "$ref":
+                    yield value
+                else:
+                    yield from references(value)
+        elif isinstance(node, list):
+            for value in node:
+                yield from references(value)
+
+    assert {r.rsplit("/", 1)[1] for r in references(schema)} <= known.keys()
+    assert "HTTPValidationError" not in str(schema)
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            assert operation["summary"], path
+            assert operation["description"], path
+            good = next(r for code, r in operation["responses"].items() if code.startswith("2"))
+            if "204" not in operation["responses"] and path.startswith("/v1"):
+                assert good["content"], (method, path)
+            takes = method == "post" and not path.endswith(("heartbeat", "cancel"))
+            assert takes == ("requestBody" in operation), (method, path)
+    assert {"RunRequest", "RunStatus", "Lease", "Results", "Problem"} <= known.keys()
+    assert service.raw("GET", "/docs").status_code == 200
+
+
+def test_health(service: Service) -> None:
+    assert service.raw("GET", "/healthz").json() == {"status": "ok"}
+    assert service.raw("GET", "/readyz").json() == {"status": "ready"}
+
+
+def refused(*arguments: str, **environment: str) -> str:
+    """What the service says when it does not start; it says one line, and ends with 1."""
+    done = subprocess.run(
+        [sys.executable, "-m", "service", *arguments], env={**os.environ, **environment},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done
+    assert done.stdout == ""
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+def test_a_port_in_use_is_said(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        line = refused("--database", str(tmp_path / "p.db"), "--port", port)
+    assert f"port {port}" in line
+    assert "--port" in line
+    assert not (tmp_path / "p.db").exists()
+
+
+def test_a_newer_schema_is_said_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "p.db"
+    migration.upgrade(str(path))
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        connection.commit()
+    assert "newer than" in refused("--database", str(path), "--port", "0")
+
+
+def test_a_place_that_cannot_be_written_is_said() -> None:
+    assert "not writable" in refused("--database", "/proc/nowhere/p.db", "--port", "0")
+
+
+def test_an_old_schema_is_said_where_migrating_is_off(tmp_path: Path) -> None:
+    path = str(tmp_path / "p.db")
+    line = refused("--database", path, "--port", "0", PLEVEL_MIGRATE="false")
+    assert "plevel db upgrade" in line
+
+
+def test_the_confirm_phase_is_in_the_log(start: Start, sqlite_copy: str) -> None:
+    service = start(sqlite_copy)
+    run_id = service.call("POST", "/v1/runs", request(trials=16), RunStatus).id
+    service.work(service.register(), run_id)
+    page = service.raw("GET", f"/v1/records?run_id={run_id}&phase=confirm&limit=1000").json()
+    sessions = {r["session"] for r in page["records"]}
+    assert len(sessions) == 2
+    assert {r["phase"] for r in page["records"]} == {Phase.CONFIRM.value}
+    task_id = page["records"][0]["task_id"]
+    assert service.raw("GET", f"/v1/tasks/{task_id}").json()["confirmed"]

@@ -1,0 +1,79 @@
+"""Cores: which time, which build, and which thread gets which."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import pytest
+
+from workers import cpu
+from workers.cpu import DeviceError, assign, describe_device, environment, parse_cores
+
+
+@pytest.fixture
+def eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host of eight cores, on four physical ones: 0 with 4, 1 with 5 …"""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(cpu, "_siblings", lambda core: (core % 4, core % 4 + 4))
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [("cpu", range(8)), ("cpu:3", [3]), ("cpu:0-2", [0, 1, 2]), ("cpu:6,1-2,2", [1, 2, 6])],
+)
+def test_cores_are_read(eight: None, text: str, cores: Sequence[int]) -> None:
+    assert parse_cores(text) == tuple(cores)
+
+
+@pytest.mark.parametrize(
+    "text", ["gpu", "cpu:", "cpu:x", "cpu:1-", "cpu:-1", "cpu:7-8", "cpu:1,,2"]
+)
+def test_what_cannot_be_read_is_named(eight: None, text: str) -> None:
+    if text == "cpu:":
+        assert parse_cores(text) == tuple(range(8))
+        return
+    with pytest.raises(DeviceError, match="device"):
+        parse_cores(text)
+
+
+@pytest.mark.parametrize(
+    ("threads", "timing", "building"),
+    [
+        # The other hyper-thread of a timing core is left alone.
+        (1, (3,), (0, 1, 2, 4, 5, 6)),
+        (2, (2, 3), (0, 1, 4, 5)),
+        # No physical core is left to build on: building and timing take turns.
+        (4, (0, 1, 2, 3), tuple(range(8))),
+        (6, (2, 3, 4, 5, 6, 7), (0, 1)),
+        (8, tuple(range(8)), tuple(range(8))),
+    ],
+)
+def test_each_timing_thread_gets_a_physical_core(
+    eight: None, threads: int, timing: tuple[int, ...], building: tuple[int, ...]
+) -> None:
+    cores = assign(range(8), threads)
+    assert cores.timing == timing
+    assert cores.building == building
+    assert cores.overlap == bool(set(timing) & set(building))
+    assert cores.slot == "cpu:0-7"
+
+
+@pytest.mark.parametrize("threads", [0, -1, 9])
+def test_more_threads_than_cores_are_refused(eight: None, threads: int) -> None:
+    with pytest.raises(DeviceError, match="8 cores"):
+        assign(range(8), threads)
+
+
+def test_the_device_stays_the_same_and_its_threads_are_the_targets() -> None:
+    cores = assign(parse_cores("cpu"), 1)
+    device, again = describe_device(cores, 1), describe_device(cores, 1)
+    assert device.identity == again.identity
+    assert device.identity.endswith("/" + device.slot)
+    assert device.target.threads == 1
+    assert device.fingerprint["timing_cores"] == list(cores.timing)
+
+
+def test_the_environment_is_known_without_loading_tvm() -> None:
+    found = environment()
+    assert found["tvm"] and found["python"] and found["kernel"]

@@ -1,0 +1,111 @@
+"""What counts as a right answer: rounding passes in any order, a missing term does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategy.workload import Workload
+from workers.reference import (
+    WrongAnswerError,
+    compare,
+    numpy_dtype,
+    poison,
+    random_inputs,
+    reduction_length,
+    reference,
+    tolerances,
+)
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+
+def dense(k: int, dtype: str = "float32", m: int = 24, n: int = 40) -> Workload:
+    return Workload.make("dense", {"data": f"{dtype}[{m},{k}]", "weight": f"{dtype}[{n},{k}]"})
+
+
+def kernel(data: np.ndarray, weight: np.ndarray, skip: int | None = None) -> np.ndarray:
+    """A product that adds term after term, the worst order, in float32 or better."""
+    kind = data.dtype if data.dtype == np.float64 else np.dtype(np.float32)
+    total = np.zeros((data.shape[0], weight.shape[0]), kind)
+    for k in range(data.shape[1]):
+        if k != skip:
+            total += np.outer(data[:, k].astype(kind), weight[:, k].astype(kind))
+    return total.astype(data.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(k=st.integers(1, 3000), seed=st.integers(0, 2**32))
+def test_rounding_passes_and_a_missing_term_does_not(dtype: str, k: int, seed: int) -> None:
+    workload = dense(k, dtype)
+    inputs = random_inputs(workload, seed)
+    (right,) = reference(workload, inputs)
+    (tolerance,) = tolerances(workload, inputs, [right])
+    compare(kernel(inputs["data"], inputs["weight"]), right, tolerance)
+    if dtype == "bfloat16" and k > 200:
+        return  # eight bits of result hide one term of many
+    with pytest.raises(WrongAnswerError, match="largest error"):
+        compare(kernel(inputs["data"], inputs["weight"], skip=k // 2), right, tolerance)
+
+
+def test_inputs_are_those_of_their_seed() -> None:
+    workload = dense(8)
+    first, same, other = (random_inputs(workload, seed) for seed in (1, 1, 2))
+    assert first.keys() == {"data", "weight"}
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, same[name])
+        assert (array != other[name]).any()
+        assert array.min() >= -1 and array.max() <= 1 and array.std() > 0.4
+
+
+def test_the_reduction_length_is_that_of_the_product() -> None:
+    workload = dense(77)
+    inputs = random_inputs(workload, 0)
+    assert reduction_length(workload, inputs, reference(workload, inputs)) == 77
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "int8", "uint8", "int64", "bool"])
+def test_poison_is_wrong_everywhere(dtype: str) -> None:
+    right = np.asarray([[0, 1, 2], [3, 255, 1]]).astype(numpy_dtype(dtype))
+    poisoned = poison(right, dtype)
+    assert poisoned.dtype == right.dtype
+    with pytest.raises(WrongAnswerError, match="6 of 6 elements"):
+        compare(poisoned, right.astype(np.float64) if dtype in DTYPES else right, 0.0)
+    compare(right, right.astype(np.float64), 0.0)
+
+
+def test_the_message_names_the_worst_place() -> None:
+    right = np.zeros((3, 4))
+    found = right.astype(np.float32)
+    found[1, 2], found[2, 0] = 0.5, -2.0
+    with pytest.raises(
+        WrongAnswerError, match=r"2 of 12 .* error is 2 at \[2, 0\]: -2\.0 instead of 0"
+    ):
+        compare(found, right, 1e-6)
+    found[0, 3] = np.nan
+    with pytest.raises(WrongAnswerError, match=r"3 of 12 .* inf|3 of 12 .* nan at \[0, 3\]"):
+        compare(found, right, 1e-6)
+
+
+def test_infinities_and_nans_of_the_reference_are_right() -> None:
+    right = np.asarray([np.inf, -np.inf, np.nan, 1.0])
+    compare(right.astype(np.float32), right, 0.0)
+    with pytest.raises(WrongAnswerError, match="1 of 4"):
+        compare(np.asarray([-np.inf, -np.inf, np.nan, 1.0], np.float32), right, 0.0)
+
+
+def test_infinities_do_not_widen_the_tolerance() -> None:
+    workload = dense(8)
+    inputs = random_inputs(workload, 0)
+    (right,) = reference(workload, inputs)
+    (narrow,) = tolerances(workload, inputs, [right])
+    right[0, 0] = np.inf
+    (tolerance,) = tolerances(workload, inputs, [right])
+    assert tolerance == pytest.approx(narrow, rel=0.01)
+
+
+def test_a_wrong_shape_is_wrong() -> None:
+    with pytest.raises(WrongAnswerError, match=r"\(2, 3\), expected \(3, 2\)"):
+        compare(np.zeros((2, 3), np.float32), np.zeros((3, 2)), 1.0)

@@ -1,0 +1,201 @@
+"""Ask/tell: never twice, always valid, deterministic, better than chance, and not afraid of size."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.cost_model import ChildModel, CostModelError, Scores
+from service.search import Search
+from strategy.space import Config, ConfigSpace, Knob, knob, split
+
+BOWL = ConfigSpace(
+    [Knob("a", range(24)), Knob("b", range(24)), Knob("c", (1, 2, 4, 8)), Knob("mode", ("x", "y", "z"))],
+    constraints=[knob("a") + knob("b") <= 34],
+    derived={"sum": knob("a") + knob("b")},
+    fallback={"a": 0, "b": 0, "c": 1, "mode": "x"},
+)
+HUGE = ConfigSpace([Knob(f"k{i}", range(32)) for i in range(8)], [knob("k0") <= knob("k1")])
+
+
+def bowl_s(config: Config) -> float | None:
+    a, b, c = (float(config[k]) for k in "abc")  # type: ignore[arg-type]
+    if a == 3:
+        return None
+    slow = {"x": 1.0, "y": 1.3, "z": 0.9}[str(config["mode"])]
+    return 1e-4 * slow * (1 + (a - 17) ** 2 / 60 + (b - 11) ** 2 / 60 + abs(math.log2(c) - 2) / 4)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[ChildModel]:
+    with ChildModel() as child:
+        yield child
+
+
+def tune(search: Search, trials: int, batch: int = 8) -> list[float]:
+    """The best after each trial."""
+    best, curve = math.inf, []
+    while len(curve) < trials and (configs := search.ask(min(batch, trials - len(curve)))):
+        for config in configs:
+            seconds = bowl_s(config)
+            search.tell(config, seconds)
+            best = min(best, seconds or math.inf)
+            curve.append(best)
+    return curve
+
+
+def test_the_fallback_comes_first() -> None:
+    assert Search(BOWL, seed=3).ask(3)[0] == BOWL.fallback
+
+
+@pytest.mark.parametrize("guided", [False, True])
+def test_every_configuration_once_and_then_no_more(model: ChildModel, guided: bool) -> None:
+    space = ConfigSpace([Knob("a", range(9)), Knob("b", range(9))], [knob("a") < knob("b")])
+    search = Search(space, 1, model if guided else None)
+    seen: list[Config] = []
+    while configs := search.ask(7):
+        seen += configs
+        for config in configs:
+            search.tell(config, 1.0 + float(config["a"]))  # type: ignore[arg-type]
+    assert len(seen) == len(set(seen)) == 36
+    assert all(space.contains(c) for c in seen)
+    assert search.exhausted
+
+
+@given(st.integers(0, 2**20), st.lists(st.integers(1, 9), min_size=1, max_size=6), st.data())
+def test_never_twice_in_any_order_of_results(seed: int, batches: list[int], data: st.DataObject) -> None:
+    search = Search(BOWL, seed, _Flat())
+    seen: set[Config] = set()
+    waiting: list[Config] = []
+    for n in batches:
+        configs = search.ask(n)
+        assert len(configs) == n
+        assert seen.isdisjoint(configs)
+        assert all(BOWL.contains(c) for c in configs)
+        seen.update(configs)
+        waiting += configs
+        for _ in range(data.draw(st.integers(0, len(waiting)))):
+            config = waiting.pop(data.draw(st.integers(0, len(waiting) - 1)))
+            search.tell(config, bowl_s(config))
+
+
+class _Flat:
+    """A model that knows nothing; these tests are about the search around it."""
+
+    def score(self, trials: object, log_s: object, pool: list[object], seed: int) -> Scores:
+        import numpy as np
+
+        n = len(pool)
+        return Scores(np.zeros(n), np.ones(n), np.ones(n))
+
+
+def test_the_same_seed_gives_the_same_proposals(model: ChildModel) -> None:
+    runs = []
+    for _ in range(2):
+        search = Search(BOWL, 11, model)
+        tune(search, 48)
+        runs.append(list(search._told))
+    assert runs[0] == runs[1]
+    other = Search(BOWL, 12, model)
+    tune(other, 48)
+    assert list(other._told) != runs[0]
+
+
+def test_the_model_finds_what_chance_does_not(model: ChildModel) -> None:
+    optimum = min(t for c in BOWL if (t := bowl_s(c)) is not None)
+    guided = [tune(Search(BOWL, seed, model), 120)[-1] for seed in range(3)]
+    chance = [tune(Search(BOWL, seed), 120)[-1] for seed in range(9)]
+    assert max(guided) <= 1.03 * optimum
+    assert statistics.median(chance) > 1.05 * optimum
+
+
+def test_failures_are_avoided_once_they_are_known(model: ChildModel) -> None:
+    def half_fails(config: Config) -> float | None:
+        return None if config["mode"] != "x" else bowl_s(config)
+
+    search = Search(BOWL, 5, model)
+    outcomes = []
+    while len(outcomes) < 120:
+        for config in search.ask(8):
+            seconds = half_fails(config)
+            search.tell(config, seconds)
+            outcomes.append(seconds is None)
+    assert sum(outcomes[:20]) > 8
+    assert sum(outcomes[-40:]) < 10
+    assert search.best_s is not None
+
+
+def test_what_is_told_or_under_way_is_not_proposed() -> None:
+    space = ConfigSpace([Knob("a", range(10))])
+    search = Search(space, 1)
+    search.tell(Config({"a": 3}), 1.0)
+    search.avoid([Config({"a": 4}), Config({"a": 99}), Config({"b": 1})])
+    assert {c["a"] for c in search.ask(50)} == set(range(10)) - {3, 4}
+
+
+def test_strangers_are_passed_over() -> None:
+    search = Search(ConfigSpace([Knob("a", range(4))]), 1)
+    search.tell(Config({"a": 9}), 1.0)
+    search.tell(Config({"z": 1}), 1.0)
+    assert (search.trials, search.best_s) == (0, None)
+
+
+def test_told_twice_the_lower_counts() -> None:
+    search = Search(ConfigSpace([Knob("a", range(4))]), 1)
+    for seconds in (None, 2.0, 1.0, 3.0, None):
+        search.tell(Config({"a": 1}), seconds)
+    assert search.best_s == pytest.approx(1.0)
+    assert search.trials == 1
+
+
+def test_a_failing_model_leaves_random_search() -> None:
+    class Broken:
+        def score(self, *_: object) -> Scores:
+            raise CostModelError("it died")
+
+    search = Search(BOWL, 1, Broken())
+    assert len(tune(search, 64)) == 64
+    assert search.lower_bound_s is None
+
+
+def test_the_lower_bound_is_below_the_best_while_there_is_hope(model: ChildModel) -> None:
+    search = Search(BOWL, 2, model)
+    tune(search, 40)
+    assert search.lower_bound_s is not None
+    assert search.best_s is not None
+    assert 0 < search.lower_bound_s < 2 * search.best_s
+
+
+def test_a_huge_space_costs_neither_memory_nor_time(model: ChildModel) -> None:
+    assert HUGE.size > 10**9
+    tracemalloc.start()
+    search = Search(HUGE, 1, model)
+    rng = random.Random(1)
+    for _ in range(6):
+        for config in search.ask(8):
+            search.tell(config, rng.uniform(1.0, 2.0))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 50e6
+    began = time.process_time()
+    assert len(search.ask(8)) == 8
+    assert time.process_time() - began < 2.0
+    assert not search.exhausted
+
+
+def test_split_knobs_are_searched(model: ChildModel) -> None:
+    space = ConfigSpace([split("s", 64, 3), Knob("u", (0, 1))], derived={"inner": knob("s")[2]})
+    search = Search(space, 1, model)
+    for _ in range(5):
+        for config in search.ask(6):
+            inner = config["s"][2]  # type: ignore[index]
+            search.tell(config, 1.0 + abs(math.log2(inner) - 3))
+    assert search.best_s == pytest.approx(1.0)
