@@ -50,7 +50,7 @@ def test_progress_without_a_terminal_is_lines(monkeypatch: pytest.MonkeyPatch) -
     lines = out.getvalue().splitlines()
     assert lines[0] == "running 0/10 trials, waiting for a worker"
     assert lines[1].startswith("running 4/10 trials, best dense_pack.cpu 2.00 ms, about ")
-    assert lines[2].startswith("running 8/10 trials, best dense_pack.cpu 1 ms, about ")
+    assert lines[2].startswith("running 8/10 trials, best dense_pack.cpu 1.00 ms, about ")
     assert "\x1b" not in out.getvalue()
 
 
