@@ -11,7 +11,7 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
 from service.db import Store
-from service.queue import Terms
+from service.retry import Terms
 from service.settings import Settings
 from service.tuner import Tuner
 from service.wakeup import Wakeup

@@ -1,14 +1,11 @@
-"""The job queue: enqueue, lease, renew, give back, expire, quarantine.
+"""The job queue: enqueue, lease, renew, report, give back.
 
 A claim is one conditional UPDATE, correct by itself on SQLite and PostgreSQL: of two that claim
 one job, the second finds it no longer queued. Each claim raises the job's fence; its value is the
 lease's token, and every later call must match the token of a lease that is live by the
 database's clock. Functions run in the caller's transaction.
 
-A job whose worker is lost goes back to the queue. From then on it is suspect: it is leased only
-to a worker that holds nothing else, so that the next loss tells who was guilty. Lost twice, its open
-entries become jobs of their own; lost three times, on two devices or on the only one there is, it
-is quarantined.
+What becomes of a job whose worker is lost is in `retry`.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
-from service import catalogue, fleet, records
+from service import catalogue, fleet, records, retry
 from service.db import now
 from service.errors import DeviceBusyError, InvalidError, LeaseLostError
 from service.models import (
@@ -46,7 +43,6 @@ from strategy.record import (
     Renewed,
     Results,
     ResultsAccepted,
-    RunState,
     TimingPolicy,
     convert,
 )
@@ -54,19 +50,7 @@ from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Workload
 
-MAX_ATTEMPTS = 3
-SPLIT_ATTEMPTS = 2
-MAX_BACKOFF_S = 30.0
-_LOST = ("expired", "unfinished")  # why leases ended that count against their job
 URGENT, NORMAL = 0, 10  # priorities: the lower, the sooner
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How long a lease lasts without renewal, and a worker counts as alive, in seconds."""
-
-    lease_s: float
-    alive_s: float
 
 
 @dataclass(frozen=True)
@@ -142,7 +126,7 @@ def _can_build(needs: str, operators: Mapping[str, Mapping[str, int]]) -> bool:
 
 
 def lease_job(
-    connection: sa.Connection, worker_id: int, identity: str, terms: Terms
+    connection: sa.Connection, worker_id: int, identity: str, terms: retry.Terms
 ) -> Lease | None:
     """Leases the next job that this worker can build to one of its devices, or None.
 
@@ -154,7 +138,7 @@ def lease_job(
         NotFoundError: the worker is not registered.
         InvalidError: the device is not the worker's.
     """
-    expire(connection, terms)
+    retry.expire(connection, terms)
     fleet.heartbeat(connection, worker_id)
     found = connection.execute(
         sa.select(device.c.id, worker_device.c.target_id, worker.c.operators)
@@ -194,7 +178,7 @@ def lease_job(
 
 
 def _claim(
-    worker_id: int, place: Any, needs: Sequence[str] | None, terms: Terms
+    worker_id: int, place: Any, needs: Sequence[str] | None, terms: retry.Terms
 ) -> sa.sql.dml.ReturningUpdate[Any]:
     """The one statement that takes a queued job: correct without any lock around it."""
     held = sa.select(lease.c.id).where(lease.c.ended_at.is_(None))
@@ -225,7 +209,7 @@ def _claim(
             .where(lease.c.worker_id == worker_id, other_job.c.attempts > 0)
             .exists(),
             sa.or_(job.c.attempts == 0, ~held.where(lease.c.worker_id == worker_id).exists()),
-            sa.or_(job.c.attempts < SPLIT_ATTEMPTS, ~lost_here, ~elsewhere),
+            sa.or_(job.c.attempts < retry.SPLIT_ATTEMPTS, ~lost_here, ~elsewhere),
         )
         .order_by(job.c.priority, job.c.id)
         .limit(1)
@@ -247,7 +231,7 @@ def _lost_on(device_id: Any) -> sa.Select[Any]:
     lost = lease.alias()
     return sa.select(lost.c.id).where(
         lost.c.device_id == device_id,
-        lost.c.end_reason.in_(_LOST),
+        lost.c.end_reason.in_(retry.LOST),
         sa.or_(lost.c.job_id == job.c.id, lost.c.job_id == job.c.parent_id),
     )
 
@@ -293,7 +277,7 @@ def _is_live(lease_id: int, token: int) -> sa.ColumnElement[bool]:
     )
 
 
-def touch(connection: sa.Connection, lease_id: int, token: int, terms: Terms) -> Any:
+def touch(connection: sa.Connection, lease_id: int, token: int, terms: retry.Terms) -> Any:
     """Extends a live lease, and so locks it; returns its row.
 
     Raises:
@@ -314,7 +298,7 @@ def touch(connection: sa.Connection, lease_id: int, token: int, terms: Terms) ->
 
 
 def renew(
-    connection: sa.Connection, lease_id: int, token: int, timing: bool, terms: Terms
+    connection: sa.Connection, lease_id: int, token: int, timing: bool, terms: retry.Terms
 ) -> Renewed:
     """Keeps a lease; `timing` makes it the timing lease of its device.
 
@@ -325,7 +309,7 @@ def renew(
     row = touch(connection, lease_id, token, terms)
     fleet.see(connection, row.worker_id)
     if timing and not row.timing:
-        expire(connection, terms)
+        retry.expire(connection, terms)
         busy = connection.scalar(
             sa.select(lease.c.id).where(
                 lease.c.device_id == row.device_id, lease.c.ended_at.is_(None), lease.c.timing
@@ -335,27 +319,21 @@ def renew(
             raise DeviceBusyError(f"lease {busy} of this device is timing: ask again when it is done")
         connection.execute(sa.update(lease).where(lease.c.id == lease_id).values(timing=True))
         catalogue.note(connection, "timing", job_id=row.job_id, worker_id=row.worker_id)
-    return Renewed(expires_in_s=terms.lease_s, cancelled=is_cancelled(connection, row.job_id))
+    return Renewed(expires_in_s=terms.lease_s, cancelled=retry.is_cancelled(connection, row.job_id))
 
 
-def is_cancelled(connection: sa.Connection, job_id: int) -> bool:
-    """Whether the job's run is cancelled."""
-    query = sa.select(run.c.state).join(job, job.c.run_id == run.c.id).where(job.c.id == job_id)
-    return bool(connection.execute(query).scalar_one() == RunState.CANCELLED)
-
-
-def release(connection: sa.Connection, lease_id: int, token: int, terms: Terms) -> None:
+def release(connection: sa.Connection, lease_id: int, token: int, terms: retry.Terms) -> None:
     """Gives a job back: its open entries are queued again, and nobody is to blame.
 
     Raises:
         LeaseLostError: as `touch`.
     """
     row = touch(connection, lease_id, token, terms)
-    _end_lease(connection, lease_id, "released")
-    _reopen(connection, row.job_id, terms, blame=None)
+    retry.end_lease(connection, lease_id, "released")
+    retry.reopen(connection, row.job_id, terms, blame=None)
 
 
-def release_worker(connection: sa.Connection, worker_id: int, terms: Terms) -> None:
+def release_worker(connection: sa.Connection, worker_id: int, terms: retry.Terms) -> None:
     """Gives back all that a worker holds."""
     held = connection.execute(
         sa.update(lease)
@@ -364,11 +342,11 @@ def release_worker(connection: sa.Connection, worker_id: int, terms: Terms) -> N
         .returning(lease.c.job_id)
     ).all()
     for row in held:
-        _reopen(connection, row.job_id, terms, blame=None)
+        retry.reopen(connection, row.job_id, terms, blame=None)
 
 
 def report(
-    connection: sa.Connection, lease_id: int, sent: Results, terms: Terms
+    connection: sa.Connection, lease_id: int, sent: Results, terms: retry.Terms
 ) -> ResultsAccepted:
     """Stores results of a lease; those that are known already change nothing.
 
@@ -395,7 +373,7 @@ def report(
         _finish(connection, held, terms)
     return ResultsAccepted(
         accepted=len(fresh), known=len(entries) - len(fresh),
-        cancelled=is_cancelled(connection, held.job_id),
+        cancelled=retry.is_cancelled(connection, held.job_id),
     )  # fmt: skip
 
 
@@ -410,124 +388,13 @@ def _entries(connection: sa.Connection, job_id: int, sent: Results) -> list[Any]
     return [known[entry] for entry in dict.fromkeys(r.entry for r in sent.results)]
 
 
-def _finish(connection: sa.Connection, held: Any, terms: Terms) -> None:
+def _finish(connection: sa.Connection, held: Any, terms: retry.Terms) -> None:
     is_open = sa.select(job_entry.c.id).where(
         job_entry.c.job_id == held.job_id, job_entry.c.state == EntryState.PENDING
     )
     unfinished = connection.scalar(is_open.limit(1)) is not None
-    _end_lease(connection, held.id, "unfinished" if unfinished else "done")
-    _reopen(connection, held.job_id, terms, blame="its worker ended it without their results")
-
-
-def _end_lease(connection: sa.Connection, lease_id: int, reason: str) -> None:
-    connection.execute(
-        sa.update(lease).where(lease.c.id == lease_id).values(ended_at=now(), end_reason=reason)
-    )
-
-
-def expire(connection: sa.Connection, terms: Terms) -> int:
-    """Takes expired leases from their workers; returns how many there were."""
-    overdue = sa.and_(lease.c.ended_at.is_(None), lease.c.expires_at <= now())
-    # What another is taking back right now is its business.
-    free = sa.select(lease.c.id).where(overdue).with_for_update(skip_locked=True, key_share=True)
-    dead = connection.execute(
-        sa.update(lease)
-        .where(lease.c.id.in_(free), overdue)
-        .values(ended_at=now(), end_reason="expired")
-        .returning(lease.c.job_id, lease.c.worker_id)
-    ).all()
-    for row in sorted(dead, key=lambda r: r.job_id):
-        catalogue.note(connection, "expired", job_id=row.job_id, worker_id=row.worker_id)
-        _reopen(connection, row.job_id, terms, blame=f"worker {row.worker_id} was lost with it")
-    return len(dead)
-
-
-def _reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | None) -> None:
-    """Decides what becomes of a job whose lease has ended."""
-    row = connection.execute(sa.select(job).where(job.c.id == job_id)).one()
-    pending = connection.execute(
-        sa.select(job_entry)
-        .where(job_entry.c.job_id == job_id, job_entry.c.state == EntryState.PENDING)
-        .order_by(job_entry.c.entry)
-    ).all()
-    if not pending:
-        _close(connection, row, JobState.DONE, "")
-        return
-    if is_cancelled(connection, job_id):
-        _close(connection, row, JobState.CANCELLED, "its run was cancelled")
-        return
-    attempts = row.attempts + (blame is not None)
-    if blame is not None and attempts >= MAX_ATTEMPTS and _is_guilty(connection, row, terms):
-        reason = f"lost {attempts} times with {len(pending)} open entries; the last time {blame}"
-        records.append_lost(connection, row, pending, reason)
-        _close(connection, row, JobState.QUARANTINED, reason)
-        return
-    backoff = 0.0 if blame is None else min(MAX_BACKOFF_S, 0.25 * 2.0**attempts)
-    values = {
-        "state": JobState.QUEUED, "attempts": attempts, "available_at": now() + backoff,
-        "reason": blame or row.reason,
-    }  # fmt: skip
-    if attempts >= SPLIT_ATTEMPTS and len(pending) > 1:
-        for entry in pending:
-            _split_off(connection, row, entry, values)
-        _close(connection, row, JobState.DONE, "split into jobs of one entry each")
-        return
-    connection.execute(sa.update(job).where(job.c.id == job_id).values(**values))
-    catalogue.note(
-        connection, "requeued", run_id=row.run_id, job_id=job_id, attempts=attempts,
-        entries=len(pending), reason=blame or "given back",
-    )  # fmt: skip
-
-
-def _split_off(connection: sa.Connection, row: Any, entry: Any, values: Mapping[str, Any]) -> None:
-    copied = (
-        "run_id", "workload_id", "target_id", "policy_id", "phase", "priority", "fence", "seed",
-        "needs", "created_at",
-    )  # fmt: skip
-    fields = {name: getattr(row, name) for name in copied}
-    job_id = connection.execute(
-        sa.insert(job).values(**fields, parent_id=row.id, **values).returning(job.c.id)
-    ).scalar_one()
-    connection.execute(
-        sa.update(job_entry).where(job_entry.c.id == entry.id).values(job_id=job_id)
-    )
-    catalogue.note(
-        connection, "split", run_id=row.run_id, job_id=job_id, parent=row.id, entry=entry.entry
-    )
-
-
-def _is_guilty(connection: sa.Connection, row: Any, terms: Terms) -> bool:
-    """Whether a job lost often enough was lost on two devices, or on the only one there is."""
-    jobs = [row.id] if row.parent_id is None else [row.id, row.parent_id]
-    lost_on = set(
-        connection.scalars(
-            sa.select(lease.c.device_id).where(
-                lease.c.job_id.in_(jobs), lease.c.end_reason.in_(_LOST)
-            )
-        )
-    )
-    if len(lost_on) >= 2:
-        return True
-    others = connection.scalar(
-        sa.select(sa.func.count())
-        .select_from(worker_device)
-        .join(worker, worker.c.id == worker_device.c.worker_id)
-        .where(
-            worker_device.c.target_id == row.target_id,
-            worker_device.c.device_id.not_in(lost_on),
-            fleet.is_alive(terms.alive_s),
-        )
-    )
-    return not others
-
-
-def _close(connection: sa.Connection, row: Any, state: JobState, reason: str) -> None:
-    connection.execute(
-        sa.update(job)
-        .where(job.c.id == row.id)
-        .values(state=state, reason=reason, finished_at=now())
-    )
-    catalogue.note(connection, state.value, run_id=row.run_id, job_id=row.id, reason=reason)
+    retry.end_lease(connection, held.id, "unfinished" if unfinished else "done")
+    retry.reopen(connection, held.job_id, terms, blame="its worker ended it without their results")
 
 
 def cancel(connection: sa.Connection, run_id: int) -> None:

@@ -9,85 +9,33 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from service import best, budget, catalogue, fleet, queue, runs
+from service import best, budget, catalogue, fleet, queue, retry, runs, tuning_run
 from service.cost_model import CostModel
 from service.db import Store, now
 from service.models import (
-    EntryState,
-    JobState,
     Scope,
     TaskState,
-    job,
-    job_entry,
     record,
     run,
     run_task,
-    task,
     workload,
 )
 from service.models import best as best_table
-from service.search import Search
 from service.settings import Settings
+from service.tuning_run import TuningRun, TuningTask
 from service.wakeup import Wakeup
-from strategy.record import ErrorKind, Phase, RunRequest, RunState, convert
-from strategy.space import Config, ConfigSpace
+from strategy.record import Phase, RunState
+from strategy.space import Config
 
 FINALISTS = 3
 CONFIRM_SESSIONS = 2
 MIN_OPEN_JOBS = 2  # one being timed, one being built
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class TuningTask:
-    """A task of a live run, with what the run has learnt of it."""
-
-    id: int
-    implementation: str
-    workload_id: int
-    weight: float
-    search: Search | None  # None where there is nothing to tune
-    state: TaskState
-    message: str = ""
-    cursor: int = 0  # the last record that was told
-    best_s: float | None = None
-    told: int = 0  # failures and configurations outside of the search included
-    pending: int = 0
-
-    @property
-    def arm(self) -> budget.Arm:
-        search = self.search
-        assert search is not None
-        return budget.Arm(
-            trials=self.told + self.pending, told=self.told, best_s=self.best_s,
-            lower_bound_s=search.lower_bound_s, exhausted=search.exhausted,
-            dropped=self.state is TaskState.DROPPED,
-        )  # fmt: skip
-
-
-@dataclass
-class TuningRun:
-    """A live run as the tuner sees it; all of it can be read again from the database."""
-
-    id: int
-    request: RunRequest
-    target_id: int
-    policy_id: int
-    tasks: list[TuningTask]
-    jobs: int = 0  # enqueued by this process, for the seeds of their inputs
-    reference_done: bool = False
-    changed: list[TuningTask] = field(default_factory=list)
-
-    def by_workload(self) -> dict[int, list[TuningTask]]:
-        grouped: dict[int, list[TuningTask]] = {}
-        for t in self.tasks:
-            grouped.setdefault(t.workload_id, []).append(t)
-        return grouped
 
 
 @dataclass(frozen=True)
@@ -148,9 +96,9 @@ class Tuner:
 
     def step(self) -> None:
         """Takes expired leases back, and brings each live run one step further."""
-        terms = queue.Terms(self.settings.lease_s, self.settings.alive_s)
+        terms = retry.Terms(self.settings.lease_s, self.settings.alive_s)
         with self.store.write() as connection:
-            expired = queue.expire(connection, terms)
+            expired = retry.expire(connection, terms)
         with self.store.read() as connection:
             live = list(
                 connection.scalars(
@@ -176,9 +124,9 @@ class Tuner:
     def _step_run(self, run_id: int) -> None:
         with self.store.read() as connection:
             if run_id not in self._runs:
-                self._runs[run_id] = self._load(connection, run_id)
+                self._runs[run_id] = tuning_run.load(connection, run_id, self.model)
             tuning = self._runs[run_id]
-            self._absorb(connection, tuning)
+            tuning_run.absorb(connection, tuning)
             row = connection.execute(
                 sa.select(run.c.state, (now() - run.c.created_at).label("age_s")).where(
                     run.c.id == run_id
@@ -198,80 +146,6 @@ class Tuner:
             room = max(MIN_OPEN_JOBS, 2 * devices) - open_jobs
             proposals = self._propose(tuning, room)
         self._write(tuning, proposals, timed_out=timed_out, idle=not open_jobs)
-
-    # Reading what there is
-
-    def _load(self, connection: sa.Connection, run_id: int) -> TuningRun:
-        row = connection.execute(sa.select(run).where(run.c.id == run_id)).one()
-        request = convert(row.request, RunRequest)
-        rows = connection.execute(
-            sa.select(task, run_task.c.weight, run_task.c.state, run_task.c.message)
-            .join(run_task, run_task.c.task_id == task.c.id)
-            .where(run_task.c.run_id == run_id)
-            .order_by(run_task.c.id)
-        ).all()
-        tasks = []
-        model = self.model if request.tuner == "model" else None
-        for r in rows:
-            search = None
-            if r.space is not None:
-                seed = request.seed * 1_000_003 + r.id
-                search = Search(convert(r.space, ConfigSpace), seed, model)
-            tasks.append(
-                TuningTask(
-                    r.id, r.implementation, r.workload_id, r.weight, search, TaskState(r.state),
-                    r.message,
-                )
-            )
-        policy_id = catalogue.find_policy(connection, request.search_policy)
-        referenced = connection.scalar(
-            sa.select(job_entry.c.id)
-            .join(job, job.c.id == job_entry.c.job_id)
-            .where(
-                job.c.run_id == run_id,
-                job_entry.c.task_id.in_([t.id for t in tasks if t.search is None]),
-            )
-            .limit(1)
-        )
-        enqueued = connection.scalar(sa.select(sa.func.count()).where(job.c.run_id == run_id))
-        return TuningRun(
-            run_id, request, row.target_id, -1 if policy_id is None else policy_id, tasks,
-            jobs=enqueued or 0, reference_done=referenced is not None,
-        )  # fmt: skip
-
-    def _absorb(self, connection: sa.Connection, tuning: TuningRun) -> None:
-        """Tells the searches what has been recorded since the last time."""
-        counted = runs.trials_of(tuning.id, tuning.request, tuning.policy_id)
-        for t in tuning.tasks:
-            rows = connection.execute(
-                sa.select(record.c.id, record.c.config, record.c.error, record.c.median_s)
-                .where(counted, record.c.task_id == t.id, record.c.id > t.cursor)
-                .order_by(record.c.id)
-            ).all()
-            for r in rows:
-                t.cursor = r.id
-                t.told += 1
-                if r.median_s is not None:
-                    t.best_s = min(r.median_s, t.best_s or r.median_s)
-                # A cancelled one says nothing of the configuration.
-                if t.search is not None and r.error != ErrorKind.CANCELLED:
-                    t.search.tell(Config(r.config), r.median_s)
-            t.pending = 0
-        by_id = {t.id: t for t in tuning.tasks}
-        for e in connection.execute(
-            sa.select(job_entry.c.task_id, job_entry.c.config)
-            .join(job, job.c.id == job_entry.c.job_id)
-            .where(
-                job.c.run_id == tuning.id,
-                job.c.phase == Phase.SEARCH.value,
-                job.c.state.in_((JobState.QUEUED, JobState.LEASED)),
-                job_entry.c.state == EntryState.PENDING,
-            )
-        ):
-            t = by_id[e.task_id]
-            t.pending += 1
-            if t.search is not None:
-                t.search.avoid([Config(e.config)])
 
     # Deciding
 

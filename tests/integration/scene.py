@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from service import fleet, queue, runs
+from service import fleet, queue, retry, runs
 from service.db import Store, now
 from service.models import job, lease, record
 from strategy.op_strategy import Candidate
@@ -42,7 +42,7 @@ FAST = Candidate("filter_tiled.cpu", f"1.{SPACE.digest}", 5, None, SPACE)
 SLOW = Candidate("filter_plain.cpu", f"1.{SPACE.digest}", 10, None, SPACE)
 LIBRARY = Candidate("filter_vendor.cpu", "1.0", 15, None, None, "vendor")
 CANDIDATES = (FAST, SLOW, LIBRARY)
-TERMS = queue.Terms(lease_s=60.0, alive_s=60.0)
+TERMS = retry.Terms(lease_s=60.0, alive_s=60.0)
 _SCALE = {FAST.implementation: 1.0, SLOW.implementation: 2.5, LIBRARY.implementation: 1.6}
 
 
@@ -139,7 +139,7 @@ class Scene:
             c.execute(
                 sa.update(lease).where(lease.c.id == held.id).values(expires_at=now() - 1.0)
             )
-            queue.expire(c, TERMS)
+            retry.expire(c, TERMS)
             # The back-off is over too.
             c.execute(sa.update(job).values(available_at=now() - 1.0))
 

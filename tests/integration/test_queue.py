@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
-from service import fleet, queue
+from service import fleet, queue, retry
 from service.db import Store, now
 from service.errors import DeviceBusyError, InvalidError, LeaseLostError, NotFoundError
 from service.models import event, job, job_entry, lease, worker
@@ -231,10 +231,10 @@ def test_backoff_keeps_a_lost_job_away_for_a_while(scene: Scene) -> None:
     held = scene.leased(worker_id)
     with scene.store.write() as c:
         c.execute(sa.update(lease).where(lease.c.id == held.id).values(expires_at=now() - 1.0))
-        assert queue.expire(c, TERMS) == 1
+        assert retry.expire(c, TERMS) == 1
         left = c.scalar(sa.select(job.c.available_at - now()))
     assert left is not None
-    assert 0.1 < left <= queue.MAX_BACKOFF_S
+    assert 0.1 < left <= retry.MAX_BACKOFF_S
     assert scene.lease(worker_id) is None
 
 
@@ -258,7 +258,7 @@ def test_what_kills_its_workers_is_isolated_and_quarantined(scene: Scene) -> Non
     by_entry = {r.entry: r for r in scene.records()}
     assert sorted(by_entry) == list(range(8))
     assert {entry: r.error for entry, r in by_entry.items() if r.error} == {5: ErrorKind.LOST}
-    assert deaths == queue.MAX_ATTEMPTS
+    assert deaths == retry.MAX_ATTEMPTS
     assert sorted(set(scene.states())) == ["done", "quarantined"]
     with scene.store.read() as c:
         reason = c.scalar(sa.select(job.c.reason).where(job.c.state == "quarantined"))

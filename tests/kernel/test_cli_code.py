@@ -1,0 +1,125 @@
+"""`plevel build`, `show` and `measure` as users meet them: real processes, real code."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+SMALL = ("dense", "-i", "data=float32[24,40]", "-i", "weight=float32[56,40]:const")
+ANY_M = ("dense", "-i", "data=float32[m,40]", "-i", "weight=float32[56,40]:const")
+
+
+def plevel(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PLEVEL_")}
+    clean |= {"XDG_DATA_HOME": str(home / "data"), "XDG_STATE_HOME": str(home / "state")}
+    return subprocess.run(
+        [sys.executable, "-m", "plevel", *arguments],
+        capture_output=True, text=True, check=False, timeout=120, env=clean,
+    )  # fmt: skip
+
+
+def test_build_writes_a_library_that_dispatches_on_its_shapes(tmp_path: Path) -> None:
+    output = tmp_path / "libdense.so"
+    # Without the library, whose plevel is the highest, as its row would be everywhere.
+    target = ("-t", "llvm -num-cores=2")
+    done = plevel("build", *ANY_M, *target, "-o", str(output), "--name", "layer", home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "m > 16" in done.stdout
+    assert "dense_large_m.cpu (plevel; no shape on record)" in done.stdout
+    header = output.with_suffix(".h").read_text()
+    declared = header.split("int layer(")[1].split(")")[0].split(", ")
+    assert declared[0] == "int64_t m"
+    library = ctypes.CDLL(str(output))
+    rng = np.random.default_rng(3)
+    weight = _aligned(rng.uniform(-1, 1, (56, 40)))
+    buffers = {"weight": weight}
+    for line in header.splitlines():
+        if "prepared once from" in line:
+            name, shape = line.split()[1].rstrip(":"), line.split("[")[1].split("]")[0]
+            buffers[name] = _aligned(np.zeros([int(x) for x in shape.split(",")]))
+            assert library[f"layer_prepare_{name}"](_pointer(weight), _pointer(buffers[name])) == 0
+    for m in (1, 5, 17, 64):
+        data, result = _aligned(rng.uniform(-1, 1, (m, 40))), _aligned(np.full((m, 56), np.nan))
+        known = buffers | {"data": data, "output": result}
+        pointers = [_pointer(known[d.split("*")[1]]) for d in declared[1:]]
+        assert library.layer(ctypes.c_int64(m), *pointers) == 0
+        np.testing.assert_allclose(result, data @ weight.T, rtol=1e-4, atol=1e-4)
+
+
+def _aligned(values: np.ndarray) -> np.ndarray:
+    raw = np.empty(values.size + 16, np.float32)
+    start = (-raw.ctypes.data % 64) // 4
+    array = raw[start : start + values.size].reshape(values.shape)
+    array[:] = values
+    return array
+
+
+def _pointer(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+@pytest.mark.parametrize(
+    ("form", "words"), [("tir", "T.prim_func"), ("llvm", "define "), ("asm", ".text")]
+)
+def test_show_prints_the_code(form: str, words: str, tmp_path: Path) -> None:
+    done = plevel("show", *SMALL, "-I", "dense_pack.cpu", "--as", form, home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert words in done.stdout
+
+
+def test_show_of_the_selected_one_says_why(tmp_path: Path) -> None:
+    done = plevel("show", *SMALL, "-t", "llvm -num-cores=2", home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("# dense_large_m.cpu: nothing is measured")
+
+
+def test_measure_times_one_configuration(tmp_path: Path) -> None:
+    arguments = ("measure", *SMALL, "-I", "dense_pack.cpu", "-c", "rows=2", "--threads", "1")
+    done = plevel(*arguments, "--json", home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["error"] is None
+    assert len(result["samples_s"]) >= 20
+    assert result["prepare_s"] > 0
+    shown = plevel(*arguments, home=tmp_path)
+    assert "rows=2" in shown.stdout
+    assert "GFLOP/s" in shown.stdout
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(("show", *SMALL, "--as", "c"), "--as 'c'", id="form"),
+        pytest.param(("show", *SMALL, "-I", "nobody"), "it has: dense_nopack.cpu", id="name"),
+        pytest.param(("show", *SMALL, "-c", "rows=2"), "--implementation", id="config alone"),
+        pytest.param(
+            ("measure", *SMALL, "-I", "dense_pack.cpu", "-c", "rows=99"), "rows=99", id="value"
+        ),
+        pytest.param(
+            ("measure", *SMALL, "-I", "dense_pack.cpu", "-c", "colour=1"), "colour", id="knob"
+        ),
+        pytest.param(("measure", *ANY_M, "-I", "dense_pack.cpu"), "symbolic", id="symbolic"),
+        pytest.param(("build", *SMALL, "-o", "x.so", "--name", "a b"), "--name", id="C name"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    done = plevel(*arguments, home=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert words in done.stderr
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    done = plevel("build", *SMALL, "-o", str(tmp_path / "none" / "x.so"), home=tmp_path)
+    assert done.returncode == 1
+    assert "there is no folder" in done.stderr
