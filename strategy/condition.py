@@ -17,7 +17,10 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import cached_property
 from typing import Any, ClassVar, Self
+
+import msgspec
 
 MAX_DEPTH = 32
 MAX_NODES = 2000
@@ -473,8 +476,6 @@ class Clause:
     values can be used as a bool; any other raises `UndecidedError` there.
     """
 
-    __slots__ = ("alternatives",)
-
     def __init__(self, alternatives: Sequence[Expr]) -> None:
         # Mirrored and sorted, so that equal conditions are equal however they were written.
         normal = [_normal(a) for a in alternatives]
@@ -485,10 +486,20 @@ class Clause:
             normal = [unique[text] for text in sorted(unique)]
         self.alternatives = tuple(normal)
 
-    @property
+    @cached_property
     def key(self) -> tuple[str, ...]:
         """Text that equal clauses share."""
         return tuple([_canonical(a) for a in self.alternatives])
+
+    @cached_property
+    def text(self) -> str:
+        """The same as one text."""
+        return repr(self.to_json())
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The JSON form as text."""
+        return msgspec.json.encode(self.to_json())
 
     @property
     def expression(self) -> Expr:
@@ -536,9 +547,11 @@ class Clause:
         )
 
     def variables(self) -> frozenset[str]:
-        if len(self.alternatives) == 1:
-            return self.alternatives[0].variables()
-        return frozenset().union(*(a.variables() for a in self.alternatives))
+        return self._variables
+
+    @cached_property
+    def _variables(self) -> frozenset[str]:
+        return frozenset().union(*[a.variables() for a in self.alternatives])
 
     def substitute(self, env: Mapping[str, Any]) -> Clause:
         return Clause([a.substitute(env) for a in self.alternatives])
@@ -631,7 +644,7 @@ class SpecializedCondition:
     def current() -> SpecializedCondition | None:
         """The conjunction of the contexts entered here, or None outside of any."""
         active = _stack.get()
-        return SpecializedCondition(*active) if active else None
+        return SpecializedCondition(*active) if len(active) > 1 else next(iter(active), None)
 
     def __enter__(self) -> Self:
         for expr in itertools.chain(*(a.nodes() for c in self.clauses for a in c.alternatives)):

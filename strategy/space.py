@@ -12,7 +12,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -137,8 +137,6 @@ class Knob:
     only changes how.
     """
 
-    __slots__ = ("_position", "kind", "name", "types", "values")
-
     def __init__(self, name: str, values: Iterable[Any], kind: KnobKind = "schedule") -> None:
         given_name: object = name
         if not isinstance(given_name, str) or not 0 < len(given_name) <= 64:
@@ -157,20 +155,23 @@ class Knob:
         small = self.types == {int} and min(given) >= -(2**63) and max(given) < 2**63
         self.values: tuple[Value, ...] = given if small else tuple([_value(v) for v in given])
         self.types = self.types if small else set(map(type, self.values))
-        self._position: dict[tuple[type, Value], int] | None = None
+        self.is_number = self.types <= {bool, int, float}
         distinct = set(self.values) if small else self.position
         if len(distinct) != len(self.values):
             raise SpaceError(f"knob {name} has a value twice")
 
-    @property
+    @cached_property
     def position(self) -> dict[tuple[type, Value], int]:
         """Where each value stands.
 
         True == 1 == 1.0 in Python: keyed by type as well, so that a bool is no integer.
         """
-        if self._position is None:
-            self._position = {(type(v), v): i for i, v in enumerate(self.values)}
-        return self._position
+        return {(type(v), v): i for i, v in enumerate(self.values)}
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """Its part of the text that a space's digest is taken of."""
+        return msgspec.json.encode((self.name, self.kind, self.values))
 
     def has(self, value: Value) -> bool:
         """Whether this is one of its values, of the same type."""
@@ -188,6 +189,7 @@ def knob(name: str) -> Expr:
     return Expr.var(name)
 
 
+@lru_cache(maxsize=1024)
 def divisors(extent: int) -> tuple[int, ...]:
     """The divisors of `extent` in ascending order."""
     small = [d for d in range(1, math.isqrt(extent) + 1) if extent % d == 0]
@@ -232,10 +234,12 @@ class ConfigSpace:
         knobs: in the order in which indices count, the last one fastest.
         constraints: comparisons over knobs; all must hold.
         derived: expressions over knobs that a cost model should see (footprints, register use).
-        fallback: the configuration used without tuning; the first valid one where not given.
+        fallback: the configuration used without tuning; the first valid one where not given. A
+            function that gives it is called when it is first asked for.
 
     Raises:
-        SpaceError: a name twice, a constraint over unknown names, or a fallback that is not valid.
+        SpaceError: a name twice, a constraint over unknown names, or a fallback that is not valid;
+            the latter by `fallback` where it comes from a function.
     """
 
     def __init__(
@@ -243,7 +247,7 @@ class ConfigSpace:
         knobs: Iterable[Knob],
         constraints: Iterable[Clause] = (),
         derived: Mapping[str, Expr] | None = None,
-        fallback: Mapping[str, Any] | None = None,
+        fallback: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         self.knobs = tuple(knobs)
         self.constraints = tuple(constraints)
@@ -255,21 +259,18 @@ class ConfigSpace:
             raise SpaceError(
                 f"a space has at most {MAX_KNOBS} knobs and {MAX_CONSTRAINTS} constraints"
             )
+        numbers = {k.name for k in self.knobs if k.is_number}
         expressions: list[Clause | Expr] = [*self.constraints, *self.derived.values()]
         for what in expressions:
-            for name in what.variables():
+            for name in what.variables() - numbers:
                 if name not in self._by_name:
                     raise SpaceError(
                         f"'{what}' is over {name!r:.80}, which is no knob of this space"
                     )
-                if not self._by_name[name].types <= {bool, int, float}:
-                    _check_use(what, name, self._by_name[name])
-        self._fallback = None
-        if fallback is not None:
-            try:
-                self._fallback = self.check(Config(fallback))
-            except ConfigError as error:
-                raise SpaceError(f"fallback: {error}") from error
+                _check_use(what, name, self._by_name[name])
+        self._given = fallback
+        if fallback is not None and not callable(fallback):
+            _ = self.fallback
 
     @cached_property
     def _checks(self) -> list[list[Callable[[Mapping[str, Any]], Any]]]:
@@ -288,8 +289,13 @@ class ConfigSpace:
 
     @cached_property
     def fallback(self) -> Config:
-        if self._fallback is not None:
-            return self._fallback
+        """The configuration used without tuning."""
+        if self._given is not None:
+            given = self._given() if callable(self._given) else self._given
+            try:
+                return self.check(Config(given))
+            except ConfigError as error:
+                raise SpaceError(f"fallback: {error}") from error
         try:
             return Config(next(self._walk(lambda k: k.values, MAX_STEPS)))
         except (StopIteration, _OutOfSteps):
@@ -450,8 +456,8 @@ class ConfigSpace:
             data["constraints"] = [c.to_json() for c in self.constraints]
         if self.derived:
             data["derived"] = {name: e.to_json() for name, e in self.derived.items()}
-        if self._fallback is not None:
-            data["fallback"] = self._fallback.to_json()
+        if self._given is not None:
+            data["fallback"] = self.fallback.to_json()
         return data
 
     @classmethod
@@ -494,9 +500,9 @@ class ConfigSpace:
         Derived features and the fallback are left out: they do not change what a record means.
         """
         # The order of constraints says nothing.
-        constraints = sorted([c.to_json() for c in self.constraints], key=repr)
-        knobs = [(k.name, k.kind, k.values) for k in self.knobs]
-        text = msgspec.json.encode((knobs, constraints))
+        constraints = [c.encoded for c in sorted(self.constraints, key=lambda c: c.text)]
+        knobs = [k.encoded for k in self.knobs]
+        text = b"[[%b],[%b]]" % (b",".join(knobs), b",".join(constraints))
         return hashlib.sha256(text).hexdigest()[:8]
 
     def __eq__(self, other: object) -> bool:

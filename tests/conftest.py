@@ -101,6 +101,17 @@ def is_allowed(allowed: list[tuple[str, str]], test: str, reason: str) -> bool:
     return any(fnmatch.fnmatchcase(test, t) and fnmatch.fnmatchcase(reason, r) for t, r in allowed)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _operators_of_tests_stay_in_their_modules(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Hides the operator of `hostile.py`, registered when collected, where it is not imported."""
+    from strategy import op
+
+    hidden = None if hasattr(request.module, "hostile") else op._ops.pop("hostile", None)
+    yield
+    if hidden is not None:
+        op._ops["hostile"] = hidden
+
+
 @pytest.fixture(scope="session")
 def full(pytestconfig: pytest.Config) -> bool:
     """Whether larger samples are wanted."""

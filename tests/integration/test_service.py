@@ -141,6 +141,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield begin
     for service in started:
+        service.http.close()
         if service.process.returncode is None:
             service.close()
 
@@ -179,7 +180,7 @@ def test_a_run_over_http(start: Start, url: str) -> None:
 
 
 def test_a_killed_service_comes_back_and_the_run_goes_on(start: Start, url: str) -> None:
-    service = start(url)
+    service = start(url, PLEVEL_LEASE_S="60")
     run_id = service.call("POST", "/v1/runs", request(trials=40), RunStatus).id
     worker_id = service.register()
     service.work(worker_id, run_id, jobs=2)
@@ -187,7 +188,7 @@ def test_a_killed_service_comes_back_and_the_run_goes_on(start: Start, url: str)
     assert held is not None
     before = service.status(run_id).trials_done
     service.kill()
-    again = start(url)
+    again = start(url, PLEVEL_LEASE_S="60")
     assert again.status(run_id).trials_done == before
     # The lease is still the worker's: nothing that it measures is lost.
     accepted = again.results(held, [timed(e) for e in held.job.entries])

@@ -7,16 +7,18 @@ steps of k go to `chains` sets of accumulators, so that no sum waits for the one
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import cache, lru_cache, reduce
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.condition import Clause
 from strategy.ops.dense.tile import (
     Extents,
     accumulator,
     panels,
     round_up,
     schedule_tile,
+    up_to,
     whole_blocks,
 )
 from strategy.schedule import (
@@ -31,12 +33,14 @@ from strategy.schedule import (
     stage,
     vectorize,
 )
-from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.space import Config, ConfigSpace, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
 _VECTORS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 _BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
+_LANES_FIT = knob("lanes") <= knob("width")
+_DERIVED = {"accumulators": knob("chains") * (knob("width") // knob("lanes"))}
 
 
 def space(
@@ -45,33 +49,50 @@ def space(
     """Width of a panel, width of a vector, chains of sums, unrolling, and panels per task."""
     extents = Extents.of(inputs)
     full = lanes_of(target, accumulator(inputs[0].dtype))
-    chains = [c for c in (1, 2, 4, 8) if extents.k % c == 0]
-    lanes = [x for x in (full // 4, full // 2, full) if x >= 1]
-    widths = [v * full for v in _VECTORS if v == 1 or (v - 1) * full < extents.n]
-    vectors = max((v for v in (1, 2, 4, 8) if v * full * target.threads <= extents.n), default=1)
-    return ConfigSpace(
-        [
-            Knob("width", [*lanes[:-1], *widths], "layout"),
-            Knob("lanes", lanes),
-            Knob("chains", chains),
-            Knob("unroll", [u for u in (1, 2, 4, 8) if u <= extents.k]),
-            Knob("n_block", [b for b in _BLOCKS if b <= -(-extents.n // lanes[0])]),
-        ],
-        [
-            knob("lanes") <= knob("width"),
-            knob("chains") * (knob("width") // knob("lanes")) + 2 <= target.vector_registers,
-            knob("unroll") * knob("chains") <= extents.k,
-            whole_blocks(extents.n, "width", "n_block"),
-        ],
-        derived={"accumulators": knob("chains") * (knob("width") // knob("lanes"))},
-        fallback={
+    chains = tuple([c for c in (1, 2, 4, 8) if extents.k % c == 0])
+    lanes = tuple([x for x in (full // 4, full // 2, full) if x >= 1])
+    widths = (*lanes[:-1], *(v * full for v in _VECTORS))
+
+    def fallback() -> dict[str, Any]:
+        vectors = max((v for v in (1, 2, 4, 8) if v * full * target.threads <= extents.n), default=1)
+        return {
             "width": vectors * full,
             "lanes": full,
             "chains": max(c for c in chains if c * vectors <= 8),
             "unroll": 1,
             "n_block": 1,
-        },
+        }
+
+    return ConfigSpace(
+        [
+            # The last panel may reach beyond n.
+            up_to("width", widths, extents.n + full - 1, "layout"),
+            up_to("lanes", lanes, full),
+            up_to("chains", chains, chains[-1]),
+            up_to("unroll", (1, 2, 4, 8), extents.k),
+            up_to("n_block", _BLOCKS, -(-extents.n // lanes[0])),
+        ],
+        [
+            _LANES_FIT,
+            _register_constraint(target.vector_registers),
+            _step_constraint(extents.k),
+            whole_blocks(extents.n, "width", "n_block"),
+        ],
+        derived=_DERIVED,
+        fallback=fallback,
     )
+
+
+@cache
+def _register_constraint(registers: int) -> Clause:
+    """The sums, one vector of weights and one broadcast number fit the vector registers."""
+    return _DERIVED["accumulators"] + 2 <= registers
+
+
+@lru_cache(maxsize=1024)
+def _step_constraint(k: int) -> Clause:
+    """The steps unrolled are no more than there are."""
+    return knob("unroll") * knob("chains") <= k
 
 
 def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:

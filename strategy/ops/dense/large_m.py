@@ -8,22 +8,26 @@ task and written once, with the epilogue.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.condition import Expr
 from strategy.ops.dense.tile import (
     ROWS,
-    VECTORS,
     Extents,
     accumulator,
+    accumulators,
     best_tile,
     clamped_row,
-    divisors_up_to,
+    largest_divisor,
     panels,
     register_constraint,
     round_up,
     schedule_tile,
+    up_to,
     whole_blocks,
+    width_knob,
 )
 from strategy.schedule import (
     Outs,
@@ -37,11 +41,15 @@ from strategy.schedule import (
     stage,
     vectorize,
 )
-from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
 _BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 32, 48, 64, 96, 128)
+_ROWS = Knob("rows", ROWS, "layout")
+_BY = Knob("by", ["rows", "steps"], "layout")
+_INNER = Knob("inner", ["rows", "panels"])
+_UNROLL = Knob("unroll", [1, 2, 4])
 
 
 def space(
@@ -56,50 +64,71 @@ def space(
     dtype = accumulator(inputs[0].dtype)
     lanes = lanes_of(target, dtype)
     size = dtype_bytes(dtype)
-    rows, width = best_tile(extents, target, dtype)
-    depths = [d for d in divisors_up_to(extents.k, extents.k) if d >= min(16, extents.k)]
-    # A panel's part and a tile's must leave half of the second level to the block of data.
-    fitting = [d for d in depths if d * (width + rows) * size <= target.l2_bytes // 2]
-    depth = max(fitting, default=depths[0])
-    tiles, count = -(-extents.rows // rows), -(-extents.n // width)
-    in_cache = max(1, target.l2_bytes // 2 // (rows * depth * size))
-    # Enough tasks for all threads, then as many panels per packed block as possible.
-    n_block = max(d for d in divisors_up_to(count, max(1, count // target.threads)) if d in _BLOCKS)
-    fallback = {
-        "rows": rows,
-        "width": width,
-        "depth": depth,
-        "m_block": max(d for d in divisors_up_to(tiles, in_cache) if d in _BLOCKS),
-        "n_block": n_block,
-        "by": "rows",
-        "inner": "rows",
-        "lanes": lanes,
-        "unroll": 1,
-    }
-    constraints = [register_constraint(target, knob("lanes")), whole_blocks(extents.n, "width", "n_block")]
+    most_tiles = -(-extents.rows // 2)
+
+    def fallback() -> dict[str, Any]:
+        rows, width = best_tile(extents, target, dtype)
+        depths = _depths(extents.k)
+        # A panel's part and a tile's must leave half of the second level to the block of data.
+        fitting = [d for d in depths if d * (width + rows) * size <= target.l2_bytes // 2]
+        depth = max(fitting, default=depths[0])
+        tiles, count = -(-extents.rows // rows), -(-extents.n // width)
+        in_cache = target.l2_bytes // 2 // (rows * depth * size)
+        return {
+            "rows": rows,
+            "width": width,
+            "depth": depth,
+            "m_block": largest_divisor(_BLOCKS, tiles, min(in_cache, most_tiles)),
+            # Enough tasks for all threads, then as many panels per packed block as possible.
+            "n_block": largest_divisor(_BLOCKS, count, count // target.threads),
+            "by": "rows",
+            "inner": "rows",
+            "lanes": lanes,
+            "unroll": 1,
+        }
+
+    constraints = [
+        register_constraint(target.vector_registers, "lanes"),
+        whole_blocks(extents.n, "width", "n_block"),
+    ]
     if extents.m.is_constant:
         constraints.append(whole_blocks(int(extents.m), "rows", "m_block"))
     return ConfigSpace(
         [
-            Knob("width", [v * lanes for v in VECTORS if v == 1 or (v - 1) * lanes < extents.n], "layout"),
-            Knob("depth", depths, "layout"),
-            Knob("rows", ROWS, "layout"),
-            Knob("by", ["rows", "steps"], "layout"),
-            Knob("m_block", [b for b in _BLOCKS if b <= max(tiles, -(-extents.rows // 2))]),
-            Knob("n_block", [b for b in _BLOCKS if b <= -(-extents.n // lanes)]),
-            Knob("inner", ["rows", "panels"]),
+            width_knob(lanes, extents.n),
+            _depth_knob(extents.k),
+            _ROWS,
+            _BY,
+            up_to("m_block", _BLOCKS, most_tiles),
+            up_to("n_block", _BLOCKS, -(-extents.n // lanes)),
+            _INNER,
             # Half vectors for processors that slow down for full ones.
-            Knob("lanes", [lanes // 2, lanes]),
-            Knob("unroll", [1, 2, 4]),
+            up_to("lanes", (lanes // 2, lanes), lanes),
+            _UNROLL,
         ],
         constraints,
-        derived={
-            "accumulators": knob("rows") * (knob("width") // knob("lanes")),
-            "data_block_bytes": knob("m_block") * knob("rows") * knob("depth") * size,
-            "panel_bytes": knob("width") * knob("depth") * size,
-        },
+        derived=_derived(size),
         fallback=fallback,
     )
+
+
+def _depths(k: int) -> list[int]:
+    return [d for d in divisors(k) if d >= min(16, k)]
+
+
+@lru_cache(maxsize=1024)
+def _depth_knob(k: int) -> Knob:
+    return Knob("depth", _depths(k), "layout")
+
+
+@cache
+def _derived(size: int) -> dict[str, Expr]:
+    """What a block and a panel of numbers of `size` bytes take."""
+    return {
+        "accumulators": accumulators("lanes"),
+        "data_block_bytes": knob("m_block") * knob("rows") * knob("depth") * size,
+        "panel_bytes": knob("width") * knob("depth") * size,
+    }
 
 
 def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:

@@ -7,10 +7,20 @@ dot products runs over k side by side, and the lanes of each are added at its en
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.ops.dense.tile import Extents, accumulator, clamped_row, round_up, whole_blocks
+from strategy.condition import Clause
+from strategy.ops.dense.tile import (
+    Extents,
+    accumulator,
+    clamped_row,
+    largest_divisor,
+    round_up,
+    up_to,
+    whole_blocks,
+)
 from strategy.schedule import (
     Outs,
     find_stages,
@@ -26,6 +36,9 @@ from strategy.types import TensorType, Type
 
 _SIDES = (1, 2, 3, 4, 5, 6, 7, 8)
 _BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+_UNROLL = Knob("unroll", [1, 2, 4])
+_INNER = Knob("inner", ["rows", "cols"])
+_DERIVED = {"accumulators": knob("rows") * knob("cols")}
 
 
 def space(
@@ -34,41 +47,56 @@ def space(
     """Tile, lanes, unrolling, and how tiles are grouped into tasks, as for `dense_pack`."""
     extents = Extents.of(inputs)
     full = lanes_of(target, accumulator(inputs[0].dtype))
-    lanes = [x for x in (full // 4, full // 2, full) if 1 <= x <= extents.k]
-    side = 4 if target.vector_registers >= 32 else 3
-    rows = next(r for r in (side, side - 1, side - 2, 1) if r <= extents.rows)
-    cols = min(max(c for c in _SIDES if rows * c + c + 1 <= target.vector_registers), extents.n)
-    count = -(-extents.n // cols)
-    m_tasks = [t for t in _BLOCKS if t <= extents.rows] if extents.m.is_constant else [1]
+    lanes = tuple([x for x in (full // 4, full // 2, full) if 1 <= x <= extents.k]) or (1,)
+    registers = target.vector_registers
+
+    def fallback() -> dict[str, Any]:
+        side = 4 if registers >= 32 else 3
+        rows = next(r for r in (side, side - 1, side - 2, 1) if r <= extents.rows)
+        cols = min(max(c for c in _SIDES if rows * c + c + 1 <= registers), extents.n)
+        count = -(-extents.n // cols)
+        return {
+            "lanes": max(lanes),
+            "rows": rows,
+            "cols": cols,
+            "unroll": 1,
+            "n_block": largest_divisor(_BLOCKS, count, count // target.threads),
+            "m_tasks": 1,
+            "inner": "rows",
+        }
+
     constraints = [
-        knob("rows") * knob("cols") + knob("cols") + 1 <= target.vector_registers,
-        knob("lanes") * knob("unroll") <= extents.k,
+        _register_constraint(registers),
+        _step_constraint(extents.k),
         whole_blocks(extents.n, "cols", "n_block"),
     ]
     if extents.m.is_constant:
         constraints.append(whole_blocks(int(extents.m), "rows", "m_tasks"))
     return ConfigSpace(
         [
-            Knob("lanes", lanes or [1], "layout"),
-            Knob("rows", [r for r in _SIDES if r == 1 or r <= extents.rows]),
-            Knob("cols", [c for c in _SIDES if c <= extents.n]),
-            Knob("unroll", [1, 2, 4]),
-            Knob("n_block", [b for b in _BLOCKS if b <= extents.n]),
-            Knob("m_tasks", m_tasks),
-            Knob("inner", ["rows", "cols"]),
+            up_to("lanes", lanes, full, "layout"),
+            up_to("rows", _SIDES, extents.rows),
+            up_to("cols", _SIDES, extents.n),
+            _UNROLL,
+            up_to("n_block", _BLOCKS, extents.n),
+            up_to("m_tasks", _BLOCKS, extents.rows if extents.m.is_constant else 1),
+            _INNER,
         ],
         constraints,
-        derived={"accumulators": knob("rows") * knob("cols")},
-        fallback={
-            "lanes": max(lanes, default=1),
-            "rows": rows,
-            "cols": cols,
-            "unroll": 1,
-            "n_block": max(b for b in _BLOCKS if count % b == 0 and b <= max(1, count // target.threads)),
-            "m_tasks": 1,
-            "inner": "rows",
-        },
+        derived=_DERIVED,
+        fallback=fallback,
     )
+
+
+@cache
+def _register_constraint(registers: int) -> Clause:
+    return knob("rows") * knob("cols") + knob("cols") + 1 <= registers
+
+
+@lru_cache(maxsize=1024)
+def _step_constraint(k: int) -> Clause:
+    """The steps unrolled, whole vectors, are no more than there are."""
+    return knob("lanes") * knob("unroll") <= k
 
 
 def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:

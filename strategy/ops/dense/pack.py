@@ -8,17 +8,19 @@ from typing import Any
 from strategy.attrs import Attrs
 from strategy.ops.dense.tile import (
     ROWS,
-    VECTORS,
     Extents,
     accumulator,
+    accumulators,
     best_tile,
     clamped_row,
-    divisors_up_to,
+    largest_divisor,
     panels,
     register_constraint,
     round_up,
     schedule_tile,
+    up_to,
     whole_blocks,
+    width_knob,
 )
 from strategy.schedule import (
     Outs,
@@ -30,11 +32,12 @@ from strategy.schedule import (
     pack_by_vectors,
     stage,
 )
-from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
 _BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 32, 48, 64)
+_INNER = Knob("inner", ["rows", "panels"])
 
 
 def space(
@@ -46,34 +49,39 @@ def space(
     names what changes fastest: rows (the panel stays in cache) or panels (the rows do).
     """
     extents = Extents.of(inputs)
-    lanes = lanes_of(target, accumulator(inputs[0].dtype))
-    rows, width = best_tile(extents, target, accumulator(inputs[0].dtype))
-    widths = [v * lanes for v in VECTORS if v == 1 or (v - 1) * lanes < extents.n]
-    tiles = -(-extents.rows // rows)
-    split_rows = -(-extents.n // width) < target.threads and extents.m.is_constant
-    fallback = {
-        "rows": rows,
-        "width": width,
-        "unroll": 1,
-        "n_block": 1,
-        "m_tasks": max(divisors_up_to(tiles, target.threads)) if split_rows else 1,
-        "inner": "rows",
-    }
-    m_tasks = _BLOCKS if extents.m.is_constant else (1,)
-    constraints = [register_constraint(target, lanes), whole_blocks(extents.n, "width", "n_block")]
+    dtype = accumulator(inputs[0].dtype)
+    lanes = lanes_of(target, dtype)
+
+    def fallback() -> dict[str, Any]:
+        rows, width = best_tile(extents, target, dtype)
+        tiles = -(-extents.rows // rows)
+        split_rows = -(-extents.n // width) < target.threads and extents.m.is_constant
+        return {
+            "rows": rows,
+            "width": width,
+            "unroll": 1,
+            "n_block": 1,
+            "m_tasks": largest_divisor(_BLOCKS, tiles, target.threads) if split_rows else 1,
+            "inner": "rows",
+        }
+
+    constraints = [
+        register_constraint(target.vector_registers, lanes),
+        whole_blocks(extents.n, "width", "n_block"),
+    ]
     if extents.m.is_constant:
         constraints.append(whole_blocks(int(extents.m), "rows", "m_tasks"))
     return ConfigSpace(
         [
-            Knob("width", widths, "layout"),
-            Knob("rows", [r for r in ROWS if r == 1 or r <= 2 * extents.rows]),
-            Knob("unroll", [u for u in (1, 2, 4, 8) if u <= extents.k]),
-            Knob("n_block", [b for b in _BLOCKS if b <= -(-extents.n // lanes)]),
-            Knob("m_tasks", [t for t in m_tasks if t <= extents.rows]),
-            Knob("inner", ["rows", "panels"]),
+            width_knob(lanes, extents.n),
+            up_to("rows", ROWS, 2 * extents.rows),
+            up_to("unroll", (1, 2, 4, 8), extents.k),
+            up_to("n_block", _BLOCKS, -(-extents.n // lanes)),
+            up_to("m_tasks", _BLOCKS, extents.rows if extents.m.is_constant else 1),
+            _INNER,
         ],
         constraints,
-        derived={"accumulators": knob("rows") * (knob("width") // lanes)},
+        derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
     )
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from strategy.condition import Clause, Expr, ceildiv
 from strategy.schedule import ScheduleError, lanes_of, stage, vectorize
-from strategy.space import knob
+from strategy.space import Knob, KnobKind, knob
 from strategy.target import Target
 from strategy.types import Dim, TensorType
 
@@ -111,15 +112,41 @@ def schedule_tile(sch: Any, block: Any, output: Any, loops: Sequence[Any], lanes
     sch.unroll(out_rows)
 
 
-def register_constraint(target: Target, lanes: int | Expr) -> Clause:
+# The parts of a space are made once for what they depend on: most shapes share most of them.
+
+
+def up_to(name: str, offered: tuple[int, ...], most: int, kind: KnobKind = "schedule") -> Knob:
+    """A knob of the `offered` sizes, in ascending order, that are at most `most`; never empty."""
+    return _sizes(name, offered, min(most, offered[-1]), kind)
+
+
+@lru_cache(maxsize=4096)
+def _sizes(name: str, offered: tuple[int, ...], most: int, kind: KnobKind) -> Knob:
+    return Knob(name, [size for size in offered if size <= most] or offered[:1], kind)
+
+
+def width_knob(lanes: int, n: int) -> Knob:
+    """Whole vectors, of which only the last may reach beyond n."""
+    return up_to("width", tuple([v * lanes for v in VECTORS]), n + lanes - 1, "layout")
+
+
+@lru_cache(maxsize=256)
+def register_constraint(registers: int, lanes: int | str) -> Clause:
     """The accumulators, one row of weights and one broadcast number fit the vector registers.
 
-    `lanes` is a number or a knob.
+    `lanes` is a number, or the name of a knob.
     """
-    vectors = knob("width") // lanes
-    return knob("rows") * vectors + vectors + 1 <= target.vector_registers
+    vectors = knob("width") // (knob(lanes) if isinstance(lanes, str) else lanes)
+    return knob("rows") * vectors + vectors + 1 <= registers
 
 
+@lru_cache(maxsize=256)
+def accumulators(lanes: int | str) -> Expr:
+    """How many vectors a tile's sums take; `lanes` as for `register_constraint`."""
+    return knob("rows") * (knob("width") // (knob(lanes) if isinstance(lanes, str) else lanes))
+
+
+@lru_cache(maxsize=4096)
 def whole_blocks(extent: int, tile: str, blocks: str) -> Clause:
     """The tiles of `extent` come in whole blocks."""
     return ceildiv(extent, knob(tile)) % knob(blocks) == 0
@@ -127,9 +154,11 @@ def whole_blocks(extent: int, tile: str, blocks: str) -> Clause:
 
 def best_tile(extents: Extents, target: Target, dtype: str) -> tuple[int, int]:
     """Rows and width that waste little of the shape, the registers and the loads: the untuned tile."""
-    lanes = lanes_of(target, dtype)
-    m, n = extents.rows, extents.n
+    return _best_tile(extents.rows, extents.n, lanes_of(target, dtype), target.vector_registers)
 
+
+@lru_cache(maxsize=1024)
+def _best_tile(m: int, n: int, lanes: int, registers: int) -> tuple[int, int]:
     def score(rows: int, vectors: int) -> float:
         used = m * n / (round_up(m, rows) * round_up(n, vectors * lanes))
         # Two multiply-adds per cycle, four cycles from one sum to the next; a load that the sums
@@ -141,13 +170,12 @@ def best_tile(extents: Extents, target: Target, dtype: str) -> tuple[int, int]:
         (rows, vectors)
         for rows in ROWS
         for vectors in VECTORS
-        if rows * vectors + vectors + 1 <= target.vector_registers
-        and (vectors == 1 or (vectors - 1) * lanes < n)
+        if rows * vectors + vectors + 1 <= registers and (vectors == 1 or (vectors - 1) * lanes < n)
     ]
     rows, vectors = max(fitting, key=lambda tile: score(*tile))
     return rows, vectors * lanes
 
 
-def divisors_up_to(extent: int, most: int) -> list[int]:
-    """The divisors of `extent` that are at most `most`."""
-    return [d for d in range(1, min(extent, most) + 1) if extent % d == 0]
+def largest_divisor(offered: Sequence[int], extent: int, most: int) -> int:
+    """The largest of the `offered` sizes, one of them 1, that divides `extent`; at most `most`."""
+    return max(size for size in offered if size <= max(most, 1) and extent % size == 0)
