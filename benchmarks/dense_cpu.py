@@ -28,7 +28,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plevel.client import Client
 
 Shape = tuple[int, int, int]
 
@@ -66,10 +69,11 @@ def main() -> int:
         database = arguments.database or f"sqlite:///{folder}/dense.db"
         for threads in arguments.threads:
             _print_head(threads, metaschedule=arguments.metaschedule)
-            for shape in shapes:
-                row = _compare(shape, threads, database, Path(folder), arguments)
-                rows.append(row)
-                _print_row(row)
+            with _tuning(database, threads) as client:
+                for shape in shapes:
+                    row = _compare(shape, threads, client, Path(folder), arguments)
+                    rows.append(row)
+                    _print_row(row)
     _print_summary(rows)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(rows, indent=1))
@@ -96,10 +100,20 @@ def _name(shape: Shape) -> str:
 # ------------------------------------------------------------------ tuning
 
 
-def _tune(shape: Shape, threads: int, database: str, trials: int, *, constant: bool) -> dict[str, Any]:
-    """The confirmed best of plevel: `own` without the library, `all` with it, as contenders."""
+@contextmanager
+def _tuning(database: str, threads: int) -> Iterator[Client]:
+    """A client of a service with one worker, as `plevel tune` starts them."""
     from plevel.client import Client
     from plevel.embedded import Embedded
+
+    with Embedded(database) as embedded:
+        embedded.start_worker(threads)
+        with Client(embedded.url, timeout_s=120) as client:
+            yield client
+
+
+def _tune(shape: Shape, threads: int, client: Client, trials: int, *, constant: bool) -> dict[str, Any]:
+    """The confirmed best of plevel: `own` without the library, `all` with it, as contenders."""
     from strategy.op_strategy import candidates
     from strategy.record import RunRequest, RunWorkload
     from strategy.target import Target
@@ -113,17 +127,14 @@ def _tune(shape: Shape, threads: int, database: str, trials: int, *, constant: b
     )
     target = Target.parse("cpu").with_threads(threads)
     own = tuple(c for c in candidates(workload, target) if c.library is None)
-    with Embedded(database) as embedded:
-        embedded.start_worker(threads)
-        with Client(embedded.url, timeout_s=120) as client:
-            request = RunRequest(
-                workloads=(RunWorkload(workload=workload),), target=target, trials=trials, force=True
-            )
-            run = client.create_run(request)
-            for status in client.follow(run.id):
-                run = status
-            best = client.select(workload, target, candidates=own)
-            either = client.select(workload, target)
+    request = RunRequest(
+        workloads=(RunWorkload(workload=workload),), target=target, trials=trials, force=True
+    )
+    run = client.create_run(request)
+    for status in client.follow(run.id):
+        run = status
+    best = client.select(workload, target, candidates=own)
+    either = client.select(workload, target)
     singles = [
         {"kind": "plevel", "implementation": t.implementation, "config": t.best_config.to_json()}
         for t in run.tasks
@@ -165,12 +176,12 @@ def _tune_metaschedule(shape: Shape, threads: int, trials: int, folder: Path) ->
 
 
 def _compare(
-    shape: Shape, threads: int, database: str, folder: Path, arguments: argparse.Namespace
+    shape: Shape, threads: int, client: Client, folder: Path, arguments: argparse.Namespace
 ) -> dict[str, Any]:
     begin = time.monotonic()
-    tuned = _tune(shape, threads, database, arguments.trials, constant=True)
+    tuned = _tune(shape, threads, client, arguments.trials, constant=True)
     tuning_s = time.monotonic() - begin
-    unpacked = _tune(shape, threads, database, arguments.trials, constant=False)
+    unpacked = _tune(shape, threads, client, arguments.trials, constant=False)
     contenders: dict[str, dict[str, Any]] = {"own": tuned["own"], "unpacked": unpacked["own"]}
     if tuned["all"] != tuned["own"]:
         contenders["all"] = tuned["all"]

@@ -90,9 +90,12 @@ def main() -> None:
     records = Records()
     for shape in shapes:
         records.load(dense(*shape), rng)
-    on_record = [dense(*shape) for shape in shapes]  # nothing about these is cached yet
+    on_record = [dense(*shape) for shape in shapes]  # no answer about these is kept yet
     again = [dense(*shape) for shape in shapes]
     never_measured = [dense(m + 1000, n, k) for m, n, k in shapes]
+    # Parts of spaces are kept by dimension: the worst case has none that came before.
+    fresh = zip(*(rng.sample(range(1201, 9000), WORKLOADS) for _ in "mnk"), strict=True)
+    strange = [dense(*shape) for shape in fresh]
     selector = Selector(records)
     known: dict[tuple[str, str], Selection] = {}
 
@@ -104,6 +107,11 @@ def main() -> None:
         (
             "never measured, not asked before",
             microseconds(lambda w: selector.select(w, TARGET), never_measured),
+            200,
+        ),
+        (
+            "never measured, every dimension new",
+            microseconds(lambda w: selector.select(w, TARGET), strange),
             200,
         ),
         ("asked before", microseconds(lambda w: selector.select(w, TARGET), on_record), 20),
