@@ -2,15 +2,16 @@
 
     python benchmarks/dense_cpu.py                     # all shapes, 1 and 2 threads
     python benchmarks/dense_cpu.py --only 512x512x512 --threads 1
-    python benchmarks/dense_cpu.py --metaschedule      # the peer tuner too: over a minute per shape
+    python benchmarks/dense_cpu.py --metaschedule      # the peer tuner too: minutes per shape
 
 For each shape and number of threads plevel tunes as `plevel tune` does, with its own service and
 worker, for as many trials in total as MetaSchedule gets, the library being measured besides. What
 it selects among its own implementations, what it selects with the library among them, and the peers
-are then timed again, each in a process of its own, in short bursts that alternate: two libraries'
-threads in one process would wait for each other. Weights are constant. OpenBLAS may take the weight
-in either layout, packed by rows or by columns, and sgemv for one row; the faster counts. Overrides
-such as OPENBLAS_CORETYPE, which can halve its speed, are dropped for all.
+are then timed again, each in a process of its own, in short bursts that alternate, while the other
+processes are stopped: threads that spin for work would take the cores from each other. Weights are
+constant. OpenBLAS may take the weight in either layout, packed by rows or by columns, and sgemv for
+one row; the faster counts. Overrides such as OPENBLAS_CORETYPE, which can halve its speed, are
+dropped for all.
 
 Prints medians, and ratios of peer's time to plevel's: above 1, plevel is faster.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -42,8 +44,6 @@ SHAPES: list[Shape] = [
 ]  # fmt: skip
 OVERRIDES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "OPENBLAS_VERBOSE", "OPENBLAS_MAIN_FREE")
 BURST_S = 0.03
-# OpenBLAS's threads spin for 2²⁶ cycles after a call before they sleep.
-PAUSE_S = 0.04
 
 
 def goal(shape: Shape) -> float:
@@ -74,9 +74,9 @@ def main() -> int:
                     row = _compare(shape, threads, client, Path(folder), arguments)
                     rows.append(row)
                     _print_row(row)
+                    if arguments.json:
+                        Path(arguments.json).write_text(json.dumps(rows, indent=1))
     _print_summary(rows)
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(rows, indent=1))
     return 0
 
 
@@ -87,6 +87,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=15, help="bursts of each contender")
     parser.add_argument("--only", nargs="+", metavar="MxNxK")
     parser.add_argument("--metaschedule", action="store_true")
+    parser.add_argument(
+        "--unpacked", action=argparse.BooleanOptionalAction, default=True,
+        help="also with weights that are packed inside of the timed function",
+    )  # fmt: skip
     parser.add_argument("--database", help="where plevel's records go; dropped at the end if not given")
     parser.add_argument("--json", help="write the rows to this file too")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
@@ -181,8 +185,10 @@ def _compare(
     begin = time.monotonic()
     tuned = _tune(shape, threads, client, arguments.trials, constant=True)
     tuning_s = time.monotonic() - begin
-    unpacked = _tune(shape, threads, client, arguments.trials, constant=False)
-    contenders: dict[str, dict[str, Any]] = {"own": tuned["own"], "unpacked": unpacked["own"]}
+    contenders: dict[str, dict[str, Any]] = {"own": tuned["own"]}
+    if arguments.unpacked:
+        unpacked = _tune(shape, threads, client, arguments.trials, constant=False)
+        contenders["unpacked"] = unpacked["own"]
     if tuned["all"] != tuned["own"]:
         contenders["all"] = tuned["all"]
     for layout in ("rows", "columns"):
@@ -217,7 +223,7 @@ def _compare(
         "openblas": best_library.removeprefix("openblas "),
         "ratio": library[best_library] / median["own"],
         "goal": goal(shape),
-        "unpacked_ratio": library[best_library] / median["unpacked"],
+        "unpacked_ratio": library[best_library] / median["unpacked"] if "unpacked" in median else None,
         "metaschedule_ratio": median["metaschedule"] / median["own"] if "metaschedule" in median else None,
         "metaschedule_tuning_s": contenders.get("metaschedule", {}).get("tuning_s"),
         "selected": tuned["all"]["implementation"],
@@ -241,15 +247,18 @@ def _race(
     with _started(contenders, threads) as children:
         for child in children.values():
             _answer(child)  # ready
+            child.send_signal(signal.SIGSTOP)
         for turn in range(rounds + 1):
             for name, child in children.items():
                 assert child.stdin is not None
+                child.send_signal(signal.SIGCONT)
                 child.stdin.write(f"{BURST_S}\n")
                 child.stdin.flush()
                 seconds = float(_answer(child))
+                # Threads of a pool spin after a call, TVM's for a tenth of a second.
+                child.send_signal(signal.SIGSTOP)
                 if turn:  # the first warms up
                     times[name].append(seconds)
-                time.sleep(PAUSE_S)
     return times
 
 
@@ -272,6 +281,7 @@ def _started(
         for child in children.values():
             assert child.stdin is not None
             child.stdin.close()
+            child.send_signal(signal.SIGCONT)
         for child in children.values():
             child.wait(timeout=20)
 
@@ -454,7 +464,7 @@ def _print_row(row: dict[str, Any]) -> None:
     print(
         f"{row['shape']:>15} {row['own_s'] * 1e6:7.1f}µs {row['flops'] / row['own_s'] * 1e-9:8.1f} "
         f"{row['openblas_s'] * 1e6:7.1f}µs {row['ratio']:6.3f} {row['goal']:5.2f} "
-        f"{row['unpacked_ratio']:7.2f} {row['selection_ratio']:6.2f}{peer}"
+        f"{row['unpacked_ratio'] or float('nan'):7.2f} {row['selection_ratio']:6.2f}{peer}"
         f"  {row['own']} ({row['reason']}, {row['trials']} trials in {row['tuning_s']:.0f} s); "
         f"selected {row['selected']}; OpenBLAS {row['openblas']}",
         flush=True,

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import msgspec
+
+from strategy.operation import ARITY, COMPARISON, MIRROR, NEGATION, OPERATIONS, PREFIX
 
 MAX_DEPTH = 32
 MAX_NODES = 2000
@@ -36,73 +37,6 @@ class ExpressionError(ValueError):
 
 class UndecidedError(ExpressionError):
     """A comparison over symbolic dimensions was used where a definite truth value is needed."""
-
-
-def _ceildiv(a: Any, b: Any) -> Any:
-    return -(-a // b)
-
-
-def _log2(a: Any) -> Any:
-    if isinstance(a, int | float):
-        return math.log2(a)
-    import numpy as np
-
-    return np.log2(a)
-
-
-def _minimum(a: Any, b: Any) -> Any:
-    return _choose(a <= b, a, b)
-
-
-def _maximum(a: Any, b: Any) -> Any:
-    return _choose(a >= b, a, b)
-
-
-def _choose(test: Any, a: Any, b: Any) -> Any:
-    if isinstance(test, bool):
-        return a if test else b
-    import numpy as np
-
-    return np.where(test, a, b)
-
-
-def _item(value: Any, index: int) -> Any:
-    # A tuple-valued knob (a split); arrays of such values hold one column per part.
-    return value[index] if isinstance(value, tuple | list) else value[..., index]
-
-
-_ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "min": _minimum,
-    "max": _maximum,
-    "ceildiv": _ceildiv,
-    "log2": _log2,
-    "item": _item,
-    "if": _choose,
-}
-_COMPARISON: dict[str, Callable[..., Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-}
-_LOGIC: dict[str, Callable[..., Any]] = {
-    # Bitwise forms work on bools and on arrays of them alike.
-    "and": operator.and_,
-    "or": operator.or_,
-    "not": lambda a: a ^ True,
-}
-OPERATIONS = _ARITHMETIC | _COMPARISON | _LOGIC
-_ARITY = {"log2": 1, "not": 1, "if": 3}
-_NEGATION = {"<": ">=", ">=": "<", ">": "<=", "<=": ">", "==": "!=", "!=": "=="}
-_MIRROR = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 
 
 class Expr:
@@ -321,8 +255,8 @@ class Expr:
             result: Json = self.args[0]
             return result
         if self.op in ("and", "or"):
-            return [self.op, *(a.to_json() for a in self._operands(self.op))]
-        return [self.op, *(a.to_json() for a in self.args)]
+            return [self.op, *[a.to_json() for a in self._operands(self.op)]]
+        return [self.op, *[a.to_json() for a in self.args]]
 
     def _operands(self, op: str) -> Iterator[Expr]:
         """The operands of nested `op`s, as if written in one."""
@@ -359,28 +293,25 @@ class Expr:
         args = [cls._parse(x) for x in operands]
         if op in ("and", "or"):
             return _join(op, args)
-        if len(args) != _ARITY.get(op, 2):
-            raise ExpressionError(f"{op!r} takes {_ARITY.get(op, 2)} operands, got {len(args)}")
+        if len(args) != ARITY.get(op, 2):
+            raise ExpressionError(f"{op!r} takes {ARITY.get(op, 2)} operands, got {len(args)}")
         return cls._operation(op, *args)
 
     def __str__(self) -> str:
         if self.op in ("const", "var"):
             return str(self.args[0])
         shown = [
-            f"({a})" if a.op in OPERATIONS and a.op not in _PREFIX else str(a) for a in self.args
+            f"({a})" if a.op in OPERATIONS and a.op not in PREFIX else str(a) for a in self.args
         ]
         if self.op == "item":
             return f"{shown[0]}[{shown[1]}]"
-        if self.op in _PREFIX:
+        if self.op in PREFIX:
             return f"{self.op}({', '.join(str(a) for a in self.args)})"
         return f"{shown[0]} {self.op} {shown[1]}"
 
     def __repr__(self) -> str:
         known = "" if self.value is None or self.op == "const" else f" [{self.value}]"
         return f"{type(self).__name__}({self}{known})"
-
-
-_PREFIX = {"min", "max", "ceildiv", "log2", "not", "if", "item"}
 
 
 def _number(value: Any) -> Any:
@@ -438,7 +369,7 @@ def _known_value(op: str, args: Sequence[Expr]) -> Any:
     """The value of an operation where that is certain, else None."""
     for a in args:
         if a.value is None:
-            if op in _COMPARISON and args[0].same(args[1]):
+            if op in COMPARISON and args[0].same(args[1]):
                 return op in ("==", "<=", ">=")  # m == m, whatever m is
             return None
     values = [a.value for a in args]
@@ -492,14 +423,10 @@ class Clause:
         return tuple([_canonical(a) for a in self.alternatives])
 
     @cached_property
-    def text(self) -> str:
-        """The same as one text."""
-        return repr(self.to_json())
-
-    @cached_property
-    def encoded(self) -> bytes:
-        """The JSON form as text."""
-        return msgspec.json.encode(self.to_json())
+    def encoded(self) -> tuple[str, bytes]:
+        """What clauses are sorted by in a digest, and the JSON text that it is taken of."""
+        data = self.to_json()
+        return repr(data), msgspec.json.encode(data)
 
     @property
     def expression(self) -> Expr:
@@ -542,9 +469,7 @@ class Clause:
         return SpecializedCondition(self, other)
 
     def __invert__(self) -> SpecializedCondition:
-        return SpecializedCondition(
-            *(_compare(_NEGATION[a.op], *a.args) for a in self.alternatives)
-        )
+        return SpecializedCondition(*(_compare(NEGATION[a.op], *a.args) for a in self.alternatives))
 
     def variables(self) -> frozenset[str]:
         return self._variables
@@ -594,17 +519,17 @@ def _canonical(expr: Expr) -> str:
 
 def _normal(comparison: Expr) -> Expr:
     """A comparison in normal form: `16 < m` is `m > 16`, and `n == m` is `m == n`."""
-    if comparison.op not in _COMPARISON:
+    if comparison.op not in COMPARISON:
         raise ExpressionError(f"'{comparison}' is not a comparison")
     left, right = comparison.args
     # A constant stands on the right, as people write it.
     mirrored = left.op == "const"
     if mirrored == (right.op == "const"):
-        mirror = _MIRROR[comparison.op]
+        mirror = MIRROR[comparison.op]
         mirrored = (_canonical(left), comparison.op) > (_canonical(right), mirror)
     if not mirrored:
         return comparison
-    return type(comparison)(_MIRROR[comparison.op], (right, left), comparison.value)
+    return type(comparison)(MIRROR[comparison.op], (right, left), comparison.value)
 
 
 _stack: ContextVar[tuple[SpecializedCondition, ...]] = ContextVar(

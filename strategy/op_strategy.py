@@ -76,6 +76,11 @@ class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.space is not None
 
     @property
+    def foreign(self) -> bool:
+        """Whether it is known by another tool's log (`autotvm:…`), and cannot be built here."""
+        return ":" in self.implementation
+
+    @property
     def fallback(self) -> Config:
         """The configuration used without tuning; empty where there is nothing to tune."""
         return Config() if self.space is None else self.space.fallback

@@ -242,7 +242,7 @@ def choose_as_tvm(
     valid = _valid(workload, target, known)
     hits: dict[str, History] = {}
     for c in valid if workload.is_constant else ():
-        if not c.tunable:
+        if not (c.tunable or c.foreign):  # a log knows what was tuned, without its space
             continue
         own = [h for h in history if h.implementation == c.implementation]
         for at_key in (

@@ -500,7 +500,7 @@ class ConfigSpace:
         Derived features and the fallback are left out: they do not change what a record means.
         """
         # The order of constraints says nothing.
-        constraints = [c.encoded for c in sorted(self.constraints, key=lambda c: c.text)]
+        constraints = [text for _, text in sorted([c.encoded for c in self.constraints])]
         knobs = [k.encoded for k in self.knobs]
         text = b"[[%b],[%b]]" % (b",".join(knobs), b",".join(constraints))
         return hashlib.sha256(text).hexdigest()[:8]

@@ -28,7 +28,7 @@ from workers.timing import Timed, time_kernels
 
 # OpenBLAS's threads wait for their next call by spinning for 2²⁶ cycles, on cores on which the next
 # kernel of the session runs by then. 2²⁰ outlast any gap between calls of one kernel.
-_SHORT_SPIN = {"OPENBLAS_THREAD_TIMEOUT": "20"}
+_SHORT_SPIN = {"OPENBLAS_THREAD_TIMEOUT": "20", "TVM_THREAD_POOL_SPIN_COUNT": "4000"}
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from strategy.condition import (
     MAX_DEPTH,
     MAX_NODES,
-    OPERATIONS,
     Clause,
     Expr,
     ExpressionError,
@@ -29,6 +28,7 @@ from strategy.condition import (
     minimum,
 )
 from strategy.op_strategy import OpStrategy
+from strategy.operation import OPERATIONS
 from strategy.record import WireError, decode, encode
 from strategy.space import knob
 from strategy.types import Dim

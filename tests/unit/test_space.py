@@ -313,6 +313,27 @@ def test_a_wrong_config_names_the_knob_and_what_it_may_be(
         ConfigSpace(SPACE.knobs, SPACE.constraints, fallback=config)
 
 
+def test_a_fallback_from_a_function_is_found_and_checked_when_asked_for() -> None:
+    asked = []
+
+    def make(tile: int) -> ConfigSpace:
+        def fallback() -> dict[str, Any]:
+            asked.append(tile)
+            return {"tile": tile, "order": "rows", "pack": True}
+
+        return ConfigSpace(SPACE.knobs, SPACE.constraints, fallback=fallback)
+
+    space, wrong = make(2), make(4)
+    assert space.digest == wrong.digest == SPACE.digest
+    assert asked == []
+    assert space.fallback == space.fallback == SPACE.fallback
+    assert asked == [2]
+    assert space == SPACE == decode(encode(space), ConfigSpace)
+    for use in (lambda: wrong.fallback, wrong.to_json):
+        with pytest.raises(SpaceError, match="fallback: constraint 'tile < 4' does not hold"):
+            use()
+
+
 def test_a_missing_knob_is_named() -> None:
     with pytest.raises(ConfigError, match="no knob is called 'tiles'"):
         SPACE.check({"tiles": 1})  # misspelt rather than missing

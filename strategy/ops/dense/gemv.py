@@ -7,7 +7,7 @@ steps of k go to `chains` sets of accumulators, so that no sum waits for the one
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache, reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 from strategy.attrs import Attrs
@@ -83,7 +83,7 @@ def space(
     )
 
 
-@cache
+@lru_cache(maxsize=256)
 def _register_constraint(registers: int) -> Clause:
     """The sums, one vector of weights and one broadcast number fit the vector registers."""
     return _DERIVED["accumulators"] + 2 <= registers

@@ -7,7 +7,7 @@ dot products runs over k side by side, and the lanes of each are added at its en
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from strategy.attrs import Attrs
@@ -88,7 +88,7 @@ def space(
     )
 
 
-@cache
+@lru_cache(maxsize=256)
 def _register_constraint(registers: int) -> Clause:
     return knob("rows") * knob("cols") + knob("cols") + 1 <= registers
 

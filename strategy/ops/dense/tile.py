@@ -8,6 +8,8 @@ zeros in the packed weight, and neither is written. So every shape runs the same
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -136,14 +138,17 @@ def register_constraint(registers: int, lanes: int | str) -> Clause:
 
     `lanes` is a number, or the name of a knob.
     """
-    vectors = knob("width") // (knob(lanes) if isinstance(lanes, str) else lanes)
-    return knob("rows") * vectors + vectors + 1 <= registers
+    return accumulators(lanes) + _vectors(lanes) + 1 <= registers
 
 
 @lru_cache(maxsize=256)
 def accumulators(lanes: int | str) -> Expr:
     """How many vectors a tile's sums take; `lanes` as for `register_constraint`."""
-    return knob("rows") * (knob("width") // (knob(lanes) if isinstance(lanes, str) else lanes))
+    return knob("rows") * _vectors(lanes)
+
+
+def _vectors(lanes: int | str) -> Expr:
+    return knob("width") // (knob(lanes) if isinstance(lanes, str) else lanes)
 
 
 @lru_cache(maxsize=4096)
@@ -159,21 +164,31 @@ def best_tile(extents: Extents, target: Target, dtype: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=1024)
 def _best_tile(m: int, n: int, lanes: int, registers: int) -> tuple[int, int]:
-    def score(rows: int, vectors: int) -> float:
-        used = m * n / (round_up(m, rows) * round_up(n, vectors * lanes))
-        # Two multiply-adds per cycle, four cycles from one sum to the next; a load that the sums
-        # do not hide costs a part of a cycle, more where it comes from the second level.
-        ideal = rows * vectors / 2
-        return float(used * ideal / (max(ideal, 4) + 0.1 * rows + 0.3 * vectors))
-
-    fitting = [
-        (rows, vectors)
-        for rows in ROWS
-        for vectors in VECTORS
-        if rows * vectors + vectors + 1 <= registers and (vectors == 1 or (vectors - 1) * lanes < n)
-    ]
-    rows, vectors = max(fitting, key=lambda tile: score(*tile))
+    heights = {rows: round_up(m, rows) for rows in ROWS}
+    widths = {v: round_up(n, v * lanes) for v in VECTORS if v == 1 or (v - 1) * lanes < n}
+    size = m * n
+    _, rows, vectors = max(
+        [
+            (size / (heights[rows] * widths[vectors]) * ideal / cycles, rows, vectors)
+            for rows, vectors, ideal, cycles in _tiles(registers)
+            if vectors in widths
+        ],
+        key=operator.itemgetter(0),
+    )
     return rows, vectors * lanes
+
+
+@lru_cache(maxsize=256)
+def _tiles(registers: int) -> list[tuple[int, int, float, float]]:
+    """The tiles that fit, each with the cycles of a step: those of its sums alone, and all."""
+    found = []
+    for rows, vectors in itertools.product(ROWS, VECTORS):
+        if rows * vectors + vectors + 1 <= registers:
+            # Two multiply-adds per cycle, four cycles from one sum to the next; a load that the
+            # sums do not hide costs a part of a cycle, more where it comes from the second level.
+            ideal = rows * vectors / 2
+            found.append((rows, vectors, ideal, max(ideal, 4) + 0.1 * rows + 0.3 * vectors))
+    return found
 
 
 def largest_divisor(offered: Sequence[int], extent: int, most: int) -> int:
