@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -167,13 +167,18 @@ class Client:
         device: str | None = None,
         candidates: Sequence[Candidate] | None = None,
         policy: Policy = "plevel",
+        foreign: bool = False,
     ) -> Selection:
         """Which implementation, with which configuration, and why.
+
+        `foreign` adds what other tools' logs know (`autotvm:…`); the policy `tvm` always does.
 
         Raises:
             ServiceError: nothing is valid for the workload on the target, or it is not well formed.
         """
-        body = {"workload": workload, "target": target, "policy": policy}
+        body: dict[str, Any] = {"workload": workload, "target": target, "policy": policy}
+        if foreign:
+            body["foreign"] = True
         if device is not None:
             body["device"] = device
         if candidates is not None:
@@ -207,6 +212,55 @@ class Client:
         params = {k: v for k, v in given.items() if v is not None}
         page = self._ask("GET", "/v1/records", _Page, params=params)
         return {"records": page.records, "next": page.next}
+
+    def import_records(
+        self,
+        parts: Iterable[bytes],
+        *,
+        name: str = "",
+        target: str | None = None,
+        put_aside: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> dict[str, Any]:
+        """Sends a tuning log as it is read; returns the summary of its import.
+
+        Args:
+            parts: the file's content, piece by piece.
+            name: the file's, by which its format is told where the content does not.
+            target: of a Kernel Tuner file.
+            put_aside: is called with the first 10,000 entries that could not be read: `line`,
+                `reason`, `detail`, `text`.
+
+        Raises:
+            ServiceError: the content is of no known format.
+        """
+        params: dict[str, Any] = {"name": name, "rejects": 0 if put_aside is None else 10_000}
+        if target is not None:
+            params["target"] = target
+        timeout = httpx.Timeout(30.0, read=None)
+        summary = self._ask(
+            "POST", "/v1/records:import", dict[str, Any], again=False, content=parts, params=params,
+            timeout=timeout,
+        )  # fmt: skip
+        for found in summary.pop("rejects", ()):
+            if put_aside is not None:
+                put_aside(found)
+        return summary
+
+    def export_records(self, form: str, **wanted: Any) -> Iterator[bytes]:
+        """The records in one of the formats, piece by piece; `wanted` names filters."""
+        params = {"format": form, **{k: v for k, v in wanted.items() if v is not None}}
+        try:
+            with self._http.stream(
+                "GET", "/v1/records:export", params=params, timeout=httpx.Timeout(30.0, read=None)
+            ) as response:
+                if not response.is_success:
+                    response.read()
+                    raise _problem(response)
+                yield from response.iter_bytes()
+        except httpx.TransportError as error:
+            raise UnreachableError(
+                f"{self.url} stopped answering ({str(error) or type(error).__name__}): export again"
+            ) from error
 
     def task(self, task_id: int) -> TaskStatus:
         """A task over all runs."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from plevel.client import Client, ServiceError
 from strategy import select as rule
@@ -74,6 +74,7 @@ class Direct:
         device: str | None = None,
         candidates: Sequence[Candidate] | None = None,
         policy: Policy = "plevel",
+        foreign: bool = False,
     ) -> Selection:
         """Which implementation, with which configuration, and why.
 
@@ -84,13 +85,20 @@ class Direct:
             return rule.select(
                 workload, target, _Nothing(), device=device, policy=policy, offered=candidates
             )
+        from service import candidate
+        from service.errors import ServiceError as Failure
         from service.records import RecordDatabase
 
         with self._store.read() as connection:
-            return rule.select(
-                workload, target, RecordDatabase(connection), device=device, policy=policy,
-                offered=candidates,
-            )  # fmt: skip
+            database = RecordDatabase(connection)
+            try:
+                asked, known = candidate.gather(
+                    database, workload, target, candidates, foreign=foreign or policy == "tvm",
+                    field="workload",
+                )  # fmt: skip
+            except Failure as error:
+                raise ServiceError(error.status, error.title, str(error)) from error
+            return rule.select(asked, target, database, device=device, policy=policy, offered=known)
 
     def dispatch(
         self, workload: Workload, target: Target, *, device: str | None = None
@@ -147,6 +155,47 @@ class Direct:
         found: dict[str, Any] = to_json(page)
         return found
 
+    def import_records(
+        self,
+        parts: Iterable[bytes],
+        *,
+        name: str = "",
+        target: str | None = None,
+        put_aside: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> dict[str, Any]:
+        """Reads a tuning log into the database; returns the summary. See `Client.import_records`.
+
+        Raises:
+            ServiceError: the content is of no known format.
+        """
+        assert self._store is not None, "importing makes the database first"
+        from service.formats import FormatError, Rejected, Source, read
+        from service.importer import import_items
+
+        def tell(found: Rejected) -> None:
+            if put_aside is not None:
+                text = found.text.decode(errors="replace")
+                put_aside(
+                    {"line": found.line, "reason": found.reason.value, "detail": found.detail,
+                     "text": text}
+                )  # fmt: skip
+
+        on = None if target is None else Target.parse(target)
+        try:
+            items = read(Source(_Parts(parts), name), target=on)
+        except FormatError as error:
+            raise ServiceError(422, "The request is not valid", str(error)) from error
+        return import_items(self._store, items, tell).to_json()
+
+    def export_records(self, form: str, **wanted: Any) -> Iterator[bytes]:
+        """The records in one of the formats, piece by piece; `wanted` names filters."""
+        if self._store is None:
+            return iter(())
+        from service import exporter
+        from service.filter import Wanted
+
+        return exporter.export(self._store, cast("exporter.Writable", form), Wanted(**wanted))
+
     def workers(self) -> list[dict[str, Any]]:
         """The workers that have registered and not left."""
         if self._store is None:
@@ -156,6 +205,24 @@ class Direct:
         with self._store.read() as connection:
             found: list[dict[str, Any]] = to_json(fleet.statuses(connection, _alive_s()))
         return found
+
+
+class _Parts:
+    """Pieces of a file as something to read from."""
+
+    def __init__(self, parts: Iterable[bytes]) -> None:
+        self._parts = iter(parts)
+        self._rest = b""
+
+    def read(self, size: int = -1, /) -> bytes:
+        while size < 0 or len(self._rest) < size:
+            part = next(self._parts, None)
+            if part is None:
+                break
+            self._rest += part
+        size = len(self._rest) if size < 0 else size
+        taken, self._rest = self._rest[:size], self._rest[size:]
+        return taken
 
 
 def _alive_s() -> float:

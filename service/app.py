@@ -9,10 +9,11 @@ from importlib import metadata
 from fastapi import FastAPI
 
 from service import migration
-from service.api import health, lease, problem, record, run, selection, worker
+from service.api import coverage, health, lease, problem, record, run, selection, transfer, worker
 from service.api.wire import install_schema
 from service.context import Context
 from service.cost_model import ChildModel
+from service.dashboard import site
 from service.db import Store
 from service.settings import Settings
 from service.tuner import Tuner
@@ -56,9 +57,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )  # fmt: skip
     app.state.context = context
-    for part in (run, selection, record, worker, lease, health):
+    for part in (run, selection, transfer, coverage, record, worker, lease, health):
         app.include_router(part.router)
     problem.install(app)
+    site.install(app)
     install_schema(app)
     return app
 

@@ -2,19 +2,28 @@
 
 A configuration's cost is the median of its pooled samples: of the confirm phase where the scope
 has any confirm sample, of the search phase otherwise. One with a wrong answer on record in the
-scope is never the best, and a failure has no cost.
+scope is never the best, and a failure has no cost. Purged records count for nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import orjson
 import sqlalchemy as sa
 
 from service.db import insert, now
-from service.models import Scope, best, device, record, task
+from service.models import Id, Scope, best, device, record, task, tombstone
 from strategy.record import ErrorKind, Estimate, Phase, estimate
+
+Place = tuple[int, Scope, str]  # a task, and over which devices
+
+
+def standing() -> sa.ColumnElement[bool]:
+    """The condition on `record` that it was not purged."""
+    return ~sa.select(tombstone.c.record_id).where(tombstone.c.record_id == record.c.id).exists()
 
 
 def lock(connection: sa.Connection, tasks: Iterable[int]) -> None:
@@ -22,106 +31,279 @@ def lock(connection: sa.Connection, tasks: Iterable[int]) -> None:
 
     SQLite's writers wait for each other anyway.
     """
+    if connection.dialect.name == "sqlite":
+        return
     locked = sa.select(task.c.id).where(task.c.id.in_(sorted(tasks))).order_by(task.c.id)
     # Not against foreign keys, which every new record checks.
     connection.execute(locked.with_for_update(key_share=True))
 
 
-def refresh(connection: sa.Connection, task_id: int, device_id: int, digests: Iterable[str]) -> None:
-    """Brings the task's rows up to date after records of these configurations on this device.
+def refresh(connection: sa.Connection, changed: Iterable[tuple[int, int | None, str]]) -> None:
+    """Brings the rows up to date after records of these tasks, devices and configurations.
 
-    The caller holds the task's lock.
+    A configuration is named by its digest. The number of statements does not depend on how many
+    there are, but for places whose best has become worse. The caller holds the tasks' locks.
     """
-    model = connection.execute(
-        sa.select(device.c.model).where(device.c.id == device_id)
-    ).scalar_one()
-    changed = set(digests)
-    for scope, value in (
-        (Scope.DEVICE, str(device_id)), (Scope.MODEL, model), (Scope.TARGET, ""),
-    ):  # fmt: skip
-        _refresh_scope(connection, task_id, scope, value, changed)
-
-
-def _refresh_scope(
-    connection: sa.Connection, task_id: int, scope: Scope, value: str, changed: set[str]
-) -> None:
-    place = sa.and_(
-        best.c.task_id == task_id, best.c.scope == scope.value, best.c.scope_value == value
-    )
-    current = connection.execute(sa.select(best).where(place)).one_or_none()
-    phase = Phase.CONFIRM
-    found = lowest(connection, task_id, scope, value, phase)
-    if found is None:
-        phase = Phase.SEARCH
-        looked = changed if current is None else {*changed, current.config_digest}
-        found = lowest(connection, task_id, scope, value, phase, looked)
-        if current is not None and (found is None or found[1].median_s > current.median_s):
-            # The best has become worse: any other may be the best now.
-            found = lowest(connection, task_id, scope, value, phase)
-    if found is None:
-        connection.execute(sa.delete(best).where(place))
+    places = _places(connection, set(changed))
+    if not places:
         return
-    row, cost = found
-    values: dict[str, Any] = {
-        "config": row.config, "config_digest": row.config_digest, "phase": phase.value,
-        "median_s": cost.median_s, "low_s": cost.low_s, "high_s": cost.high_s,
-        "samples": cost.samples, "updated_at": now(),
-    }  # fmt: skip
-    identity = {"task_id": task_id, "scope": scope.value, "scope_value": value}
-    statement = insert(connection, best).values(**identity, **values)
-    connection.execute(statement.on_conflict_do_update(index_elements=list(identity), set_=values))
+    current = _current(connection, places)
+    wanted = {(place[0], digest) for place, digests in places.items() for digest in digests}
+    wanted |= {(place[0], row.config_digest) for place, row in current.items()}
+    attempts = _attempts(connection, wanted)
+    samples = _samples(connection, _pooled_ids(attempts.values()))
+    gone: list[Place] = []
+    winners: dict[Place, list[Any]] = {}
+    for place, digests in sorted(places.items()):
+        old = current.get(place)
+        found = _derive(connection, place, digests, old, attempts, samples)
+        if found is not None:
+            winners[place] = found
+        elif old is not None:
+            gone.append(place)
+    values = _values(connection, winners, current)
+    for place in gone:
+        connection.execute(sa.delete(best).where(_at(place)))
+    if values:
+        statement = insert(connection, best).values(updated_at=now())
+        identity = ("task_id", "scope", "scope_value")
+        replaced = {n: statement.excluded[n] for n in (*values[0], "updated_at") if n not in identity}
+        connection.execute(
+            statement.on_conflict_do_update(index_elements=identity, set_=replaced), values
+        )
+
+
+def _values(
+    connection: sa.Connection, winners: Mapping[Place, list[Any]], current: Mapping[Place, Any]
+) -> list[dict[str, Any]]:
+    """The rows to write: those that are not as they were."""
+    samples = _samples(connection, {row.id for rows in winners.values() for row in rows})
+    values = []
+    for place, rows in winners.items():
+        cost = estimate([s for row in rows for s in samples[row.id]])
+        new = {
+            "task_id": place[0], "scope": place[1].value, "scope_value": place[2],
+            "config_digest": rows[0].config_digest, "phase": rows[0].phase,
+            "median_s": cost.median_s, "low_s": cost.low_s, "high_s": cost.high_s,
+            "samples": cost.samples,
+        }  # fmt: skip
+        old = current.get(place)
+        if old is None or any(getattr(old, name) != value for name, value in new.items()):
+            values.append({**new, "config": rows[0].id})
+    query = sa.select(record.c.id, record.c.config)
+    configs = {
+        row.id: row.config for row in _by_id(connection, query, {v["config"] for v in values})
+    }
+    return [{**v, "config": configs[v["config"]]} for v in values]
+
+
+def _pooled_ids(groups: Iterable[list[Any]]) -> set[int]:
+    """Records whose samples decide together; of one alone, the median is on record."""
+    ids: set[int] = set()
+    for rows in groups:
+        if len(rows) > 1:
+            ids.update(row.id for row in rows if row.error is None)
+    return ids
+
+
+def _samples(connection: sa.Connection, ids: set[int]) -> dict[int, list[float]]:
+    query = sa.select(record.c.id, record.c.samples_s)
+    return {row.id: row.samples_s for row in _by_id(connection, query, ids)}
+
+
+def _by_id(connection: sa.Connection, query: sa.Select[Any], ids: set[int]) -> Iterable[Any]:
+    if not ids:
+        return ()
+    asked = _table(connection, [(i,) for i in sorted(ids)])
+    return connection.execute(query.join(asked, asked.c.task_id == record.c.id))
+
+
+def _places(
+    connection: sa.Connection, changed: set[tuple[int, int | None, str]]
+) -> dict[Place, set[str]]:
+    """The rows that may change, each with the configurations that it may change for."""
+    ids = {device_id for _, device_id, _ in changed if device_id is not None}
+    rows = connection.execute(
+        sa.select(device.c.id, device.c.model, device.c.slot).where(device.c.id.in_(ids))
+    )
+    scopes: dict[int | None, list[tuple[Scope, str]]] = {None: [(Scope.TARGET, "")]}
+    for row in rows if ids else ():
+        scopes[row.id] = [(Scope.MODEL, row.model), (Scope.TARGET, "")]
+        if row.slot:  # a device, not only a model's name
+            scopes[row.id].append((Scope.DEVICE, str(row.id)))
+    places: dict[Place, set[str]] = {}
+    for task_id, device_id, digest in changed:
+        for scope, value in scopes[device_id]:
+            places.setdefault((task_id, scope, value), set()).add(digest)
+    return places
+
+
+def _current(connection: sa.Connection, places: Mapping[Place, Any]) -> dict[Place, Any]:
+    wanted = _table(connection, [(task_id,) for task_id in {p[0] for p in places}])
+    rows = connection.execute(sa.select(best).join(wanted, wanted.c.task_id == best.c.task_id))
+    found = {(row.task_id, Scope(row.scope), row.scope_value): row for row in rows}
+    return {place: row for place, row in found.items() if place in places}
+
+
+def _attempts(
+    connection: sa.Connection, wanted: Iterable[tuple[int, str]]
+) -> dict[tuple[int, str], list[Any]]:
+    """All records of these configurations that say something of their cost."""
+    asked = _table(connection, sorted(wanted))
+    found: dict[tuple[int, str], list[Any]] = {}
+    query = (
+        _telling()
+        .join_from(asked, record, sa.and_(
+            record.c.task_id == asked.c.task_id, record.c.config_digest == asked.c.digest,
+            # All there are, so that the index serves.
+            record.c.phase.in_([phase.value for phase in Phase]),
+        ))
+        .outerjoin(device, device.c.id == record.c.device_id)
+    )  # fmt: skip
+    for row in connection.execute(query.order_by(record.c.id)):
+        found.setdefault((row.task_id, row.config_digest), []).append(row)
+    return found
+
+
+def _telling() -> sa.Select[Any]:
+    return sa.select(
+        *record.c["id", "task_id", "config_digest", "device_id", "phase", "error", "median_s"],
+        device.c.model,
+    ).where(
+        sa.or_(record.c.error.is_(None), record.c.error == ErrorKind.WRONG_ANSWER.value),
+        standing(),
+    )  # fmt: skip
+
+
+def _table(connection: sa.Connection, rows: list[tuple[Any, ...]]) -> sa.Subquery:
+    """Tasks, and digests where they are given, as a table: one parameter, however many there are."""
+    both: list[sa.ColumnClause[Any]] = [sa.column("task_id", Id)]
+    both.append(sa.column("digest", sa.String()))
+    columns = both[: len(rows[0])]
+    if connection.dialect.name == "sqlite":
+        parts = ["json_extract(value, '$[0]') AS task_id", "json_extract(value, '$[1]') AS digest"]
+        source = "json_each(:rows)"
+    else:
+        parts = ["CAST(value->>0 AS BIGINT) AS task_id", "value->>1 AS digest"]
+        source = "jsonb_array_elements(CAST(:rows AS JSONB))"
+    text = sa.text(f"SELECT {', '.join(parts[: len(columns)])} FROM {source}")  # noqa: S608
+    return text.bindparams(rows=orjson.dumps(rows).decode()).columns(*columns).subquery("asked")
+
+
+def _derive(
+    connection: sa.Connection,
+    place: Place,
+    digests: set[str],
+    old: Any,
+    attempts: Mapping[tuple[int, str], list[Any]],
+    samples: Mapping[int, list[float]],
+) -> list[Any] | None:
+    """The records of the best configuration, that decide; None where there is none."""
+    task_id, scope, value = place
+    looked = digests if old is None else {*digests, old.config_digest}
+    rows = [
+        row for digest in looked for row in attempts.get((task_id, digest), ())
+        if _covers(scope, value, row)
+    ]  # fmt: skip
+    for phase in (Phase.CONFIRM, Phase.SEARCH):
+        ranked = _ranked(rows, phase, samples)
+        if ranked:
+            median_s, _, pool = ranked[0]
+            # Those not looked at were no better than the best, which counted by the same phase, or
+            # by a phase that counts less.
+            if (
+                old is None
+                or (old.phase == phase and median_s <= old.median_s)
+                or (phase is Phase.CONFIRM and old.phase != phase)
+            ):
+                return pool
+            break
+    # The best has become worse, or is none any more: any other may be the best now.
+    return None if old is None else lowest(connection, task_id, scope, value)
+
+
+def _covers(scope: Scope, value: str, row: Any) -> bool:
+    if scope is Scope.TARGET:
+        return True
+    if scope is Scope.MODEL:
+        return bool(row.model == value)
+    return str(row.device_id) == value
+
+
+def _ranked(
+    rows: Iterable[Any], phase: Phase, samples: Mapping[int, list[float]]
+) -> list[tuple[float, str, list[Any]]]:
+    """Median, digest and records of each configuration, the fastest first."""
+    pools: dict[str, list[Any]] = {}
+    refuted = set()
+    for row in rows:
+        if row.error is not None:
+            refuted.add(row.config_digest)
+        elif row.phase == phase:
+            pools.setdefault(row.config_digest, []).append(row)
+    found = [
+        (_median(pool, samples), digest, pool)
+        for digest, pool in pools.items()
+        if digest not in refuted
+    ]
+    return sorted(found, key=lambda f: f[:2])
+
+
+def _median(pool: list[Any], samples: Mapping[int, list[float]]) -> float:
+    if len(pool) == 1:
+        median_s: float = pool[0].median_s
+        return median_s
+    return statistics.median([s for row in pool for s in samples[row.id]])
 
 
 def lowest(
-    connection: sa.Connection,
-    task_id: int,
-    scope: Scope,
-    value: str,
-    phase: Phase,
-    digests: set[str] | None = None,
-) -> tuple[Any, Estimate] | None:
-    """The configuration with the lowest median of pooled samples, a row of it and the estimate.
+    connection: sa.Connection, task_id: int, scope: Scope, value: str
+) -> list[Any] | None:
+    """The records of the best of a place, looked for among all; None where there is none.
 
-    Equal medians are decided by the digest. Looks among `digests` only where they are given.
+    Equal medians are decided by the digest.
     """
-    ranked = pooled(connection, task_id, scope, value, phase, digests)
-    return ranked[0] if ranked else None
+    for phase in (Phase.CONFIRM, Phase.SEARCH):
+        ranked = _rank_place(connection, task_id, scope, value, phase)
+        if ranked:
+            return ranked[0][2]
+    return None
 
 
 def pooled(
-    connection: sa.Connection,
-    task_id: int,
-    scope: Scope,
-    value: str,
-    phase: Phase,
-    digests: set[str] | None = None,
+    connection: sa.Connection, task_id: int, scope: Scope, value: str, phase: Phase
 ) -> list[tuple[Any, Estimate]]:
     """Every configuration with samples in the scope and its estimate, the fastest first."""
-    here = [record.c.task_id == task_id]
-    if scope is Scope.DEVICE:
-        here.append(record.c.device_id == int(value))
-    elif scope is Scope.MODEL:
-        same = sa.select(device.c.id).where(device.c.model == value)
-        here.append(record.c.device_id.in_(same))
-    wrong = record.alias("wrong")
-    refuted = sa.select(wrong.c.config_digest).where(
-        *(_on(wrong, condition) for condition in here), wrong.c.error == ErrorKind.WRONG_ANSWER.value
+    ranked = _rank_place(connection, task_id, scope, value, phase)
+    samples = _samples(connection, {row.id for _, _, pool in ranked for row in pool})
+    query = sa.select(record.c.id, record.c.config, record.c.config_digest)
+    rows = {r.id: r for r in _by_id(connection, query, {pool[0].id for _, _, pool in ranked})}
+    return [
+        (rows[pool[0].id], estimate([s for row in pool for s in samples[row.id]]))
+        for _, _, pool in ranked
+    ]
+
+
+def _rank_place(
+    connection: sa.Connection, task_id: int, scope: Scope, value: str, phase: Phase
+) -> list[tuple[float, str, list[Any]]]:
+    query = _telling().outerjoin_from(record, device, device.c.id == record.c.device_id)
+    query = query.where(
+        record.c.task_id == task_id,
+        sa.or_(record.c.phase == phase.value, record.c.error.is_not(None)),
     )
-    query = sa.select(record.c.config_digest, record.c.config, record.c.samples_s).where(
-        *here, record.c.phase == phase.value, record.c.error.is_(None),
-        record.c.config_digest.not_in(refuted),
-    )  # fmt: skip
-    if digests is not None:
-        query = query.where(record.c.config_digest.in_(digests))
-    rows: dict[str, Any] = {}
-    samples: dict[str, list[float]] = {}
-    for row in connection.execute(query.order_by(record.c.id)):
-        rows.setdefault(row.config_digest, row)
-        samples.setdefault(row.config_digest, []).extend(row.samples_s)
-    costs = [(rows[digest], estimate(pool)) for digest, pool in samples.items()]
-    return sorted(costs, key=lambda c: (c[1].median_s, c[0].config_digest))
+    if scope is Scope.DEVICE:
+        query = query.where(record.c.device_id == int(value))
+    elif scope is Scope.MODEL:
+        query = query.where(device.c.model == value)
+    rows = connection.execute(query.order_by(record.c.id)).all()
+    groups: dict[str, list[Any]] = {}
+    for row in rows:
+        groups.setdefault(row.config_digest, []).append(row)
+    return _ranked(rows, phase, _samples(connection, _pooled_ids(groups.values())))
 
 
-def _on(table: Any, condition: Any) -> Any:
-    """The same condition on an alias of `record`."""
-    return sa.sql.util.ClauseAdapter(table).traverse(condition)
+def _at(place: Place) -> sa.ColumnElement[bool]:
+    return sa.and_(
+        best.c.task_id == place[0], best.c.scope == place[1].value, best.c.scope_value == place[2]
+    )

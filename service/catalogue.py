@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 import sqlalchemy as sa
 
 from service.db import insert, now
-from service.models import environment, event, target, task, timing_policy, workload
+from service.formats.entry import Task as ImportedTask
+from service.models import (
+    attachment,
+    device,
+    environment,
+    event,
+    target,
+    target_variant,
+    task,
+    timing_policy,
+    workload,
+)
 from strategy.op_strategy import Candidate
 from strategy.record import TimingPolicy, to_json
 from strategy.target import Target
@@ -34,7 +45,8 @@ def _one(
     found = connection.scalar(query)
     if found is None:
         statement = insert(connection, table).values(**identity, **values).on_conflict_do_nothing()
-        connection.execute(statement)
+        found = connection.scalar(statement.returning(table.c.id))
+    if found is None:  # another was faster
         found = connection.execute(query).scalar_one()
     return int(found)
 
@@ -45,8 +57,24 @@ def put_workload(connection: sa.Connection, value: Workload) -> int:
 
 
 def put_target(connection: sa.Connection, value: Target) -> int:
-    body = {"keys": list(value.keys), "body": value.to_json()}
-    return _one(connection, target, {"key": value.key}, body)
+    """The target of that key; it has the keys of all that share it."""
+    query = sa.select(target.c.id, target.c["keys"].label("known")).where(target.c.key == value.key)
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        body = {"keys": list(value.keys), "body": value.to_json()}
+        return _one(connection, target, {"key": value.key}, body)
+    if not set(value.keys) <= set(row.known):
+        keys = list(dict.fromkeys([*row.known, *value.keys]))
+        connection.execute(sa.update(target).where(target.c.id == row.id).values(keys=keys))
+    return int(row.id)
+
+
+def put_variant(
+    connection: sa.Connection, target_id: int, keys: Sequence[str], body: Mapping[str, Any]
+) -> int:
+    """The target as it was written: its keys, and all of its JSON."""
+    values = {"target_id": target_id, "keys": list(keys), "body": dict(body)}
+    return _one(connection, target_variant, {"digest": digest_of(body)}, values)
 
 
 def put_policy(connection: sa.Connection, value: TimingPolicy) -> int:
@@ -71,13 +99,14 @@ def put_task(
     space_size: int | None,
 ) -> int:  # fmt: skip
     """The task of a candidate; its version is part of what it is."""
+    condition, space = candidate.condition, candidate.space
     identity = {
         "workload_id": workload_id,
         "target_id": target_id,
         "implementation": candidate.implementation,
         "version": candidate.version,
+        "space_digest": "" if space is None else space.digest,
     }
-    condition, space = candidate.condition, candidate.space
     known = connection.scalar(
         sa.select(task.c.id).where(*(task.c[name] == v for name, v in identity.items()))
     )
@@ -98,6 +127,52 @@ def put_task(
         "created_at": now(),
     }
     return _one(connection, task, identity, values)
+
+
+def put_device(
+    connection: sa.Connection, identity: str, slot: str, model: str, target_id: int,
+    body: Mapping[str, Any], fingerprint: Mapping[str, Any],
+) -> int:  # fmt: skip
+    """A device of imported records; one that is here already stays as its worker described it."""
+    values = {
+        "slot": slot, "model": model, "target_id": target_id, "target": dict(body),
+        "fingerprint": dict(fingerprint), "created_at": now(), "seen_at": now(),
+    }  # fmt: skip
+    return _one(connection, device, {"identity": identity}, values)
+
+
+def put_foreign_task(
+    connection: sa.Connection, workload_id: int, target_id: int, value: ImportedTask
+) -> int:
+    """The task of imported records; of one that is here already, only a lost space is filled in."""
+    space = None
+    if value.space:
+        text = connection.scalar(
+            sa.select(attachment.c.text).where(
+                attachment.c.what == "space", attachment.c.key == value.space
+            )
+        )
+        space = None if text is None else orjson.loads(text)
+    identity = {
+        "workload_id": workload_id,
+        "target_id": target_id,
+        "implementation": value.implementation,
+        "version": value.version,
+        "space_digest": value.space,
+    }
+    values = {
+        "plevel": value.plevel,
+        "library": value.library,
+        "condition": None if value.condition is None else value.condition.to_json(),
+        "space": space,
+        "space_size": None,
+        "created_at": now(),
+    }
+    found = _one(connection, task, identity, values)
+    if space is not None:
+        lost = sa.and_(task.c.id == found, task.c.space.is_(sa.null()))
+        connection.execute(sa.update(task).where(lost).values(space=space))
+    return found
 
 
 def note(

@@ -31,7 +31,6 @@ class SpaceFeatures:
     def __init__(self, space: ConfigSpace) -> None:
         self.space = space
         self._tables = [_table(knob) for knob in space.knobs]
-        self._values = [_array(knob) for knob in space.knobs]
         self._derived = [(name, e.compile()) for name, e in space.derived.items()]
         names = [f"{knob.name}.{i}" if table.shape[1] > 1 else knob.name
                  for knob, table in zip(space.knobs, self._tables, strict=True)
@@ -46,15 +45,21 @@ class SpaceFeatures:
     def matrix(self, digits: Digits) -> Matrix:
         """One row of features per row of digits; NaN where an expression has no value."""
         columns = [table[digits[:, i]] for i, table in enumerate(self._tables)]
-        if self._derived:
-            env = {
-                knob.name: values[digits[:, i]]
-                for i, (knob, values) in enumerate(zip(self.space.knobs, self._values, strict=True))
-            }
-            columns += [_computed(function, env, len(digits)) for _, function in self._derived]
-        if not columns:
-            return np.zeros((len(digits), 0), dtype=np.float32)
+        columns.append(self.derive(digits))
         return np.concatenate(columns, axis=1, dtype=np.float32)
+
+    def derive(self, digits: Digits) -> Matrix:
+        """The derived expressions alone."""
+        if not self._derived:
+            return np.zeros((len(digits), 0), dtype=np.float32)
+        values = columns_of(self.space, digits)
+        columns = [_computed(function, values, len(digits)) for _, function in self._derived]
+        return np.concatenate(columns, axis=1, dtype=np.float32)
+
+
+def columns_of(space: ConfigSpace, digits: Digits) -> dict[str, NDArray[Any]]:
+    """The values of each knob, one per row of digits, as expressions compute with them."""
+    return {k.name: _array(k)[digits[:, i]] for i, k in enumerate(space.knobs)}
 
 
 def _is_number(value: Any) -> bool:

@@ -1,111 +1,201 @@
-"""A Gaussian process over the ranks of features: smooth where trees are steps.
+"""A Gaussian process with known trends, small and quick enough to ask between two measurements.
 
-Matérn 5/2 with a length scale per column, fitted by maximum a posteriori (L-BFGS on analytic
-gradients), as Rasmussen and Williams, "Gaussian Processes for Machine Learning", chapters 2 and 5.
+Matérn 5/2 with a length scale per group of columns, by maximum a posteriori, as Rasmussen and
+Williams, "Gaussian Processes for Machine Learning", chapters 2 (2.7 for the trends) and 5. The scale
+of the function is integrated out under an inverse-gamma prior.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import (  # type: ignore[import-untyped,unused-ignore]
-    cho_solve,
-    solve_triangular,
-)
-from scipy.optimize import minimize  # type: ignore[import-untyped,unused-ignore]
 
 Floats = NDArray[np.float64]
 
-MAX_TRIALS = 200  # a fit takes cubic time: beyond this the best half and a spread of the others
-STEPS = 10
-_ROOT5 = 5.0**0.5
-_JITTER = 1e-6
-_NOISE_PRIOR = -3.0  # of the logarithm, in units of the times' deviation
+_Floating = TypeVar("_Floating", Floats, NDArray[np.float32])
+
+_LEAST_NOISE, _MOST_NOISE = np.log(1e-6), 0.0
+_STEPS = 15  # of the optimiser, from each start
 
 
-def fit_and_predict(trials: NDArray[Any], values: Floats, pool: NDArray[Any]) -> tuple[Floats, Floats]:
-    """Mean and standard deviation at the rows of `pool`, given values at the rows of `trials`."""
-    x, p = _ranks(trials, pool)
-    if len(values) > MAX_TRIALS:
-        kept = _kept(values)
-        x, values = x[kept], values[kept]
-    centre, scale = float(values.mean()), float(values.std()) or 1.0
-    y = (values - centre) / scale
-    theta = _fitted(x, y)
-    weights, variance = np.exp(-theta[:-2]), float(np.exp(2 * theta[-2]))
-    noise = float(np.exp(2 * theta[-1]))
-    covariance = variance * _matern(_distances(x * weights, x * weights))
-    covariance.flat[:: len(x) + 1] += noise + _JITTER
-    lower = np.linalg.cholesky(covariance)
-    cross = variance * _matern(_distances(p * weights, x * weights))
-    mean = cross @ cho_solve((lower, True), y)
-    explained = solve_triangular(lower, cross.T, lower=True)
-    spread = np.sqrt(np.maximum(variance - (explained**2).sum(axis=0), 1e-9))
-    return mean * scale + centre, spread * scale
+class GaussianProcess:
+    """Values at places: a trend with unknown coefficients, plus a smooth departure from it.
 
+    Hyper-parameters are a vector of logarithms: the length scales, then the noise's variance in
+    units of the function's. Predictions are made in single precision.
 
-def _ranks(trials: NDArray[Any], pool: NDArray[Any]) -> tuple[Floats, Floats]:
-    """Each column as the rank of its value among those there are, 0 to 1: 1, 2, 4, 8 are even steps."""
-    both = np.nan_to_num(np.concatenate([trials, pool]).astype(np.float64), nan=-1e30)
-    columns = []
-    for column in both.T:
-        values, places = np.unique(column, return_inverse=True)
-        if len(values) > 1:
-            columns.append(places / (len(values) - 1))
-    ranks = np.array(columns).T if columns else np.zeros((len(both), 1))
-    return ranks[: len(trials)], ranks[len(trials) :]
+    Args:
+        groups: for each column of a place, its length scale.
+        reach: the expected logarithm of each length scale.
+        reach_sd: how far off that may be.
+        noise: the expected logarithm of the noise.
+        scale: the expected deviation of the function, and how many trials that is worth; None
+            where the trials alone decide.
+    """
 
+    def __init__(
+        self, groups: NDArray[np.intp], reach: Floats, *, reach_sd: float = 0.8, noise: float = -5.8,
+        noise_sd: float = 1.5, scale: tuple[float, float] | None = None,
+    ) -> None:  # fmt: skip
+        self._groups = groups
+        self._expected = np.append(reach, noise)
+        self._deviation = np.append(np.full(len(reach), reach_sd), noise_sd)
+        self._expected_square, self._worth = (scale[0] ** 2, scale[1]) if scale else (0.0, 0.0)
+        self.theta = self._expected.copy()
 
-def _kept(values: Floats) -> NDArray[np.intp]:
-    order = np.argsort(values, kind="stable")
-    half = MAX_TRIALS // 2
-    others = np.linspace(half, len(values) - 1, MAX_TRIALS - half).astype(np.intp)
-    return np.concatenate([order[:half], order[others]])
+    def tune(self, places: NDArray[Any], values: Floats, trend: Floats) -> Self:
+        """Finds the hyper-parameters, from those it has and from the expected ones."""
+        x = places.astype(np.float64)
+        best: tuple[float, Floats] | None = None
+        for start in (self.theta, self._expected):
+            theta = start.copy()
+            _, slope = self._loss(theta, x, values, trend)
+            step, sign = np.full(len(theta), 0.3), np.sign(slope)
+            for _ in range(_STEPS):  # resilient propagation: only signs of slopes, no line search
+                theta = np.clip(theta - sign * step, -4.0, 5.0)
+                theta[-1] = np.clip(theta[-1], _LEAST_NOISE, _MOST_NOISE)
+                loss, slope = self._loss(theta, x, values, trend)
+                turned = np.sign(slope) * sign
+                step = np.where(turned < 0, step * 0.5, np.minimum(step * 1.3, 1.0))
+                sign = np.where(turned < 0, 0.0, np.sign(slope))
+                if best is None or loss < best[0]:
+                    best = loss, theta
+        assert best is not None
+        if np.isfinite(best[0]):
+            self.theta = best[1]
+        return self
 
-
-def _fitted(x: Floats, y: Floats) -> Floats:
-    """Logarithms of the length scales, of the signal's deviation and of the noise's."""
-    n, d = x.shape
-    squares = ((x[:, None, :] - x[None, :, :]) ** 2).reshape(n * n, d).T.copy()
-    prior = np.zeros(d + 2)
-    prior[-1] = _NOISE_PRIOR
-
-    def loss(theta: Floats) -> tuple[float, Floats]:
-        weights, variance, noise = np.exp(-2 * theta[:d]), np.exp(2 * theta[d]), np.exp(2 * theta[-1])
-        r2 = (weights @ squares).reshape(n, n)
-        r = np.sqrt(r2)
-        decay = np.exp(-_ROOT5 * r)
-        signal = variance * (1 + _ROOT5 * r + 5 / 3 * r2) * decay
-        covariance = signal.copy()
-        covariance.flat[:: n + 1] += noise + _JITTER
+    def _loss(
+        self, theta: Floats, x: Floats, values: Floats, trend: Floats
+    ) -> tuple[float, Floats]:
+        """The negative logarithm of the posterior density, and its gradient."""
+        n = len(values)
+        scaled = x / np.exp(theta[:-1])[self._groups]
+        covariance, weight = _matern(scaled, scaled)
+        covariance += trend @ trend.T
+        noise = float(np.exp(theta[-1]))
+        covariance.flat[:: n + 1] += noise
         try:
             lower = np.linalg.cholesky(covariance)
         except np.linalg.LinAlgError:
-            return 1e9, np.zeros_like(theta)
-        inverse = cho_solve((lower, True), np.eye(n))
-        alpha = inverse @ y
-        slope = inverse - np.outer(alpha, alpha)
-        by_scale = (variance * 5 / 3 * (1 + _ROOT5 * r) * decay * slope).ravel()
-        gradient = np.empty(d + 2)
-        gradient[:d] = 0.5 * (squares @ by_scale) * weights
-        gradient[d] = (slope * signal).sum()
-        gradient[-1] = noise * np.trace(slope)
-        off = theta - prior
-        value = 0.5 * y @ alpha + np.log(np.diag(lower)).sum() + 0.5 * off @ off
-        return float(value), gradient + off
+            return np.inf, np.zeros_like(theta)
+        root = np.linalg.inv(lower)
+        inverse = root.T @ root
+        alpha = inverse @ values
+        square = self._square(float(values @ alpha), n)
+        loss = 0.5 * (n + self._worth) * np.log(square) + np.log(lower.diagonal()).sum()
+        slope = inverse - np.outer(alpha, alpha) / square
+        gradient = np.empty_like(theta)
+        gradient[-1] = 0.5 * noise * slope.trace()
+        # Σ slopeᵢⱼ weightᵢⱼ (xᵢ - xⱼ)² of each column, without a matrix per column.
+        slope *= weight
+        columns = 2 * (slope.sum(axis=1) @ (scaled * scaled)) - 2 * (scaled * (slope @ scaled)).sum(axis=0)
+        gradient[:-1] = 0.5 * np.bincount(self._groups, columns, minlength=len(theta) - 1)
+        off = (theta - self._expected) / self._deviation
+        return float(loss + 0.5 * off @ off), gradient + off / self._deviation
 
-    bounds = [(-3.0, 4.0)] * d + [(-3.0, 3.0), (-6.0, 0.0)]
-    options = {"maxiter": STEPS}
-    fit = minimize(loss, prior, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-    return np.asarray(fit.x, dtype=np.float64)
+    def _square(self, fit: float, n: int) -> float:
+        return max((fit + self._worth * self._expected_square) / max(n + self._worth, 1e-9), 1e-10)
+
+    def fit(self, places: NDArray[Any], values: Floats, trend: Floats) -> Self:
+        """Learns values at places.
+
+        Args:
+            places: one row per trial.
+            values: without what is surely known of the trend.
+            trend: columns of the trend's functions at the places, each times the deviation that
+                its coefficient is expected to have, in units of the function's.
+        """
+        self._scales = np.exp(self.theta[:-1])[self._groups].astype(np.float32)
+        self._x = (places / self._scales).astype(np.float32)
+        self._trend = trend.astype(np.float32)
+        n = len(values)
+        x = self._x.astype(np.float64)
+        covariance = _matern(x, x)[0] + trend @ trend.T
+        self.noise = float(np.exp(self.theta[-1]))
+        while True:
+            noisy = covariance + self.noise * np.eye(n)
+            try:
+                root = np.linalg.inv(np.linalg.cholesky(noisy))
+            except np.linalg.LinAlgError:
+                self.noise *= 10  # equal places: rounding has eaten what little noise there was
+            else:
+                break
+        alpha = root.T @ (root @ values)
+        self.square = self._square(float(values @ alpha), n)
+        self._alpha = alpha.astype(np.float32)
+        self._root = root.astype(np.float32)
+        self._residuals = alpha / (root * root).sum(axis=0)
+        return self
+
+    @property
+    def weighted(self) -> NDArray[np.float32]:
+        """All that means rest on where there is no trend: see `interpolate`."""
+        return np.hstack([self._x, self._alpha[:, None]])
+
+    def predict(self, places: NDArray[Any], trend: Floats) -> Posterior:
+        """What is known at other places."""
+        return Posterior(self, (places / self._scales).astype(np.float32), trend.astype(np.float32))
 
 
-def _distances(a: Floats, b: Floats) -> Floats:
-    squares = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None, :] - 2 * a @ b.T
-    return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
+def interpolate(
+    weighted: NDArray[np.float32], groups: NDArray[np.intp], theta: Floats, places: NDArray[Any]
+) -> Floats:
+    """The means of a process without a trend at other places, from its `weighted` places."""
+    x = (places / np.exp(theta[:-1])[groups]).astype(np.float32)
+    return np.asarray(_kernel(x, weighted[:, :-1]) @ weighted[:, -1], dtype=np.float64)
 
 
-def _matern(r: Floats) -> Floats:
-    return np.asarray((1 + _ROOT5 * r + 5 / 3 * r * r) * np.exp(-_ROOT5 * r))
+class Posterior:
+    """Means and variances at candidates, to be conditioned on measuring some of them."""
+
+    def __init__(self, process: GaussianProcess, x: NDArray[np.float32], trend: NDArray[np.float32]) -> None:
+        self._process, self._x, self._trend = process, x, trend
+        cross = _kernel(x, process._x) + trend @ process._trend.T
+        self.mean = np.asarray(cross @ process._alpha, dtype=np.float64)
+        known = cross @ process._root.T
+        self._known = [known]
+        explained = np.einsum("ij,ij->i", known, known).astype(np.float64)
+        prior = 1 + np.einsum("ij,ij->i", trend, trend).astype(np.float64)
+        self.variance = process.square * np.maximum(prior - explained, 1e-7)
+
+    def condition(self, row: int) -> None:
+        """Takes the value at `row` for known: what is near to it is then more certain."""
+        process = self._process
+        covariance = _kernel(self._x[row : row + 1], self._x)[0] + self._trend @ self._trend[row]
+        for known in self._known:
+            covariance -= known @ known[row]
+        scale = np.sqrt(self.variance[row] / process.square + process.noise)
+        column = (covariance / scale).astype(np.float32)
+        self._known.append(column[:, None])
+        self.variance = np.maximum(self.variance - process.square * column.astype(np.float64) ** 2, 1e-9)
+
+
+def _squares(a: _Floating, b: _Floating) -> _Floating:
+    """Five times the squared distances."""
+    squares = a @ (-10 * b.T)
+    squares += 5 * (a * a).sum(axis=1)[:, None]
+    squares += 5 * (b * b).sum(axis=1)
+    np.maximum(squares, 0, out=squares)
+    return squares
+
+
+def _matern(a: Floats, b: Floats) -> tuple[Floats, Floats]:
+    """The kernel, and what times a squared difference is its slope by the logarithm of a scale."""
+    squares = _squares(a, b)
+    distances = np.sqrt(squares)
+    decay = np.exp(-distances)
+    return (1 + distances + squares / 3) * decay, (5 / 3) * (1 + distances) * decay
+
+
+def _kernel(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
+    squares = _squares(a, b)
+    distances = np.sqrt(squares)
+    squares /= 3
+    squares += distances
+    squares += 1
+    np.exp(-distances, out=distances)
+    squares *= distances
+    return squares

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from importlib import resources
+from typing import Any
 
 import sqlalchemy as sa
 from alembic import command
@@ -92,15 +95,47 @@ def upgrade(url: str) -> str:
         SchemaError: the database is of a newer schema.
         DatabaseError: it cannot be opened or written.
     """
+    with _moving(url) as (store, connection):
+        revision = _revision(connection)
+        _refuse_newer(store, revision)
+        if revision != head():
+            command.upgrade(_config(connection), "head")
+    return head()
+
+
+def downgrade(url: str, revision: str) -> None:
+    """Brings the database back to an older schema, `base` for none at all.
+
+    Raises:
+        RuntimeError: it holds what the older schema cannot.
+        DatabaseError: it cannot be opened or written.
+    """
+    with _moving(url) as (_, connection):
+        command.downgrade(_config(connection), revision)
+
+
+@contextlib.contextmanager
+def _moving(url: str) -> Iterator[tuple[Store, sa.Connection]]:
+    """One transaction that changes the schema; one process at a time has it."""
     store = Store(url)
+    if store.is_sqlite:
+        # It alters a table by copying it: rows that refer to it would hold on to the old one.
+        sa.event.listen(store.engine, "connect", _suspend_foreign_keys)
     try:
         with store.write() as connection:
             if not store.is_sqlite:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x6D696772)))
-            revision = _revision(connection)
-            _refuse_newer(store, revision)
-            if revision != head():
-                command.upgrade(_config(connection), "head")
-        return head()
+            yield store, connection
+            if store.is_sqlite:
+                broken = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
+                if broken is not None:
+                    raise SchemaError(
+                        f"database {shown(store)}: a row of {broken[0]} refers to nothing in "
+                        f"{broken[2]}: restore it from a backup"
+                    )
     finally:
         store.close()
+
+
+def _suspend_foreign_keys(connection: Any, _record: Any) -> None:
+    connection.execute("PRAGMA foreign_keys = OFF").close()

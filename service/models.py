@@ -2,7 +2,8 @@
 
 Instants are Unix times in seconds by the database's clock, durations are in seconds. JSON columns
 hold wire forms of `strategy` types. Mutable states (run, job, lease) have an append-only `event`
-beside them; `record` is never updated; `best` is derived from it in the same transaction.
+beside them; `record` is never updated; `best` is derived from it in the same transaction. A record
+that was purged has a `tombstone`, and counts no more.
 """
 
 from __future__ import annotations
@@ -91,6 +92,18 @@ target = sa.Table(
     metadata,
     _id(),
     sa.Column("key", sa.Text(), nullable=False, unique=True),
+    # Those of all its variants: targets that share one of them have something in common.
+    sa.Column("keys", Json, nullable=False),
+    sa.Column("body", Json, nullable=False),
+)
+
+# A target as it was written. Those of one key differ in model, keys, libraries and capability.
+target_variant = sa.Table(
+    "target_variant",
+    metadata,
+    _id(),
+    _ref("target_id", "target"),
+    sa.Column("digest", Digest, nullable=False, unique=True),
     sa.Column("keys", Json, nullable=False),
     sa.Column("body", Json, nullable=False),
 )
@@ -124,9 +137,12 @@ task = sa.Table(
     sa.Column("library", sa.String(200), nullable=True),
     sa.Column("condition", Json, nullable=True),
     sa.Column("space", Json, nullable=True),  # SQL NULL where there is nothing to tune
+    sa.Column("space_digest", Digest, nullable=False),  # empty where none is known
     sa.Column("space_size", sa.BigInteger(), nullable=True),  # valid ones, where they can be counted
     _instant("created_at"),
-    sa.UniqueConstraint("workload_id", "target_id", "implementation", "version"),
+    sa.UniqueConstraint(
+        "workload_id", "target_id", "implementation", "version", "space_digest", name="uq_task_identity"
+    ),
 )
 
 run_task = sa.Table(
@@ -179,6 +195,7 @@ device = sa.Table(
     metadata,
     _id(),
     sa.Column("identity", sa.String(200), nullable=False, unique=True),
+    # Empty where only the model is known, of imported records.
     sa.Column("slot", sa.String(200), nullable=False),
     sa.Column("model", sa.Text(), nullable=False),
     _ref("target_id", "target"),
@@ -279,18 +296,27 @@ record = sa.Table(
     "record",
     metadata,
     _id(),
-    _ref("run_id", "run"),
-    _ref("task_id", "task"),
-    _ref("job_id", "job"),
-    sa.Column("entry", sa.Integer(), nullable=False),
+    # What happened, in 16 bytes (`service.formats.ImportedRecord.identity`): nothing is here twice.
+    sa.Column("identity", sa.LargeBinary(16), nullable=False, unique=True),
+    # `plevel`, or the format that it was first read from.
+    sa.Column("source", sa.String(200), nullable=False),
+    # Of what was imported, these four and the policy and the seed are not known here.
+    _ref("run_id", "run", nullable=True),
+    _ref("job_id", "job", nullable=True),
+    sa.Column("entry", sa.Integer(), nullable=True),
     _ref("lease_id", "lease", nullable=True),
+    _ref("task_id", "task"),
+    _ref("variant_id", "target_variant"),
     _ref("worker_id", "worker", nullable=True),
     _ref("device_id", "device", nullable=True),
     _ref("environment_id", "environment", nullable=True),
-    _ref("policy_id", "timing_policy"),
+    _ref("policy_id", "timing_policy", nullable=True),
+    # The run and the worker where it was measured, for what was imported.
+    sa.Column("origin_run", sa.BigInteger(), nullable=True),
+    sa.Column("origin_worker", sa.String(200), nullable=True),
     sa.Column("phase", sa.String(16), nullable=False),
     sa.Column("session", sa.String(200), nullable=False),
-    sa.Column("seed", sa.BigInteger(), nullable=False),
+    sa.Column("seed", sa.BigInteger(), nullable=True),
     sa.Column("config", Json, nullable=False),
     sa.Column("config_digest", Digest, nullable=False),
     sa.Column("error", sa.String(32), nullable=True),
@@ -304,14 +330,44 @@ record = sa.Table(
     sa.Column("check_s", sa.Double(), nullable=False),
     sa.Column("run_s", sa.Double(), nullable=False),
     sa.Column("code_digest", sa.String(128), nullable=False),
+    sa.Column("extra", sa.Text(), nullable=True),  # JSON that only the source's format knows
     _instant("measured_at"),
     _instant("recorded_at"),
     sa.UniqueConstraint("job_id", "entry"),
     sa.Index(None, "task_id", "phase", "config_digest"),
     sa.Index(None, "run_id", "id"),
     sa.CheckConstraint("(error IS NULL) = (median_s IS NOT NULL)", name="cost"),
+    sa.CheckConstraint(
+        "(job_id IS NULL) = (run_id IS NULL) AND (job_id IS NULL) = (entry IS NULL)", name="origin"
+    ),
     _one_of("phase", Phase),
     _one_of("error", ErrorKind, nullable=True),
+)
+
+# Documents that imported records refer to: spaces by their digest, modules by their hash.
+attachment = sa.Table(
+    "attachment",
+    metadata,
+    sa.Column("what", sa.String(16), primary_key=True),
+    sa.Column("key", sa.String(64), primary_key=True),
+    sa.Column("text", sa.Text(), nullable=False),
+)
+
+purge = sa.Table(
+    "purge",
+    metadata,
+    _id(),
+    _instant("at"),
+    sa.Column("reason", sa.Text(), nullable=False),
+    sa.Column("criteria", Json, nullable=False),
+    sa.Column("records", sa.BigInteger(), nullable=False),
+)
+
+tombstone = sa.Table(
+    "tombstone",
+    metadata,
+    sa.Column("record_id", Id, sa.ForeignKey("record.id"), primary_key=True),
+    _ref("purge_id", "purge"),
 )
 
 best = sa.Table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -10,6 +11,8 @@ import sqlalchemy as sa
 
 from service import best, catalogue
 from service.db import insert, now
+from service.filter import Wanted
+from service.formats.entry import identity, task_key
 from service.models import (
     EntryState,
     Scope,
@@ -18,12 +21,15 @@ from service.models import (
     job,
     job_entry,
     record,
+    run,
+    target_variant,
     task,
     worker,
 )
 from service.models import best as best_table
 from service.models import target as target_table
 from service.models import workload as workload_table
+from strategy.op_strategy import Candidate
 from strategy.record import (
     ErrorKind,
     Estimate,
@@ -34,7 +40,7 @@ from strategy.record import (
     estimate,
 )
 from strategy.select import History, Level, Measured
-from strategy.space import Config
+from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -43,47 +49,96 @@ def append(
     connection: sa.Connection, held: Any, entries: Sequence[Any], sent: Results
 ) -> None:
     """Stores the results of open entries under a live lease, and derives the best anew."""
-    owner = connection.execute(sa.select(job).where(job.c.id == held.job_id)).one()
     environment_id = catalogue.put_environment(connection, sent.environment)
     by_entry = {r.entry: r for r in reversed(sent.results)}
-    changed: dict[int, set[str]] = {}
     fresh = [e for e in entries if e.state == EntryState.PENDING]
     best.lock(connection, {e.task_id for e in fresh})
-    for entry in fresh:
-        values = {
-            **_origin(owner, entry, by_entry[entry.entry]),
-            "lease_id": held.id, "worker_id": held.worker_id, "device_id": held.device_id,
-            "environment_id": environment_id, "session": sent.session,
-        }  # fmt: skip
-        if _insert(connection, entry, values):
-            changed.setdefault(entry.task_id, set()).add(entry.config_digest)
-    for task_id, digests in changed.items():
-        best.refresh(connection, task_id, held.device_id, digests)
+    where = connection.execute(
+        sa.select(device.c.identity).where(device.c.id == held.device_id)
+    ).scalar_one()
+    held_by = {
+        "lease_id": held.id, "worker_id": held.worker_id, "device_id": held.device_id,
+        "environment_id": environment_id, "session": sent.session,
+    }  # fmt: skip
+    results = [by_entry[entry.entry] for entry in fresh]
+    added = _store(connection, held.job_id, fresh, results, held_by, where)
+    best.refresh(connection, [(e.task_id, held.device_id, e.config_digest) for e in added])
 
 
 def append_lost(
     connection: sa.Connection, owner: Any, entries: Sequence[Any], reason: str
 ) -> None:
     """Records that no worker ever answered for these entries."""
-    for entry in entries:
-        result = Result(entry=entry.entry, error=ErrorKind.LOST, message=reason)
-        _insert(connection, entry, {**_origin(owner, entry, result), "session": ""})
+    results = [Result(entry=e.entry, error=ErrorKind.LOST, message=reason) for e in entries]
+    _store(connection, owner.id, entries, results, {"session": ""}, "")
 
 
-def _insert(connection: sa.Connection, entry: Any, values: dict[str, Any]) -> bool:
-    statement = insert(connection, record).values(**values).on_conflict_do_nothing()
-    added = connection.execute(statement.returning(record.c.id)).one_or_none() is not None
-    connection.execute(
-        sa.update(job_entry).where(job_entry.c.id == entry.id).values(state=EntryState.DONE)
+def _store(
+    connection: sa.Connection,
+    job_id: int,
+    entries: Sequence[Any],
+    results: Sequence[Result],
+    held_by: dict[str, Any],
+    where: str,
+) -> list[Any]:
+    """Inserts a record for each entry; returns the entries that had none before."""
+    owner = connection.execute(
+        sa.select(job, run.c.request["target"].label("target"), now().label("now"))
+        .join(run, run.c.id == job.c.run_id)
+        .where(job.c.id == job_id)
+    ).one()
+    variant_id = catalogue.put_variant(
+        connection, owner.target_id, owner.target["keys"], owner.target
     )
+    rows = [
+        {**_origin(owner, entry, result), **held_by, "variant_id": variant_id}
+        for entry, result in zip(entries, results, strict=True)
+    ]
+    _identify(connection, rows, owner.target, where)
+    added = []
+    for entry, values in zip(entries, rows, strict=True):
+        statement = insert(connection, record).values(**values).on_conflict_do_nothing()
+        if connection.execute(statement.returning(record.c.id)).one_or_none() is not None:
+            added.append(entry)
+        connection.execute(
+            sa.update(job_entry).where(job_entry.c.id == entry.id).values(state=EntryState.DONE)
+        )
     return added
+
+
+def _identify(
+    connection: sa.Connection, rows: Sequence[dict[str, Any]], target: dict[str, Any], where: str
+) -> None:
+    """Gives each row its identity: its own even where nobody could tell two attempts apart."""
+    tasks = connection.execute(
+        sa.select(
+            *task.c["id", "implementation", "version", "space_digest"], workload_table.c.key
+        )
+        .join(workload_table, workload_table.c.id == task.c.workload_id)
+        .where(task.c.id.in_({row["task_id"] for row in rows}))
+    )  # fmt: skip
+    keys = {
+        t.id: task_key(t.key, target, t.implementation, t.version, t.space_digest) for t in tasks
+    }
+    for row in rows:
+        row["identity"] = identity(
+            keys[row["task_id"]], Config(row["config"]).key, row["phase"], row["error"],
+            row["measured_at"], row["session"], where, row["samples_s"],
+        )  # fmt: skip
+    known = sa.select(record.c.identity).where(record.c.identity.in_([r["identity"] for r in rows]))
+    taken = set(connection.scalars(known))
+    for row in rows:
+        if row["identity"] in taken:
+            place = b"%d/%d" % (row["job_id"], row["entry"])
+            row["identity"] = blake2b(row["identity"] + place, digest_size=16).digest()
+        taken.add(row["identity"])
 
 
 def _origin(owner: Any, entry: Any, result: Result) -> dict[str, Any]:
     samples = result.samples_s
     return {
-        "run_id": owner.run_id, "task_id": entry.task_id, "job_id": owner.id, "entry": entry.entry,
-        "policy_id": owner.policy_id, "phase": owner.phase, "seed": owner.seed,
+        "source": "plevel", "run_id": owner.run_id, "task_id": entry.task_id, "job_id": owner.id,
+        "entry": entry.entry, "policy_id": owner.policy_id, "phase": owner.phase, "seed": owner.seed,
         "config": entry.config, "config_digest": entry.config_digest,
         "error": None if result.error is None else result.error.value,
         "message": result.message.replace("\0", ""),  # PostgreSQL's text cannot hold it
@@ -91,15 +146,20 @@ def _origin(owner: Any, entry: Any, result: Result) -> dict[str, Any]:
         "mean_s": sum(samples) / len(samples) if samples else None,
         "prepare_s": result.prepare_s, "build_s": result.build_s, "check_s": result.check_s,
         "run_s": result.run_s, "code_digest": result.code_digest[:128],
-        "measured_at": result.measured_at or now(), "recorded_at": now(),
+        "measured_at": result.measured_at or owner.now, "recorded_at": now(),
     }  # fmt: skip
 
 
 class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of one configuration, as it was recorded."""
+    """One attempt of one configuration, as it was recorded.
+
+    `source` is `plevel`, or the format that it was imported from; then `run_id` and `seed` may be
+    unknown.
+    """
 
     id: int
-    run_id: int
+    source: str
+    run_id: int | None
     task_id: int
     workload: str
     target: str
@@ -122,7 +182,7 @@ class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
     device_model: str | None
     worker: str | None
     environment: dict[str, Any]
-    seed: int
+    seed: int | None
 
 
 class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,19 +194,19 @@ class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
 
 def page(
     connection: sa.Connection,
+    wanted: Wanted | None = None,
     *,
-    run_id: int | None = None,
-    task_id: int | None = None,
-    phase: Phase | None = None,
-    error: ErrorKind | str | None = None,
     limit: int = 100,
     cursor: int = 0,
+    **given: Any,
 ) -> RecordPage:
-    """Records after `cursor`. `error` is a kind, `any` for all failures, `none` for successes."""
+    """Records after `cursor` that are wanted; `given` are the fields of a `Wanted`, where it is not."""
+    wanted = wanted or Wanted(**given)
     query = (
         sa.select(record, task.c.implementation, task.c.version, workload_table.c.key.label("workload"),
                   target_table.c.key.label("target"), device.c.identity.label("device"),
-                  device.c.model.label("device_model"), worker.c.name.label("worker"),
+                  device.c.model.label("device_model"), device.c.slot,
+                  sa.func.coalesce(worker.c.name, record.c.origin_worker).label("worker"),
                   environment.c.body.label("environment"))
         .join(task, task.c.id == record.c.task_id)
         .join(workload_table, workload_table.c.id == task.c.workload_id)
@@ -154,22 +214,10 @@ def page(
         .outerjoin(device, device.c.id == record.c.device_id)
         .outerjoin(worker, worker.c.id == record.c.worker_id)
         .outerjoin(environment, environment.c.id == record.c.environment_id)
-        .where(record.c.id > cursor)
+        .where(record.c.id > cursor, best.standing(), *wanted.conditions)
         .order_by(record.c.id)
         .limit(limit + 1)
     )  # fmt: skip
-    if run_id is not None:
-        query = query.where(record.c.run_id == run_id)
-    if task_id is not None:
-        query = query.where(record.c.task_id == task_id)
-    if phase is not None:
-        query = query.where(record.c.phase == phase.value)
-    if error == "any":
-        query = query.where(record.c.error.is_not(None))
-    elif error == "none":
-        query = query.where(record.c.error.is_(None))
-    elif error is not None:
-        query = query.where(record.c.error == str(error))
     rows = connection.execute(query).all()
     shown = tuple(_row(r) for r in rows[:limit])
     return RecordPage(records=shown, next=shown[-1].id if len(rows) > limit else None)
@@ -177,13 +225,13 @@ def page(
 
 def _row(r: Any) -> RecordRow:
     return RecordRow(
-        id=r.id, run_id=r.run_id, task_id=r.task_id, workload=r.workload, target=r.target,
+        id=r.id, source=r.source, run_id=r.run_id, task_id=r.task_id, workload=r.workload, target=r.target,
         implementation=r.implementation, version=r.version, config=Config(r.config),
         phase=Phase(r.phase), session=r.session, error=ErrorKind(r.error) if r.error else None,
         message=r.message, estimate=estimate(r.samples_s) if r.samples_s else None,
         samples_s=tuple(r.samples_s), prepare_s=r.prepare_s, build_s=r.build_s,
         check_s=r.check_s, run_s=r.run_s, code_digest=r.code_digest, measured_at=r.measured_at,
-        device=r.device, device_model=r.device_model, worker=r.worker,
+        device=r.device if r.slot else None, device_model=r.device_model, worker=r.worker,
         environment=r.environment or {}, seed=r.seed,
     )  # fmt: skip
 
@@ -199,7 +247,7 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
 def curve(connection: sa.Connection, task_id: int, run_id: int | None = None) -> list[CurvePoint]:
     """How the best of a task's search fell with its trials, failures counted."""
     query = sa.select(record.c.median_s, record.c.recorded_at).where(
-        record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value
+        record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, best.standing()
     )
     if run_id is not None:
         query = query.where(record.c.run_id == run_id)
@@ -275,7 +323,7 @@ class RecordDatabase:
         return (None, asked.model) if row is None else (str(row.id), row.model)
 
     def history(self, workload: Workload) -> list[History]:
-        """The record of lowest mean cost per implementation, device model and target.
+        """The record of lowest mean cost per implementation, device model and target as written.
 
         Of each implementation on a target only the newest version counts: TVM's rule knows none.
         """
@@ -285,24 +333,25 @@ class RecordDatabase:
             .where(workload_table.c.digest == workload.digest)
             .group_by(task.c.implementation, task.c.target_id)
         )
+        model = sa.func.coalesce(device.c.model, "").label("model")
         place = (
             sa.func.row_number()
-            .over(partition_by=(record.c.task_id, device.c.model),
+            .over(partition_by=(record.c.task_id, record.c.variant_id, model),
                   order_by=(record.c.mean_s, record.c.id))
             .label("place")
         )  # fmt: skip
         ranked = (
-            sa.select(record.c.config, record.c.mean_s, record.c.task_id, device.c.model, place)
-            .join(device, device.c.id == record.c.device_id)
-            .where(record.c.error.is_(None), record.c.task_id.in_(newest))
+            sa.select(*record.c["config", "mean_s", "task_id", "variant_id"], model, place)
+            .outerjoin(device, device.c.id == record.c.device_id)
+            .where(record.c.error.is_(None), record.c.task_id.in_(newest), best.standing())
             .subquery()
         )
         rows = self.connection.execute(
-            sa.select(ranked, task.c.implementation, target_table.c["keys"].label("target_keys"))
+            sa.select(ranked, task.c.implementation, target_variant.c["keys"].label("target_keys"))
             .join(task, task.c.id == ranked.c.task_id)
-            .join(target_table, target_table.c.id == task.c.target_id)
+            .join(target_variant, target_variant.c.id == ranked.c.variant_id)
             .where(ranked.c.place == 1)
-            .order_by(ranked.c.task_id, ranked.c.model)
+            .order_by(ranked.c.task_id, ranked.c.model, ranked.c.variant_id)
         )
         return [
             History(
@@ -311,6 +360,27 @@ class RecordDatabase:
             )
             for r in rows
         ]  # fmt: skip
+
+    def foreign(self, workload: Workload, target: Target) -> list[Candidate]:
+        """What other tools' logs measured of a workload, as candidates on a target.
+
+        Those of targets that share a key with it count; of each, the newest version.
+        """
+        rows = self.connection.execute(
+            sa.select(task, target_table.c["keys"].label("target_keys"))
+            .join(workload_table, workload_table.c.id == task.c.workload_id)
+            .join(target_table, target_table.c.id == task.c.target_id)
+            .where(workload_table.c.digest == workload.digest, task.c.implementation.contains(":"))
+            .order_by(task.c.id)
+        )
+        found = {}
+        for r in rows:
+            if set(r.target_keys) & set(target.keys):
+                space = None if r.space is None else convert(r.space, ConfigSpace)
+                found[r.implementation] = Candidate(
+                    r.implementation, r.version, r.plevel, None, space, r.library, symbolic=False
+                )
+        return list(found.values())
 
 
 def _best_of(which: sa.ColumnElement[bool]) -> sa.Select[Any]:

@@ -1,33 +1,45 @@
 """Ask/tell over one configuration space: which configurations to try next.
 
-Trials start with the fallback and random ones. Then a cost model scores a pool of candidates, the
-neighbours of the best so far and others from anywhere, and each proposal takes the one of largest
-expected improvement; what is near to it is then worth less, so that a batch spreads out (local
-penalisation, González et al. 2016). Failures are learnt from by a model of validity, never as a
-large time.
+The first trials fill the space evenly, or follow records of elsewhere where there are any. Then the
+cost model chooses from a pool of candidates: neighbours of the best so far and others from anywhere.
+Failures are learnt from by a model of validity, never as a large time.
 """
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from service.cost_model import CostModel, CostModelError, Scores
-from service.features import Digits, SpaceFeatures
+from service.candidates import Candidates, Key
+from service.cost_model import CostModel, CostModelError, Records
+from service.embedding import Embedding, Places
+from service.features import Digits
+from service.gaussian_process import Floats
+from service.prior import Prior
+from service.proposal import VIEWS, Request
 from strategy.space import Config, ConfigSpace
 
-Key = tuple[int, ...]
-
-ENUMERATE = 20_000  # a space of up to this many valid configurations is held as a table of digits
-POOL = 2048
+POOL = 2000
+PRIOR_POOL = 20_000  # of which a prior chooses half of the pool
 ELITE = 12  # configurations whose neighbours are candidates
-EXPLORE = 0.03  # share of proposals that no model has a say in
-UNLIKELY = 0.25  # candidates whose chance of running is below this share of the best chance
-NEAR = 0.3  # squared distance, in whole ranges of knobs, within which a batch avoids itself
+NEIGHBOURS = 400
+SOURCES = 4  # of records of elsewhere: the largest
+REFIT = 1.25  # hyper-parameters are found anew when the trials have grown by this
+
+
+class Source(NamedTuple):
+    """Records of the same knobs from elsewhere: another device, target, shape, or version.
+
+    Attributes:
+        configs: those that are not of the space are passed over.
+        seconds: one for each; None for a failure. Only their ratios count.
+    """
+
+    configs: Sequence[Mapping[str, object]]
+    seconds: Sequence[float | None]
 
 
 class Search:
@@ -40,25 +52,33 @@ class Search:
     Args:
         space: what to search.
         seed: of all random choices.
-        model: what scores candidates; None proposes at random.
+        model: what chooses among candidates; None proposes at random.
+        sources: records of elsewhere. They only say where to look first; the trials soon outweigh
+            what is wrong in them.
+        listed: the digits of the valid configurations, where they are known as a list rather than
+            by constraints.
     """
 
-    def __init__(self, space: ConfigSpace, seed: int = 0, model: CostModel | None = None) -> None:
+    def __init__(
+        self,
+        space: ConfigSpace,
+        seed: int = 0,
+        model: CostModel | None = None,
+        sources: Sequence[Source] = (),
+        listed: Digits | None = None,
+    ) -> None:
         self.space = space
         self.model = model
-        self.features = SpaceFeatures(space)
-        self._rng = random.Random(seed)
-        self._asked: set[Key] = set()
+        self._rng = np.random.default_rng(seed)
+        self._candidates = Candidates(space, self._rng, listed)
         self._told: dict[Key, float] = {}  # log-seconds, NaN for a failure
-        self._table: Digits | None = None
-        self._rows: dict[Key, int] = {}
-        self._free: NDArray[np.bool_] | None = None
-        if space.count(ENUMERATE) is not None:
-            self._table = self.features.digits(list(space))
-            self._free = np.ones(len(self._table), dtype=bool)
-            self._rows = {tuple(row): i for i, row in enumerate(self._table.tolist())}
-        # Enough to tell the knobs apart before a model is worth listening to.
-        self.initial = max(8, min(20, 2 * len(self.features.names)))
+        self._pending: dict[Key, None] = {}
+        self._embedding = Embedding(space)
+        self._sources = sorted(sources, key=lambda s: -len(s.configs))[:SOURCES]
+        self._priors: list[Prior] | None = None
+        self._table_prior: tuple[Floats, Floats] | None = None
+        self._theta = np.full((VIEWS, len(self._embedding.reach) + 1), np.nan)
+        self._tuned_at = 0
         self._floor: float | None = None
 
     @property
@@ -80,7 +100,7 @@ class Search:
     @property
     def exhausted(self) -> bool:
         """Whether every configuration of the space has been proposed or told."""
-        return self._free is not None and not self._free.any()
+        return self._candidates.exhausted
 
     def tell(self, config: Mapping[str, object], seconds: float | None) -> None:
         """What came of a configuration; None for a failure. It is not proposed again.
@@ -88,10 +108,11 @@ class Search:
         One that is not of this space (an older version's) is passed over. Told twice, the lower
         time counts.
         """
-        if not self.space.contains(config):
+        key = self._key(config)
+        if key is None:
             return
-        key = self.space.digits(config)
-        self._mark(key)
+        self._candidates.take(key)
+        self._pending.pop(key, None)
         known = self._told.get(key, math.nan)
         found = math.nan if seconds is None else math.log(seconds)
         self._told[key] = known if math.isnan(found) else min(found, known if known == known else found)
@@ -99,143 +120,141 @@ class Search:
     def avoid(self, configs: Iterable[Mapping[str, object]]) -> None:
         """Configurations under way: they are not proposed again."""
         for config in configs:
-            if self.space.contains(config):
-                self._mark(self.space.digits(config))
+            key = self._key(config)
+            if key is not None and key not in self._told:
+                self._candidates.take(key)
+                self._pending[key] = None
 
-    def _mark(self, key: Key) -> None:
-        self._asked.add(key)
-        if self._free is not None:
-            self._free[self._rows[key]] = False
+    def _key(self, config: Mapping[str, object]) -> Key | None:
+        """The digits of a configuration; None where it is not of this space."""
+        knobs = self.space.knobs
+        if len(config) != len(knobs) or any(
+            k.name not in config or (type(config[k.name]), config[k.name]) not in k.position
+            for k in knobs
+        ):
+            return None
+        key = self.space.digits(config)
+        return key if self._candidates.contains(key) else None
 
     def ask(self, n: int) -> list[Config]:
-        """Up to `n` configurations that were never proposed or told; fewer where no more are left."""
-        chosen: list[Key] = []
-        fallback = self.space.digits(self.space.fallback)
-        if fallback not in self._asked and n > 0:
-            self._mark(fallback)
-            chosen.append(fallback)
-        worked = sum(not math.isnan(t) for t in self._told.values())
-        if self.model is not None and len(self._told) >= self.initial and worked >= 2:
-            chosen += self._propose(n - len(chosen))
-        chosen += self._random(n - len(chosen))
-        return [self._config(key) for key in chosen]
+        """Up to `n` configurations that were never proposed or told; fewer where no more are left.
 
-    def _config(self, key: Key) -> Config:
+        The most promising come first, but for the fallback, which starts a search that knows nothing.
+        """
+        chosen: list[Key] = []
+        fallback = self._key(self.space.fallback) if n > 0 else None
+        first = fallback is not None and not self._candidates.is_taken(fallback)
+        if first and fallback is not None:
+            self._start(fallback)
+        if self.model is not None:
+            chosen += self._propose(n - first)
+        chosen += self._random(n - first - len(chosen))
+        if first and fallback is not None:
+            chosen.insert(len(chosen) if self._sources else 0, fallback)
         knobs = self.space.knobs
-        return Config({k.name: k.values[d] for k, d in zip(knobs, key, strict=True)})
+        return [Config({k.name: k.values[d] for k, d in zip(knobs, key, strict=True)}) for key in chosen]
+
+    def _start(self, key: Key) -> None:
+        self._candidates.take(key)
+        self._pending[key] = None
 
     def _random(self, n: int) -> list[Key]:
-        """Uniform over what is left, or nearly."""
-        chosen: list[Key] = []
-        if n <= 0:
-            return chosen
-        if self._free is not None and self._table is not None:
-            free = np.flatnonzero(self._free).tolist()
-            chosen = [tuple(self._table[i].tolist()) for i in self._rng.sample(free, min(n, len(free)))]
-        else:
-            # A few rounds suffice unless nearly all of the space has been tried.
-            for _ in range(8):
-                found = (self.space.digits(c) for c in self.space.sample(self._rng, 2 * n))
-                chosen += [k for k in dict.fromkeys(found) if k not in self._asked and k not in chosen]
-                if len(chosen) >= n:
-                    break
-            chosen = chosen[:n]
+        chosen = [_tuple(row) for row in self._candidates.draw(n)] if n > 0 else []
         for key in chosen:
-            self._mark(key)
+            self._start(key)
         return chosen
 
     def _propose(self, n: int) -> list[Key]:
         if n <= 0:
             return []
         assert self.model is not None
-        pool = self._pool()
-        if not len(pool):
-            return []
-        keys = list(self._told)
-        told = self.features.matrix(np.array(keys, dtype=np.int32))
-        times = np.array([self._told[k] for k in keys])
         try:
-            scores = self.model.score(
-                told, times, self.features.matrix(pool), self._rng.randrange(2**20)
-            )
+            self._learn(self.model)
+            pool = self._pool()
+            if not len(pool):
+                return []
+            tune = len(self._told) >= self._tuned_at * REFIT
+            proposal = self.model.propose(self._request(pool, n, tune=tune))
         except CostModelError:
             return []  # random ones serve until the model is back
-        self._floor = float(np.exp((scores.mean - 2 * scores.sigma).min()))
-        worth = expected_improvement(scores, float(np.nanmin(times)))
-        picked = self._pick(worth, pool, n)
-        chosen = [tuple(pool[i].tolist()) for i in picked]
+        if tune:
+            self._tuned_at = len(self._told)
+        self._theta = proposal.theta
+        if math.isfinite(proposal.floor_log_s):
+            self._floor = math.exp(proposal.floor_log_s)
+        chosen = [_tuple(row) for row in pool[proposal.rows]]
         for key in chosen:
-            self._mark(key)
+            self._start(key)
         return chosen
 
-    def _pick(self, worth: NDArray[np.float64], pool: Digits, n: int) -> list[int]:
-        """Rows of the pool, the worthiest first, each away from those before it."""
-        steps = np.array([max(len(k.values) - 1, 1) for k in self.space.knobs])
-        places = pool / steps
-        free = np.ones(len(pool), dtype=bool)
-        picked: list[int] = []
-        for _ in range(min(n, len(pool))):
-            if self._rng.random() < EXPLORE:
-                row = self._rng.choice(np.flatnonzero(free).tolist())
-            else:
-                row = int(np.argmax(np.where(free, worth, -1.0)))
-            free[row] = False
-            picked.append(row)
-            away = ((places - places[row]) ** 2).sum(axis=1)
-            worth = worth * (1 - np.exp(-away / NEAR))
-        return picked
+    def _request(self, pool: Digits, n: int, *, tune: bool) -> Request:
+        trials, pending = self._digits(self._told), self._digits(self._pending)
+        place = self._embedding.place
+        prior, risk = self._prior_at(trials)
+        pool_prior, pool_risk = self._prior_at(pool)
+        reach = self._embedding.reach
+        if self._priors:
+            # Which knobs count is much the same elsewhere.
+            reach = np.mean([p.theta[:-1] for p in self._priors], axis=0)
+        return Request(
+            groups=self._embedding.groups, reach=reach, theta=self._theta, tune=tune, n=n,
+            places=place(trials), log_s=np.array(list(self._told.values()), dtype=np.float64),
+            prior=prior, risk=risk,
+            pending=place(pending), pending_prior=self._prior_at(pending)[0],
+            pool=place(pool), pool_prior=pool_prior, pool_risk=pool_risk,
+        )  # fmt: skip
+
+    def _learn(self, model: CostModel) -> None:
+        """Turns the sources into priors, once."""
+        if self._priors is not None:
+            return
+        priors = []
+        for i, source in enumerate(self._sources):
+            told: dict[Key, float] = {}
+            for config, seconds in zip(source.configs, source.seconds, strict=True):
+                key = self._key(config)
+                if key is not None:
+                    told[key] = math.nan if seconds is None else math.log(seconds)
+            log_s = np.array(list(told.values()), dtype=np.float64)
+            places = self._embedding.place(self._digits(told))
+            records = Records(self._embedding.groups, self._embedding.reach, places, log_s, i)
+            priors.append(model.learn(records))
+        self._priors = [p for p in priors if p is not None]
+        if self._priors and self._candidates.table is not None:
+            self._table_prior = self._predict(self._embedding.place(self._candidates.table))
+
+    def _prior_at(self, digits: Digits) -> tuple[Floats, Floats]:
+        """Log-seconds by each prior, and the risk of failure by all of them."""
+        if self._table_prior is not None:
+            rows = self._candidates.rows(digits)
+            return self._table_prior[0][rows], self._table_prior[1][rows]
+        return self._predict(self._embedding.place(digits))
+
+    def _predict(self, places: Places) -> tuple[Floats, Floats]:
+        if not self._priors or not len(places):
+            return np.zeros((len(places), len(self._priors or ()))), np.zeros(len(places))
+        predicted = [p.predict(self._embedding.groups, places) for p in self._priors]
+        return np.stack([t for t, _ in predicted], axis=1), np.mean([r for _, r in predicted], axis=0)
 
     def _pool(self) -> Digits:
-        """Candidates never asked for: neighbours of the best, and others from the whole space."""
-        near = [k for k in self._neighbours() if k not in self._asked]
-        if self._free is not None and self._table is not None:
-            free = np.flatnonzero(self._free).tolist()
-            if len(free) > POOL:
-                free = self._rng.sample(free, POOL)
-            near += [tuple(self._table[i].tolist()) for i in free]
-        else:
-            far = self.space.sample(self._rng, POOL // 4, tries=20)
-            near += [k for k in (self.space.digits(c) for c in far) if k not in self._asked]
-        pool = list(dict.fromkeys(near))
-        return np.array(pool, dtype=np.int32).reshape(len(pool), len(self.space.knobs))
+        """Candidates: neighbours of the best, those that a prior likes, and others from anywhere."""
+        ranked = sorted((t, key) for key, t in self._told.items() if not math.isnan(t))
+        parts = [self._candidates.near([key for _, key in ranked[:ELITE]], NEIGHBOURS)]
+        far = self._candidates.draw(POOL if not self._priors else PRIOR_POOL)
+        if self._priors and len(far) > POOL:
+            liked = self._prior_at(far)[0].mean(axis=1)
+            order = np.argsort(liked, kind="stable")
+            parts.append(far[order[: POOL // 2]])
+            far = far[np.sort(order[POOL // 2 :])][: POOL // 2]
+        parts.append(far)
+        return np.array(list(dict.fromkeys(map(_tuple, np.concatenate(parts)))), dtype=np.int32).reshape(
+            -1, len(self.space.knobs)
+        )
 
-    def _neighbours(self) -> list[Key]:
-        """Valid configurations one to three knobs away from the best told."""
-        ranked = sorted((t, k) for k, t in self._told.items() if not math.isnan(t))
-        elite = [k for _, k in ranked[:ELITE]]
-        sizes = [len(k.values) for k in self.space.knobs]
-        movable = [i for i, size in enumerate(sizes) if size > 1]
-        found: dict[Key, None] = {}
-        if not movable:
-            return []
-        for key in elite:
-            for _ in range(POOL // 4 // ELITE):
-                moved = list(key)
-                for i in self._rng.sample(movable, min(len(movable), self._rng.choice((1, 1, 2, 3)))):
-                    step = self._rng.choice((-1, 1))
-                    if self._rng.random() < 0.5 and 0 <= moved[i] + step < sizes[i]:
-                        moved[i] += step
-                    else:
-                        moved[i] = self._rng.randrange(sizes[i])
-                candidate = tuple(moved)
-                if candidate not in found and self._allows(candidate):
-                    found[candidate] = None
-        return list(found)
-
-    def _allows(self, key: Key) -> bool:
-        if self._free is not None:
-            return key in self._rows
-        knobs = self.space.knobs
-        return self.space.allows({k.name: k.values[d] for k, d in zip(knobs, key, strict=True)})
+    def _digits(self, keys: Iterable[Key]) -> Digits:
+        rows = list(keys)
+        return np.array(rows, dtype=np.int32).reshape(len(rows), len(self.space.knobs))
 
 
-def expected_improvement(scores: Scores, best: float) -> NDArray[np.float64]:
-    """How far below `best` (log-seconds) each candidate is expected to come, if it runs at all."""
-    z = (best - scores.mean) / scores.sigma
-    density = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-    below = np.array([0.5 * math.erfc(-v / math.sqrt(2)) for v in z.tolist()])
-    gain = scores.sigma * (z * below + density)
-    # Where nothing ever ran the times are unknown and the gain looks large: a small chance of running
-    # must not make up for that.
-    likely = scores.valid >= UNLIKELY * scores.valid.max(initial=0.0)
-    return np.asarray(np.maximum(gain, 0.0) * scores.valid * likely)
+def _tuple(row: Digits) -> Key:
+    return tuple(row.tolist())

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import TypeVar
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from plevel.cli import option
-from plevel.cli.error import CommandError
+from plevel.cli.error import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from service.db import Store
+    from service.retention import Pruned
 
 T = TypeVar("T")
 
-app = typer.Typer(help="Bring a database's schema up to date, or show it.", no_args_is_help=True)
+app = typer.Typer(help="A database's schema, its backup, and what is kept in it.", no_args_is_help=True)
 
 
 @app.command()
@@ -47,6 +54,112 @@ def check(database: option.Database = None) -> None:
 
     _answered(migration.check, where)
     print(f"{_shown(where)} is at schema {migration.head()}, which this plevel uses")
+
+
+@app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The copy.", show_default=False)],
+    database: option.Database = None,
+) -> None:
+    """Copy an SQLite database to a new file while it is used."""
+    where = _existing(database)
+
+    def copy(store: Store) -> int:
+        from service import backup as copier
+
+        return copier.backup(store, file)
+
+    size = _used(where, copy)
+    print(f"{file} holds what {_shown(where)} has now, {size} bytes")
+
+
+@app.command()
+def prune(
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="AGE", help="90d, 12h …", show_default=False)
+    ],
+    keep_best: Annotated[
+        int, typer.Option("--keep-best", metavar="K", min=1, help="Of each task, the fastest.")
+    ] = 10,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only said.")] = False,
+    database: option.Database = None,
+) -> None:
+    """Delete the records of old, slow configurations; no best is ever lost."""
+    before = time.time() - _age(older_than)
+    where = _existing(database)
+
+    def work(store: Store) -> Pruned:
+        from service import retention
+
+        return retention.prune(store, keep_best, before, dry=not yes)
+
+    found = _used(where, work)
+    print(
+        f"{'deleted' if yes else 'would delete'} {found.records} records of {found.configs} "
+        f"configurations of {found.tasks} tasks; {found.kept} records stay"
+        + ("" if yes or not found.records else "; --yes does it")
+    )
+
+
+@app.command()
+def purge(
+    reason: Annotated[str, typer.Option("--reason", help="Why, for the log.", show_default=False)],
+    worker: Annotated[str | None, typer.Option("--worker", help="Of the worker so named.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Of this identity.")] = None,
+    since: Annotated[
+        datetime | None, typer.Option("--since", help="Measured then or later, UTC.")
+    ] = None,
+    until: Annotated[datetime | None, typer.Option("--until", help="Measured before, UTC.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only said.")] = False,
+    database: option.Database = None,
+) -> None:
+    """Mark records that cannot be trusted: the best are derived without them."""
+    if worker is None and device is None and since is None and until is None:
+        raise UsageError("name what to purge: --worker, --device, --since or --until")
+    where = _existing(database)
+
+    def work(store: Store) -> int:
+        from service import retention
+
+        which = retention.Doubtful(
+            worker=worker, device=device, since=_instant(since), until=_instant(until)
+        )
+        with store.write() if yes else store.read() as connection:
+            if yes:
+                return retention.purge_records(connection, which, reason)
+            return retention.count_doubtful(connection, which)
+
+    n = _used(where, work)
+    print(f"purged {n} records" if yes else f"would purge {n} records; --yes does it")
+
+
+def _instant(when: datetime | None) -> float | None:
+    return None if when is None else when.replace(tzinfo=when.tzinfo or UTC).timestamp()
+
+
+def _age(text: str) -> float:
+    """Seconds of `90d`, `12h`, `30m` or `45s`."""
+    number, unit = text[:-1], {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}.get(text[-1:])
+    if unit is None or not number.isdigit():
+        raise UsageError(f"--older-than {text!r:.40}: write it as 90d, 12h, 30m or 45s")
+    return int(number) * unit
+
+
+def _used(where: str, work: Callable[[Store], T]) -> T:
+    """What `work` answers of the database, opened once its schema is known to be this one."""
+
+    def ask(url: str) -> T:
+        from service import migration
+        from service.db import Store
+
+        migration.check(url)
+        store = Store(url)
+        try:
+            return work(store)
+        finally:
+            store.close()
+
+    return _answered(ask, where)
 
 
 def _require() -> None:

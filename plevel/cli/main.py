@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from plevel.cli import build, db, listing, measure, select, serve, tune, worker
+from plevel.cli import build, db, listing, measure, select, serve, transfer, tune, worker
 from plevel.cli.error import CommandError
 
 app = typer.Typer(
@@ -32,6 +32,8 @@ app.command("worker")(worker.worker)
 app.add_typer(db.app, name="db")
 app.command("runs")(listing.runs)
 app.command("records")(listing.records)
+app.command("import")(transfer.import_files)
+app.command("export")(transfer.export)
 app.command("workers")(listing.workers)
 app.command("status")(listing.status)
 app.command("cancel")(listing.cancel)

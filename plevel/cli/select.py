@@ -23,6 +23,9 @@ def select(
     policy: Annotated[
         str, typer.Option("--policy", metavar="plevel|tvm", help="The rule to select by.")
     ] = "plevel",
+    foreign: Annotated[
+        bool, typer.Option("--foreign", help="Among what other tools' logs know, too.")
+    ] = False,
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
@@ -31,19 +34,23 @@ def select(
     place = option.locate(url, database)
     if policy not in ("plevel", "tvm"):
         raise UsageError(f"--policy {policy!r:.40}: plevel or tvm")
-    workload = option.read_workload(op, inputs, attr, far=place.url is not None)
+    # A log may know operators that are not installed here.
+    far = place.url is not None or foreign or policy == "tvm"
+    workload = option.read_workload(op, inputs, attr, far=far)
     where = option.read_target(target, threads)
 
     from plevel.cli.output import make_console, print_json, rival_table, selection_lines
     from plevel.direct import connect
+    from strategy.op import OpError
     from strategy.select import SelectionError
 
     try:
         with connect(place.url, place.database) as records:
             answer = records.select(
-                workload, where, device=device, policy="tvm" if policy == "tvm" else "plevel"
+                workload, where, device=device, policy="tvm" if policy == "tvm" else "plevel",
+                foreign=foreign,
             )
-    except SelectionError as error:
+    except (OpError, SelectionError) as error:
         raise CommandError(str(error)) from error
     if as_json:
         print_json(answer)

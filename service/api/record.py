@@ -1,18 +1,45 @@
-"""Records and tasks: what happened to every configuration tried."""
+"""The log, and what is known of one task."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
+from starlette.responses import StreamingResponse
 
-from service import records, runs
+from service import exporter, records, runs
 from service.api.wire import describe, reply
 from service.context import Context, context_of
+from service.filter import Wanted
 from strategy.record import ErrorKind, Phase, TaskStatus
 
 router = APIRouter(prefix="/v1", tags=["records"])
 Ctx = Annotated[Context, Depends(context_of)]
+
+
+def wanted(
+    op: str | None = None,
+    implementation: str | None = None,
+    target: str | None = None,
+    source: str | None = None,
+    run_id: int | None = None,
+    task_id: int | None = None,
+    device: str | None = None,
+    worker: str | None = None,
+    phase: Phase | None = None,
+    error: ErrorKind | Literal["any", "none"] | None = None,
+    since: float | None = None,
+    until: float | None = None,
+) -> Wanted:
+    """The dependency of routes that filter records."""
+    return Wanted(
+        op=op, implementation=implementation, target=target, source=source, run_id=run_id,
+        task_id=task_id, device=device, worker=worker, phase=phase,
+        error=None if error is None else str(error), since=since, until=until,
+    )  # fmt: skip
+
+
+Filter = Annotated[Wanted, Depends(wanted)]
 
 
 @router.get(
@@ -20,24 +47,49 @@ Ctx = Annotated[Context, Depends(context_of)]
     **describe(
         "List records", gives=records.RecordPage, errors=(422,),
         note="In the order in which they came; `next` is the cursor of the following page. `error` is "
-        "a kind of failure, `any` for all failures, or `none` for successes.",
+        "a kind of failure, `any` for all failures, or `none` for successes; `target` is a target's key, "
+        "`since` and `until` are Unix times. `format=ndjson` (plevel's own, see docs/formats.md) and "
+        "`format=csv` give all that match as a stream, without pages.",
     ),
 )  # fmt: skip
 def list_records(
     context: Ctx,
-    run_id: int | None = None,
-    task_id: int | None = None,
-    phase: Phase | None = None,
-    error: ErrorKind | Literal["any", "none"] | None = None,
+    which: Filter,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[int, Query(ge=0)] = 0,
+    format: Literal["json", "ndjson", "csv"] = "json",
 ) -> Response:
+    if format != "json":
+        return stream(context, "csv" if format == "csv" else "native", which)
     with context.store.read() as connection:
-        page = records.page(
-            connection, run_id=run_id, task_id=task_id, phase=phase, error=error, limit=limit,
-            cursor=cursor,
-        )  # fmt: skip
+        page = records.page(connection, which, limit=limit, cursor=cursor)
     return reply(page)
+
+
+_MEDIA = {"kernel_tuner": "application/json", "csv": "text/csv"}
+_NDJSON = "application/x-ndjson"
+_EXPORT = describe(
+    "Export records", errors=(422,),
+    note="All records that match, as a stream: `native` is plevel's own NDJSON, from which everything "
+    "can be imported again; others leave out what they cannot say. MetaSchedule's two files come as "
+    "one, the workloads first.",
+)  # fmt: skip
+_EXPORT["responses"][200]["content"] = {
+    media: {"schema": {"type": "string"}} for media in (_NDJSON, *_MEDIA.values())
+}
+
+
+@router.get("/records:export", **_EXPORT)
+def export_records(
+    context: Ctx, which: Filter, format: exporter.Writable = "native"
+) -> Response:
+    return stream(context, format, which)
+
+
+def stream(context: Context, form: exporter.Writable, which: Wanted) -> Response:
+    """An export as it is read."""
+    parts = exporter.export(context.store, form, which)
+    return StreamingResponse(parts, 200, None, _MEDIA.get(form, _NDJSON))
 
 
 @router.get("/tasks/{task_id}", **describe("A task over all runs", gives=TaskStatus, errors=(404,)))

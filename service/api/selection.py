@@ -7,9 +7,11 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Depends, Response
 
-from service import runs
-from service.api.wire import body_of, describe, reply
+from service import candidate, runs
+from service.api.problem import problem_of
+from service.api.wire import Problem, body_of, describe, reply
 from service.context import Context, context_of
+from service.errors import DatabaseError
 from service.records import RecordDatabase
 from strategy.dispatch import DispatchTable, dispatch
 from strategy.op_strategy import Candidate
@@ -24,7 +26,8 @@ class SelectRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked for. `candidates` go with an operator that the service has not installed.
 
     `device` is the identity of a device whose own records count first. The target `cpu` means the
-    host of this service.
+    host of this service. `foreign` adds what other tools' logs know (`autotvm:…`), which cannot be
+    built here; the policy `tvm` always does.
     """
 
     workload: Workload
@@ -32,6 +35,7 @@ class SelectRequest(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None = None
     candidates: tuple[Candidate, ...] | None = None
     policy: Policy = "plevel"
+    foreign: bool = False
 
 
 @router.post(
@@ -46,15 +50,64 @@ def choose(
     context: Annotated[Context, Depends(context_of)],
     body: Annotated[SelectRequest, body_of(SelectRequest)],
 ) -> Response:
-    workload, known = runs.known_candidates(
-        body.workload, body.target, body.candidates, "workload"
-    )
     with context.store.read() as connection:
-        found = select(
-            workload, body.target, RecordDatabase(connection), device=body.device,
-            policy=body.policy, offered=known,
-        )  # fmt: skip
+        found = _select(RecordDatabase(connection), body, "workload")
     return reply(found)
+
+
+def _select(database: RecordDatabase, asked: SelectRequest, field: str) -> Selection:
+    workload, known = candidate.gather(
+        database, asked.workload, asked.target, asked.candidates,
+        foreign=asked.foreign or asked.policy == "tvm", field=field,
+    )  # fmt: skip
+    return select(
+        workload, asked.target, database, device=asked.device, policy=asked.policy, offered=known
+    )
+
+
+class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Many questions at once, each as it would be asked alone."""
+
+    requests: Annotated[tuple[SelectRequest, ...], msgspec.Meta(min_length=1, max_length=10_000)]
+
+
+class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer to one question, or why there is none."""
+
+    selection: Selection | None = None
+    problem: Problem | None = None
+
+
+class BatchAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """In the order of the questions."""
+
+    answers: tuple[BatchAnswer, ...]
+
+
+@router.post(
+    "/select:batch",
+    **describe(
+        "Select for many workloads", takes=BatchRequest, gives=BatchAnswers,
+        note="All are answered from one moment's records. A question that cannot be answered has its "
+        "problem in its place, and does not hinder the others.",
+    ),
+)  # fmt: skip
+def choose_many(
+    context: Annotated[Context, Depends(context_of)],
+    body: Annotated[BatchRequest, body_of(BatchRequest)],
+) -> Response:
+    answers = []
+    with context.store.read() as connection:
+        database = RecordDatabase(connection)
+        for i, asked in enumerate(body.requests):
+            try:
+                found = _select(database, asked, f"requests[{i}].workload")
+                answers.append(BatchAnswer(selection=found))
+            except DatabaseError:
+                raise
+            except Exception as error:
+                answers.append(BatchAnswer(problem=problem_of(error)))
+    return reply(BatchAnswers(answers=tuple(answers)))
 
 
 class DispatchRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import struct
 from collections import Counter
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal
@@ -85,9 +86,17 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
     @cached_property
     def key(self) -> str:
         """32 hexadecimal digits over all that makes it another task (so not the plevel)."""
-        target = json.dumps(self.target.to_json(), sort_keys=True)
-        parts = (self.workload.key, target, self.implementation, self.version, self.space)
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+        return task_key(
+            self.workload.key, self.target.to_json(), self.implementation, self.version, self.space
+        )
+
+
+def task_key(
+    workload: str, target: dict[str, Any], implementation: str, version: str, space: str
+) -> str:
+    """What `Task.key` is, of a workload's key, a target's JSON and a space's digest."""
+    parts = (workload, json.dumps(target, sort_keys=True), implementation, version, space)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
 def checked(task: Task) -> Task:
@@ -159,13 +168,26 @@ class ImportedRecord(msgspec.Struct, frozen=True, kw_only=True):
     def identity(self) -> str:
         """32 hexadecimal digits over what happened: two of the same are one record read twice."""
         where = self.device.identity if self.device is not None else self.device_model
-        error = "" if self.error is None else self.error.value
-        text = (
-            f"{self.task.key}\n{self.config_key}\n{self.phase.value}\n{error}\n"
-            f"{self.measured_at!r}\n{self.session}\n{where}\n"
-        )
-        content = text.encode() + struct.pack(f"<{len(self.samples_s)}d", *self.samples_s)
-        return hashlib.blake2b(content, digest_size=16).hexdigest()
+        return identity(
+            self.task.key, self.config_key, self.phase, self.error, self.measured_at, self.session,
+            where, self.samples_s,
+        ).hex()  # fmt: skip
+
+
+def identity(
+    task: str,
+    config: str,
+    phase: str,
+    error: str | None,
+    measured_at: float,
+    session: str,
+    where: str,
+    samples_s: Sequence[float],
+) -> bytes:
+    """What `ImportedRecord.identity` is, in 16 bytes, of the keys of its task and configuration."""
+    text = f"{task}\n{config}\n{phase}\n{error or ''}\n{measured_at!r}\n{session}\n{where}\n"
+    content = text.encode() + struct.pack(f"<{len(samples_s)}d", *samples_s)
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 Item = ImportedRecord | Attachment | Rejected

@@ -1,0 +1,196 @@
+"""`plevel import` and `plevel export`: tuning logs of other tools, and plevel's own, in and out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import typer
+
+from plevel.cli import option
+from plevel.cli.error import CommandError, UsageError
+
+_FORMATS = ("native", "autotvm", "kernel_tuner", "metaschedule", "csv")
+_PIECE = 1 << 18
+
+
+def import_files(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE…", help="Logs, packed or not.", show_default=False)
+    ],
+    target: Annotated[
+        str | None,
+        typer.Option("--target", "-t", metavar="TARGET", help="Of Kernel Tuner files."),
+    ] = None,
+    rejects: Annotated[
+        Path | None,
+        typer.Option("--rejects", metavar="FILE", help="Write here what could not be read."),
+    ] = None,
+    url: option.Url = None,
+    database: option.Database = None,
+    as_json: option.AsJson = False,
+) -> None:
+    """Read tuning logs into the database; what is there already is left as it is.
+
+    The format is told from the content: AutoTVM, Kernel Tuner, MetaSchedule, plevel's own.
+    """
+    place = option.locate(url, database)
+    on = None if target is None else json.dumps(option.read_target(target, None).to_json())
+    for path in files:
+        if not path.is_file():
+            raise UsageError(f"{path}: no such file")
+    _make(place)
+
+    from plevel.cli.output import print_json
+    from plevel.direct import connect
+    from service.formats import grouped
+
+    totals: dict[str, Any] = {"read": 0, "new": 0, "known": 0, "rejected": 0, "reasons": {}}
+    with contextlib.ExitStack() as stack:
+        aside = None if rejects is None else stack.enter_context(rejects.open("w"))
+        records = stack.enter_context(connect(place.url, place.database))
+        for group in grouped(files):
+            summary = records.import_records(
+                _pieces(group), name=str(group[-1]), target=on,
+                put_aside=partial(_note, aside, group),
+            )  # fmt: skip
+            _add(totals, summary)
+            if not as_json:
+                _tell(" + ".join(str(p) for p in group), summary)
+    if as_json:
+        print_json(totals)
+    elif len(files) > 1:
+        _tell("in all", totals)
+
+
+def _make(place: option.Location) -> None:
+    """The database, where there is none yet."""
+    if place.database is None:
+        return
+    from plevel.embedded import make_folder, require_service, sqlite_path
+
+    require_service()
+    path = sqlite_path(place.database)
+    if path is not None and not path.exists():
+        from service import migration
+        from service.errors import ServiceError
+
+        make_folder(place.database)
+        try:
+            migration.upgrade(place.database)
+        except ServiceError as error:
+            raise CommandError(str(error)) from error
+
+
+def _pieces(group: list[Path]) -> Iterator[bytes]:
+    from service.formats import Joined
+
+    joined = Joined(group)
+    try:
+        while piece := joined.read(_PIECE):
+            yield piece
+    finally:
+        joined.close()
+
+
+def _note(aside: IO[str] | None, group: list[Path], found: Mapping[str, Any]) -> None:
+    if aside is not None:
+        aside.write(json.dumps({"file": str(group[-1]), **found}) + "\n")
+
+
+def _add(totals: dict[str, Any], summary: Mapping[str, Any]) -> None:
+    for name in ("read", "new", "known", "rejected"):
+        totals[name] += summary[name]
+    for reason, count in summary["reasons"].items():
+        totals["reasons"][reason] = totals["reasons"].get(reason, 0) + count
+
+
+def _tell(what: str, summary: Mapping[str, Any]) -> None:
+    line = (
+        f"{what}: {summary['read']} read, {summary['new']} new, {summary['known']} known, "
+        f"{summary['rejected']} rejected"
+    )
+    if summary["reasons"]:
+        line += " (" + ", ".join(f"{r}: {n}" for r, n in sorted(summary["reasons"].items())) + ")"
+    print(line)
+
+
+def export(
+    form: Annotated[
+        str, typer.Option("--format", metavar="|".join(_FORMATS), help="What to write.")
+    ] = "native",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", show_default=False,
+            help="Where to write, instead of the standard output; a folder for metaschedule.",
+        ),
+    ] = None,
+    op: Annotated[str | None, typer.Option("--op", help="Of this operator.")] = None,
+    implementation: Annotated[
+        str | None, typer.Option("--implementation", help="Of this implementation.")
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option("--source", help="From there: plevel, autotvm, …")
+    ] = None,
+    run: Annotated[int | None, typer.Option("--run", metavar="ID", help="Of this run.")] = None,
+    task: Annotated[int | None, typer.Option("--task", metavar="ID", help="Of this task.")] = None,
+    url: option.Url = None,
+    database: option.Database = None,
+) -> None:
+    """Write records as plevel's own NDJSON, from which all can be read again, or for other tools."""
+    if form not in _FORMATS:
+        raise UsageError(f"--format {form!r:.40}: one of {', '.join(_FORMATS)}")
+    if form == "metaschedule":
+        if out is None:
+            raise UsageError("--format metaschedule writes two files: name a folder with --out")
+        source = source or "metaschedule"
+    place = option.locate(url, database)
+    from plevel.direct import connect
+
+    with connect(place.url, place.database) as records:
+        parts = records.export_records(
+            form, op=op, implementation=implementation, source=source, run_id=run, task_id=task
+        )
+        if form == "metaschedule":
+            assert out is not None
+            _write_pair(out, parts)
+        elif out is None:
+            for part in parts:
+                sys.stdout.buffer.write(part)
+        else:
+            with _whole(out) as file:
+                for part in parts:
+                    file.write(part)
+
+
+def _write_pair(folder: Path, parts: Iterator[bytes]) -> None:
+    """`database_workload.json`, whose lines begin with a text, and `database_tuning_record.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rest = b""
+    with (
+        _whole(folder / "database_workload.json") as workloads,
+        _whole(folder / "database_tuning_record.json") as tuning,
+    ):
+        for part in parts:
+            *lines, rest = (rest + part).split(b"\n")
+            for line in lines:
+                (workloads if line.startswith(b'["') else tuning).write(line + b"\n")
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its place only when all of it is written."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,86 @@
+"""What is known: the best of each task, its curve, and whether it is tuned enough."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Response
+
+from service import coverage, records, runs
+from service.api.wire import describe, reply
+from service.context import Context, context_of
+from service.models import Scope
+
+router = APIRouter(prefix="/v1", tags=["records"])
+Ctx = Annotated[Context, Depends(context_of)]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Cursor = Annotated[int, Query(ge=0)]
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """The trials of a task's search that improved on all before them, failures counted."""
+
+    task_id: int
+    points: tuple[records.CurvePoint, ...]
+
+
+@router.get(
+    "/records/best",
+    **describe(
+        "The best of each task", gives=coverage.BestPage, errors=(422,),
+        note="By `scope`: a device, a device model, or all of a target; all three where none is named. "
+        "`target` is a target's key.",
+    ),
+)  # fmt: skip
+def list_best(
+    context: Ctx,
+    op: str | None = None,
+    implementation: str | None = None,
+    target: str | None = None,
+    scope: Scope | None = None,
+    limit: Limit = 100,
+    cursor: Cursor = 0,
+) -> Response:
+    with context.store.read() as connection:
+        page = coverage.list_best(
+            connection, op=op, implementation=implementation, target_key=target,
+            scope=None if scope is None else scope.value, limit=limit, cursor=cursor,
+        )  # fmt: skip
+    return reply(page)
+
+
+@router.get(
+    "/tasks/{task_id}/curve",
+    **describe("How a task's best fell", gives=Curve, errors=(404,)),
+)
+def show_curve(context: Ctx, task_id: int, run_id: int | None = None) -> Response:
+    with context.store.read() as connection:
+        points = records.curve(connection, task_id, run_id)
+        if not points:
+            runs.task_status(connection, task_id)  # 404 where there is no such task
+    return reply(Curve(task_id=task_id, points=tuple(points)))
+
+
+@router.get(
+    "/coverage",
+    **describe(
+        "What is tuned, and how far", gives=coverage.Coverage, errors=(422,),
+        note="Of each task its trials, the tuner and budget of its newest run, the size of its space, "
+        "its best and when, and whether it is stale. `target` is a target's key.",
+    ),
+)  # fmt: skip
+def show_coverage(
+    context: Ctx,
+    op: str | None = None,
+    implementation: str | None = None,
+    target: str | None = None,
+    limit: Limit = 100,
+    cursor: Cursor = 0,
+) -> Response:
+    with context.store.read() as connection:
+        found = coverage.cover(
+            connection, op=op, implementation=implementation, target_key=target, limit=limit,
+            cursor=cursor,
+        )  # fmt: skip
+    return reply(found)

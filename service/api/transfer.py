@@ -1,0 +1,117 @@
+"""Records in, as a stream: logs of other tools, and our own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from anyio import from_thread
+from fastapi import APIRouter, Depends, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from service.api.wire import describe, reply
+from service.context import Context, context_of
+from service.errors import InvalidError
+from service.formats import Format, FormatError, Rejected, Source, read
+from service.importer import import_items
+from strategy.target import Target
+
+router = APIRouter(prefix="/v1", tags=["records"])
+Ctx = Annotated[Context, Depends(context_of)]
+MAX_SHOWN = 10_000
+SHOWN_TEXT = 1000
+
+
+class PutAside(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry that could not be read: where it begins (lines count from 1), why, and its begin."""
+
+    line: int
+    reason: str
+    detail: str
+    text: str
+
+
+class Imported(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of an import: `read` is the sum of `new`, `known` and `rejected`."""
+
+    read: int
+    new: int
+    known: int
+    rejected: int
+    reasons: dict[str, int]
+    rejects: tuple[PutAside, ...] = ()
+
+
+class _Upload:
+    """A request's body as a stream that a thread reads: the next part is asked for when needed."""
+
+    def __init__(self, request: Request) -> None:
+        self._parts = request.stream().__aiter__()
+        self._rest = b""
+        self._ended = False
+
+    def read(self, size: int = -1, /) -> bytes:
+        while not self._ended and (size < 0 or len(self._rest) < size):
+            self._rest += from_thread.run(self._next)
+        size = len(self._rest) if size < 0 else size
+        taken, self._rest = self._rest[:size], self._rest[size:]
+        return taken
+
+    async def _next(self) -> bytes:
+        part = await anext(self._parts, None)
+        self._ended = part is None
+        return part or b""
+
+
+_BODY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_DESCRIBED = (
+    describe(
+        "Import records", gives=Imported, errors=(422,),
+        note="The body is a log of any format in docs/formats.md, read as it comes; `name` helps to tell "
+        "the format where the content does not. A bad line is put aside and counted; `rejects` says of "
+        "how many to show it. Importing a file again adds nothing. `target` is that of a Kernel Tuner "
+        "file, which names a device only. MetaSchedule's two files are sent as one, the workloads first.",
+    )
+    | {"openapi_extra": {"requestBody": {"required": True, "content": _BODY}}}
+)  # fmt: skip
+
+
+@router.post("/records:import", **_DESCRIBED)
+async def import_records(
+    context: Ctx,
+    request: Request,
+    name: Annotated[str, Query(max_length=500)] = "",
+    format: Format | None = None,
+    target: Annotated[str | None, Query(max_length=4096)] = None,
+    rejects: Annotated[int, Query(ge=0, le=MAX_SHOWN)] = 0,
+) -> Response:
+    on = None if target is None else Target.parse(target)
+    upload = _Upload(request)
+
+    def work() -> Imported:
+        shown: list[PutAside] = []
+
+        def put_aside(found: Rejected) -> None:
+            if len(shown) < rejects:
+                text = found.text[:SHOWN_TEXT].decode(errors="replace")
+                shown.append(
+                    PutAside(
+                        line=found.line, reason=found.reason.value, detail=found.detail, text=text
+                    )
+                )
+
+        try:
+            items = read(Source(upload, name), format, on)
+        except FormatError as error:
+            raise InvalidError(str(error)) from error
+        summary = import_items(context.store, items, put_aside)
+        return Imported(**summary.to_json(), rejects=tuple(shown))
+
+    try:
+        imported = await run_in_threadpool(work)
+    except ClientDisconnect:
+        return Response(status_code=400)  # to nobody: what came is kept, in whole batches
+    finally:
+        context.changed.notify()
+    return reply(imported)

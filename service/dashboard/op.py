@@ -1,0 +1,48 @@
+"""`/ops`: which implementation wins where, and where plevel would have been wrong."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Response
+
+from service.dashboard.query import op as query
+from service.dashboard.view import MAX_ID, Ctx, op_url, render
+from service.errors import NotFoundError
+
+router = APIRouter(prefix="/ops", include_in_schema=False)
+
+
+@router.get("")
+def list_ops(context: Ctx) -> Response:
+    with context.store.read() as connection:
+        return render("ops.html", ops=query.ops(connection))
+
+
+@router.get("/{op:path}")
+def show(
+    context: Ctx,
+    op: str,
+    target: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
+    value: Literal["ratio", "time"] = "ratio",
+    page: Annotated[int, Query(ge=1, le=100_000)] = 1,
+) -> Response:
+    with context.store.read() as connection:
+        targets = query.targets(connection, op)
+        chosen = targets[0] if target is None else next((t for t in targets if t.id == target), None)
+        if chosen is None:
+            raise NotFoundError(f"target {target} has no tasks of this operator: choose one of the list")
+        ranked = query.judged(op, chosen.id)
+        shapes = query.shapes(connection, op, chosen.id, (page - 1) * query.PAGE)
+        ids = [s.id for s in shapes[: query.PAGE]]
+        values = {
+            "summary": query.summary(connection, ranked),
+            "cost": query.plevel_cost(connection, ranked),
+            "misjudged": query.misjudged(connection, ranked),
+            "cells": query.cells(connection, ranked, ids),
+        }
+    return render(
+        "op.html", op=op, path=op_url(op), targets=targets, target=chosen, value=value, page=page,
+        shapes=shapes[: query.PAGE], more=len(shapes) > query.PAGE,
+        filters={"target": target, "value": value}, **values,
+    )  # fmt: skip

@@ -1,0 +1,35 @@
+"""`/`: what is running, how fast trials come, what fails, and what got faster."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from service.dashboard.query import overview, run
+from service.dashboard.view import Ctx, render
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/")
+def show(context: Ctx, request: Request) -> Response:
+    """The page; to htmx, which asks every few seconds, only what changes."""
+    alive_s = context.settings.alive_s
+    with context.store.read() as connection:
+        pulse = overview.pulse(connection)
+        values = {
+            "pulse": pulse,
+            "running": overview.running(connection),
+            "queue": overview.queue(connection, alive_s),
+            "failures": overview.failures(connection),
+            "devices": overview.devices(connection, alive_s),
+            "runs": run.page(connection, None, None, None)[:6],
+        }
+    fragment = "hx-request" in request.headers
+    return render("overview_live.html" if fragment else "overview.html", **values)
+
+
+@router.get("/faster")
+def show_faster(context: Ctx) -> Response:
+    """The part of the overview that reads old records: it comes after the first paint."""
+    with context.store.read() as connection:
+        return render("overview_faster.html", faster=overview.faster(connection))

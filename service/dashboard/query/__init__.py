@@ -1,0 +1,1 @@
+"""What the pages ask of the store: read-only SQL, aggregated and paged in the database."""

@@ -1,0 +1,71 @@
+"""Best-so-far curves: only the trials that improved leave the database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from service.best import standing
+from service.models import record
+from strategy.record import Phase
+
+MAX_POINTS = 400  # of one curve: a search rarely improves more often
+MAX_CURVES = 12
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """How the best of a group of trials fell, failures counted among the trials."""
+
+    name: str
+    trials: int
+    elapsed_s: float
+    points: list[tuple[int, float, float]]  # trial, seconds since the first, best median in seconds
+
+
+def best_so_far(
+    connection: sa.Connection, where: sa.ColumnElement[bool], group: sa.ColumnElement[Any],
+    names: dict[Any, str],
+) -> list[Curve]:  # fmt: skip
+    """A curve for each value of `group` that `names` has, over the search records that `where` takes."""
+    searched = sa.and_(
+        where, record.c.phase == Phase.SEARCH.value, group.in_(list(names)), standing()
+    )
+    ends = connection.execute(
+        sa.select(
+            group.label("which"), sa.func.count().label("trials"),
+            sa.func.min(record.c.recorded_at).label("first_at"),
+            sa.func.max(record.c.recorded_at).label("last_at"),
+        ).where(searched).group_by(group)
+    ).all()  # fmt: skip
+    window: dict[str, Any] = {"partition_by": group, "order_by": record.c.id}
+    numbered = (
+        sa.select(
+            group.label("which"), record.c.median_s, record.c.recorded_at,
+            sa.func.row_number().over(**window).label("trial"),
+            sa.func.min(record.c.median_s).over(**window, rows=(None, -1)).label("before_s"),
+        )
+        .where(searched)
+        .subquery()
+    )  # fmt: skip
+    improved = sa.select(numbered).where(
+        numbered.c.median_s.is_not(None),
+        sa.or_(numbered.c.before_s.is_(None), numbered.c.median_s < numbered.c.before_s),
+    )
+    first = {e.which: e.first_at for e in ends}
+    points: dict[Any, list[tuple[int, float, float]]] = {e.which: [] for e in ends}
+    for p in connection.execute(improved.order_by(numbered.c.trial)):
+        points[p.which].append((p.trial, round(p.recorded_at - first[p.which], 3), p.median_s))
+    return [
+        Curve(
+            name=names[e.which], trials=e.trials, elapsed_s=round(e.last_at - e.first_at, 3),
+            points=_thin(points[e.which]),
+        )
+        for e in sorted(ends, key=lambda e: list(names).index(e.which))
+    ]  # fmt: skip
+
+
+def _thin(points: list[tuple[int, float, float]]) -> list[tuple[int, float, float]]:
+    step = -(-len(points) // MAX_POINTS)
+    return points if step <= 1 else [*points[:-1:step], points[-1]]

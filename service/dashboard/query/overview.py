@@ -1,0 +1,182 @@
+"""What goes on now and lately. Of the log, only its newest end is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from service.db import now
+from service.fleet import is_alive
+from service.models import (
+    JobState,
+    best,
+    device,
+    job,
+    record,
+    run,
+    target,
+    task,
+    worker,
+    worker_device,
+    workload,
+)
+from service.runs import LIVE
+from strategy.record import Phase
+
+# Ids rise with time: what is recent is found at the log's end, without an index on instants.
+RECENT = 20_000
+HOUR_S = 3600.0
+WEEK_S = 7 * 86_400.0
+NOISY = 0.05  # half an interval's width to the median, of confirmed times
+
+
+class Pulse(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of the moment."""
+
+    now: float
+    trials_hour: int
+    trials_minute: float  # over the last five minutes
+    failed_hour: int
+    per_minute: list[int]  # of the last hour, the oldest minute first
+    bounded: bool  # whether the hour had more records than were looked at
+
+
+def recent(*columns: Any) -> Any:
+    """The newest records as a subquery of these columns."""
+    return sa.select(*columns).order_by(record.c.id.desc()).limit(RECENT).subquery()
+
+
+def pulse(connection: sa.Connection) -> Pulse:
+    at = float(connection.execute(sa.select(now())).scalar_one())
+    last = recent(record.c.recorded_at, record.c.error)
+    minute = sa.cast((at - last.c.recorded_at) / 60, sa.Integer)
+    rows = connection.execute(
+        sa.select(
+            minute.label("minute"), sa.func.count().label("n"),
+            sa.func.count(last.c.error).label("failed"),
+        )
+        .where(last.c.recorded_at > at - HOUR_S)
+        .group_by(minute)
+    ).all()  # fmt: skip
+    per_minute = [0] * 60
+    for r in rows:
+        per_minute[59 - min(max(r.minute, 0), 59)] += r.n
+    total = sum(per_minute)
+    return Pulse(
+        now=at, trials_hour=total, trials_minute=sum(per_minute[-5:]) / 5,
+        failed_hour=sum(r.failed for r in rows), per_minute=per_minute, bounded=total >= RECENT,
+    )  # fmt: skip
+
+
+def running(connection: sa.Connection, limit: int = 10) -> list[Any]:
+    """Live runs, the oldest first, with their first workload and the trials done for them."""
+    own = sa.select(sa.func.count()).select_from(record).where(
+        record.c.run_id == run.c.id, record.c.phase == Phase.SEARCH.value
+    )  # fmt: skip
+    query = (
+        sa.select(
+            run.c.id, run.c.state, run.c.created_at, target.c.key.label("target"),
+            run.c.request["trials"].as_integer().label("trials"),
+            run.c.request["workloads"][0]["workload"]["op"].as_string().label("op"),
+            own.scalar_subquery().label("done"),
+        )
+        .join(target, target.c.id == run.c.target_id)
+        .where(run.c.state.in_(LIVE))
+        .order_by(run.c.id)
+        .limit(limit)
+    )  # fmt: skip
+    return list(connection.execute(query))
+
+
+def queue(connection: sa.Connection, alive_s: float) -> list[Any]:
+    """Open jobs of live runs by target, with the devices alive for each."""
+    devices = (
+        sa.select(sa.func.count(worker_device.c.device_id.distinct()))
+        .join(worker, worker.c.id == worker_device.c.worker_id)
+        .where(worker_device.c.target_id == job.c.target_id, is_alive(alive_s))
+    )
+    query = (
+        sa.select(
+            target.c.key,
+            sa.func.count().filter(job.c.state == JobState.QUEUED.value).label("queued"),
+            sa.func.count().filter(job.c.state == JobState.LEASED.value).label("leased"),
+            devices.correlate(job).scalar_subquery().label("devices"),
+        )
+        .join(target, target.c.id == job.c.target_id)
+        .where(job.c.state.in_((JobState.QUEUED.value, JobState.LEASED.value)))
+        .where(job.c.run_id.in_(sa.select(run.c.id).where(run.c.state.in_(LIVE))))
+        .group_by(job.c.target_id, target.c.key)
+        .order_by(sa.func.count().desc())
+        .limit(20)
+    )  # fmt: skip
+    return list(connection.execute(query))
+
+
+def failures(connection: sa.Connection) -> list[Any]:
+    """The newest records' failures by kind, with the newest of each."""
+    last = recent(record.c.id, record.c.error)
+    query = (
+        sa.select(last.c.error, sa.func.count().label("n"), sa.func.max(last.c.id).label("last_id"))
+        .where(last.c.error.is_not(None))
+        .group_by(last.c.error)
+        .order_by(sa.func.count().desc())
+    )
+    return list(connection.execute(query))
+
+
+def devices(connection: sa.Connection, alive_s: float) -> Any:
+    """How many devices are up, down and noisy."""
+    up = (
+        sa.select(worker_device.c.device_id)
+        .join(worker, worker.c.id == worker_device.c.worker_id)
+        .where(is_alive(alive_s))
+    )
+    total = connection.scalar(sa.select(sa.func.count()).select_from(device)) or 0
+    alive = connection.scalar(
+        sa.select(sa.func.count()).select_from(device).where(device.c.id.in_(up))
+    ) or 0  # fmt: skip
+    noisy = connection.scalar(
+        sa.select(sa.func.count()).select_from(noise().where(device.c.id.in_(up)).subquery())
+    ) or 0  # fmt: skip
+    return {"up": alive, "down": total - alive, "noisy": noisy}
+
+
+def noise() -> sa.Select[Any]:
+    """Devices whose confirmed times scatter: mean relative half-width of their intervals."""
+    width = sa.func.avg((best.c.high_s - best.c.low_s) / 2 / best.c.median_s)
+    return (
+        sa.select(device.c.id, width.label("noise"))
+        .join(best, sa.and_(best.c.scope == "device", best.c.phase == Phase.CONFIRM.value,
+                            best.c.scope_value == sa.cast(device.c.id, sa.Text())))
+        .group_by(device.c.id)
+        .having(width > NOISY)
+    )  # fmt: skip
+
+
+def faster(connection: sa.Connection, limit: int = 8) -> list[Any]:
+    """Of the tasks whose best changed within a week, what their best search time was before."""
+    at = float(connection.execute(sa.select(now())).scalar_one())
+    lately = (
+        sa.select(best.c.task_id, best.c.median_s, best.c.updated_at)
+        .where(best.c.scope == "target", best.c.updated_at > at - WEEK_S)
+        .order_by(best.c.updated_at.desc())
+        .limit(limit * 3)
+        .subquery()
+    )
+    before = (
+        sa.select(sa.func.min(record.c.median_s))
+        .where(record.c.task_id == lately.c.task_id, record.c.recorded_at <= at - WEEK_S)
+        .scalar_subquery()
+    )
+    dated = sa.select(lately, before.label("before_s")).subquery()
+    query = (
+        sa.select(dated, task.c.implementation, workload.c.op, workload.c.key)
+        .join(task, task.c.id == dated.c.task_id)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .where(dated.c.before_s > dated.c.median_s)
+        .order_by((dated.c.before_s / dated.c.median_s).desc())
+        .limit(limit)
+    )
+    return list(connection.execute(query))

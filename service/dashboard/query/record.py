@@ -1,0 +1,143 @@
+"""The log: a page of it under filters, and one record in full."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.best import standing
+from service.errors import NotFoundError
+from service.models import (
+    device,
+    environment,
+    record,
+    target,
+    task,
+    timing_policy,
+    tombstone,
+    worker,
+    workload,
+)
+
+PAGE = 50
+# Records looked at for one page where no index has the filter: rare ones are on further pages.
+SCAN = 50_000
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which records; None takes all. `error` is a kind, `any` for failures, `none` for times."""
+
+    run: int | None = None
+    task: int | None = None
+    device: int | None = None
+    op: str | None = None
+    implementation: str | None = None
+    phase: str | None = None
+    error: str | None = None
+
+    @property
+    def is_indexed(self) -> bool:
+        return self.run is not None or self.task is not None
+
+    def conditions(self) -> list[sa.ColumnElement[bool]]:
+        found: list[sa.ColumnElement[bool]] = []
+        for column, wanted in (
+            (record.c.run_id, self.run), (record.c.task_id, self.task),
+            (record.c.device_id, self.device), (record.c.phase, self.phase),
+        ):  # fmt: skip
+            if wanted is not None:
+                found.append(column == wanted)
+        if self.op is not None or self.implementation is not None:
+            tasks = sa.select(task.c.id)
+            if self.op is not None:
+                of_op = sa.select(workload.c.id).where(workload.c.op == self.op)
+                tasks = tasks.where(task.c.workload_id.in_(of_op))
+            if self.implementation is not None:
+                tasks = tasks.where(task.c.implementation == self.implementation)
+            found.append(record.c.task_id.in_(tasks))
+        if self.error == "any":
+            found.append(record.c.error.is_not(None))
+        elif self.error == "none":
+            found.append(record.c.error.is_(None))
+        elif self.error is not None:
+            found.append(record.c.error == self.error)
+        return found
+
+
+@dataclass(frozen=True)
+class Page:
+    """Records, the newest first. `older` is the id before which the next page begins."""
+
+    rows: list[Any]
+    older: int | None
+    looked_from: int  # ids that were looked at
+    looked_to: int
+
+
+def page(connection: sa.Connection, wanted: Filter, before: int | None) -> Page:
+    """The newest records under the filter, before an id where one is given."""
+    last = connection.scalar(sa.select(sa.func.max(record.c.id))) or 0
+    upper = last + 1 if before is None else min(before, last + 1)
+    conditions = wanted.conditions()
+    lower = 0 if wanted.is_indexed or not conditions else max(0, upper - SCAN - 1)
+    ids = (
+        sa.select(record.c.id)
+        .where(record.c.id < upper, record.c.id > lower, standing(), *conditions)
+        .order_by(record.c.id.desc())
+        .limit(PAGE + 1)
+    )
+    found = connection.scalars(ids).all()
+    rows = [] if not found else list(connection.execute(_rows(found[:PAGE])))
+    older = found[PAGE - 1] if len(found) > PAGE else (lower + 1 if lower else None)
+    return Page(rows, older, upper - 1, lower + 1)
+
+
+def _rows(ids: Any) -> sa.Select[Any]:
+    return (
+        sa.select(
+            record.c.id, record.c.run_id, record.c.task_id, record.c.phase, record.c.error,
+            record.c.median_s, record.c.config, record.c.build_s, record.c.recorded_at,
+            sa.func.substr(record.c.message, 1, 120).label("message"),
+            task.c.implementation, task.c.version, workload.c.op, workload.c.key,
+            device.c.id.label("device_id"), device.c.identity,
+        )
+        .join(task, task.c.id == record.c.task_id)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .outerjoin(device, device.c.id == record.c.device_id)
+        .where(record.c.id.in_(ids))
+        .order_by(record.c.id.desc())
+    )  # fmt: skip
+
+
+def one(connection: sa.Connection, record_id: int) -> Any:
+    """A record with all that is known of it; raises `NotFoundError`."""
+    row = connection.execute(
+        sa.select(
+            *record.c[
+                "id", "run_id", "task_id", "job_id", "entry", "device_id", "phase", "session", "seed",
+                "config", "error", "message", "samples_s", "median_s", "mean_s", "prepare_s",
+                "build_s", "check_s", "run_s", "code_digest", "recorded_at", "source", "origin_run",
+            ],
+            task.c.implementation, task.c.version, task.c.plevel, workload.c.op,
+            workload.c.key.label("workload"), target.c.key.label("target"), device.c.identity,
+            device.c.model, device.c.slot,
+            sa.func.coalesce(worker.c.name, record.c.origin_worker).label("worker"), worker.c.host,
+            environment.c.body.label("environment"), timing_policy.c.body.label("policy"),
+            tombstone.c.purge_id,
+        )
+        .join(task, task.c.id == record.c.task_id)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .join(target, target.c.id == task.c.target_id)
+        .outerjoin(timing_policy, timing_policy.c.id == record.c.policy_id)
+        .outerjoin(tombstone, tombstone.c.record_id == record.c.id)
+        .outerjoin(device, device.c.id == record.c.device_id)
+        .outerjoin(worker, worker.c.id == record.c.worker_id)
+        .outerjoin(environment, environment.c.id == record.c.environment_id)
+        .where(record.c.id == record_id)
+    ).one_or_none()  # fmt: skip
+    if row is None:
+        raise NotFoundError(f"record {record_id} does not exist: /records lists those there are")
+    return row

@@ -1,0 +1,226 @@
+"""Runs: a page of them, and what one run is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from service import catalogue
+from service.best import standing
+from service.dashboard.query.curve import MAX_CURVES, Curve, best_so_far
+from service.db import now
+from service.errors import NotFoundError
+from service.models import TaskState, best, record, run, run_task, target, task, workload
+from service.runs import LIVE, trials_of, unknown_run
+from strategy.record import Phase, RunRequest, convert
+
+PAGE = 25
+WORKLOADS = 20  # of one run, on one page
+
+
+def page(connection: sa.Connection, state: str | None, op: str | None, before: int | None) -> list[Any]:
+    """Runs, the newest first; one more than a page where there are more."""
+    tasks = sa.select(run_task.c.run_id, run_task.c.task_id)
+    first_task = (
+        sa.select(sa.func.min(run_task.c.task_id)).where(run_task.c.run_id == run.c.id).scalar_subquery()
+    )
+    records = (
+        sa.select(sa.func.count()).select_from(record).where(record.c.run_id == run.c.id).scalar_subquery()
+    )
+    query = (
+        sa.select(
+            run.c.id, run.c.state, run.c.message, run.c.created_at, run.c.finished_at,
+            run.c.request["trials"].as_integer().label("trials"),
+            target.c.key.label("target"), workload.c.op, workload.c.key.label("workload"),
+            records.label("records"),
+        )
+        .join(target, target.c.id == run.c.target_id)
+        .outerjoin(task, task.c.id == first_task)
+        .outerjoin(workload, workload.c.id == task.c.workload_id)
+        .order_by(run.c.id.desc())
+        .limit(PAGE + 1)
+    )  # fmt: skip
+    if state == "live":
+        query = query.where(run.c.state.in_(LIVE))
+    elif state:
+        query = query.where(run.c.state == state)
+    if op:
+        of_op = (
+            tasks.join(task, task.c.id == run_task.c.task_id)
+            .join(workload, workload.c.id == task.c.workload_id)
+            .where(workload.c.op == op)
+            .with_only_columns(run_task.c.run_id)
+        )
+        query = query.where(run.c.id.in_(of_op))
+    if before is not None:
+        query = query.where(run.c.id < before)
+    return list(connection.execute(query))
+
+
+def head(connection: sa.Connection, run_id: int) -> Any:
+    """The run with its target and the database's time; raises `NotFoundError`."""
+    row = connection.execute(
+        sa.select(run, target.c.key.label("target"), now().label("now"))
+        .join(target, target.c.id == run.c.target_id)
+        .where(run.c.id == run_id)
+    ).one_or_none()
+    if row is None:
+        raise unknown_run(run_id)
+    return row
+
+
+def version(connection: sa.Connection, run_id: int) -> tuple[Any, ...]:
+    """The run's state, and what differs whenever its page would; raises `NotFoundError`."""
+    newest = sa.select(sa.func.max(record.c.id)).where(record.c.run_id == run_id).scalar_subquery()
+    states = (
+        sa.select(sa.func.count())
+        .select_from(run_task)
+        .where(run_task.c.run_id == run_id, run_task.c.state != TaskState.ACTIVE.value)
+        .scalar_subquery()
+    )
+    row = connection.execute(
+        sa.select(run.c.state, newest, states).where(run.c.id == run_id)
+    ).one_or_none()
+    if row is None:
+        raise unknown_run(run_id)
+    return tuple(row)
+
+
+def progress(connection: sa.Connection, run_id: int, request: RunRequest) -> dict[str, Any]:
+    """Trials that count for the run, those of it that failed, and what its own records took."""
+    policy_id = catalogue.find_policy(connection, request.search_policy)
+    own = (
+        sa.select(run_task.c.task_id)
+        .join(task, task.c.id == run_task.c.task_id)
+        .where(run_task.c.run_id == run_id, task.c.space.is_not(None))
+    )
+    counts = connection.execute(
+        sa.select(sa.func.count().label("trials"), sa.func.count(record.c.error).label("failed"))
+        .where(trials_of(run_id, request, policy_id), record.c.task_id.in_(own))
+    ).one()  # fmt: skip
+    spent = connection.execute(
+        sa.select(
+            sa.func.count().label("records"), sa.func.count(record.c.error).label("failed"),
+            sa.func.coalesce(sa.func.sum(record.c.run_s), 0.0).label("timing_s"),
+        ).where(record.c.run_id == run_id)
+    ).one()  # fmt: skip
+    return {"trials": min(counts.trials, request.trials), **spent._mapping}
+
+
+def workloads(connection: sa.Connection, run_id: int, offset: int) -> list[Any]:
+    """The run's workloads with the best time of each; one more than a page where there are more."""
+    query = (
+        sa.select(
+            workload.c.id, workload.c.op, workload.c.key, sa.func.count(task.c.id).label("tasks"),
+            sa.func.min(best.c.median_s).label("median_s"),
+        )
+        .join(task, task.c.workload_id == workload.c.id)
+        .join(run_task, run_task.c.task_id == task.c.id)
+        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
+        .where(run_task.c.run_id == run_id)
+        .group_by(workload.c.id, workload.c.op, workload.c.key)
+        .order_by(sa.func.min(run_task.c.id))
+        .offset(offset)
+        .limit(WORKLOADS + 1)
+    )  # fmt: skip
+    return list(connection.execute(query))
+
+
+def leaders(connection: sa.Connection, run_id: int, workload_id: int) -> list[Any]:
+    """The implementations of one workload of the run, the fastest first, with their counts."""
+    tried = (
+        sa.select(
+            record.c.task_id,
+            sa.func.count().filter(record.c.phase == Phase.SEARCH.value).label("trials"),
+            sa.func.count(record.c.error).label("failed"),
+        )
+        .where(
+            record.c.run_id == run_id,
+            record.c.task_id.in_(sa.select(task.c.id).where(task.c.workload_id == workload_id)),
+        )
+        .group_by(record.c.task_id)
+        .subquery()
+    )
+    query = (
+        sa.select(
+            task.c.id, task.c.implementation, task.c.version, task.c.plevel, task.c.library,
+            task.c.condition, task.c.space_size, task.c.space.is_not(None).label("tunable"),
+            run_task.c.state, run_task.c.message, workload.c.body.label("workload"),
+            workload.c.op, workload.c.key,
+            best.c.median_s, best.c.low_s, best.c.high_s, best.c.phase, best.c.config,
+            sa.func.coalesce(tried.c.trials, 0).label("trials"),
+            sa.func.coalesce(tried.c.failed, 0).label("failed"),
+            (best.c.median_s / sa.func.min(best.c.median_s).over()).label("ratio"),
+        )
+        .join(run_task, run_task.c.task_id == task.c.id)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
+        .outerjoin(tried, tried.c.task_id == task.c.id)
+        .where(run_task.c.run_id == run_id, task.c.workload_id == workload_id)
+        .order_by(best.c.median_s.is_(None), best.c.median_s, task.c.plevel.desc(), task.c.id)
+    )  # fmt: skip
+    return list(connection.execute(query))
+
+
+def failures(connection: sa.Connection, run_id: int) -> list[Any]:
+    """Failures by kind and implementation, with the newest of each."""
+    grouped = (
+        sa.select(
+            record.c.error, record.c.task_id, sa.func.count().label("n"),
+            sa.func.max(record.c.id).label("last_id"),
+        )
+        .where(record.c.run_id == run_id, record.c.error.is_not(None), standing())
+        .group_by(record.c.error, record.c.task_id)
+        .order_by(sa.func.count().desc())
+        .limit(30)
+        .subquery()
+    )  # fmt: skip
+    query = (
+        sa.select(
+            grouped, task.c.implementation, sa.func.substr(record.c.message, 1, 200).label("message")
+        )
+        .join(record, record.c.id == grouped.c.last_id)
+        .join(task, task.c.id == grouped.c.task_id)
+        .order_by(grouped.c.n.desc(), grouped.c.last_id)
+    )
+    return list(connection.execute(query))
+
+
+def curves(connection: sa.Connection, run_id: int, workload_id: int) -> list[Curve]:
+    """The best so far of each tunable implementation of one workload, in this run's own records."""
+    rows = connection.execute(
+        sa.select(task.c.id, task.c.implementation)
+        .join(run_task, run_task.c.task_id == task.c.id)
+        .where(run_task.c.run_id == run_id, task.c.workload_id == workload_id)
+        .order_by(task.c.id)
+        .limit(MAX_CURVES)
+    ).all()
+    names = {r.id: r.implementation for r in rows}
+    return best_so_far(connection, record.c.run_id == run_id, record.c.task_id, names)
+
+
+def first_workload(connection: sa.Connection, run_id: int, asked: int | None) -> int | None:
+    """The workload asked for, else the first of the run; None for a run without any.
+
+    Raises:
+        NotFoundError: the workload asked for is none of this run's.
+    """
+    query = (
+        sa.select(task.c.workload_id)
+        .join(run_task, run_task.c.task_id == task.c.id)
+        .where(run_task.c.run_id == run_id)
+        .order_by(run_task.c.id)
+        .limit(1)
+    )
+    if asked is not None:
+        query = query.where(task.c.workload_id == asked)
+    found = connection.scalar(query)
+    if found is None and asked is not None:
+        raise NotFoundError(f"workload {asked} is not of run {run_id}: choose one on the run's page")
+    return found
+
+
+def request_of(row: Any) -> RunRequest:
+    """The request as it was made."""
+    return convert(row.request, RunRequest)

@@ -1,0 +1,156 @@
+"""One task: how it was searched, where its optimum lies, and what failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.best import standing
+from service.dashboard.query.curve import MAX_CURVES, Curve, best_so_far
+from service.errors import NotFoundError
+from service.models import Scope, best, device, record, target, task, workload
+from strategy.record import Phase
+
+MAX_POINTS = 1500  # of a scatter
+FASTEST = 150  # of them, the fastest, always shown
+WITHIN = (1.02, 1.05, 1.1, 1.25, 1.5, 2.0)
+BY = ("all", "run", "device", "version")
+
+
+def head(connection: sa.Connection, task_id: int) -> Any:
+    """The task with its workload, target and best; raises `NotFoundError`."""
+    row = connection.execute(
+        sa.select(
+            task, workload.c.op, workload.c.key.label("workload"),
+            workload.c.body.label("workload_body"), target.c.key.label("target"),
+            target.c.body.label("target_body"), best.c.median_s, best.c.low_s, best.c.high_s,
+            best.c.samples, best.c.phase, best.c.config, best.c.updated_at,
+        )
+        .join(workload, workload.c.id == task.c.workload_id)
+        .join(target, target.c.id == task.c.target_id)
+        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
+        .where(task.c.id == task_id)
+    ).one_or_none()  # fmt: skip
+    if row is None:
+        raise NotFoundError(f"task {task_id} does not exist: the operators' pages list those there are")
+    return row
+
+
+def siblings(connection: sa.Connection, row: Any) -> list[Any]:
+    """Tasks of the same workload and target: other implementations, and other versions."""
+    query = (
+        sa.select(task.c.id, task.c.implementation, task.c.version, task.c.plevel, best.c.median_s)
+        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
+        .where(task.c.workload_id == row.workload_id, task.c.target_id == row.target_id)
+        .order_by(best.c.median_s.is_(None), best.c.median_s, task.c.id)
+        .limit(100)
+    )
+    return list(connection.execute(query))
+
+
+def places(connection: sa.Connection, task_id: int) -> list[Any]:
+    """The best on each device and device model, the fastest first."""
+    at = sa.and_(
+        best.c.scope == Scope.DEVICE.value, best.c.scope_value == sa.cast(device.c.id, sa.Text())
+    )
+    query = (
+        sa.select(best, device.c.id.label("device_id"), device.c.identity, device.c.model)
+        .outerjoin(device, at)
+        .where(best.c.task_id == task_id, best.c.scope != Scope.TARGET.value)
+        .order_by(best.c.median_s, best.c.scope)
+        .limit(50)
+    )
+    return list(connection.execute(query))
+
+
+def spread(connection: sa.Connection, task_id: int) -> Any:
+    """Counts of the search's records, and how many times are close to the lowest of them.
+
+    `within` has pairs of a ratio and how many records are at most that much slower.
+    """
+    searched = sa.and_(
+        record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, standing()
+    )
+    lowest = sa.select(sa.func.min(record.c.median_s)).where(searched).scalar_subquery()
+    row = connection.execute(
+        sa.select(
+            sa.func.count().label("trials"), sa.func.count(record.c.error).label("failed"),
+            sa.func.min(record.c.median_s).label("low_s"),
+            sa.func.max(record.c.median_s).label("high_s"),
+            sa.func.count(record.c.config_digest.distinct()).label("configs"),
+            *(sa.func.count().filter(record.c.median_s <= lowest * w).label(f"within_{i}")
+              for i, w in enumerate(WITHIN)),
+        ).where(searched)
+    ).one()  # fmt: skip
+    within = [(w, row[5 + i]) for i, w in enumerate(WITHIN)]
+    return {**row._mapping, "timed": row.trials - row.failed, "within": within}
+
+
+def failures(connection: sa.Connection, task_id: int) -> list[Any]:
+    """Failures by kind over all runs, with the newest of each."""
+    grouped = (
+        sa.select(record.c.error, sa.func.count().label("n"), sa.func.max(record.c.id).label("last_id"))
+        .where(record.c.task_id == task_id, record.c.error.is_not(None), standing())
+        .group_by(record.c.error)
+        .subquery()
+    )
+    query = (
+        sa.select(grouped, sa.func.substr(record.c.message, 1, 200).label("message"))
+        .join(record, record.c.id == grouped.c.last_id)
+        .order_by(grouped.c.n.desc())
+    )
+    return list(connection.execute(query))
+
+
+def curves(connection: sa.Connection, row: Any, by: str) -> list[Curve]:
+    """The best so far of the task as a whole, or by run, device or version."""
+    own = record.c.task_id == row.id
+    if by == "version":
+        versions = connection.execute(
+            sa.select(task.c.id, task.c.version)
+            .where(task.c.workload_id == row.workload_id, task.c.target_id == row.target_id,
+                   task.c.implementation == row.implementation)
+            .order_by(task.c.id.desc()).limit(MAX_CURVES)
+        ).all()  # fmt: skip
+        names = {v.id: f"version {v.version}" for v in versions}
+        return best_so_far(connection, record.c.task_id.in_(list(names)), record.c.task_id, names)
+    if by == "all":
+        return best_so_far(connection, own, record.c.task_id, {row.id: row.implementation})
+    column = record.c.run_id if by == "run" else record.c.device_id
+    found = connection.scalars(
+        sa.select(column).where(own, column.is_not(None)).group_by(column)
+        .order_by(sa.func.max(record.c.id).desc()).limit(MAX_CURVES)
+    ).all()  # fmt: skip
+    if by == "run":
+        names = {i: f"run {i}" for i in found}
+    else:
+        rows = connection.execute(
+            sa.select(device.c.id, device.c.identity).where(device.c.id.in_(found))
+        )
+        names = {r.id: r.identity for r in rows}
+    return best_so_far(connection, own, column, names)
+
+
+def points(connection: sa.Connection, task_id: int) -> list[Any]:
+    """Configurations with their time: the fastest, and of the others a regular sample."""
+    timed = sa.and_(
+        record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value,
+        record.c.error.is_(None), standing(),
+    )  # fmt: skip
+    ranked = (
+        sa.select(
+            record.c.id, record.c.config, record.c.median_s,
+            sa.func.row_number().over(order_by=(record.c.median_s, record.c.id)).label("place"),
+            sa.func.count().over().label("total"),
+        )
+        .where(timed)
+        .subquery()
+    )  # fmt: skip
+    step = (ranked.c.total + MAX_POINTS - FASTEST - 1) // (MAX_POINTS - FASTEST)
+    query = (
+        sa.select(ranked)
+        .where(sa.or_(ranked.c.place <= FASTEST, ranked.c.place % step == 0))
+        .order_by(ranked.c.id)
+    )
+    return list(connection.execute(query))

@@ -1,0 +1,71 @@
+"""`/records`: the log under filters, and one record in full."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from service.dashboard.query import record as query
+from service.dashboard.view import MAX_ID, Ctx, render
+from service.errors import InvalidError
+from strategy.record import ErrorKind, Phase
+
+router = APIRouter(prefix="/records", include_in_schema=False)
+_ERRORS = ("any", "none", *(e.value for e in ErrorKind))
+_PHASES = tuple(p.value for p in Phase)
+
+
+@router.get("")
+def list_records(
+    context: Ctx,
+    run: str = "",
+    task: str = "",
+    device: str = "",
+    op: str = "",
+    implementation: str = "",
+    phase: str = "",
+    error: str = "",
+    before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
+) -> Response:
+    wanted = query.Filter(
+        run=_id("run", run), task=_id("task", task), device=_id("device", device), op=op or None,
+        implementation=implementation or None, phase=_one_of("phase", phase, _PHASES),
+        error=_one_of("error", error, _ERRORS),
+    )  # fmt: skip
+    with context.store.read() as connection:
+        page = query.page(connection, wanted, before)
+    filters = {
+        "op": op, "implementation": implementation, "run": run, "task": task, "device": device,
+        "phase": phase, "error": error,
+    }  # fmt: skip
+    return render(
+        "records.html", page=page, filters=filters, before=before, errors=_ERRORS, phases=_PHASES,
+        filtered=any(filters.values()),
+    )  # fmt: skip
+
+
+def _id(name: str, text: str) -> int | None:
+    """A filter's id, as a form sends it: empty where it is not set."""
+    if not text.strip():
+        return None
+    if not (text.strip().isascii() and text.strip().isdigit() and 1 <= int(text) <= MAX_ID):
+        raise InvalidError(f"{name}: {text!r:.40} is no id: write a whole number")
+    return int(text)
+
+
+def _one_of(name: str, text: str, known: tuple[str, ...]) -> str | None:
+    if text and text not in known:
+        raise InvalidError(f"{name}: {text!r:.40} is none of {', '.join(known)}")
+    return text or None
+
+
+@router.get("/{record_id}")
+def show(
+    context: Ctx, request: Request, record_id: Annotated[int, Path(ge=1, le=MAX_ID)]
+) -> Response:
+    """The page; to htmx, only the full message."""
+    with context.store.read() as connection:
+        row = query.one(connection, record_id)
+    fragment = "hx-request" in request.headers
+    return render("record_message.html" if fragment else "record.html", record=row)

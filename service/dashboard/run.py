@@ -1,0 +1,165 @@
+"""`/runs`: what was asked for and how far it is; a live run follows by server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import msgspec
+import sqlalchemy as sa
+from fastapi import APIRouter, Path, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import RedirectResponse, StreamingResponse
+
+from service import fleet, runs
+from service.context import Context
+from service.dashboard.query import run as query
+from service.dashboard.view import HEADERS, MAX_ID, Ctx, render, reply
+from service.db import now
+from service.errors import ServiceError
+from service.runs import LIVE
+from strategy.op import find_op
+from strategy.record import RunState, convert
+from strategy.workload import Workload
+
+router = APIRouter(prefix="/runs", include_in_schema=False)
+RunId = Annotated[int, Path(ge=1, le=MAX_ID)]
+OptionalId = Annotated[int | None, Query(ge=1, le=MAX_ID)]
+_DAY_S = 86_400.0
+_PAUSE_S = 0.5  # between two events: a page redraws for each
+
+
+class ForeignPageError(ServiceError):
+    """A form that another site's page has sent."""
+
+    status = 403
+    kind = "foreign-page"
+    title = "The form is not of this site"
+
+
+@router.get("")
+def list_runs(
+    context: Ctx, state: str = "", op: str = "", before: OptionalId = None
+) -> Response:
+    with context.store.read() as connection:
+        found = query.page(connection, state or None, op or None, before)
+        at = connection.execute(sa.select(now())).scalar_one()
+    older = found[query.PAGE - 1].id if len(found) > query.PAGE else None
+    return render(
+        "runs.html", runs=found[: query.PAGE], older=older, now=at, before=before,
+        filters={"state": state, "op": op}, states=["live", *(s.value for s in RunState)],
+    )  # fmt: skip
+
+
+@router.get("/{run_id}")
+def show(
+    context: Ctx, request: Request, run_id: RunId, workload: OptionalId = None,
+    page: Annotated[int, Query(ge=1, le=1000)] = 1,
+) -> Response:  # fmt: skip
+    """The page; to htmx, which asks at each event of the run, only what changes."""
+    with context.store.read() as connection:
+        values = _values(connection, context, run_id, workload)
+        if "hx-request" in request.headers:
+            return render("run_live.html", **values)
+        found = query.workloads(connection, run_id, (page - 1) * query.WORKLOADS)
+    return render(
+        "run.html", **values, workloads=found[: query.WORKLOADS], page=page,
+        more=len(found) > query.WORKLOADS,
+    )  # fmt: skip
+
+
+def _values(
+    connection: sa.Connection, context: Context, run_id: int, workload: int | None
+) -> dict[str, Any]:
+    row = query.head(connection, run_id)
+    asked = query.request_of(row)
+    shown = query.first_workload(connection, run_id, workload)
+    leaders = [] if shown is None else query.leaders(connection, run_id, shown)
+    workers = fleet.count_alive(connection, row.target_id, context.settings.alive_s)
+    ended = row.finished_at
+    elapsed_s = (row.now if ended is None else ended) - row.created_at
+    return {
+        "run": row, "request": asked, "live": row.state in LIVE, "workers": workers,
+        "progress": query.progress(connection, run_id, asked), "shown": shown, "leaders": leaders,
+        "failures": query.failures(connection, run_id), "elapsed_s": elapsed_s,
+        "flops": _flops(leaders[0].workload) if leaders else None,
+    }  # fmt: skip
+
+
+def _flops(body: Mapping[str, Any]) -> int | None:
+    """Known where the operator is installed here."""
+    asked = convert(body, Workload)
+    return None if find_op(asked.op) is None else asked.flops
+
+
+@router.get("/{run_id}/curve.json")
+def show_curve(context: Ctx, run_id: RunId, workload: OptionalId = None) -> Response:
+    with context.store.read() as connection:
+        query.head(connection, run_id)
+        shown = query.first_workload(connection, run_id, workload)
+        found = [] if shown is None else query.curves(connection, run_id, shown)
+    return reply({"curves": msgspec.to_builtins(found)})
+
+
+@router.get("/{run_id}/live")
+async def follow(context: Ctx, run_id: RunId) -> Response:
+    """Server-sent events: `change` when there is something new to fetch, `end` with the last."""
+
+    def look() -> tuple[Any, ...]:
+        with context.store.read() as connection:
+            return query.version(connection, run_id)
+
+    await run_in_threadpool(look)  # 404 before the stream begins
+    headers = {**HEADERS, "x-accel-buffering": "no"}
+    return StreamingResponse(_stream(context, look), 200, headers, "text/event-stream")
+
+
+async def _stream(context: Context, look: Any) -> AsyncIterator[bytes]:
+    last: Any = None
+    quiet = 0
+    async for seen in context.looks(look, context.changed, _DAY_S):
+        ended = seen[0] not in LIVE
+        quiet = 0 if seen != last or ended else quiet + 1
+        if quiet == 0:
+            yield b"event: %s\ndata: {}\n\n" % (b"end" if ended else b"change")
+        elif quiet % 10 == 0:
+            yield b": still there\n\n"  # so that proxies keep the connection
+        last = seen
+        if ended:
+            return
+        await asyncio.sleep(_PAUSE_S)
+
+
+@router.post("/{run_id}/cancel")
+def cancel(context: Ctx, request: Request, run_id: RunId) -> Response:
+    _check_origin(request)
+    with context.store.write() as connection:
+        runs.cancel(connection, run_id)
+    context.changed.notify()
+    context.queued.notify()
+    return RedirectResponse(f"/runs/{run_id}", 303)
+
+
+@router.post("/{run_id}/again")
+def run_again(context: Ctx, request: Request, run_id: RunId) -> Response:
+    """The same request once more, also where all is tuned enough."""
+    _check_origin(request)
+    with context.store.read() as connection:
+        asked = query.request_of(query.head(connection, run_id))
+    asked = msgspec.structs.replace(asked, force=True)
+    planned = runs.plan(asked)
+    with context.store.write() as connection:
+        new = runs.create(connection, asked, planned)
+    context.changed.notify()
+    return RedirectResponse(f"/runs/{new}", 303)
+
+
+def _check_origin(request: Request) -> None:
+    """Refuses what another site's page has made a browser send; raises `ForeignPageError`."""
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    origin = request.headers.get("origin")
+    foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+    if foreign or site not in ("same-origin", "none"):
+        raise ForeignPageError("the form was sent from another site: use the buttons of this one")

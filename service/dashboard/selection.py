@@ -1,0 +1,95 @@
+"""`/select`: which implementation for a workload, why, and what is known of the others."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import sqlalchemy as sa
+from fastapi import APIRouter, Request, Response
+
+from service import runs
+from service.dashboard.query import selection as query
+from service.dashboard.view import Ctx, render
+from service.dashboard.workload_text import parse_workload
+from service.errors import InvalidError
+from service.records import RecordDatabase
+from strategy.attrs import AttrsError
+from strategy.condition import ExpressionError
+from strategy.dispatch import DispatchTable, dispatch
+from strategy.op import OpError, TypeRelationError, find_op
+from strategy.op_strategy import Candidate
+from strategy.record import WireError
+from strategy.select import Level, Selection, SelectionError, current, select
+from strategy.select import holds as is_valid
+from strategy.target import Target, TargetError
+from strategy.types import TypeSyntaxError
+from strategy.workload import WorkloadError
+
+router = APIRouter(include_in_schema=False)
+
+# What is wrong with the form: shown beside it, not as an error of the page.
+_FAULTS = (
+    AttrsError, ExpressionError, InvalidError, OpError, SelectionError, TargetError,
+    TypeRelationError, TypeSyntaxError, WireError, WorkloadError,
+)  # fmt: skip
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A selection, with the medians of every implementation at each level that has any."""
+
+    selection: Selection
+    levels: list[Level]
+    at: dict[str, dict[Level, Any]]
+
+
+@router.get("/select")
+def show(
+    context: Ctx, request: Request, workload: str = "", target: str = "cpu", device: str = "",
+    policy: Literal["plevel", "tvm"] = "plevel",
+) -> Response:  # fmt: skip
+    filters = {"workload": workload, "target": target, "device": device, "policy": policy}
+    answer: Answer | DispatchTable | None = None
+    fault = None
+    with context.store.read() as connection:
+        if workload.strip():
+            try:
+                answer = _answer(connection, workload, target, device or None, policy)
+            except _FAULTS as error:
+                fault = " ".join(str(error).split())
+        fragment = "hx-request" in request.headers
+        known = {} if fragment else query.known(connection)
+    values = {"answer": answer, "is_table": isinstance(answer, DispatchTable), "fault": fault}
+    if fragment:
+        return render("select_answer.html", **values, filters=filters)
+    return render("select.html", **values, filters=filters, known=known)
+
+
+def _answer(
+    connection: sa.Connection, text: str, target_text: str, device: str | None,
+    policy: Literal["plevel", "tvm"],
+) -> Answer | DispatchTable:  # fmt: skip
+    workload = parse_workload(text)
+    target = query.find_target(connection, target_text) or Target.parse(target_text)
+    if device is not None and not query.has_device(connection, device):
+        raise InvalidError(f"device: {device!r:.80} is not on record: /devices lists those that are")
+    database = RecordDatabase(connection)
+    offered: list[Candidate] | None = None
+    if find_op(workload.op) is None:
+        offered = query.candidates_on_record(connection, workload, target)
+    workload, known = runs.known_candidates(workload, target, offered, "workload")
+    if not workload.is_constant:
+        return dispatch(workload, target, database, device=device, offered=offered)
+    measured = database.measured(workload, target, device)
+    found = select(workload, target, database, device=device, policy=policy, offered=known)
+    by_level = current([c for c in known if is_valid(c, workload)], measured)
+    levels = [level for level in Level if by_level[level]]
+    at = {
+        c.implementation: {
+            level: by_level[level][c.implementation] for level in levels
+            if c.implementation in by_level[level]
+        }
+        for c in known
+    }  # fmt: skip
+    return Answer(found, levels, at)
+

@@ -1,0 +1,96 @@
+"""How values are written on the pages: times, ages, ratios, counts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from strategy.select import show_seconds
+from strategy.space import Config
+
+
+def show_time(seconds: float | None) -> str:
+    """A measured time with three figures; a dash where there is none."""
+    return "–" if seconds is None else show_seconds(seconds)
+
+
+def show_spread(row: Any) -> str:
+    """Half the 95 % interval's width, relative to the median."""
+    return f"±{(row.high_s - row.low_s) / 2 / row.median_s:.1%}"
+
+
+def show_duration(seconds: float | None) -> str:
+    """How long something took, or will: minutes and hours, not three figures."""
+    if seconds is None:
+        return "–"
+    if seconds < 10:
+        return f"{max(seconds, 0.0):.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
+    if seconds < 172_800:
+        return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
+    return f"{seconds / 86_400:.0f} days"
+
+
+def show_age(at: float, now: float) -> str:
+    """How long ago an instant is, by the database's clock."""
+    age_s = now - at
+    return "just now" if age_s < 1 else f"{show_duration(age_s)} ago"
+
+
+def show_instant(at: float) -> str:
+    """An instant in UTC, to the second."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)) + " UTC"
+
+
+def show_iso(at: float) -> str:
+    """An instant as `<time datetime>` has it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def show_count(n: float | None) -> str:
+    """A count with thin spaces between its thousands."""
+    return "–" if n is None else f"{n:,.0f}".replace(",", "\u202f")
+
+
+def show_ratio(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.2f}×"
+
+
+def show_share(share: float) -> str:
+    return f"{share:.1%}" if 0 < share < 0.1 else f"{share:.0%}"
+
+
+def show_config(config: Mapping[str, Any] | None) -> str:
+    """The knobs and their values on one line."""
+    return str(Config(config)) if config else "no knobs"
+
+
+def show_signature(key: str, op: str) -> str:
+    """A workload's key without its operator, for pages that are about one operator."""
+    return key.removeprefix(op)
+
+
+def show_json(value: Any) -> str:
+    """JSON as people read it. Not Jinja's `tojson`, which is for scripts."""
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
+
+
+def heat_class(ratio: float | None) -> str:
+    """The class of a heat map's cell: `heat-0` for the best, up to `heat-7` beyond five times."""
+    if ratio is None:
+        return "heat-none"
+    bounds = (1.0, 1.05, 1.15, 1.35, 1.75, 2.5, 5.0)
+    return f"heat-{sum(ratio > b for b in bounds)}"
+
+
+FILTERS = {
+    "time": show_time, "spread": show_spread, "duration": show_duration, "age": show_age,
+    "instant": show_instant, "iso": show_iso, "count": show_count, "ratio": show_ratio,
+    "share": show_share, "config": show_config, "signature": show_signature, "heat": heat_class,
+    "pretty": show_json,
+}  # fmt: skip

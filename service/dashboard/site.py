@@ -1,0 +1,62 @@
+"""The dashboard put together: its pages, its static files, and its error page."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import cache, partial
+from inspect import isawaitable
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, FastAPI, Request, Response
+
+from service.dashboard import device, op, overview, record, run, selection, task
+from service.dashboard.view import HEADERS, STATIC, render, wants_page
+from service.errors import NotFoundError
+
+_KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_YEAR = "public, max-age=31536000, immutable"
+
+Handler = Callable[[Request, Exception], Response | Awaitable[Response]]
+static = APIRouter(include_in_schema=False)
+
+
+def install(app: FastAPI) -> None:
+    """Adds the pages to an application whose error handlers are installed already."""
+    for part in (overview, run, task, op, selection, device, record):
+        app.include_router(part.router)
+    app.include_router(static)
+    for kind, handler in list(app.exception_handlers.items()):
+        app.exception_handlers[kind] = partial(_show_error, handler)
+
+
+async def _show_error(handler: Handler, request: Request, error: Exception) -> Response:
+    """The problem document that the interface would answer, as a page where a person looks."""
+    answer = handler(request, error)
+    response = await answer if isawaitable(answer) else answer
+    if not wants_page(request):
+        return response
+    problem = orjson.loads(response.body)
+    fragment = "hx-request" in request.headers
+    page = render("fault.html" if fragment else "error.html", problem=problem)
+    page.status_code = response.status_code
+    return page
+
+
+@cache
+def _files() -> dict[str, tuple[bytes, str]]:
+    return {
+        str(path.relative_to(STATIC)): (path.read_bytes(), _KINDS[path.suffix])
+        for path in STATIC.rglob("*")
+        if path.suffix in _KINDS
+    }
+
+
+@static.get("/static/{name:path}")
+def show_static(name: str, v: str = "") -> Response:
+    found: Any = _files().get(name)
+    if found is None:
+        raise NotFoundError(f"there is no static file {name!r:.80}")
+    body, kind = found
+    headers = {**HEADERS, "cache-control": _YEAR if v else "no-cache"}
+    return Response(body, 200, headers, kind)

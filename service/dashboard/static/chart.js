@@ -1,0 +1,257 @@
+// The charts: best-so-far curves, times against a knob, and parallel coordinates. Their data comes
+// as JSON from the addresses in data-… attributes; names only ever become text nodes.
+"use strict";
+(() => {
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const colour = (i) => css(`--c${(i % 8) + 1}`);
+  const DASHES = [[], [6, 3], [2, 3]];
+
+  const showSeconds = (s) => {
+    if (s == null) return "–";
+    for (const [factor, unit] of [[1, "s"], [1e3, "ms"], [1e6, "µs"]])
+      if (s * factor >= 0.9995) return `${Number((s * factor).toPrecision(3))} ${unit}`;
+    return `${Number((s * 1e9).toPrecision(3))} ns`;
+  };
+  const showElapsed = (s) => s >= 7200 ? `${+(s / 3600).toPrecision(3)} h`
+    : s >= 120 ? `${+(s / 60).toPrecision(3)} min` : `${+s.toPrecision(3)} s`;
+
+  const say = (figure, text) => {
+    const p = document.createElement("p");
+    p.className = "empty";
+    p.textContent = text;
+    figure.replaceChildren(p);
+  };
+  const load = async (figure, url) => {
+    try {
+      const response = await fetch(url, { headers: { accept: "application/json" } });
+      if (!response.ok) throw new Error(`HTTP ${response.status}`);
+      return await response.json();
+    } catch (error) {
+      say(figure, `The data did not come (${error.message}): reload the page to try again.`);
+      return null;
+    }
+  };
+
+  const axis = (values, space) => ({
+    stroke: css("--soft"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false },
+    values, space, font: "12px system-ui, sans-serif",
+  });
+  // Powers of ten alone would leave a curve within one decade without any label.
+  const logSplits = (low, high) => {
+    const found = [];
+    for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++)
+      for (const m of high / low > 1000 ? [1] : high / low > 30 ? [1, 2, 5]
+        : [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8]) {
+        const v = m * 10 ** e;
+        if (v >= low * 0.999 && v <= high * 1.001) found.push(v);
+      }
+    if (found.length >= 3) return found;
+    return Array.from({ length: 5 }, (_, i) => low * (high / low) ** (i / 4));
+  };
+  const timeAxis = () => ({
+    ...axis((u, splits) => splits.map(showSeconds), 26), size: 64,
+    splits: (u, i, low, high) => logSplits(low, high), filter: (u, splits) => splits,
+  });
+  const logRange = (u, low, high) =>
+    low == null ? [1e-6, 1e-3] : [low / (high / low) ** 0.06 / 1.02, high * (high / low) ** 0.06 * 1.02];
+
+  const drawCurves = (figure, data) => {
+    const against = figure.dataset.x === "time" ? 1 : 0;
+    const curves = data.curves.filter((c) => c.points.length);
+    if (!curves.length) return say(figure, "Nothing was timed yet: the curves begin with the first result.");
+    const tables = curves.map((c) => {
+      const xs = c.points.map((p) => p[against]);
+      const ys = c.points.map((p) => p[2]);
+      const end = against ? c.elapsed_s : c.trials;
+      if (end > xs[xs.length - 1]) { xs.push(end); ys.push(ys[ys.length - 1]); }
+      return [xs, ys];
+    });
+    const joined = uPlot.join(tables);
+    const stepped = uPlot.paths.stepped({ align: 1 });
+    return plot(figure, joined, {
+      scales: { x: { time: false }, y: { distr: 3, range: logRange } },
+      axes: [{ ...axis((u, s) => s.map((v) => against ? showElapsed(v) : String(v)), 60), size: 30, incrs: against ? undefined : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000, 1000000] }, timeAxis()],
+      series: [
+        { label: against ? "elapsed" : "trial", value: (u, v) => v == null ? "–" : against ? showElapsed(v) : String(v) },
+        ...curves.map((c, i) => ({
+          label: c.name, stroke: colour(i), width: 2, dash: DASHES[Math.floor(i / 8) % 3], paths: stepped,
+          spanGaps: true, points: { show: curves[i].points.length < 2, size: 6 },
+          value: (u, v) => showSeconds(v),
+        })),
+      ],
+    });
+  };
+
+  const plot = (figure, data, options) => {
+    figure.replaceChildren();
+    const made = new uPlot({
+      width: figure.clientWidth, height: figure.clientHeight, ...options,
+      cursor: { drag: { x: true, y: false } }, legend: { live: true },
+      // The figure keeps its height: what the legend takes, the plot gives; once it is laid out.
+      hooks: { ready: [(u) => queueMicrotask(() => u.setSize({
+        width: figure.clientWidth,
+        height: figure.clientHeight - figure.querySelector(".u-legend").offsetHeight,
+      }))] },
+    }, data, figure);
+    const legend = figure.querySelector(".u-legend");
+    legend.tabIndex = 0;
+    return made;
+  };
+
+  const widths = new ResizeObserver((entries) => {
+    for (const { target } of entries) if (target.redraw && target.clientWidth !== target.drawnAt) target.redraw();
+  });
+  const keep = (figure, draw) => {
+    figure.redraw = () => { figure.drawnAt = figure.clientWidth; figure.drawn?.destroy?.(); figure.drawn = draw(); };
+    figure.redraw();
+    widths.observe(figure);
+  };
+
+  for (const figure of document.querySelectorAll("[data-curve]")) {
+    let asked = 0;
+    const refresh = async () => {
+      const own = ++asked;
+      const data = await load(figure, figure.dataset.curve);
+      if (data && own === asked) keep(figure, () => drawCurves(figure, data));
+    };
+    refresh();
+    let waiting = null;
+    document.addEventListener("plevel:change", () => {
+      waiting ??= setTimeout(() => { waiting = null; refresh(); }, 1500);
+    });
+  }
+
+  // Times against one knob, a series for each value of another.
+  const drawScatter = (figure, data, x, by) => {
+    const groups = new Map();
+    const n = data.knobs[by].values.length;
+    const bins = Math.min(n, 8);
+    for (const p of data.points) {
+      if (p[2 + x] < 0) continue;
+      const bin = p[2 + by] < 0 ? -1 : Math.floor(p[2 + by] * bins / n);
+      if (!groups.has(bin)) groups.set(bin, []);
+      // Spread within a value by the record's id, so that points do not hide each other.
+      groups.get(bin).push([p[2 + x] + ((p[0] * 0.618034) % 1 - 0.5) * 0.5, p[1]]);
+    }
+    const names = data.knobs[by].values;
+    const name = (bin) => {
+      if (bin < 0) return "other";
+      const first = Math.ceil(bin * n / bins), last = Math.ceil((bin + 1) * n / bins) - 1;
+      return first === last ? names[first] : `${names[first]} … ${names[last]}`;
+    };
+    const keys = [...groups.keys()].sort((a, b) => a - b);
+    const tables = keys.map((k) => {
+      const points = groups.get(k).sort((a, b) => a[0] - b[0]);
+      return [points.map((p) => p[0]), points.map((p) => p[1])];
+    });
+    const values = data.knobs[x].values;
+    return plot(figure, uPlot.join(tables), {
+      scales: { x: { time: false, range: [-0.7, values.length - 0.3] }, y: { distr: 3, range: logRange } },
+      axes: [
+        { ...axis((u, s) => s.map((v) => values[v] ?? ""), 50), size: 30, splits: (u) => {
+          const step = Math.max(1, Math.ceil(values.length / Math.max(1, u.bbox.width / devicePixelRatio / 56)));
+          return values.map((_, k) => k).filter((k) => k % step === 0);
+        } },
+        timeAxis(),
+      ],
+      series: [
+        { label: data.knobs[x].name, value: (u, v) => v == null ? "–" : values[Math.round(v)] ?? "" },
+        ...keys.map((k, i) => ({
+          label: `${data.knobs[by].name} ${name(k)}`, stroke: colour(i), paths: () => null,
+          points: { show: true, size: 5, fill: colour(i), space: 0, width: 0 }, value: (u, v) => showSeconds(v),
+        })),
+      ],
+    });
+  };
+
+  const drawParallel = (figure, data) => {
+    const canvas = document.createElement("canvas");
+    const ratio = devicePixelRatio || 1;
+    const width = figure.clientWidth, height = figure.clientHeight;
+    canvas.width = width * ratio;
+    canvas.height = height * ratio;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+    const pen = canvas.getContext("2d");
+    pen.scale(ratio, ratio);
+    const knobs = data.knobs;
+    const times = data.points.map((p) => Math.log(p[1]));
+    const low = Math.min(...times), high = Math.max(...times);
+    const left = 26, right = width - 44, top = 34, bottom = height - 26;
+    const step = (right - left) / knobs.length;
+    const at = (share) => bottom - (bottom - top) * share;
+    const place = (p, i) => p[2 + i] < 0 ? null : knobs[i].values.length < 2 ? 0.5 : p[2 + i] / (knobs[i].values.length - 1);
+    const order = data.points.map((p, i) => i).sort((a, b) => times[b] - times[a]);
+    const fast = Math.ceil(order.length / 10);
+    order.forEach((index, rank) => {
+      const p = data.points[index];
+      const isFast = rank >= order.length - fast;
+      pen.strokeStyle = isFast ? css("--c2") : css("--c1");
+      pen.globalAlpha = isFast ? 0.55 : Math.max(0.05, Math.min(0.3, 40 / order.length));
+      pen.lineWidth = isFast ? 1.2 : 1;
+      pen.beginPath();
+      knobs.forEach((_, i) => {
+        const share = place(p, i);
+        // Within a value's place by rank, so that equal lines do not hide each other.
+        if (share != null) pen.lineTo(left + i * step, at(share) + (rank / order.length - 0.5) * 8);
+      });
+      pen.lineTo(right, at(1 - (high > low ? (times[index] - low) / (high - low) : 0)));
+      pen.stroke();
+    });
+    pen.globalAlpha = 1;
+    pen.font = "12px system-ui, sans-serif";
+    pen.textAlign = "center";
+    const rule = (x, name, first, last) => {
+      pen.strokeStyle = css("--soft");
+      pen.lineWidth = 1;
+      pen.beginPath();
+      pen.moveTo(x, top - 4);
+      pen.lineTo(x, bottom + 4);
+      pen.stroke();
+      pen.fillStyle = css("--ink");
+      pen.fillText(name, x, 12, step - 4);
+      pen.fillStyle = css("--soft");
+      pen.fillText(last, x, 26, step - 4);
+      pen.fillText(first, x, height - 8, step - 4);
+    };
+    knobs.forEach((k, i) => rule(left + i * step, k.name, k.values[0], k.values[k.values.length - 1]));
+    rule(right, "time", showSeconds(Math.exp(high)), showSeconds(Math.exp(low)));
+    figure.replaceChildren(canvas);
+    return null;
+  };
+
+  const section = document.querySelector("[data-points]");
+  if (section) (async () => {
+    const scatter = section.querySelector(".scatter");
+    const parallel = section.querySelector(".parallel");
+    const data = await load(scatter, section.dataset.points);
+    if (!data) return;
+    if (!data.points.length) return say(scatter, "Nothing was timed yet.");
+    const [knob, by] = ["#knob", "#colour"].map((id) => section.querySelector(id));
+    for (const select of [knob, by])
+      select.replaceChildren(...data.knobs.map((k, i) => new Option(k.name, String(i))));
+    by.value = String(Math.min(1, data.knobs.length - 1));
+    const asked = new URLSearchParams(location.search);
+    for (const [select, name] of [[knob, "knob"], [by, "colour"]]) {
+      const i = data.knobs.findIndex((k) => k.name === asked.get(name));
+      if (i >= 0) select.value = String(i);
+    }
+    section.querySelector("#sampled").textContent = data.points.length < data.total
+      ? `${data.points.length} of ${data.total} trials: the fastest, and a regular sample of the others`
+      : `${data.total} trials`;
+    const draw = () => keep(scatter, () => drawScatter(scatter, data, +knob.value, +by.value));
+    for (const select of [knob, by]) select.addEventListener("change", () => {
+      const url = new URL(location);
+      url.searchParams.set("knob", data.knobs[+knob.value].name);
+      url.searchParams.set("colour", data.knobs[+by.value].name);
+      history.replaceState(null, "", url);
+      draw();
+    });
+    draw();
+    keep(parallel, () => drawParallel(parallel, data));
+  })();
+
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    for (const figure of document.querySelectorAll(".chart")) figure.redraw?.();
+  });
+})();

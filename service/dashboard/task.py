@@ -1,0 +1,122 @@
+"""`/tasks/{id}`: one implementation of one workload on one target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Path, Response
+
+from service.dashboard.query import task as query
+from service.dashboard.view import MAX_ID, Ctx, render, reply
+from strategy.op import find_op
+from strategy.op_strategy import candidates
+from strategy.record import convert
+from strategy.space import ConfigSpace
+from strategy.target import Target
+from strategy.workload import Workload
+
+router = APIRouter(prefix="/tasks", include_in_schema=False)
+TaskId = Annotated[int, Path(ge=1, le=MAX_ID)]
+By = Literal["all", "run", "device", "version"]
+
+
+@router.get("/{task_id}")
+def show(
+    context: Ctx, task_id: TaskId, by: By = "all", x: Literal["trials", "time"] = "trials"
+) -> Response:
+    with context.store.read() as connection:
+        row = query.head(connection, task_id)
+        siblings = query.siblings(connection, row)
+        values = {
+            "places": query.places(connection, task_id),
+            "spread": query.spread(connection, task_id),
+            "failures": query.failures(connection, task_id),
+        }
+    return render(
+        "task.html", task=row, by=by, x=x, now_version=_current_version(row, siblings),
+        others=[s for s in siblings if s.implementation != row.implementation],
+        versions=[s for s in siblings if s.implementation == row.implementation],
+        knobs=_knobs(row.space, row.config), **values,
+    )  # fmt: skip
+
+
+def _current_version(row: Any, siblings: list[Any]) -> str | None:
+    """The implementation's version now: of the code installed here, else the newest on record.
+
+    None where the code installed here has no such implementation any more.
+    """
+    if find_op(row.op) is not None:
+        workload, target = convert(row.workload_body, Workload), Target.parse(row.target_body)
+        known = {c.implementation: c.version for c in candidates(workload, target)}
+        return known.get(row.implementation)
+    own = [s for s in siblings if s.implementation == row.implementation]
+    newest: str = max(own, key=lambda s: s.id).version
+    return newest
+
+
+def _knobs(space: Any, config: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Each knob with its values, and where in them the optimum lies."""
+    if space is None:
+        return []
+    best = config or {}
+    return [
+        {
+            "name": k.name, "kind": k.kind, "count": len(k.values), "first": k.values[0],
+            "last": k.values[-1], "best": best.get(k.name),
+            "at": _place(k.values, best.get(k.name)),
+        }
+        for k in ConfigSpace.from_json(space).knobs
+    ]  # fmt: skip
+
+
+def _place(values: Any, value: Any) -> float | None:
+    """How far along its values the knob's best value is, from 0 to 1; None where it is not of them."""
+    wanted = tuple(value) if isinstance(value, list) else value
+    if wanted not in values:
+        return None
+    return float(values.index(wanted) / max(len(values) - 1, 1))
+
+
+@router.get("/{task_id}/curve.json")
+def show_curve(context: Ctx, task_id: TaskId, by: By = "all") -> Response:
+    with context.store.read() as connection:
+        row = query.head(connection, task_id)
+        found = query.curves(connection, row, by)
+    return reply({"curves": msgspec.to_builtins(found)})
+
+
+@router.get("/{task_id}/points.json")
+def show_points(context: Ctx, task_id: TaskId) -> Response:
+    """Configurations as rows of places in each knob's values, with their times."""
+    with context.store.read() as connection:
+        row = query.head(connection, task_id)
+        found = query.points(connection, task_id) if row.space is not None else []
+    space = None if row.space is None else ConfigSpace.from_json(row.space)
+    knobs = [] if space is None else list(space.knobs)
+    shown = [_texts(k.values) for k in knobs]
+    places = [{text: i for i, text in enumerate(texts)} for texts in shown]
+    points = []
+    for p in found:
+        row_of = [
+            place.get(_text(p.config.get(k.name)), -1) for k, place in zip(knobs, places, strict=True)
+        ]
+        points.append([p.id, p.median_s, *row_of])
+    return reply(
+        {
+            "knobs": [{"name": k.name, "values": texts} for k, texts in zip(knobs, shown, strict=True)],
+            "points": points,
+            "total": found[0].total if found else 0,
+        }
+    )
+
+
+def _texts(values: Any) -> list[str]:
+    return [_text(v) for v in values]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "×".join(map(str, value))
+    return str(value)

@@ -1,0 +1,85 @@
+"""Rendering: templates, the headers that every page carries, and links that keep the filters."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote, urlencode
+
+import orjson
+from fastapi import Depends, Request, Response
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from service.context import Context, context_of
+from service.dashboard.show import FILTERS
+
+HERE = Path(__file__).parent
+STATIC = HERE / "static"
+MAX_ID = 2**63 - 1
+
+Ctx = Annotated[Context, Depends(context_of)]
+
+# No inline script or style, nothing from another host, and no page of ours in another's frame.
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cache-control": "no-store",
+    "vary": "HX-Request",
+}
+
+
+@cache
+def static_url(name: str) -> str:
+    """The address of a static file; it changes with the content, which is cached for good."""
+    digest = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
+    return f"/static/{name}?v={digest}"
+
+
+def op_url(op: str) -> str:
+    """The address of an operator's page: names may hold what a path gives a meaning to."""
+    return f"/ops/{quote(op, safe='')}"
+
+
+def link(path: str, filters: Mapping[str, Any], **changed: Any) -> str:
+    """An address with the filters that are set, some of them changed; None leaves one out."""
+    values = {k: v for k, v in {**filters, **changed}.items() if v not in (None, "")}
+    return f"{path}?{urlencode(values)}" if values else path
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(FILTERS)
+    environment.globals.update(static_url=static_url, op_url=op_url, link=link)
+    return environment
+
+
+def render(template: str, **values: Any) -> Response:
+    """A page, or a fragment of one."""
+    text = _environment().get_template(template).render(**values)
+    return Response(text, 200, HEADERS, "text/html")
+
+
+def reply(data: Any) -> Response:
+    """JSON for the charts."""
+    return Response(orjson.dumps(data), 200, HEADERS, "application/json")
+
+
+def wants_page(request: Request) -> bool:
+    """Whether a person looks at the answer: a browser, at no address of the REST interface."""
+    path = request.url.path
+    if path.startswith(("/v1/", "/static/")) or path.endswith(".json"):
+        return False
+    return "hx-request" in request.headers or "text/html" in request.headers.get("accept", "")

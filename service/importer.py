@@ -1,0 +1,344 @@
+"""Writing what a reader gives to the database: in batches, each whole, and nothing twice.
+
+A record is known by its identity, so that an import that was interrupted is simply run again.
+Memory is bounded by a batch and the caches; ids are remembered once their batch is committed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import orjson
+import sqlalchemy as sa
+
+from service import best, catalogue
+from service.db import Store, insert, now
+from service.errors import DatabaseError
+from service.formats import (
+    Attachment,
+    ImportedRecord,
+    Item,
+    Reason,
+    Rejected,
+    Summary,
+    Task,
+    native,
+)
+from service.formats.entry import RejectError, reject
+from service.models import attachment, record
+from strategy.record import Device, TimingPolicy, WireError, decode, encode
+from strategy.space import ConfigSpace
+
+BATCH = 4000  # records at most
+BATCH_BYTES = 8 << 20  # about what they take in memory
+MAX_CACHED = 20_000
+MAX_KEY = 2000  # bytes of a text that is indexed: PostgreSQL takes 2700
+TRIES = 5  # of a batch that another's rows cross
+_CROSSED = ("40P01", "40001")  # PostgreSQL: deadlock, serialization failure
+
+_COLUMNS = tuple(
+    record.c[
+        "identity", "source", "task_id", "variant_id", "device_id", "environment_id", "policy_id",
+        "origin_run", "origin_worker", "phase", "session", "seed", "config", "config_digest",
+        "error", "message", "samples_s", "median_s", "mean_s", "prepare_s", "build_s", "check_s",
+        "run_s", "code_digest", "extra", "measured_at", "recorded_at",
+    ]
+)  # fmt: skip
+
+K = TypeVar("K")
+
+
+def import_items(
+    store: Store,
+    items: Iterable[Item],
+    put_aside: Callable[[Rejected], None] | None = None,
+    *,
+    batch: int = BATCH,
+) -> Summary:
+    """Stores records and their attachments; returns what became of them.
+
+    What was read before a failure stays, in whole batches.
+
+    Args:
+        store: the database.
+        items: what a reader of `service.formats` gives.
+        put_aside: is called with each entry that cannot be read or kept.
+        batch: at most so many records in one transaction.
+
+    Raises:
+        DatabaseError: it went away.
+    """
+    summary = Summary()
+    importer = _Importer(store)
+    pending = _Batch()
+    for item in items:
+        found = item
+        if not isinstance(found, Rejected):
+            try:
+                importer.admit(found)
+                pending.add(found)
+            except (RejectError, WireError) as error:
+                found = reject(0, error, b"".join(native.write([found])).split(b"\n")[1])
+        if isinstance(found, Rejected):
+            summary.put_aside(found)
+            if put_aside is not None:
+                put_aside(found)
+        if len(pending.records) >= batch or pending.bytes >= BATCH_BYTES:
+            importer.store(pending, summary)
+            pending = _Batch()
+    importer.store(pending, summary)
+    return summary
+
+
+class _Batch:
+    def __init__(self) -> None:
+        self.records: list[ImportedRecord] = []
+        self.attachments: list[Attachment] = []
+        self.bytes = 0
+
+    def add(self, item: ImportedRecord | Attachment) -> None:
+        if isinstance(item, Attachment):
+            self.attachments.append(item)
+            self.bytes += len(item.text)
+        else:
+            self.records.append(item)
+            self.bytes += 32 * len(item.samples_s) + len(item.extra) + len(item.message)
+
+
+class _Importer:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._admitted: set[tuple[str, object]] = set()
+        self._tasks: dict[str, tuple[int, int, int]] = {}  # task, variant, target
+        self._devices: dict[str, int] = {}
+        self._environments: dict[bytes, int] = {}
+        self._policies: dict[TimingPolicy, int] = {}
+
+    def admit(self, item: ImportedRecord | Attachment) -> None:
+        """Raises `RejectError` for what one of the databases could not keep."""
+        if isinstance(item, Attachment):
+            _check_attachment(item)
+            return
+        of = item.task  # the level and the library are no part of its key
+        self._once("task", (of.key, of.plevel, of.library), lambda: _check_task(of))
+        if item.device is not None:
+            given = item.device
+            self._once("device", encode(given), lambda: _check_device(given))
+        if item.environment:
+            self._once(
+                "environment", encode(item.environment), lambda: _dumped(item.environment)
+            )
+
+    def _once(self, what: str, key: object, check: Callable[[], object]) -> None:
+        if (what, key) in self._admitted:
+            return
+        check()
+        if len(self._admitted) >= MAX_CACHED:
+            self._admitted.clear()
+        self._admitted.add((what, key))
+
+    def store(self, pending: _Batch, summary: Summary) -> None:
+        """Commits a batch whole; the summary counts it then."""
+        if not pending.records and not pending.attachments:
+            return
+        for attempt in range(TRIES):
+            try:
+                with self._store.write() as connection:
+                    new = self._write(connection, pending)
+                break
+            except DatabaseError as error:
+                self._forget()
+                state = getattr(getattr(error.__cause__, "orig", None), "sqlstate", None)
+                if state not in _CROSSED or attempt == TRIES - 1:
+                    raise
+            except BaseException:
+                self._forget()
+                raise
+        summary.add(new=new, known=len(pending.records) - new)
+        for cache in (self._tasks, self._devices, self._environments, self._policies):
+            if len(cache) > MAX_CACHED:
+                cache.clear()
+
+    def _forget(self) -> None:
+        """Ids of rows that were rolled back must not be used."""
+        for cache in (self._tasks, self._devices, self._environments, self._policies):
+            cache.clear()
+
+    def _write(self, connection: sa.Connection, pending: _Batch) -> int:
+        _put_attachments(connection, pending.attachments)
+        by_identity = {bytes.fromhex(item.identity): item for item in reversed(pending.records)}
+        for found in _known(connection, list(by_identity)):
+            del by_identity[found]
+        if not by_identity:
+            return 0
+        fresh = list(reversed(by_identity.items()))  # in the order of the file
+        self._put_tasks(connection, [item for _, item in fresh])
+        best.lock(connection, {self._tasks[item.task.key][0] for _, item in fresh})
+        clock = connection.execute(sa.select(now())).scalar_one()
+        rows = [self._row(connection, found, item, clock) for found, item in fresh]
+        new = _insert(connection, rows)
+        at = {c.name: i for i, c in enumerate(_COLUMNS)}
+        task_at, device_at, digest_at = at["task_id"], at["device_id"], at["config_digest"]
+        best.refresh(connection, [(r[task_at], r[device_at], r[digest_at]) for r in rows])
+        return new
+
+    def _put_tasks(self, connection: sa.Connection, items: Sequence[ImportedRecord]) -> None:
+        """Makes the rows in one order, so that two imports do not wait for each other."""
+        tasks = {i.task.key: i.task for i in items if i.task.key not in self._tasks}
+        workloads = {t.workload.digest: t.workload for t in tasks.values()}
+        variants = {key: t.target.to_json() for key, t in tasks.items()}
+        target_ids: dict[str, int] = {}
+        for t in sorted(tasks.values(), key=lambda t: t.target.key):
+            target_ids[t.target.key] = catalogue.put_target(connection, t.target)
+        workload_ids = {d: catalogue.put_workload(connection, workloads[d]) for d in sorted(workloads)}
+        variant_ids: dict[str, int] = {}
+        for key in sorted(tasks, key=lambda key: catalogue.digest_of(variants[key])):
+            t = tasks[key]
+            variant_ids[key] = catalogue.put_variant(
+                connection, target_ids[t.target.key], t.target.keys, variants[key]
+            )
+        for key in sorted(tasks):
+            t = tasks[key]
+            target_id = target_ids[t.target.key]
+            task_id = catalogue.put_foreign_task(
+                connection, workload_ids[t.workload.digest], target_id, t
+            )
+            self._tasks[key] = task_id, variant_ids[key], target_id
+
+    def _row(
+        self, connection: sa.Connection, found: bytes, item: ImportedRecord, clock: float
+    ) -> tuple[Any, ...]:
+        task_id, variant_id, target_id = self._tasks[item.task.key]
+        samples = item.samples_s
+        environment_id = None
+        if item.environment:
+            environment_id = _remembered(
+                self._environments, encode(item.environment),
+                lambda: catalogue.put_environment(connection, item.environment),
+            )  # fmt: skip
+        policy_id, policy = None, item.policy
+        if policy is not None:
+            policy_id = _remembered(
+                self._policies, policy, lambda: catalogue.put_policy(connection, policy)
+            )
+        return (
+            found, item.source, task_id, variant_id, self._device(connection, item, target_id),
+            environment_id, policy_id, item.run, item.worker or None, item.phase.value,
+            item.session, item.seed, item.config_key, item.config_digest,
+            None if item.error is None else item.error.value, item.message,
+            orjson.dumps(samples).decode(), statistics.median(samples) if samples else None,
+            sum(samples) / len(samples) if samples else None, item.prepare_s, item.build_s,
+            item.check_s, item.run_s, item.code_digest, item.extra.decode() or None,
+            item.measured_at, clock,
+        )  # fmt: skip
+
+    def _device(self, connection: sa.Connection, item: ImportedRecord, target_id: int) -> int | None:
+        given = item.device
+        if given is not None:
+            return _remembered(
+                self._devices, given.identity, lambda: _put_device(connection, given)
+            )
+        if not item.device_model:
+            return None
+        # Known by nothing but the model's name: one row stands for all of them.
+        identity = f"model:{catalogue.digest_of(item.device_model)}"
+        return _remembered(
+            self._devices, identity,
+            lambda: catalogue.put_device(
+                connection, identity, "", item.device_model, target_id, item.task.target.to_json(), {}
+            ),
+        )  # fmt: skip
+
+
+def _remembered(cache: dict[K, int], key: K, put: Callable[[], int]) -> int:
+    found = cache.get(key)
+    if found is None:
+        found = cache[key] = put()
+    return found
+
+
+def _put_device(connection: sa.Connection, given: Device) -> int:
+    """One that is here already stays as its worker described it."""
+    return catalogue.put_device(
+        connection, given.identity, given.slot, given.model,
+        catalogue.put_target(connection, given.target), given.target.to_json(), given.fingerprint,
+    )  # fmt: skip
+
+
+def _put_attachments(connection: sa.Connection, given: Sequence[Attachment]) -> None:
+    if given:
+        values = [{"what": a.what, "key": a.key, "text": a.text} for a in given]
+        values.sort(key=lambda v: (v["what"], v["key"]))
+        connection.execute(insert(connection, attachment).on_conflict_do_nothing(), values)
+
+
+def _known(connection: sa.Connection, identities: list[bytes]) -> list[bytes]:
+    """Those that are on record."""
+    if not identities:
+        return []
+    query = "SELECT identity FROM record WHERE identity"
+    given: tuple[Any, ...] = tuple(identities)
+    if connection.dialect.name == "sqlite":
+        query += f" IN ({', '.join('?' * len(identities))})"
+    else:
+        query, given = f"{query} = ANY(%s)", (identities,)
+    return [bytes(row[0]) for row in connection.exec_driver_sql(query, given)]
+
+
+def _insert(connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> int:
+    """Inserts rows in the order of `_COLUMNS`; returns how many were not there."""
+    names = ", ".join(c.name for c in _COLUMNS)
+    done = "ON CONFLICT (identity) DO NOTHING"
+    if connection.dialect.name == "sqlite":
+        places = ", ".join("?" * len(_COLUMNS))
+        statement = f"INSERT INTO record ({names}) VALUES ({places}) {done}"  # noqa: S608
+        return connection.exec_driver_sql(statement, list(rows)).rowcount
+    # One array per column: several times as fast as a row at a time.
+    taken, given = [], []
+    for i, c in enumerate(_COLUMNS):
+        kind = c.type.compile(dialect=connection.dialect)
+        json = kind == "JSONB"
+        taken.append(f"CAST(c{i} AS JSONB)" if json else f"c{i}")
+        given.append(f"%s::{'TEXT' if json else kind}[]")
+    columns = ", ".join(f"c{i}" for i in range(len(_COLUMNS)))
+    statement = (
+        f"INSERT INTO record ({names}) SELECT {', '.join(taken)} "  # noqa: S608
+        f"FROM unnest({', '.join(given)}) AS given({columns}) {done}"
+    )
+    arrays = tuple(list(column) for column in zip(*rows, strict=True))
+    return connection.exec_driver_sql(statement, arrays).rowcount
+
+
+def _check_task(task: Task) -> None:
+    if len(task.target.key.encode()) > MAX_KEY:
+        raise RejectError(Reason.TARGET, f"the target's key is longer than {MAX_KEY} bytes")
+    if len(task.space) > 64:
+        raise RejectError(Reason.SPACE, "a space's digest has at most 64 characters")
+    if task.library is not None and len(task.library) > 200:
+        raise RejectError(Reason.FIELD, "task.library has at most 200 characters")
+    if not -(2**31) <= task.plevel < 2**31:
+        raise RejectError(Reason.FIELD, "task.plevel has at most 32 bits")
+
+
+def _check_device(given: Device) -> None:
+    if len(given.model.encode()) > MAX_KEY or len(given.target.key.encode()) > MAX_KEY:
+        raise RejectError(
+            Reason.FIELD, f"device: the model and the target's key have at most {MAX_KEY} bytes"
+        )
+    _dumped(given.fingerprint)
+
+
+def _check_attachment(given: Attachment) -> None:
+    if not 0 < len(given.key) <= 64:
+        raise RejectError(Reason.FIELD, "an attachment's key has 1 to 64 characters")
+    if given.what == "space" and decode(given.text, ConfigSpace).digest != given.key:
+        raise RejectError(Reason.SPACE, f"space {given.key}: it has another digest")
+
+
+def _dumped(data: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(data)
+    except (TypeError, ValueError) as error:
+        raise RejectError(Reason.FIELD, f"environment or fingerprint: {error}") from error

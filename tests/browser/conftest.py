@@ -1,0 +1,89 @@
+"""A service on a seeded database and one on an empty one, and a real browser to look at them."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from service import migration
+from service.__main__ import listen
+from service.app import create_app
+from service.db import Store
+from service.settings import Settings
+from tests.browser import seed
+from tests.browser.visitor import Site, Visitor
+
+
+@contextlib.contextmanager
+def serve(database: str) -> Iterator[str]:
+    """The service in a thread, without a tuner: nothing happens but what tests do."""
+    settings = Settings(database=database, tune=False, poll_s=0.2)
+    app = create_app(settings)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    with listen("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            app.state.context.stop()
+            thread.join()
+
+
+@pytest.fixture(scope="session")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    database = f"sqlite:///{tmp_path_factory.mktemp('seeded') / 'plevel.db'}"
+    migration.upgrade(database)
+    store = Store(database)
+    ids = seed.fill(store)
+    store.close()
+    with serve(database) as url:
+        yield Site(url, database, ids)
+
+
+@pytest.fixture(scope="session")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    database = f"sqlite:///{tmp_path_factory.mktemp('empty') / 'plevel.db'}"
+    with serve(database) as url:
+        yield Site(url, database)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("no chromium on this host (Debian: apt install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(chromium: Any) -> Iterator[Callable[..., Visitor]]:
+    """Opens a page of a site: `visit(site, width=360, scheme="dark")`."""
+    contexts = []
+
+    def make(site: Site, width: int = 1280, scheme: str = "light") -> Visitor:
+        context = chromium.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
+        )
+        contexts.append(context)
+        return Visitor(context.new_page(), site)
+
+    yield make
+    for context in contexts:
+        context.close()

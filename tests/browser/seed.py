@@ -1,0 +1,253 @@
+"""What the pages are shown with: runs of a real operator, and one whose every name is hostile.
+
+Records go in through the queue, as a worker's would; times come from a formula.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from service import fleet, queue, retry, runs
+from service.db import Store, now
+from service.models import best, event, job, record, run, task, worker
+from strategy.op_strategy import Candidate
+from strategy.record import (
+    SEARCH_POLICY,
+    Device,
+    ErrorKind,
+    JobEntry,
+    Phase,
+    Result,
+    Results,
+    RunRequest,
+    RunState,
+    RunWorkload,
+    WorkerInfo,
+)
+from strategy.space import Config, ConfigSpace, Knob
+from strategy.target import Target
+from strategy.workload import Input, Workload
+
+TERMS = retry.Terms(lease_s=3600.0, alive_s=3600.0)
+TARGET = Target.parse(
+    {"kind": "llvm", "mcpu": "znver4", "num-cores": 2, "keys": ["cpu"], "libs": ["cblas"]}
+)
+SCRIPT = "<script>window.hacked=1</script>"
+IMAGE = "\"'><img src=x onerror=window.hacked=1>"
+# A name of a workload holds no spaces, brackets of calls, quotes, commas or equals signs.
+HOSTILE_OP = "<svg/onload;alert`1`><b>'&amp;/../x?y#z%2e</script>"
+HOSTILE_IMPLEMENTATION = f"{IMAGE}{{{{7*7}}}}.cpu"
+HOSTILE_MESSAGE = f"{SCRIPT}\n{IMAGE}\n</pre></details>{SCRIPT}" + "\n  at line 12: error\n" * 40
+SHAPES = [
+    (1, 768, 768), (16, 768, 768), (16, 3072, 768), (128, 768, 768), (128, 768, 3072),
+    (128, 3072, 768), (384, 3072, 768), (384, 1024, 4096), (512, 512, 512), (768, 768, 768),
+    (1000, 1000, 1000), (37, 1003, 531),
+]  # fmt: skip
+
+
+def dense(m: int | str, n: int, k: int) -> Workload:
+    inputs = {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"}
+    return Workload.make("dense", inputs, constants=("weight",))
+
+
+def hostile_candidates() -> tuple[Candidate, ...]:
+    space = ConfigSpace(
+        [Knob(IMAGE, range(8)), Knob("</script>", [SCRIPT, "b", "c"]), Knob("z", [1, 2, 4])],
+        fallback={IMAGE: 0, "</script>": "b", "z": 1},
+    )
+    return (
+        Candidate(HOSTILE_IMPLEMENTATION, f"1.{space.digest}", 5, None, space),
+        Candidate(SCRIPT, "1.0", 15, None, None, IMAGE),
+    )
+
+
+HOSTILE = Workload(HOSTILE_OP, (Input("<img/src>", "float32[64,64]"),), {"layout": SCRIPT})
+
+
+def _unit(text: str) -> float:
+    """A number in [0, 1) that the text decides."""
+    return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 2**32
+
+
+def seconds(workload: Workload, entry: JobEntry) -> float:
+    """The formula: each implementation has its own level and its own valley of knobs."""
+    dims = [d for d in workload.dims.values() if isinstance(d, int)]
+    work = math.prod(dims[:2]) * (dims[2] if len(dims) > 2 else 1)
+    level = 0.9 + 1.4 * _unit(f"{entry.implementation}{workload.key}")
+    shape = 1.0
+    for i, (name, value) in enumerate(sorted(entry.config.items())):
+        wanted = _unit(f"{entry.implementation}{name}")
+        shape *= 1 + (0.5 / (i + 1)) * abs(_unit(f"{name}{value}") - wanted)
+    return (5e-6 + 2e-11 * work) * level * shape
+
+
+def spread_seconds(entry: JobEntry, workload_id: int) -> float:
+    """A cheaper formula of the same kind, for very many."""
+    level = 1e-4 * (1 + (workload_id * 7 + len(entry.implementation) * 3) % 11)
+    return level * (1 + sum(abs(int(v) - 5) for v in entry.config.values()) / 8)
+
+
+def result(workload: Workload, entry: JobEntry, rng: random.Random) -> Result:
+    roll = rng.random()
+    hostile = workload.op == HOSTILE_OP
+    if entry.config and (roll < 0.08 or (hostile and entry.index % 9 == 4)):
+        kind = rng.choice([ErrorKind.COMPILE, ErrorKind.WRONG_ANSWER, ErrorKind.RUN_TIMEOUT,
+                           ErrorKind.CRASH, ErrorKind.INSTANTIATION])  # fmt: skip
+        message = HOSTILE_MESSAGE if hostile else f"{kind.value}: a message of several lines\n  at 1"
+        return Result(entry=entry.index, error=kind, message=message, build_s=0.03)
+    median_s = seconds(workload, entry)
+    noise = 0.07 if hostile else 0.006
+    samples = tuple(median_s * (1 + noise * abs(rng.gauss(0, 1))) for _ in range(9))
+    return Result(entry=entry.index, samples_s=samples, build_s=0.032, run_s=0.06, prepare_s=1e-4)
+
+
+class Farm:
+    """Two workers' worth of answers for the runs of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.rng = random.Random(7)
+        self.devices = (
+            self._device("3f2a9c11e07b4d52/cpu:0-1", "AMD EPYC 9B45"),
+            self._device(f"{IMAGE}/cpu:0-1", f"Model {SCRIPT}"),
+        )
+        with store.write() as c:
+            self.workers = [
+                fleet.register(c, WorkerInfo(name=name, host=host, pid=4242, devices=(d,), version="0.1"))
+                for name, host, d in (
+                    ("farm-1", "farm-1.example", self.devices[0]), (SCRIPT, IMAGE, self.devices[1]),
+                )
+            ]  # fmt: skip
+        self.dispatched = 0
+
+    def _device(self, identity: str, model: str) -> Device:
+        fingerprint = {"cores": 2, "l2_bytes": 1048576, SCRIPT: IMAGE}
+        return Device(
+            identity=identity, slot="cpu:0-1", model=model, target=TARGET, fingerprint=fingerprint
+        )
+
+    def ask(self, workloads: Sequence[RunWorkload], trials: int) -> int:
+        asked = RunRequest(workloads=tuple(workloads), target=TARGET, trials=trials, force=True)
+        planned = runs.plan(asked)
+        with self.store.write() as c:
+            return runs.create(c, asked, planned)
+
+    def search(self, run_id: int, trials: int) -> None:
+        """So many trials of each tunable implementation, and one of each other."""
+        with self.store.read() as c:
+            tasks = c.execute(
+                sa.text(
+                    "SELECT t.id, t.workload_id, t.target_id, t.space FROM task t "
+                    "JOIN run_task rt ON rt.task_id = t.id WHERE rt.run_id = :run"
+                ).columns(space=task.c.space.type),
+                {"run": run_id},
+            ).all()
+        for t in tasks:
+            configs = [{}]
+            if t.space is not None:
+                space = ConfigSpace.from_json(t.space)
+                configs = space.sample(self.rng, trials)
+            self._measure(run_id, t, configs, Phase.SEARCH)
+
+    def confirm(self, run_id: int) -> None:
+        with self.store.read() as c:
+            found = c.execute(
+                sa.text(
+                    "SELECT t.id, t.workload_id, t.target_id, b.config FROM task t "
+                    "JOIN run_task rt ON rt.task_id = t.id JOIN best b ON b.task_id = t.id "
+                    "WHERE rt.run_id = :run AND b.scope = 'target'"
+                ).columns(config=best.c.config.type),
+                {"run": run_id},
+            ).all()
+        for t in found:
+            self._measure(run_id, t, [t.config], Phase.CONFIRM)
+
+    def _measure(self, run_id: int, t, configs, phase: Phase) -> None:
+        entries = [queue.NewEntry(t.id, Config(c)) for c in configs]
+        with self.store.write() as c:
+            queue.enqueue(
+                c, run_id, t.workload_id, t.target_id, phase, entries, SEARCH_POLICY, seed=1
+            )
+        which = self.dispatched % 7 == 6
+        self.dispatched += 1
+        with self.store.write() as c:
+            held = queue.lease_job(c, self.workers[which], self.devices[which].identity, TERMS)
+        assert held is not None
+        workload = held.job.workload
+        results = tuple(
+            r for e in held.job.entries if (r := result(workload, e, self.rng)) is not None
+        )
+        if phase is Phase.CONFIRM:  # what was timed once can be timed again
+            results = tuple(
+                r if r.error is None else result(workload, e, random.Random(1))
+                for e, r in zip(held.job.entries, results, strict=True)
+            )
+        sent = Results(
+            token=held.token, session=f"s{held.id}", results=results,
+            environment={"compiler": "clang 19", "governor": IMAGE}, done=True,
+        )  # fmt: skip
+        with self.store.write() as c:
+            queue.report(c, held.id, sent, TERMS)
+
+    def finish(self, run_id: int, message: str = "the budget is spent") -> None:
+        with self.store.write() as c:
+            runs.finish(c, run_id, RunState.DONE, message, complete=True)
+
+
+def fill(store: Store, trials: int = 24) -> dict[str, int]:
+    """Fills an empty store; returns the ids that tests ask for."""
+    farm = Farm(store)
+    shapes = [RunWorkload(workload=dense(*s)) for s in SHAPES]
+    first = farm.ask(shapes, 500)
+    farm.search(first, trials)
+    farm.confirm(first)
+    farm.finish(first)
+    hostile = farm.ask([RunWorkload(workload=HOSTILE, candidates=hostile_candidates())], 60)
+    farm.search(hostile, trials * 2)
+    farm.confirm(hostile)
+    farm.finish(hostile, f"stopped: {SCRIPT}")
+    live = farm.ask([RunWorkload(workload=dense(128, 3072, 768))], 400)
+    farm.search(live, trials)
+    with store.write() as c:
+        # The first run was eight days ago; the live one began two minutes ago.
+        c.execute(
+            sa.update(record).where(record.c.run_id == first)
+            .values(recorded_at=record.c.recorded_at - 8 * 86_400.0 + record.c.id)
+        )  # fmt: skip
+        c.execute(
+            sa.update(run).where(run.c.id == first)
+            .values(created_at=now() - 8 * 86_400.0, finished_at=now() - 8 * 86_400.0 + 900.0)
+        )  # fmt: skip
+        newest = c.scalar(sa.select(sa.func.max(record.c.id)))
+        c.execute(
+            sa.update(record).where(record.c.run_id != first)
+            .values(recorded_at=now() - 3.0 * (newest - record.c.id))
+        )  # fmt: skip
+        c.execute(sa.update(run).where(run.c.id == live).values(created_at=now() - 120.0))
+        # A version that the code has left behind.
+        stale = c.scalar(sa.select(sa.func.min(task.c.id)).where(task.c.plevel == 5))
+        c.execute(sa.update(task).where(task.c.id == stale).values(version="0.00000000"))
+        c.execute(
+            sa.update(job).where(job.c.run_id == hostile).values(state="quarantined", reason=SCRIPT)
+        )
+        c.execute(sa.update(worker).where(worker.c.id == farm.workers[1]).values(seen_at=1.0))
+        c.execute(sa.delete(event))
+        tunable = c.scalar(
+            sa.select(sa.func.max(task.c.id)).where(task.c.implementation == "dense_pack.cpu")
+        )
+        hostile_task = c.scalar(
+            sa.select(task.c.id).where(task.c.implementation == HOSTILE_IMPLEMENTATION)
+        )
+        failed = c.scalar(
+            sa.select(sa.func.max(record.c.id))
+            .where(record.c.run_id == hostile, record.c.error.is_not(None))
+        )  # fmt: skip
+    return {
+        "done": first, "hostile": hostile, "live": live, "task": tunable or 0, "stale": stale or 0,
+        "hostile_task": hostile_task or 0, "failed_record": failed or 0,
+    }  # fmt: skip

@@ -1,0 +1,90 @@
+"""Every page in a real browser: on a seeded and an empty database, narrow and wide, light and dark."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+import pytest
+
+from service.dashboard.view import op_url
+from tests.browser import seed
+from tests.browser.visitor import WIDTHS, Site
+
+MAX_PAGE_BYTES = 300_000
+SYMBOLIC = "dense(data=float32[m,768],weight=float32[3072,768]:const)"
+CONCRETE = SYMBOLIC.replace("[m,", "[128,")
+EMPTY = ["/", "/runs", "/ops", "/select", "/devices", "/records"]
+
+
+def _select(workload: str, **more: str) -> str:
+    return "/select?" + urlencode({"workload": workload, "target": seed.TARGET.key, **more})
+
+
+def _pages(ids: dict[str, int]) -> list[str]:
+    return [
+        *EMPTY,
+        *(f"/runs/{ids[name]}" for name in ("done", "hostile", "live")),
+        f"/tasks/{ids['task']}", f"/tasks/{ids['task']}?x=time&by=run", f"/tasks/{ids['stale']}",
+        f"/tasks/{ids['hostile_task']}", "/ops/dense", "/ops/dense?value=time",
+        op_url(seed.HOSTILE_OP), _select(CONCRETE), _select(SYMBOLIC), _select(CONCRETE, policy="tvm"),
+        _select(seed.HOSTILE.key), "/records?op=dense&error=any", f"/records/{ids['failed_record']}",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_of_a_full_database(visit, seeded: Site, width: int, scheme: str) -> None:
+    visitor = visit(seeded, width, scheme)
+    found = {}
+    for path in _pages(seeded.ids):
+        response = visitor.open(path)
+        assert response.status == 200, path
+        assert visitor.page.locator("h1").count() == 1, path
+        visitor.check()
+        if violations := visitor.violations():
+            found[path] = violations
+    assert found == {}
+    assert max(visitor.sizes.values()) < MAX_PAGE_BYTES
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_page_of_an_empty_database_says_what_to_do(visit, empty: Site, width: int) -> None:
+    visitor = visit(empty, width)
+    for path in EMPTY:
+        assert visitor.open(path).status == 200, path
+        assert visitor.page.locator(".empty").count() >= 1, path
+        visitor.check()
+        assert visitor.violations() == [], path
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_moves_while_a_page_loads(visit, seeded: Site, width: int) -> None:
+    visitor = visit(seeded, width)
+    visitor.page.add_init_script(
+        "window.shift = 0; new PerformanceObserver(list => list.getEntries().forEach(e => "
+        "{ if (!e.hadRecentInput) window.shift += e.value; }))"
+        ".observe({type: 'layout-shift', buffered: true});"
+    )
+    for path in ["/", f"/runs/{seeded.ids['live']}", f"/tasks/{seeded.ids['task']}", "/ops/dense"]:
+        visitor.open(path)
+        assert visitor.page.evaluate("window.shift") < 0.02, path
+
+
+@pytest.mark.parametrize("path", ["/tasks/999999", "/runs/999999", "/ops/nothing", "/nowhere", "/records?run=x"])
+def test_an_error_is_a_page_that_leads_on(visit, seeded: Site, path: str) -> None:
+    visitor = visit(seeded)
+    response = visitor.page.goto(seeded.url + path)
+    assert response.status in (404, 422)
+    assert visitor.page.locator(".notice").inner_text()
+    assert visitor.violations() == []
+    visitor.page.get_by_role("link", name="Operators").last.click()
+    assert visitor.page.url.endswith("/ops")
+
+
+def test_the_interface_still_answers_with_problem_documents(chromium, seeded: Site) -> None:
+    context = chromium.new_context(extra_http_headers={"accept": "text/html"})
+    for path in ("/v1/runs/999999", "/tasks/999999/points.json"):
+        response = context.request.get(seeded.url + path)
+        assert response.status == 404
+        assert response.headers["content-type"] == "application/problem+json"
+    context.close()

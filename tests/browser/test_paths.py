@@ -1,0 +1,181 @@
+"""The main paths, clicked through: from the overview to a cause, a curve, an answer, a cancelled run."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import sqlalchemy as sa
+
+from service import runs
+from service.db import Store
+from service.models import run as run_table
+from strategy.record import RunState, RunWorkload
+from tests.browser import seed
+from tests.browser.test_pages import CONCRETE, SYMBOLIC
+from tests.browser.visitor import Site
+
+
+@pytest.fixture
+def fresh_run(seeded: Site):
+    """The id of a run of its own that is under way, and the store it is in."""
+    store = Store(seeded.database)
+    farm = seed.Farm(store)
+    yield farm.ask([RunWorkload(workload=seed.dense(64, 128, 96))], 40), farm
+    with store.write() as c:
+        c.execute(
+            sa.update(run_table).where(run_table.c.state == RunState.RUNNING)
+            .where(run_table.c.id > seeded.ids["live"]).values(state=RunState.CANCELLED)
+        )  # fmt: skip
+    store.close()
+
+
+def test_from_the_overview_to_a_failures_full_message(visit, seeded: Site) -> None:
+    visitor = visit(seeded)
+    page = visitor.page
+    visitor.open(f"/runs/{seeded.ids['hostile']}")
+    page.locator("details.failure summary").first.click()
+    message = page.locator("details.failure pre").first
+    message.wait_for()
+    assert message.inner_text().strip() == seed.HOSTILE_MESSAGE.strip()
+    page.locator("details.failure .message a").first.click()
+    assert page.locator("h1").inner_text().startswith("Record ")
+    visitor.check()
+
+
+def test_a_live_run_follows_its_records_and_can_be_cancelled(visit, seeded: Site, fresh_run) -> None:
+    run_id, farm = fresh_run
+    visitor = visit(seeded)
+    page = visitor.page
+    visitor.open(f"/runs/{run_id}")
+    assert page.locator("table").first.locator("text=no time yet").count() >= 3
+    farm.search(run_id, 6)
+    # Neither a click nor a reload: the stream brings it.
+    page.wait_for_selector("#live td b:has-text('s')")
+    page.wait_for_selector("[data-curve] canvas")
+    page.get_by_role("button", name="Cancel the run").click()
+    page.wait_for_selector(".state-cancelled")
+    with farm.store.read() as c:
+        assert runs.status(c, run_id, 60.0).state == RunState.CANCELLED
+    visitor.check()
+
+
+def test_run_again_asks_the_same_once_more(visit, seeded: Site, fresh_run) -> None:
+    run_id, farm = fresh_run
+    visitor = visit(seeded)
+    with farm.store.write() as c:
+        runs.cancel(c, run_id)
+    visitor.open(f"/runs/{run_id}")
+    visitor.page.get_by_role("button", name="Run again").click()
+    visitor.page.wait_for_url(re.compile(rf"/runs/(?!{run_id}$)\d+$"))
+    new = int(visitor.page.url.rsplit("/", 1)[1])
+    with farm.store.read() as c:
+        rows = c.execute(
+            sa.select(run_table.c.id, run_table.c.request).where(run_table.c.id.in_([run_id, new]))
+        )
+        old, again = [r.request for r in sorted(rows, key=lambda r: r.id)]
+    assert again == {**old, "force": True}
+    visitor.check()
+
+
+def test_a_form_of_another_site_is_refused(chromium, seeded: Site) -> None:
+    context = chromium.new_context()
+    for headers in ({"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}):
+        response = context.request.post(
+            f"{seeded.url}/runs/{seeded.ids['live']}/cancel", headers=headers
+        )
+        assert response.status == 403
+    context.close()
+    store = Store(seeded.database)
+    with store.read() as c:
+        assert runs.status(c, seeded.ids["live"], 60.0).state == RunState.RUNNING
+    store.close()
+
+
+def test_select_explains_without_leaving_the_page(visit, seeded: Site) -> None:
+    visitor = visit(seeded)
+    page = visitor.page
+    visitor.open("/select")
+    page.get_by_label("Workload").fill(CONCRETE)
+    page.get_by_label("Target").fill(seed.TARGET.key)
+    page.get_by_role("button", name="Select").click()
+    page.wait_for_selector(".answer .why")
+    assert "measured" in page.locator(".answer .why").inner_text()
+    assert page.locator("tr.chosen").count() == 1
+    # The address can be sent to a colleague.
+    shared = page.url
+    page.get_by_label("Workload").fill(SYMBOLIC)
+    page.get_by_role("button", name="Select").click()
+    page.wait_for_selector("text=Dispatch table over m")
+    page.get_by_label("Workload").fill("dense(")
+    page.get_by_role("button", name="Select").click()
+    page.wait_for_selector("[role=alert]")
+    page.goto(shared)
+    assert page.locator(".answer .why").count() == 1
+    visitor.check()
+
+
+def test_the_heat_map_leads_to_the_task_and_its_knobs(visit, seeded: Site) -> None:
+    visitor = visit(seeded)
+    page = visitor.page
+    visitor.open("/ops")
+    page.get_by_role("link", name="dense", exact=True).click()
+    assert "wrong at" in page.locator(".verdict").inner_text()
+    # Each row has one winner, and it is marked in words too.
+    for row in page.locator("table.heat tbody tr").all():
+        assert row.locator("td.wins").count() == 1
+        assert "selected" in row.locator("td.wins").text_content()
+    page.locator("table.heat td.wins a").first.click()
+    visitor.settle()
+    page.wait_for_selector(".scatter canvas")
+    names = page.locator("#knob option").all_inner_texts()
+    page.select_option("#knob", label=names[-1])
+    assert f"knob={names[-1]}" in page.url
+    page.get_by_role("link", name="device", exact=True).click()
+    visitor.settle()
+    assert "by=device" in page.url
+    visitor.check()
+
+
+def test_stale_records_are_marked(visit, seeded: Site) -> None:
+    visitor = visit(seeded)
+    visitor.open(f"/tasks/{seeded.ids['stale']}")
+    assert "0.00000000" in visitor.page.locator(".notice.warn").inner_text()
+    visitor.open(f"/tasks/{seeded.ids['task']}")
+    assert visitor.page.locator(".notice.warn").count() == 0
+
+
+def test_records_are_filtered_and_paged_by_their_address(visit, seeded: Site) -> None:
+    visitor = visit(seeded)
+    page = visitor.page
+    visitor.open("/records")
+    page.get_by_label("Operator").fill("dense")
+    page.get_by_label("Outcome").select_option("any failure")
+    page.get_by_role("button", name="Filter").click()
+    visitor.settle()
+    assert "op=dense" in page.url
+    assert "error=any" in page.url
+    first = [int(t) for t in page.locator("tbody th").all_inner_texts()]
+    assert first == sorted(first, reverse=True)
+    assert page.locator("tbody .badge.error").count() == len(first) == 50
+    page.get_by_role("link", name="Older").click()
+    second = [int(t) for t in page.locator("tbody th").all_inner_texts()]
+    assert second
+    assert max(second) < min(first)
+    assert "error=any" in page.url
+    visitor.check()
+
+
+def test_a_page_is_used_by_keyboard_alone(visit, seeded: Site) -> None:
+    visitor = visit(seeded)
+    page = visitor.page
+    visitor.open("/")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    visitor.open(f"/runs/{seeded.ids['hostile']}")
+    page.locator("details.failure summary").first.focus()
+    page.keyboard.press("Enter")
+    page.locator("details.failure pre").first.wait_for()
+    visitor.check()

@@ -1,0 +1,468 @@
+"""Logs into the database and out of it again: nothing twice, nothing lost, nothing half-done."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from service import exporter, migration
+from service.db import Store
+from service.filter import Wanted
+from service.formats import (
+    Attachment,
+    Format,
+    ImportedRecord,
+    Joined,
+    Reason,
+    Rejected,
+    Source,
+    Task,
+    autotvm,
+    grouped,
+    metaschedule,
+    native,
+    read,
+)
+from service.importer import import_items
+from service.models import attachment, best, device, record, task
+from service.records import RecordDatabase
+from strategy.record import Device, ErrorKind, Phase, estimate
+from strategy.select import Reason as Why
+from strategy.select import select
+from strategy.space import Config, ConfigSpace, Knob
+from strategy.target import Target
+from strategy.workload import Input, Workload
+from tests.integration.scene import FAST, TARGET, WORKLOAD, Scene, configs, timed
+
+DATA = Path(__file__).parents[1] / "data" / "formats"
+FILES = sorted(p.name for p in DATA.iterdir() if p.name != "database_tuning_record.json")
+REAL = os.environ.get("PLEVEL_TEST_DATA", "")
+SPACE = ConfigSpace([Knob("x", range(12)), Knob("y", range(12))])
+
+
+def items_of(name: str) -> list[Any]:
+    names = ("database_workload.json", "database_tuning_record.json")
+    group = [DATA / n for n in names] if name == names[0] else [DATA / name]
+    return list(read(Source(Joined(group), name)))
+
+
+def records_of(items: list[Any]) -> list[ImportedRecord]:
+    return [i for i in items if isinstance(i, ImportedRecord)]
+
+
+def table(store: Store, which: sa.Table) -> list[Any]:
+    with store.read() as c:
+        return list(c.execute(sa.select(which)))
+
+
+def count(store: Store, which: sa.Table = record) -> int:
+    with store.read() as c:
+        return c.scalar(sa.select(sa.func.count()).select_from(which)) or 0
+
+
+def bests(store: Store) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    """The table of the best, by what its rows stand for instead of their ids."""
+    with store.read() as c:
+        tasks = {t.id: (t.implementation, t.version, t.workload_id) for t in c.execute(sa.select(task))}
+        rows = c.execute(sa.select(best)).all()
+        names = {str(d.id): d.identity for d in c.execute(sa.select(device))}
+    return {
+        (tasks[r.task_id], r.scope, names[r.scope_value] if r.scope == "device" else r.scope_value):
+        (r.config_digest, r.phase, r.median_s, r.low_s, r.high_s, r.samples)
+        for r in rows
+    }  # fmt: skip
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Store]:
+    """Another database."""
+    url = f"sqlite:///{tmp_path / 'other.db'}"
+    migration.upgrade(url)
+    opened = Store(url)
+    yield opened
+    opened.close()
+
+
+def made(i: int, samples: tuple[float, ...] = (1.0,), **values: Any) -> ImportedRecord:
+    """A record of plevel's own: configuration `i`, measured at instant `i`."""
+    of = Task(
+        workload=WORKLOAD, target=TARGET, implementation=FAST.implementation, version="1.0",
+        space=values.pop("space", ""),
+    )  # fmt: skip
+    key = Config({"x": i % 12, "y": i // 12}).key
+    given = {"samples_s": samples, "measured_at": float(i)} | values
+    return ImportedRecord(**({"source": "plevel", "task": of, "config_key": key} | given))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_read_once(store: Store, name: str) -> None:
+    items = items_of(name)
+    records = records_of(items)
+    identities = {r.identity for r in records}
+    bad = sum(isinstance(i, Rejected) for i in items)
+    aside: list[Rejected] = []
+    summary = import_items(store, items, aside.append)
+    assert summary.to_json() == {
+        "read": len(records) + bad, "new": len(identities), "known": len(records) - len(identities),
+        "rejected": bad, "reasons": summary.to_json()["reasons"],
+    }  # fmt: skip
+    assert len(aside) == bad
+    assert count(store) == len(identities) > 0
+    before = bests(store)
+    again = import_items(store, items)
+    assert (again.new, again.known) == (0, len(records))
+    assert count(store) == len(identities)
+    assert bests(store) == before
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_comes_out_is_what_came_in(store: Store, other: Store, name: str) -> None:
+    items = items_of(name)
+    seen: set[str] = set()
+    distinct = [r for r in records_of(items) if not (r.identity in seen or seen.add(r.identity))]
+    import_items(store, items)
+    out = list(exporter.export_items(store))
+    assert records_of(out) == distinct
+    data = b"".join(exporter.export(store, "native"))
+    assert import_items(other, native.read(Source(io.BytesIO(data)))).new == len(distinct)
+    assert b"".join(exporter.export(other, "native")) == data
+    assert bests(other).values() != {}
+    if distinct[0].source == "autotvm":
+        assert b"".join(exporter.export(store, "autotvm")) == b"".join(autotvm.write(distinct))
+
+
+def test_metaschedules_pair_comes_out_byte_for_byte(store: Store) -> None:
+    import_items(store, items_of("database_workload.json"))
+    names = ("database_workload.json", "database_tuning_record.json")
+    written = b"".join(exporter.export(store, "metaschedule"))
+    assert written == b"".join((DATA / n).read_bytes() for n in names)
+
+
+def test_only_what_is_asked_for_comes_out(store: Store) -> None:
+    for name in ("autotvm_0_2.log", "kernel_tuner_cache.json"):
+        import_items(store, items_of(name))
+    wanted = Wanted(source="kernel_tuner", until=1e9)
+    assert {r.source for r in records_of(list(exporter.export_items(store, wanted)))} <= {
+        "kernel_tuner"
+    }
+    wanted = Wanted(op="autotvm.conv2d_nchw")
+    found = records_of(list(exporter.export_items(store, wanted)))
+    assert {r.task.workload.op for r in found} == {"autotvm.conv2d_nchw"}
+    lines = b"".join(exporter.export(store, "csv", wanted)).decode().splitlines()
+    assert len(lines) == 1 + len(found)
+
+
+def expected_best(rows: list[ImportedRecord]) -> dict[tuple[str, str], tuple[str, str, float]]:
+    """The best per model and target, of all records at once and in no clever way."""
+    places = defaultdict(list)
+    for r in rows:
+        model = r.device.model if r.device else r.device_model
+        places["target", ""].append(r)
+        if model:
+            places["model", model].append(r)
+    found = {}
+    for place, of_place in places.items():
+        wrong = {r.config_digest for r in of_place if r.error is ErrorKind.WRONG_ANSWER}
+        for phase in (Phase.CONFIRM, Phase.SEARCH):
+            pools = defaultdict(list)
+            for r in of_place:
+                if r.error is None and r.phase is phase and r.config_digest not in wrong:
+                    pools[r.config_digest] += r.samples_s
+            if pools:
+                lowest = min((statistics.median(p), d) for d, p in pools.items())
+                found[place] = (lowest[1], phase.value, lowest[0])
+                break
+    return found
+
+
+@pytest.mark.parametrize("batch", [1, 3, 1000])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_is_kept_however_records_come(store: Store, batch: int, seed: int) -> None:
+    rng = random.Random(seed)
+    rows = []
+    for i in range(60):
+        failed = rng.random() < 0.15
+        rows.append(
+            made(
+                rng.randrange(8),
+                () if failed else tuple(rng.choice((1.0, 2.0, 3.0)) for _ in range(rng.randint(1, 3))),
+                error=rng.choice((ErrorKind.WRONG_ANSWER, ErrorKind.COMPILE)) if failed else None,
+                phase=rng.choice((Phase.SEARCH, Phase.SEARCH, Phase.CONFIRM)),
+                device_model=rng.choice(("", "Model A", "Model B")), measured_at=float(i),
+            )
+        )  # fmt: skip
+    import_items(store, rows, batch=batch)
+    found = {k[1:]: v[:3] for k, v in bests(store).items()}
+    assert found == expected_best(rows)
+
+
+def test_devices_are_told_apart_and_models_are_shared(store: Store) -> None:
+    place = Device(
+        identity="m/cuda:0", slot="cuda:0", model="Model A", target=TARGET, fingerprint={"sm": 90}
+    )
+    import_items(
+        store, [made(1, (3.0,), device=place), made(2, (2.0,), device_model="Model A")]
+    )
+    assert {k[1:]: v[2] for k, v in bests(store).items()} == {
+        ("device", "m/cuda:0"): 3.0, ("model", "Model A"): 2.0, ("target", ""): 2.0,
+    }  # fmt: skip
+    out = records_of(list(exporter.export_items(store)))
+    assert [(r.device, r.device_model) for r in out] == [(place, ""), (None, "Model A")]
+
+
+def test_an_interrupted_import_leaves_whole_batches_and_is_run_again(store: Store) -> None:
+    rows = [made(i) for i in range(50)]
+
+    def broken() -> Iterator[ImportedRecord]:
+        yield from rows[:25]
+        raise ConnectionResetError("the client has gone")
+
+    with pytest.raises(ConnectionResetError):
+        import_items(store, broken(), batch=10)
+    assert count(store) == 20
+    summary = import_items(store, rows, batch=10)
+    assert (summary.new, summary.known) == (30, 20)
+    assert count(store) == 50
+
+
+def test_a_batch_that_fails_leaves_nothing_behind(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from service import importer
+
+    def fail(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(importer.best, "refresh", fail)
+        with pytest.raises(OSError, match="no space"):
+            import_items(store, [made(1)])
+    assert (count(store), count(store, task)) == (0, 0)
+    assert import_items(store, [made(1)]).new == 1
+
+
+def test_imports_at_the_same_time_agree(store: Store) -> None:
+    rows = [made(i % 40, (1.0 + i,), measured_at=float(i), seed=i % 3) for i in range(120)]
+    rows += records_of(items_of("autotvm_0_2.log"))
+    orders = [random.Random(seed).sample(rows, len(rows)) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda order: import_items(store, order, batch=7), orders))
+    assert sum(s.new for s in done) == count(store) == len({r.identity for r in rows})
+    of_ours = {k[1:]: v[:3] for k, v in bests(store).items() if k[0][0] == FAST.implementation}
+    assert of_ours == expected_best(rows[:120])
+
+
+def test_what_a_database_cannot_keep_is_put_aside(store: Store) -> None:
+    features = [f"+{'f' * 100}{i}" for i in range(30)]
+    huge = Target.parse({"kind": "llvm", "mcpu": "x", "mattr": features})
+    good = made(1)
+    items = [
+        good,
+        made(2, space="d" * 65),
+        msgspec.structs.replace(good, task=msgspec.structs.replace(good.task, target=huge)),
+        made(3, environment={"n": 2**70}),
+        made(4, device=Device(identity="d", slot="s", model="m" * 3000, target=TARGET)),
+        Attachment(what="space", key="0" * 8, text=json.dumps(SPACE.to_json())),
+        Attachment(what="module", key="k" * 65, text=""),
+        msgspec.structs.replace(good, task=msgspec.structs.replace(good.task, plevel=2**40)),
+    ]
+    aside: list[Rejected] = []
+    summary = import_items(store, items, aside.append)
+    assert (summary.new, summary.rejected) == (1, 7)
+    assert [a.reason for a in aside] == [
+        Reason.SPACE, Reason.TARGET, Reason.FIELD, Reason.FIELD, Reason.SPACE, Reason.FIELD,
+        Reason.FIELD,
+    ]  # fmt: skip
+    assert all(a.text for a in aside)
+
+
+def test_a_space_that_was_lost_is_found_again(store: Store) -> None:
+    rows = [made(1, space=SPACE.digest)]
+    import_items(store, rows)
+    assert table(store, task)[0].space is None
+    space = Attachment(what="space", key=SPACE.digest, text=json.dumps(SPACE.to_json()))
+    import_items(store, [space, made(2, space=SPACE.digest)])
+    assert [t.space for t in table(store, task)] == [SPACE.to_json()]
+    assert count(store, attachment) == 1
+    out = list(exporter.export_items(store))
+    assert isinstance(out[0], Attachment)
+    assert (out[0].what, out[0].key) == ("space", SPACE.digest)
+
+
+def test_what_was_measured_here_is_known_when_it_comes_back(store: Store, other: Store) -> None:
+    scene = Scene.make(store)
+    scene.enqueue(configs(5))
+    held = scene.leased(scene.register())
+    scene.report(held, [timed(e) for e in held.job.entries])
+    data = b"".join(exporter.export(store, "native"))
+    items = list(native.read(Source(io.BytesIO(data))))
+    assert [type(i) for i in items] == [Attachment] + [ImportedRecord] * 5
+    assert import_items(store, items).known == 5
+    assert import_items(other, items).new == 5
+    assert b"".join(exporter.export(other, "native")) == data
+    first = {k[1:]: v for k, v in bests(store).items()}
+    assert {k[1:]: v for k, v in bests(other).items()} == first
+    with other.read() as c:
+        answer = select(WORKLOAD, TARGET, RecordDatabase(c), offered=(FAST,))
+    assert answer.reason is Why.MEASURED
+
+
+def test_attempts_that_nobody_can_tell_apart_are_all_kept(store: Store) -> None:
+    scene = Scene.make(store)
+    scene.enqueue([configs(1)[0]] * 3)
+    held = scene.leased(scene.register())
+    accepted = scene.report(held, [timed(e) for e in held.job.entries])
+    assert accepted.accepted == 3
+    assert len(scene.records()) == 3
+
+
+# AutoTVM's own rule, over its own logs
+
+
+def apply_history_best(lines: list[bytes]) -> Any:
+    """What `tvm.autotvm.ApplyHistoryBest` makes of a log, as TVM wrote it (`dispatcher.py`).
+
+    Returns a function of target and task: the mean cost of the configuration that it applies.
+    """
+    by_model: dict[tuple[str, str], float] = {}
+    by_key: dict[tuple[str, str], float] = {}
+    for line in lines:
+        data = json.loads(line)
+        spec, name, args, kwargs = data["input"]
+        costs, error_no = data["result"][:2]
+        if error_no:
+            continue
+        cost = sum(costs) / len(costs)
+        of = json.dumps([name, args, kwargs])
+        target = Target.parse(spec)
+        for key in target.keys:
+            by_key[key, of] = min(by_key.get((key, of), math.inf), cost)
+        if target.model and target.model != "unknown":
+            by_model[target.model, of] = min(by_model.get((target.model, of), math.inf), cost)
+
+    def query(target: Target, of: str) -> float | None:
+        if (target.model, of) in by_model:
+            return by_model[target.model, of]
+        return next((by_key[k, of] for k in target.keys if (k, of) in by_key), None)
+
+    return query
+
+
+def decided_as_tvm(store: Store, content: bytes, asked: list[str]) -> int:
+    """Compares every workload of a log on every target asked; returns how many had rivals."""
+    lines = [x for x in content.splitlines() if x.startswith(b"{")]
+    lines = [x for x in lines if json.loads(x).get("version") == 0.2]
+    items = list(autotvm.read(Source(io.BytesIO(b"\n".join(lines)))))
+    pairs = [(i, x) for i, x in zip(items, lines, strict=True) if isinstance(i, ImportedRecord)]
+    query = apply_history_best([x for _, x in pairs])
+    rivals: dict[Workload, dict[str, str]] = defaultdict(dict)
+    for item, line in pairs:
+        _, name, args, kwargs = json.loads(line)["input"]
+        rivals[item.task.workload][f"autotvm:{name}"] = json.dumps([name, args, kwargs])
+    contested = 0
+    with store.read() as c:
+        database = RecordDatabase(c)
+        for spec in asked:
+            target = Target.parse(spec)
+            for workload, names in rivals.items():
+                offered = database.foreign(workload, target)
+                costs = {n: cost for n, of in names.items() if (cost := query(target, of)) is not None}
+                if not costs:
+                    continue
+                answer = select(workload, target, database, policy="tvm", offered=offered)
+                lowest = min(costs.values())
+                assert costs[answer.implementation] == lowest, (workload, target)
+                assert answer.reason is Why.MEASURED
+                contested += len(costs) > 1
+    return contested
+
+
+def test_direct_and_winograd_are_decided_as_tvm_did(store: Store) -> None:
+    content = (DATA / "autotvm_0_2.log").read_bytes()
+    import_items(store, items_of("autotvm_0_2.log"))
+    asked = ["cuda", "cuda -model=v100", "cuda -model=1080ti", "llvm", "llvm -device=arm_cpu"]
+    assert decided_as_tvm(store, content, asked) >= 6
+
+
+@pytest.mark.skipif(
+    not REAL, reason="PLEVEL_TEST_DATA names no folder with tophub, kernel_tuner and metaschedule"
+)
+@pytest.mark.parametrize("name", ["cuda_v0.10.log", "llvm_v0.04.log", "cuda_v0.01.log"])
+def test_tophub_is_decided_as_tvm_did(store: Store, name: str) -> None:
+    content = (Path(REAL) / "tophub" / name).read_bytes()
+    import_items(store, read(Source(io.BytesIO(content), name)))
+    models = {json.loads(x)["input"][0] for x in content.splitlines() if x.startswith(b'{"input')}
+    contested = decided_as_tvm(store, content, [*sorted(models), "cuda", "llvm"])
+    if name == "cuda_v0.10.log":
+        assert contested > 50
+
+
+def test_targets_of_one_key_keep_their_models(store: Store) -> None:
+    """`cuda -model=titanx` and `-model=1080ti` have one key, and each its own answer."""
+    line = json.loads(
+        next(
+            x for x in (DATA / "autotvm_0_2.log").read_bytes().splitlines()
+            if x.startswith(b"{") and json.loads(x)["result"][1] == 0
+        )
+    )  # fmt: skip
+    lines = []
+    for model, unroll, cost in (("titanx", 0, 3e-4), ("1080ti", 512, 2e-4), ("", 1500, 1e-4)):
+        line["input"][0] = f"cuda -model={model}" if model else "cuda"
+        line["config"]["entity"] = [["auto_unroll_max_step", "ot", unroll]]
+        line["result"][0] = [cost]
+        lines.append(json.dumps(line).encode())
+    items = list(read(Source(io.BytesIO(b"\n".join(lines))), Format.AUTOTVM))
+    import_items(store, items)
+    workload = items[0].task.workload
+    for spec, unroll in (("cuda -model=titanx", 0), ("cuda -model=1080ti", 512), ("cuda", 1500)):
+        with store.read() as c:
+            database, target = RecordDatabase(c), Target.parse(spec)
+            found = select(
+                workload, target, database, policy="tvm", offered=database.foreign(workload, target)
+            )
+        assert found.config.to_json() == {"auto_unroll_max_step": unroll}, spec
+    # By our own rule too, as the finest level that says as much.
+    with store.read() as c:
+        database, target = RecordDatabase(c), Target.parse("cuda -model=titanx")
+        offered = database.foreign(workload, target)
+        found = select(workload, target, database, offered=offered)
+    assert found.config.to_json() == {"auto_unroll_max_step": 0}
+    assert estimate((3e-4,)) == next(r for r in found.rivals if r.estimate).estimate
+
+
+def test_keys_of_all_that_share_a_target_count(store: Store) -> None:
+    workload = Workload("autotvm.x", (Input("a", "float32[1]"),))
+    for i, spec in enumerate(("llvm -keys=cpu", "llvm -keys=arm_cpu,cpu")):
+        of = Task(workload=workload, target=Target.parse(spec), implementation=f"autotvm:x.{i}", version="1.0")
+        import_items(
+            store,
+            [ImportedRecord(source="autotvm", task=of, config_key="{}", samples_s=(1.0 + i,))],
+        )
+    with store.read() as c:
+        database = RecordDatabase(c)
+        arm = Target.parse("llvm -keys=arm_cpu")
+        found = database.history(workload)
+        assert sorted((h.implementation, h.keys) for h in found) == [
+            ("autotvm:x.0", ("cpu",)), ("autotvm:x.1", ("arm_cpu", "cpu")),
+        ]  # fmt: skip
+        answer = select(workload, arm, database, policy="tvm", offered=database.foreign(workload, arm))
+    assert answer.implementation == "autotvm:x.1"
+
+
+def test_the_files_of_a_folder_belong_together() -> None:
+    pair = [DATA / "database_workload.json", DATA / "database_tuning_record.json"]
+    assert grouped([pair[1]]) == [pair]
+    assert sum(isinstance(i, ImportedRecord) for i in metaschedule.read(Source(Joined(pair)))) == 4

@@ -1,0 +1,178 @@
+"""Pruning, purging, backups, and what is said of what is there; on both databases."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from service import coverage, records, retention
+from service.backup import backup
+from service.db import Store
+from service.errors import InvalidError
+from service.formats import ImportedRecord
+from service.importer import import_items
+from service.models import purge, record, tombstone
+from service.records import RecordDatabase
+from service.retention import Doubtful, prune
+from strategy.record import Device, ErrorKind, Phase
+from strategy.select import select
+from tests.integration.scene import FAST, SLOW, TARGET, WORKLOAD, Scene, configs, timed
+from tests.integration.test_import import bests, count, expected_best, made
+
+DAY_S = 86_400.0
+
+
+def aged(store: Store) -> list[ImportedRecord]:
+    """Twenty configurations, one a day, the older the faster; some wrong, one best on its own model."""
+    rows = [made(i, (1.0 + i,), measured_at=DAY_S * (i + 1), device_model="A") for i in range(20)]
+    rows.append(made(19, (30.0,), measured_at=DAY_S, device_model="B"))
+    rows.append(made(3, (), error=ErrorKind.WRONG_ANSWER, measured_at=DAY_S, device_model="A"))
+    rows.append(made(7, (2.5,), phase=Phase.CONFIRM, measured_at=DAY_S * 2, device_model="A"))
+    import_items(store, rows)
+    return rows
+
+
+def left(store: Store) -> set[str]:
+    with store.read() as c:
+        return set(c.scalars(sa.select(record.c.config_digest).distinct()))
+
+
+def test_a_dry_run_says_what_pruning_then_does(store: Store) -> None:
+    aged(store)
+    before, total = bests(store), count(store)
+    said = prune(store, 2, DAY_S * 10.5, dry=True)
+    assert count(store) == total
+    done = prune(store, 2, DAY_S * 10.5, dry=False)
+    assert done == said
+    assert done.records == total - count(store) > 0
+    assert done.kept == count(store)
+    assert bests(store) == before
+    # The two fastest of the search, the confirmed, the best of model B, and all that is young.
+    kept = {made(i).config_digest for i in (0, 1, 7, 19, *range(10, 20))}
+    assert left(store) == kept
+    assert prune(store, 2, DAY_S * 10.5, dry=False).records == 0
+
+
+def test_pruning_needs_a_best_to_keep(store: Store) -> None:
+    with pytest.raises(InvalidError, match="keep_best"):
+        prune(store, 0, 1.0, dry=True)
+
+
+def test_what_has_no_date_is_as_old_as_its_import(store: Store) -> None:
+    import_items(store, [made(i, (1.0 + i,), measured_at=0.0) for i in range(5)])
+    assert prune(store, 1, DAY_S, dry=False).records == 0
+
+
+def test_a_purge_derives_the_best_anew_and_outlives_an_import(store: Store) -> None:
+    rows = aged(store)
+    with store.write() as c:
+        doubtful = Doubtful(until=DAY_S * 9.5)
+        said = retention.count_doubtful(c, doubtful)
+        assert retention.purge_records(c, doubtful, "the fan was off") == said == 12
+        assert retention.purge_records(c, doubtful, "again") == 0
+    assert count(store) == len(rows)
+    assert (count(store, tombstone), count(store, purge)) == (12, 1)
+    trusted = [r for r in rows if r.measured_at >= DAY_S * 9.5]
+    assert {k[1:]: v[:3] for k, v in bests(store).items()} == expected_best(trusted)
+    with store.read() as c:
+        assert len(records.page(c).records) == len(trusted)
+        assert all(h.mean_s >= 10.0 for h in RecordDatabase(c).history(WORKLOAD))
+        assert records.curve(c, 1)[0].median_s == 10.0
+    assert import_items(store, rows).new == 0
+    assert {k[1:]: v[:3] for k, v in bests(store).items()} == expected_best(trusted)
+
+
+def test_a_purged_wrong_answer_refutes_no_more(store: Store) -> None:
+    import_items(
+        store,
+        [made(1, (1.0,)), made(2, (2.0,)), made(1, (), error=ErrorKind.WRONG_ANSWER, worker="w")],
+    )
+    assert [v[2] for v in bests(store).values()] == [2.0]
+    with store.write() as c:
+        assert retention.purge_records(c, Doubtful(worker="w"), "a bad kernel") == 1
+    assert [v[2] for v in bests(store).values()] == [1.0]
+    with store.write() as c:
+        assert retention.purge_records(c, Doubtful(since=0.0), "all") == 2
+    assert bests(store) == {}
+
+
+def test_a_purge_of_a_device_or_a_worker_is_of_that_alone(store: Store) -> None:
+    scene = Scene.make(store)
+    scene.enqueue(configs(3))
+    held = scene.leased(scene.register())
+    scene.report(held, [timed(e) for e in held.job.entries])
+    place = Device(identity="elsewhere", slot="cpu:0", model="Model B", target=TARGET)
+    import_items(store, [made(1, (1.0,), device=place)])
+    with store.write() as c:
+        assert retention.count_doubtful(c, Doubtful(device="elsewhere")) == 1
+        assert retention.count_doubtful(c, Doubtful(worker="worker", device="elsewhere")) == 0
+        assert retention.purge_records(c, Doubtful(worker="worker"), "overheated") == 3
+        with pytest.raises(InvalidError, match="names a worker"):
+            retention.purge_records(c, Doubtful(), "nothing")
+    assert {k[1] for k in bests(store)} == {"device", "model", "target"}
+    assert {v[2] for v in bests(store).values()} == {1.0}
+
+
+def test_a_backup_is_whole_and_can_be_used(sqlite_copy: str, tmp_path: Path) -> None:
+    store = Store(sqlite_copy)
+    aged(store)
+    copy = tmp_path / "copy.db"
+    assert backup(store, copy) == copy.stat().st_size > 0
+    with pytest.raises(InvalidError, match="exists"):
+        backup(store, copy)
+    assert [p.name for p in tmp_path.iterdir() if "part" in p.name] == []
+    other = Store(str(copy))
+    assert bests(other) == bests(store)
+    store.close()
+    other.close()
+    with sqlite3.connect(copy) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
+
+
+def test_postgresql_is_backed_up_by_its_own_tools(postgres_copy: str, tmp_path: Path) -> None:
+    store = Store(postgres_copy)
+    with pytest.raises(InvalidError, match="pg_dump"):
+        backup(store, tmp_path / "copy")
+    store.close()
+
+
+def test_coverage_says_how_far_tasks_are(store: Store) -> None:
+    scene = Scene.make(store)
+    scene.enqueue(configs(4))
+    held = scene.leased(scene.register())
+    scene.report(held, [timed(e) for e in held.job.entries])
+    import_items(store, [made(1, (5.0,), measured_at=7.0)])  # an older version of it
+    with store.read() as c:
+        found = coverage.cover(c, op=WORKLOAD.op, target_key=TARGET.key)
+        by_task = {(t.implementation, t.version): t for t in found.tasks}
+        fast = by_task[FAST.implementation, FAST.version]
+        assert (fast.trials, fast.failed, fast.space_size) == (4, 0, 144)
+        assert (fast.tuner, fast.budget, fast.confirmed) == ("model", 24, False)
+        assert fast.best is not None
+        slow = by_task[SLOW.implementation, SLOW.version]
+        assert (slow.trials, slow.best, slow.measured_at, slow.stale) == (0, None, None, False)
+        assert coverage.cover(c, op="other").tasks == ()
+        seen: list[Any] = []
+        cursor: int | None = 0
+        while cursor is not None:
+            part = coverage.cover(c, limit=2, cursor=cursor)
+            seen += part.tasks
+            cursor = part.next
+        assert seen == list(found.tasks)
+        rows = coverage.list_best(c, implementation=FAST.implementation).best
+        assert {(r.version, r.scope, r.where) for r in rows} == {
+            (FAST.version, "device", "host-a/cpu:0-1"), (FAST.version, "model", "Model A"),
+            (FAST.version, "target", ""), ("1.0", "target", ""),
+        }  # fmt: skip
+        assert [r.scope for r in coverage.list_best(c, scope="model").best] == ["model"]
+        # Of two versions on record the newer task counts; the operator is installed nowhere.
+        assert [t.stale for t in found.tasks if t.implementation == FAST.implementation] == [
+            True, False,
+        ]  # fmt: skip
+        answer = select(WORKLOAD, TARGET, RecordDatabase(c), offered=(FAST, SLOW))
+    assert answer.version == FAST.version

@@ -1,0 +1,236 @@
+"""Imports and exports through the service, the client and the command line, as processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plevel.client import Client, ServiceError
+from plevel.direct import connect
+from strategy.record import to_json
+from strategy.select import Reason
+from strategy.target import Target
+from tests.integration.test_import import DATA, items_of, records_of
+from tests.integration.test_service import Service
+
+LOG = DATA / "autotvm_0_2.log"
+
+
+@pytest.fixture
+def service(sqlite_copy: str, tmp_path: Path) -> Iterator[Service]:
+    started = Service(sqlite_copy, tmp_path)
+    yield started
+    started.http.close()
+    started.process.terminate()
+    started.process.communicate(timeout=30)
+
+
+def drops(data: bytes, size: int) -> Iterator[bytes]:
+    for at in range(0, len(data), size):
+        yield data[at : at + size]
+
+
+def test_a_log_is_streamed_in_and_out(service: Service) -> None:
+    data = LOG.read_bytes()
+    # In pieces that end anywhere.
+    answer = service.http.post("/v1/records:import", content=drops(data, 77), params={"rejects": 10})
+    assert answer.status_code == 200, answer.text
+    summary = answer.json()
+    shown = summary.pop("rejects", [])
+    assert summary["read"] == summary["new"] + summary["known"] + summary["rejected"]
+    assert summary["new"] == len({r.identity for r in records_of(items_of(LOG.name))})
+    assert len(shown) == summary["rejected"] == sum(summary["reasons"].values())
+    again = service.http.post("/v1/records:import", content=data).json()
+    assert (again["new"], again["read"]) == (0, summary["read"])
+    out = service.http.get("/v1/records:export").content
+    assert service.http.post("/v1/records:import", content=out).json()["known"] == summary["new"]
+    rows = service.http.get("/v1/records:export", params={"format": "csv"}).text.splitlines()
+    assert len(rows) == 1 + summary["new"]
+    page = service.http.get("/v1/records", params={"limit": 1000}).json()["records"]
+    assert {(r["source"], r["run_id"]) for r in page} == {("autotvm", None)}
+
+
+def test_what_is_no_log_is_refused(service: Service) -> None:
+    for data in (b"", b"\x00\x01\x02 binary", b"remember the milk"):
+        answer = service.http.post("/v1/records:import", content=data)
+        assert (answer.status_code, answer.headers["content-type"]) == (
+            422, "application/problem+json",
+        )  # fmt: skip
+        assert "can be read" in answer.json()["detail"]
+    assert service.http.get("/v1/records:export", params={"format": "xml"}).status_code == 422
+    bad = service.http.post(
+        "/v1/records:import", content=LOG.read_bytes(), params={"target": "toaster"}
+    )
+    assert bad.status_code == 422
+
+
+def test_a_client_that_goes_away_leaves_what_was_whole(service: Service) -> None:
+    def broken() -> Iterator[bytes]:
+        yield LOG.read_bytes()[:3000]
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        service.http.post("/v1/records:import", content=broken())
+    assert service.http.get("/v1/records").json()["records"] == []
+    assert service.http.post("/v1/records:import", content=LOG.read_bytes()).json()["new"] > 0
+
+
+def test_foreign_records_answer_where_they_are_asked_for(service: Service) -> None:
+    with Client(service.url) as client:
+        client.import_records([LOG.read_bytes()])
+        first = next(r for r in records_of(items_of(LOG.name)) if r.error is None)
+        workload, target = first.task.workload, Target.parse("cuda -model=v100")
+        for values in ({"policy": "tvm"}, {"foreign": True}):
+            found = client.select(workload, target, **values)
+            assert found.implementation.startswith("autotvm:")
+            assert found.reason is Reason.MEASURED
+        with pytest.raises(ServiceError, match="not installed"):
+            client.select(workload, target)
+
+
+def call(*arguments: str, code: int = 0, **environment: str) -> str:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PLEVEL_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "plevel", *arguments], env={**clean, **environment},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def test_the_command_line_makes_a_database_and_fills_it(tmp_path: Path) -> None:
+    database = str(tmp_path / "new" / "p.db")
+    rejects = tmp_path / "rejects"
+    bad = tmp_path / "bad.log"
+    bad.write_bytes(LOG.read_bytes() + b'{"input": [], "result": [\n')
+    files = [str(bad), str(DATA / "database_tuning_record.json"), str(DATA / "kernel_tuner_t4.json")]
+    arguments = ["import", *files, "--database", database, "--rejects", str(rejects), "--json"]
+    summary: dict[str, Any] = json.loads(call(*arguments))
+    assert set(summary) == {"read", "new", "known", "rejected", "reasons"}
+    assert summary["rejected"] == len(rejects.read_text().splitlines()) >= 1
+    last = json.loads(rejects.read_text().splitlines()[-1])
+    assert last["line"] == bad.read_bytes().count(b"\n")
+    assert last["file"] == str(bad)
+    assert "new, " in call(*arguments[:-1])
+    assert json.loads(call(*arguments))["new"] == 0
+
+    out = tmp_path / "out.ndjson"
+    call("export", "--database", database, "-o", str(out))
+    call("import", str(out), "--database", str(tmp_path / "second.db"))
+    assert call("export", "--database", str(tmp_path / "second.db")).encode() == out.read_bytes()
+    call("export", "--format", "metaschedule", "--database", database, "-o", str(tmp_path / "ms"))
+    for name in ("database_workload.json", "database_tuning_record.json"):
+        assert (tmp_path / "ms" / name).read_bytes() == (DATA / name).read_bytes()
+
+
+def test_the_command_line_says_what_is_wrong(tmp_path: Path) -> None:
+    database = ["--database", str(tmp_path / "p.db")]
+    assert "no such file" in call("import", str(tmp_path / "gone.log"), *database, code=2)
+    notes = tmp_path / "notes.txt"
+    notes.write_text("remember the milk")
+    assert "no format that can be read" in call("import", str(notes), *database, code=2)
+    assert "one of native" in call("export", "--format", "xml", *database, code=2)
+    assert "name a folder" in call("export", "--format", "metaschedule", *database, code=2)
+
+
+def test_the_command_line_sends_to_a_service(service: Service, tmp_path: Path) -> None:
+    said = call("import", str(LOG), "--url", service.url)
+    new = len({r.identity for r in records_of(items_of(LOG.name))})
+    assert f"{new} new" in said
+    direct = call("export", "--url", service.url)
+    with connect(service.url, None) as source:
+        assert b"".join(source.export_records("native")).decode() == direct
+    assert direct.startswith('{"kind":"plevel-records"')
+
+
+def test_records_are_asked_for_by_what_they_are(service: Service) -> None:
+    for name in (LOG.name, "kernel_tuner_cache.json"):
+        service.http.post("/v1/records:import", content=(DATA / name).read_bytes())
+    rows = service.http.get("/v1/records", params={"limit": 1000}).json()["records"]
+
+    def found(**params: Any) -> list[int]:
+        answer = service.http.get("/v1/records", params={"limit": 1000, **params})
+        assert answer.status_code == 200, answer.text
+        return [r["id"] for r in answer.json()["records"]]
+
+    one = rows[0]
+    for name in ("source", "implementation", "target"):
+        expected = [r["id"] for r in rows if r[name] == one[name]]
+        assert found(**{name: one[name]}) == expected
+        assert 0 < len(expected) < len(rows)
+    op = one["workload"].partition("(")[0]
+    assert found(op=op) == [r["id"] for r in rows if r["workload"].partition("(")[0] == op]
+    when = one["measured_at"]
+    assert found(since=when) == [r["id"] for r in rows if r["measured_at"] >= when]
+    assert found(until=when) == [r["id"] for r in rows if r["measured_at"] < when]
+    assert found(error="any") == [r["id"] for r in rows if r["error"]]
+    assert found(worker="nobody") == found(device="nowhere") == []
+    params = {"source": "autotvm", "format": "csv"}
+    text = service.http.get("/v1/records", params=params).text
+    assert len(text.splitlines()) == 1 + len(found(source="autotvm"))
+    params["format"] = "ndjson"
+    lines = service.http.get("/v1/records", params=params).content
+    assert service.http.post("/v1/records:import", content=lines).json()["known"] == len(
+        found(source="autotvm")
+    )
+
+
+def test_many_selections_in_one_request(service: Service) -> None:
+    service.http.post("/v1/records:import", content=LOG.read_bytes())
+    rows = [r for r in records_of(items_of(LOG.name)) if r.error is None]
+    asked = [
+        {"workload": to_json(r.task.workload), "target": to_json(r.task.target), "policy": "tvm"}
+        for r in rows
+    ]
+    asked.insert(1, {**asked[0], "workload": {"op": "nowhere", "inputs": []}})
+    answer = service.http.post("/v1/select:batch", json={"requests": asked})
+    assert answer.status_code == 200, answer.text
+    answers = answer.json()["answers"]
+    assert len(answers) == len(asked)
+    assert answers[1]["problem"]["status"] == 422
+    assert "requests[1].workload" in answers[1]["problem"]["detail"]
+    for one, found in zip(asked, answers, strict=True):
+        if "selection" in found:
+            alone = service.http.post("/v1/select", json=one).json()
+            assert found["selection"] == alone
+    assert sum("selection" in a for a in answers) == len(rows)
+    assert service.http.post("/v1/select:batch", json={"requests": []}).status_code == 422
+
+
+def test_what_is_known_is_asked_for_over_http(service: Service) -> None:
+    service.http.post("/v1/records:import", content=LOG.read_bytes())
+    best = service.http.get("/v1/records/best", params={"scope": "target"}).json()["best"]
+    tasks = service.http.get("/v1/coverage").json()["tasks"]
+    assert {b["task_id"] for b in best} == {t["task_id"] for t in tasks if t["best"]}
+    first = best[0]["task_id"]
+    points = service.http.get(f"/v1/tasks/{first}/curve").json()["points"]
+    assert points[-1]["median_s"] == best[0]["estimate"]["median_s"]
+    assert service.http.get("/v1/tasks/999999/curve").status_code == 404
+    schema = service.http.get("/openapi.json").json()
+    assert "/v1/records:import" in schema["paths"]
+    assert "BestPage" in schema["components"]["schemas"]
+
+
+def test_the_command_line_keeps_a_database_in_order(tmp_path: Path) -> None:
+    database = ["--database", str(tmp_path / "p.db")]
+    call("import", str(LOG), *database)
+    said = call("db", "backup", str(tmp_path / "copy.db"), *database)
+    assert "copy.db holds" in said
+    assert "exists" in call("db", "backup", str(tmp_path / "copy.db"), *database, code=1)
+    said = call("db", "prune", "--older-than", "1d", "--keep-best", "1", *database)
+    assert "would delete" in said
+    call("db", "prune", "--older-than", "1d", "--keep-best", "1", "--yes", *database)
+    assert "would delete 0" in call("db", "prune", "--older-than", "1d", "--keep-best", "1", *database)
+    assert "90d" in call("db", "prune", "--older-than", "soon", *database, code=2)
+    purge = ["db", "purge", "--reason", "a test", "--until", "2030-01-01", *database]
+    assert "would purge" in call(*purge)
+    assert call(*purge, "--yes").startswith("purged ")
+    assert "would purge 0" in call(*purge)
+    assert "name what to purge" in call("db", "purge", "--reason", "x", *database, code=2)
