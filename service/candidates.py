@@ -19,6 +19,8 @@ ENUMERATE = 20_000  # up to this many valid configurations are held as a table o
 LOOK_THROUGH = 2_000_000  # combinations that are looked through for them
 CHUNK = 65_536
 RESERVE = 4096  # valid configurations of a larger space that are kept at hand
+FRESH = 1024  # of them are new each time, where valid ones are not rare
+FEW = 512  # where they are, this many are enough
 
 
 class Candidates:
@@ -149,17 +151,16 @@ class Candidates:
         return np.concatenate(found)
 
     def _refill(self, n: int) -> None:
-        """A few thousand draws each time; descents that respect constraints where those fail."""
-        wanted = min(max(2 * n, RESERVE // 4), RESERVE)
-        size = (RESERVE, len(self._sizes))
+        """Draws a few thousand times; descends as constraints allow where those give too few."""
+        size = (2 * FRESH, len(self._sizes))
         drawn = self._rng.integers(self._sizes, size=size, dtype=np.int64).astype(np.int32)
-        for row in drawn[self.allowed(drawn)].tolist():
+        for row in drawn[self.allowed(drawn)][: max(n, FRESH)].tolist():
             self._keep(tuple(row))
-        missing = min(wanted, 4 * n) - len(self._reserve)
+        missing = min(n, FEW) - len(self._reserve)
         if missing > 0:
             rng = random.Random(int(self._rng.integers(2**31)))
             # Each descent takes a while: they fill the reserve over many calls.
-            for config in self.space.sample(rng, min(missing, max(n, 64)), tries=0):
+            for config in self.space.sample(rng, min(missing, 64), tries=0):
                 self._keep(self.space.digits(config))
         while len(self._reserve) > RESERVE:
             self._reserve.pop(next(iter(self._reserve)))

@@ -18,6 +18,7 @@ _Floating = TypeVar("_Floating", Floats, NDArray[np.float32])
 
 _LEAST_NOISE, _MOST_NOISE = np.log(1e-6), 0.0
 _STEPS = 15  # of the optimiser, from each start
+_SETTLED = 100
 
 
 class GaussianProcess:
@@ -49,7 +50,11 @@ class GaussianProcess:
         """Finds the hyper-parameters, from those it has and from the expected ones."""
         x = places.astype(np.float64)
         best: tuple[float, Floats] | None = None
-        for start in (self.theta, self._expected):
+        starts = [self.theta]
+        # With many trials one mode matters, and it has been found before.
+        if len(values) < _SETTLED and not np.array_equal(self.theta, self._expected):
+            starts.append(self._expected)
+        for start in starts:
             theta = start.copy()
             _, slope = self._loss(theta, x, values, trend)
             step, sign = np.full(len(theta), 0.3), np.sign(slope)

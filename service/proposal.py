@@ -19,6 +19,7 @@ from service.gaussian_process import Floats, GaussianProcess, Posterior, interpo
 
 ENOUGH = 8  # trials before the views without a prior are worth listening to
 MOST_TRIALS = 400  # a fit takes cubic time: beyond this the best half and a spread of the others
+MOST_TUNED = 200  # the same for hyper-parameters, where a fit takes many steps
 FREE = 0.25  # share of a batch that no prior has a say in
 UNLIKELY = 0.1  # of running, relative to the likeliest: no gain makes up for less
 _INTERCEPT, _SLOPE = 3.0, 2.0  # deviations of the prior's coefficients, in units of the departure's
@@ -141,6 +142,7 @@ def _free_views(
 ) -> tuple[list[_View], float]:
     log_s = request.log_s[rows]
     places, none = request.places[rows], np.zeros((len(rows), 0))
+    few = _spread(log_s, MOST_TUNED)
     views, floor = [], np.nan
     for i, raw in enumerate((log_s, -np.exp(log_s.min() - log_s))):
         centre, scale = float(raw.mean()), float(raw.std()) or 1.0
@@ -148,7 +150,7 @@ def _free_views(
         process = GaussianProcess(request.groups, request.reach)
         _resume(process, theta, i)
         if request.tune:
-            theta[i] = process.tune(places, values, none).theta
+            theta[i] = process.tune(places[few], values[few], none[few]).theta
         posterior = process.fit(places, values, none).predict(spot, np.zeros((len(spot), 0)))
         if i == 0:
             optimistic = posterior.mean - 2 * np.sqrt(posterior.variance)
@@ -178,7 +180,8 @@ def _guided_view(request: Request, spot: Places, theta: Floats) -> _View:
     _resume(process, theta, 2)
     departure = values - mean[:k]
     if request.tune and k >= ENOUGH:
-        theta[2] = process.tune(request.places[rows], departure, trend[:k]).theta
+        few = _spread(log_s, MOST_TUNED)
+        theta[2] = process.tune(request.places[rows[few]], departure[few], trend[few]).theta
     process.fit(request.places[rows], departure, trend[:k])
     posterior = process.predict(spot, trend[k:])
     posterior.mean = posterior.mean + mean[k:]
@@ -191,14 +194,17 @@ def _validity(request: Request, theta: Floats) -> Floats:
     failed = np.isnan(request.log_s)
     risk = request.pool_risk
     if failed.any():
-        rows = _kept_failures(failed)
+        rows = _latest(failed, MOST_TRIALS)
         label = failed[rows].astype(np.float64) - request.risk[rows]
         centre = float(label.mean())
         process = GaussianProcess(request.groups, request.reach)
         _resume(process, theta, 3)
         none = np.zeros((len(rows), 0))
         if request.tune and len(rows) >= ENOUGH:
-            theta[3] = process.tune(request.places[rows], label - centre, none).theta
+            few = _latest(failed[rows], MOST_TUNED)
+            theta[3] = process.tune(
+                request.places[rows[few]], label[few] - centre, none[few]
+            ).theta
         process.fit(request.places[rows], label - centre, none)
         risk = risk + centre
         risk += interpolate(process.weighted, request.groups, process.theta, request.pool)
@@ -211,19 +217,23 @@ def _resume(process: GaussianProcess, theta: Floats, view: int) -> None:
 
 
 def _kept(log_s: Floats) -> NDArray[np.intp]:
-    """Rows of the trials that a view of time rests on, in their order."""
-    rows = np.flatnonzero(np.isfinite(log_s))
-    if len(rows) <= MOST_TRIALS:
-        return rows
-    order = rows[np.argsort(log_s[rows], kind="stable")]
-    half = MOST_TRIALS // 2
-    others = np.linspace(half, len(order) - 1, MOST_TRIALS - half).astype(np.intp)
-    return np.sort(np.concatenate([order[:half], order[others]]))
+    """Rows of the trials that a view of time rests on."""
+    worked = np.flatnonzero(np.isfinite(log_s))
+    return worked[_spread(log_s[worked], MOST_TRIALS)]
 
 
-def _kept_failures(failed: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """The latest trials of either outcome."""
-    half = MOST_TRIALS // 2
+def _spread(log_s: Floats, most: int) -> NDArray[np.intp]:
+    """Up to `most` rows, in their order: the best half, and others evenly by rank."""
+    if len(log_s) <= most:
+        return np.arange(len(log_s))
+    order = np.argsort(log_s, kind="stable")
+    others = np.linspace(most // 2, len(order) - 1, most - most // 2).astype(np.intp)
+    return np.sort(np.concatenate([order[: most // 2], order[others]]))
+
+
+def _latest(failed: NDArray[np.bool_], most: int) -> NDArray[np.intp]:
+    """Up to `most` rows, half of either outcome."""
+    half = most // 2
     return np.sort(np.concatenate([np.flatnonzero(failed)[-half:], np.flatnonzero(~failed)[-half:]]))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service import catalogue, fleet, queue
+from service.best import standing
 from service.db import now
 from service.errors import InvalidError, NotFoundError
 from service.models import TaskState, best, record, run, run_task, task, workload
@@ -246,9 +247,9 @@ def trials_of(run_id: int, request: RunRequest, policy_id: int | None) -> sa.Col
     """Which records count as trials of a run's tasks.
 
     Those of every run under its policy, so that an interrupted one goes on where it was; with
-    `force` its own alone.
+    `force` its own alone. What was purged counts for none, and is measured again.
     """
-    of_search = record.c.phase == Phase.SEARCH.value
+    of_search = sa.and_(record.c.phase == Phase.SEARCH.value, standing())
     if request.force:
         return sa.and_(of_search, record.c.run_id == run_id)
     return sa.and_(of_search, sa.or_(record.c.policy_id == policy_id, record.c.run_id == run_id))

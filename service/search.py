@@ -23,6 +23,8 @@ from service.proposal import VIEWS, Request
 from strategy.space import Config, ConfigSpace
 
 POOL = 2000
+LEAST_POOL = 800
+EFFORT = 300_000  # trials times candidates: what a proposal takes grows with it
 PRIOR_POOL = 20_000  # of which a prior chooses half of the pool
 ELITE = 12  # configurations whose neighbours are candidates
 NEIGHBOURS = 400
@@ -240,12 +242,13 @@ class Search:
         """Candidates: neighbours of the best, those that a prior likes, and others from anywhere."""
         ranked = sorted((t, key) for key, t in self._told.items() if not math.isnan(t))
         parts = [self._candidates.near([key for _, key in ranked[:ELITE]], NEIGHBOURS)]
-        far = self._candidates.draw(POOL if not self._priors else PRIOR_POOL)
-        if self._priors and len(far) > POOL:
+        size = min(POOL, max(LEAST_POOL, EFFORT // max(len(self._told), 1)))
+        far = self._candidates.draw(PRIOR_POOL if self._priors else size)
+        if len(far) > size:
             liked = self._prior_at(far)[0].mean(axis=1)
             order = np.argsort(liked, kind="stable")
-            parts.append(far[order[: POOL // 2]])
-            far = far[np.sort(order[POOL // 2 :])][: POOL // 2]
+            parts.append(far[order[: size // 2]])
+            far = far[np.sort(order[size // 2 :])][: size // 2]
         parts.append(far)
         return np.array(list(dict.fromkeys(map(_tuple, np.concatenate(parts)))), dtype=np.int32).reshape(
             -1, len(self.space.knobs)

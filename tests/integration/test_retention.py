@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from service import coverage, records, retention
+from service import coverage, records, retention, runs
 from service.backup import backup
 from service.db import Store
 from service.errors import InvalidError
@@ -115,6 +115,17 @@ def test_a_purge_of_a_device_or_a_worker_is_of_that_alone(store: Store) -> None:
             retention.purge_records(c, Doubtful(), "nothing")
     assert {k[1] for k in bests(store)} == {"device", "model", "target"}
     assert {v[2] for v in bests(store).values()} == {1.0}
+
+
+def test_what_was_purged_is_no_trial_any_more(store: Store) -> None:
+    scene = Scene.make(store)
+    scene.enqueue(configs(3))
+    held = scene.leased(scene.register())
+    scene.report(held, [timed(e) for e in held.job.entries])
+    with store.write() as c:
+        before = runs.status(c, scene.run_id, 60).trials_done
+        assert retention.purge_records(c, Doubtful(worker="worker"), "overheated") == 3
+        assert runs.status(c, scene.run_id, 60).trials_done == before - 3
 
 
 def test_a_backup_is_whole_and_can_be_used(sqlite_copy: str, tmp_path: Path) -> None:
