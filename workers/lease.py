@@ -56,6 +56,7 @@ class Holdings:
         self._client = client
         self._held: dict[int, Held] = {}
         self._lock = threading.RLock()  # a signal handler takes it too
+        self._giving_back = threading.Lock()
         self._sender = Sender(client, spool, self._on_accepted, self._on_lost)
 
     def add(self, lease: Lease) -> Held:
@@ -90,11 +91,14 @@ class Holdings:
             self.release(held)
 
     def release(self, held: Held) -> None:
-        """Gives a job back to the queue."""
-        with contextlib.suppress(ServiceError):
-            self._client.release(held.lease)
-        with self._lock:
-            self._held.pop(held.lease.id, None)
+        """Gives a job back to the queue, unless that was done; returns once it is done."""
+        with self._giving_back:
+            if held not in self.all():
+                return
+            with contextlib.suppress(ServiceError):
+                self._client.release(held.lease)
+            with self._lock:
+                self._held.pop(held.lease.id, None)
 
     def flush(self, timeout_s: float) -> None:
         """Sends what waits to be sent, if the service takes it in time."""
