@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plevel.cli.error import UsageError
+from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
     from strategy.target import Target
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 Op = Annotated[str, typer.Argument(metavar="OP", help="The operator: dense, …", show_default=False)]
 Inputs = Annotated[
     list[str],
+    typer.Option(
+        "--input", "-i", metavar="NAME=TYPE[:const]", show_default=False,
+        help="An input and its type, as data=float32[128,768]; :const where it never changes.",
+    ),
+]  # fmt: skip
+# Where a model file may stand for it.
+SomeInputs = Annotated[
+    list[str] | None,
     typer.Option(
         "--input", "-i", metavar="NAME=TYPE[:const]", show_default=False,
         help="An input and its type, as data=float32[128,768]; :const where it never changes.",
@@ -107,6 +116,25 @@ def locate_database(database: str | None) -> str:
     return f"sqlite:///{Path(database).expanduser().absolute()}"
 
 
+def make_database(place: Location) -> None:
+    """Makes the database, where there is none yet; raises `CommandError` where that cannot be."""
+    if place.database is None:
+        return
+    from plevel.embedded import make_folder, require_service, sqlite_path
+
+    require_service()
+    path = sqlite_path(place.database)
+    if path is not None and not path.exists():
+        from service import migration
+        from service.errors import ServiceError
+
+        make_folder(place.database)
+        try:
+            migration.upgrade(place.database)
+        except ServiceError as error:
+            raise CommandError(str(error)) from error
+
+
 def data_directory() -> Path:
     """This user's data directory of plevel, which need not exist yet."""
     from platformdirs import user_data_path
@@ -124,6 +152,14 @@ def read_workload(
     Raises:
         UsageError: names the option at fault and the remedy.
     """
+    values = dict(read_attribute(text) for text in attrs or ())
+    return make_workload(op, inputs, values, far=far)
+
+
+def make_workload(
+    op: str, inputs: list[str], values: Mapping[str, Any], *, far: bool = False
+) -> Workload:
+    """As `read_workload`, with attributes as values."""
     from strategy.attrs import AttrsError
     from strategy.condition import ExpressionError
     from strategy.op import OpError, TypeRelationError, find_op
@@ -132,9 +168,8 @@ def read_workload(
 
     try:
         given = [_read_input(text) for text in inputs]
-        values = dict(read_attribute(text) for text in attrs or ())
         if far and find_op(op) is None:
-            return Workload(op, tuple(given), values)
+            return Workload(op, tuple(given), dict(values))
         return Workload.make(op, given, values)
     except (
         AttrsError,
@@ -191,3 +226,11 @@ def read_target(spec: str, threads: int | None) -> Target:
         return target if threads is None else target.with_threads(threads)
     except TargetError as error:
         raise UsageError(f"--target: {error}") from error
+
+
+def read_age(option: str, text: str) -> float:
+    """Seconds of `90d`, `12h`, `30m` or `45s`."""
+    number, unit = text[:-1], {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}.get(text[-1:])
+    if unit is None or not number.isdigit():
+        raise UsageError(f"{option} {text!r:.40}: write it as 90d, 12h, 30m or 45s")
+    return int(number) * unit

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,16 +19,26 @@ if TYPE_CHECKING:
 
     from plevel.client import Client
     from plevel.embedded import Embedded
-    from strategy.record import RunRequest, RunStatus
+    from strategy.record import RunRequest, RunStatus, RunWorkload
     from strategy.select import Selection
     from strategy.target import Target
     from strategy.workload import Workload
 
 
 def tune(
-    op: option.Op,
-    inputs: option.Inputs,
+    op: Annotated[
+        str | None,
+        typer.Argument(metavar="[OP]", help="The operator: dense, …", show_default=False),
+    ] = None,
+    inputs: option.SomeInputs = None,
     attr: option.Attributes = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", show_default=False,
+            help="A model file, TOML or JSON: a list of workloads with weights.",
+        ),
+    ] = None,
     target: option.TargetSpec = "cpu",
     threads: option.Threads = None,
     trials: Annotated[
@@ -59,23 +70,21 @@ def tune(
 
     Without --url, a service and a worker run on this machine for as long as this takes. Ctrl-C
     keeps what is measured; the same command goes on from there.
+
+    Example: plevel tune dense -i data=float32[128,768] -i weight=float32[3072,768]:const
     """
     place = option.locate(url, database)
     if timeout is not None and timeout <= 0:
         raise UsageError(f"--timeout {timeout:g}: more than 0 seconds")
     if tuner not in ("model", "random"):
         raise UsageError(f"--tuner {tuner!r:.40}: model or random")
-    workload = option.read_workload(op, inputs, attr, far=place.url is not None)
-    if not workload.is_constant:
-        raise UsageError(
-            f"--input: {workload} has a dimension without a value; only constant shapes are timed"
-        )
+    workloads = _read_workloads(op, inputs, attr, model, far=place.url is not None)
     where = option.read_target(target, threads)
 
-    from strategy.record import RunRequest, RunWorkload
+    from strategy.record import RunRequest
 
     request = RunRequest(
-        workloads=(RunWorkload(workload=workload),), target=where, trials=trials, timeout_s=timeout,
+        workloads=workloads, target=where, trials=trials, timeout_s=timeout,
         seed=seed, tuner=tuner, implementations=tuple(implementation) if implementation else None,
         force=force,
     )  # fmt: skip
@@ -86,30 +95,59 @@ def tune(
     console = make_console(stderr=as_json)
     with _interruptible(), _connection(place, where, wait=wait) as (client, embedded):
         final = _follow(client, embedded, request, console, place)
-        answer = client.select(workload, where)
+        answers = [client.select(w.workload, where) for w in workloads]
     if as_json:
-        print_json({"run": final, "selection": answer})
+        answered = {"selections": answers} if model else {"selection": answers[0]}
+        print_json({"run": final, **answered})
+    elif model:
+        _report_model(console, final, workloads, answers, place)
     else:
-        _report(console, final, answer, place, _again(workload, target, threads, place))
+        again = _again(workloads[0].workload, target, threads, place)
+        _report(console, final, answers[0], place, again)
     if final.state != "done":
         raise CommandError(
             f"run {final.id} ended {final.state}: {final.message or 'no reason given'}"
         )
 
 
+def _read_workloads(
+    op: str | None, inputs: list[str] | None, attr: list[str] | None, model: Path | None, *, far: bool
+) -> tuple[RunWorkload, ...]:
+    """What to tune: one workload of the options, or those of a model file."""
+    from plevel.cli.model_file import read_model
+    from strategy.record import RunWorkload
+
+    if model is not None:
+        if op is not None or inputs or attr:
+            raise UsageError("--file: name a model file or one operator with --input, not both")
+        found = read_model(model, far=far)
+    elif op is None or not inputs:
+        raise UsageError("name an operator with its --input, or a model file with --file")
+    else:
+        found = (RunWorkload(workload=option.read_workload(op, inputs, attr, far=far)),)
+    for one in found:
+        if not one.workload.is_constant:
+            raise UsageError(
+                f"{'--input' if model is None else model}: {one.workload} has a dimension without "
+                "a value; only constant shapes are timed"
+            )
+    return found
+
+
 def _check_names(request: RunRequest) -> None:
-    """Raises `UsageError` for an implementation that a workload known here does not have."""
+    """Raises `UsageError` for an implementation that no workload has, where all are known here."""
     from strategy.op import find_op
     from strategy.op_strategy import candidates
 
-    workload = request.workloads[0].workload
-    if request.implementations is None or find_op(workload.op) is None:
+    workloads = [w.workload for w in request.workloads]
+    if request.implementations is None or any(find_op(w.op) is None for w in workloads):
         return
-    known = [c.implementation for c in candidates(workload, request.target)]
+    known = {c.implementation: None for w in workloads for c in candidates(w, request.target)}
     for name in request.implementations:
         if name not in known:
+            ops = ", ".join(dict.fromkeys(w.op for w in workloads))
             raise UsageError(
-                f"--implementation {name!r:.80}: {workload.op} has on {request.target}: {', '.join(known)}"
+                f"--implementation {name!r:.80}: {ops} has on {request.target}: {', '.join(known)}"
             )
 
 
@@ -118,10 +156,11 @@ def _connection(
     place: option.Location, target: Target, *, wait: bool
 ) -> Iterator[tuple[Client, Embedded | None]]:
     from plevel.client import Client
+    from plevel.direct import read_token
 
     with ExitStack() as stack:
         if place.url is not None:
-            client = stack.enter_context(Client(place.url))
+            client = stack.enter_context(Client(place.url, token=read_token()))
             if not wait:
                 _require_worker(client, target, place.url)
             yield client, None
@@ -238,7 +277,7 @@ def _quoted(word: str) -> str:
 def _report(
     console: Console, run: RunStatus, answer: Selection, place: option.Location, again: str
 ) -> None:
-    from plevel.cli.output import selection_lines, show_duration, task_table
+    from plevel.cli.output import selection_lines, task_table
 
     def say(text: str = "") -> None:
         console.print(text, markup=False, soft_wrap=True)
@@ -247,13 +286,54 @@ def _report(
     console.print(task_table(run.tasks, winner=answer.implementation))
     for line in selection_lines(answer):
         say(line)
+    say(_ending(run))
+    say(f"kept in    {place.shown}")
+    say(f"next       {again}")
+
+
+def _ending(run: RunStatus) -> str:
+    from plevel.cli.output import show_duration
+
     spent = ""
     if run.finished_at is not None and run.timing_s > 0:
         took = show_duration(run.finished_at - run.created_at)
         spent = f" in {took}, {show_duration(run.timing_s)} of them timing"
-    say(f"run        {run.id} is {run.state}{spent}: {run.message or 'no reason given'}")
-    say(f"kept in    {place.shown}")
-    say(f"next       {again}")
+    return f"run        {run.id} is {run.state}{spent}: {run.message or 'no reason given'}"
+
+
+def _report_model(
+    console: Console,
+    run: RunStatus,
+    workloads: Sequence[RunWorkload],
+    answers: Sequence[Selection],
+    place: option.Location,
+) -> None:
+    """A row for each workload: what is selected, its time, and its share of the model's."""
+    from plevel.cli.output import make_table
+    from strategy.select import show_seconds
+
+    chosen = [next(r for r in a.rivals if r.implementation == a.implementation) for a in answers]
+    spent = [
+        one.weight * r.estimate.median_s if r.estimate is not None else None
+        for one, r in zip(workloads, chosen, strict=True)
+    ]
+    total = sum(s for s in spent if s is not None)
+    rows = [
+        (a.workload.key, f"{one.weight:g}", a.implementation, str(a.reason),
+         show_seconds(r.estimate.median_s) if r.estimate else "—",
+         f"{s / total:.0%}" if s is not None else "")
+        for one, a, r, s in zip(workloads, answers, chosen, spent, strict=True)
+    ]  # fmt: skip
+    columns = ("workload", "weight", "selected", "reason", "median", "share")
+    console.print(make_table(columns, rows, right=("weight", "median", "share")))
+    part = "" if None not in spent else " without those that are not measured"
+    for line in (
+        f"in all     {show_seconds(total)}{part}: median × weight, summed" if total else "",
+        _ending(run),
+        f"kept in    {place.shown}",
+    ):
+        if line:
+            console.print(line, markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -1,0 +1,79 @@
+"""Model files: the workloads of a model with how often each is called, in TOML or JSON.
+
+    [[workloads]]
+    op = "dense"
+    inputs = ["data=float32[128,768]", "weight=float32[768,768]:const"]
+    weight = 48
+
+`attrs` is a table of attributes; `weight`, 1 where it is not given, is how often the model calls the
+workload. JSON has the same: `{"workloads": [{"op": …, "inputs": […], "weight": 48}]}`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from plevel.cli import option
+from plevel.cli.error import UsageError
+
+if TYPE_CHECKING:
+    from strategy.record import RunWorkload
+
+MAX_WORKLOADS = 1000
+MAX_BYTES = 16 << 20
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    op: str
+    inputs: list[str]
+    attrs: dict[str, Any] = {}
+    weight: Annotated[float, msgspec.Meta(gt=0, le=1e12)] = 1.0
+
+
+class _Model(msgspec.Struct, forbid_unknown_fields=True):
+    workloads: Annotated[list[_Entry], msgspec.Meta(min_length=1, max_length=MAX_WORKLOADS)]
+
+
+def read_model(path: Path, *, far: bool = False) -> tuple[RunWorkload, ...]:
+    """The workloads of a model file, checked; one that is there twice counts with both weights.
+
+    Where `far`, operators that are not installed here are left to the service to know.
+
+    Raises:
+        UsageError: the file cannot be read; names the entry and the field at fault.
+    """
+    from strategy.record import RunWorkload
+
+    found: dict[str, RunWorkload] = {}
+    for i, entry in enumerate(_read(path).workloads):
+        try:
+            workload = option.make_workload(entry.op, entry.inputs, entry.attrs, far=far)
+        except UsageError as error:
+            raise UsageError(f"{path}: workloads[{i}]: {error}") from error
+        before = found.get(workload.key)
+        weight = entry.weight + (before.weight if before is not None else 0.0)
+        found[workload.key] = RunWorkload(workload=workload, weight=weight)
+    return tuple(found.values())
+
+
+def _read(path: Path) -> _Model:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{path}: more than {MAX_BYTES >> 20} MiB: this is no model file")
+    try:
+        text = data.decode()
+        if path.suffix == ".json":
+            return msgspec.json.decode(text, type=_Model)
+        return msgspec.convert(tomllib.loads(text), type=_Model)
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.DecodeError) as error:
+        raise UsageError(
+            f"{path}: {error}: write it as [[workloads]] with op, inputs, attrs and weight"
+        ) from error

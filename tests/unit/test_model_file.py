@@ -1,0 +1,71 @@
+"""Model files: what is read, and that a wrong one is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plevel.cli.error import UsageError
+from plevel.cli.model_file import read_model
+
+ENTRY = '[[workloads]]\nop = "dense"\ninputs = ["data=float32[16,64]", "weight=float32[8,64]:const"]\n'
+
+
+def write(folder: Path, text: str, name: str = "model.toml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
+    text = ENTRY + "weight = 12\n[workloads.attrs]\nunits = 8\n"
+    (one,) = read_model(write(tmp_path, text))
+    assert one.workload.key == 'dense(data=float32[16,64],weight=float32[8,64]:const){"units":8}'
+    assert one.weight == 12
+    inputs = ["weight=float32[8, 64]:const", "data=float32[16,64]"]
+    entry = {"op": "dense", "inputs": inputs, "weight": 12, "attrs": {"units": 8}}
+    as_json = json.dumps({"workloads": [entry]})
+    assert read_model(write(tmp_path, as_json, "model.json")) == (one,)
+
+
+def test_a_workload_that_is_there_twice_counts_with_both_weights(tmp_path: Path) -> None:
+    found = read_model(write(tmp_path, ENTRY + "weight = 3\n" + ENTRY))
+    assert [w.weight for w in found] == [4.0]
+
+
+def test_an_operator_of_elsewhere_is_left_to_the_service(tmp_path: Path) -> None:
+    path = write(tmp_path, ENTRY.replace('"dense"', '"elsewhere.op"'))
+    with pytest.raises(UsageError, match=r"workloads\[0\].*'elsewhere.op'"):
+        read_model(path)
+    assert read_model(path, far=True)[0].workload.op == "elsewhere.op"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "workloads"),
+        ("workloads = []", "length >= 1"),
+        ("[[workloads]]\nop = 'dense'", "inputs"),
+        (ENTRY + "weight = 0", "weight"),
+        (ENTRY + "weight = nan", "weight"),
+        (ENTRY + "times = 2", "times"),
+        (ENTRY.replace("64]:const", "63]:const"), r"workloads\[0\]: .*weight"),
+        (ENTRY.replace("float32[16", "float33[16"), r"workloads\[0\]: --input data"),
+        ("[[workloads]", "model.toml"),
+        ("\0", "model.toml"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        read_model(write(tmp_path, text))
+    assert str(tmp_path / "model.toml") in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        read_model(tmp_path / "none.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="binary.toml"):
+        read_model(tmp_path / "binary.toml")
