@@ -7,7 +7,7 @@ how often two divides the value; and value by value, as for names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,39 @@ class Embedding:
         if not columns:
             return np.zeros((len(digits), 1), dtype=np.float32)
         return np.concatenate(columns, axis=1, dtype=np.float32)
+
+
+def nearest(space: ConfigSpace, config: Mapping[str, object]) -> tuple[int, ...] | None:
+    """The digits most like a configuration of another space: of another shape, or another version.
+
+    A number goes to the nearest by ratio, a tuple to the nearest of its length, part by part; a knob
+    that the configuration lacks has the fallback's value. None where a name is not one of a knob's.
+    Constraints are not looked at: the place counts, not whether it can be built here.
+    """
+    found = []
+    for knob in space.knobs:
+        value: Any = config[knob.name] if knob.name in config else space.fallback[knob.name]
+        digit = knob.position.get((type(value), value))
+        if digit is None:
+            digit = _nearest_value(knob, value)
+        if digit is None:
+            return None
+        found.append(digit)
+    return tuple(found)
+
+
+def _nearest_value(knob: Knob, value: Any) -> int | None:
+    numbers = _numbers(knob)
+    wanted = np.atleast_1d(np.array(value, dtype=object))
+    if (
+        numbers is None or len(wanted) != numbers.shape[1]
+        or not all(isinstance(v, int | float) for v in wanted)
+    ):  # fmt: skip
+        return None
+    parts = np.concatenate([numbers, wanted[None].astype(np.float64)])
+    if parts.min() > 0:
+        parts = np.log(parts)
+    return int(np.abs(parts[:-1] - parts[-1]).sum(axis=1).argmin())
 
 
 def _tables(knob: Knob) -> list[tuple[Places, float]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from service.candidates import Candidates, Key
 from service.cost_model import CostModel, CostModelError, Records
-from service.embedding import Embedding, Places
+from service.embedding import Embedding, Places, nearest
 from service.features import Digits
 from service.gaussian_process import Floats
 from service.prior import Prior
@@ -28,15 +28,15 @@ EFFORT = 300_000  # trials times candidates: what a proposal takes grows with it
 PRIOR_POOL = 20_000  # of which a prior chooses half of the pool
 ELITE = 12  # configurations whose neighbours are candidates
 NEIGHBOURS = 400
-SOURCES = 4  # of records of elsewhere: the largest
+SOURCES = 4  # of records of elsewhere, the first of those given
 REFIT = 1.25  # hyper-parameters are found anew when the trials have grown by this
 
 
 class Source(NamedTuple):
-    """Records of the same knobs from elsewhere: another device, target, shape, or version.
+    """Records of much the same knobs from elsewhere: another device, target, shape, or version.
 
     Attributes:
-        configs: those that are not of the space are passed over.
+        configs: one that is not of the space counts for what is most like it (`embedding.nearest`).
         seconds: one for each; None for a failure. Only their ratios count.
     """
 
@@ -55,8 +55,8 @@ class Search:
         space: what to search.
         seed: of all random choices.
         model: what chooses among candidates; None proposes at random.
-        sources: records of elsewhere. They only say where to look first; the trials soon outweigh
-            what is wrong in them.
+        sources: records of elsewhere, the most alike first. They only say where to look first; the
+            trials soon outweigh what is wrong in them.
         listed: the digits of the valid configurations, where they are known as a list rather than
             by constraints.
     """
@@ -76,7 +76,7 @@ class Search:
         self._told: dict[Key, float] = {}  # log-seconds, NaN for a failure
         self._pending: dict[Key, None] = {}
         self._embedding = Embedding(space)
-        self._sources = sorted(sources, key=lambda s: -len(s.configs))[:SOURCES]
+        self._sources = sources[:SOURCES]
         self._priors: list[Prior] | None = None
         self._table_prior: tuple[Floats, Floats] | None = None
         self._theta = np.full((VIEWS, len(self._embedding.reach) + 1), np.nan)
@@ -115,9 +115,7 @@ class Search:
             return
         self._candidates.take(key)
         self._pending.pop(key, None)
-        known = self._told.get(key, math.nan)
-        found = math.nan if seconds is None else math.log(seconds)
-        self._told[key] = known if math.isnan(found) else min(found, known if known == known else found)
+        self._told[key] = _lower(self._told.get(key, math.nan), seconds)
 
     def avoid(self, configs: Iterable[Mapping[str, object]]) -> None:
         """Configurations under way: they are not proposed again."""
@@ -214,9 +212,9 @@ class Search:
         for i, source in enumerate(self._sources):
             told: dict[Key, float] = {}
             for config, seconds in zip(source.configs, source.seconds, strict=True):
-                key = self._key(config)
+                key = nearest(self.space, config)
                 if key is not None:
-                    told[key] = math.nan if seconds is None else math.log(seconds)
+                    told[key] = _lower(told.get(key, math.nan), seconds)
             log_s = np.array(list(told.values()), dtype=np.float64)
             places = self._embedding.place(self._digits(told))
             records = Records(self._embedding.groups, self._embedding.reach, places, log_s, i)
@@ -257,6 +255,12 @@ class Search:
     def _digits(self, keys: Iterable[Key]) -> Digits:
         rows = list(keys)
         return np.array(rows, dtype=np.int32).reshape(len(rows), len(self.space.knobs))
+
+
+def _lower(known: float, seconds: float | None) -> float:
+    """The lower of log-seconds that are known and seconds that are new; NaN stands for failures."""
+    found = math.nan if seconds is None else math.log(seconds)
+    return min(known, found) if known == known and found == found else found if known != known else known
 
 
 def _tuple(row: Digits) -> Key:

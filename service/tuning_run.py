@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
-from service import budget, catalogue, runs
+from service import budget, catalogue, relative, runs
 from service.cost_model import CostModel
 from service.models import (
     EntryState,
@@ -81,20 +81,24 @@ def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
         .where(run_task.c.run_id == run_id)
         .order_by(run_task.c.id)
     ).all()
+    policy_id = catalogue.find_policy(connection, request.search_policy)
+    counted = runs.trials_of(run_id, request, policy_id)
     tasks = []
-    asked = model if request.tuner == "model" else None
     for r in rows:
         search = None
         if r.space is not None:
             seed = request.seed * 1_000_003 + r.id
-            search = Search(convert(r.space, ConfigSpace), seed, asked)
+            space = convert(r.space, ConfigSpace)
+            if request.tuner == "model":
+                search = Search(space, seed, model, relative.find_sources(connection, r.id, counted))
+            else:
+                search = Search(space, seed)
         tasks.append(
             TuningTask(
                 r.id, r.implementation, r.workload_id, r.weight, search, TaskState(r.state),
                 r.message,
             )
         )
-    policy_id = catalogue.find_policy(connection, request.search_policy)
     referenced = connection.scalar(
         sa.select(job_entry.c.id)
         .join(job, job.c.id == job_entry.c.job_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from service.embedding import DERIVED, SINGLE, SMOOTH, Embedding
+from service.embedding import DERIVED, SINGLE, SMOOTH, Embedding, nearest
 from strategy.space import ConfigSpace, Knob, knob, reorder, split
 
 
@@ -74,3 +74,21 @@ def test_derived_expressions_count_and_one_without_a_value_does_no_harm() -> Non
 def test_a_space_without_a_choice_has_one_place() -> None:
     embedding = Embedding(ConfigSpace([Knob("a", (3,))]))
     assert embedding.place(np.zeros((2, 1), dtype=np.int32)).tolist() == [[0], [0]]
+
+
+def test_a_configuration_of_elsewhere_is_placed_at_what_is_most_like_it() -> None:
+    here = ConfigSpace(
+        [Knob("tile", (1, 2, 4, 8, 16)), Knob("by", ("rows", "steps")), split("s", 64, 2), Knob("step", (-2, 0, 2))],
+        fallback={"tile": 4, "by": "steps", "s": (8, 8), "step": 0},
+    )  # fmt: skip
+
+    def most_like(**values: object) -> object:
+        digits = nearest(here, values)
+        return None if digits is None else tuple(k.values[d] for k, d in zip(here.knobs, digits, strict=True))
+
+    # By ratio, part by part, and what is lacking as the fallback has it; more knobs are no matter.
+    assert most_like(tile=96, s=(3, 40), step=5, pad=1) == (16, "steps", (2, 32), 2)
+    assert most_like(tile=3, by="rows", s=(64, 1)) == (4, "rows", (64, 1), 0)
+    assert most_like(tile=True) == (1, "steps", (8, 8), 0)
+    for strange in ({"by": "panels"}, {"s": (4, 4, 4)}, {"s": 8}, {"tile": "wide"}, {"by": 3}):
+        assert most_like(**strange) is None

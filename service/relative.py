@@ -1,0 +1,109 @@
+"""Records that a search may start from: of the same implementation on other shapes, targets, versions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.best import standing
+from service.models import record, task, workload
+from service.search import SOURCES, Source
+from strategy.record import ErrorKind, Phase, convert
+from strategy.space import Config
+from strategy.types import TensorType
+from strategy.workload import Workload
+
+MOST_TASKS = 300  # the newest of an implementation, among which the most alike are chosen
+MOST_RECORDS = 1000  # of one task, the newest
+LEAST_RECORDS = 8
+# Of failures that say nothing of a configuration.
+_CHANCE = (ErrorKind.CANCELLED, ErrorKind.LOST)
+# Distances, in doublings of a dimension.
+_ANOTHER_VERSION, _ANOTHER_TARGET, _ANOTHER_ATTRIBUTE, _ANOTHER_RANK = 0.1, 1.0, 1.0, 8.0
+
+
+def find_sources(
+    connection: sa.Connection, task_id: int, counted: sa.ColumnElement[bool]
+) -> list[Source]:
+    """Records of elsewhere for a task, the most alike first.
+
+    They are those of the same implementation, imported ones of that name included: of the task
+    itself where they do not count as trials, of its other versions, of other targets and shapes.
+
+    Args:
+        connection: to the database.
+        task_id: what is to be tuned.
+        counted: which records count as trials, and are told as such.
+    """
+    own = connection.execute(_tasks().where(task.c.id == task_id)).one()
+    asked = convert(own.body, Workload)
+    related = connection.execute(
+        _tasks()
+        .where(sa.or_(task.c.implementation == own.implementation,
+                      task.c.implementation.in_(_imported(own.implementation))))
+        .where(sa.exists().where(record.c.task_id == task.c.id))
+        .order_by(task.c.id.desc())
+        .limit(MOST_TASKS)
+    ).all()  # fmt: skip
+    ranked = sorted(related, key=lambda r: (_distance(asked, own, r), -r.id))
+    sources: list[Source] = []
+    for relative in ranked:
+        source = _read(connection, relative.id, counted if relative.id == task_id else None)
+        if len(source.configs) >= LEAST_RECORDS:
+            sources.append(source)
+        if len(sources) == SOURCES:
+            break
+    return sources
+
+
+def _tasks() -> sa.Select[Any]:
+    columns = task.c["id", "workload_id", "target_id", "implementation", "version"]
+    return sa.select(*columns, workload.c.body).join(workload, workload.c.id == task.c.workload_id)
+
+
+def _imported(name: str) -> list[str]:
+    """What an implementation is called that came with another tool's log."""
+    return [f"{tool}:{name}" for tool in ("autotvm", "kernel_tuner")]
+
+
+def _read(connection: sa.Connection, task_id: int, counted: sa.ColumnElement[bool] | None) -> Source:
+    query = (
+        sa.select(record.c.config, record.c.median_s)
+        .where(
+            record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, standing(),
+            sa.or_(record.c.error.is_(None), record.c.error.not_in(_CHANCE)),
+        )
+        .order_by(record.c.id.desc())
+        .limit(MOST_RECORDS)
+    )  # fmt: skip
+    if counted is not None:
+        # What was imported has neither policy nor run: it is not counted.
+        query = query.where(sa.not_(sa.func.coalesce(counted, sa.false())))
+    rows = connection.execute(query).all()
+    return Source([Config(r.config) for r in rows], [r.median_s for r in rows])
+
+
+def _extents(type_: TensorType) -> tuple[int, ...]:
+    return tuple(max(d, 1) for d in type_.concrete_shape) if type_.is_constant else ()
+
+
+def _distance(asked: Workload, own: Any, other: Any) -> float:
+    """How far another task is: in doublings of dimensions, and what those differences count for."""
+    found: float = 0.0 if other.version == own.version else _ANOTHER_VERSION
+    if other.target_id != own.target_id:
+        found += _ANOTHER_TARGET
+    if other.workload_id == own.workload_id:
+        return found
+    theirs = convert(other.body, Workload)
+    names = asked.attrs.keys() | theirs.attrs.keys()
+    found += _ANOTHER_ATTRIBUTE * sum(asked.attrs.get(n) != theirs.attrs.get(n) for n in names)
+    found += _ANOTHER_ATTRIBUTE * (asked.epilogue != theirs.epilogue)
+    found += _ANOTHER_RANK * abs(len(asked.inputs) - len(theirs.inputs))
+    for mine, its in zip(asked.inputs, theirs.inputs, strict=False):
+        found += _ANOTHER_ATTRIBUTE * (mine.tensor.dtype != its.tensor.dtype)
+        a, b = _extents(mine.tensor), _extents(its.tensor)
+        found += _ANOTHER_RANK * abs(len(a) - len(b))
+        found += sum(abs(math.log2(x / y)) for x, y in zip(a, b, strict=False))
+    return found
