@@ -20,6 +20,7 @@ from strategy.workload import Workload
 
 T = TypeVar("T")
 _RECONNECT_S = 0.2
+_BUSY = (httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.TOO_MANY_REQUESTS)
 FINISHED = frozenset({RunState.DONE, RunState.FAILED, RunState.CANCELLED})
 
 
@@ -50,6 +51,10 @@ class _Workers(msgspec.Struct):
     workers: list[dict[str, Any]]
 
 
+class _Tokens(msgspec.Struct):
+    tokens: list[dict[str, Any]]
+
+
 class _Page(msgspec.Struct):
     records: list[dict[str, Any]]
     next: int | None = None
@@ -65,6 +70,7 @@ class Client:
         url: `http://host:port`.
         timeout_s: for one answer.
         patience_s: how long to go on trying while nothing answers.
+        token: opens the service, where it asks for one.
         transport: another way to reach the service than the network.
     """
 
@@ -74,13 +80,17 @@ class Client:
         *,
         timeout_s: float = 30.0,
         patience_s: float = 3.0,
+        token: str | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise UnreachableError(f"url = {url!r:.120}: expected http://host:port")
         self.url = url.rstrip("/")
         self._patience_s = patience_s
-        self._http = httpx.Client(base_url=self.url, timeout=timeout_s, transport=transport)
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._http = httpx.Client(
+            base_url=self.url, timeout=timeout_s, transport=transport, headers=headers
+        )
         self._jitter = random.Random()
 
     def __enter__(self) -> Self:
@@ -270,6 +280,21 @@ class Client:
         """The workers that have registered, with their devices and when they were last seen."""
         return self._ask("GET", "/v1/workers", _Workers).workers
 
+    def create_token(
+        self, name: str, scopes: Sequence[str], expires_in_s: float | None = None
+    ) -> dict[str, Any]:
+        """A new token: its `id` and its `secret`, which is shown this once."""
+        body = {"name": name, "scopes": scopes, "expires_in_s": expires_in_s}
+        return self._ask("POST", "/v1/tokens", dict[str, Any], json=body, again=False)
+
+    def tokens(self) -> list[dict[str, Any]]:
+        """The tokens without their secrets, the newest first."""
+        return self._ask("GET", "/v1/tokens", _Tokens).tokens
+
+    def revoke_token(self, token_id: int) -> None:
+        """Ends a token for good."""
+        self._send("DELETE", f"/v1/tokens/{token_id}")
+
     def _ask(self, method: str, path: str, kind: type[T], **options: Any) -> T:
         response = self._send(method, path, **options)
         return self._read(response.content, kind, response)
@@ -302,7 +327,7 @@ class Client:
                         "one with 'plevel serve', or name another with --url"
                     ) from error
             else:
-                if response.status_code != httpx.codes.SERVICE_UNAVAILABLE or not again:
+                if response.status_code not in _BUSY or not again:
                     break
                 if time.monotonic() + pause_s > give_up:
                     break

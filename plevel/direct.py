@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from plevel.client import Client, ServiceError
+from plevel.client import Client, ServiceError, UnreachableError
 from strategy import select as rule
 from strategy.dispatch import DispatchTable, dispatch
 from strategy.op_strategy import Candidate
@@ -27,12 +29,23 @@ def connect(url: str | None, database: str | None) -> Generator[Client | Direct,
         UnreachableError, ServiceError: neither can be used; the message says why, and the remedy.
     """
     if url is not None:
-        with Client(url) as client:
+        with Client(url, token=read_token()) as client:
             yield client
         return
     assert database is not None
     with _open(database) as store:
         yield Direct(store)
+
+
+def read_token() -> str | None:
+    """The token that the environment names a file of; raises `UnreachableError` where it has none."""
+    name = os.environ.get("PLEVEL_TOKEN_FILE")
+    if not name:
+        return None
+    try:
+        return Path(name).read_text().strip()
+    except OSError as error:
+        raise UnreachableError(f"PLEVEL_TOKEN_FILE {name}: {error.strerror}") from error
 
 
 @contextmanager
@@ -92,8 +105,9 @@ class Direct:
         with self._store.read() as connection:
             database = RecordDatabase(connection)
             try:
-                asked, known = candidate.gather(
-                    database, workload, target, candidates, foreign=foreign or policy == "tvm",
+                asked = candidate.normal(workload)
+                known = candidate.gather(
+                    database, asked, target, candidates, foreign=foreign or policy == "tvm",
                     field="workload",
                 )  # fmt: skip
             except Failure as error:
@@ -205,6 +219,44 @@ class Direct:
         with self._store.read() as connection:
             found: list[dict[str, Any]] = to_json(fleet.statuses(connection, _alive_s()))
         return found
+
+
+    def create_token(
+        self, name: str, scopes: Sequence[str], expires_in_s: float | None = None
+    ) -> dict[str, Any]:
+        """A new token: its `id` and its `secret`, which is shown this once."""
+        assert self._store is not None, "making a token makes the database first"
+        from service import audit, token
+        from service.models import TokenScope
+
+        allowed = [TokenScope(s) for s in scopes]
+        with self._store.write() as connection:
+            made = token.create(connection, name, allowed, expires_in_s)
+            audit.note(
+                connection, audit.user(), "token.create", token=made.id, name=name, scopes=allowed
+            )
+        found: dict[str, Any] = to_json(made)
+        return found
+
+    def tokens(self) -> list[dict[str, Any]]:
+        """The tokens without their secrets, the newest first."""
+        if self._store is None:
+            return []
+        from service import token
+
+        with self._store.read() as connection:
+            found: list[dict[str, Any]] = to_json(token.list_all(connection))
+        return found
+
+    def revoke_token(self, token_id: int) -> None:
+        """Ends a token for good."""
+        if self._store is None:
+            raise ServiceError(404, "There is no such thing", f"there is no token {token_id}")
+        from service import audit, token
+
+        with self._store.write() as connection:
+            token.revoke(connection, token_id)
+            audit.note(connection, audit.user(), "token.revoke", token=token_id)
 
 
 class _Parts:

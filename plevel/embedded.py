@@ -101,7 +101,7 @@ class Embedded:
             child = self._spawn(
                 "service",
                 "--database", self.database, "--host", "127.0.0.1", "--port", "0",
-                "--ready-file", str(ready),
+                "--ready-file", str(ready), "--auth", "open",
             )  # fmt: skip
             child.wait_for(ready.exists, "to start")
             self.url = ready.read_text().strip()

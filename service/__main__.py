@@ -12,17 +12,21 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import uvicorn
 from pydantic import ValidationError
 
+from service import token
 from service.app import create_app, prepare
+from service.auth import Mode, is_loopback
 from service.context import Context
+from service.db import Store
 from service.errors import ServiceError, StartError
 from service.settings import Settings
 
 GRACE_S = 5
+log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--database", metavar="URL", help="sqlite:///file or postgresql://user@host/name")
     parser.add_argument("--host", help="the address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, help="0 takes a free one")
+    parser.add_argument("--auth", choices=get_args(Mode), help="whether tokens are needed (auto)")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve https with this certificate")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="and its key")
     parser.add_argument("--ready-file", type=Path, help="where to write the URL once it answers")
     return parser
 
@@ -83,21 +90,58 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(settings: Settings, listening: socket.socket, ready_file: Path | None) -> None:
-    """Serves on a socket until a signal says to stop."""
+    """Serves on a socket until a signal says to stop.
+
+    Raises:
+        StartError: others could reach it without a token, or the certificate cannot be used.
+    """
+    _check_open(settings, listening)
     app = create_app(settings)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=GRACE_S
-    )
-    url = _url(settings.host, listening.getsockname()[1])
+        app, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=GRACE_S,
+        ssl_certfile=settings.tls_cert, ssl_keyfile=settings.tls_key,
+    )  # fmt: skip
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise StartError(
+            f"tls_cert {settings.tls_cert}, tls_key {settings.tls_key}: not a certificate and its key "
+            f"({error.strerror or error}): name PEM files that this user may read"
+        ) from error
+    scheme = "http" if settings.tls_cert is None else "https"
+    url = _url(scheme, settings.host, listening.getsockname()[1])
     server = _Server(config, app.state.context, url, ready_file)
     server.run(sockets=[listening])
     if not server.started:
         raise StartError("the service did not start: its log says why")
 
 
-def _url(host: str, port: int) -> str:
+def _check_open(settings: Settings, listening: socket.socket) -> None:
+    """Whoever can reach a service can use its workers: off this host a token is needed."""
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise StartError("tls_cert and tls_key: name both, or neither")
+    if is_loopback(listening.getsockname()[0]):
+        return
+    if settings.auth == "open":
+        raise StartError(f"auth open: others reach host {settings.host}: use token, or host 127.0.0.1")
+    store = Store(settings.database)
+    try:
+        with store.read() as connection:
+            known = token.any_good(connection)
+    finally:
+        store.close()
+    if not known:
+        raise StartError(
+            f"host {settings.host}: others reach it, and there is no token yet: make one with `plevel "
+            "token create`, or listen on 127.0.0.1"
+        )
+    if settings.tls_cert is None:
+        log.warning("tokens travel readable: use --tls-cert, or a proxy with TLS in front")
+
+
+def _url(scheme: str, host: str, port: int) -> str:
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+    return f"{scheme}://[{reachable}]:{port}" if ":" in reachable else f"{scheme}://{reachable}:{port}"
 
 
 class _Server(uvicorn.Server):

@@ -9,8 +9,21 @@ from importlib import metadata
 from fastapi import FastAPI
 
 from service import migration
-from service.api import coverage, health, lease, problem, record, run, selection, transfer, worker
+from service.api import (
+    coverage,
+    health,
+    lease,
+    problem,
+    record,
+    run,
+    selection,
+    token,
+    transfer,
+    worker,
+)
+from service.api.guard import Guard
 from service.api.wire import install_schema
+from service.auth import Authority
 from service.context import Context
 from service.cost_model import ChildModel
 from service.dashboard import site
@@ -57,11 +70,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )  # fmt: skip
     app.state.context = context
-    for part in (run, selection, transfer, coverage, record, worker, lease, health):
+    for part in (run, selection, transfer, coverage, record, worker, lease, token, health):
         app.include_router(part.router)
     problem.install(app)
     site.install(app)
     install_schema(app)
+    authority = Authority(lambda: context.store, context.settings.auth, context.settings.rate)
+    app.add_middleware(Guard, authority=authority)
     return app
 
 

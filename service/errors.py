@@ -29,6 +29,24 @@ class TooLargeError(ServiceError):
     title = "The body is too large"
 
 
+class UnauthorizedError(ServiceError):
+    status = 401
+    kind = "unauthorized"
+    title = "A token is needed"
+
+
+class ForbiddenError(ServiceError):
+    status = 403
+    kind = "forbidden"
+    title = "This is not allowed"
+
+
+class TooManyError(ServiceError):
+    status = 429
+    kind = "too-many"
+    title = "Too many requests"
+
+
 class NotFoundError(ServiceError):
     status = 404
     kind = "not-found"

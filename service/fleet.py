@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from service import catalogue
 from service.db import insert, now
-from service.errors import NotFoundError
+from service.errors import LeaseLostError, NotFoundError
 from service.models import device, lease, target, worker, worker_device
 from strategy.record import Device, WorkerInfo
 
@@ -38,8 +38,10 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[WorkerDevice, ...] = ()
 
 
-def register(connection: sa.Connection, info: WorkerInfo) -> int:
-    """A new worker with its devices; returns its id.
+def register(
+    connection: sa.Connection, info: WorkerInfo, token_id: int | None = None
+) -> int:
+    """A new worker with its devices; returns its id. With a token, only that speaks for it.
 
     A device that is known by its identity keeps its row, with what the worker now says of it.
     """
@@ -47,7 +49,7 @@ def register(connection: sa.Connection, info: WorkerInfo) -> int:
         sa.insert(worker)
         .values(
             name=info.name, host=info.host, pid=info.pid, version=info.version,
-            operators=info.operators, created_at=now(), seen_at=now(),
+            operators=info.operators, token_id=token_id, created_at=now(), seen_at=now(),
         )
         .returning(worker.c.id)
     ).scalar_one()  # fmt: skip
@@ -98,6 +100,28 @@ def heartbeat(connection: sa.Connection, worker_id: int) -> None:
     """Raises `NotFoundError` for a worker that is not known or has left: it registers again."""
     if not see(connection, worker_id):
         raise unknown_worker(worker_id)
+
+
+def check_worker(connection: sa.Connection, worker_id: int, token_id: int | None) -> None:
+    """Raises `NotFoundError` where a worker is another token's; without one (None) all are one's own."""
+    if token_id is None:
+        return
+    query = sa.select(worker.c.id).where(worker.c.id == worker_id, worker.c.token_id == token_id)
+    if connection.scalar(query) is None:
+        raise unknown_worker(worker_id)
+
+
+def check_lease(connection: sa.Connection, lease_id: int, token_id: int | None) -> None:
+    """The same for a worker's lease; raises `LeaseLostError`."""
+    if token_id is None:
+        return
+    query = (
+        sa.select(lease.c.id)
+        .join(worker, worker.c.id == lease.c.worker_id)
+        .where(lease.c.id == lease_id, worker.c.token_id == token_id)
+    )
+    if connection.scalar(query) is None:
+        raise LeaseLostError(f"lease {lease_id} is not of a worker that this token registered")
 
 
 def unknown_worker(worker_id: int) -> NotFoundError:

@@ -51,6 +51,15 @@ class TaskState(StrEnum):
     EXHAUSTED = "exhausted"  # every configuration of its space is tried
 
 
+class TokenScope(StrEnum):
+    """What a token allows; `admin` allows everything."""
+
+    READ = "read"
+    SUBMIT = "submit"  # runs and imports
+    WORKER = "worker"  # to lease and to report its own jobs, and nothing else
+    ADMIN = "admin"
+
+
 class Scope(StrEnum):
     """Over which devices the best is taken."""
 
@@ -176,6 +185,31 @@ environment = sa.Table(
     _instant("created_at"),
 )
 
+# A secret that opens the interface; only its digest is kept.
+token = sa.Table(
+    "token",
+    metadata,
+    _id(),
+    sa.Column("name", sa.String(200), nullable=False),
+    sa.Column("digest", Digest, nullable=False, unique=True),
+    sa.Column("scopes", Json, nullable=False),
+    _instant("created_at"),
+    _instant("expires_at", nullable=True),
+    _instant("revoked_at", nullable=True),
+)
+
+# Who asked for what that changes something; what workers do is in `event`.
+audit = sa.Table(
+    "audit",
+    metadata,
+    _id(),
+    _instant("at"),
+    sa.Column("actor", sa.String(200), nullable=False),  # a token's name, or a user of this host
+    _ref("token_id", "token", nullable=True),
+    sa.Column("action", sa.String(64), nullable=False),
+    sa.Column("detail", Json, nullable=False),
+)
+
 worker = sa.Table(
     "worker",
     metadata,
@@ -185,6 +219,7 @@ worker = sa.Table(
     sa.Column("pid", sa.BigInteger(), nullable=False),
     sa.Column("version", sa.Text(), nullable=False),
     sa.Column("operators", Json, nullable=False),
+    _ref("token_id", "token", nullable=True),  # who it registered with: nobody else speaks for it
     _instant("created_at"),
     _instant("seen_at"),
     _instant("ended_at", nullable=True),
@@ -386,6 +421,18 @@ best = sa.Table(
     sa.Column("samples", sa.Integer(), nullable=False),
     _instant("updated_at"),
     _one_of("scope", Scope),
+)
+
+# The lowest mean cost, which is what TVM's own rule looks at; derived as `best` is.
+history = sa.Table(
+    "history",
+    metadata,
+    sa.Column("task_id", Id, sa.ForeignKey("task.id"), primary_key=True),
+    sa.Column("variant_id", Id, sa.ForeignKey("target_variant.id"), primary_key=True),
+    sa.Column("model", sa.Text(), primary_key=True),  # of the device, empty where it is not known
+    sa.Column("mean_s", sa.Double(), nullable=False),
+    sa.Column("config_digest", Digest, nullable=False),
+    sa.Column("config", Json, nullable=False),
 )
 
 event = sa.Table(

@@ -11,6 +11,8 @@ import platformdirs
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from service.auth import Mode
+
 
 def default_database() -> str:
     """A SQLite file in the user's data directory."""
@@ -25,6 +27,12 @@ class Settings(BaseSettings):
     database: str = Field(default_factory=default_database)
     host: str = "127.0.0.1"
     port: int = Field(default=8765, ge=0, le=65535)
+    # `auto`: a token is needed where there is one; `token`: always; `open`: never, on loopback only.
+    auth: Mode = "auto"
+    # Requests a second of one token in one process.
+    rate: float = Field(default=500.0, gt=0)
+    tls_cert: Path | None = None  # PEM, with its chain
+    tls_key: Path | None = None
     # A worker that is silent for longer than a lease loses its jobs; one that misses three
     # heartbeats is not counted as alive.
     lease_s: float = Field(default=12.0, gt=0)

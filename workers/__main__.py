@@ -36,6 +36,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="threads that kernels use, part of the target; default: all cores",
     )
     parser.add_argument("--device", default="cpu", help="cpu, or some of its cores: cpu:0-3")
+    parser.add_argument(
+        "--token-file", type=Path, default=os.environ.get("PLEVEL_TOKEN_FILE"),
+        help="what opens the service; default: PLEVEL_TOKEN_FILE",
+    )  # fmt: skip
     parser.add_argument("--name", default=socket.gethostname(), help="shown in lists of workers")
     parser.add_argument(
         "--spool", type=Path, default=_state_directory() / "spool",
@@ -70,8 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not assigned.overlap:
         # The timing cores belong to the kernel: this process and its children stay off them.
         os.sched_setaffinity(0, assigned.building)
+    try:
+        token = None if options.token_file is None else options.token_file.read_text().strip()
+    except OSError as error:
+        return _fail(f"--token-file {options.token_file}: {error.strerror}", 2)
     stop = threading.Event()
-    client = Client(options.url, stop)
+    client = Client(options.url, stop, token)
     try:
         spool = Spool(options.spool, client.url)
     except OSError as error:

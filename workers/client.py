@@ -68,6 +68,7 @@ class Client:
     Args:
         url: of the service, without `/v1`.
         stop: ends the waiting.
+        token: opens the service, where it asks for one.
         rng: for the jitter, so that a fleet does not return all at once.
         transport: another than the network, for tests.
     """
@@ -76,15 +77,18 @@ class Client:
         self,
         url: str,
         stop: threading.Event,
+        token: str | None = None,
+        *,
         rng: random.Random | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._stop = stop
         self._rng = rng or random.Random()
-        self._http = httpx.Client(
-            base_url=self.url, transport=transport, headers={"accept": "application/json"}
-        )
+        headers = {"accept": "application/json"}
+        if token is not None:
+            headers["authorization"] = f"Bearer {token}"
+        self._http = httpx.Client(base_url=self.url, transport=transport, headers=headers)
 
     def register(self, info: WorkerInfo, patience_s: float | None = None) -> Registered:
         """Registers; gives up with `UnreachableError` after `patience_s`, never where None."""

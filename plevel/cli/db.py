@@ -85,13 +85,17 @@ def prune(
     database: option.Database = None,
 ) -> None:
     """Delete the records of old, slow configurations; no best is ever lost."""
-    before = time.time() - _age(older_than)
+    before = time.time() - option.read_age("--older-than", older_than)
     where = _existing(database)
 
     def work(store: Store) -> Pruned:
-        from service import retention
+        from service import audit, retention
 
-        return retention.prune(store, keep_best, before, dry=not yes)
+        found = retention.prune(store, keep_best, before, dry=not yes)
+        if yes:
+            with store.write() as connection:
+                audit.note(connection, audit.user(), "prune", before=before, records=found.records)
+        return found
 
     found = _used(where, work)
     print(
@@ -119,14 +123,16 @@ def purge(
     where = _existing(database)
 
     def work(store: Store) -> int:
-        from service import retention
+        from service import audit, retention
 
         which = retention.Doubtful(
             worker=worker, device=device, since=_instant(since), until=_instant(until)
         )
         with store.write() if yes else store.read() as connection:
             if yes:
-                return retention.purge_records(connection, which, reason)
+                found = retention.purge_records(connection, which, reason)
+                audit.note(connection, audit.user(), "purge", reason=reason, records=found)
+                return found
             return retention.count_doubtful(connection, which)
 
     n = _used(where, work)
@@ -135,14 +141,6 @@ def purge(
 
 def _instant(when: datetime | None) -> float | None:
     return None if when is None else when.replace(tzinfo=when.tzinfo or UTC).timestamp()
-
-
-def _age(text: str) -> float:
-    """Seconds of `90d`, `12h`, `30m` or `45s`."""
-    number, unit = text[:-1], {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}.get(text[-1:])
-    if unit is None or not number.isdigit():
-        raise UsageError(f"--older-than {text!r:.40}: write it as 90d, 12h, 30m or 45s")
-    return int(number) * unit
 
 
 def _used(where: str, work: Callable[[Store], T]) -> T:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from plevel.cli import build, db, listing, measure, select, serve, transfer, tune, worker
+from plevel.cli import build, db, listing, measure, select, serve, token, transfer, tune, worker
 from plevel.cli.error import CommandError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command("measure")(measure.measure)
 app.command("serve")(serve.serve)
 app.command("worker")(worker.worker)
 app.add_typer(db.app, name="db")
+app.add_typer(token.app, name="token")
 app.command("runs")(listing.runs)
 app.command("records")(listing.records)
 app.command("import")(transfer.import_files)

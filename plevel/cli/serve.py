@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,10 +16,24 @@ def serve(
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")
     ] = 8765,
+    auth: Annotated[
+        str | None,
+        typer.Option(
+            "--auth", metavar="auto|open|token",
+            help="Whether tokens are needed: where there are any (auto), never, always.",
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Serve https: a PEM chain.")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's key.")
+    ] = None,
 ) -> None:
     """Run the service over a database.
 
-    It goes on until Ctrl-C or SIGTERM, and brings the schema up to date first.
+    It goes on until Ctrl-C or SIGTERM, and brings the schema up to date first. Without a token it
+    answers this host only; 'plevel token create' makes one.
     """
     where = option.locate_database(database)
     from plevel.embedded import make_folder, require_service
@@ -27,4 +42,8 @@ def serve(
     make_folder(where)
     from service.__main__ import main
 
-    raise typer.Exit(main(["--database", where, "--host", host, "--port", str(port)]))
+    arguments = ["--database", where, "--host", host, "--port", str(port)]
+    for name, value in (("--auth", auth), ("--tls-cert", tls_cert), ("--tls-key", tls_key)):
+        if value is not None:
+            arguments += [name, str(value)]
+    raise typer.Exit(main(arguments))

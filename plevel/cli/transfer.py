@@ -14,7 +14,7 @@ from typing import IO, Annotated, Any
 import typer
 
 from plevel.cli import option
-from plevel.cli.error import CommandError, UsageError
+from plevel.cli.error import UsageError
 
 _FORMATS = ("native", "autotvm", "kernel_tuner", "metaschedule", "csv")
 _PIECE = 1 << 18
@@ -45,7 +45,7 @@ def import_files(
     for path in files:
         if not path.is_file():
             raise UsageError(f"{path}: no such file")
-    _make(place)
+    option.make_database(place)
 
     from plevel.cli.output import print_json
     from plevel.direct import connect
@@ -67,25 +67,6 @@ def import_files(
         print_json(totals)
     elif len(files) > 1:
         _tell("in all", totals)
-
-
-def _make(place: option.Location) -> None:
-    """The database, where there is none yet."""
-    if place.database is None:
-        return
-    from plevel.embedded import make_folder, require_service, sqlite_path
-
-    require_service()
-    path = sqlite_path(place.database)
-    if path is not None and not path.exists():
-        from service import migration
-        from service.errors import ServiceError
-
-        make_folder(place.database)
-        try:
-            migration.upgrade(place.database)
-        except ServiceError as error:
-            raise CommandError(str(error)) from error
 
 
 def _pieces(group: list[Path]) -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +22,12 @@ def worker(
     device: Annotated[
         str, typer.Option("--device", metavar="SLOT", help="cpu, or some of its cores: cpu:0-3.")
     ] = "cpu",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file", metavar="FILE", help="What opens the service [PLEVEL_TOKEN_FILE]."
+        ),
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option("--name", help="What the service calls it; the host's name if not given."),
@@ -43,6 +50,8 @@ def worker(
     arguments = ["--url", place.url, "--device", device]
     if threads is not None:
         arguments += ["--threads", str(threads)]
+    if token_file is not None:
+        arguments += ["--token-file", str(token_file)]
     if name is not None:
         arguments += ["--name", name]
     raise typer.Exit(main(arguments))

@@ -8,8 +8,9 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from service import queue
+from service import fleet, queue
 from service.api.wire import body_of, describe, reply
+from service.auth import Who
 from service.context import Context, context_of
 from strategy.record import (
     Lease,
@@ -34,11 +35,12 @@ Ctx = Annotated[Context, Depends(context_of)]
     ),
 )  # fmt: skip
 async def lease(
-    context: Ctx, request: Request, asked: Annotated[LeaseRequest, body_of(LeaseRequest)]
+    context: Ctx, who: Who, request: Request, asked: Annotated[LeaseRequest, body_of(LeaseRequest)]
 ) -> Response:
     def claim() -> Lease | None:
         try:
             with context.store.write() as connection:
+                fleet.check_worker(connection, asked.worker_id, who.token_id)
                 return queue.lease_job(connection, asked.worker_id, asked.device, context.terms)
         except sa.exc.IntegrityError:
             return None  # another call for this device was faster
@@ -69,8 +71,11 @@ def _give_back(context: Context, lease_id: int, token: int) -> None:
         "`timing` was asked for while another lease of the device is timing; the lease stays.",
     ),
 )  # fmt: skip
-def renew(context: Ctx, lease_id: int, body: Annotated[Renewal, body_of(Renewal)]) -> Response:
+def renew(
+    context: Ctx, who: Who, lease_id: int, body: Annotated[Renewal, body_of(Renewal)]
+) -> Response:
     with context.store.write() as connection:
+        fleet.check_lease(connection, lease_id, who.token_id)
         renewed = queue.renew(connection, lease_id, body.token, body.timing, context.terms)
     if body.timing:
         context.queued.notify()  # its device may build the next job now
@@ -85,8 +90,11 @@ def renew(context: Ctx, lease_id: int, body: Annotated[Renewal, body_of(Renewal)
         "with the last ends the lease. 409: the lease is lost, and nothing is stored.",
     ),
 )  # fmt: skip
-def report(context: Ctx, lease_id: int, body: Annotated[Results, body_of(Results)]) -> Response:
+def report(
+    context: Ctx, who: Who, lease_id: int, body: Annotated[Results, body_of(Results)]
+) -> Response:
     with context.store.write() as connection:
+        fleet.check_lease(connection, lease_id, who.token_id)
         accepted = queue.report(connection, lease_id, body, context.terms)
     context.changed.notify()
     if body.done:
@@ -101,7 +109,11 @@ def report(context: Ctx, lease_id: int, body: Annotated[Results, body_of(Results
         note="Its entries without results go back to the queue, and it is not held against them.",
     ),
 )  # fmt: skip
-def release(context: Ctx, lease_id: int, body: Annotated[Renewal, body_of(Renewal)]) -> Response:
+def release(
+    context: Ctx, who: Who, lease_id: int, body: Annotated[Renewal, body_of(Renewal)]
+) -> Response:
+    with context.store.read() as connection:
+        fleet.check_lease(connection, lease_id, who.token_id)
     _give_back(context, lease_id, body.token)
     context.changed.notify()
     return Response(status_code=204)

@@ -40,9 +40,15 @@ def install(app: FastAPI) -> None:
 
 
 def _handle(request: Request, error: Exception) -> Response:
-    problem = problem_of(error)
-    if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    response = response_of(error)
+    if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return response
+
+
+def response_of(error: Exception) -> Response:
+    """The problem document of an error, on its way to the client."""
+    problem = problem_of(error)
     headers = error.headers if isinstance(error, HTTPException) else None
     return Response(encode(problem), problem.status, headers, PROBLEM)
 

@@ -11,8 +11,9 @@ from fastapi import APIRouter, Depends, Query, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from service import runs
+from service import audit, runs
 from service.api.wire import body_of, describe, reply
+from service.auth import Who
 from service.context import Context, context_of
 from strategy.record import RunRequest, RunState, RunStatus, encode
 
@@ -39,10 +40,11 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
         "own host sends that target as an object.",
     ),
 )  # fmt: skip
-def create(context: Ctx, body: Annotated[RunRequest, body_of(RunRequest)]) -> Response:
+def create(context: Ctx, who: Who, body: Annotated[RunRequest, body_of(RunRequest)]) -> Response:
     planned = runs.plan(body)
     with context.store.write() as connection:
         run_id = runs.create(connection, body, planned)
+        audit.note(connection, who, "run.create", run=run_id, trials=body.trials)
         status = runs.status(connection, run_id, context.settings.alive_s)
     context.changed.notify()
     return reply(status, 201)
@@ -97,9 +99,10 @@ async def _stream(context: Context, run_id: int) -> AsyncIterator[bytes]:
 
 
 @router.post("/{run_id}/cancel", **describe("Stop a run", gives=RunStatus, errors=(404,)))
-def cancel(context: Ctx, run_id: int) -> Response:
+def cancel(context: Ctx, who: Who, run_id: int) -> Response:
     with context.store.write() as connection:
         runs.cancel(connection, run_id)
+        audit.note(connection, who, "run.cancel", run=run_id)
     context.changed.notify()
     context.queued.notify()
     return reply(_status(context, run_id))

@@ -10,7 +10,9 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
+from service import audit
 from service.api.wire import describe, reply
+from service.auth import Who
 from service.context import Context, context_of
 from service.errors import InvalidError
 from service.formats import Format, FormatError, Rejected, Source, read
@@ -80,6 +82,7 @@ _DESCRIBED = (
 @router.post("/records:import", **_DESCRIBED)
 async def import_records(
     context: Ctx,
+    who: Who,
     request: Request,
     name: Annotated[str, Query(max_length=500)] = "",
     format: Format | None = None,
@@ -106,6 +109,8 @@ async def import_records(
         except FormatError as error:
             raise InvalidError(str(error)) from error
         summary = import_items(context.store, items, put_aside)
+        with context.store.write() as connection:
+            audit.note(connection, who, "import", name=name, new=summary.new)
         return Imported(**summary.to_json(), rejects=tuple(shown))
 
     try:

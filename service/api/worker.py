@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Response
 
 from service import fleet, queue
 from service.api.wire import body_of, describe, reply
+from service.auth import Who
 from service.context import Context, context_of
 from strategy.record import Registered, WorkerInfo
 
@@ -23,9 +24,11 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @router.post("", **describe("Register a worker", takes=WorkerInfo, gives=Registered, status=201))
-def register(context: Ctx, info: Annotated[WorkerInfo, body_of(WorkerInfo)]) -> Response:
+def register(
+    context: Ctx, who: Who, info: Annotated[WorkerInfo, body_of(WorkerInfo)]
+) -> Response:
     with context.store.write() as connection:
-        worker_id = fleet.register(connection, info)
+        worker_id = fleet.register(connection, info, who.token_id)
     context.changed.notify()
     settings = context.settings
     answer = Registered(
@@ -47,8 +50,9 @@ def list_workers(context: Ctx) -> Response:
         note="404: the worker is not known (any more), and registers again.",
     ),
 )  # fmt: skip
-def heartbeat(context: Ctx, worker_id: int) -> Response:
+def heartbeat(context: Ctx, who: Who, worker_id: int) -> Response:
     with context.store.write() as connection:
+        fleet.check_worker(connection, worker_id, who.token_id)
         fleet.heartbeat(connection, worker_id)
     return Response(status_code=204)
 
@@ -57,8 +61,9 @@ def heartbeat(context: Ctx, worker_id: int) -> Response:
     "/{worker_id}",
     **describe("A worker leaves; its live leases are given back", status=204, errors=(404,)),
 )
-def leave(context: Ctx, worker_id: int) -> Response:
+def leave(context: Ctx, who: Who, worker_id: int) -> Response:
     with context.store.write() as connection:
+        fleet.check_worker(connection, worker_id, who.token_id)
         # Leases before their worker, as everywhere: so that no two calls wait for each other.
         queue.release_worker(connection, worker_id, context.terms)
         fleet.end(connection, worker_id)

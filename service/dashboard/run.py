@@ -13,7 +13,8 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, StreamingResponse
 
-from service import fleet, runs
+from service import audit, fleet, runs
+from service.auth import Who
 from service.context import Context
 from service.dashboard.query import run as query
 from service.dashboard.view import HEADERS, MAX_ID, Ctx, render, reply
@@ -133,17 +134,18 @@ async def _stream(context: Context, look: Any) -> AsyncIterator[bytes]:
 
 
 @router.post("/{run_id}/cancel")
-def cancel(context: Ctx, request: Request, run_id: RunId) -> Response:
+def cancel(context: Ctx, who: Who, request: Request, run_id: RunId) -> Response:
     _check_origin(request)
     with context.store.write() as connection:
         runs.cancel(connection, run_id)
+        audit.note(connection, who, "run.cancel", run=run_id)
     context.changed.notify()
     context.queued.notify()
     return RedirectResponse(f"/runs/{run_id}", 303)
 
 
 @router.post("/{run_id}/again")
-def run_again(context: Ctx, request: Request, run_id: RunId) -> Response:
+def run_again(context: Ctx, who: Who, request: Request, run_id: RunId) -> Response:
     """The same request once more, also where all is tuned enough."""
     _check_origin(request)
     with context.store.read() as connection:
@@ -152,6 +154,7 @@ def run_again(context: Ctx, request: Request, run_id: RunId) -> Response:
     planned = runs.plan(asked)
     with context.store.write() as connection:
         new = runs.create(connection, asked, planned)
+        audit.note(connection, who, "run.create", run=new, trials=asked.trials)
     context.changed.notify()
     return RedirectResponse(f"/runs/{new}", 303)
 

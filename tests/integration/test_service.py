@@ -235,7 +235,7 @@ def test_many_wait_and_the_others_are_served(start: Start, sqlite_copy: str) -> 
     service = start(sqlite_copy)
     worker_id = service.register()
     asked = encode(LeaseRequest(worker_id=worker_id, device=device().identity, wait_s=30))
-    head = (f"POST /v1/leases HTTP/1.1\r\nhost: x\r\ncontent-length: {len(asked)}\r\n\r\n").encode()
+    head = (f"POST /v1/leases HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(asked)}\r\n\r\n").encode()
     host, port = service.url.removeprefix("http://").split(":")
     with contextlib.ExitStack() as stack:
         for _ in range(100):

@@ -163,7 +163,9 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Script], Running]]:
 
     def serve(script: Script) -> Running:
         stop = threading.Event()
-        client = Client(URL, stop, random.Random(0), httpx.MockTransport(script))
+        client = Client(
+            URL, stop, rng=random.Random(0), transport=httpx.MockTransport(script)
+        )
         spool = Spool(tmp_path / "spool", URL)
         info = describe_worker("w", DEVICE, "")
         daemon = Daemon(client, spool, info, CORES, stop, imports=("numpy", "tvm", "hostile"))

@@ -94,7 +94,8 @@ class Service:
 
 
 def client_of(service: Service, pauses: threading.Event | None = None) -> Client:
-    return Client(URL, pauses or Pauses(), random.Random(0), httpx.MockTransport(service))
+    transport = httpx.MockTransport(service)
+    return Client(URL, pauses or Pauses(), rng=random.Random(0), transport=transport)
 
 
 AWAY = httpx.ConnectError("refused")

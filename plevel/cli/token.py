@@ -1,0 +1,91 @@
+"""`plevel token`: who may use a service."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from plevel.cli import option
+from plevel.cli.error import UsageError
+
+_SCOPES = ("read", "submit", "worker", "admin")
+
+app = typer.Typer(help="Who may use a service.", no_args_is_help=True)
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is.", show_default=False)],
+    scope: Annotated[
+        list[str], typer.Option("--scope", metavar="|".join(_SCOPES), show_default=False,
+                                help="What it allows; may be given again.")
+    ],
+    expires: Annotated[
+        str | None, typer.Option("--expires", metavar="AGE", help="90d, 12h …; never if not given.")
+    ] = None,
+    url: option.Url = None,
+    database: option.Database = None,
+) -> None:  # fmt: skip
+    """Make a token and print it: it is shown this once."""
+    from plevel.direct import connect
+
+    for one in scope:
+        if one not in _SCOPES:
+            raise UsageError(f"--scope {one!r:.40}: one of {', '.join(_SCOPES)}")
+    expires_in_s = None if expires is None else option.read_age("--expires", expires)
+    place = option.locate(url, database)
+    option.make_database(place)
+    with connect(place.url, place.database) as service:
+        made = service.create_token(name, scope, expires_in_s)
+    print(made["secret"])
+
+
+@app.command("list")
+def list_tokens(
+    url: option.Url = None, database: option.Database = None, as_json: option.AsJson = False
+) -> None:
+    """List the tokens, without their secrets."""
+    from plevel.cli.output import make_console, make_table, print_json, show_ago
+    from plevel.direct import connect
+
+    place = option.locate(url, database)
+    with connect(place.url, place.database) as service:
+        found = service.tokens()
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (str(t["id"]), t["name"], ", ".join(t["scopes"]), show_ago(t["created_at"]),
+         _state(t["revoked_at"], t["expires_at"]))
+        for t in found
+    ]  # fmt: skip
+    columns = ("token", "name", "scopes", "made", "state")
+    make_console().print(make_table(columns, rows, right=("token",)) if rows else "no tokens yet")
+
+
+@app.command()
+def revoke(
+    token: Annotated[
+        int, typer.Argument(metavar="TOKEN", help="Its number in the list.", show_default=False)
+    ],
+    url: option.Url = None,
+    database: option.Database = None,
+) -> None:
+    """End a token for good, within seconds."""
+    from plevel.direct import connect
+
+    place = option.locate(url, database)
+    with connect(place.url, place.database) as service:
+        service.revoke_token(token)
+    print(f"token {token} opens nothing any more")
+
+
+def _state(revoked_at: float | None, expires_at: float | None) -> str:
+    if revoked_at is not None:
+        return "revoked"
+    if expires_at is None:
+        return "good"
+    days = (expires_at - time.time()) / 86400
+    return f"good for {days:.1f} days" if days > 0 else "expired"

@@ -1,0 +1,89 @@
+"""What stands before every route: who asks, whether that one may, how often, and from which page."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.api.problem import response_of
+from service.auth import LOCAL, Actor, Authority
+from service.errors import ForbiddenError, ServiceError, TooManyError, UnauthorizedError
+from service.models import TokenScope
+
+_OPEN = ("/healthz", "/readyz", "/static/")
+_READ_BY_POST = frozenset({"/v1/select", "/v1/select:batch", "/v1/dispatch"})
+_SUBMIT = ("/v1/runs", "/v1/records:import", "/runs/")
+_WORKER = ("/v1/workers", "/v1/leases")
+_ADMIN = ("/v1/tokens", "/v1/audit")
+
+
+def needed(method: str, path: str) -> TokenScope | None:
+    """The scope that a request needs, None where it needs no token. What is not listed is `admin`."""
+    if path.startswith(_OPEN):
+        return None
+    if path.startswith(_ADMIN):
+        return TokenScope.ADMIN
+    if method in ("GET", "HEAD") or path in _READ_BY_POST:
+        return TokenScope.READ
+    if path.startswith(_WORKER):
+        return TokenScope.WORKER
+    if path.startswith(_SUBMIT):
+        return TokenScope.SUBMIT
+    return TokenScope.ADMIN
+
+
+class Guard:
+    """The middleware; what it lets in carries its `Actor` as `request.state.actor`."""
+
+    def __init__(self, app: ASGIApp, authority: Authority) -> None:
+        self._app = app
+        self._authority = authority
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                scope.setdefault("state", {})["actor"] = await self._admit(scope)
+            except ServiceError as error:
+                response = response_of(error)
+                if isinstance(error, UnauthorizedError):
+                    response.headers["www-authenticate"] = (
+                        'Basic realm="plevel: a token as the password"'
+                    )
+                if isinstance(error, TooManyError):
+                    response.headers["retry-after"] = "1"
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    async def _admit(self, scope: Scope) -> Actor:
+        wanted = needed(scope["method"], scope["path"])
+        if wanted is None:
+            return LOCAL
+        headers = Headers(scope=scope)
+        peer = scope["client"][0] if scope.get("client") else None
+        authorization = headers.get("authorization")
+        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        try:
+            if self._authority.remembers(authorization):
+                actor = self._authority.identify(authorization, peer, host)
+            else:
+                actor = await run_in_threadpool(self._authority.identify, authorization, peer, host)
+        except UnauthorizedError:
+            self._authority.spend(peer)
+            raise
+        if actor.token_id is not None:
+            self._authority.spend(actor.token_id)
+        actor.check(wanted)
+        if scope["method"] not in ("GET", "HEAD"):
+            _check_origin(headers)
+        return actor
+
+
+def _check_origin(headers: Headers) -> None:
+    """Refuses what another site's page has made a browser send, with the user's password in it."""
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        raise ForbiddenError(f"origin {origin!r:.80} is another site: use the pages of this one")

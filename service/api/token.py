@@ -1,0 +1,84 @@
+"""Tokens and the audit log, for those who run the service."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Response
+from msgspec import Meta
+
+from service import audit, token
+from service.api.wire import body_of, describe, reply
+from service.auth import Who
+from service.context import Context, context_of
+from service.models import TokenScope
+from strategy.record import Name
+
+router = APIRouter(prefix="/v1", tags=["tokens"])
+Ctx = Annotated[Context, Depends(context_of)]
+
+
+class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks for a token; one without `expires_in_s` lasts until it is revoked."""
+
+    name: Name
+    scopes: Annotated[tuple[TokenScope, ...], Meta(min_length=1, max_length=4)]
+    expires_in_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens, the newest first, without their secrets."""
+
+    tokens: tuple[token.TokenInfo, ...]
+
+
+class AuditLog(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asked for what that changes something, the latest first."""
+
+    entries: tuple[audit.AuditEntry, ...]
+
+
+@router.post(
+    "/tokens",
+    **describe(
+        "Make a token", takes=TokenRequest, gives=token.NewToken, status=201,
+        note="The answer is the only place where its secret is shown. Once there is a token, every "
+        "request needs one.",
+    ),
+)  # fmt: skip
+def create(
+    context: Ctx, who: Who, body: Annotated[TokenRequest, body_of(TokenRequest)]
+) -> Response:
+    with context.store.write() as connection:
+        made = token.create(connection, body.name, body.scopes, body.expires_in_s)
+        audit.note(
+            connection, who, "token.create", token=made.id, name=body.name, scopes=body.scopes
+        )
+    return reply(made, 201)
+
+
+@router.get("/tokens", **describe("List tokens", gives=Tokens))
+def list_tokens(context: Ctx) -> Response:
+    with context.store.read() as connection:
+        return reply(Tokens(tokens=tuple(token.list_all(connection))))
+
+
+@router.delete(
+    "/tokens/{token_id}",
+    **describe(
+        "Revoke a token", status=204, errors=(404,),
+        note="No service takes it any more after two seconds.",
+    ),
+)  # fmt: skip
+def revoke(context: Ctx, who: Who, token_id: int) -> Response:
+    with context.store.write() as connection:
+        token.revoke(connection, token_id)
+        audit.note(connection, who, "token.revoke", token=token_id)
+    return Response(status_code=204)
+
+
+@router.get("/audit", **describe("Who did what", gives=AuditLog, errors=(422,)))
+def show_audit(context: Ctx, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
+    with context.store.read() as connection:
+        return reply(AuditLog(entries=tuple(audit.page(connection, limit))))

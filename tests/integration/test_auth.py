@@ -1,0 +1,383 @@
+"""Tokens: every endpoint under every scope, expiry and revocation, and who is let in without one."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+import uvicorn
+
+from plevel.client import Client, ServiceError
+from service import audit, auth, token
+from service.__main__ import listen
+from service.api.guard import needed
+from service.app import create_app
+from service.auth import Actor, Authority, is_loopback
+from service.db import Store
+from service.errors import ForbiddenError, InvalidError, NotFoundError, TooManyError
+from service.models import TokenScope
+from service.models import token as token_table
+from service.settings import Settings
+from strategy.record import Leases, Registered, Renewal, Results, decode, encode
+from tests.integration.scene import device, info, request, timed
+from tests.integration.test_service import Service, refused
+
+
+def routes() -> list[tuple[str, str]]:
+    """Every method and path that the service answers, with its parameters filled in."""
+    found = set()
+    for route in _flat(create_app(Settings(tune=False)).routes):
+        path = re.sub(r"\{[^}]*\}", "1", route.path)
+        found |= {(method, path) for method in route.methods}
+    return sorted(found)
+
+
+def _flat(listed: Any) -> Iterator[Any]:
+    for route in listed:
+        inner = getattr(route, "original_router", None)
+        yield from [route] if inner is None else _flat(inner.routes)
+
+
+# What each of them needs, written down once more: a new route must be added here.
+OPEN = {("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/static/1")}
+WORKER = {
+    ("POST", "/v1/workers"), ("POST", "/v1/workers/1/heartbeat"), ("DELETE", "/v1/workers/1"),
+    ("POST", "/v1/leases"), ("POST", "/v1/leases/1/renew"), ("POST", "/v1/leases/1/results"),
+    ("POST", "/v1/leases/1/release"),
+}  # fmt: skip
+SUBMIT = {
+    ("POST", "/v1/runs"), ("POST", "/v1/runs/1/cancel"), ("POST", "/v1/records:import"),
+    ("POST", "/runs/1/cancel"), ("POST", "/runs/1/again"),
+}  # fmt: skip
+READ_BY_POST = {("POST", "/v1/select"), ("POST", "/v1/select:batch"), ("POST", "/v1/dispatch")}
+ADMIN = {("GET", "/v1/tokens"), ("POST", "/v1/tokens"), ("DELETE", "/v1/tokens/1"), ("GET", "/v1/audit")}
+
+
+def expected(method: str, path: str) -> TokenScope | None:
+    for scope, listed in ((None, OPEN), (TokenScope.WORKER, WORKER), (TokenScope.SUBMIT, SUBMIT),
+                          (TokenScope.READ, READ_BY_POST), (TokenScope.ADMIN, ADMIN)):  # fmt: skip
+        if (method, path) in listed:
+            return scope
+    assert method in ("GET", "HEAD"), f"{method} {path}: say in this test which scope it needs"
+    return TokenScope.READ
+
+
+@pytest.fixture
+def secrets(store: Store) -> dict[str, str]:
+    with store.write() as c:
+        return {scope: token.create(c, f"a {scope}", [scope]).secret for scope in TokenScope}
+
+
+@contextlib.contextmanager
+def serving(url: str, **values: Any) -> Iterator[httpx.Client]:
+    """The service in a thread of this process, over a real socket."""
+    app = create_app(Settings(database=url, tune=False, migrate=False, **values))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="on"))
+    with listen("127.0.0.1", 0) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        port = listening.getsockname()[1]
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+                yield client
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture
+def http(url: str) -> Iterator[httpx.Client]:
+    with serving(url) as client:
+        yield client
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+def test_there_are_routes() -> None:
+    found = routes()
+    assert len(found) > 40
+    assert {*WORKER, *SUBMIT, *READ_BY_POST, *ADMIN} <= set(found)
+
+
+@pytest.mark.parametrize(("method", "path"), routes())
+def test_a_route_needs_what_it_is_known_to_need(method: str, path: str) -> None:
+    assert needed(method, path) is expected(method, path)
+
+
+def test_every_route_under_every_scope(secrets: dict[str, str], http: httpx.Client) -> None:
+    for method, path in routes():
+        wanted = expected(method, path)
+        answer = http.request(method, path)
+        if wanted is None:
+            assert answer.status_code not in (401, 403), path
+            continue
+        assert answer.status_code == 401, (method, path, answer.text)
+        assert answer.headers["www-authenticate"].startswith("Basic ")
+        for scope, secret in secrets.items():
+            if scope == TokenScope.ADMIN and (method, path) == ("DELETE", "/v1/tokens/1"):
+                continue  # it would end the first of them
+            status = http.request(method, path, headers=bearer(secret)).status_code
+            allowed = scope in (wanted, TokenScope.ADMIN)
+            assert (status in (401, 403)) is not allowed, (method, path, scope, status)
+
+
+def test_paths_that_are_none_need_a_token_too(secrets: dict[str, str], http: httpx.Client) -> None:
+    for path in ("/nowhere", "//v1/runs", "/V1/runs", "/v1/runs/", "/v1/leases%2f1"):
+        assert http.get(path).status_code == 401, path
+        assert http.post(path).status_code == 401, path
+    assert http.put("/v1/runs", headers=bearer(secrets["submit"])).status_code in (403, 405)
+
+
+def test_a_browser_sends_it_as_a_password(secrets: dict[str, str], http: httpx.Client) -> None:
+    assert http.get("/", auth=("anybody", secrets["read"])).status_code == 200
+    assert http.get("/", auth=("anybody", "guess")).status_code == 401
+    for header in ("Basic %%%", "Basic " + base64.b64encode(b"\xff\xfe").decode(), "Bearer", "x y z"):
+        assert http.get("/v1/runs", headers={"authorization": header}).status_code == 401
+
+
+def test_another_sites_page_changes_nothing(secrets: dict[str, str], http: httpx.Client) -> None:
+    headers = bearer(secrets["admin"]) | {"origin": "http://evil.example"}
+    answer = http.post("/v1/runs", headers=headers, content=encode(request()))
+    assert answer.status_code == 403
+    good = bearer(secrets["admin"]) | {"origin": str(http.base_url).rstrip("/")}
+    assert http.post("/v1/runs", headers=good, content=encode(request())).status_code == 201
+
+
+def test_expired_and_revoked_tokens_open_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "REMEMBER_S", 0.0)
+    authority = Authority(lambda: store, "auto", 100)
+
+    def opens(secret: str) -> bool:
+        try:
+            authority.identify(f"Bearer {secret}", "10.0.0.1", "farm")
+        except auth.UnauthorizedError:
+            return False
+        return True
+
+    with store.write() as c:
+        kept = token.create(c, "kept", [TokenScope.READ])
+        brief = token.create(c, "brief", [TokenScope.READ], expires_in_s=1000)
+        gone = token.create(c, "gone", [TokenScope.READ])
+    assert opens(kept.secret) and opens(brief.secret) and opens(gone.secret)
+    with store.write() as c:
+        c.execute(sa.update(token_table).where(token_table.c.id == brief.id).values(expires_at=1.0))
+        token.revoke(c, gone.id)
+        at = {t.id: t.revoked_at for t in token.list_all(c)}
+        token.revoke(c, gone.id)
+        assert {t.id: t.revoked_at for t in token.list_all(c)} == at
+        with pytest.raises(NotFoundError, match="token 4711"):
+            token.revoke(c, 4711)
+    assert (opens(kept.secret), opens(brief.secret), opens(gone.secret)) == (True, False, False)
+    assert not opens(kept.secret + "x") and not opens("")
+    with store.read() as c:
+        stored = str(c.execute(sa.select(token_table)).all())
+    assert not any(t.secret in stored for t in (kept, brief, gone))
+    with store.write() as c, pytest.raises(InvalidError, match="scopes"):
+        token.create(c, "nothing", [])
+
+
+def test_without_a_token_only_this_host_is_answered(store: Store) -> None:
+    authority = Authority(lambda: store, "auto", 100)
+    assert authority.identify(None, "127.0.0.1", "localhost") is auth.LOCAL
+    for peer, host in (("10.0.0.1", "127.0.0.1"), ("127.0.0.1", "evil.example"), (None, "localhost")):
+        with pytest.raises(auth.UnauthorizedError):
+            authority.identify(None, peer, host)
+    assert [is_loopback(h) for h in ("::1", "[::1]", "127.9.9.9", "localhost", "10.1.1.1", "a", "")] == [
+        True, True, True, True, False, False, False,
+    ]  # fmt: skip
+    with pytest.raises(auth.UnauthorizedError, match="--token-file"):
+        Authority(lambda: store, "token", 100).identify(None, "127.0.0.1", "localhost")
+
+
+def test_a_worker_token_speaks_for_its_own_workers_only(store: Store, http: httpx.Client) -> None:
+    with store.write() as c:
+        mine, other = (
+            bearer(token.create(c, name, [TokenScope.WORKER]).secret) for name in ("mine", "other")
+        )
+        admin = bearer(token.create(c, "admin", [TokenScope.ADMIN]).secret)
+
+    def post(path: str, headers: dict[str, str], body: Any = None) -> httpx.Response:
+        return http.post(path, headers=headers, content=encode(body))
+
+    run = post("/v1/runs", admin, request())
+    assert run.status_code == 201
+    worker_id = decode(post("/v1/workers", mine, info()).content, Registered).worker_id
+    scene_device = device().identity
+    ask = {"worker_id": worker_id, "device": scene_device}
+    assert post(f"/v1/workers/{worker_id}/heartbeat", mine, {}).status_code == 204
+    for stranger in (other, admin):
+        assert post(f"/v1/workers/{worker_id}/heartbeat", stranger, {}).status_code == 404
+        assert post("/v1/leases", stranger, ask).status_code == 404
+    _enqueue(store, run.json()["id"])
+    (held,) = decode(post("/v1/leases", mine, ask).content, Leases).leases
+    renewal = Renewal(token=held.token)
+    results = Results(token=held.token, session="s", results=(timed(held.job.entries[0]),), done=True)
+    for stranger in (other, admin):
+        for path, body in (("renew", renewal), ("results", results), ("release", renewal)):
+            answer = post(f"/v1/leases/{held.id}/{path}", stranger, body)
+            assert (answer.status_code, answer.json()["type"]) == (409, "urn:plevel:lease-lost")
+    assert post(f"/v1/leases/{held.id}/results", mine, results).status_code == 200
+    assert http.delete(f"/v1/workers/{worker_id}", headers=other).status_code == 404
+    assert http.delete(f"/v1/workers/{worker_id}", headers=mine).status_code == 204
+
+
+def _enqueue(store: Store, run_id: int) -> None:
+    from service import queue, runs
+    from strategy.record import SEARCH_POLICY, Phase
+    from tests.integration.scene import configs
+
+    with store.write() as c:
+        first = runs.status(c, run_id, 60.0).tasks[0]
+        place = c.execute(
+            sa.text("SELECT workload_id, target_id FROM task WHERE id = :id"), {"id": first.task_id}
+        ).one()
+        entries = [queue.NewEntry(first.task_id, config) for config in configs(1)]
+        queue.enqueue(
+            c, run_id, place.workload_id, place.target_id, Phase.SEARCH, entries, SEARCH_POLICY, seed=1
+        )
+
+
+def test_who_did_what_is_on_record(secrets: dict[str, str], http: httpx.Client) -> None:
+    headers = bearer(secrets["submit"])
+    run_id = http.post("/v1/runs", headers=headers, content=encode(request())).json()["id"]
+    http.post(f"/v1/runs/{run_id}/cancel", headers=headers)
+    http.post("/v1/records:import", headers=headers, content=b"")
+    admin = bearer(secrets["admin"])
+    made = http.post("/v1/tokens", headers=admin, content=encode({"name": "n", "scopes": ["read"]}))
+    assert http.get("/v1/runs", headers=bearer(made.json()["secret"])).status_code == 200
+    assert http.delete(f"/v1/tokens/{made.json()['id']}", headers=admin).status_code == 204
+    log = http.get("/v1/audit", headers=admin).json()["entries"]
+    assert [(e["actor"], e["action"]) for e in reversed(log) if e["action"] != "import"] == [
+        ("a submit", "run.create"), ("a submit", "run.cancel"),
+        ("a admin", "token.create"), ("a admin", "token.revoke"),
+    ]  # fmt: skip
+    assert made.json()["secret"] not in str(log)
+    listed = http.get("/v1/tokens", headers=admin)
+    assert "secret" not in listed.text and len(listed.json()["tokens"]) == 5
+
+
+def test_a_user_of_the_database_is_on_record_too(store: Store) -> None:
+    with store.write() as c:
+        audit.note(c, audit.user(), "purge", records=3)
+        (entry,) = audit.page(c, 10)
+    assert entry.actor.startswith("user ")
+    assert (entry.action, entry.detail) == ("purge", {"records": 3})
+
+
+def test_the_rate_of_one_token_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority(lambda: pytest.fail("the database is not asked"), "token", 5)
+    clock = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+
+    def spent() -> int:
+        for n in range(100):
+            try:
+                authority.spend("one")
+            except TooManyError:
+                return n
+        return 100
+
+    assert spent() == 10  # a burst of twice the rate
+    authority.spend("another")
+    clock += 1.0
+    assert spent() == 5
+
+
+def test_too_many_requests_are_told_to_wait(url: str, secrets: dict[str, str]) -> None:
+    with serving(url, rate=0.001) as client:
+        answer = client.get("/v1/runs", headers=bearer(secrets["read"]))
+        assert answer.status_code == 429
+        assert answer.headers["retry-after"] == "1"
+        assert answer.json()["type"] == "urn:plevel:too-many"
+
+
+def test_a_scope_is_named_that_is_missing() -> None:
+    with pytest.raises(ForbiddenError, match=r"'w' has scope worker, and this needs submit: .*--scope"):
+        Actor("w", frozenset({TokenScope.WORKER})).check(TokenScope.SUBMIT)
+
+
+# Real processes
+
+
+def plevel(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PLEVEL_")}
+    return subprocess.run(
+        [sys.executable, "-m", "plevel", *arguments], env=clean | environment,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_off_this_host_a_service_needs_a_token(sqlite_copy: str, tmp_path: Path) -> None:
+    off = ("--database", sqlite_copy, "--port", "0", "--host", "0.0.0.0")
+    assert "plevel token create" in refused(*off)
+    assert "auth open" in refused(*off, "--auth", "open")
+    assert "name both" in refused(*off, "--tls-cert", "x.pem")
+    made = plevel("token", "create", "ops", "--scope", "read", "--scope", "admin", "--expires", "1d",
+                  "--database", sqlite_copy)  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    secret = tmp_path / "secret"
+    secret.write_text(made.stdout)
+    service = Service(sqlite_copy, tmp_path, PLEVEL_HOST="0.0.0.0")
+    try:
+        assert service.raw("GET", "/v1/runs").status_code == 401
+        asked = ("token", "list", "--url", service.url)
+        listed = plevel(*asked, PLEVEL_TOKEN_FILE=str(secret))
+        assert "good for" in listed.stdout and "admin, read" in listed.stdout
+        refusal = plevel(*asked)
+        assert (refusal.returncode, len(refusal.stderr.splitlines())) == (1, 1)
+        assert "PLEVEL_TOKEN_FILE" in refusal.stderr
+        with Client(service.url, token=made.stdout.strip()) as client:
+            assert client.runs() == ()
+            (entry,) = client.tokens()
+            assert (entry["name"], entry["revoked_at"]) == ("ops", None)
+            with pytest.raises(ServiceError, match="token 4711"):
+                client.revoke_token(4711)
+    finally:
+        code, _, err = service.close()
+    assert code == 0
+    assert "tokens travel readable" in err
+
+
+def test_a_certificate_makes_it_https(sqlite_copy: str, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl on this host, to make a certificate with")
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj",
+         "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    bad = ("--database", sqlite_copy, "--port", "0", "--tls-cert", str(key), "--tls-key", str(key))
+    assert "not a certificate" in refused(*bad)
+    service = Service(
+        sqlite_copy, tmp_path, PLEVEL_TLS_CERT=str(certificate), PLEVEL_TLS_KEY=str(key)
+    )
+    try:
+        assert service.url.startswith("https://")
+        context = ssl.create_default_context(cafile=str(certificate))
+        assert httpx.get(f"{service.url}/v1/runs", verify=context).status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{service.url}/v1/runs")
+        listed = plevel("status", "--url", service.url, SSL_CERT_FILE=str(certificate))
+        assert listed.returncode == 0, listed.stderr
+    finally:
+        service.close()
