@@ -1,13 +1,16 @@
-"""Where the next trials of a workload go: which implementations can still win."""
+"""Where the next trials go: which implementations can still win, and which workloads still gain."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 MIN_SHARE = 8
 HOPELESS_RATIO = 1.5
 ALL_FAILED = 16  # trials, all of them failed, after which an implementation is given up
+PATIENCE = 64  # trials without that gain, before the model is believed that there is none
+EVEN = 0.5  # of a workload's part of the budget is its own; the rest goes where the gain is
 
 
 @dataclass(frozen=True)
@@ -17,18 +20,53 @@ class Arm:
     Attributes:
         trials: told and under way; `told` without the latter.
         lower_bound_s: the most optimistic time that its model predicts anywhere.
+        gain: the share of the workload's lowest time that a trial of it is expected to save; None
+            where there is no model yet.
     """
 
     trials: int = 0
     told: int = 0
     best_s: float | None = None
     lower_bound_s: float | None = None
+    gain: float | None = None
     exhausted: bool = False
     dropped: bool = False
 
     @property
     def is_open(self) -> bool:
         return not (self.exhausted or self.dropped)
+
+    @property
+    def expected_gain(self) -> float:
+        # Without a model: chance improves on the best of n with a probability of 1 / (n + 1).
+        return 1 / (1 + self.trials) if self.gain is None else self.gain
+
+
+@dataclass(frozen=True)
+class Stand:
+    """How one workload of a run stands.
+
+    Attributes:
+        weight: how often it is called.
+        part: its trials, were the budget split by weight.
+        arms: its tunable implementations.
+        lead_s: the lowest time of all implementations; None where nothing has run.
+    """
+
+    weight: float
+    part: int
+    arms: Sequence[Arm]
+    lead_s: float | None
+
+    @property
+    def spent(self) -> int:
+        return sum(a.trials for a in self.arms)
+
+    @property
+    def worth(self) -> float:
+        """The time that a trial is expected to save, over all calls."""
+        gain = max((a.expected_gain for a in self.arms if a.is_open), default=0.0)
+        return math.inf if self.lead_s is None else self.weight * self.lead_s * gain
 
 
 def split(total: int, weights: Sequence[float]) -> list[int]:
@@ -73,13 +111,24 @@ def hopeless(arm: Arm, lead_s: float | None, arms_share: int) -> str | None:
     return None
 
 
-def next_arm(arms: Sequence[Arm], budget: int, others_s: Sequence[float] = ()) -> int | None:
-    """The implementation that gets the next trials, None where the budget is spent or all are closed.
+def settled(arm: Arm, before_s: float | None, lead_s: float | None, least_gain: float) -> bool:
+    """Whether an implementation is done: no gain of late, and none expected of any trial.
 
-    Even at first; then in proportion to the fourth power of how close each is to the leader.
+    Args:
+        before_s: its best `PATIENCE` trials ago; None where it has had fewer, or none ran.
     """
-    if sum(a.trials for a in arms) >= budget:
-        return None
+    if arm.gain is None or before_s is None or arm.best_s is None or lead_s is None:
+        return False
+    of_late = (before_s - arm.best_s) / lead_s
+    return of_late <= least_gain and arm.gain <= least_gain
+
+
+def next_arm(arms: Sequence[Arm], budget: int) -> int | None:
+    """The implementation that gets the next trials, None where all are closed.
+
+    Even at first, each its `share` of the budget; then to the one whose next trial is expected to
+    save most.
+    """
     open_arms = [i for i, a in enumerate(arms) if a.is_open]
     if not open_arms:
         return None
@@ -87,11 +136,20 @@ def next_arm(arms: Sequence[Arm], budget: int, others_s: Sequence[float] = ()) -
     young = [i for i in open_arms if arms[i].trials < first]
     if young:
         return min(young, key=lambda i: (arms[i].trials, i))
-    lead = leader(arms, others_s)
+    return max(open_arms, key=lambda i: (arms[i].expected_gain, -i))
 
-    def served(i: int) -> tuple[float, int]:
-        best = arms[i].best_s
-        weight = 1e-3 if best is None or lead is None else max((lead / best) ** 4, 1e-3)
-        return ((arms[i].trials - first + 1) / weight, i)
 
-    return min(open_arms, key=served)
+def order(stands: Sequence[Stand]) -> list[int]:
+    """Which workload gets the next trials, the first choice first.
+
+    Half of the budget is split by weight, so that no estimate starves a workload; the rest goes
+    where a trial is expected to save most time over all calls.
+    """
+
+    def rank(i: int) -> tuple[bool, float, int]:
+        stand = stands[i]
+        own = EVEN * stand.part
+        behind = stand.spent < own
+        return (not behind, stand.spent / own if behind else -stand.worth, i)
+
+    return sorted(range(len(stands)), key=rank)

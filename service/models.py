@@ -48,7 +48,7 @@ class TaskState(StrEnum):
 
     ACTIVE = "active"
     DROPPED = "dropped"  # cannot win any more: no further trials
-    EXHAUSTED = "exhausted"  # every configuration of its space is tried
+    EXHAUSTED = "exhausted"  # nothing is left of its space that is worth a trial
 
 
 class TokenScope(StrEnum):

@@ -20,10 +20,11 @@ from service.gaussian_process import Floats, GaussianProcess, Posterior, interpo
 ENOUGH = 8  # trials before the views without a prior are worth listening to
 MOST_TRIALS = 400  # a fit takes cubic time: beyond this the best half and a spread of the others
 MOST_TUNED = 200  # the same for hyper-parameters, where a fit takes many steps
-FREE = 0.25  # share of a batch that no prior has a say in
+FREE = 0.125  # share of a batch that no prior has a say in
 UNLIKELY = 0.1  # of running, relative to the likeliest: no gain makes up for less
+_LIKELY = 0.5  # the same, to be counted on
 _INTERCEPT, _SLOPE = 3.0, 2.0  # deviations of the prior's coefficients, in units of the departure's
-_DEPARTURE = (0.3, 4.0)  # expected, in units of the prior's own deviation; and its worth in trials
+_DEPARTURE = (0.5, 4.0)  # expected, in units of the prior's own deviation; and its worth in trials
 VIEWS = 4  # log-seconds, performance, departure from the prior, failure
 
 
@@ -63,23 +64,38 @@ class Proposal(NamedTuple):
 
     Attributes:
         rows: what to try.
-        floor_log_s: the most optimistic log-seconds in the pool, mean less two deviations; NaN where
-            too little is known.
+        front: mean and deviation of log-seconds of those in the pool that no other beats in both,
+            a row each, among those that are likely to run; no rows where too little is known.
         theta: for the next request.
     """
 
     rows: NDArray[np.intp]
-    floor_log_s: float
+    front: Floats
     theta: Floats
 
 
 class _View:
-    """A Gaussian process over pool and pending together, and the best value to improve on."""
+    """A Gaussian process over pool and pending together, and the best value to improve on.
 
-    def __init__(self, posterior: Posterior, best: float, pending: int) -> None:
+    A value times `scale` plus `centre` is what it stands for: log-seconds, performance.
+    """
+
+    def __init__(
+        self, posterior: Posterior, best: float, pending: int, centre: float = 0.0, scale: float = 1.0
+    ) -> None:
         self.posterior, self.best = posterior, best
+        self._centre, self._scale = centre, scale
         for row in range(len(posterior.mean) - pending, len(posterior.mean)):
             posterior.condition(row)
+
+    def front(self, likely: NDArray[np.bool_]) -> Floats:
+        """Mean and deviation of the likely that no other of them beats in both."""
+        mean = self.posterior.mean[: len(likely)][likely] * self._scale + self._centre
+        deviation = np.sqrt(self.posterior.variance[: len(likely)][likely]) * self._scale
+        order = np.lexsort((-deviation, mean))
+        mean, deviation = mean[order], deviation[order]
+        before = np.append(-np.inf, np.maximum.accumulate(deviation)[:-1])
+        return np.stack([mean, deviation], axis=1)[deviation > before]
 
     def improvement(self, n: int) -> Floats:
         mean, deviation = self.posterior.mean[:n], np.sqrt(self.posterior.variance[:n])
@@ -96,10 +112,10 @@ def propose(request: Request) -> Proposal:
     likely = valid >= UNLIKELY * valid.max(initial=0.0)
     spot = np.concatenate([request.pool, request.pending])
     open_views: list[_View] = []
-    floor = np.nan
+    front = np.zeros((0, 2))
     if len(worked) >= ENOUGH and worked.sum() >= 3:
-        rows = _kept(request.log_s)
-        open_views, floor = _free_views(request, rows, spot, theta)
+        open_views = _free_views(request, _kept(request.log_s), spot, theta)
+        front = open_views[0].front(valid >= _LIKELY * valid.max(initial=0.0))
     guided: list[_View] = []
     if request.prior.shape[1]:
         guided = [_guided_view(request, spot, theta)]
@@ -125,7 +141,7 @@ def propose(request: Request) -> Proposal:
             view.posterior.condition(row)
         if room is not None:
             room = np.minimum(room, _squared(request.pool, request.pool[row]))
-    return Proposal(np.array(chosen, dtype=np.intp), float(floor), theta)
+    return Proposal(np.array(chosen, dtype=np.intp), front, theta)
 
 
 def _worth(views: list[_View], valid: Floats, taken: NDArray[np.bool_]) -> Floats:
@@ -139,11 +155,11 @@ def _worth(views: list[_View], valid: Floats, taken: NDArray[np.bool_]) -> Float
 
 def _free_views(
     request: Request, rows: NDArray[np.intp], spot: Places, theta: Floats
-) -> tuple[list[_View], float]:
+) -> list[_View]:
     log_s = request.log_s[rows]
     places, none = request.places[rows], np.zeros((len(rows), 0))
     few = _spread(log_s, MOST_TUNED)
-    views, floor = [], np.nan
+    views = []
     for i, raw in enumerate((log_s, -np.exp(log_s.min() - log_s))):
         centre, scale = float(raw.mean()), float(raw.std()) or 1.0
         values = (raw - centre) / scale
@@ -152,11 +168,8 @@ def _free_views(
         if request.tune:
             theta[i] = process.tune(places[few], values[few], none[few]).theta
         posterior = process.fit(places, values, none).predict(spot, np.zeros((len(spot), 0)))
-        if i == 0:
-            optimistic = posterior.mean - 2 * np.sqrt(posterior.variance)
-            floor = float(optimistic[: len(request.pool)].min()) * scale + centre
-        views.append(_View(posterior, float(values.min()), len(request.pending)))
-    return views, floor
+        views.append(_View(posterior, float(values.min()), len(request.pending), centre, scale))
+    return views
 
 
 def _guided_view(request: Request, spot: Places, theta: Floats) -> _View:

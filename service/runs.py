@@ -114,7 +114,8 @@ def _digest(request: RunRequest, planned: Sequence[Planned]) -> str:
                 [p.workload.key, p.weight, sorted([c.implementation, c.version] for c in p.candidates)]
                 for p in planned
             ],
-            request.target.key, request.trials, request.timeout_s, request.tuner, request.seed,
+            request.target.key, request.trials, request.timeout_s, request.until_gain, request.tuner,
+            request.seed,
             to_json(request.search_policy), to_json(request.confirm_policy),
         ]
     )  # fmt: skip
@@ -202,6 +203,8 @@ def _tuned_by(
             request.search_policy, request.confirm_policy,
         ):  # fmt: skip
             continue
+        if theirs.until_gain is not None and theirs.until_gain > (request.until_gain or 0.0):
+            continue  # it may have stopped sooner than this one would
         all_weights = sum(w.weight for w in theirs.workloads)
         states = connection.execute(
             sa.select(run_task.c.state, run_task.c.weight, task.c.space)

@@ -19,7 +19,7 @@ from service.embedding import Embedding, Places, nearest
 from service.features import Digits
 from service.gaussian_process import Floats
 from service.prior import Prior
-from service.proposal import VIEWS, Request
+from service.proposal import VIEWS, Request, expected_improvement
 from strategy.space import Config, ConfigSpace
 
 POOL = 2000
@@ -81,7 +81,7 @@ class Search:
         self._table_prior: tuple[Floats, Floats] | None = None
         self._theta = np.full((VIEWS, len(self._embedding.reach) + 1), np.nan)
         self._tuned_at = 0
-        self._floor: float | None = None
+        self._front: Floats = np.zeros((0, 2))
 
     @property
     def trials(self) -> int:
@@ -97,7 +97,21 @@ class Search:
     @property
     def lower_bound_s(self) -> float | None:
         """The most optimistic time of the last pool (mean less two deviations); None before."""
-        return self._floor
+        if not len(self._front):
+            return None
+        return math.exp(float((self._front[:, 0] - 2 * self._front[:, 1]).min()))
+
+    def expected_gain(self, to_beat_s: float) -> float | None:
+        """How much less than `to_beat_s` any one configuration is expected to take, as a share of it.
+
+        The expected improvement of the logarithm, by what was known at the last `ask`. None where
+        too little was.
+        """
+        if not len(self._front):
+            return None
+        mean, deviation = self._front.T
+        gain = expected_improvement(mean, deviation, math.log(to_beat_s))
+        return 1 - math.exp(-float(gain.max()))
 
     @property
     def exhausted(self) -> bool:
@@ -180,8 +194,7 @@ class Search:
         if tune:
             self._tuned_at = len(self._told)
         self._theta = proposal.theta
-        if math.isfinite(proposal.floor_log_s):
-            self._floor = math.exp(proposal.floor_log_s)
+        self._front = proposal.front
         chosen = [_tuple(row) for row in pool[proposal.rows]]
         for key in chosen:
             self._start(key)

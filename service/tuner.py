@@ -27,7 +27,7 @@ from service.models import (
 )
 from service.models import best as best_table
 from service.settings import Settings
-from service.tuning_run import TuningRun, TuningTask
+from service.tuning_run import TuningRun, TuningTask, arms_of
 from service.wakeup import Wakeup
 from strategy.record import Phase, RunState
 from strategy.space import Config
@@ -151,21 +151,18 @@ class Tuner:
 
     def _judge(self, tuning: TuningRun) -> None:
         """Drops the implementations that cannot win, and marks those with nothing left to try."""
-        totals = self._budgets(tuning)
+        parts = self._parts(tuning)
         for workload_id, group in tuning.by_workload().items():
-            tunable = [t for t in group if t.search is not None]
-            arms = [t.arm for t in tunable]
-            others = [t.best_s for t in group if t.search is None and t.best_s is not None]
-            lead = budget.leader(arms, others)
-            first = budget.share(arms, totals[workload_id])
-            for t, arm in zip(tunable, arms, strict=True):
-                why = budget.hopeless(arm, lead, first)
-                if t.state is TaskState.ACTIVE and (why or arm.exhausted):
-                    t.state = TaskState.DROPPED if why else TaskState.EXHAUSTED
-                    t.message = why or "every configuration of its space is tried"
-                    tuning.changed.append(t)
+            arms, lead_s = arms_of(group)
+            first = budget.share(arms, parts[workload_id])
+            for t, arm in zip([t for t in group if t.search is not None], arms, strict=True):
+                why = budget.hopeless(arm, lead_s, first)
+                if why:
+                    _close(tuning, t, TaskState.DROPPED, why)
+                elif arm.exhausted:
+                    _close(tuning, t, TaskState.EXHAUSTED, "nothing is left to try of its space")
 
-    def _budgets(self, tuning: TuningRun) -> dict[int, int]:
+    def _parts(self, tuning: TuningRun) -> dict[int, int]:
         """The run's trials, split over its workloads by their weights."""
         groups = tuning.by_workload()
         parts = budget.split(tuning.request.trials, [g[0].weight for g in groups.values()])
@@ -180,15 +177,14 @@ class Tuner:
                 fixed = [queue.NewEntry(t.id, Config()) for t in group if t.search is None]
                 if fixed:
                     proposals.append(Proposal(workload_id, tuple(fixed), queue.URGENT))
-        totals = self._budgets(tuning)
+        parts = self._parts(tuning)
         while len(proposals) < room:
-            # The workload that is furthest behind its part goes first.
-            order = sorted(
-                groups, key=lambda w: _spent(groups[w]) / max(totals[w], 1) if totals[w] else 1.0
-            )
+            stands = [budget.Stand(g[0].weight, parts[w], *arms_of(g)) for w, g in groups.items()]
+            left = tuning.request.trials - sum(s.spent for s in stands)
             made = None
-            for workload_id in order:
-                made = self._propose_one(tuning, workload_id, groups[workload_id], totals[workload_id])
+            for i in budget.order(stands) if left > 0 else ():
+                workload_id = list(groups)[i]
+                made = self._propose_one(tuning, workload_id, parts[workload_id], left)
                 if made is not None:
                     break
             if made is None:
@@ -197,30 +193,34 @@ class Tuner:
         return proposals
 
     def _propose_one(
-        self, tuning: TuningRun, workload_id: int, group: Sequence[TuningTask], total: int
+        self, tuning: TuningRun, workload_id: int, part: int, left: int
     ) -> Proposal | None:
+        group = tuning.by_workload()[workload_id]
         tunable = [t for t in group if t.search is not None]
-        others = [t.best_s for t in group if t.search is None and t.best_s is not None]
         while True:
-            arms = [t.arm for t in tunable]
-            chosen = budget.next_arm(arms, total, others)
+            arms, lead_s = arms_of(group)
+            chosen = budget.next_arm(arms, part)
             if chosen is None:
                 return None
             t = tunable[chosen]
             assert t.search is not None
-            room = total - sum(a.trials for a in arms)
-            first = budget.share(arms, total)
+            room = left
+            first = budget.share(arms, part)
             if arms[chosen].trials < first:
                 room = min(room, first - arms[chosen].trials)
             configs = t.search.ask(min(self.settings.batch, room))
-            if configs:
+            least = tuning.request.until_gain
+            if least and budget.settled(t.arm(lead_s), t.earlier_best_s, lead_s, least):
+                # The batch that was asked for shows what all that is known promises; it is not tried.
+                why = f"no trial is expected to gain {100 * least:g} %"
+                _close(tuning, t, TaskState.EXHAUSTED, why)
+            elif configs:
                 t.pending += len(configs)
                 entries = tuple(queue.NewEntry(t.id, c, t.best_s) for c in configs)
                 return Proposal(workload_id, entries)
-            if not t.search.exhausted:
+            elif not t.search.exhausted:
                 # Too large to count and nothing new was found: as good as exhausted.
-                t.state, t.message = TaskState.DROPPED, "no further valid configuration was found"
-                tuning.changed.append(t)
+                _close(tuning, t, TaskState.DROPPED, "no further valid configuration was found")
 
     # Writing it down
 
@@ -348,6 +348,12 @@ class Tuner:
         return f"the first failure is {row.error}: {first}"
 
 
+def _close(tuning: TuningRun, t: TuningTask, state: TaskState, why: str) -> None:
+    if t.state is TaskState.ACTIVE:
+        t.state, t.message = state, why
+        tuning.changed.append(t)
+
+
 def _spent(group: Sequence[TuningTask]) -> int:
     return sum(t.told + t.pending for t in group if t.search is not None)
 
@@ -362,7 +368,9 @@ def _why_stopped(tuning: TuningRun, *, timed_out: bool) -> str:
     elif not tunable:
         why = "nothing to tune: only implementations without a space are valid"
     elif trials < tuning.request.trials:
-        why = f"stopped after {trials} of {tuning.request.trials} trials: nothing is left to try"
+        reasons = dict.fromkeys(t.message for t in tunable if t.state is TaskState.EXHAUSTED)
+        why = f"stopped after {trials} of {tuning.request.trials} trials: "
+        why += ", ".join(reasons) or "nothing is left to try"
     else:
         why = f"{trials} trials"
     return "; ".join([why, *(f"dropped {d}" for d in dropped)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
@@ -39,16 +40,30 @@ class TuningTask:
     best_s: float | None = None
     told: int = 0  # failures and configurations outside of the search included
     pending: int = 0
+    bests_s: list[float | None] = field(default_factory=list)  # the best after each told trial
 
-    @property
-    def arm(self) -> budget.Arm:
+    def arm(self, lead_s: float | None) -> budget.Arm:
+        """How it stands against the lowest time of its workload."""
         search = self.search
         assert search is not None
         return budget.Arm(
             trials=self.told + self.pending, told=self.told, best_s=self.best_s,
-            lower_bound_s=search.lower_bound_s, exhausted=search.exhausted,
+            lower_bound_s=search.lower_bound_s,
+            gain=None if lead_s is None else search.expected_gain(lead_s),
+            exhausted=search.exhausted or self.state is TaskState.EXHAUSTED,
             dropped=self.state is TaskState.DROPPED,
         )  # fmt: skip
+
+    @property
+    def earlier_best_s(self) -> float | None:
+        """Its best time before the last `budget.PATIENCE` trials."""
+        return self.bests_s[-budget.PATIENCE - 1] if len(self.bests_s) > budget.PATIENCE else None
+
+
+def arms_of(group: Sequence[TuningTask]) -> tuple[list[budget.Arm], float | None]:
+    """The tunable implementations of one workload, and the lowest time of all."""
+    lead_s = min([t.best_s for t in group if t.best_s is not None], default=None)
+    return [t.arm(lead_s) for t in group if t.search is not None], lead_s
 
 
 @dataclass
@@ -129,6 +144,7 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
             t.told += 1
             if r.median_s is not None:
                 t.best_s = min(r.median_s, t.best_s or r.median_s)
+            t.bests_s.append(t.best_s)
             # A cancelled one says nothing of the configuration.
             if t.search is not None and r.error != ErrorKind.CANCELLED:
                 t.search.tell(Config(r.config), r.median_s)

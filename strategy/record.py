@@ -257,6 +257,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     target: Target
     trials: Annotated[int, Meta(ge=1, le=10_000_000)] = 128
     timeout_s: Annotated[float, Meta(gt=0)] | None = None
+    # Stop where no more than this share of the best time is expected to be gained.
+    until_gain: Annotated[float, Meta(gt=0, lt=1)] | None = None
     seed: int = 0
     tuner: Annotated[str, Meta(pattern="^(model|random)$")] = "model"
     implementations: tuple[str, ...] | None = None  # only these

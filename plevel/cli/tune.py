@@ -48,6 +48,13 @@ def tune(
         float | None,
         typer.Option("--timeout", metavar="SECONDS", help="Stop searching after this time."),
     ] = None,
+    until_gain: Annotated[
+        str | None,
+        typer.Option(
+            "--until-gain", metavar="PERCENT", show_default=False,
+            help="Stop where no trial is expected to gain this much: 1%.",
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option("--seed", help="Of the search and of the random inputs.")
     ] = 0,
@@ -78,6 +85,7 @@ def tune(
         raise UsageError(f"--timeout {timeout:g}: more than 0 seconds")
     if tuner not in ("model", "random"):
         raise UsageError(f"--tuner {tuner!r:.40}: model or random")
+    least_gain = None if until_gain is None else _read_share(until_gain)
     workloads = _read_workloads(op, inputs, attr, model, far=place.url is not None)
     where = option.read_target(target, threads)
 
@@ -85,7 +93,7 @@ def tune(
 
     request = RunRequest(
         workloads=workloads, target=where, trials=trials, timeout_s=timeout,
-        seed=seed, tuner=tuner, implementations=tuple(implementation) if implementation else None,
+        until_gain=least_gain, seed=seed, tuner=tuner, implementations=tuple(implementation) if implementation else None,
         force=force,
     )  # fmt: skip
     _check_names(request)
@@ -108,6 +116,17 @@ def tune(
         raise CommandError(
             f"run {final.id} ended {final.state}: {final.message or 'no reason given'}"
         )
+
+
+def _read_share(text: str) -> float:
+    """A percentage as a share."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise UsageError(f"--until-gain {text!r:.40}: write it as 1%, or 0.01")
+    return share
 
 
 def _read_workloads(

@@ -7,33 +7,42 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.budget import ALL_FAILED, Arm, hopeless, next_arm, share, split
+from service.budget import ALL_FAILED, Arm, Stand, hopeless, next_arm, order, settled, share, split
 
 
-def spend(costs: list[float], budget: int, batch: int = 4) -> list[int]:
-    """The trials that each implementation gets, where its best is known at once."""
-    arms = [Arm() for _ in costs]
-    while (i := next_arm(arms, budget)) is not None:
-        n = min(batch, budget - sum(a.trials for a in arms))
-        trials = arms[i].trials + n
-        arms[i] = Arm(trials=trials, told=trials, best_s=costs[i])
+def spend(gains: list[float | None], budget: int, batch: int = 4) -> list[int]:
+    """The trials that each implementation gets, where a model halves its hopes with each batch."""
+    arms = [Arm() for _ in gains]
+    while (left := budget - sum(a.trials for a in arms)) > 0:
+        i = next_arm(arms, budget)
+        assert i is not None
+        trials = arms[i].trials + min(batch, left)
+        gain = gains[i]
+        arms[i] = Arm(
+            trials=trials, told=trials, best_s=1.0,
+            gain=None if gain is None else gain / 2 ** (trials / batch),
+        )  # fmt: skip
     return [a.trials for a in arms]
 
 
-@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=6), st.integers(1, 300))
-def test_the_budget_is_spent_and_not_more(costs: list[float], budget: int) -> None:
-    assert sum(spend(costs, budget)) == budget
+@given(st.lists(st.none() | st.floats(0, 1), min_size=1, max_size=6), st.integers(1, 300))
+def test_the_budget_is_spent_and_not_more(gains: list[float | None], budget: int) -> None:
+    assert sum(spend(gains, budget)) == budget
 
 
-def test_even_first_and_then_to_those_who_can_win() -> None:
-    costs = [1.0, 1.1, 4.0]
-    spent = spend(costs, 300)
-    assert spent[0] > spent[1] > spent[2]
-    assert spent[2] >= share([Arm()] * 3, 300) == 50
+def test_even_first_and_then_where_the_gain_is() -> None:
+    spent = spend([0.5, 0.1, 1e-30], 288)
+    assert spent[0] >= spent[1] > spent[2]
+    assert spent[2] == share([Arm()] * 3, 288) == 48
+
+
+def test_without_a_model_all_have_the_same_chance() -> None:
+    spent = spend([None, None, None], 300)
+    assert max(spent) - min(spent) <= 4
 
 
 def test_a_tiny_budget_is_even() -> None:
-    assert spend([1.0, 5.0, 9.0], 12) == [4, 4, 4]
+    assert spend([0.1, 0.5, 0.9], 12) == [4, 4, 4]
 
 
 @given(st.integers(0, 1000), st.lists(st.floats(0.01, 100), min_size=1, max_size=8))
@@ -70,3 +79,27 @@ def test_closed_ones_get_nothing() -> None:
     arms = [Arm(trials=3, exhausted=True), Arm(trials=3, dropped=True)]
     assert next_arm(arms, 100) is None
     assert next_arm([*arms, Arm(trials=50)], 100) == 2
+
+
+def test_done_is_who_gains_nothing_of_late_and_expects_nothing() -> None:
+    arm = Arm(trials=80, told=80, best_s=1.0, gain=0.004)
+    assert settled(arm, 1.005, 1.0, 0.01)
+    assert not settled(arm, 1.02, 1.0, 0.01), "it has gained of late"
+    assert not settled(replace(arm, gain=0.02), 1.0, 1.0, 0.01)
+    assert not settled(arm, None, 1.0, 0.01), "it is too early to say"
+    assert not settled(replace(arm, gain=None), 1.0, 1.0, 0.01)
+    # What it gains counts by the leader's time, to which it is compared.
+    assert settled(replace(arm, best_s=3.0), 3.005, 1.0, 0.01)
+
+
+def test_half_of_the_budget_is_by_weight_and_the_rest_by_the_time_it_saves() -> None:
+    def stand(trials: int, weight: float, gain: float | None, lead_s: float | None = 1e-3) -> Stand:
+        return Stand(weight, 100, [Arm(trials=trials, gain=gain)], lead_s)
+
+    # Who has less than half of its part is served first, the furthest behind before others.
+    assert order([stand(49, 1, 0.0), stand(50, 9, 0.5), stand(10, 1, 0.0)]) == [2, 0, 1]
+    # Then 3 calls × 2 ms × 1 % goes before 1 call × 1 ms × 5 %.
+    assert order([stand(60, 1, 0.05), stand(60, 3, 0.01, 2e-3), stand(60, 1, 0.2)]) == [2, 1, 0]
+    # What never ran is looked at, and closed ones expect nothing.
+    closed = Stand(9.0, 100, [Arm(trials=60, gain=0.5, dropped=True)], 1e-3)
+    assert order([closed, stand(60, 1, 1e-9), stand(60, 1, None, None)]) == [2, 1, 0]

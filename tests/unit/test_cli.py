@@ -113,6 +113,7 @@ def test_usage_errors_name_the_field(
     [
         pytest.param(("tune", *DENSE, "--trials", "0"), ["--trials"], id="trials"),
         pytest.param(("tune", *DENSE, "--timeout", "0"), ["--timeout"], id="timeout"),
+        pytest.param(("tune", *DENSE, "--until-gain", "1.5"), ["--until-gain", "1%"], id="gain"),
         pytest.param(("tune", *DENSE, "--tuner", "magic"), ["--tuner", "model"], id="tuner"),
         pytest.param(
             ("tune", *DENSE, "--implementation", "dense_gpu"),

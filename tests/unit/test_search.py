@@ -93,7 +93,7 @@ class _Flat(InlineModel):
     """A model that knows nothing; these tests are about the search around it."""
 
     def propose(self, request: Request) -> Proposal:
-        return Proposal(np.arange(min(request.n, len(request.pool))), math.nan, request.theta)
+        return Proposal(np.arange(min(request.n, len(request.pool))), np.zeros((0, 2)), request.theta)
 
 
 def test_the_same_seed_gives_the_same_proposals(model: ChildModel) -> None:
@@ -171,6 +171,20 @@ def test_the_lower_bound_is_below_the_best_while_there_is_hope(model: ChildModel
     assert search.lower_bound_s is not None
     assert search.best_s is not None
     assert 0 < search.lower_bound_s < 2 * search.best_s
+
+
+def test_little_is_expected_once_the_best_is_found(model: ChildModel) -> None:
+    search = Search(BOWL, 2, model)
+    assert search.expected_gain(1.0) is None
+    tune(search, 24)
+    early = search.expected_gain(search.best_s or 0.0)
+    tune(search, 200)
+    late = search.expected_gain(search.best_s or 0.0)
+    assert early is not None
+    assert late is not None
+    assert late < early / 10 < early < 1
+    # What is easily beaten is expected to be.
+    assert (search.expected_gain(3 * (search.best_s or 0.0)) or 0.0) > 0.6
 
 
 def test_a_huge_space_costs_neither_memory_nor_time(model: ChildModel) -> None:
