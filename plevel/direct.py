@@ -100,7 +100,7 @@ class Direct:
             )
         from service import candidate
         from service.errors import ServiceError as Failure
-        from service.records import RecordDatabase
+        from service.evidence import RecordDatabase
 
         with self._store.read() as connection:
             database = RecordDatabase(connection)
@@ -120,7 +120,7 @@ class Direct:
         """The dispatch table of a workload with symbolic dimensions; raises as `select` does."""
         if self._store is None:
             return dispatch(workload, target, _Nothing(), device=device)
-        from service.records import RecordDatabase
+        from service.evidence import RecordDatabase
 
         with self._store.read() as connection:
             return dispatch(workload, target, RecordDatabase(connection), device=device)

@@ -11,11 +11,10 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import orjson
 import sqlalchemy as sa
 
-from service.db import insert, now
-from service.models import Id, Scope, best, device, record, task, tombstone
+from service.db import insert, now, values_table
+from service.models import Scope, best, device, purge, record, task, tombstone
 from strategy.record import ErrorKind, Estimate, Phase, estimate
 
 Place = tuple[int, Scope, str]  # a task, and over which devices
@@ -24,6 +23,16 @@ Place = tuple[int, Scope, str]  # a task, and over which devices
 def standing() -> sa.ColumnElement[bool]:
     """The condition on `record` that it was not purged."""
     return ~sa.select(tombstone.c.record_id).where(tombstone.c.record_id == record.c.id).exists()
+
+
+def stood(when: float) -> list[sa.ColumnElement[bool]]:
+    """The conditions on `record` that it was there at an instant, and not purged yet."""
+    purged = (
+        sa.select(tombstone.c.record_id)
+        .join(purge, purge.c.id == tombstone.c.purge_id)
+        .where(tombstone.c.record_id == record.c.id, purge.c.at <= when)
+    )
+    return [record.c.recorded_at <= when, ~purged.exists()]
 
 
 def lock(connection: sa.Connection, tasks: Iterable[int]) -> None:
@@ -114,8 +123,8 @@ def _samples(connection: sa.Connection, ids: set[int]) -> dict[int, list[float]]
 def _by_id(connection: sa.Connection, query: sa.Select[Any], ids: set[int]) -> Iterable[Any]:
     if not ids:
         return ()
-    asked = _table(connection, [(i,) for i in sorted(ids)])
-    return connection.execute(query.join(asked, asked.c.task_id == record.c.id))
+    asked = values_table(connection, [record.c.id], [(i,) for i in sorted(ids)])
+    return connection.execute(query.join(asked, asked.c.id == record.c.id)).all()
 
 
 def _places(
@@ -139,7 +148,8 @@ def _places(
 
 
 def _current(connection: sa.Connection, places: Mapping[Place, Any]) -> dict[Place, Any]:
-    wanted = _table(connection, [(task_id,) for task_id in {p[0] for p in places}])
+    tasks = sorted({place[0] for place in places})
+    wanted = values_table(connection, [best.c.task_id], [(task_id,) for task_id in tasks])
     rows = connection.execute(sa.select(best).join(wanted, wanted.c.task_id == best.c.task_id))
     found = {(row.task_id, Scope(row.scope), row.scope_value): row for row in rows}
     return {place: row for place, row in found.items() if place in places}
@@ -149,45 +159,31 @@ def _attempts(
     connection: sa.Connection, wanted: Iterable[tuple[int, str]]
 ) -> dict[tuple[int, str], list[Any]]:
     """All records of these configurations that say something of their cost."""
-    asked = _table(connection, sorted(wanted))
+    asked = values_table(connection, [record.c.task_id, record.c.config_digest], sorted(wanted))
     found: dict[tuple[int, str], list[Any]] = {}
     query = (
-        _telling()
+        telling(standing())
         .join_from(asked, record, sa.and_(
-            record.c.task_id == asked.c.task_id, record.c.config_digest == asked.c.digest,
+            record.c.task_id == asked.c.task_id, record.c.config_digest == asked.c.config_digest,
             # All there are, so that the index serves.
             record.c.phase.in_([phase.value for phase in Phase]),
         ))
         .outerjoin(device, device.c.id == record.c.device_id)
     )  # fmt: skip
-    for row in connection.execute(query.order_by(record.c.id)):
+    for row in connection.execute(query.order_by(record.c.id)).all():
         found.setdefault((row.task_id, row.config_digest), []).append(row)
     return found
 
 
-def _telling() -> sa.Select[Any]:
+def telling(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """Records that say something of a cost: successes, and wrong answers, which refute it."""
     return sa.select(
         *record.c["id", "task_id", "config_digest", "device_id", "phase", "error", "median_s"],
         device.c.model,
     ).where(
         sa.or_(record.c.error.is_(None), record.c.error == ErrorKind.WRONG_ANSWER.value),
-        standing(),
+        *conditions,
     )  # fmt: skip
-
-
-def _table(connection: sa.Connection, rows: list[tuple[Any, ...]]) -> sa.Subquery:
-    """Tasks, and digests where they are given, as a table: one parameter, however many there are."""
-    both: list[sa.ColumnClause[Any]] = [sa.column("task_id", Id)]
-    both.append(sa.column("digest", sa.String()))
-    columns = both[: len(rows[0])]
-    if connection.dialect.name == "sqlite":
-        parts = ["json_extract(value, '$[0]') AS task_id", "json_extract(value, '$[1]') AS digest"]
-        source = "json_each(:rows)"
-    else:
-        parts = ["CAST(value->>0 AS BIGINT) AS task_id", "value->>1 AS digest"]
-        source = "jsonb_array_elements(CAST(:rows AS JSONB))"
-    text = sa.text(f"SELECT {', '.join(parts[: len(columns)])} FROM {source}")  # noqa: S608
-    return text.bindparams(rows=orjson.dumps(rows).decode()).columns(*columns).subquery("asked")
 
 
 def _derive(
@@ -206,7 +202,7 @@ def _derive(
         if _covers(scope, value, row)
     ]  # fmt: skip
     for phase in (Phase.CONFIRM, Phase.SEARCH):
-        ranked = _ranked(rows, phase, samples)
+        ranked = rank(rows, phase, samples)
         if ranked:
             median_s, _, pool = ranked[0]
             # Those not looked at were no better than the best, which counted by the same phase, or
@@ -230,7 +226,7 @@ def _covers(scope: Scope, value: str, row: Any) -> bool:
     return str(row.device_id) == value
 
 
-def _ranked(
+def rank(
     rows: Iterable[Any], phase: Phase, samples: Mapping[int, list[float]]
 ) -> list[tuple[float, str, list[Any]]]:
     """Median, digest and records of each configuration, the fastest first."""
@@ -287,7 +283,7 @@ def pooled(
 def _rank_place(
     connection: sa.Connection, task_id: int, scope: Scope, value: str, phase: Phase
 ) -> list[tuple[float, str, list[Any]]]:
-    query = _telling().outerjoin_from(record, device, device.c.id == record.c.device_id)
+    query = telling(standing()).outerjoin_from(record, device, device.c.id == record.c.device_id)
     query = query.where(
         record.c.task_id == task_id,
         sa.or_(record.c.phase == phase.value, record.c.error.is_not(None)),
@@ -300,7 +296,7 @@ def _rank_place(
     groups: dict[str, list[Any]] = {}
     for row in rows:
         groups.setdefault(row.config_digest, []).append(row)
-    return _ranked(rows, phase, _samples(connection, _pooled_ids(groups.values())))
+    return rank(rows, phase, _samples(connection, _pooled_ids(groups.values())))
 
 
 def _at(place: Place) -> sa.ColumnElement[bool]:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from service import runs
-from service.records import RecordDatabase
+from service.evidence import RecordDatabase
 from strategy.op import find_op
-from strategy.op_strategy import Candidate
+from strategy.op_strategy import Candidate, candidates
 from strategy.target import Target
 from strategy.workload import Workload
+
+
+def normal(asked: Workload) -> Workload:
+    """The workload in normal form, where its operator is installed here."""
+    return asked if find_op(asked.op) is None else asked.checked()
 
 
 def gather(
@@ -20,8 +25,8 @@ def gather(
     *,
     foreign: bool,
     field: str,
-) -> tuple[Workload, list[Candidate]]:
-    """The workload in normal form, and its candidates.
+) -> list[Candidate]:
+    """The candidates of a workload in normal form.
 
     `foreign` adds those that are known by other tools' logs.
 
@@ -29,8 +34,13 @@ def gather(
         InvalidError: the operator is not installed here and there are no candidates of it.
     """
     others = database.foreign(asked, on) if foreign else []
-    if given is None and others and find_op(asked.op) is None:
-        return asked, others
-    workload, known = runs.known_candidates(asked, on, given, field)
+    if given is not None:
+        known = list(given)
+    elif find_op(asked.op) is not None:
+        known = candidates(asked, on)
+    elif others:
+        return others
+    else:
+        raise runs.not_installed(asked, field)
     names = {c.implementation for c in known}
-    return workload, [*known, *(c for c in others if c.implementation not in names)]
+    return [*known, *(c for c in others if c.implementation not in names)]

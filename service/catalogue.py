@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
 import sqlalchemy as sa
 
-from service.db import insert, now
+from service.db import insert, now, values_table
 from service.formats.entry import Task as ImportedTask
 from service.models import (
     attachment,
@@ -51,9 +51,50 @@ def _one(
     return int(found)
 
 
+def _many(
+    connection: sa.Connection, table: sa.Table, identity: Sequence[str],
+    rows: Iterable[dict[str, Any]],
+) -> dict[tuple[Any, ...], int]:  # fmt: skip
+    """The ids of rows by their identity, in a few statements; those that are not there are made.
+
+    They are made in one order, so that two who make the same do not wait for each other.
+    """
+    wanted = {tuple(row[name] for name in identity): row for row in rows}
+    found = _find(connection, table, identity, wanted)
+    missing = sorted(wanted.keys() - found.keys())
+    if missing:
+        statement = insert(connection, table).on_conflict_do_nothing()
+        if "created_at" in table.c:
+            statement = statement.values(created_at=now())
+        connection.execute(statement, [wanted[key] for key in missing])
+        found |= _find(connection, table, identity, missing)
+    return found
+
+
+def _find(
+    connection: sa.Connection, table: sa.Table, identity: Sequence[str],
+    keys: Collection[tuple[Any, ...]],
+) -> dict[tuple[Any, ...], int]:  # fmt: skip
+    if not keys:
+        return {}
+    columns = [table.c[name] for name in identity]
+    given = values_table(connection, columns, keys)
+    same = sa.and_(*(c == given.c[c.name] for c in columns))
+    rows = connection.execute(sa.select(table.c.id, *columns).join(given, same)).all()
+    return {tuple(row[1:]): row[0] for row in rows}
+
+
 def put_workload(connection: sa.Connection, value: Workload) -> int:
-    body = {"key": value.key, "op": value.op, "body": to_json(value)}
-    return _one(connection, workload, {"digest": value.digest}, body)
+    return put_workloads(connection, [value])[value.digest]
+
+
+def put_workloads(connection: sa.Connection, values: Iterable[Workload]) -> dict[str, int]:
+    """The workloads' ids by their digests."""
+    rows = [
+        {"digest": w.digest, "key": w.key, "op": w.op, "body": to_json(w)} for w in values
+    ]  # fmt: skip
+    found = _many(connection, workload, ("digest",), rows)
+    return {digest: row_id for (digest,), row_id in found.items()}
 
 
 def put_target(connection: sa.Connection, value: Target) -> int:
@@ -141,38 +182,54 @@ def put_device(
     return _one(connection, device, {"identity": identity}, values)
 
 
-def put_foreign_task(
-    connection: sa.Connection, workload_id: int, target_id: int, value: ImportedTask
-) -> int:
-    """The task of imported records; of one that is here already, only a lost space is filled in."""
-    space = None
-    if value.space:
-        text = connection.scalar(
-            sa.select(attachment.c.text).where(
-                attachment.c.what == "space", attachment.c.key == value.space
-            )
+_TASK = ("workload_id", "target_id", "implementation", "version", "space_digest")
+
+
+def put_foreign_tasks(
+    connection: sa.Connection, values: Sequence[tuple[int, int, ImportedTask]]
+) -> list[int]:
+    """The tasks of imported records, of workloads' and targets' ids, in their order.
+
+    Of one that is here already, only a lost space is filled in.
+    """
+    spaces = _spaces(connection, {t.space for _, _, t in values if t.space})
+    rows = [
+        {
+            "workload_id": workload_id, "target_id": target_id, "implementation": t.implementation,
+            "version": t.version, "space_digest": t.space, "plevel": t.plevel, "library": t.library,
+            "condition": None if t.condition is None else t.condition.to_json(),
+            "space": spaces.get(t.space), "space_size": None,
+        }
+        for workload_id, target_id, t in values
+    ]  # fmt: skip
+    found = _many(connection, task, _TASK, rows)
+    ids = [found[tuple(row[name] for name in _TASK)] for row in rows]
+    _fill_spaces(connection, {i: row["space"] for i, row in zip(ids, rows, strict=True)})
+    return ids
+
+
+def _spaces(connection: sa.Connection, digests: Collection[str]) -> dict[str, Any]:
+    if not digests:
+        return {}
+    given = values_table(connection, [attachment.c.key], [(d,) for d in sorted(digests)])
+    rows = connection.execute(
+        sa.select(attachment.c.key, attachment.c.text)
+        .join(given, given.c.key == attachment.c.key)
+        .where(attachment.c.what == "space")
+    )
+    return {row.key: orjson.loads(row.text) for row in rows}
+
+
+def _fill_spaces(connection: sa.Connection, spaces: Mapping[int, Any]) -> None:
+    known = [i for i, space in spaces.items() if space is not None]
+    if not known:
+        return
+    given = values_table(connection, [task.c.id], [(i,) for i in sorted(known)])
+    lost = sa.select(task.c.id).join(given, given.c.id == task.c.id)
+    for task_id in connection.scalars(lost.where(task.c.space.is_(sa.null()))).all():
+        connection.execute(
+            sa.update(task).where(task.c.id == task_id).values(space=spaces[task_id])
         )
-        space = None if text is None else orjson.loads(text)
-    identity = {
-        "workload_id": workload_id,
-        "target_id": target_id,
-        "implementation": value.implementation,
-        "version": value.version,
-        "space_digest": value.space,
-    }
-    values = {
-        "plevel": value.plevel,
-        "library": value.library,
-        "condition": None if value.condition is None else value.condition.to_json(),
-        "space": space,
-        "space_size": None,
-        "created_at": now(),
-    }
-    found = _one(connection, task, identity, values)
-    if space is not None:
-        lost = sa.and_(task.c.id == found, task.c.space.is_(sa.null()))
-        connection.execute(sa.update(task).where(lost).values(space=space))
-    return found
 
 
 def note(

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,29 @@ def insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgr
     if connection.dialect.name == "sqlite":
         return sqlite.insert(table)
     return postgresql.insert(table)
+
+
+def values_table(
+    connection: sa.Connection, columns: Sequence[sa.Column[Any]], rows: Iterable[Sequence[Any]]
+) -> sa.Subquery:
+    """Rows of texts and integers as a table named `given`, with the names and types of `columns`.
+
+    They are one parameter, however many there are: so many queries become one.
+    """
+    sqlite_dialect = connection.dialect.name == "sqlite"
+    parts = []
+    for i, c in enumerate(columns):
+        if sqlite_dialect:
+            part = f"json_extract(value, '$[{i}]')"
+        elif isinstance(c.type, sa.Integer):
+            part = f"CAST(value->>{i} AS BIGINT)"
+        else:
+            part = f"value->>{i}"
+        parts.append(f"{part} AS {c.name}")
+    source = "json_each(:rows)" if sqlite_dialect else "jsonb_array_elements(CAST(:rows AS JSONB))"
+    text = sa.text(f"SELECT {', '.join(parts)} FROM {source}")  # noqa: S608
+    named = [sa.column(c.name, c.type) for c in columns]
+    return text.bindparams(rows=orjson.dumps(list(rows)).decode()).columns(*named).subquery("given")
 
 
 def normal_url(url: str) -> sa.URL:

@@ -6,6 +6,7 @@ Memory is bounded by a batch and the caches; ids are remembered once their batch
 
 from __future__ import annotations
 
+import operator
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 import orjson
 import sqlalchemy as sa
 
-from service import best, catalogue
+from service import best, catalogue, history
 from service.db import Store, insert, now
 from service.errors import DatabaseError
 from service.formats import (
@@ -30,6 +31,7 @@ from service.formats.entry import RejectError, reject
 from service.models import attachment, record
 from strategy.record import Device, TimingPolicy, WireError, decode, encode
 from strategy.space import ConfigSpace
+from strategy.target import Target
 
 BATCH = 4000  # records at most
 BATCH_BYTES = 8 << 20  # about what they take in memory
@@ -46,6 +48,13 @@ _COLUMNS = tuple(
         "run_s", "code_digest", "extra", "measured_at", "recorded_at",
     ]
 )  # fmt: skip
+
+_place = [c.name for c in _COLUMNS].index
+_changed = operator.itemgetter(*map(_place, ("task_id", "device_id", "config_digest")))
+_attempt = operator.itemgetter(
+    *map(_place, ("task_id", "variant_id", "device_id", "mean_s", "config_digest", "config"))
+)
+_MEAN = _place("mean_s")
 
 K = TypeVar("K")
 
@@ -179,33 +188,36 @@ class _Importer:
         clock = connection.execute(sa.select(now())).scalar_one()
         rows = [self._row(connection, found, item, clock) for found, item in fresh]
         new = _insert(connection, rows)
-        at = {c.name: i for i, c in enumerate(_COLUMNS)}
-        task_at, device_at, digest_at = at["task_id"], at["device_id"], at["config_digest"]
-        best.refresh(connection, [(r[task_at], r[device_at], r[digest_at]) for r in rows])
+        best.refresh(connection, [_changed(row) for row in rows])
+        history.lower(connection, [_attempt(row) for row in rows if row[_MEAN] is not None])
         return new
 
     def _put_tasks(self, connection: sa.Connection, items: Sequence[ImportedRecord]) -> None:
         """Makes the rows in one order, so that two imports do not wait for each other."""
         tasks = {i.task.key: i.task for i in items if i.task.key not in self._tasks}
-        workloads = {t.workload.digest: t.workload for t in tasks.values()}
-        variants = {key: t.target.to_json() for key, t in tasks.items()}
-        target_ids: dict[str, int] = {}
-        for t in sorted(tasks.values(), key=lambda t: t.target.key):
-            target_ids[t.target.key] = catalogue.put_target(connection, t.target)
-        workload_ids = {d: catalogue.put_workload(connection, workloads[d]) for d in sorted(workloads)}
-        variant_ids: dict[str, int] = {}
-        for key in sorted(tasks, key=lambda key: catalogue.digest_of(variants[key])):
-            t = tasks[key]
-            variant_ids[key] = catalogue.put_variant(
-                connection, target_ids[t.target.key], t.target.keys, variants[key]
-            )
-        for key in sorted(tasks):
-            t = tasks[key]
-            target_id = target_ids[t.target.key]
-            task_id = catalogue.put_foreign_task(
-                connection, workload_ids[t.workload.digest], target_id, t
-            )
-            self._tasks[key] = task_id, variant_ids[key], target_id
+        if not tasks:
+            return
+        # Most share a few targets: each is looked at once.
+        written: dict[str, Target] = {}
+        digests: dict[str, str] = {}
+        for key, t in tasks.items():
+            digests[key] = catalogue.digest_of(t.target.to_json())
+            written[digests[key]] = t.target
+        target_ids = {
+            d: catalogue.put_target(connection, written[d])
+            for d in sorted(written, key=lambda d: (written[d].key, d))
+        }
+        variant_ids = {
+            d: catalogue.put_variant(connection, target_ids[d], written[d].keys, written[d].to_json())
+            for d in sorted(written)
+        }
+        workload_ids = catalogue.put_workloads(connection, [t.workload for t in tasks.values()])
+        values = [
+            (workload_ids[t.workload.digest], target_ids[digests[key]], t)
+            for key, t in tasks.items()
+        ]
+        for key, task_id in zip(tasks, catalogue.put_foreign_tasks(connection, values), strict=True):
+            self._tasks[key] = task_id, variant_ids[digests[key]], target_ids[digests[key]]
 
     def _row(
         self, connection: sa.Connection, found: bytes, item: ImportedRecord, clock: float

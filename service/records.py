@@ -2,47 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
-from service import best, catalogue
+from service import best, catalogue, history
 from service.db import insert, now
 from service.filter import Wanted
 from service.formats.entry import identity, task_key
 from service.models import (
     EntryState,
-    Scope,
     device,
     environment,
     job,
     job_entry,
     record,
     run,
-    target_variant,
     task,
     worker,
 )
-from service.models import best as best_table
 from service.models import target as target_table
 from service.models import workload as workload_table
-from strategy.op_strategy import Candidate
 from strategy.record import (
     ErrorKind,
     Estimate,
     Phase,
     Result,
     Results,
-    convert,
     estimate,
 )
-from strategy.select import History, Level, Measured
-from strategy.space import Config, ConfigSpace
-from strategy.target import Target
-from strategy.workload import Workload
+from strategy.space import Config
 
 
 def append(
@@ -62,7 +54,15 @@ def append(
     }  # fmt: skip
     results = [by_entry[entry.entry] for entry in fresh]
     added = _store(connection, held.job_id, fresh, results, held_by, where)
-    best.refresh(connection, [(e.task_id, held.device_id, e.config_digest) for e in added])
+    best.refresh(connection, [(r["task_id"], r["device_id"], r["config_digest"]) for r in added])
+    history.lower(
+        connection,
+        [
+            (r["task_id"], r["variant_id"], r["device_id"], r["mean_s"], r["config_digest"],
+             Config(r["config"]).key)
+            for r in added if r["mean_s"] is not None
+        ],
+    )  # fmt: skip
 
 
 def append_lost(
@@ -80,8 +80,8 @@ def _store(
     results: Sequence[Result],
     held_by: dict[str, Any],
     where: str,
-) -> list[Any]:
-    """Inserts a record for each entry; returns the entries that had none before."""
+) -> list[dict[str, Any]]:
+    """Inserts a record for each entry; returns those of entries that had none before."""
     owner = connection.execute(
         sa.select(job, run.c.request["target"].label("target"), now().label("now"))
         .join(run, run.c.id == job.c.run_id)
@@ -99,7 +99,7 @@ def _store(
     for entry, values in zip(entries, rows, strict=True):
         statement = insert(connection, record).values(**values).on_conflict_do_nothing()
         if connection.execute(statement.returning(record.c.id)).one_or_none() is not None:
-            added.append(entry)
+            added.append(values)
         connection.execute(
             sa.update(job_entry).where(job_entry.c.id == entry.id).values(state=EntryState.DONE)
         )
@@ -258,139 +258,3 @@ def curve(connection: sa.Connection, task_id: int, run_id: int | None = None) ->
                 CurvePoint(trial=trial, median_s=row.median_s, recorded_at=row.recorded_at)
             )
     return points
-
-
-class RecordDatabase:
-    """`strategy.select.Database` on SQL, within one transaction."""
-
-    def __init__(self, connection: sa.Connection) -> None:
-        self.connection = connection
-
-    def measured(self, workload: Workload, target: Target, device: str | None) -> list[Measured]:
-        """The best of each implementation and version at each level.
-
-        The model is the device's, or else the one that the target names. `transferred` has the best
-        of every other target that shares a key.
-        """
-        of_it = workload_table.c.digest == workload.digest
-        return [m for _, m in self._matching(of_it, target, device)]
-
-    def instances(
-        self, workload: Workload, target: Target, device: str | None
-    ) -> list[tuple[Workload, list[Measured]]]:
-        """The concrete workloads on record that a symbolic one covers, each as `measured` has it."""
-        of_op = workload_table.c.op == workload.op
-        found: dict[int, list[Measured]] = {}
-        for workload_id, m in self._matching(of_op, target, device):
-            found.setdefault(workload_id, []).append(m)
-        rows = self.connection.execute(
-            sa.select(workload_table.c.id, workload_table.c.body).where(of_op)
-        )
-        concrete = [(convert(r.body, Workload), found[r.id]) for r in rows if r.id in found]
-        return [(w, m) for w, m in concrete if workload.match(w) is not None]
-
-    def _matching(
-        self, which: sa.ColumnElement[bool], asked: Target, identity: str | None
-    ) -> Iterator[tuple[int, Measured]]:
-        """Workloads' ids and what is measured of them, with the level at which it matches."""
-        device_id, model = self._place(identity, asked)
-        for r in self.connection.execute(_best_of(which)):
-            level = None
-            if r.target_key != asked.key:
-                if r.scope == Scope.TARGET and set(r.target_keys) & set(asked.keys):
-                    level = Level.TRANSFERRED
-            elif r.scope == Scope.TARGET:
-                level = Level.TARGET
-            elif r.scope == Scope.MODEL and model and r.scope_value == model:
-                level = Level.MODEL
-            elif r.scope == Scope.DEVICE and r.scope_value == device_id:
-                level = Level.DEVICE
-            if level is not None:
-                yield r.workload_id, Measured(
-                    implementation=r.implementation, version=r.version, config=Config(r.config),
-                    level=level, target=r.target_key,
-                    device=(identity or "") if level is Level.DEVICE else "",
-                    estimate=Estimate(r.median_s, r.low_s, r.high_s, r.samples),
-                )  # fmt: skip
-
-    def _place(self, identity: str | None, asked: Target) -> tuple[str | None, str]:
-        """The device's id as the scope has it, and the model to look for."""
-        if identity is None:
-            return None, asked.model
-        row = self.connection.execute(
-            sa.select(device.c.id, device.c.model).where(device.c.identity == identity)
-        ).one_or_none()
-        return (None, asked.model) if row is None else (str(row.id), row.model)
-
-    def history(self, workload: Workload) -> list[History]:
-        """The record of lowest mean cost per implementation, device model and target as written.
-
-        Of each implementation on a target only the newest version counts: TVM's rule knows none.
-        """
-        newest = (
-            sa.select(sa.func.max(task.c.id))
-            .join(workload_table, workload_table.c.id == task.c.workload_id)
-            .where(workload_table.c.digest == workload.digest)
-            .group_by(task.c.implementation, task.c.target_id)
-        )
-        model = sa.func.coalesce(device.c.model, "").label("model")
-        place = (
-            sa.func.row_number()
-            .over(partition_by=(record.c.task_id, record.c.variant_id, model),
-                  order_by=(record.c.mean_s, record.c.id))
-            .label("place")
-        )  # fmt: skip
-        ranked = (
-            sa.select(*record.c["config", "mean_s", "task_id", "variant_id"], model, place)
-            .outerjoin(device, device.c.id == record.c.device_id)
-            .where(record.c.error.is_(None), record.c.task_id.in_(newest), best.standing())
-            .subquery()
-        )
-        rows = self.connection.execute(
-            sa.select(ranked, task.c.implementation, target_variant.c["keys"].label("target_keys"))
-            .join(task, task.c.id == ranked.c.task_id)
-            .join(target_variant, target_variant.c.id == ranked.c.variant_id)
-            .where(ranked.c.place == 1)
-            .order_by(ranked.c.task_id, ranked.c.model, ranked.c.variant_id)
-        )
-        return [
-            History(
-                implementation=r.implementation, config=Config(r.config), mean_s=r.mean_s,
-                model=r.model, keys=tuple(r.target_keys),
-            )
-            for r in rows
-        ]  # fmt: skip
-
-    def foreign(self, workload: Workload, target: Target) -> list[Candidate]:
-        """What other tools' logs measured of a workload, as candidates on a target.
-
-        Those of targets that share a key with it count; of each, the newest version.
-        """
-        rows = self.connection.execute(
-            sa.select(task, target_table.c["keys"].label("target_keys"))
-            .join(workload_table, workload_table.c.id == task.c.workload_id)
-            .join(target_table, target_table.c.id == task.c.target_id)
-            .where(workload_table.c.digest == workload.digest, task.c.implementation.contains(":"))
-            .order_by(task.c.id)
-        )
-        found = {}
-        for r in rows:
-            if set(r.target_keys) & set(target.keys):
-                space = None if r.space is None else convert(r.space, ConfigSpace)
-                found[r.implementation] = Candidate(
-                    r.implementation, r.version, r.plevel, None, space, r.library, symbolic=False
-                )
-        return list(found.values())
-
-
-def _best_of(which: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    return (
-        sa.select(best_table, task.c.workload_id, task.c.implementation, task.c.version,
-                  target_table.c.key.label("target_key"),
-                  target_table.c["keys"].label("target_keys"))
-        .join(task, task.c.id == best_table.c.task_id)
-        .join(workload_table, workload_table.c.id == task.c.workload_id)
-        .join(target_table, target_table.c.id == task.c.target_id)
-        .where(which)
-        .order_by(task.c.id)
-    )  # fmt: skip

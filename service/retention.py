@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from service import best
+from service import best, history
 from service.db import Store, now
 from service.errors import InvalidError
 from service.models import Scope, device, purge, record, task, tombstone, worker
 from service.models import best as best_table
+from service.models import history as history_table
 from strategy.record import Phase
 
 TASKS = 200  # in one transaction
@@ -36,8 +37,8 @@ def prune(store: Store, keep_best: int, before: float, *, dry: bool) -> Pruned:
     """Deletes the records of configurations that were last measured before an instant.
 
     Kept of each task are its `keep_best` fastest configurations, by search and by confirmation, and
-    whatever is the best on a device, a model or the target, with all of their records. What was
-    imported without a date counts from its import.
+    whatever is the best on a device, a model or the target, or the lowest mean that TVM's rule looks
+    at, with all of their records. What was imported without a date counts from its import.
 
     Args:
         store: the database.
@@ -91,11 +92,13 @@ def _old(
     ).all()
     if all(row.last >= before for row in rows):
         return {}, sum(row.n for row in rows)
-    kept = set(
-        connection.scalars(
-            sa.select(best_table.c.config_digest).where(best_table.c.task_id == task_id)
+    kept = {
+        digest
+        for table in (best_table, history_table)
+        for digest in connection.scalars(
+            sa.select(table.c.config_digest).where(table.c.task_id == task_id)
         )
-    )
+    }
     for phase in (Phase.CONFIRM, Phase.SEARCH):
         ranked = best.pooled(connection, task_id, Scope.TARGET, "", phase)
         kept |= {row.config_digest for row, _ in ranked[:keep_best]}
@@ -171,6 +174,7 @@ def purge_records(connection: sa.Connection, which: Doubtful, reason: str) -> in
         sa.insert(tombstone), [{"record_id": r.id, "purge_id": purge_id} for r in rows]
     )
     best.refresh(connection, {(r.task_id, r.device_id, r.config_digest) for r in rows})
+    history.derive(connection, tasks)
     return len(rows)
 
 

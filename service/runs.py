@@ -57,11 +57,16 @@ def known_candidates(
         checked = asked.checked()
         return checked, list(given) if given is not None else candidates(checked, on)
     if given is None:
-        raise InvalidError(
-            f"{field}.op: operator {asked.op!r:.80} is not installed here: install it, or send its "
-            "candidates with the workload"
-        )
+        raise not_installed(asked, field)
     return asked, list(given)
+
+
+def not_installed(asked: Workload, field: str) -> InvalidError:
+    """What to raise of an operator that nobody here knows."""
+    return InvalidError(
+        f"{field}.op: operator {asked.op!r:.80} is not installed here: install it, or send its "
+        "candidates with the workload"
+    )
 
 
 def plan(request: RunRequest) -> list[Planned]:

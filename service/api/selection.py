@@ -12,7 +12,7 @@ from service.api.problem import problem_of
 from service.api.wire import Problem, body_of, describe, reply
 from service.context import Context, context_of
 from service.errors import DatabaseError
-from service.records import RecordDatabase
+from service.evidence import RecordDatabase
 from strategy.dispatch import DispatchTable, dispatch
 from strategy.op_strategy import Candidate
 from strategy.select import Policy, Selection, select
@@ -50,18 +50,21 @@ def choose(
     context: Annotated[Context, Depends(context_of)],
     body: Annotated[SelectRequest, body_of(SelectRequest)],
 ) -> Response:
+    asked = candidate.normal(body.workload)
     with context.store.read() as connection:
-        found = _select(RecordDatabase(connection), body, "workload")
+        found = _select(RecordDatabase(connection), body, asked, "workload")
     return reply(found)
 
 
-def _select(database: RecordDatabase, asked: SelectRequest, field: str) -> Selection:
-    workload, known = candidate.gather(
-        database, asked.workload, asked.target, asked.candidates,
-        foreign=asked.foreign or asked.policy == "tvm", field=field,
+def _select(
+    database: RecordDatabase, body: SelectRequest, asked: Workload, field: str
+) -> Selection:
+    known = candidate.gather(
+        database, asked, body.target, body.candidates,
+        foreign=body.foreign or body.policy == "tvm", field=field,
     )  # fmt: skip
     return select(
-        workload, asked.target, database, device=asked.device, policy=asked.policy, offered=known
+        asked, body.target, database, device=body.device, policy=body.policy, offered=known
     )
 
 
@@ -96,12 +99,21 @@ def choose_many(
     context: Annotated[Context, Depends(context_of)],
     body: Annotated[BatchRequest, body_of(BatchRequest)],
 ) -> Response:
+    workloads: list[Workload | Problem] = []
+    for question in body.requests:
+        try:
+            workloads.append(candidate.normal(question.workload))
+        except Exception as error:
+            workloads.append(problem_of(error))
     answers = []
     with context.store.read() as connection:
-        database = RecordDatabase(connection)
-        for i, asked in enumerate(body.requests):
+        database = RecordDatabase(connection, [w for w in workloads if isinstance(w, Workload)])
+        for i, (question, asked) in enumerate(zip(body.requests, workloads, strict=True)):
+            if isinstance(asked, Problem):
+                answers.append(BatchAnswer(problem=asked))
+                continue
             try:
-                found = _select(database, asked, f"requests[{i}].workload")
+                found = _select(database, question, asked, f"requests[{i}].workload")
                 answers.append(BatchAnswer(selection=found))
             except DatabaseError:
                 raise

@@ -13,7 +13,7 @@ from service.dashboard.query import selection as query
 from service.dashboard.view import Ctx, render
 from service.dashboard.workload_text import parse_workload
 from service.errors import InvalidError
-from service.records import RecordDatabase
+from service.evidence import RecordDatabase
 from strategy.attrs import AttrsError
 from strategy.condition import ExpressionError
 from strategy.dispatch import DispatchTable, dispatch

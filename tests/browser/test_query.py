@@ -14,8 +14,8 @@ from service.dashboard.query import record as record_query
 from service.dashboard.query import task as task_query
 from service.dashboard.view import op_url
 from service.db import Store
+from service.evidence import RecordDatabase
 from service.models import best, record, task, workload
-from service.records import RecordDatabase
 from strategy.record import Phase, convert
 from strategy.select import select
 from strategy.workload import Workload

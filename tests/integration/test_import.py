@@ -20,6 +20,7 @@ import sqlalchemy as sa
 
 from service import exporter, migration
 from service.db import Store
+from service.evidence import RecordDatabase
 from service.filter import Wanted
 from service.formats import (
     Attachment,
@@ -38,7 +39,6 @@ from service.formats import (
 )
 from service.importer import import_items
 from service.models import attachment, best, device, record, task
-from service.records import RecordDatabase
 from strategy.record import Device, ErrorKind, Phase, estimate
 from strategy.select import Reason as Why
 from strategy.select import select

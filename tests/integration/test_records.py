@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from service import records
 from service.db import Store
+from service.evidence import RecordDatabase
 from service.models import best, environment, record
 from service.models import device as table
-from service.records import RecordDatabase
 from strategy.record import ErrorKind, Phase, Result, Results
 from strategy.select import History, Level, Measured, select
 from strategy.space import Config

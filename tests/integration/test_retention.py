@@ -13,10 +13,10 @@ from service import coverage, records, retention, runs
 from service.backup import backup
 from service.db import Store
 from service.errors import InvalidError
+from service.evidence import RecordDatabase
 from service.formats import ImportedRecord
 from service.importer import import_items
 from service.models import purge, record, tombstone
-from service.records import RecordDatabase
 from service.retention import Doubtful, prune
 from strategy.record import Device, ErrorKind, Phase
 from strategy.select import select

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 
 from service import exporter, migration, runs
 from service.db import Store
+from service.evidence import RecordDatabase
 from service.importer import import_items
 from service.models import best, record, target_variant, task
-from service.records import RecordDatabase
 from strategy.select import select
 from strategy.space import Config
 from tests.integration.scene import CANDIDATES, FAST, TARGET, WORKLOAD

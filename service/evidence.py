@@ -1,0 +1,193 @@
+"""What the selection rule asks of the database: measurements, at the levels at which they match."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import sqlalchemy as sa
+
+from service import history
+from service.db import values_table
+from service.models import Scope, best, device, task
+from service.models import target as target_table
+from service.models import workload as workload_table
+from service.past import best_at
+from strategy.op_strategy import Candidate
+from strategy.record import Estimate, convert
+from strategy.select import History, Level, Measured
+from strategy.space import Config, ConfigSpace
+from strategy.target import Target
+from strategy.workload import Workload
+
+
+class RecordDatabase:
+    """`strategy.select.Database` on SQL, within one transaction.
+
+    Args:
+        connection: to the database.
+        together: workloads that will be asked for: what is known of all of them is read at once,
+            when the first is.
+        as_of: the instant whose records count; those of now where it is not given.
+    """
+
+    def __init__(
+        self, connection: sa.Connection, together: Iterable[Workload] = (),
+        as_of: float | None = None,
+    ) -> None:  # fmt: skip
+        self.connection = connection
+        self._together = {w.digest for w in together}
+        self._as_of = as_of
+        self._known: dict[str, dict[str, list[Any]]] = {}
+        self._places: dict[str, tuple[str, str] | None] = {}
+        self._targets: dict[int, tuple[str, frozenset[str]]] = {}
+
+    def _read(
+        self, what: str, workload: Workload, read: Callable[[set[str]], Iterable[tuple[str, Any]]]
+    ) -> list[Any]:
+        """What `read` finds of a workload, and with it of those that will be asked for."""
+        known = self._known.setdefault(what, {})
+        if workload.digest not in known:
+            foreseen = workload.digest in self._together
+            asked = self._together if foreseen else {workload.digest}
+            known.update((digest, []) for digest in asked)
+            for digest, row in read(asked):
+                known[digest].append(row)
+        return known[workload.digest]
+
+    def measured(self, workload: Workload, target: Target, device: str | None) -> list[Measured]:
+        """The best of each implementation and version at each level.
+
+        The model is the device's, or else the one that the target names. `transferred` has the best
+        of every other target that shares a key.
+        """
+        rows = self._read("best", workload, self._read_best)
+        return list(self._matching(rows, target, device))
+
+    def _read_best(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
+        if self._as_of is not None:
+            rows: Iterable[Any] = best_at(self.connection, digests, self._as_of)
+        else:
+            rows = self.connection.execute(self._of(_best_of(), digests)).all()
+        return ((row.digest, row) for row in rows)
+
+    def _of(self, query: sa.Select[Any], digests: set[str]) -> sa.Select[Any]:
+        digest = workload_table.c.digest
+        given = values_table(self.connection, [digest], [(d,) for d in sorted(digests)])
+        return query.join(given, given.c.digest == digest)
+
+    def instances(
+        self, workload: Workload, target: Target, device: str | None
+    ) -> list[tuple[Workload, list[Measured]]]:
+        """The concrete workloads on record that a symbolic one covers, each as `measured` has it."""
+        of_op = workload_table.c.op == workload.op
+        rows: dict[str, list[Any]] = {}
+        for row in self.connection.execute(_best_of().where(of_op)):
+            rows.setdefault(row.digest, []).append(row)
+        bodies = self.connection.execute(
+            sa.select(workload_table.c.digest, workload_table.c.body)
+            .where(of_op)
+            .order_by(workload_table.c.id)
+        )
+        concrete = [(convert(r.body, Workload), rows[r.digest]) for r in bodies if r.digest in rows]
+        measured = [
+            (w, list(self._matching(found, target, device)))
+            for w, found in concrete
+            if workload.match(w) is not None
+        ]
+        return [(w, found) for w, found in measured if found]
+
+    def _matching(
+        self, rows: Iterable[Any], asked: Target, identity: str | None
+    ) -> Iterator[Measured]:
+        """What is measured, with the level at which it matches."""
+        device_id, model = self._place(identity, asked)
+        for r in rows:
+            level = None
+            key, keys = self._target(r.target_id)
+            if key != asked.key:
+                if r.scope == Scope.TARGET and not keys.isdisjoint(asked.keys):
+                    level = Level.TRANSFERRED
+            elif r.scope == Scope.TARGET:
+                level = Level.TARGET
+            elif r.scope == Scope.MODEL and model and r.scope_value == model:
+                level = Level.MODEL
+            elif r.scope == Scope.DEVICE and r.scope_value == device_id:
+                level = Level.DEVICE
+            if level is not None:
+                yield Measured(
+                    implementation=r.implementation, version=r.version, config=Config(r.config),
+                    level=level, target=key,
+                    device=(identity or "") if level is Level.DEVICE else "",
+                    estimate=Estimate(r.median_s, r.low_s, r.high_s, r.samples),
+                )  # fmt: skip
+
+    def _place(self, identity: str | None, asked: Target) -> tuple[str | None, str]:
+        """The device's id as the scope has it, and the model to look for."""
+        if identity is None:
+            return None, asked.model
+        if identity not in self._places:
+            row = self.connection.execute(
+                sa.select(device.c.id, device.c.model).where(device.c.identity == identity)
+            ).one_or_none()
+            self._places[identity] = None if row is None else (str(row.id), row.model)
+        return self._places[identity] or (None, asked.model)
+
+    def _target(self, target_id: int) -> tuple[str, frozenset[str]]:
+        """The key of a target, and the keys of all its variants."""
+        found = self._targets.get(target_id)
+        if found is None:
+            row = self.connection.execute(
+                sa.select(target_table.c.key, target_table.c["keys"].label("all")).where(
+                    target_table.c.id == target_id
+                )
+            ).one()
+            found = self._targets[target_id] = row.key, frozenset(row.all)
+        return found
+
+    def history(self, workload: Workload) -> list[History]:
+        """The lowest mean cost per implementation, device model and target as written.
+
+        Of each implementation on a target only the newest version counts: TVM's rule knows none.
+        """
+
+        def read(digests: set[str]) -> list[tuple[str, History]]:
+            return history.read(self.connection, digests, self._as_of)
+
+        return self._read("history", workload, read)
+
+    def foreign(self, workload: Workload, target: Target) -> list[Candidate]:
+        """What other tools' logs measured of a workload, as candidates on a target.
+
+        Those of targets that share a key with it count; of each, the newest version.
+        """
+        found = {}
+        for r in self._read("foreign", workload, self._read_foreign):
+            if not self._target(r.target_id)[1].isdisjoint(target.keys):
+                space = None if r.space is None else convert(r.space, ConfigSpace)
+                found[r.implementation] = Candidate(
+                    r.implementation, r.version, r.plevel, None, space, r.library, symbolic=False
+                )
+        return list(found.values())
+
+    def _read_foreign(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
+        columns = ("target_id", "implementation", "version", "plevel", "library", "space")
+        query = (
+            sa.select(workload_table.c.digest, *task.c[columns])
+            .join(task, task.c.workload_id == workload_table.c.id)
+            .where(task.c.implementation.contains(":"))
+            .order_by(task.c.id)
+        )
+        rows = self.connection.execute(self._of(query, digests)).all()
+        return ((row.digest, row) for row in rows)
+
+
+def _best_of() -> sa.Select[Any]:
+    columns = ("scope", "scope_value", "config", "median_s", "low_s", "high_s", "samples")
+    return (
+        sa.select(*best.c[columns], *task.c["target_id", "implementation", "version"],
+                  workload_table.c.digest)
+        .join(task, task.c.id == best.c.task_id)
+        .join(workload_table, workload_table.c.id == task.c.workload_id)
+        .order_by(task.c.id)
+    )  # fmt: skip
