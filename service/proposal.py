@@ -95,7 +95,7 @@ class _View:
         order = np.lexsort((-deviation, mean))
         mean, deviation = mean[order], deviation[order]
         before = np.append(-np.inf, np.maximum.accumulate(deviation)[:-1])
-        return np.stack([mean, deviation], axis=1)[deviation > before]
+        return np.asarray(np.stack([mean, deviation], axis=1)[deviation > before], dtype=np.float64)
 
     def improvement(self, n: int) -> Floats:
         mean, deviation = self.posterior.mean[:n], np.sqrt(self.posterior.variance[:n])

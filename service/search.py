@@ -25,7 +25,7 @@ from strategy.space import Config, ConfigSpace
 POOL = 2000
 LEAST_POOL = 800
 EFFORT = 300_000  # trials times candidates: what a proposal takes grows with it
-PRIOR_POOL = 20_000  # of which a prior chooses half of the pool
+PRIOR_POOL = 20_000  # of a table, of which a prior chooses half of the pool
 ELITE = 12  # configurations whose neighbours are candidates
 NEIGHBOURS = 400
 SOURCES = 4  # of records of elsewhere, the first of those given
@@ -184,11 +184,11 @@ class Search:
         assert self.model is not None
         try:
             self._learn(self.model)
-            pool = self._pool()
+            pool, prior, risk = self._pool()
             if not len(pool):
                 return []
             tune = len(self._told) >= self._tuned_at * REFIT
-            proposal = self.model.propose(self._request(pool, n, tune=tune))
+            proposal = self.model.propose(self._request(pool, prior, risk, n, tune=tune))
         except CostModelError:
             return []  # random ones serve until the model is back
         if tune:
@@ -200,11 +200,10 @@ class Search:
             self._start(key)
         return chosen
 
-    def _request(self, pool: Digits, n: int, *, tune: bool) -> Request:
+    def _request(self, pool: Digits, pool_prior: Floats, pool_risk: Floats, n: int, *, tune: bool) -> Request:
         trials, pending = self._digits(self._told), self._digits(self._pending)
         place = self._embedding.place
         prior, risk = self._prior_at(trials)
-        pool_prior, pool_risk = self._prior_at(pool)
         reach = self._embedding.reach
         if self._priors:
             # Which knobs count is much the same elsewhere.
@@ -249,21 +248,28 @@ class Search:
         predicted = [p.predict(self._embedding.groups, places) for p in self._priors]
         return np.stack([t for t, _ in predicted], axis=1), np.mean([r for _, r in predicted], axis=0)
 
-    def _pool(self) -> Digits:
-        """Candidates: neighbours of the best, those that a prior likes, and others from anywhere."""
+    def _pool(self) -> tuple[Digits, Floats, Floats]:
+        """Candidates: neighbours of the best, those that a prior likes, and others from anywhere.
+
+        With what the priors say of each, as `_prior_at`.
+        """
         ranked = sorted((t, key) for key, t in self._told.items() if not math.isnan(t))
-        parts = [self._candidates.near([key for _, key in ranked[:ELITE]], NEIGHBOURS)]
+        near = self._candidates.near([key for _, key in ranked[:ELITE]], NEIGHBOURS)
         size = min(POOL, max(LEAST_POOL, EFFORT // max(len(self._told), 1)))
-        far = self._candidates.draw(PRIOR_POOL if self._priors else size)
-        if len(far) > size:
-            liked = self._prior_at(far)[0].mean(axis=1)
-            order = np.argsort(liked, kind="stable")
-            parts.append(far[order[: size // 2]])
-            far = far[np.sort(order[size // 2 :])][: size // 2]
-        parts.append(far)
-        return np.array(list(dict.fromkeys(map(_tuple, np.concatenate(parts)))), dtype=np.int32).reshape(
-            -1, len(self.space.knobs)
-        )
+        drawn = size
+        if self._priors:
+            # Of a table all is known beforehand.
+            drawn = PRIOR_POOL if self._table_prior is not None else 2 * size
+        pool = self._distinct(np.concatenate([near, self._candidates.draw(drawn)]))
+        prior, risk = self._prior_at(pool)
+        if len(pool) > size + len(near):
+            liked = len(near) + np.argsort(prior[len(near) :].mean(axis=1), kind="stable")
+            kept = np.concatenate([np.arange(len(near)), liked[: size // 2], np.sort(liked[size // 2 :])[: size // 2]])
+            pool, prior, risk = pool[kept], prior[kept], risk[kept]
+        return pool, prior, risk
+
+    def _distinct(self, digits: Digits) -> Digits:
+        return self._digits(dict.fromkeys(map(tuple, digits.tolist())))
 
     def _digits(self, keys: Iterable[Key]) -> Digits:
         rows = list(keys)
