@@ -9,7 +9,9 @@ runs before it and rewrites
             out[base + v] = f(acc[v], bias[column + v])
 
 into one store (and loads) under a lane mask, which AVX-512 and SVE have as instructions and which
-LLVM expands elsewhere. Loops that it does not understand are left to TVM.
+LLVM expands elsewhere. Loads whose lanes are a few numbers apart, as those of a window with a stride,
+become whole vectors and a shuffle of them instead of one load per lane. Loops that it does not
+understand are left to TVM.
 """
 
 from __future__ import annotations
@@ -17,6 +19,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+# Calls whose value in a lane is that of its arguments there.
+_ELEMENTWISE = frozenset(
+    f"tirx.{name}"
+    for name in "exp floor log pow reinterpret rsqrt sqrt tanh erf fabs".split()
+)
+_FAR = 4  # vectors within which the lanes of a shuffled load lie
 
 
 class _NotVectorizable(Exception):
@@ -53,7 +62,7 @@ def _masked(loop: Any) -> Any:
     scalar = [c for c in conditions if not lanes.varies(c)]
     try:
         bounds = [lanes.mask(c) for c in conditions if lanes.varies(c)]
-        if not bounds and not _has_bounded_value(body.value, lanes):
+        if not bounds and not _has_bounded_value(body.value, lanes) and not _has_gap(body.value, lanes):
             return loop
         statement = lanes.store(body, bounds)
     except _NotVectorizable:
@@ -82,6 +91,34 @@ def _has_bounded_value(value: Any, lanes: _Lanes) -> bool:
             found.append(True)
 
     structural_walk(value, [(ir.Call, look)])
+    return bool(found)
+
+
+def _has_gap(value: Any, lanes: _Lanes) -> bool:
+    """Whether a load's lanes are not neighbours, but so near that vectors and a shuffle serve them."""
+    from tvm import ir
+    from tvm_ffi import structural_walk
+
+    found: list[bool] = []
+
+    def look(load: Any) -> None:
+        if len(load.indices) == 1 and lanes.varies(load.indices[0]):
+            try:
+                lanes.base(load.indices[0])
+            except _NotVectorizable:
+                found.append(lanes.distances(load.indices[0]) is not None)
+
+    structural_walk(value, [(ir.TensorLoad, look)])
+    return bool(found) and all(found)
+
+
+def _has_load(expression: Any) -> bool:
+    """Whether the expression is about data, and not about indices alone."""
+    from tvm import ir
+    from tvm_ffi import structural_walk
+
+    found: list[Any] = []
+    structural_walk(expression, [(ir.TensorLoad, found.append)])
     return bool(found)
 
 
@@ -115,26 +152,51 @@ class _Lanes:
 
     def base(self, index: Any) -> Any:
         """What `index` is in lane 0, for an index that grows by one per lane."""
-        from tvm import tirx
-        from tvm_ffi import structural_map
-
-        zero = tirx.const(0, str(self.variable.ty.dtype))
-        at_zero = structural_map(
-            index, [(tirx.Var, lambda v: zero if v.same_as(self.variable) else v)]
-        )
+        at_zero = self._at(index, 0)
         if not self.analyzer.can_prove(index - at_zero == self.variable):
             raise _NotVectorizable
         return self.analyzer.simplify(at_zero)
 
-    def mask(self, condition: Any) -> Any:
-        """The lanes where a condition of the form `a + lane < b` holds."""
+    def distances(self, index: Any) -> list[int] | None:
+        """How far each lane's index is from that of lane 0; None where it varies or is too far."""
         from tvm import tirx
 
-        if not isinstance(condition, tirx.LT) or self.varies(condition.b):
+        first = self._at(index, 0)
+        found = [self.analyzer.simplify(self._at(index, n) - first) for n in range(self.count)]
+        if not all(isinstance(d, tirx.IntImm) and 0 <= int(d) < _FAR * self.count for d in found):
+            return None
+        return [int(d) for d in found]
+
+    def _at(self, index: Any, lane: int) -> Any:
+        from tvm import tirx
+        from tvm_ffi import structural_map
+
+        number = tirx.const(lane, str(self.variable.ty.dtype))
+        return structural_map(
+            index, [(tirx.Var, lambda v: number if v.same_as(self.variable) else v)]
+        )
+
+    def mask(self, condition: Any) -> Any:
+        """The lanes where a bound on an index holds: `a + lane < b`, and the like with ≤, > and ≥."""
+        from tvm import tirx
+
+        kind, index, bound = type(condition), getattr(condition, "a", None), getattr(condition, "b", None)
+        mirror = {tirx.LT: tirx.GT, tirx.LE: tirx.GE, tirx.GT: tirx.LT, tirx.GE: tirx.LE}
+        if kind not in mirror:
             raise _NotVectorizable
+        if self.varies(bound):
+            kind, index, bound = mirror[kind], bound, index
+        if self.varies(bound):
+            raise _NotVectorizable
+        first = bound - self.base(index)
+        if kind in (tirx.LE, tirx.GT):
+            first = first + 1
         # Counting lanes, not indices, keeps the comparison in 32 bits whatever the indices have.
-        left = tirx.min(condition.b - self.base(condition.a), self.count).astype("int32")
-        return tirx.Ramp(tirx.const(0, "int32"), 1, self.count) < tirx.Broadcast(left, self.count)
+        first = tirx.min(first, self.count)
+        ramp = tirx.Ramp(tirx.const(0, "int32"), 1, self.count)
+        if kind in (tirx.LT, tirx.LE):
+            return ramp < tirx.Broadcast(first.astype("int32"), self.count)
+        return ramp >= tirx.Broadcast(tirx.max(first, 0).astype("int32"), self.count)
 
     def store(self, store: Any, bounds: list[Any]) -> Any:
         from tvm import tirx
@@ -156,32 +218,97 @@ class _Lanes:
         again: Callable[[Any], Any] = partial(self.vector, bounds=bounds)
         if isinstance(expression, ir.TensorLoad):
             return self._load(expression, bounds)
-        if isinstance(expression, tirx.Add | tirx.Sub | tirx.Mul | tirx.Div | tirx.Max | tirx.Min):
+        pairs = tirx.Add | tirx.Sub | tirx.Mul | tirx.Div | tirx.Max | tirx.Min | tirx.LShift | tirx.RShift
+        if isinstance(expression, pairs):
             return type(expression)(again(expression.a), again(expression.b))
         if isinstance(expression, tirx.Cast):
             dtype = str(expression.ty.dtype)
             return tirx.Cast(f"{dtype}x{self.count}", again(expression.value))
+        if isinstance(expression, tirx.Select):
+            return self._select(expression, again)
         if isinstance(expression, ir.Call) and _is_if_then_else(expression):
             condition, inside, outside = expression.args
             if not self.varies(condition):
                 raise _NotVectorizable
-            masks = [self.mask(c) for c in _conjuncts(condition) if self.varies(c)]
-            if len(masks) != len(_conjuncts(condition)):
-                raise _NotVectorizable
+            masks = [
+                self.mask(c) if self.varies(c) else tirx.Broadcast(c, self.count)
+                for c in _conjuncts(condition)
+            ]
             return tirx.Select(_all(masks), self.vector(inside, bounds + masks), again(outside))
+        if isinstance(expression, ir.Call) and getattr(expression.op, "name", "") in _ELEMENTWISE:
+            dtype = f"{expression.ty.dtype}x{self.count}"
+            return tirx.call_intrin(dtype, expression.op.name, *map(again, expression.args))
         raise _NotVectorizable
+
+    def _select(self, select: Any, again: Callable[[Any], Any]) -> Any:
+        """A choice that all lanes share, by comparing numbers, or of numbers known for each lane."""
+        from tvm import tirx
+
+        condition = select.condition
+        if not self.varies(condition):
+            condition = tirx.Broadcast(condition, self.count)
+        elif _has_load(condition):
+            if not isinstance(condition, tirx.LT | tirx.LE | tirx.GT | tirx.GE):
+                raise _NotVectorizable
+            condition = type(condition)(again(condition.a), again(condition.b))
+        else:
+            known = [self.analyzer.simplify(self._at(select, n)) for n in range(self.count)]
+            if not all(isinstance(number, tirx.FloatImm) for number in known):
+                raise _NotVectorizable
+            return tirx.Shuffle(known, [tirx.const(n, "int32") for n in range(self.count)])
+        return tirx.Select(condition, again(select.true_value), again(select.false_value))
 
     def _load(self, load: Any, bounds: list[Any]) -> Any:
         from tvm import tirx
 
         if len(load.indices) != 1:
             raise _NotVectorizable
-        index = tirx.Ramp(self.base(load.indices[0]), 1, self.count)
+        try:
+            index = tirx.Ramp(self.base(load.indices[0]), 1, self.count)
+        except _NotVectorizable:
+            return self._shuffled(load, bounds)
         # Accumulators are whole: reading them under a mask would keep them out of registers.
         if not bounds or load.source.scope() == "local":
             return tirx.BufferLoad(load.source, [index])
         dtype = str(load.source.dtype)
         return tirx.op.masked_load(f"{dtype}x{self.count}", load.source, index, _all(bounds))
+
+    def _shuffled(self, load: Any, bounds: list[Any]) -> Any:
+        """Lanes that are near each other: the vectors that hold them, and a shuffle of those."""
+        from tvm import tirx
+
+        distances = self.distances(load.indices[0])
+        if distances is None:
+            raise _NotVectorizable
+        first = self.analyzer.simplify(self._at(load.indices[0], 0))
+        dtype = f"{load.source.dtype}x{self.count}"
+        reach = max(distances)
+        vectors = []
+        for start in range(0, reach + 1, self.count):
+            index = tirx.Ramp(first + start, 1, self.count)
+            if bounds:
+                mask = self._wanted(distances, start, _all(bounds))
+            elif reach < start + self.count - 1:
+                left = tirx.const(reach - start + 1, "int32")
+                mask = tirx.Ramp(tirx.const(0, "int32"), 1, self.count) < tirx.Broadcast(left, self.count)
+            else:
+                vectors.append(tirx.BufferLoad(load.source, [index]))
+                continue
+            vectors.append(tirx.op.masked_load(dtype, load.source, index, mask))
+        return tirx.Shuffle(vectors, [tirx.const(d, "int32") for d in distances])
+
+    def _wanted(self, distances: list[int], start: int, mask: Any) -> Any:
+        """Which numbers of the vector at `start` some lane under `mask` wants."""
+        from tvm import tirx
+
+        nowhere = tirx.Broadcast(tirx.const(False, "bool"), self.count)
+        lanes = [[n for n, d in enumerate(distances) if d == start + place] for place in range(self.count)]
+        result = None
+        for turn in range(max(map(len, lanes))):
+            chosen = [found[turn] if turn < len(found) else self.count for found in lanes]
+            part = tirx.Shuffle([mask, nowhere], [tirx.const(n, "int32") for n in chosen])
+            result = part if result is None else tirx.Or(result, part)
+        return nowhere if result is None else result
 
 
 def _all(masks: list[Any]) -> Any:

@@ -17,6 +17,7 @@ from strategy.lower import Artefact, Role, lower
 from strategy.op import get_op
 from strategy.target import Target
 from strategy.workload import Workload
+from workers.reference import epsilon
 
 GUARD = 1024  # numbers on each side of an output that nothing may touch
 _TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -53,7 +54,7 @@ def run(artefact: Artefact, inputs: Mapping[str, Any], shape: Sequence[int]) -> 
     argument = artefact.arguments[-1]
     assert argument.role is Role.OUTPUT
     out, memory = aligned(shape, argument.tensor.dtype, GUARD)
-    out[...] = np.nan
+    out[...] = np.nan if epsilon(argument.tensor.dtype) else 77
     start = (out.ctypes.data - memory.ctypes.data) // out.itemsize
     tensors = [artefact.prepare(a, tensor(inputs[a.name])) for a in artefact.arguments[:-1]]
     artefact.main(*tensors, from_dlpack(out))

@@ -1,19 +1,36 @@
-"""conv2d: direct, winograd and depthwise implementations, and the operators of its gradient."""
+"""conv2d: what models call most, with an implementation for each kind of window.
+
+    conv2d_nchw.cpu                every window, dtype and grouping, with symbolic dimensions too
+    conv2d_nchw_im2col.cpu         one group: windows unfolded into columns, then a product
+    conv2d_nchw_spatial_pack.cpu   one group: output channels in the lanes, nothing unfolded
+    conv2d_nchw_1x1.cpu            one group, windows of one pixel: a product of what lies there
+    conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    one group, 3×3 without stride or dilation
+    depthwise_conv2d_nchw.cpu      as many groups as channels
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from strategy.condition import SpecializedCondition
 from strategy.generic_func import GenericFunc, get_native_generic_func
 from strategy.op import register_strategy
 from strategy.op_strategy import OpStrategy
-from strategy.ops.conv2d import depthwise, direct, gradient, winograd
+from strategy.ops.conv2d import (
+    depthwise,
+    direct,
+    gradient,
+    im2col,
+    pointwise,
+    spatial_pack,
+    winograd,
+)
 from strategy.ops.conv2d.operator import Conv2DAttrs, conv2d
 from strategy.pattern import schedule_plain_cpu
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
-__all__ = ["Conv2DAttrs", "conv2d", "conv2d_strategy", "depthwise", "direct", "gradient", "winograd"]
+__all__ = ["Conv2DAttrs", "conv2d", "conv2d_strategy", "gradient"]
 
 conv2d_strategy: GenericFunc = get_native_generic_func("conv2d_strategy")
 
@@ -24,20 +41,59 @@ def conv2d_strategy_cpu(
 ) -> OpStrategy:
     """conv2d cpu strategy."""
     strategy = OpStrategy()
-    strategy.add_implementation(direct.compute, schedule_plain_cpu, name="conv2d_nchw.cpu", plevel=10)
-    if winograd.winograd_condition(attrs, inputs):
-        strategy.add_implementation(
-            winograd.compute,
-            schedule_plain_cpu,
-            name="conv2d_nchw_winograd.cpu",
-            plevel=15,
-            prepare=winograd.prepare,
-        )
+    strategy.add_implementation(direct.compute, schedule_plain_cpu, name="conv2d_nchw.cpu", plevel=5)
+    data, weight = inputs
+    # Tiles are counted when the code is made.
+    if data.dtype not in ("float32", "float64") or not all(
+        d.is_constant for d in (*data.shape, *weight.shape)
+    ):
+        return strategy
     if depthwise.is_depthwise(attrs, inputs):
         strategy.add_implementation(
-            depthwise.compute, schedule_plain_cpu, name="depthwise_conv2d_nchw.cpu", plevel=15
-        )
+            depthwise.compute, depthwise.schedule, "depthwise_conv2d_nchw.cpu", 15,
+            version=2, space=depthwise.space,
+        )  # fmt: skip
+    if attrs.groups == 1:
+        _add_ungrouped(strategy, attrs, data, weight)
     return strategy
+
+
+def _add_ungrouped(
+    strategy: OpStrategy, attrs: Conv2DAttrs, data: TensorType, weight: TensorType
+) -> None:
+    strategy.add_implementation(
+        im2col.compute, im2col.schedule, "conv2d_nchw_im2col.cpu", 10,
+        space=im2col.space, prepare=im2col.prepare,
+    )  # fmt: skip
+    strategy.add_implementation(
+        spatial_pack.compute, spatial_pack.schedule, "conv2d_nchw_spatial_pack.cpu", 11,
+        space=spatial_pack.space, prepare=spatial_pack.prepare,
+    )  # fmt: skip
+    (_, channels, height, width), (_, _, kernel_h, kernel_w) = data.shape, weight.shape
+    if pointwise.leaves_pixels(attrs):
+        with SpecializedCondition((kernel_h == 1) & (kernel_w == 1)):
+            strategy.add_implementation(
+                pointwise.compute, pointwise.schedule, "conv2d_nchw_1x1.cpu", 12,
+                space=pointwise.space, prepare=pointwise.prepare,
+            )  # fmt: skip
+    if attrs.strides == attrs.dilation == (1, 1):
+        square = (kernel_h == 3) & (kernel_w == 3)
+        with SpecializedCondition(square):
+            _add_winograd(strategy, winograd.F2, 13)
+        # Few channels do not average out the rounding of its transforms; small images fill no tile.
+        with SpecializedCondition(square & (channels >= 16) & (height >= 8) & (width >= 8)):
+            _add_winograd(strategy, winograd.F4, 14)
+
+
+def _add_winograd(strategy: OpStrategy, transform: winograd.Transform, plevel: int) -> None:
+    strategy.add_implementation(
+        transform.bind(winograd.compute),
+        transform.bind(winograd.schedule),
+        f"conv2d_nchw_winograd_{transform.tile}x{transform.tile}.cpu",
+        plevel,
+        space=transform.bind(winograd.space),
+        prepare=transform.bind(winograd.prepare),
+    )
 
 
 register_strategy("conv2d", conv2d_strategy)

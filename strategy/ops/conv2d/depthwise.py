@@ -1,14 +1,36 @@
-"""`depthwise_conv2d_nchw.cpu`: each output channel sees one input channel, so nothing sums over them."""
+"""`depthwise_conv2d_nchw.cpu`: each output channel sees one input channel, so nothing sums over them.
+
+Vectors lie along a row of the image; the sums of `rows` × `width` pixels stay in registers over the
+window, whose weights are broadcast.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from strategy.attrs import Attrs
 from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.ops.conv2d.pad import pad_zeros
-from strategy.pattern import in_float32
+from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
+from strategy.ops.dense.tile import accumulator, largest_divisor, round_up, up_to
+from strategy.schedule import (
+    Outs,
+    find_stages,
+    integer,
+    join_epilogue,
+    lanes_of,
+    new_schedule,
+    stage,
+    vectorize,
+)
+from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.target import Target
 from strategy.types import TensorType, Type
+
+_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 14)
+_BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_PAD = Knob("pad", ["task", "apart", "inline"])
+_WINDOW = Knob("window", ["unrolled", "rows", "loops"])
 
 
 def is_depthwise(attrs: Conv2DAttrs, inputs: Sequence[TensorType]) -> bool:
@@ -16,33 +38,134 @@ def is_depthwise(attrs: Conv2DAttrs, inputs: Sequence[TensorType]) -> bool:
     return attrs.groups > 1 and (inputs[0].shape[1] == attrs.groups).decide() is True
 
 
-@in_float32
-def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+def space(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """The pixels whose sums are kept, lanes, channels per task, and where the padding is made.
+
+    Each task pads its channels for itself, or all are padded before (`apart`). The loops over the
+    window are unrolled, those over its rows only, or none.
+    """
+    assert isinstance(attrs, Conv2DAttrs)
+    assert isinstance(out_type, TensorType)
+    _, channels, out_h, out_w = out_type.concrete_shape
+    full = lanes_of(target, inputs[0].dtype)
+    lanes = tuple([x for x in (full // 4, full // 2, full) if x >= 1])
+    wide = max(1, -(-out_w // full))
+
+    def fallback() -> dict[str, Any]:
+        fitting = min((x for x in lanes if x >= min(out_w, full)), default=full)
+        vectors = min(wide, 4)
+        return {
+            "lanes": fitting,
+            "vectors": vectors,
+            "rows": max(r for r in _ROWS if r <= out_h and (r == 1 or r * vectors <= 12)),
+            "block": largest_divisor(_BLOCKS, channels, channels // (2 * target.threads)),
+            "pad": "task" if any(attrs.padding) else "apart",
+            "window": "unrolled",
+        }
+
+    return ConfigSpace(
+        [
+            up_to("lanes", lanes, full),
+            up_to("vectors", (1, 2, 3, 4, 7, 8), -(-out_w // lanes[0])),
+            up_to("rows", _ROWS, out_h),
+            up_to("block", _BLOCKS, channels),
+            _PAD if any(attrs.padding) else Knob("pad", ["apart"]),
+            _WINDOW,
+        ],
+        [knob("rows") * knob("vectors") + 4 <= target.vector_registers],
+        derived={"accumulators": knob("rows") * knob("vectors")},
+        fallback=fallback,
+    )
+
+
+def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:
     """The convolution of [n, c, h, w] with [c * multiplier, 1, kh, kw]."""
     from tvm import te
 
+    assert isinstance(out_type, TensorType)
     data, weight = inputs
-    stride_h, stride_w = attrs.strides
-    dilation_h, dilation_w = attrs.dilation
-    out_channels, _, height, width = weight.shape
+    dtype = str(data.dtype)
+    (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
+    batch, out_channels, out_h, out_w = out_type.concrete_shape
+    kernel_h, kernel_w = int(weight.shape[2]), int(weight.shape[3])
     multiplier = out_channels // attrs.groups
-    padded = pad_zeros(data, attrs.padding)
-    y = te.reduce_axis((0, height), name="y")
-    x = te.reduce_axis((0, width), name="x")
-    shape = (
-        data.shape[0],
-        out_channels,
-        (padded.shape[2] - (height - 1) * dilation_h - 1) // stride_h + 1,
-        (padded.shape[3] - (width - 1) * dilation_w - 1) // stride_w + 1,
+    tile_h, tile_w = integer(config, "rows"), integer(config, "vectors") * integer(config, "lanes")
+    height, width = round_up(out_h, tile_h), round_up(out_w, tile_w)
+    # Whole tiles read this far; what they compute beyond the output is left out.
+    top, left, bottom, right = attrs.padding
+    bottom = max(bottom, (height - 1) * stride_h + (kernel_h - 1) * dilation_h + 1 - int(data.shape[2]) - top)
+    right = max(right, (width - 1) * stride_w + (kernel_w - 1) * dilation_w + 1 - int(data.shape[3]) - left)
+    padded = pad_zeros(data, (top, left, bottom, right))
+    y = te.reduce_axis((0, kernel_h), name="y")
+    x = te.reduce_axis((0, kernel_w), name="x")
+    wide = accumulator(dtype)
+    tiles = te.compute(
+        (batch, out_channels, height, width),
+        lambda n, o, h, w: te.sum(
+            padded[
+                n, o // multiplier, h * stride_h + y * dilation_h, w * stride_w + x * dilation_w
+            ].astype(wide)
+            * weight[o, 0, y, x].astype(wide),
+            axis=[y, x],
+        ),
+        name="tiles",
+        attrs=stage("tiles"),
     )
     return [
         te.compute(
-            shape,
-            lambda n, o, h, w: te.sum(
-                padded[n, o // multiplier, h * stride_h + y * dilation_h, w * stride_w + x * dilation_w]
-                * weight[o, 0, y, x],
-                axis=[y, x],
-            ),
+            (batch, out_channels, out_h, out_w),
+            lambda n, o, h, w: tiles[n, o, h, w].astype(dtype),
             name="depthwise_conv2d",
         )
     ]
+
+
+def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Channels in parallel; in each, one tile of pixels after the other."""
+    sch = new_schedule(outs)
+    stages = find_stages(sch)
+    output = join_epilogue(sch)
+    tiles, padded = stages["tiles"], stages.get("padded")
+    lanes = integer(config, "lanes")
+    sch.set_scope(tiles, 0, "local")
+    n, o, h, w, y, x = sch.get_loops(tiles)
+    h_tile, rows = sch.split(h, [None, integer(config, "rows")])
+    w_tile, columns = sch.split(w, [None, integer(config, "vectors") * lanes])
+    task, channel = sch.split(sch.fuse(n, o), [None, integer(config, "block")])
+    sch.reorder(task, channel, h_tile, w_tile, y, x, rows, columns)
+    sch.reverse_compute_at(output, w_tile, preserve_unit_loops=True)
+    sch.parallel(task)
+    if padded is not None and config["pad"] == "inline":
+        sch.compute_inline(padded)
+    elif padded is not None:
+        full = lanes_of(target, str(outs.args[0].dtype))
+        if config["pad"] == "task":
+            sch.compute_at(padded, channel, preserve_unit_loops=True)
+            _, lane = sch.split(sch.get_loops(padded)[-1], [None, full])
+            sch.vectorize(lane)
+        else:
+            schedule_padding(sch, padded, full)
+    _schedule_tile(sch, tiles, output, (y, x, rows, columns), lanes, str(config["window"]))
+    return sch
+
+
+def _schedule_tile(
+    sch: Any, block: Any, output: Any, loops: Sequence[Any], lanes: int, window: str
+) -> None:
+    y, x, rows, columns = loops
+    vectors, lane = sch.split(columns, [None, lanes])
+    sch.vectorize(lane)
+    sch.reorder(y, x, rows, vectors, lane)
+    unrolled = {"unrolled": (y, x), "rows": (x,), "loops": ()}[window]
+    for loop in (*unrolled, rows, vectors):
+        sch.unroll(loop)
+    start = sch.decompose_reduction(block, y)
+    *_, start_rows, start_vectors, start_lane = sch.get_loops(start)
+    sch.vectorize(start_lane)
+    sch.unroll(start_rows)
+    sch.unroll(start_vectors)
+    *_, out_rows, out_columns = sch.get_loops(output)
+    vectorize(sch, out_columns, lanes)
+    sch.unroll(out_rows)

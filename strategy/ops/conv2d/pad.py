@@ -18,3 +18,11 @@ def pad_zeros(data: Any, padding: tuple[int, int, int, int]) -> Any:
         return data
     top, left, bottom, right = padding
     return topi.nn.pad(data, (0, 0, top, left), (0, 0, bottom, right), name="padded", attrs=stage("padded"))
+
+
+def schedule_padding(sch: Any, padded: Any, lanes: int) -> None:
+    """Copies channels in parallel, rows by vectors."""
+    n, c, _, x = sch.get_loops(padded)
+    _, vector = sch.split(x, [None, lanes])
+    sch.vectorize(vector)
+    sch.parallel(sch.fuse(n, c))

@@ -1,121 +1,366 @@
-"""`conv2d_nchw_winograd.cpu`: F(2×2, 3×3), 4 multiplications per output where direct needs 9.
+"""`conv2d_nchw_winograd_2x2.cpu` and `…_4x4.cpu`: fewer multiplications for 3×3 windows.
 
-After Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015). Larger tiles need
-fewer still, but their rounding errors exceed what a float32 convolution may be off. The weight's
-transform is a preparation: done once where the weight is constant.
+F(m×m, 3×3) takes (m + 2)² multiplications for m² outputs where direct takes 9 m²: 4 and 2.25 for one
+output. After Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015). The points
+of F(4×4, 3×3) are 0, ±2/3, ±3/2 and ∞: with the usual 0, ±1, ±2 its errors exceed what a float32
+convolution may be off, with these they are a quarter of that (after Barabasz et al., "Error Analysis
+and Improving the Accuracy of Winograd Convolution", 2020). The weight's transform is a preparation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from strategy.attrs import Attrs
 from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.ops.conv2d.pad import pad_zeros
-from strategy.schedule import stage
-from strategy.type_relation import certainly
+from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
+from strategy.ops.conv2d.product import BLOCKS, Geometry
+from strategy.ops.dense.tile import (
+    ROWS,
+    accumulators,
+    best_tile_of,
+    largest_divisor,
+    register_constraint,
+    round_up,
+    schedule_tile,
+    up_to,
+    whole_blocks,
+    width_knob,
+)
+from strategy.schedule import (
+    Outs,
+    find_stages,
+    integer,
+    join_epilogue,
+    lanes_of,
+    new_schedule,
+    stage,
+    vectorize,
+)
+from strategy.space import Config, ConfigSpace, Knob
+from strategy.target import Target
 from strategy.types import TensorType, Type
 
-TILE = 2
-_ALPHA = TILE + 2
+Matrix = tuple[tuple[float, ...], ...]
+
+_KERNEL = 3
+_ORDER = Knob("order", ["points", "channels"])
 
 
-def winograd_condition(attrs: Conv2DAttrs, inputs: Sequence[TensorType]) -> bool:
-    """Whether the window is 3×3 without stride, dilation or groups, and the numbers precise enough."""
-    data, weight = inputs
-    return (
-        data.dtype in ("float32", "float64")
-        and attrs.strides == attrs.dilation == (1, 1)
-        and attrs.groups == 1
-        and certainly(weight.shape[2] == 3)
-        and certainly(weight.shape[3] == 3)
-        # Tiles are counted when the code is made.
-        and all(d.is_constant for d in data.shape)
+@dataclass(frozen=True)
+class Transform:
+    """F(tile×tile, 3×3): rows of a matrix are what is computed, columns what it is computed from."""
+
+    tile: int
+    data: Matrix
+    weight: Matrix
+    inverse: Matrix
+
+    @property
+    def alpha(self) -> int:
+        """The points along one axis."""
+        return self.tile + _KERNEL - 1
+
+    def count(self, extent: int) -> int:
+        """How many tiles cover an axis of the output."""
+        return -(-extent // self.tile)
+
+    def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """One of this file's functions of implementations, for this transform."""
+        return partial(function, self)
+
+
+def _of_points(a: float, b: float) -> Transform:
+    """F(4×4, 3×3) by Toom and Cook's method for the points 0, a, -a, b, -b and ∞."""
+    aa, bb = a * a, b * b
+    scale_a, scale_b = 1 / (2 * aa * (aa - bb)), 1 / (2 * bb * (bb - aa))
+    return Transform(
+        4,
+        data=(
+            (aa * bb, 0, -(aa + bb), 0, 1, 0),
+            (0, -a * bb, -bb, a, 1, 0),
+            (0, a * bb, -bb, -a, 1, 0),
+            (0, -b * aa, -aa, b, 1, 0),
+            (0, b * aa, -aa, -b, 1, 0),
+            (0, aa * bb, 0, -(aa + bb), 0, 1),
+        ),
+        weight=(
+            (1 / (aa * bb), 0, 0),
+            (scale_a, scale_a * a, scale_a * aa),
+            (scale_a, -scale_a * a, scale_a * aa),
+            (scale_b, scale_b * b, scale_b * bb),
+            (scale_b, -scale_b * b, scale_b * bb),
+            (0, 0, 1),
+        ),
+        inverse=(
+            (1, 1, 1, 1, 1, 0),
+            (0, a, -a, b, -b, 0),
+            (0, aa, aa, bb, bb, 0),
+            (0, a * aa, -a * aa, b * bb, -b * bb, 1),
+        ),
     )
 
 
-def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType]) -> dict[int, Callable[[Any], Any]]:
-    """The weight [o, c, 3, 3] in the transformed domain: [alpha, alpha, c, o]."""
+F2 = Transform(
+    2,
+    data=((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
+    weight=((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)),
+    inverse=((1, 1, 1, 0), (0, 1, -1, -1)),
+)
+F4 = _of_points(2 / 3, 3 / 2)
 
-    def transform(weight: Any) -> Any:
-        from tvm import te
 
-        out_channels, channels, _, _ = weight.shape
+def space(
+    transform: Transform,
+    attrs: Attrs,
+    inputs: Sequence[TensorType],
+    out_type: Type,
+    target: Target,
+) -> ConfigSpace:
+    """The tile of the products, how they are grouped into tasks, and lanes of the transforms.
 
+    The `order` of tasks is by points of the transform, or by output channels.
+    """
+    geometry = Geometry.of(inputs, out_type)
+    lanes = lanes_of(target, inputs[0].dtype)
+    tiles = _tiles(transform, geometry)
+
+    def fallback() -> dict[str, Any]:
+        rows, width = best_tile_of(geometry.out_channels, tiles, lanes, target.vector_registers)
+        count = -(-geometry.out_channels // rows)
+        return {
+            "rows": rows,
+            "width": width,
+            "unroll": 1,
+            "o_block": largest_divisor(BLOCKS, count, count),
+            "p_block": 1,
+            "order": "points",
+        }
+
+    return ConfigSpace(
+        [
+            up_to("rows", ROWS, 2 * geometry.out_channels, "layout"),
+            width_knob(lanes, tiles),
+            up_to("unroll", (1, 2, 4, 8), geometry.channels),
+            up_to("o_block", BLOCKS, geometry.out_channels),
+            up_to("p_block", BLOCKS, -(-tiles // lanes)),
+            _ORDER,
+        ],
+        [
+            register_constraint(target.vector_registers, lanes),
+            whole_blocks(geometry.out_channels, "rows", "o_block"),
+            whole_blocks(tiles, "width", "p_block"),
+        ],
+        derived={"accumulators": accumulators(lanes)},
+        fallback=fallback,
+    )
+
+
+def _tiles(transform: Transform, geometry: Geometry) -> int:
+    return (
+        geometry.batch * transform.count(geometry.out_h) * transform.count(geometry.out_w)
+    )
+
+
+def prepare(
+    transform: Transform, attrs: Attrs, inputs: Sequence[TensorType], config: Config
+) -> dict[int, Callable[[Any], Any]]:
+    """The weight [o, c, 3, 3] in the transformed domain: [alpha, alpha, ceil(o / rows), c, rows]."""
+    rows, alpha = integer(config, "rows"), transform.alpha
+
+    def apply(weight: Any) -> Any:
+        from tvm import te, tirx
+
+        out_channels, channels = int(weight.shape[0]), int(weight.shape[1])
+
+        def read(o: Any, c: Any, y: int, x: Any) -> Any:
+            number = weight[o, c, y, x]
+            if out_channels % rows == 0:
+                return number
+            return tirx.if_then_else(o < out_channels, number, tirx.const(0, weight.dtype))
+
+        padded = round_up(out_channels, rows)
         columns = te.compute(
-            (_ALPHA, 3, channels, out_channels),
-            lambda i, x, c, o: _combine(_WEIGHT, i, [weight[o, c, y, x] for y in range(3)]),
+            (alpha, _KERNEL, channels, padded),
+            lambda i, x, c, o: _combine(transform.weight, i, [read(o, c, y, x) for y in range(_KERNEL)]),
             name="weight_columns",
             attrs=stage("weight_columns"),
         )
         return te.compute(
-            (_ALPHA, _ALPHA, channels, out_channels),
-            lambda i, j, c, o: _combine(_WEIGHT, j, [columns[i, x, c, o] for x in range(3)]),
+            (alpha, alpha, padded // rows, channels, rows),
+            lambda i, j, tile, c, row: _combine(
+                transform.weight, j, [columns[i, x, c, tile * rows + row] for x in range(_KERNEL)]
+            ),
             name="weight_transform",
             attrs=stage("weight_transform"),
         )
 
-    return {1: transform}
+    return {1: apply}
 
 
-def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+def compute(
+    transform: Transform, attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: Config
+) -> list[Any]:
     """The convolution of [n, c, h, w] with a weight that `prepare` has transformed."""
-    from tvm import te
+    from tvm import te, tirx
 
     assert isinstance(out_type, TensorType)
     data, weight = inputs
     batch, out_channels, out_h, out_w = out_type.concrete_shape
-    channels = data.shape[1]
-    tiles_h, tiles_w = -(-out_h // TILE), -(-out_w // TILE)
-    per_image = tiles_h * tiles_w
-    tiles = batch * per_image
+    channels, dtype = int(data.shape[1]), str(data.dtype)
+    tile, alpha = transform.tile, transform.alpha
+    down, across = transform.count(out_h), transform.count(out_w)
+    tiles = batch * down * across
+    rows, width = integer(config, "rows"), integer(config, "width")
     top, left, _, _ = attrs.padding
     # Whole tiles: what lies beyond the data is zero, and what is computed from it is left out.
-    height, width = tiles_h * TILE + 2, tiles_w * TILE + 2
-    missing = (height - int(data.shape[2]) - top, width - int(data.shape[3]) - left)
+    height, breadth = down * tile + 2, across * tile + 2
+    missing = (height - int(data.shape[2]) - top, breadth - int(data.shape[3]) - left)
     padded = pad_zeros(data, (top, left, max(0, missing[0]), max(0, missing[1])))
 
-    def column(i: Any, b: Any, c: Any, t: Any) -> Any:
-        n, y, x = t // per_image, t // tiles_w % tiles_h * TILE, t % tiles_w * TILE
-        return _combine(_DATA, i, [padded[n, c, y + a, x + b] for a in range(_ALPHA)])
-
     columns = te.compute(
-        (_ALPHA, _ALPHA, channels, tiles), column, name="data_columns", attrs=stage("data_columns")
+        (batch, channels, down, alpha, breadth),
+        lambda n, c, y, i, x: _combine(
+            transform.data, i, [padded[n, c, y * tile + a, x] for a in range(alpha)]
+        ),
+        name="data_columns",
+        attrs=stage("data_columns"),
     )
     data_transform = te.compute(
-        (_ALPHA, _ALPHA, channels, tiles),
-        lambda i, j, c, t: _combine(_DATA, j, [columns[i, b, c, t] for b in range(_ALPHA)]),
+        (alpha, alpha, channels, batch, down, across),
+        lambda i, j, c, n, y, x: _combine(
+            transform.data, j, [columns[n, c, y, i, x * tile + b] for b in range(alpha)]
+        ),
         name="data_transform",
         attrs=stage("data_transform"),
     )
-    c = te.reduce_axis((0, channels), name="c")
-    product = te.compute(
-        (_ALPHA, _ALPHA, out_channels, tiles),
-        lambda i, j, o, t: te.sum(weight[i, j, c, o] * data_transform[i, j, c, t], axis=[c]),
-        name="product",
-    )
+    r = te.reduce_axis((0, channels), name="r")
 
-    rows = te.compute(
-        (TILE, _ALPHA, out_channels, tiles),
-        lambda i, b, o, t: _combine(_INVERSE, i, [product[a, b, o, t] for a in range(_ALPHA)]),
-        name="inverse_columns",
-        attrs=stage("inverse_columns"),
+    def term(i: Any, j: Any, o: Any, t: Any) -> Any:
+        n, y, x = t // (down * across), t // across % down, t % across
+        number = data_transform[i, j, r, n, y, x]
+        if tiles % width:
+            number = tirx.if_then_else(t < tiles, number, tirx.const(0, dtype))
+        return te.sum(weight[i, j, o // rows, r, o % rows] * number, axis=r)
+
+    sums = te.compute(
+        (alpha, alpha, round_up(out_channels, rows), round_up(tiles, width)),
+        term,
+        name="tiles",
+        attrs=stage("tiles"),
+    )
+    product = te.compute(
+        (alpha, alpha, out_channels, batch, down, across),
+        lambda i, j, o, n, y, x: sums[i, j, o, (n * down + y) * across + x],
+        name="product",
+        attrs=stage("product"),
+    )
+    inverse = te.compute(
+        (batch, out_channels, down, tile, alpha, across),
+        lambda n, o, y, i, b, x: _combine(
+            transform.inverse, i, [product[a, b, o, n, y, x] for a in range(alpha)]
+        ),
+        name="inverse",
+        attrs=stage("inverse"),
     )
 
     def gather(n: Any, o: Any, h: Any, w: Any) -> Any:
-        t = n * per_image + h // TILE * tiles_w + w // TILE
-        return _combine(_INVERSE, w % TILE, [rows[h % TILE, b, o, t] for b in range(_ALPHA)])
+        terms = [
+            _column(transform.inverse, b, w % tile, dtype)
+            * inverse[n, o, h // tile, h % tile, b, w // tile]
+            for b in range(alpha)
+        ]
+        return sum(terms[1:], terms[0])
 
     return [te.compute((batch, out_channels, out_h, out_w), gather, name="conv2d_winograd")]
 
 
-# Rows are what is computed, columns what it is computed from.
-_DATA = ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1))
-_WEIGHT = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
-_INVERSE = ((1, 1, 1, 0), (0, 1, -1, -1))
+def schedule(
+    transform: Transform, attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config
+) -> Any:
+    """Padding and transform of the data by channels, products by tiles, then the inverse by channels."""
+    sch = new_schedule(outs)
+    stages = find_stages(sch)
+    output = join_epilogue(sch)
+    full = lanes_of(target, str(outs.args[0].dtype))
+    if "padded" in stages:
+        schedule_padding(sch, stages["padded"], full)
+    if "weight_transform" in stages:
+        for name in ("weight_columns", "weight_transform"):
+            _, _, *outer, _ = sch.get_loops(stages[name])
+            sch.parallel(outer[0])
+    _schedule_data(sch, stages, full)
+    _schedule_product(sch, stages, full, config)
+    _schedule_output(sch, stages["inverse"], output, transform, full)
+    return sch
 
 
-def _combine(matrix: Sequence[Sequence[float]], row: Any, values: Sequence[Any]) -> Any:
+def _fitting(lanes: int, extent: int) -> int:
+    """Lanes of which a row of `extent` numbers fills more than half."""
+    while lanes > 1 and lanes // 2 >= extent:
+        lanes //= 2
+    return lanes
+
+
+def _schedule_data(sch: Any, stages: dict[str, Any], full: int) -> None:
+    """Channels in parallel; for each row of tiles both transforms, one after the other."""
+    block = stages["data_transform"]
+    i, j, c, n, y, x = sch.get_loops(block)
+    sch.reorder(c, n, y, i, j, x)
+    sch.compute_at(stages["data_columns"], y, preserve_unit_loops=True)
+    sch.parallel(sch.fuse(c, n))
+    vectorize(sch, x, _fitting(full, int(sch.get(x).extent)))
+    sch.unroll(i)
+    sch.unroll(j)
+    *_, rows, x = sch.get_loops(stages["data_columns"])
+    sch.reorder(x, rows)
+    outer, lane = sch.split(x, [None, _fitting(full, int(sch.get(x).extent))])
+    sch.reorder(outer, rows, lane)
+    sch.vectorize(lane)
+    sch.unroll(rows)
+
+
+def _schedule_product(sch: Any, stages: dict[str, Any], lanes: int, config: Config) -> None:
+    """Tasks of channels × tiles at one point of the transform, in parallel."""
+    tiles, product = stages["tiles"], stages["product"]
+    _, _, _, _, down, across = (int(extent) for extent in sch.get(product).writes[0].source.shape)
+    sch.transform_block_layout(
+        product, lambda i, j, o, n, y, x: (i, j, o, (n * down + y) * across + x)
+    )
+    sch.set_scope(tiles, 0, "local")
+    i, j, o, t, steps = sch.get_loops(tiles)
+    o_task, o_tile, rows = sch.split(o, [None, integer(config, "o_block"), integer(config, "rows")])
+    p_task, panel, columns = sch.split(t, [None, integer(config, "p_block"), integer(config, "width")])
+    if config["order"] == "points":
+        sch.reorder(i, j, o_task, p_task, panel, o_tile, rows, columns, steps)
+        tasks = (i, j, o_task, p_task)
+    else:
+        sch.reorder(o_task, p_task, i, j, panel, o_tile, rows, columns, steps)
+        tasks = (o_task, p_task, i, j)
+    sch.reverse_compute_at(product, o_tile, preserve_unit_loops=True)
+    sch.parallel(sch.fuse(*tasks))
+    schedule_tile(sch, tiles, product, (rows, columns, steps), lanes, integer(config, "unroll"))
+
+
+def _schedule_output(sch: Any, inverse: Any, output: Any, transform: Transform, full: int) -> None:
+    """Channels in parallel; for each row of tiles the inverse transform down, then across."""
+    n, o, h, w = sch.get_loops(output)
+    y, _ = sch.split(h, [None, transform.tile])
+    sch.compute_at(inverse, y, preserve_unit_loops=True)
+    sch.parallel(sch.fuse(n, o))
+    lanes = _fitting(full, int(sch.get(w).extent))
+    _, lane = sch.split(w, [None, lanes])
+    sch.vectorize(lane)
+    *_, rows, points, x = sch.get_loops(inverse)
+    vectorize(sch, x, _fitting(full, int(sch.get(x).extent)))
+    sch.unroll(rows)
+    sch.unroll(points)
+
+
+def _combine(matrix: Matrix, row: Any, values: Sequence[Any]) -> Any:
     """Row `row` of a constant matrix times a vector; the row is only known at run time."""
     from tvm import tirx
 
@@ -127,7 +372,15 @@ def _combine(matrix: Sequence[Sequence[float]], row: Any, values: Sequence[Any])
 
 def _weighted(weights: Sequence[float], values: Sequence[Any]) -> Any:
     terms = [v if w == 1 else v * w for w, v in zip(weights, values, strict=True) if w]
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
+    return sum(terms[1:], terms[0])
+
+
+def _column(matrix: Matrix, column: int, row: Any, dtype: str) -> Any:
+    """An entry of a constant matrix whose row is only known at run time."""
+    from tvm import tirx
+
+    result = tirx.const(matrix[0][column], dtype)
+    for index in range(1, len(matrix)):
+        result = tirx.Select(row == index, tirx.const(matrix[index][column], dtype), result)
+    return result
+

@@ -159,11 +159,12 @@ def whole_blocks(extent: int, tile: str, blocks: str) -> Clause:
 
 def best_tile(extents: Extents, target: Target, dtype: str) -> tuple[int, int]:
     """Rows and width that waste little of the shape, the registers and the loads: the untuned tile."""
-    return _best_tile(extents.rows, extents.n, lanes_of(target, dtype), target.vector_registers)
+    return best_tile_of(extents.rows, extents.n, lanes_of(target, dtype), target.vector_registers)
 
 
 @lru_cache(maxsize=1024)
-def _best_tile(m: int, n: int, lanes: int, registers: int) -> tuple[int, int]:
+def best_tile_of(m: int, n: int, lanes: int, registers: int) -> tuple[int, int]:
+    """As `best_tile`, for m rows and n columns in vectors of `lanes`."""
     heights = {rows: round_up(m, rows) for rows in ROWS}
     widths = {v: round_up(n, v * lanes) for v in VECTORS if v == 1 or (v - 1) * lanes < n}
     size = m * n

@@ -1,0 +1,161 @@
+"""`conv2d_nchw_im2col.cpu`: windows unfolded into columns, then one product, for all windows.
+
+After Chellapilla, Puri and Simard, "High Performance Convolutional Neural Networks for Document
+Processing" (2006), with the columns of a few rows of the image at a time, so that they stay in cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
+from strategy.ops.conv2d.product import (
+    BLOCKS,
+    INNER,
+    Geometry,
+    pack_rows,
+    product,
+    schedule_packing,
+    schedule_product,
+)
+from strategy.ops.dense.tile import (
+    ROWS,
+    accumulators,
+    best_tile_of,
+    largest_divisor,
+    register_constraint,
+    up_to,
+    whole_blocks,
+    width_knob,
+)
+from strategy.schedule import Outs, dtype_bytes, integer, lanes_of, stage
+from strategy.space import Config, ConfigSpace, Knob, divisors, knob
+from strategy.target import Target
+from strategy.types import TensorType, Type
+
+_PAD = Knob("pad", ["apart", "inline"])
+_COLUMNS = Knob("columns", ["task", "apart"])
+
+
+def space(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """Tile, unrolling, channels per task, rows of the image per task, and where columns are made.
+
+    Columns are made by each task for itself or by all threads before (`apart`); the padding is
+    copied before, or checked for where columns are made (`inline`).
+    """
+    assert isinstance(attrs, Conv2DAttrs)
+    geometry = Geometry.of(inputs, out_type)
+    dtype = inputs[0].dtype
+    lanes = lanes_of(target, dtype)
+    heights = divisors(geometry.out_h)
+    column_bytes = geometry.depth * geometry.out_w * dtype_bytes(dtype)
+
+    def fallback() -> dict[str, Any]:
+        # As many rows as leave half of the second level to the weight, and each thread a part.
+        rows, width = best_tile_of(
+            geometry.out_channels, geometry.pixels, lanes, target.vector_registers
+        )
+        fitting = [
+            h
+            for h in heights
+            if h * column_bytes <= target.l2_bytes // 2
+            and h * geometry.out_w % width == 0
+            and geometry.out_h // h * geometry.batch >= target.threads
+        ]
+        image_rows = max(fitting, default=geometry.out_h)
+        tiles = -(-geometry.out_channels // rows)
+        return {
+            "rows": rows,
+            "width": width,
+            "unroll": 1,
+            "o_block": largest_divisor(BLOCKS, tiles, tiles if fitting else -(-tiles // target.threads)),
+            "image_rows": image_rows,
+            "inner": "channels",
+            "pad": "apart",
+            "columns": "task" if fitting else "apart",
+        }
+
+    return ConfigSpace(
+        [
+            up_to("rows", ROWS, 2 * geometry.out_channels, "layout"),
+            width_knob(lanes, geometry.pixels),
+            up_to("unroll", (1, 2, 4, 8), geometry.depth),
+            up_to("o_block", BLOCKS, geometry.out_channels),
+            Knob("image_rows", heights, "layout"),
+            INNER,
+            _PAD if any(attrs.padding) else Knob("pad", ["apart"]),
+            _COLUMNS,
+        ],
+        [
+            register_constraint(target.vector_registers, lanes),
+            whole_blocks(geometry.out_channels, "rows", "o_block"),
+            # Tasks begin at the start of a row: only the last may end within a tile.
+            (knob("image_rows") * geometry.out_w % knob("width") == 0)
+            | (knob("image_rows") == geometry.out_h),
+        ],
+        derived={
+            "accumulators": accumulators(lanes),
+            "column_bytes": knob("image_rows") * column_bytes,
+        },
+        fallback=fallback,
+    )
+
+
+def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
+    """The weight is packed into tiles [ceil(o / rows), c * kh * kw, rows]."""
+    return {1: pack_rows(integer(config, "rows"))}
+
+
+def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:
+    """Padding, the columns [n, c * kh * kw, h, w], and their product with the weight."""
+    from tvm import te
+
+    data, weight = inputs
+    geometry = Geometry.of_tensors(weight, out_type)
+    kernel_h, kernel_w, out_w = geometry.kernel_h, geometry.kernel_w, geometry.out_w
+    padded = pad_zeros(data, attrs.padding)
+    (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
+    columns = te.compute(
+        (geometry.batch, geometry.depth, geometry.out_h, out_w),
+        lambda n, k, h, w: padded[
+            n,
+            k // (kernel_h * kernel_w),
+            h * stride_h + k // kernel_w % kernel_h * dilation_h,
+            w * stride_w + k % kernel_w * dilation_w,
+        ],
+        name="columns",
+        attrs=stage("columns"),
+    )
+
+    def column(n: Any, k: Any, p: Any) -> Any:
+        return columns[n, k, p // out_w, p % out_w]
+
+    return [product(geometry, weight, column, config, str(data.dtype))]
+
+
+def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Tasks of rows of the image × channels in parallel; each makes its columns, or all are made before."""
+    image_rows = integer(config, "image_rows")
+    pixels = image_rows * int(outs.tensors[0].shape[3])
+    panels = -(-pixels // integer(config, "width"))
+    sch, stages, task = schedule_product(outs, target, config, panels)
+    columns, padded = stages["columns"], stages.get("padded")
+    lanes = lanes_of(target, str(outs.args[0].dtype))
+    if padded is not None and config["pad"] == "inline":
+        sch.compute_inline(padded)
+    if config["columns"] == "task":
+        sch.compute_at(columns, task, preserve_unit_loops=True)
+    else:
+        n, k, *_ = sch.get_loops(columns)
+        sch.parallel(sch.fuse(n, k))
+    _, vector = sch.split(sch.get_loops(columns)[-1], [None, lanes])
+    sch.vectorize(vector)
+    if padded is not None and config["pad"] == "apart":
+        schedule_padding(sch, padded, lanes)
+    schedule_packing(sch, stages)
+    return sch

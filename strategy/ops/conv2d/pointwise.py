@@ -1,0 +1,100 @@
+"""`conv2d_nchw_1x1.cpu`: a window of one pixel is a product of the weight and the image as it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.conv2d.product import (
+    BLOCKS,
+    INNER,
+    Geometry,
+    pack_rows,
+    product,
+    schedule_packing,
+    schedule_product,
+)
+from strategy.ops.dense.tile import (
+    ROWS,
+    accumulators,
+    best_tile_of,
+    largest_divisor,
+    register_constraint,
+    up_to,
+    whole_blocks,
+    width_knob,
+)
+from strategy.schedule import Outs, integer, lanes_of
+from strategy.space import Config, ConfigSpace
+from strategy.target import Target
+from strategy.types import TensorType, Type
+
+
+def leaves_pixels(attrs: Conv2DAttrs) -> bool:
+    """Whether stride and padding leave each pixel where it is."""
+    return attrs.strides == (1, 1) and not any(attrs.padding)
+
+
+def space(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """Tile, unrolling, and how tiles are grouped into tasks; `inner` names what changes fastest."""
+    geometry = Geometry.of(inputs, out_type)
+    lanes = lanes_of(target, inputs[0].dtype)
+
+    def fallback() -> dict[str, Any]:
+        rows, width = best_tile_of(geometry.out_channels, geometry.pixels, lanes, target.vector_registers)
+        tiles, panels = -(-geometry.out_channels // rows), -(-geometry.pixels // width)
+        whole = panels * geometry.batch >= 4 * target.threads
+        return {
+            "rows": rows,
+            "width": width,
+            "unroll": 1,
+            "o_block": largest_divisor(BLOCKS, tiles, tiles if whole else -(-tiles // target.threads)),
+            "p_block": 1,
+            "inner": "channels",
+        }
+
+    return ConfigSpace(
+        [
+            up_to("rows", ROWS, 2 * geometry.out_channels, "layout"),
+            width_knob(lanes, geometry.pixels),
+            up_to("unroll", (1, 2, 4, 8), geometry.depth),
+            up_to("o_block", BLOCKS, geometry.out_channels),
+            up_to("p_block", BLOCKS, -(-geometry.pixels // lanes)),
+            INNER,
+        ],
+        [
+            register_constraint(target.vector_registers, lanes),
+            whole_blocks(geometry.out_channels, "rows", "o_block"),
+            whole_blocks(geometry.pixels, "width", "p_block"),
+        ],
+        derived={"accumulators": accumulators(lanes)},
+        fallback=fallback,
+    )
+
+
+def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
+    """The weight is packed into tiles [ceil(o / rows), c, rows]."""
+    return {1: pack_rows(integer(config, "rows"))}
+
+
+def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:
+    """The product of the weight's tiles with the image [n, c, h * w]."""
+    data, weight = inputs
+    geometry = Geometry.of_tensors(weight, out_type)
+    width = geometry.out_w
+
+    def column(n: Any, k: Any, p: Any) -> Any:
+        return data[n, k, p // width, p % width]
+
+    return [product(geometry, weight, column, config, str(data.dtype))]
+
+
+def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Tasks of channels × pixels in parallel; in each, one register tile after the other."""
+    sch, stages, _ = schedule_product(outs, target, config, integer(config, "p_block"))
+    schedule_packing(sch, stages)
+    return sch

@@ -1,0 +1,158 @@
+"""The product that convolutions become: weight[o, k] · columns[k, p], with pixels in the vector lanes.
+
+The weight is packed into tiles [ceil(o / rows), k, rows], whose numbers are broadcast; vectors of
+pixels lie as the image does, so the result needs no turning. Rows and columns are padded to whole
+tiles: rows are zeros in the packed weight, pixels beyond the last are masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strategy.ops.dense.tile import accumulator, round_up, schedule_tile
+from strategy.schedule import (
+    Outs,
+    find_stages,
+    integer,
+    join_epilogue,
+    lanes_of,
+    new_schedule,
+    stage,
+)
+from strategy.space import Config, Knob
+from strategy.target import Target
+from strategy.types import TensorType, Type
+
+BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 32, 48, 64, 96, 128)
+INNER = Knob("inner", ["channels", "pixels"])
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The extents of a convolution with one group; all are constant."""
+
+    batch: int
+    channels: int
+    out_channels: int
+    kernel_h: int
+    kernel_w: int
+    out_h: int
+    out_w: int
+
+    @classmethod
+    def of(cls, inputs: Sequence[TensorType], out_type: Type) -> Geometry:
+        assert isinstance(out_type, TensorType)
+        batch, out_channels, out_h, out_w = out_type.concrete_shape
+        _, channels, kernel_h, kernel_w = inputs[1].concrete_shape
+        return cls(batch, channels, out_channels, kernel_h, kernel_w, out_h, out_w)
+
+    @classmethod
+    def of_tensors(cls, weight: Any, out_type: Type) -> Geometry:
+        """From a weight that is packed into tiles."""
+        assert isinstance(out_type, TensorType)
+        batch, out_channels, out_h, out_w = out_type.concrete_shape
+        channels, kernel_h, kernel_w = (int(extent) for extent in weight.shape[1:4])
+        return cls(batch, channels, out_channels, kernel_h, kernel_w, out_h, out_w)
+
+    @property
+    def depth(self) -> int:
+        """Terms of the sum for one number of the output."""
+        return self.channels * self.kernel_h * self.kernel_w
+
+    @property
+    def pixels(self) -> int:
+        return self.out_h * self.out_w
+
+
+def pack_rows(rows: int) -> Callable[[Any], Any]:
+    """The packing of weight[o, c, kh, kw] into tiles [ceil(o / rows), c, kh, kw, rows]."""
+
+    def pack(weight: Any) -> Any:
+        from tvm import te, tirx
+
+        out_channels, channels, kernel_h, kernel_w = (int(extent) for extent in weight.shape)
+
+        def read(tile: Any, c: Any, y: Any, x: Any, row: Any) -> Any:
+            o = tile * rows + row
+            if out_channels % rows == 0:
+                return weight[o, c, y, x]
+            return tirx.if_then_else(
+                o < out_channels, weight[o, c, y, x], tirx.const(0, weight.dtype)
+            )
+
+        shape = (-(-out_channels // rows), channels, kernel_h, kernel_w, rows)
+        return te.compute(shape, read, name="weight_tiles", attrs=stage("weight_tiles"))
+
+    return pack
+
+
+def product(
+    geometry: Geometry,
+    weight: Any,
+    column: Callable[[Any, Any, Any], Any],
+    config: Config,
+    dtype: str,
+) -> Any:
+    """The sums of the weight's tiles with `column(n, k, p)`, where p counts the output's pixels."""
+    from tvm import te, tirx
+
+    rows, width = integer(config, "rows"), integer(config, "width")
+    pixels, out_w = geometry.pixels, geometry.out_w
+    r = te.reduce_axis((0, geometry.depth), name="r")
+    wide, window = accumulator(dtype), geometry.kernel_h * geometry.kernel_w
+
+    def term(n: Any, o: Any, p: Any) -> Any:
+        number = column(n, r, p)
+        if pixels % width:
+            number = tirx.if_then_else(p < pixels, number, tirx.const(0, dtype))
+        c, y, x = r // window, r // geometry.kernel_w % geometry.kernel_h, r % geometry.kernel_w
+        weighted = weight[o // rows, c, y, x, o % rows].astype(wide) * number.astype(wide)
+        return te.sum(weighted, axis=r)
+
+    tiles = te.compute(
+        (geometry.batch, round_up(geometry.out_channels, rows), round_up(pixels, width)),
+        term,
+        name="tiles",
+        attrs=stage("tiles"),
+    )
+    return te.compute(
+        (geometry.batch, geometry.out_channels, geometry.out_h, out_w),
+        lambda n, o, h, w: tiles[n, o, h * out_w + w].astype(dtype),
+        name="conv2d",
+    )
+
+
+def schedule_product(
+    outs: Outs, target: Target, config: Config, p_block: int
+) -> tuple[Any, dict[str, Any], Any]:
+    """Tasks of channels × pixels in parallel; in each, one register tile after the other.
+
+    Returns the schedule, the stages before the tiles, which are still to be scheduled, and the loop
+    over tasks.
+    """
+    sch = new_schedule(outs)
+    stages = find_stages(sch)
+    output = join_epilogue(sch)
+    tiles = stages.pop("tiles")
+    out_w = int(outs.tensors[0].shape[3])
+    sch.transform_block_layout(output, lambda n, o, h, w: (n, o, h * out_w + w))
+    sch.set_scope(tiles, 0, "local")
+    n, o, p, steps = sch.get_loops(tiles)
+    o_task, o_tile, rows = sch.split(o, [None, integer(config, "o_block"), integer(config, "rows")])
+    p_task, panel, columns = sch.split(p, [None, p_block, integer(config, "width")])
+    inner = (panel, o_tile) if config["inner"] == "channels" else (o_tile, panel)
+    sch.reorder(n, p_task, o_task, *inner, rows, columns, steps)
+    sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
+    task = sch.fuse(n, p_task, o_task)
+    sch.parallel(task)
+    lanes = lanes_of(target, str(outs.args[0].dtype))
+    schedule_tile(sch, tiles, output, (rows, columns, steps), lanes, integer(config, "unroll"))
+    return sch, stages, task
+
+
+def schedule_packing(sch: Any, stages: dict[str, Any]) -> None:
+    """Where the weight is not constant, its tiles are packed in parallel."""
+    if "weight_tiles" in stages:
+        sch.parallel(sch.get_loops(stages["weight_tiles"])[0])

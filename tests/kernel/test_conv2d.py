@@ -1,0 +1,202 @@
+"""Every implementation of conv2d, compiled and judged by NumPy as a worker judges it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategy.lower import Role, lower
+from strategy.op_strategy import candidates
+from strategy.space import Config, ConfigSpace
+from strategy.target import Target
+from strategy.workload import EpilogueStep, Input, Workload
+from workers.reference import compare, random_inputs, reference, tolerances
+
+from .conftest import run
+
+TARGET = Target.parse("cpu").with_threads(2)
+DIRECT, IM2COL, SPATIAL = "conv2d_nchw.cpu", "conv2d_nchw_im2col.cpu", "conv2d_nchw_spatial_pack.cpu"
+POINTWISE, DEPTHWISE = "conv2d_nchw_1x1.cpu", "depthwise_conv2d_nchw.cpu"
+F2, F4 = "conv2d_nchw_winograd_2x2.cpu", "conv2d_nchw_winograd_4x4.cpu"
+GENERAL = {DIRECT, IM2COL, SPATIAL}
+# One workload for each implementation, ragged in every extent.
+EXAMPLES = {
+    DIRECT: ("float32[1,6,9,11]", "float32[10,3,3,2]", {"groups": 2}),
+    IM2COL: ("float32[2,5,12,11]", "float32[19,5,3,3]", {"padding": 1, "strides": [1, 2]}),
+    SPATIAL: ("float32[2,5,12,11]", "float32[19,5,3,3]", {"padding": 1, "strides": [1, 2]}),
+    POINTWISE: ("float32[2,7,5,11]", "float32[19,7,1,1]", {}),
+    DEPTHWISE: ("float32[2,6,12,21]", "float32[12,1,3,3]", {"padding": 1, "strides": 2, "groups": 6}),
+    F2: ("float32[2,5,9,11]", "float32[19,5,3,3]", {"padding": 1}),
+    F4: ("float32[1,17,9,22]", "float32[19,17,3,3]", {"padding": [1, 0, 2, 1]}),
+}  # fmt: skip
+TUNABLE = [name for name in EXAMPLES if name != DIRECT]
+
+
+def make(data, weight, attrs, constants=("weight",), epilogue=()) -> Workload:
+    return Workload.make("conv2d", {"data": data, "weight": weight}, attrs, constants, epilogue)
+
+
+def valid(workload: Workload, target: Target = TARGET) -> dict[str, ConfigSpace | None]:
+    """The implementations whose condition holds, with their spaces."""
+    found = candidates(workload, target)
+    return {c.implementation: c.space for c in found if c.condition is None or c.condition.decide()}
+
+
+def check(workload: Workload, name: str, config: Mapping[str, Any] | None = None) -> None:
+    inputs = random_inputs(workload, 7)
+    expected = reference(workload, inputs)
+    artefact = lower(workload, TARGET, name, config).compile()
+    aligned = {a.name: inputs[a.name] for a in artefact.arguments if a.role is not Role.OUTPUT}
+    found = run(artefact, aligned, expected[0].shape)
+    (tolerance,) = tolerances(workload, inputs, expected)
+    try:
+        compare(np.asarray(found), np.asarray(expected[0]), tolerance)
+    except Exception as error:
+        raise AssertionError(f"{workload} {name} {config}: {error}") from error
+
+
+def space_of(workload: Workload, name: str) -> ConfigSpace:
+    space = valid(workload)[name]
+    assert space is not None
+    return space
+
+
+CASES = [
+    ("float32[1,3,15,17]", "float32[5,3,3,3]",
+     {"strides": [2, 1], "padding": [1, 2, 0, 1], "dilation": [1, 2]}, GENERAL),
+    ("float32[2,4,9,8]", "float32[6,2,3,2]", {"groups": 2}, {DIRECT}),
+    ("float64[2,4,9,8]", "float64[8,1,3,3]", {"groups": 4, "padding": 1}, {DIRECT, DEPTHWISE}),
+    ("float32[2,4,9,8]", "float32[4,1,5,3]", {"groups": 4, "strides": 2}, {DIRECT, DEPTHWISE}),
+    ("float32[2,4,15,17]", "float32[8,4,3,3]", {"padding": 1}, {*GENERAL, F2}),
+    ("float32[1,16,8,8]", "float32[8,16,3,3]", {}, {*GENERAL, F2, F4}),
+    ("float64[1,16,8,9]", "float64[2,16,3,3]", {"padding": [1, 0, 2, 1]}, {*GENERAL, F2, F4}),
+    ("float32[1,5,1,1]", "float32[3,5,1,1]", {}, {*GENERAL, POINTWISE}),
+    ("float64[2,16,7,7]", "float64[33,16,1,1]", {}, {*GENERAL, POINTWISE}),
+    ("float32[1,16,7,7]", "float32[33,16,1,1]", {"strides": 2}, GENERAL),
+    ("float32[1,3,23,23]", "float32[64,3,7,7]", {"strides": 2, "padding": 3}, GENERAL),
+    ("int32[1,3,8,8]", "int32[4,3,3,3]", {}, {DIRECT}),
+    ("float16[1,64,8,8]", "float16[8,64,3,3]", {"padding": 1}, {DIRECT}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_the_fallback_is_right(case):
+    data, weight, attrs, names = CASES[case]
+    workload = make(data, weight, attrs, ("weight",) if case % 2 else ())
+    assert valid(workload).keys() == names
+    for name in names:
+        check(workload, name)
+
+
+@pytest.mark.parametrize("attrs", [{"strides": 2}, {"dilation": 2}, {"strides": [1, 2]}, {"groups": 2}])
+def test_winograd_is_only_where_it_can_be(attrs):
+    channels = 32 // attrs.get("groups", 1)
+    names = valid(make("float32[1,32,9,9]", f"float32[4,{channels},3,3]", attrs))
+    assert not names.keys() & {F2, F4}
+
+
+def test_symbolic_extents_are_left_to_the_direct_one():
+    assert valid(make("float32[n,16,9,9]", "float32[4,16,3,3]", {})).keys() == {DIRECT}
+
+
+def extremes(space: ConfigSpace) -> Iterator[Config]:
+    """For each end of each knob, a valid configuration that has it, if there is one."""
+    seeded = random.Random(0)
+    for knob in space.knobs:
+        for end in {knob.values[0], knob.values[-1]}:
+            held = [type(k)(k.name, [end], k.kind) if k.name == knob.name else k for k in space.knobs]
+            yield from ConfigSpace(held, space.constraints).sample(seeded, 1)
+
+
+@pytest.mark.parametrize("name", TUNABLE)
+def test_the_ends_of_every_knob(name, full):
+    workload = make(*EXAMPLES[name])
+    found = list(extremes(space_of(workload, name)))
+    # One in six by default: the others differ in one knob from one of them.
+    for config in found if full else found[::6]:
+        check(workload, name, config)
+
+
+@settings(max_examples=8)
+@given(
+    image=st.tuples(st.integers(5, 12), st.integers(5, 20)), channels=st.sampled_from([1, 2, 17, 32]),
+    out_channels=st.sampled_from([1, 3, 16, 37]), kernel=st.sampled_from([(1, 1), (3, 3), (2, 5)]),
+    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)), padding=st.tuples(*[st.integers(0, 2)] * 4),
+    dilation=st.sampled_from([(1, 1), (2, 1)]), plain=st.booleans(), depthwise=st.booleans(),
+    seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_any_configuration_of_any_shape(
+    image, channels, out_channels, kernel, strides, padding, dilation, plain, depthwise, seed
+):
+    groups = channels if depthwise else 1
+    attrs = {"strides": strides, "padding": padding, "dilation": dilation, "groups": groups}
+    if plain:
+        attrs |= {"strides": 1, "dilation": 1} | ({"padding": 0} if kernel == (1, 1) else {})
+    workload = make(
+        f"float32[1,{channels},{image[0]},{image[1]}]",
+        f"float32[{out_channels * groups},{channels // groups},{kernel[0]},{kernel[1]}]",
+        attrs,
+        ("weight",) if seed % 2 else (),
+    )
+    rng = random.Random(seed)
+    name, space = rng.choice([(n, s) for n, s in valid(workload).items() if s is not None] or [(DIRECT, None)])
+    check(workload, name, space and space.sample(rng, 1)[0])
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_epilogue_joins_the_output(name):
+    data, weight, attrs = EXAMPLES[name]
+    out = str(make(data, weight, attrs).out_type)
+    channels = out.split(",")[1]
+    steps = [
+        EpilogueStep("add", (None, Input("bias", f"float32[{channels},1,1]", constant=True))),
+        EpilogueStep("add", (Input("residual", out), None)),
+        EpilogueStep("relu", (None,)),
+    ]
+    check(make(data, weight, attrs, epilogue=steps), name)
+
+
+LAYERS = [
+    ("float32[1,64,56,56]", "float32[64,64,3,3]", {"padding": 1}),
+    ("float32[1,512,7,7]", "float32[512,512,3,3]", {"padding": 1}),
+    ("float32[1,256,14,14]", "float32[1024,256,1,1]", {}),
+    ("float32[1,3,224,224]", "float32[64,3,7,7]", {"strides": 2, "padding": 3}),
+    ("float32[1,96,112,112]", "float32[96,1,3,3]", {"strides": 2, "padding": 1, "groups": 96}),
+    ("float32[1,960,7,7]", "float32[960,1,3,3]", {"padding": 1, "groups": 960}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", ["llvm -mcpu=znver5", "llvm -mcpu=haswell", "llvm -mcpu=neoverse-n1"])
+@pytest.mark.parametrize(("data", "weight", "attrs"), LAYERS)
+def test_spaces_are_worth_searching(data, weight, attrs, spec):
+    for name, space in valid(make(data, weight, attrs), Target.parse(spec)).items():
+        if space is None:
+            continue
+        assert (space.count(limit=1000) or 1000) >= 200, name
+        assert space.contains(space.fallback), name
+        assert ConfigSpace.from_json(space.to_json()) == space
+
+
+@given(
+    batch=st.integers(1, 3), channels=st.integers(1, 600), out_channels=st.integers(1, 600),
+    height=st.integers(3, 230), width=st.integers(3, 230), kernel=st.sampled_from([1, 2, 3]),
+    stride=st.integers(1, 3), padding=st.integers(0, 2), threads=st.integers(1, 64),
+    spec=st.sampled_from(["-mcpu=znver4", "-mcpu=haswell", "", "-mcpu=neoverse-n1"]),
+)  # fmt: skip
+def test_every_shape_has_a_fallback(
+    batch, channels, out_channels, height, width, kernel, stride, padding, threads, spec
+):
+    target = Target.parse(f"llvm {spec} -num-cores={threads}")
+    attrs = {"strides": stride, "padding": padding}
+    data = f"float32[{batch},{channels},{height},{width}]"
+    ungrouped = make(data, f"float32[{out_channels},{channels},{kernel},{kernel}]", attrs)
+    depthwise = make(data, f"float32[{channels},1,{kernel},{kernel}]", attrs | {"groups": channels})
+    for workload in (ungrouped, depthwise):
+        for space in valid(workload, target).values():
+            assert space is None or space.contains(space.fallback)
