@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -258,7 +259,8 @@ def test_every_operator_can_be_evaluated_without_tvm():
         cwd=Path(registry.__file__).parent.parent,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "['conv2d_nchw.cpu', 'conv2d_nchw_winograd.cpu']"
+    names = ast.literal_eval(done.stdout)
+    assert {"conv2d_nchw.cpu", "conv2d_nchw_im2col.cpu", "conv2d_nchw_winograd_2x2.cpu"} <= set(names)
 
 
 def test_a_relation_reports_assigns_and_checks():

@@ -25,20 +25,32 @@ from typing import Any
 
 import pytest
 
+from strategy.generic_func import GenericFuncError
 from strategy.op import all_ops
 from strategy.op_strategy import OpImplementation, evaluate
 from strategy.target import Target
 from strategy.workload import Workload
 
 RECORDED = Path(__file__).parents[1] / "data" / "versions.json"
-TARGET = Target.parse({"kind": "llvm", "mcpu": "znver4", "num-cores": 2, "libs": ["cblas"]})
+TARGETS = (
+    Target.parse({"kind": "llvm", "mcpu": "znver4", "num-cores": 2, "libs": ["cblas"]}),
+    Target.parse("cuda -arch=sm_90"),
+)
 # What each operator is evaluated on, so that all of its implementations are offered.
 EXAMPLES: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
-    "dense": [({"data": "float32[64,32]", "weight": "float32[48,32]"}, {})],
-    "batch_matmul": [({"x": "float32[2,8,8]", "y": "float32[2,8,8]"}, {})],
+    "dense": [
+        ({"data": "float32[64,32]", "weight": "float32[48,32]"}, {}),
+        ({"data": "float16[64,32]", "weight": "float16[48,32]"}, {}),
+    ],
+    "batch_matmul": [
+        ({"x": "float32[2,8,8]", "y": "float32[2,8,8]"}, {}),
+        ({"x": "float16[2,8,8]", "y": "float16[2,8,8]"}, {}),
+    ],
     "conv2d": [
-        ({"data": "float32[1,4,8,8]", "weight": "float32[4,4,3,3]"}, {}),
+        ({"data": "float32[1,16,8,8]", "weight": "float32[4,16,3,3]"}, {}),
+        ({"data": "float32[1,4,8,8]", "weight": "float32[4,4,1,1]"}, {}),
         ({"data": "float32[1,4,8,8]", "weight": "float32[4,1,3,3]"}, {"groups": 4}),
+        ({"data": "float16[1,4,8,8]", "weight": "float16[4,4,3,3]"}, {}),
     ],
     "conv2d_backward_data": [
         ({"grad": "float32[1,4,6,6]", "weight": "float32[4,4,3,3]", "data": "float32[1,4,8,8]"}, {})
@@ -47,26 +59,44 @@ EXAMPLES: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
         ({"grad": "float32[1,4,6,6]", "data": "float32[1,4,8,8]", "weight": "float32[4,4,3,3]"}, {})
     ],
     "concatenate": [({"data.0": "float32[4]", "data.1": "float32[3]"}, {})],
+    "avg_pool2d": [({"data": "float32[1,4,8,8]"}, {"pool_size": [2, 2]})],
+    "bias_add": [({"data": "float32[4,4]", "bias": "float32[4]"}, {})],
     "cast": [({"data": "float32[4,4]"}, {"dtype": "int32"})],
     "collapse_sum_like": [({"data": "float32[4,4]", "collapse_type": "float32[4]"}, {})],
     "expand_dims": [({"data": "float32[4,4]"}, {"axis": [0]})],
+    "clip": [({"data": "float32[4,4]"}, {"a_min": 0, "a_max": 1})],
+    "global_avg_pool2d": [({"data": "float32[1,4,8,8]"}, {})],
+    "layer_norm": [({"data": "float32[4,4]", "gamma": "float32[4]", "beta": "float32[4]"}, {})],
     "max_pool2d": [({"data": "float32[1,4,8,8]"}, {"pool_size": [2, 2]})],
     "reshape": [({"data": "float32[4,4]"}, {"newshape": [16]})],
     "reshape_like": [({"data": "float32[4,4]", "shape_like": "float32[16]"}, {})],
     "split": [({"data": "float32[4,4]"}, {"indices": [2]})],
+    "strided_slice": [({"data": "float32[4,4]"}, {"begin": [0], "end": [2]})],
+    "strided_slice_backward": [
+        ({"grad": "float32[2,4]", "data": "float32[4,4]"}, {"begin": [0], "end": [2]})
+    ],
+    "take": [({"data": "float32[4,4]", "indices": "int32[3]"}, {"axis": 0})],
+    "take_backward": [
+        ({"grad": "float32[3,4]", "indices": "int32[3]", "data": "float32[4,4]"}, {"axis": 0})
+    ],
     "where": [({"condition": "bool[4]", "x": "float32[4]", "y": "float32[4]"}, {})],
 }
 
 
 def implementations() -> dict[str, OpImplementation]:
-    """All that the installed operators offer on CPU, by name; `op:name` where names are shared."""
+    """All that the installed operators offer, by name; `op:name` where names are shared."""
     found = {}
     for name, op in all_ops().items():
         arguments = {a.name: "float32[4,4]" for a in op.arguments}
         for inputs, attrs in EXAMPLES.get(name, [(arguments, {})]):
             workload = Workload.make(name, inputs, attrs)
-            for _, implementation in evaluate(workload, TARGET):
-                found[f"{name}:{implementation.name}"] = implementation
+            for target in TARGETS:
+                try:
+                    offered = evaluate(workload, target)
+                except GenericFuncError:  # nothing for such a target
+                    continue
+                for _, implementation in offered:
+                    found[f"{name}:{implementation.name}"] = implementation
     return found
 
 
@@ -97,7 +127,9 @@ def _modules_of(function: Any) -> Iterator[str]:
             yield cell.cell_contents.__module__
 
 
-_BUILT_ON = ("strategy.ops.", "strategy.schedule", "strategy.pattern", "strategy.masking")
+_BUILT_ON = (
+    "strategy.ops.", "strategy.cuda.", "strategy.schedule", "strategy.pattern", "strategy.masking"
+)  # fmt: skip
 
 
 def _reach(modules: set[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""batch_matmul: a product of matrices for each entry of a batch."""
+"""batch_matmul: what it takes and gives, its NumPy reference, gradient and Python function."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.expr import Call, Expr, call
-from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
 from strategy.op import (
     TOpPattern,
@@ -18,7 +17,7 @@ from strategy.op import (
     register_reference,
 )
 from strategy.ops.broadcast import collapse_sum_like
-from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
+from strategy.pattern import in_float32
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
 from strategy.type_relation import require_dtype_of, require_number, require_rank
@@ -97,11 +96,6 @@ def batch_matmul_shape_func(
 ) -> list[tuple[int, ...]]:
     x, y = inputs
     return [(max(x[0], y[0]), x[2 if attrs.transpose_a else 1], y[1 if attrs.transpose_b else 2])]
-
-
-schedule_batch_matmul = GenericFunc("schedule_batch_matmul")
-schedule_batch_matmul.register("cpu", schedule_plain_cpu)
-register_schedule("batch_matmul", schedule_batch_matmul)
 
 
 @register_gradient("batch_matmul")

@@ -1,0 +1,46 @@
+"""batch_matmul: a product of matrices for each entry of a batch.
+
+    batch_matmul.cpu         every dtype, with symbolic dimensions too
+    batch_matmul_pack.cpu    register tiles; y packed into panels where it is given transposed
+    batch_matmul_cblas.cpu   the vendor's CBLAS, entries of the batch in parallel
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from strategy.generic_func import GenericFunc, get_native_generic_func
+from strategy.op import register_strategy
+from strategy.op_strategy import OpStrategy
+from strategy.ops.batch_matmul import cblas, pack
+from strategy.ops.batch_matmul.operator import BatchMatmulAttrs, batch_matmul, compute_batch_matmul
+from strategy.pattern import schedule_plain_cpu
+from strategy.target import Target
+from strategy.types import TensorType
+
+__all__ = ["BatchMatmulAttrs", "batch_matmul", "batch_matmul_strategy"]
+
+batch_matmul_strategy: GenericFunc = get_native_generic_func("batch_matmul_strategy")
+
+
+@batch_matmul_strategy.register("cpu")
+def batch_matmul_strategy_cpu(
+    attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+) -> OpStrategy:
+    """The implementations for processors."""
+    strategy = OpStrategy()
+    strategy.add_implementation(compute_batch_matmul, schedule_plain_cpu, "batch_matmul.cpu", 5)
+    # Tiles are counted when the code is made.
+    constant = all(d.is_constant for kind in inputs for d in kind.shape)
+    if constant and inputs[0].dtype in ("float32", "float64"):
+        strategy.add_implementation(
+            pack.compute, pack.schedule, "batch_matmul_pack.cpu", 15, space=pack.space, prepare=pack.prepare
+        )
+    if constant and inputs[0].dtype == "float32" and "cblas" in target.libs:
+        strategy.add_implementation(
+            cblas.compute, cblas.schedule, "batch_matmul_cblas.cpu", 10, library="cblas"
+        )
+    return strategy
+
+
+register_strategy("batch_matmul", batch_matmul_strategy)

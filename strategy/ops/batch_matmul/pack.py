@@ -1,0 +1,183 @@
+"""`batch_matmul_pack.cpu`: the register tile of `dense`, for each entry of a batch.
+
+Rows of x are read where they lie. Vectors run along n: where y is given as [b, k, n] they are read
+where they lie too, where it is transposed it is packed into panels [b, ceil(n / width), k, width].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.condition import Expr
+from strategy.ops.batch_matmul.operator import BatchMatmulAttrs
+from strategy.ops.dense.tile import (
+    ROWS,
+    accumulator,
+    accumulators,
+    best_tile_of,
+    clamped_row,
+    largest_divisor,
+    register_constraint,
+    round_up,
+    schedule_tile,
+    up_to,
+    whole_blocks,
+    width_knob,
+)
+from strategy.schedule import (
+    Outs,
+    find_stages,
+    integer,
+    join_epilogue,
+    lanes_of,
+    new_schedule,
+    pack_by_vectors,
+    stage,
+)
+from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.target import Target
+from strategy.types import TensorType, Type
+
+_BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 32, 48, 64)
+_INNER = Knob("inner", ["rows", "panels"])
+_PACK = Knob("pack", ["apart", "task"])
+
+
+def space(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """Tile, unrolling, how tiles are grouped into tasks, and where y is packed.
+
+    Tasks pack what they read for themselves, or all is packed before (`apart`).
+    """
+    assert isinstance(attrs, BatchMatmulAttrs)
+    assert isinstance(out_type, TensorType)
+    batch, m, n = out_type.concrete_shape
+    depth = inputs[0].concrete_shape[1 if attrs.transpose_a else 2]
+    lanes = lanes_of(target, accumulator(inputs[0].dtype))
+
+    def fallback() -> dict[str, Any]:
+        rows, width = best_tile_of(m, n, lanes, target.vector_registers)
+        tiles, panels = -(-m // rows), -(-n // width)
+        shared = batch < target.threads
+        return {
+            "rows": rows,
+            "width": width,
+            "unroll": 1,
+            "n_block": largest_divisor(_BLOCKS, panels, -(-panels // target.threads) if shared else panels),
+            "m_block": tiles,
+            "inner": "rows",
+            "pack": "task" if attrs.transpose_b and not shared else "apart",
+        }
+
+    return ConfigSpace(
+        [
+            width_knob(lanes, n),
+            up_to("rows", ROWS, 2 * m),
+            up_to("unroll", (1, 2, 4, 8), depth),
+            up_to("n_block", _BLOCKS, -(-n // lanes)),
+            # All tiles of a column too, whatever their number: tasks that pack for themselves have them.
+            Knob("m_block", sorted({*(x for x in _BLOCKS if x <= m), *(-(-m // rows) for rows in ROWS)})),
+            _INNER,
+            _PACK if attrs.transpose_b else Knob("pack", ["apart"]),
+        ],
+        [
+            register_constraint(target.vector_registers, lanes),
+            whole_blocks(n, "width", "n_block"),
+            whole_blocks(m, "rows", "m_block"),
+            # A task that shares its columns with another would pack them again.
+            (knob("pack") == Expr.const("apart")) | (knob("m_block") * knob("rows") >= m),
+        ],
+        derived={"accumulators": accumulators(lanes)},
+        fallback=fallback,
+    )
+
+
+def prepare(attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
+    """A transposed y is packed into panels [b, ceil(n / width), k, width]."""
+    width = integer(config, "width")
+
+    def pack(y: Any) -> Any:
+        from tvm import te, tirx
+
+        batch, n, k = (int(extent) for extent in y.shape)
+
+        def read(b: Any, panel: Any, step: Any, lane: Any) -> Any:
+            column = panel * width + lane
+            if n % width == 0:
+                return y[b, column, step]
+            return tirx.if_then_else(column < n, y[b, column, step], tirx.const(0, y.dtype))
+
+        return te.compute(
+            (batch, -(-n // width), k, width), read, name="panels", attrs=stage("panels")
+        )
+
+    return {1: pack} if attrs.transpose_b else {}
+
+
+def compute(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:
+    """The products over whole tiles, and what of them is within m × n."""
+    from tvm import te, tirx
+
+    assert isinstance(out_type, TensorType)
+    x, y = inputs
+    batch, m, n = out_type.concrete_shape
+    rows, width = integer(config, "rows"), integer(config, "width")
+    dtype, row = accumulator(str(x.dtype)), clamped_row(m)
+    r = te.reduce_axis((0, int(x.shape[1 if attrs.transpose_a else 2])), name="r")
+
+    def left(b: Any, i: Any) -> Any:
+        b = 0 if int(x.shape[0]) == 1 else b
+        return x[b, r, row(i)] if attrs.transpose_a else x[b, row(i), r]
+
+    def right(b: Any, j: Any) -> Any:
+        b = 0 if int(y.shape[0]) == 1 else b
+        if attrs.transpose_b:
+            return y[b, j // width, r, j % width]
+        if n % width == 0:
+            return y[b, r, j]
+        return tirx.if_then_else(j < n, y[b, r, j], tirx.const(0, y.dtype))
+
+    tiles = te.compute(
+        (batch, round_up(m, rows), round_up(n, width)),
+        lambda b, i, j: te.sum(left(b, i).astype(dtype) * right(b, j).astype(dtype), axis=r),
+        name="tiles",
+        attrs=stage("tiles"),
+    )
+    return [te.compute((batch, m, n), lambda b, i, j: tiles[b, i, j].astype(out_type.dtype), name="batch_matmul")]
+
+
+def schedule(attrs: BatchMatmulAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Tasks of entries × panels × rows in parallel; in each, one register tile after the other."""
+    sch = new_schedule(outs)
+    stages = find_stages(sch)
+    output = join_epilogue(sch)
+    tiles = stages["tiles"]
+    lanes = lanes_of(target, accumulator(outs.args[0].dtype))
+    sch.set_scope(tiles, 0, "local")
+    b, i, j, steps = sch.get_loops(tiles)
+    m_task, row_tile, rows = sch.split(i, [None, integer(config, "m_block"), integer(config, "rows")])
+    n_task, panel, columns = sch.split(j, [None, integer(config, "n_block"), integer(config, "width")])
+    inner = (panel, row_tile) if config["inner"] == "rows" else (row_tile, panel)
+    sch.reorder(b, n_task, m_task, *inner, rows, columns, steps)
+    sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
+    task = sch.fuse(b, n_task, m_task)
+    sch.parallel(task)
+    if "panels" in stages:
+        _schedule_panels(sch, stages["panels"], task, lanes, apart=config["pack"] == "apart")
+    schedule_tile(sch, tiles, output, (rows, columns, steps), lanes, integer(config, "unroll"))
+    return sch
+
+
+def _schedule_panels(sch: Any, panels: Any, task: Any, lanes: int, *, apart: bool) -> None:
+    if apart:
+        pack_by_vectors(sch, panels, lanes)
+        return
+    sch.compute_at(panels, task, preserve_unit_loops=True)
+    k, lane = sch.get_loops(panels)[-2:]
+    k_outer, k_inner = sch.split(k, [None, 16])
+    lane_outer, lane_inner = sch.split(lane, [None, lanes])
+    sch.reorder(k_outer, lane_outer, k_inner, lane_inner)
+    sch.vectorize(lane_inner)
