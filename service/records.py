@@ -7,6 +7,7 @@ from hashlib import blake2b
 from typing import Any
 
 import msgspec
+import orjson
 import sqlalchemy as sa
 
 from service import best, catalogue, history
@@ -26,6 +27,7 @@ from service.models import (
 )
 from service.models import target as target_table
 from service.models import workload as workload_table
+from strategy.op_strategy import Candidate
 from strategy.record import (
     ErrorKind,
     Estimate,
@@ -35,6 +37,11 @@ from strategy.record import (
     estimate,
 )
 from strategy.space import Config
+from strategy.workload import Input, Workload
+
+# What workers time beside every batch (workers/drift.py), as a task of its own.
+REFERENCE = Workload("reference", (Input("data", "float32[65536]"),))
+REFERENCE_KERNEL = Candidate("reference.sqrt", "1.0", 0)
 
 
 def append(
@@ -65,6 +72,41 @@ def append(
     )  # fmt: skip
 
 
+def append_references(connection: sa.Connection, held: Any, sent: Results) -> None:
+    """Stores the reference kernel's times beside a job's, as records of phase `reference`.
+
+    They have no entries of the job: they are numbered down from -1.
+    """
+    owner, variant_id = _owner(connection, held.job_id)
+    environment_id = catalogue.put_environment(connection, sent.environment)
+    where = connection.execute(
+        sa.select(device.c.identity).where(device.c.id == held.device_id)
+    ).scalar_one()
+    workload_id = catalogue.put_workload(connection, REFERENCE)
+    task_id = catalogue.put_task(connection, workload_id, owner.target_id, REFERENCE_KERNEL, None)
+    least = connection.scalar(
+        sa.select(sa.func.min(record.c.entry)).where(record.c.job_id == held.job_id)
+    )
+    first = min(least or 0, 0) - 1
+    rows = []
+    for number, one in enumerate(sent.references):
+        median_s = estimate(one.samples_s).median_s
+        rows.append({
+            "source": "plevel", "run_id": owner.run_id, "task_id": task_id, "job_id": owner.id,
+            "entry": first - number, "policy_id": None, "phase": Phase.REFERENCE.value, "seed": None,
+            "config": {}, "config_digest": Config().digest, "error": None, "message": "",
+            "samples_s": list(one.samples_s), "median_s": median_s,
+            "mean_s": sum(one.samples_s) / len(one.samples_s), "build_s": 0.0, "check_s": 0.0,
+            "run_s": sum(one.samples_s), "code_digest": "", "measured_at": one.measured_at,
+            "lease_id": held.id, "worker_id": held.worker_id,
+            "device_id": held.device_id, "environment_id": environment_id,
+            "session": sent.session, "variant_id": variant_id,
+            "extra": orjson.dumps(one.state).decode() if one.state else None,
+        })  # fmt: skip
+    _identify(connection, rows, owner.target, where)
+    connection.execute(sa.insert(record).values(recorded_at=now()), rows)
+
+
 def append_lost(
     connection: sa.Connection, owner: Any, entries: Sequence[Any], reason: str
 ) -> None:
@@ -82,14 +124,7 @@ def _store(
     where: str,
 ) -> list[dict[str, Any]]:
     """Inserts a record for each entry; returns those of entries that had none before."""
-    owner = connection.execute(
-        sa.select(job, run.c.request["target"].label("target"), now().label("now"))
-        .join(run, run.c.id == job.c.run_id)
-        .where(job.c.id == job_id)
-    ).one()
-    variant_id = catalogue.put_variant(
-        connection, owner.target_id, owner.target["keys"], owner.target
-    )
+    owner, variant_id = _owner(connection, job_id)
     rows = [
         {**_origin(owner, entry, result), **held_by, "variant_id": variant_id}
         for entry, result in zip(entries, results, strict=True)
@@ -104,6 +139,18 @@ def _store(
             sa.update(job_entry).where(job_entry.c.id == entry.id).values(state=EntryState.DONE)
         )
     return added
+
+
+def _owner(connection: sa.Connection, job_id: int) -> tuple[Any, int]:
+    """The job with its run's target, and that target as it was written."""
+    owner = connection.execute(
+        sa.select(job, run.c.request["target"].label("target"), now().label("now"))
+        .join(run, run.c.id == job.c.run_id)
+        .where(job.c.id == job_id)
+    ).one()
+    return owner, catalogue.put_variant(
+        connection, owner.target_id, owner.target["keys"], owner.target
+    )
 
 
 def _identify(
@@ -147,6 +194,7 @@ def _origin(owner: Any, entry: Any, result: Result) -> dict[str, Any]:
         "prepare_s": result.prepare_s, "build_s": result.build_s, "check_s": result.check_s,
         "run_s": result.run_s, "code_digest": result.code_digest[:128],
         "measured_at": result.measured_at or owner.now, "recorded_at": now(),
+        "extra": None if result.drift is None else orjson.dumps({"drift": result.drift}).decode(),
     }  # fmt: skip
 
 
@@ -183,6 +231,7 @@ class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
     worker: str | None
     environment: dict[str, Any]
     seed: int | None
+    drift: float | None = None  # the host's speed changed by so much meanwhile: it is noisy
 
 
 class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,8 +281,15 @@ def _row(r: Any) -> RecordRow:
         samples_s=tuple(r.samples_s), prepare_s=r.prepare_s, build_s=r.build_s,
         check_s=r.check_s, run_s=r.run_s, code_digest=r.code_digest, measured_at=r.measured_at,
         device=r.device if r.slot else None, device_model=r.device_model, worker=r.worker,
-        environment=r.environment or {}, seed=r.seed,
+        environment=r.environment or {}, seed=r.seed, drift=_drift(r),
     )  # fmt: skip
+
+
+def _drift(r: Any) -> float | None:
+    if r.source != "plevel" or not r.extra:
+        return None
+    found: float | None = orjson.loads(r.extra).get("drift")
+    return found
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):

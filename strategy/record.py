@@ -169,11 +169,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks for a job for one device; the service waits up to `wait_s` for one to come."""
+    """Asks for jobs for one device; the service waits up to `wait_s` for one to come."""
 
     worker_id: int
     device: Name
     wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    jobs: Annotated[int, Meta(ge=1, le=64)] = 1  # at most so many, with what the device builds already
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,10 +221,22 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     run_s: Seconds = 0.0  # the time that the device was timing this entry
     code_digest: str = ""
     measured_at: float = 0.0
+    # How much the host's speed changed over its batch, where that was too much, twice: it is noisy.
+    drift: Seconds | None = None
 
     def __post_init__(self) -> None:
         if (self.error is None) == (not self.samples_s):
             raise ValueError("a result has either samples_s or an error")
+
+
+class Reference(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the same short kernel took before or after a batch, and the state of the host then."""
+
+    samples_s: Annotated[
+        tuple[Annotated[float, Meta(gt=0)], ...], Meta(min_length=1, max_length=1000)
+    ]
+    measured_at: float
+    state: dict[str, Any] = {}  # load, frequency, temperature, time stolen by other machines
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,7 +245,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     token: int
     session: Name
     results: tuple[Result, ...]
-    environment: dict[str, Any] = {}  # toolchain, driver, governor, load
+    environment: dict[str, Any] = {}  # toolchain, driver, governor
+    references: Annotated[tuple[Reference, ...], Meta(max_length=100)] = ()
     done: bool = False
 
 
@@ -240,6 +254,33 @@ class ResultsAccepted(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int
     known: int
     cancelled: bool = False
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of one lease among several."""
+
+    lease_id: int
+    results: Results
+
+
+class Reports(msgspec.Struct, frozen=True, kw_only=True):
+    """Results of several leases in one request."""
+
+    reports: Annotated[tuple[Report, ...], Meta(min_length=1, max_length=64)]
+
+
+class Reported(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the results of one lease: `problem` says why they were not taken."""
+
+    lease_id: int
+    accepted: ResultsAccepted | None = None
+    problem: str = ""
+
+
+class ReportsAnswered(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `Reports`, in their order."""
+
+    answers: tuple[Reported, ...]
 
 
 class RunWorkload(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,6 +306,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     search_policy: TimingPolicy = SEARCH_POLICY
     confirm_policy: TimingPolicy = CONFIRM_POLICY
     force: bool = False  # tune even what is tuned enough
+    priority: Annotated[int, Meta(ge=-10, le=10)] = 0  # the higher goes first; equals take turns
+    max_jobs: Annotated[int, Meta(ge=1)] | None = None  # leased at once
 
 
 class RunState(StrEnum):

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -14,7 +15,10 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
+from typing import get_args
 
+from strategy.log import Form, configure
+from strategy.record import Device, decode
 from workers.builder import find_linker
 from workers.client import Client, ServiceError, StoppedError, UnreachableError
 from workers.cpu import DeviceError, assign, describe_device, parse_cores
@@ -35,7 +39,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=int,
         help="threads that kernels use, part of the target; default: all cores",
     )
-    parser.add_argument("--device", default="cpu", help="cpu, or some of its cores: cpu:0-3")
+    parser.add_argument("--device", default="cpu", help="cpu, some of its cores: cpu:0-3, or cuda:0")
     parser.add_argument(
         "--token-file", type=Path, default=os.environ.get("PLEVEL_TOKEN_FILE"),
         help="what opens the service; default: PLEVEL_TOKEN_FILE",
@@ -45,6 +49,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--spool", type=Path, default=_state_directory() / "spool",
         help="where results wait until the service has them; default: %(default)s",
     )  # fmt: skip
+    parser.add_argument(
+        "--max-temperature", type=float, metavar="C", help="wait while a sensor is hotter, in °C"
+    )
+    parser.add_argument("--log", choices=get_args(Form), default="text", help="json has ids")
     parser.add_argument("--verbose", action="store_true", help="say more")
     return parser.parse_args(arguments)
 
@@ -56,19 +64,21 @@ def _state_directory() -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a worker until it is told to stop; the exit status."""
     options = parse(arguments)
-    logging.basicConfig(
-        level=logging.DEBUG if options.verbose else logging.INFO, stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(message)s",
-    )  # fmt: skip
+    level = logging.DEBUG if options.verbose else logging.INFO
+    configure(options.log, "%(asctime)s %(levelname)s %(message)s", level)
     for library in ("httpx", "httpcore"):
         logging.getLogger(library).setLevel(logging.WARNING)
     if not options.url.startswith(("http://", "https://")):
         return _fail(f"--url {options.url}: write it as http://host:port", 2)
     try:
         _check_host()
-        cores = parse_cores(options.device)
-        assigned = assign(cores, len(cores) if options.threads is None else options.threads)
-        device = describe_device(assigned, len(assigned.timing))
+        if options.device.startswith("cuda"):
+            assigned = assign(parse_cores("cpu"), 1)  # of the host, to queue launches with
+            device = describe_cuda(options.device)
+        else:
+            cores = parse_cores(options.device)
+            assigned = assign(cores, len(cores) if options.threads is None else options.threads)
+            device = describe_device(assigned, len(assigned.timing))
     except DeviceError as error:
         return _fail(str(error), 2)
     if not assigned.overlap:
@@ -87,8 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"--spool {options.spool} cannot be written: {error.strerror}; name another", 2
         )
     daemon = Daemon(
-        client, spool, describe_worker(options.name, device, _version()), assigned, stop
-    )
+        client, spool, describe_worker(options.name, device, _version()), assigned, stop,
+        hottest_c=options.max_temperature,
+    )  # fmt: skip
     draining = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -113,6 +124,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         spool.close()
         client.close()
     return 0
+
+
+def describe_cuda(text: str) -> Device:
+    """The device `cuda:0`, asked for in a process of its own: the driver must not be forked with.
+
+    Raises:
+        DeviceError: pycuda, a driver or the device is missing.
+    """
+    kind, _, slot = text.partition(":")
+    if kind != "cuda" or not (slot or "0").isdecimal():
+        raise DeviceError(f"device {text!r:.40}: write cuda:0")
+    done = subprocess.run(
+        [sys.executable, "-m", "workers.cuda", slot or "0"], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise DeviceError(done.stderr.strip().rpartition("\n")[2])
+    return decode(done.stdout, Device)
 
 
 def _check_host() -> None:

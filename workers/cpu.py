@@ -174,7 +174,7 @@ def governor() -> str:
 
 
 def environment() -> dict[str, Any]:
-    """The toolchain and the state of this host, as far as they are known without loading TVM."""
+    """The toolchain and the settings of this host, as far as they are known without loading TVM."""
     return {
         "python": platform.python_version(),
         "tvm": _installed("apache-tvm"),
@@ -183,9 +183,42 @@ def environment() -> dict[str, Any]:
         "openblas": _installed("scipy-openblas32"),
         "kernel": platform.release(),
         "governor": governor(),
-        "load": round(os.getloadavg()[0], 2),
         "plevel": _installed("plevel"),
     }
+
+
+def state(cores: Sequence[int]) -> dict[str, Any]:
+    """What changes from minute to minute and moves times; what the host does not tell is left out."""
+    frequency = _read(_CPUS / f"cpu{cores[0]}/cpufreq/scaling_cur_freq")
+    temperature = hottest()
+    found = {
+        "load": round(os.getloadavg()[0], 2),
+        "frequency_mhz": round(int(frequency) / 1000) if frequency.isdecimal() else _nominal_mhz(),
+        "temperature_c": temperature,
+        "stolen_s": _stolen_s(cores),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _nominal_mhz() -> int | None:
+    """What the first core says, as all do on virtual machines."""
+    text = cpu_info().get("cpu MHz", "")
+    return round(float(text)) if text else None
+
+
+def hottest() -> float | None:
+    """The temperature of the hottest sensor, in °C."""
+    zones = (_read(p) for p in Path("/sys/class/thermal").glob("thermal_zone*/temp"))
+    found = [int(text) / 1000 for text in zones if text.lstrip("-").isdecimal()]
+    return max(found, default=None)
+
+
+def _stolen_s(cores: Sequence[int]) -> float | None:
+    """Seconds since the start that a hypervisor gave to other machines."""
+    names = {f"cpu{core}" for core in cores}
+    lines = (line.split() for line in _read(Path("/proc/stat")).splitlines())
+    ticks = [int(words[8]) for words in lines if words[0] in names and len(words) > 8]
+    return round(sum(ticks) / os.sysconf("SC_CLK_TCK"), 2) if ticks else None
 
 
 def _installed(package: str) -> str:

@@ -37,7 +37,8 @@ from workers.client import (
     StoppedError,
     UnknownWorkerError,
 )
-from workers.cpu import Cores, environment, machine_memory, timing_lock
+from workers.cpu import Cores, environment, hottest, machine_memory, timing_lock
+from workers.cuda_runner import SLOT
 from workers.lease import GOODBYE_S, Held, Holdings
 from workers.runner import TimingRunner
 from workers.sandbox import ForkServer, Interrupted
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 _LEASE_WAIT_S = 10.0
 _BUSY_S = 0.2
 _REFUSED_S = 2.0
+_COOLING_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Daemon:
         cores: of that device.
         stop: ends everything within moments.
         imports: what the children find loaded.
+        hottest_c: a sensor above it makes a batch wait until it has cooled, where given.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Daemon:
         cores: Cores,
         stop: threading.Event,
         imports: tuple[str, ...] = ("numpy", "tvm"),
+        hottest_c: float | None = None,
     ) -> None:
         self._client = client
         self._info = info
@@ -87,6 +91,7 @@ class Daemon:
         self._cores = cores
         self._stop = stop
         self._imports = imports
+        self._hottest_c = hottest_c
         self._draining = threading.Event()
         self._holdings = Holdings(client, spool)
         # Held while a job is built or timed, where both use the same cores.
@@ -128,8 +133,16 @@ class Daemon:
                 held.ended.set()
 
     def _serve(self, server: ForkServer) -> None:
-        pool = BuilderPool(server, self._cores.building, self._scratch)
-        runner = TimingRunner(server, self._cores.timing, machine_memory() // 2)
+        on_cuda = self._device.target.kind == "cuda"
+        pool = BuilderPool(server, self._cores.building, self._scratch, forks=on_cuda)
+        if on_cuda:
+            # A driver reserves more addresses than there is memory.
+            runner = TimingRunner(
+                server, self._cores.timing, 1 << 46, module="workers.cuda_runner",
+                environment={SLOT: self._device.slot.partition(":")[2]},
+            )  # fmt: skip
+        else:
+            runner = TimingRunner(server, self._cores.timing, machine_memory() // 2)
         leasing = threading.Thread(
             target=self._guard, args=(self._lease_and_build, pool), name="build"
         )
@@ -231,6 +244,7 @@ class Daemon:
             held = batch.held
             self.spent["waiting for a job"] += max(0.0, batch.leased_at - since)
             since = self._spend("waiting for a build", max(since, batch.leased_at))
+            self._cool_down(held)
             try:
                 with self._turn or contextlib.nullcontext(), timing_lock(held.ended.is_set) as mine:
                     if mine and self._begin_timing(held):
@@ -243,6 +257,15 @@ class Daemon:
             if held.ended.is_set():
                 self._holdings.leave(held)
             since = self._spend("asking the service", since)
+
+    def _cool_down(self, held: Held) -> None:
+        said = False
+        while self._hottest_c is not None and (hottest() or 0.0) > self._hottest_c:
+            if not said:
+                log.warning("%s waits: above %g °C", held, self._hottest_c, extra=held.ids)
+                said = True
+            if held.ended.wait(_COOLING_S):
+                return
 
     def _spend(self, what: str, since: float) -> float:
         """Notes what the time since then went to; returns the time now."""
@@ -266,7 +289,7 @@ class Daemon:
                 held.ended.wait(_BUSY_S)
             except ServiceError as error:
                 # Away for now: what is timed meanwhile is kept, and sent when it is back.
-                log.warning("%s is timed without the service: %s", held, error)
+                log.warning("%s is timed without the service: %s", held, error, extra=held.ids)
                 break
         return not held.ended.is_set()
 
@@ -290,15 +313,16 @@ class Daemon:
             self._holdings.report(held, result)
 
         try:
-            toolchain = runner.run(job, batch.built, held.ended, report)
+            conditions = runner.run(job, batch.built, held.ended, report)
         except Interrupted:
             return
-        state = environment() | toolchain | {"TVM_NUM_THREADS": job.target.threads}
-        self._holdings.finish(held, state)
+        toolchain = conditions.environment | {"TVM_NUM_THREADS": job.target.threads}
+        self._holdings.finish(held, environment() | toolchain, conditions.references)
         outcomes["not built"] = len(job.entries) - len(batch.built)
         shown = ", ".join(f"{count} {what}" for what, count in outcomes.items() if count)
         log.info(
-            "%s: %s in %.2f s, %.2f s of it timing", held, shown, time.monotonic() - began, timed_s
+            "%s: %s in %.2f s, %.2f s of it timing", held, shown, time.monotonic() - began, timed_s,
+            extra=held.ids,
         )
 
 

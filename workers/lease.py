@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from strategy.record import Lease, Registered, Result, Results, ResultsAccepted
+from strategy.record import Lease, Reference, Registered, Result, Results, ResultsAccepted
 from workers.client import Client, LeaseLostError, ServiceError
 from workers.spool import Sender, Spool
 
@@ -38,6 +38,11 @@ class Held:
         self.lost |= lost
         self.cancelled |= cancelled
         self.ended.set()
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """What it is, for the log."""
+        return {"run": self.lease.job.run_id, "job": self.lease.job.id}
 
     def __str__(self) -> str:
         job = self.lease.job
@@ -73,11 +78,13 @@ class Holdings:
         """Returns once the results are on disk; they are sent soon."""
         self._put(held, results)
 
-    def finish(self, held: Held, environment: dict[str, Any]) -> None:
+    def finish(
+        self, held: Held, environment: dict[str, Any], references: tuple[Reference, ...] = ()
+    ) -> None:
         """Says that a job is done."""
         with self._lock:
             self._held.pop(held.lease.id, None)
-        self._put(held, (), environment=environment, done=True)
+        self._put(held, (), environment=environment, references=references, done=True)
 
     def leave(self, held: Held) -> None:
         """Ends a lease whose work stopped before it was finished, for whatever reason."""
@@ -115,11 +122,11 @@ class Holdings:
         try:
             answer = self._client.renew(held.lease, timing=held.timing)
         except LeaseLostError as error:
-            log.warning("%s is lost: %s", held, error)
+            log.warning("%s is lost: %s", held, error, extra=held.ids)
             held.end(lost=True)
             return
         if answer.cancelled:
-            log.info("%s: its run was cancelled", held)
+            log.info("%s: its run was cancelled", held, extra=held.ids)
             held.end(cancelled=True)
 
     def keep_alive(self, registered: Callable[[], Registered], stop: threading.Event) -> None:
@@ -146,11 +153,12 @@ class Holdings:
         results: tuple[Result, ...],
         *,
         environment: dict[str, Any] | None = None,
+        references: tuple[Reference, ...] = (),
         done: bool = False,
     ) -> None:
         parcel = Results(
             token=held.lease.token, session=held.session, results=results,
-            environment=environment or {}, done=done,
+            environment=environment or {}, references=references, done=done,
         )  # fmt: skip
         self._sender.put(held.lease.id, parcel)
 

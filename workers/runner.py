@@ -9,17 +9,20 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from strategy.extern import load_library
-from strategy.record import ErrorKind, Job, Result, convert, to_json
+from strategy.record import ErrorKind, Job, Reference, Result, convert, to_json
 from strategy.workload import Workload
 from workers.builder import Built, shorten
-from workers.cpu import pin_threads
+from workers.cpu import pin_threads, state
+from workers.drift import DRIFT, drift, time_reference
 from workers.fork import Channel, Limits
 from workers.kernel import Data, Kernel
 from workers.reference import WrongAnswerError, random_inputs, reference, tolerances
@@ -64,7 +67,7 @@ class Runner:
         kernels: list[Kernel] = []
         for built in session.built:
             self._channel.mark(built.entry)
-            kernel = Kernel(built, data)
+            kernel = self._open(built, data)
             try:
                 library = kernel.load().signature.library
                 if library is not None:
@@ -81,6 +84,9 @@ class Runner:
             self._send(_result(kernels[index], timed))
             kernels[index].release()
 
+        if not kernels:
+            return
+        self._send_reference()
         time_kernels(
             [self._measure(kernel) for kernel in kernels],
             job.policy,
@@ -89,6 +95,7 @@ class Runner:
             rng=random.Random(job.seed),
             finished=finished,
         )
+        self._send_reference()
 
     def toolchain(self) -> dict[str, Any]:
         """What only this process knows of the environment: the versions that it has loaded."""
@@ -99,12 +106,18 @@ class Runner:
             found[role] = load_library(role).describe()
         return found
 
+    def _open(self, built: Built, data: Data) -> Kernel:
+        return Kernel(built, data)
+
     def _measure(self, kernel: Kernel) -> Callable[[int], float]:
         def measure(calls: int) -> float:
             self._channel.mark(kernel.entry)
             return kernel.measure(calls)
 
         return measure
+
+    def _send_reference(self) -> None:
+        self._channel.send({"reference": time_reference()})
 
     def _send(self, result: Result) -> None:
         self._channel.send({"result": to_json(result)})
@@ -150,6 +163,14 @@ def _of(kernel: Kernel, timed: Timed, **outcome: Any) -> Result:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """Under which a job was timed: the child's environment, and the reference kernel's times."""
+
+    environment: dict[str, Any]
+    references: tuple[Reference, ...]
+
+
 class TimingRunner:
     """The daemon's handle on the runner child of one device. One thread at a time uses it.
 
@@ -157,9 +178,21 @@ class TimingRunner:
         server: forks the child.
         cores: of the device that time; as many threads are the most a kernel may use.
         memory_bytes: that a session may use.
+        module: whose `serve` the child runs.
+        environment: of the child, beside its numbers of threads.
     """
 
-    def __init__(self, server: ForkServer, cores: Sequence[int], memory_bytes: int) -> None:
+    def __init__(
+        self,
+        server: ForkServer,
+        cores: Sequence[int],
+        memory_bytes: int,
+        *,
+        module: str = "workers.runner",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._module = module
+        self._environment = dict(environment or {})
         self._server = server
         self._cores = tuple(cores)
         self._memory_bytes = memory_bytes
@@ -172,25 +205,72 @@ class TimingRunner:
         built: Sequence[Built],
         interrupt: threading.Event,
         report: Callable[[Result], None],
-    ) -> dict[str, Any]:
-        """Checks and times what was built, reporting each result as it is known.
+    ) -> Conditions:
+        """Checks and times what was built, reporting failures at once and times at the end.
+
+        Where the reference kernel says that the host has changed meanwhile, all that has a time is
+        timed once more; where it says so again, the times are marked. Entries that compiled to the
+        same code are timed as one.
+
+        Raises:
+            Interrupted: `interrupt` was set; what was timed by then is reported.
+        """
+        twins = _by_code(built)
+        timed: dict[int, Result] = {}
+        conditions = Conditions({}, ())
+
+        def report_all(result: Result) -> None:
+            for number, twin in enumerate(twins[result.entry]):
+                report(result if number == 0 else _copy(result, twin))
+
+        def keep(result: Result) -> None:
+            before = timed.pop(result.entry, None)
+            if result.error is not None:
+                report_all(result)
+                return
+            spent_s = result.run_s + (before.run_s if before else 0.0)
+            timed[result.entry] = msgspec.structs.replace(result, run_s=spent_s)
+
+        moved = 0.0
+        try:
+            conditions = self._time(job, [group[0] for group in twins.values()], interrupt, keep)
+            moved = drift(conditions.references)
+            if moved > DRIFT and timed:
+                again = [twins[entry][0] for entry in timed]
+                second = self._time(job, again, interrupt, keep)
+                moved = drift(second.references)
+                conditions = Conditions(
+                    conditions.environment | second.environment,
+                    conditions.references + second.references,
+                )
+        finally:
+            for result in timed.values():
+                noisy = moved if moved > DRIFT else None
+                report_all(msgspec.structs.replace(result, drift=noisy))
+        return conditions
+
+    def _time(
+        self,
+        job: Job,
+        built: Sequence[Built],
+        interrupt: threading.Event,
+        report: Callable[[Result], None],
+    ) -> Conditions:
+        """Checks and times each entry, in as many sessions as it takes.
 
         An entry that kills the child is tried once more by itself, at the end: memory that one
         kernel corrupts may kill another. One that hangs is not. All others go on in a new child.
-
-        Returns:
-            The child's environment (see `Results`).
-
-        Raises:
-            Interrupted: `interrupt` was set.
         """
         environment: dict[str, Any] = {}
+        references: list[Reference] = []
         waiting = {b.entry: b for b in built}
         suspects: dict[int, Built] = {}
         while waiting or suspects:
             alone = not waiting
             entries = dict([suspects.popitem()]) if alone else waiting
-            blamed, error = self._session(job, entries, interrupt, report, environment)
+            blamed, error = self._session(
+                job, entries, interrupt, report, environment, references
+            )
             if error is None:
                 if entries:  # a child that says it is done, and is not: a defect of ours
                     raise RuntimeError(
@@ -205,7 +285,7 @@ class TimingRunner:
                     suspects[index] = one
                 else:
                     report(_lost(one, error))
-        return environment
+        return Conditions(environment, tuple(references))
 
     def _session(
         self,
@@ -214,6 +294,7 @@ class TimingRunner:
         interrupt: threading.Event,
         report: Callable[[Result], None],
         environment: dict[str, Any],
+        references: list[Reference],
     ) -> tuple[int, Died | Late | None]:
         """One session in the child; takes out of `entries` what is done."""
         session = Session(job=job, built=tuple(entries.values()), cores=self._timing_cores(job))
@@ -225,11 +306,19 @@ class TimingRunner:
                 if "end" in message:
                     environment.update(message["environment"])
                     return -1, None
+                if "reference" in message:
+                    references.append(self._reference(message["reference"]))
+                    continue
                 result = convert(message["result"], Result)
                 entries.pop(result.entry, None)
                 report(result)
         except (Died, Late) as error:
             return child.stage, error
+
+    def _reference(self, samples_s: Sequence[float]) -> Reference:
+        return Reference(
+            samples_s=tuple(samples_s), measured_at=time.time(), state=state(self._cores)
+        )
 
     def _timing_cores(self, job: Job) -> tuple[int, ...]:
         return self._cores[-job.target.threads :]
@@ -243,8 +332,8 @@ class TimingRunner:
         counts = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         self._child = self._server.spawn(
             Limits(
-                module="workers.runner", cores=self._cores[-threads:], memory_bytes=self._memory_bytes,
-                environment={name: str(threads) for name in counts} | _SHORT_SPIN,
+                module=self._module, cores=self._cores[-threads:], memory_bytes=self._memory_bytes,
+                environment={name: str(threads) for name in counts} | _SHORT_SPIN | self._environment,
             )
         )  # fmt: skip
         return self._child
@@ -254,6 +343,26 @@ class TimingRunner:
         if self._child is not None:
             self._child.kill()
             self._child = None
+
+
+def _by_code(built: Sequence[Built]) -> dict[int, list[Built]]:
+    """What was built, grouped by what it compiled to, each group under its first entry."""
+    groups: dict[object, list[Built]] = {}
+    for one in built:
+        signature = Path(one.path + ".json")
+        known = one.code_digest and signature.exists()
+        same = (one.code_digest, signature.read_bytes()) if known else one.entry
+        groups.setdefault(same, []).append(one)
+    return {group[0].entry: group for group in groups.values()}
+
+
+def _copy(result: Result, twin: Built) -> Result:
+    """The result of an entry that compiled to the same code as another, which was timed."""
+    note = f"the same code as entry {result.entry}, which was timed"
+    return msgspec.structs.replace(
+        result, entry=twin.entry, build_s=twin.build_s, check_s=0.0, run_s=0.0,
+        message=f"{result.message}; {note}" if result.message else note,
+    )  # fmt: skip
 
 
 def _lost(built: Built, error: Died | Late) -> Result:

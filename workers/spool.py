@@ -80,15 +80,19 @@ class Spool:
         return self._own / f"{self._count:012d}.json"
 
     def put(self, lease_id: int, results: Results) -> None:
-        """Returns once the results are on disk."""
+        """Returns once the results are on disk; raises `OSError` where it takes them not."""
         data = encode(_Parcel(lease_id, results))
         with self._lock:
             path = self._next_path()
             draft = path.with_suffix(".draft")
-            with draft.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                with draft.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError:
+                draft.unlink(missing_ok=True)  # the disk is full: what little it took
+                raise
             draft.rename(path)
             directory = os.open(self._own, os.O_RDONLY)
             try:
@@ -142,7 +146,8 @@ class Spool:
 def _joined(first: Results, second: Results) -> Results:
     return Results(
         token=second.token, session=first.session, results=first.results + second.results,
-        environment={**first.environment, **second.environment}, done=first.done or second.done,
+        environment={**first.environment, **second.environment},
+        references=first.references + second.references, done=first.done or second.done,
     )  # fmt: skip
 
 
@@ -177,8 +182,21 @@ class Sender:
         self._thread.start()
 
     def put(self, lease_id: int, results: Results) -> None:
-        """Returns once the results are safe on disk; they are sent soon, at once where `done`."""
-        self._spool.put(lease_id, results)
+        """Returns once the results are safe on disk; they are sent soon, at once where `done`.
+
+        Where the disk is full it waits until there is room, sending what is there meanwhile.
+        """
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                self._spool.put(lease_id, results)
+                break
+            except OSError as error:
+                log.warning("results cannot be kept (%s); trying again", error)
+            with self._change:
+                if self._change.wait_for(lambda: self._closing, pause):
+                    return  # its lease is given back, and it is measured again
+            pause = min(2 * pause, LONGEST_PAUSE_S)
         due = time.monotonic() + (0.0 if results.done else self._linger_s)
         with self._change:
             self._due = due if self._due is None else min(due, self._due)

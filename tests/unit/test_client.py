@@ -351,3 +351,54 @@ def test_what_is_not_sent_at_the_end_stays_on_disk(
     sender.put(5, results(0))
     sender.close(0.2)
     assert not spool.empty
+
+
+def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = Spool(tmp_path, URL)
+    refused: list[int] = []
+    put = spool.put
+
+    def put_later(lease_id: int, results: Results) -> None:
+        if len(refused) < 2:
+            refused.append(lease_id)
+            raise OSError(28, "No space left on device")
+        put(lease_id, results)
+
+    monkeypatch.setattr(spool, "put", put_later)
+    monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 0.001)
+    accepted = threading.Event()
+    stop = threading.Event()
+    answer = ResultsAccepted(accepted=1, known=0)
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=encode(answer)))
+    client = Client(URL, stop, transport=transport)
+    sender = Sender(client, spool, lambda lease_id, answer: accepted.set(), lambda lease_id: None)
+    sender.put(7, Results(token=1, session="s", results=(), done=True))
+    assert accepted.wait(30)
+    assert refused == [7, 7]
+    sender.close(10)
+
+
+def test_a_draft_that_the_disk_did_not_take_is_no_result(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk, in a process of its own."""
+    code = """
+import resource, signal, sys
+from pathlib import Path
+from strategy.record import Result, Results
+from workers.spool import Spool
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+spool = Spool(Path(sys.argv[1]), "http://service.test")
+results = Results(token=1, session="s", results=(Result(entry=0, samples_s=(1.0,) * 500),))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+try:
+    spool.put(1, results)
+except OSError as error:
+    print(error.strerror)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert spool.empty and not list(Path(sys.argv[1]).rglob("*.draft"))
+spool.put(1, results)
+print(spool.first()[0])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split("\n") == ["File too large", "1", ""], done.stderr

@@ -1,0 +1,44 @@
+"""`plevel doctor`: whether this host is fit for timing."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from plevel.cli import option
+from plevel.cli.error import CommandError, UsageError
+
+
+def doctor(
+    device: Annotated[
+        str, typer.Option("--device", metavar="SLOT", help="cpu, or some of its cores: cpu:0-3.")
+    ] = "cpu",
+    threads: Annotated[
+        int | None, typer.Option("--threads", metavar="N", min=1, help="The kernels' threads.")
+    ] = None,
+    as_json: option.AsJson = False,
+) -> None:
+    """Say whether this host is fit for timing, and what to change where it is not.
+
+    It exits with 1 where something should be changed.
+
+    Example: plevel doctor --device cpu:0-3
+    """
+    from plevel.cli.output import make_console, make_table, print_json
+    from workers.cpu import DeviceError, assign, parse_cores
+    from workers.doctor import examine
+
+    try:
+        cores = parse_cores(device)
+        found = examine(assign(cores, len(cores) if threads is None else threads))
+    except DeviceError as error:
+        raise UsageError(str(error)) from error
+    wrong = [f.what for f in found if f.remedy]
+    if as_json:
+        print_json(found)
+    else:
+        rows = [(f.what, f.found, f.remedy or "good") for f in found]
+        make_console().print(make_table(("what", "found", "remedy"), rows))
+    if wrong:
+        raise CommandError(f"times of this host are less sure for its {', '.join(wrong)}")

@@ -1,0 +1,84 @@
+"""What `plevel doctor` says of hosts that describe themselves in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_cli import plevel
+from workers import doctor
+from workers.cpu import Cores, assign, parse_cores
+
+
+def host(root: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = root / "sys/devices/system" / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return root
+
+
+def settings(root: Path) -> dict[str, tuple[str, bool]]:
+    return {f.what: (f.found, not f.remedy) for f in doctor._settings(root)}
+
+
+def test_a_good_host(tmp_path: Path) -> None:
+    found = settings(
+        host(
+            tmp_path, cpu__cpu0__cpufreq__scaling_governor="performance",
+            cpu__intel_pstate__no_turbo="1", clocksource__clocksource0__current_clocksource="tsc",
+        )
+    )  # fmt: skip
+    assert found == {
+        "governor": ("performance", True), "turbo": ("off", True), "clock source": ("tsc", True),
+        "quota": ("none", True),
+    }  # fmt: skip
+
+
+def test_a_host_with_everything_wrong(tmp_path: Path) -> None:
+    root = host(
+        tmp_path, cpu__cpu0__cpufreq__scaling_governor="powersave", cpu__cpufreq__boost="1",
+        clocksource__clocksource0__current_clocksource="hpet",
+    )  # fmt: skip
+    (root / "sys/fs/cgroup").mkdir(parents=True)
+    (root / "sys/fs/cgroup/cpu.max").write_text("150000 100000\n")
+    found = {f.what: f for f in doctor._settings(root)}
+    assert all(f.remedy for f in found.values())
+    assert "performance" in found["governor"].remedy
+    assert "cpufreq/boost" in found["turbo"].remedy
+    assert found["quota"].found == "150000 µs a period"
+
+
+def test_a_host_that_tells_nothing_is_no_fault(tmp_path: Path) -> None:
+    assert all(good for _, good in settings(tmp_path).values())
+
+
+@pytest.mark.parametrize(("load", "times", "wrong"), [(0.1, [1.0, 1.02], set()),
+                                                      (3.0, [1.0, 1.2], {"load", "spread"})])  # fmt: skip
+def test_what_others_do_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, load: float, times: list[float], wrong: set[str]
+) -> None:
+    monkeypatch.setattr(doctor.os, "getloadavg", lambda: (load, 0, 0))
+    monkeypatch.setattr(doctor, "_watch", lambda cores: times)
+    monkeypatch.setattr(doctor, "state", lambda cores: {"stolen_s": 1.0})
+    found = list(doctor._noise(Cores("cpu:0-1", (1,), (0,))))
+    assert {f.what for f in found if f.remedy} == wrong
+    assert {f.what for f in found} == {"load", "stolen time", "spread"}
+
+
+def test_the_watch_leaves_the_affinity_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_WATCH_S", 0.01)
+    cores = assign(parse_cores("cpu"), 1)
+    assert all(m > 0 for m in doctor._watch(cores.timing))
+    assert parse_cores("cpu") == cores.all
+
+
+def test_the_command(tmp_path: Path) -> None:
+    done = plevel("doctor", "--threads", "1", home=tmp_path)
+    assert done.returncode in (0, 1), done.stderr
+    for what in ("TVM", "governor", "turbo", "clock source", "memory", "disk", "load", "spread"):
+        assert what in done.stdout
+    assert (done.returncode == 1) == ("less sure" in done.stderr)
+    refused = plevel("doctor", "--device", "gpu:0", home=tmp_path)
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)

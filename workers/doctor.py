@@ -1,0 +1,149 @@
+"""Whether this host is fit for timing, and what to change where it is not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from workers.builder import find_linker
+from workers.cpu import Cores, governor, machine_memory, state
+from workers.drift import DRIFT, time_reference
+
+_SYS = Path("/sys/devices/system")
+_GOOD_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")
+_WATCH_S = 1.0
+_STOLEN = 0.01
+_BUSY = 0.5
+_MEMORY = 2 * 2**30
+_DISK = 2**30
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing looked at. `remedy` is empty where it is as it should be."""
+
+    what: str
+    found: str
+    remedy: str = ""
+
+
+def examine(cores: Cores, root: Path = Path("/")) -> list[Finding]:
+    """Looks at what moves times on this host; takes a second.
+
+    Args:
+        cores: those that would time and build.
+        root: of the file system that the host describes itself in.
+    """
+    return [*_tools(), *_settings(root), *_room(), *_noise(cores)]
+
+
+def _tools() -> Iterator[Finding]:
+    for what, there, remedy in (
+        ("TVM", find_spec("tvm") is not None, "pip install 'plevel[worker]'"),
+        ("linker", find_linker() is not None, "install binutils or a C compiler"),
+    ):
+        yield Finding(
+            what=what, found="installed" if there else "missing", remedy="" if there else remedy
+        )
+
+
+def _settings(root: Path) -> Iterator[Finding]:
+    chosen = governor() if root == Path("/") else _read(root, "cpu/cpu0/cpufreq/scaling_governor")
+    yield Finding(
+        what="governor", found=chosen or "not told (a virtual machine)",
+        remedy="" if chosen in ("", "performance") else "cpupower frequency-set -g performance",
+    )  # fmt: skip
+    off, boost = _read(root, "cpu/intel_pstate/no_turbo"), _read(root, "cpu/cpufreq/boost")
+    turbo = {"0": "on", "1": "off"}.get(off) or {"1": "on", "0": "off"}.get(boost)
+    path = "intel_pstate/no_turbo (1)" if off else "cpufreq/boost (0)"
+    yield Finding(
+        what="turbo", found=turbo or "not told",
+        remedy=f"the clock hangs on what the other cores do: set {path} in /sys/devices/system/cpu"
+        if turbo == "on" else "",
+    )  # fmt: skip
+    clock = _read(root, "clocksource/clocksource0/current_clocksource")
+    slow = clock and clock not in _GOOD_CLOCKS
+    yield Finding(
+        what="clock source", found=clock or "not told",
+        remedy=f"reading it is slow: boot with clocksource={_GOOD_CLOCKS[0]}" if slow else "",
+    )  # fmt: skip
+    quota = _read(root, "../../fs/cgroup/cpu.max").partition(" ")[0]
+    limited = quota not in ("", "max")
+    yield Finding(
+        what="quota", found=f"{quota} µs a period" if limited else "none",
+        remedy="the group of processes is stopped when it is spent: give whole cores (cpuset) instead"
+        if limited else "",
+    )  # fmt: skip
+
+
+def _read(root: Path, name: str) -> str:
+    try:
+        return (root / _SYS.relative_to("/") / name).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _room() -> Iterator[Finding]:
+    memory = machine_memory()
+    yield Finding(
+        what="memory", found=f"{memory / 2**30:.1f} GiB",
+        remedy="" if memory >= _MEMORY else "at least 2 GiB, for compilers beside operands",
+    )  # fmt: skip
+    scratch = tempfile.gettempdir()
+    free = shutil.disk_usage(scratch).free
+    yield Finding(
+        what="disk", found=f"{free / 2**30:.1f} GiB free in {scratch}",
+        remedy="" if free >= _DISK else "at least 1 GiB: name another folder in TMPDIR",
+    )  # fmt: skip
+
+
+def _noise(cores: Cores) -> Iterator[Finding]:
+    """What other programs and other machines do, and what that does to the reference kernel."""
+    load = os.getloadavg()[0]
+    yield Finding(
+        what="load", found=f"{load:.2f}",
+        remedy="" if load <= _BUSY else "other programs run here: stop them, or move them elsewhere",
+    )  # fmt: skip
+    before = state(cores.timing).get("stolen_s")
+    began = time.monotonic()
+    medians = _watch(cores.timing)
+    took_s = (time.monotonic() - began) * len(cores.timing)
+    after = state(cores.timing).get("stolen_s")
+    if before is not None and after is not None:
+        share = (after - before) / took_s
+        yield Finding(
+            what="stolen time", found=f"{share:.1%}",
+            remedy="" if share <= _STOLEN else "other machines share these cores: ask for dedicated ones",
+        )  # fmt: skip
+    spread = max(medians) / min(medians) - 1
+    yield Finding(
+        what="spread", found=f"{spread:.1%} over {len(medians)} batches of the reference kernel",
+        remedy="" if spread <= DRIFT else "the same work takes different times here: see the lines above",
+    )  # fmt: skip
+    if cores.overlap:
+        yield Finding(
+            what="cores", found=f"{len(cores.all)}: building waits while a kernel is timed",
+            remedy="",
+        )  # fmt: skip
+
+
+def _watch(timing: Sequence[int]) -> list[float]:
+    """Medians of the reference kernel on the first of the cores, for a second."""
+    affinity = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {timing[0]})
+    try:
+        time_reference()
+        medians = []
+        give_up = time.monotonic() + _WATCH_S
+        while time.monotonic() < give_up:
+            medians.append(statistics.median(time_reference()))
+        return medians
+    finally:
+        os.sched_setaffinity(0, affinity)
