@@ -8,12 +8,13 @@ destination passing: it takes its inputs, then what was prepared or constant, in
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,6 +26,9 @@ from strategy.space import Config
 from strategy.target import Target
 from strategy.types import TensorType
 from strategy.workload import Workload
+
+if TYPE_CHECKING:
+    from strategy.cuda.template import Template
 
 ALIGNMENT = 64
 MAIN = "main"
@@ -80,6 +84,7 @@ class Lowered:
     module: Any
     signature: Signature
     target: Target
+    template: Template | None = None  # CUDA C in place of `main`
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -90,7 +95,11 @@ class Lowered:
         """16 hexadecimal digits of the module's structure: two configurations may give the same code."""
         from tvm_ffi import structural_hash
 
-        return f"{structural_hash(self.module) & 0xFFFFFFFFFFFFFFFF:016x}"
+        found = structural_hash(self.module) & 0xFFFFFFFFFFFFFFFF
+        if self.template is not None:
+            text = f"{found:016x}\n{self.template.code}\n{self.template.launches}"
+            return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return f"{found:016x}"
 
     def compile(self, *, checks: bool = True) -> Artefact:
         """Machine code in this process.
@@ -217,6 +226,8 @@ def _instantiate(
 ) -> Lowered:
     import tvm
 
+    from strategy.cuda.template import Template
+
     symbols = _Symbols()
     attrs, types = workload.attr_node, workload.input_types
     preparations = implementation.prepare(attrs, types, *tunable) if implementation.prepare else {}
@@ -243,11 +254,14 @@ def _instantiate(
             arguments.append(Argument(name, Role.OUTPUT, _type_text(output)))
         outs = Outs(tuple(outputs), (*parameters, *outputs))
         schedule = implementation.schedule(attrs, outs, target, *tunable)
-    functions[MAIN] = schedule.mod[MAIN]
+    template = schedule if isinstance(schedule, Template) else None
+    if template is None:
+        functions[MAIN] = schedule.mod[MAIN]
     module = tvm.IRModule(
         {name: function.with_attr("global_symbol", name) for name, function in functions.items()}
     )
-    return Lowered(module, Signature(tuple(arguments), target.threads, implementation.library), target)
+    signature = Signature(tuple(arguments), target.threads, implementation.library)
+    return Lowered(module, signature, target, template)
 
 
 def _compose_epilogue(
@@ -319,10 +333,14 @@ def _transform_function(source: Any, packed: Any, target: Target) -> Any:
     """The scheduled function that prepares a constant input: parallel outside, vectors inside."""
     from tvm import s_tir, te
 
+    from strategy.cuda.schedule import bind_flat
     from strategy.schedule import lanes_of
 
     schedule = s_tir.Schedule(te.create_prim_func([source, packed], index_dtype_override="int64"))
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
+        if "gpu" in target.keys:
+            bind_flat(schedule, schedule.get_loops(block))
+            continue
         loops = schedule.get_loops(block)
         if len(loops) > 1:
             _, inner = schedule.split(loops[-1], [None, lanes_of(target, str(packed.dtype))])

@@ -1,4 +1,4 @@
-"""Builds configurations: children that lower and compile them to shared libraries, and their pool.
+"""Builds configurations: children that lower and compile them to libraries or cubins, and their pool.
 
 A request is one entry of a job; the answer is where its library lies, or what kind of error it met.
 A child lives on over configurations: only one that kills it, or takes too long, costs a new fork.
@@ -19,6 +19,9 @@ from pathlib import Path
 
 import msgspec
 
+from strategy.cuda.build import compile_cuda
+from strategy.cuda.limit import LimitError
+from strategy.cuda.source import PlanError
 from strategy.lower import Artefact, CompileError, InstantiationError, lower
 from strategy.op import OpError
 from strategy.op_strategy import Candidate, candidates
@@ -75,10 +78,15 @@ def build(request: Build) -> Built:
         lowered = lower(
             request.workload, request.target, request.entry.implementation, request.entry.config
         )
-        digest = link(lowered.compile(checks=False), path)
-    except (RefusedError, ConfigError, OpError) as error:
+        if request.target.kind == "cuda":
+            artefact = compile_cuda(lowered)
+            artefact.save(path)
+            digest = hashlib.sha256(artefact.cubin).hexdigest()
+        else:
+            digest = link(lowered.compile(checks=False), path)
+    except (RefusedError, ConfigError, OpError, LimitError) as error:
         kind, message = ErrorKind.INVALID, str(error)
-    except InstantiationError as error:
+    except (InstantiationError, PlanError) as error:
         kind, message = ErrorKind.INSTANTIATION, str(error)
     except CompileError as error:
         kind, message = ErrorKind.COMPILE, str(error)
@@ -190,6 +198,7 @@ class BuilderPool:
         cores: what they run on.
         directory: where libraries are kept, for as long as the pool lives.
         memory_bytes: that each child may use.
+        forks: whether what they start may fork, as nvcc does.
     """
 
     def __init__(
@@ -198,11 +207,13 @@ class BuilderPool:
         cores: Sequence[int],
         directory: Path,
         memory_bytes: int = 4 * 2**30,
+        *,
+        forks: bool = False,
     ) -> None:
         self._server = server
         self._directory = directory
         self._limits = Limits(
-            module="workers.builder", cores=tuple(cores), memory_bytes=memory_bytes
+            module="workers.builder", cores=tuple(cores), memory_bytes=memory_bytes, forks=forks
         )
         self._children: queue.SimpleQueue[Child | None] = queue.SimpleQueue()
         for _ in cores:

@@ -40,6 +40,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         cores: the cores it may run on.
         memory_bytes: of private memory (RLIMIT_DATA).
         environment: set before anything of the child runs.
+        forks: whether what it starts may fork, as nvcc does; the linker does not.
     """
 
     module: str
@@ -47,6 +48,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 8 * 2**30
     file_bytes: int = 2 * 2**30
     environment: dict[str, str] = {}
+    forks: bool = False
 
 
 class Channel:
@@ -212,7 +214,8 @@ def _restrict(limits: Limits) -> None:
         Path("/proc/self/oom_score_adj").write_text("900")
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    _forbid_fork(libc)
+    if not limits.forks:
+        _forbid_fork(libc)
 
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from plevel.cli import build, db, listing, measure, select, serve, token, transfer, tune, worker
+from plevel.cli import build, bundle, db, listing, measure, select, serve, token, transfer, tune, worker
 from plevel.cli.error import CommandError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("tune")(tune.tune)
 app.command("select")(select.select)
 app.command("build")(build.build)
 app.command("show")(build.show)
+app.add_typer(bundle.app, name="bundle")
 app.command("measure")(measure.measure)
 app.command("serve")(serve.serve)
 app.command("worker")(worker.worker)

@@ -1,0 +1,249 @@
+"""`plevel bundle`: configurations built here, timed on a device that cannot reach a service."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from plevel.cli import option
+from plevel.cli.error import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from strategy.op_strategy import Candidate
+    from strategy.record import JobEntry
+    from strategy.space import Config
+    from strategy.target import Target
+    from strategy.workload import Workload
+
+app = typer.Typer(
+    help="Configurations built here, timed on a device that cannot reach a service.",
+    no_args_is_help=True,
+)
+Key = Annotated[
+    Path, typer.Option("--key", "-k", metavar="FILE", help="The key, on both hosts the same.")
+]
+
+
+@app.command()
+def key(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")],
+) -> None:
+    """Write a new key, with which bundles are signed and checked; copy it to the device's host.
+
+    Example: plevel bundle key ~/bundle.key
+    """
+    from workers.bundle import BundleError, make_key
+
+    try:
+        make_key(path)
+    except BundleError as error:
+        raise CommandError(str(error)) from error
+    print(f"{path} is written: keep it from others, who could run code on the device with it")
+
+
+@app.command()
+def make(
+    op: option.Op,
+    inputs: option.Inputs,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The bundle.")],
+    key: Key,
+    attr: option.Attributes = None,
+    target: option.TargetSpec = "cuda -arch=sm_90",
+    trials: Annotated[
+        int, typer.Option("--trials", "-n", min=1, metavar="N", help="Configurations in all.")
+    ] = 64,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of all random choices.")] = 0,
+    url: option.Url = None,
+    database: option.Database = None,
+) -> None:
+    """Propose configurations from what is on record, build them, and write a signed bundle.
+
+    Run it on the device's host with `plevel bundle run`, import what that writes with `plevel
+    import`, and make the next bundle: it is proposed from the results of the last.
+
+    Example: plevel bundle make dense -i data=float16[512,4096] -i weight=float16[4096,4096]:const
+    -t 'cuda -arch=sm_90' -k bundle.key -o round1.bundle
+    """
+    workload, where = option.read_workload(op, inputs, attr), option.read_target(target, None)
+    if where.kind != "cuda":
+        raise UsageError(f"--target {target!r:.80}: bundles are for CUDA devices")
+    if not workload.is_constant:
+        raise UsageError(f"--input: {workload} has a symbolic dimension; give a number to measure")
+    place = option.locate(url, database)
+    from plevel.embedded import require_service, require_worker
+
+    require_service()
+    require_worker()
+    from strategy.op_strategy import candidates
+    from strategy.record import CONFIRM_POLICY, Job, Phase
+    from strategy.select import holds
+    from workers.bundle import Bundle, BundleError, Part, read_key, seal
+
+    try:
+        secret = read_key(key)
+    except BundleError as error:
+        raise CommandError(f"--key: {error}") from error
+    offered = [c for c in candidates(workload, where) if holds(c, workload)]
+    entries = _propose(workload, where, offered, trials, seed, place)
+    job = Job(
+        id=0, run_id=0, workload=workload, target=where, phase=Phase.SEARCH, entries=entries,
+        policy=CONFIRM_POLICY, seed=seed,
+    )  # fmt: skip
+    built, artefacts = _build(job.entries, workload, where)
+    used = {e.implementation for e in entries}
+    part = Part(
+        job=job, candidates=tuple(c for c in offered if c.implementation in used),
+        built=built, artefacts=artefacts,
+    )  # fmt: skip
+    output.write_bytes(seal(Bundle(parts=(part,), made_at=time.time()), secret))
+    good = sum(b.error is None for b in built)
+    print(f"{output} is written: {good} configurations, {len(built) - good} that cannot be built")
+
+
+def _propose(
+    workload: Workload, target: Target, offered: list[Candidate], trials: int, seed: int, place: Any
+) -> tuple[JobEntry, ...]:
+    """Configurations of all implementations in turn, as a search that knows the records asks for."""
+    from service.cost_model import InlineModel
+    from service.search import Search
+    from strategy.record import JobEntry
+    from strategy.space import Config
+
+    known = _known(workload, target, place)
+    searches = {}
+    for candidate in offered:
+        found = known.get((candidate.implementation, candidate.version), [])
+        if candidate.space is None:
+            searches[candidate.implementation] = [] if found else [Config()]
+            continue
+        search = Search(candidate.space, seed, InlineModel())
+        for config, seconds in found:
+            search.tell(config, seconds)
+        searches[candidate.implementation] = search.ask(trials)
+    versions = {c.implementation: c.version for c in offered}
+    entries: list[JobEntry] = []
+    for turn in range(trials):
+        for name, configs in searches.items():
+            if turn < len(configs) and len(entries) < trials:
+                entries.append(
+                    JobEntry(
+                        index=len(entries), task_id=list(versions).index(name),
+                        implementation=name, version=versions[name], config=configs[turn],
+                    )
+                )  # fmt: skip
+    if not entries:
+        raise CommandError(f"nothing is left to try for {workload} on {target}")
+    return tuple(entries)
+
+
+def _known(
+    workload: Workload, target: Target, place: Any
+) -> dict[tuple[str, str], list[tuple[Config, float | None]]]:
+    """What is on record of this workload and target: configurations with their times, or None."""
+    from plevel.direct import connect
+    from strategy.record import convert, estimate
+    from strategy.space import Config
+    from strategy.target import Target
+    from strategy.workload import Workload
+
+    found: dict[tuple[str, str], list[tuple[Config, float | None]]] = {}
+    with connect(place.url, place.database) as records:
+        text = b"".join(records.export_records("native", op=workload.op))
+    for line in text.splitlines():
+        data = json.loads(line)
+        if data["kind"] != "record":
+            continue
+        task = data["task"]
+        if convert(task["workload"], Workload).key != workload.key:
+            continue
+        if Target.parse(task["target"]).key != target.key:
+            continue
+        samples = data.get("samples_s")
+        seconds = estimate(samples).median_s if samples else None
+        of = found.setdefault((task["implementation"], task["version"]), [])
+        of.append((Config({k: _value(v) for k, v in data["config"].items()}), seconds))
+    return found
+
+
+def _value(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _build(entries: tuple[JobEntry, ...], workload: Workload, target: Target) -> tuple[Any, Any]:
+    """What became of each entry, and the artefacts of those that were built, by number."""
+    import tempfile
+
+    from strategy.cuda.program import CudaArtefact
+    from workers.builder import Build, build
+
+    outcomes, artefacts = [], {}
+    with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
+        for entry in entries:
+            path = Path(folder, str(entry.index))
+            built = build(Build(workload=workload, target=target, entry=entry, path=str(path)))
+            outcomes.append(built)
+            if built.error is None:
+                artefacts[str(entry.index)] = CudaArtefact.load(path)
+    return tuple(outcomes), artefacts
+
+
+@app.command()
+def run(
+    bundle: Annotated[Path, typer.Argument(metavar="FILE", help="The bundle.")],
+    key: Key,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The records, for plevel import.")
+    ],
+    device: Annotated[
+        str, typer.Option("--device", metavar="SLOT", help="The CUDA device.")
+    ] = "cuda:0",
+) -> None:
+    """Check and time what is in a bundle on this host's device; needs no TVM and no compiler.
+
+    Example: plevel bundle run round1.bundle -k bundle.key -o round1.ndjson
+    """
+    import socket
+    import tempfile
+    import threading
+
+    from workers.__main__ import describe_cuda
+    from workers.bundle import BundleError, read_key, run_bundle, unseal
+    from workers.cpu import DeviceError
+    from workers.cuda_runner import SLOT
+    from workers.runner import TimingRunner
+    from workers.sandbox import ForkServer, SandboxError
+
+    try:
+        opened = unseal(bundle.read_bytes(), read_key(key))
+        found = describe_cuda(device)
+    except (BundleError, DeviceError) as error:
+        raise CommandError(str(error)) from error
+    slot = {SLOT: found.slot.partition(":")[2]}
+    session = f"bundle-{int(time.time())}"
+    count = 0
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="plevel-") as scratch,
+            ForkServer(Path(scratch), ("numpy",)) as server,
+            output.open("wb") as file,
+        ):
+            runner = TimingRunner(
+                server, (0,), 1 << 46, module="workers.cuda_runner", environment=slot
+            )
+
+            def time_job(job: Any, built: Any, report: Any) -> dict[str, Any]:
+                return runner.run(job, built, threading.Event(), report).environment
+
+            try:
+                for line in run_bundle(opened, time_job, found, session, socket.gethostname()):
+                    file.write(line)
+                    count += b'"kind":"record"' in line
+            finally:
+                runner.close()
+    except SandboxError as error:
+        raise CommandError(str(error)) from error
+    print(f"{output} is written: {count} records; read them in with plevel import {output}")

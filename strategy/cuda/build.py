@@ -1,0 +1,65 @@
+"""The last step to a cubin: what was lowered, as source and launches, checked and compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from strategy.cuda.compiler import Compiler, compile_cached, find_compiler
+from strategy.cuda.limit import check_launch, limits_of, require_arch
+from strategy.cuda.program import CudaArtefact
+from strategy.cuda.source import CudaSource, emit_cuda
+from strategy.lower import MAIN, CompileError, Lowered
+
+
+def emit(lowered: Lowered) -> CudaSource:
+    """CUDA source and launches of what was lowered, within the limits of its target.
+
+    Raises:
+        PlanError: the function does more on the host than launch kernels.
+        LimitError: a launch is beyond what the device can do.
+        CompileError: TVM's passes or its code generation failed.
+    """
+    names = {"main": tuple(a.name for a in lowered.arguments)}
+    for argument in lowered.arguments:
+        if argument.preparation is not None:
+            names[argument.preparation] = ("source", "packed")
+    found = CudaSource("", {})
+    if lowered.module.functions:
+        found = emit_cuda(lowered.module, lowered.target, names)
+    template = lowered.template
+    if template is not None:
+        for launch in template.launches:
+            static = (template.shared_bytes or {}).get(launch.kernel, 0)
+            check_launch(launch, static, limits_of(lowered.target))
+        found = CudaSource(found.code + template.code, found.programs | {MAIN: template.program})
+    return found
+
+
+def compile_cuda(
+    lowered: Lowered, compiler: Compiler | None = None, folder: Path | None = None
+) -> CudaArtefact:
+    """The artefact of what was lowered for a CUDA target; no device or driver is needed.
+
+    Args:
+        compiler: nvcc or NVRTC of this host where None.
+        folder: where cubins are kept by their content; the user's cache directory where None.
+
+    Raises:
+        PlanError, LimitError, CompileError: see `emit`.
+    """
+    source = emit(lowered)
+    compiler = compiler or find_compiler()
+    arch = require_arch(lowered.target)
+    compiled = compile_cached(source.code, arch, compiler, folder)
+    for program in source.programs.values():
+        for launch in program.launches:
+            taken = compiled.usage[launch.kernel].parameters
+            if taken != len(launch.arguments):
+                raise CompileError(
+                    f"{launch.kernel} takes {taken} parameters, but is launched with "
+                    f"{len(launch.arguments)}"
+                )
+    return CudaArtefact(
+        signature=lowered.signature, programs=source.programs, source=source.code, arch=arch,
+        compiler=compiler.identity, cubin=compiled.cubin, usage=compiled.usage,
+    )  # fmt: skip

@@ -1,0 +1,227 @@
+"""CUDA source to cubin: by nvcc where there is one, else by NVRTC from its wheel. Neither needs a GPU.
+
+The two allocate registers differently, as do their versions and flags: which compiler made a cubin is
+part of what it is. Division, square roots and exponentials keep their precision: no `--use_fast_math`,
+which TVM would set by itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from strategy.cuda.cubin import read_usage
+from strategy.cuda.program import Usage
+from strategy.lower import CompileError
+
+# 177: an unused variable, of which generated code has many.
+_NVCC_FLAGS = ("-O3", "-std=c++17", "-diag-suppress", "177", "-Xptxas", "-v")
+_NVRTC_FLAGS = ("--std=c++17", "-default-device", "--diag-suppress=177")
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    """A cubin, and what its kernels take."""
+
+    cubin: bytes
+    usage: dict[str, Usage]
+
+
+class Compiler(ABC):
+    """A compiler of CUDA C; one value per process and configuration, safe to call from threads."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """Its name, version and flags."""
+
+    @abstractmethod
+    def compile(self, code: str, arch: str) -> Compiled:
+        """The cubin of some source for one architecture (`sm_90`).
+
+        Raises:
+            CompileError: it refused the source, with its message.
+        """
+
+
+@dataclass(frozen=True)
+class Nvcc(Compiler):
+    path: str
+
+    @cached_property
+    def identity(self) -> str:
+        done = subprocess.run(
+            [self.path, "--version"], capture_output=True, text=True, check=False, timeout=60
+        )
+        version = re.search(r"V(\d+\.\d+\.\d+)", done.stdout)
+        return f"nvcc {version[1] if version else 'unknown'} {' '.join(_NVCC_FLAGS)}"
+
+    def compile(self, code: str, arch: str) -> Compiled:
+        with tempfile.TemporaryDirectory(prefix="plevel-nvcc-") as folder:
+            source, cubin = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
+            source.write_text(code)
+            command = [
+                self.path, "-cubin", f"-arch={arch}", *_NVCC_FLAGS, "-o", str(cubin), str(source)
+            ]  # fmt: skip
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+                env=os.environ | {"TMPDIR": folder},
+            )  # fmt: skip
+            if done.returncode:
+                raise CompileError(f"nvcc failed for {arch}: {done.stderr.strip()}")
+            made = cubin.read_bytes()
+        spills = _spills(done.stderr)
+        usage = {
+            name: msgspec.structs.replace(found, spill_bytes=spills.get(name))
+            for name, found in read_usage(made).items()
+        }
+        return Compiled(made, usage)
+
+
+def _spills(log: str) -> dict[str, int]:
+    """Bytes that each kernel spills, stores and loads, of what `ptxas -v` prints."""
+    found = {}
+    kernel = ""
+    for line in log.splitlines():
+        started = re.search(r"Compiling entry function '(\w+)'", line)
+        if started:
+            kernel = started[1]
+        spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line)
+        if spilled and kernel:
+            found[kernel] = int(spilled[1]) + int(spilled[2])
+    return found
+
+
+@dataclass(frozen=True)
+class Nvrtc(Compiler):
+    """NVIDIA's compiler as a library; it does not say what is spilled."""
+
+    library: Path
+    builtins: Path
+    include: Path
+
+    @cached_property
+    def _handle(self) -> Any:
+        try:
+            ctypes.CDLL(str(self.builtins), mode=ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(str(self.library))
+        except OSError as error:
+            raise CompileError(
+                f"NVRTC cannot be loaded: {error}; reinstall plevel[cuda]"
+            ) from error
+
+    @cached_property
+    def identity(self) -> str:
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._handle.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        return f"nvrtc {major.value}.{minor.value} {' '.join(_NVRTC_FLAGS)}"
+
+    def compile(self, code: str, arch: str) -> Compiled:
+        nvrtc, program = self._handle, ctypes.c_void_p()
+        self._check(
+            nvrtc.nvrtcCreateProgram(
+                ctypes.byref(program), code.encode(), b"kernel.cu", 0, None, None
+            )
+        )
+        try:
+            flags = [
+                f"--gpu-architecture={arch}",
+                f"-I{self.include}",
+                f"-I{self.include}/cccl",
+                *_NVRTC_FLAGS,
+            ]
+            encoded = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))
+            if nvrtc.nvrtcCompileProgram(program, len(flags), encoded):
+                log = self._read(program, "ProgramLog").decode(errors="replace").rstrip("\0\n")
+                raise CompileError(f"NVRTC failed for {arch}: {log}")
+            made = self._read(program, "CUBIN")
+        finally:
+            nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+        return Compiled(made, read_usage(made))
+
+    def _read(self, program: Any, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        self._check(self._handle[f"nvrtcGet{what}Size"](program, ctypes.byref(size)))
+        buffer = ctypes.create_string_buffer(size.value)
+        self._check(self._handle[f"nvrtcGet{what}"](program, buffer))
+        return buffer.raw
+
+    def _check(self, status: int) -> None:
+        if status:
+            say = self._handle.nvrtcGetErrorString
+            say.restype = ctypes.c_char_p
+            raise CompileError(f"NVRTC failed: {say(status).decode()}")
+
+
+def find_nvcc() -> Nvcc | None:
+    """The nvcc on PATH, or of CUDA_HOME."""
+    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+    found = shutil.which("nvcc") or shutil.which(str(Path(home, "bin", "nvcc")))
+    return Nvcc(found) if found else None
+
+
+def find_nvrtc() -> Nvrtc | None:
+    """NVRTC of the wheels `nvidia-cuda-nvrtc`, `-runtime`, `-cccl` and `-crt`."""
+    spec = find_spec("nvidia")
+    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for folder in sorted(Path(root).glob("cu[0-9]*"), reverse=True):
+            libraries = sorted(folder.glob("lib/libnvrtc.so.*"))
+            builtins = sorted(folder.glob("lib/libnvrtc-builtins.so.*"))
+            include = folder / "include"
+            if libraries and builtins and (include / "cuda_fp16.h").exists():
+                return Nvrtc(libraries[-1], builtins[-1], include)
+    return None
+
+
+@cache
+def find_compiler() -> Compiler:
+    """What compiles CUDA C on this host; raises `CompileError` where nothing does."""
+    found = find_nvcc() or find_nvrtc()
+    if found is None:
+        raise CompileError(
+            "no CUDA compiler on this host: pip install 'plevel[cuda]' brings NVRTC, or put nvcc on PATH"
+        )
+    return found
+
+
+def compile_cached(
+    code: str, arch: str, compiler: Compiler, folder: Path | None = None
+) -> Compiled:
+    """What `compiler.compile` gives, kept on disk by the content of source, architecture and compiler.
+
+    Args:
+        folder: where it is kept; the user's cache directory where None.
+    """
+    what = msgspec.json.encode((code, arch, compiler.identity))
+    folder = _cache_folder() if folder is None else folder
+    path = folder / f"{hashlib.sha256(what).hexdigest()}.msgpack"
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=Compiled)
+    except (OSError, msgspec.MsgspecError):  # not there, or half written by a host that went down
+        compiled = compiler.compile(code, arch)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(msgspec.msgpack.encode(compiled))
+        part.replace(path)
+    except OSError:  # a cache that cannot be written costs time, not the answer
+        part.unlink(missing_ok=True)
+    return compiled
+
+
+def _cache_folder() -> Path:
+    from platformdirs import user_cache_path
+
+    return user_cache_path("plevel", appauthor=False) / "cubin"

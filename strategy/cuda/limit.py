@@ -1,0 +1,139 @@
+"""What a GPU can do at most, by compute capability, and whether a kernel stays within it.
+
+The sizes are those of the CUDA C++ Programming Guide, "Compute Capabilities"; multiprocessors, L2 and
+bandwidth, which differ between devices of one capability, are those of its best-known one. What a
+target says of its own device (`multi_processors`, `l2_bytes` …) goes before the table.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from strategy.target import Target, TargetError
+
+if TYPE_CHECKING:
+    from strategy.cuda.program import Launch
+
+STATIC_SHARED_BYTES = 48 * 1024
+GRID = (2**31 - 1, 65535, 65535)
+BLOCK = (1024, 1024, 64)
+REGISTERS_PER_THREAD = 255
+
+
+class LimitError(ValueError):
+    """A kernel that no device of this architecture can run; names the limit."""
+
+
+@dataclass(frozen=True)
+class DeviceLimits:
+    """The limits of one device, or of the best-known one of a compute capability.
+
+    `shared_bytes` is what a block may use when it asks for it as dynamic shared memory.
+    """
+
+    capability: int  # 90 for sm_90
+    shared_bytes: int
+    multiprocessors: int
+    l2_bytes: int
+    bandwidth_bytes_per_s: int
+    threads: int = 1024
+    registers: int = 65536
+    warp: int = 32
+
+    @property
+    def tensor_cores(self) -> tuple[str, ...]:
+        """The dtypes that `nvcuda::wmma` multiplies in 16 × 16 × 16 tiles here."""
+        if self.capability >= 80:
+            return ("float16", "bfloat16")
+        return ("float16",) if self.capability >= 70 else ()
+
+
+_KB, _MB = 1024, 1024 * 1024
+_TABLE = {
+    limits.capability: limits
+    for limits in (
+        DeviceLimits(60, 48 * _KB, 56, 4 * _MB, 732_000_000_000),  # P100
+        DeviceLimits(70, 96 * _KB, 80, 6 * _MB, 900_000_000_000),  # V100
+        DeviceLimits(75, 64 * _KB, 40, 4 * _MB, 320_000_000_000),  # T4
+        DeviceLimits(80, 163 * _KB, 108, 40 * _MB, 1_555_000_000_000),  # A100 40 GB
+        DeviceLimits(86, 99 * _KB, 82, 6 * _MB, 936_000_000_000),  # RTX 3090
+        DeviceLimits(87, 163 * _KB, 16, 4 * _MB, 205_000_000_000),  # Jetson AGX Orin
+        DeviceLimits(89, 99 * _KB, 128, 72 * _MB, 1_008_000_000_000),  # RTX 4090
+        DeviceLimits(90, 227 * _KB, 132, 50 * _MB, 3_350_000_000_000),  # H100 SXM
+        DeviceLimits(100, 227 * _KB, 148, 126 * _MB, 8_000_000_000_000),  # B200
+        DeviceLimits(120, 99 * _KB, 170, 96 * _MB, 1_792_000_000_000),  # RTX 5090
+    )
+}
+OLDEST = min(_TABLE)
+
+
+def capability_of(target: Target) -> int | None:
+    """90 for a target with the architecture `sm_90` or `sm_90a`; None where it names none.
+
+    Raises:
+        TargetError: the architecture is no CUDA architecture, or one that is too old.
+    """
+    if not target.arch:
+        return None
+    match = re.fullmatch(r"(?:sm|compute)_(\d{2,3})[af]?", target.arch)
+    if match is None or int(match[1]) < OLDEST:
+        raise TargetError(
+            f"target.arch = {target.arch!r}: expected sm_{OLDEST} or later, as in cuda -arch=sm_90"
+        )
+    return int(match[1])
+
+
+def require_arch(target: Target) -> str:
+    """The architecture that cubins are made for; raises `TargetError` where the target names none."""
+    if capability_of(target) is None:
+        raise TargetError(f"target {target}: code needs an architecture; write cuda -arch=sm_90")
+    return target.arch
+
+
+def limits_of(target: Target) -> DeviceLimits:
+    """The limits for a target: its own, then those of its capability, of the next older, or the oldest."""
+    capability = capability_of(target) or OLDEST
+    known = _TABLE[max(c for c in _TABLE if c <= capability)]
+    own = target.capability
+    return replace(
+        known,
+        capability=capability,
+        shared_bytes=own.get("max_shared_memory_per_block", known.shared_bytes),
+        multiprocessors=own.get("multi_processors", known.multiprocessors),
+        l2_bytes=own.get("l2_bytes", known.l2_bytes),
+        bandwidth_bytes_per_s=own.get("bandwidth_bytes_per_s", known.bandwidth_bytes_per_s),
+        threads=own.get("max_threads_per_block", known.threads),
+        registers=own.get("registers_per_block", known.registers),
+        warp=own.get("thread_warp_size", known.warp),
+    )
+
+
+def check_launch(launch: Launch, static_bytes: int, limits: DeviceLimits) -> None:
+    """Raises `LimitError` where a launch is beyond what the device can do.
+
+    Symbolic extents of the grid are checked when they are known.
+
+    Args:
+        static_bytes: of shared memory that the kernel's source declares.
+    """
+    name = launch.kernel
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    if threads > limits.threads:
+        raise LimitError(f"{name}: {threads} threads per block, the device has {limits.threads}")
+    for axis, found, most in zip("xyz", launch.block, BLOCK, strict=True):
+        if not 1 <= found <= most:
+            raise LimitError(f"{name}: a block of {found} threads along {axis}, the most is {most}")
+    for axis, extent, most in zip("xyz", launch.grid, GRID, strict=True):
+        if isinstance(extent, int) and not 1 <= extent <= most:
+            raise LimitError(f"{name}: a grid of {extent} blocks along {axis}, the most is {most}")
+    if static_bytes > STATIC_SHARED_BYTES:
+        raise LimitError(
+            f"{name}: {static_bytes} bytes of static shared memory, the most is {STATIC_SHARED_BYTES}"
+        )
+    used = static_bytes + launch.shared_bytes
+    if used > limits.shared_bytes:
+        raise LimitError(
+            f"{name}: {used} bytes of shared memory, the device has {limits.shared_bytes}"
+        )

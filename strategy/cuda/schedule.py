@@ -1,0 +1,175 @@
+"""Schedules for GPUs by pattern: what is elementwise runs flat, a reduction by threads together.
+
+They take any function of TE computes, epilogues included; what can be inlined is, and each block that
+is left becomes one kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.cuda.limit import DeviceLimits, limits_of
+from strategy.pattern import (
+    element_bytes,
+    inline_injective,
+    schedule_broadcast,
+    schedule_injective,
+    schedule_reduce,
+)
+from strategy.schedule import Outs, ScheduleError, new_schedule
+from strategy.target import Target
+
+_THREADS = 256
+_VECTOR_BYTES = 16
+# From this many terms for each of few sums, one block per sum leaves most of the device idle.
+_LONG = 1 << 15
+
+
+@schedule_injective.register("cuda")
+@schedule_broadcast.register("cuda")
+@schedule_reduce.register("cuda")
+def schedule_plain_cuda(attrs: Attrs, outs: Outs, target: Target) -> Any:
+    """Inlines what is elementwise; every other block is bound to the device's threads."""
+    sch = new_schedule(outs)
+    blocks = inline_injective(sch)
+    for block in blocks:
+        if not sch.get_loops(block):  # a tensor without dimensions
+            sch.add_unit_loop(block)
+    for block in blocks:
+        bind_block(sch, block, limits_of(target))
+    return sch
+
+
+def bind_block(sch: Any, block: Any, limits: DeviceLimits) -> None:
+    """Makes one block a kernel."""
+    spatial, reduced = reduction_loops(sch, block)
+    if reduced and len(sch.get(block).writes) == 1:
+        bind_reduction(sch, block, limits)
+    elif reduced:
+        # Of several values at once (an index and its element): threads could not join their parts.
+        spatial = spatial or [sch.add_unit_loop(reduced[0])]
+        sch.reorder(*spatial, *reduced)
+        bind_flat(sch, spatial)
+    else:
+        bind_flat(sch, sch.get_loops(block), lanes=lanes_of_block(sch, block))
+
+
+def bind_flat(sch: Any, loops: list[Any], threads: int = _THREADS, lanes: int = 1) -> Any:
+    """Runs loops over their elements, one vector of `lanes` by each thread; returns the threads' loop."""
+    if not loops:
+        raise ScheduleError("a function without loops has nothing to run on a device")
+    flat = sch.fuse(*loops)
+    extent = _constant(sch, flat)
+    if extent is None or extent % lanes:
+        lanes = 1
+    if extent is not None:
+        threads = min(threads, max(32, _power_of_two(-(-extent // lanes))))
+    block, thread, vector = sch.split(flat, [None, threads, lanes])
+    sch.bind(block, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
+    if lanes > 1:
+        sch.vectorize(vector)
+    return thread
+
+
+def bind_reduction(sch: Any, block: Any, limits: DeviceLimits) -> None:
+    """Sums by threads side by side: along memory where that is reduced, else over what is kept.
+
+    Few and long sums are made in two kernels, parts by many blocks and then their sums.
+    """
+    spatial, reduced = reduction_loops(sch, block)
+    along = _along_memory(sch, block)
+    terms, kept = _product(sch, reduced), _product(sch, spatial)
+    if not (kept and terms and terms >= _LONG and kept * 32 <= limits.multiprocessors):
+        _bind_sums(sch, block, spatial, reduced, along, limits)
+        return
+    parts = _power_of_two(min(4 * limits.multiprocessors // kept, terms // _THREADS))
+    part, _ = sch.split(sch.fuse(*reduced), [parts, None])
+    first = sch.rfactor(part, 0)
+    *outer, inner = sch.get_loops(first)
+    _bind_sums(sch, first, outer, [inner], along, limits)
+    *outer, inner = sch.get_loops(block)
+    _bind_sums(sch, block, outer, [inner], True, limits)
+
+
+def _bind_sums(
+    sch: Any, block: Any, spatial: list[Any], reduced: list[Any], along: bool, limits: DeviceLimits
+) -> None:
+    terms, kept = _product(sch, reduced), _product(sch, spatial)
+    if not spatial:
+        spatial = [sch.add_unit_loop(reduced[0])]
+    sch.reorder(*spatial, *reduced)
+    outer, inner = sch.fuse(*spatial), sch.fuse(*reduced)
+    busy = kept is None or kept >= 8 * limits.multiprocessors
+    if along:
+        x = max(32, min(_THREADS if busy else 1024, _power_of_two(terms or 32)))
+        y = max(1, _THREADS // x) if busy else 1
+        block_x, thread_y = sch.split(outer, [None, y])
+        _, thread_x = sch.split(inner, [None, x])
+        sch.bind(thread_x, "threadIdx.x")
+    else:
+        block_x, thread_x = sch.split(outer, [None, _THREADS if busy else 32])
+        sch.bind(thread_x, "threadIdx.x")
+        y = 1 if busy or not terms else min(32, _power_of_two(-(-terms // 4)))
+        _, thread_y = sch.split(inner, [None, y])
+    sch.bind(block_x, "blockIdx.x")
+    if y > 1:
+        sch.bind(thread_y, "threadIdx.y")
+
+
+def reduction_loops(sch: Any, block: Any) -> tuple[list[Any], list[Any]]:
+    """The loops over a block's elements, and those over the terms of each."""
+    from tvm import tirx
+
+    loops = sch.get_loops(block)
+    kinds = [v.iter_type for v in sch.get(block).iter_vars]
+    if not kinds:
+        return loops, []
+    if len(loops) != len(kinds):
+        raise ScheduleError(f"{sch.get(block).name_hint} is scheduled already")
+    spatial = [loop for loop, k in zip(loops, kinds, strict=True) if k == tirx.IterVar.DataPar]
+    return spatial, [
+        loop for loop, k in zip(loops, kinds, strict=True) if k != tirx.IterVar.DataPar
+    ]
+
+
+def lanes_of_block(sch: Any, block: Any) -> int:
+    """How many elements a thread may take in one access: 1 where some dtype has no such vectors."""
+    found = sch.get(block)
+    dtypes = {str(r.source.dtype) for r in (*found.reads, *found.writes)}
+    if not dtypes <= {"float32", "int32", "float16", "float64"}:
+        return 1
+    return _VECTOR_BYTES // max(element_bytes(d) for d in dtypes) if len(dtypes) == 1 else 1
+
+
+def _along_memory(sch: Any, block: Any) -> bool:
+    """Whether the innermost reduced axis is the one along which some input lies in memory."""
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    found = sch.get(block)
+    axis = [v.var for v in found.iter_vars if v.iter_type != tirx.IterVar.DataPar][-1]
+    met: list[Any] = []
+    for read in found.reads:
+        if len(read.region):
+            structural_walk(read.region[-1].min, [(tirx.Var, met.append)])
+    return any(v.same_as(axis) for v in met)
+
+
+def _constant(sch: Any, loop: Any) -> int | None:
+    from tvm import tirx
+
+    extent = sch.get(loop).extent
+    return int(extent) if isinstance(extent, tirx.IntImm) else None
+
+
+def _product(sch: Any, loops: list[Any]) -> int | None:
+    extents = [_constant(sch, loop) for loop in loops]
+    return None if None in extents else math.prod(e for e in extents if e is not None)
+
+
+def _power_of_two(value: int) -> int:
+    """The least power of two that is not less."""
+    return 1 << max(0, value - 1).bit_length()

@@ -1,0 +1,73 @@
+"""Implementations that are CUDA C, written by hand, with their knobs as macros.
+
+Where a schedule cannot say what a kernel does (a scan, a selection), its `schedule` returns a
+`Template` in place of a scheduled module; all else of an implementation stays the same: space,
+constraints, version, records. Its `compute` only says what the outputs are (`outputs_of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strategy.cuda.program import Launch, Program, Workspace
+from strategy.schedule import Outs, ScheduleError
+from strategy.types import TensorType, TupleType, Type
+
+# How a dtype is called in CUDA C.
+C_TYPES = {
+    "float64": "double", "float32": "float", "float16": "half", "bfloat16": "nv_bfloat16",
+    "int64": "long long", "int32": "int", "int16": "short", "int8": "signed char",
+    "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned int",
+    "uint64": "unsigned long long", "bool": "bool",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Template:
+    """CUDA C, the macros that stand before it, and how its kernels are launched.
+
+    Args:
+        source: of kernels declared `extern "C" __global__`.
+        macros: names and what they stand for: knobs, extents, types.
+        parameters: what launches call the function's arguments, in their order.
+        shared_bytes: static shared memory that each kernel declares, for the check before compiling.
+    """
+
+    source: str
+    macros: Mapping[str, int | str]
+    parameters: tuple[str, ...]
+    launches: tuple[Launch, ...]
+    workspaces: tuple[Workspace, ...] = ()
+    shared_bytes: Mapping[str, int] | None = None
+
+    @property
+    def code(self) -> str:
+        lines = [f"#define {name} {value}" for name, value in self.macros.items()]
+        return "\n".join([*lines, self.source])
+
+    @property
+    def program(self) -> Program:
+        return Program(self.parameters, self.launches, self.workspaces)
+
+
+def outputs_of(out_type: Type) -> list[Any]:
+    """Outputs that a template computes, as TE tensors without a computation."""
+    from tvm import te
+
+    kinds = out_type.fields if isinstance(out_type, TupleType) else (out_type,)
+    found = []
+    for kind in kinds:
+        if not isinstance(kind, TensorType) or not kind.is_constant:
+            raise ScheduleError(f"a template is made for constant shapes, here an output is {kind}")
+        found.append(te.placeholder(kind.concrete_shape, kind.dtype, name="output"))
+    return found
+
+
+def refuse_epilogue(outs: Outs, inputs: Sequence[Any] = ()) -> None:
+    """Raises `ScheduleError` where something follows the template's own outputs."""
+    from tvm import te
+
+    if not all(isinstance(t.op, te.PlaceholderOp) for t in outs.tensors):
+        raise ScheduleError("a kernel written by hand takes no epilogue")

@@ -1,0 +1,125 @@
+"""`batch_matmul` on NVIDIA's GPUs: the products of `dense`, one for each entry of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.cuda.limit import limits_of
+from strategy.cuda.matmul import (
+    Product,
+    Read,
+    compute_product,
+    schedule_tensor_core,
+    schedule_tiled,
+    tensor_space,
+    tiled_space,
+)
+from strategy.op import get_registered_op
+from strategy.op_strategy import OpStrategy
+from strategy.ops.batch_matmul import BatchMatmulAttrs
+from strategy.pattern import extents_of
+from strategy.schedule import Outs, ScheduleError, join_epilogue, new_schedule
+from strategy.space import Config, ConfigSpace
+from strategy.target import Target
+from strategy.types import TensorType, Type
+
+
+def batch_matmul_strategy_cuda(
+    attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+) -> OpStrategy:
+    """The implementations for NVIDIA's GPUs."""
+    strategy = OpStrategy()
+    strategy.add_implementation(compute, schedule, "batch_matmul_tiled.cuda", 10, space=space)
+    if inputs[0].dtype in limits_of(target).tensor_cores:
+        strategy.add_implementation(
+            compute, schedule_tensors, "batch_matmul_tensor_core.cuda", 15, space=space_of_tensors
+        )
+    return strategy
+
+
+def space(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """Blocks, threads and loads."""
+    assert isinstance(attrs, BatchMatmulAttrs)
+    return tiled_space(limits_of(target), inputs[0].dtype, *_extents(attrs, inputs))
+
+
+def space_of_tensors(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """Blocks, warps and loads."""
+    assert isinstance(attrs, BatchMatmulAttrs)
+    return tensor_space(limits_of(target), *_extents(attrs, inputs))
+
+
+def _extents(attrs: BatchMatmulAttrs, inputs: Sequence[TensorType]) -> tuple[int | None, int, int]:
+    x, y = inputs
+    m, k = (x.shape[2], x.shape[1]) if attrs.transpose_a else (x.shape[1], x.shape[2])
+    n = y.shape[1] if attrs.transpose_b else y.shape[2]
+    for name, dim in (("n", n), ("k", k)):
+        if not dim.is_constant:
+            raise ScheduleError(f"batch_matmul needs a constant {name} here, got '{dim}'")
+    return int(m) if m.is_constant else None, int(n), int(k)
+
+
+def compute(
+    attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
+) -> list[Any]:
+    """The padded products, and the part of them that is wanted; a batch of 1 is read for all."""
+    from tvm import te, tirx
+
+    x, y = inputs
+    batch, m, n = extents_of(out_type, inputs)
+    k = int(x.shape[1 if attrs.transpose_a else 2])
+
+    def operand(tensor: Any, turned: bool) -> Read:
+        single = isinstance(tensor.shape[0], tirx.IntImm) and int(tensor.shape[0]) == 1
+
+        def read(entry: Any, row: Any, step: Any) -> Any:
+            entry = 0 if single else entry
+            return tensor[entry, step, row] if turned else tensor[entry, row, step]
+
+        return read
+
+    product = compute_product(
+        Product(batch, m, n, k),
+        operand(x, attrs.transpose_a),
+        operand(y, not attrs.transpose_b),
+        str(x.dtype),
+        config,
+    )
+    return [
+        te.compute(
+            (batch, m, n),
+            lambda b, i, j: product[b, i, j].astype(out_type.dtype),
+            name="batch_matmul",
+        )
+    ]
+
+
+def schedule(attrs: BatchMatmulAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """See `schedule_tiled`."""
+    sch = new_schedule(outs)
+    batch, i, j = sch.get_loops(join_epilogue(sch))
+    schedule_tiled(
+        sch, (batch, i, j), config, a_along_k=not attrs.transpose_a, b_along_k=attrs.transpose_b
+    )
+    return sch
+
+
+def schedule_tensors(attrs: BatchMatmulAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """See `schedule_tensor_core`."""
+    sch = new_schedule(outs)
+    batch, i, j = sch.get_loops(join_epilogue(sch))
+    schedule_tensor_core(
+        sch, (batch, i, j), config, a_along_k=not attrs.transpose_a, b_along_k=attrs.transpose_b
+    )
+    return sch
+
+
+get_registered_op("batch_matmul").get_attr("FTVMStrategy").register(
+    "cuda", batch_matmul_strategy_cuda
+)

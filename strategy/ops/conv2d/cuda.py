@@ -1,0 +1,378 @@
+"""`conv2d` on NVIDIA's GPUs.
+
+conv2d_nchw.cuda                       the sum over the window, a thread for each output
+depthwise_conv2d_nchw.cuda             the same, where each channel is by itself
+conv2d_nchw_implicit_gemm.cuda         a product of the weight with windows that are never stored
+conv2d_nchw_implicit_gemm_tensor.cuda  the same on tensor cores, in float16 and bfloat16
+conv2d_nchw_winograd.cuda              F(2×2, 3×3), 4 multiplications where direct needs 9
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.cuda.limit import DeviceLimits, limits_of
+from strategy.cuda.matmul import (
+    Product,
+    accumulator,
+    compute_product,
+    schedule_tensor_core,
+    schedule_tiled,
+    tensor_space,
+    tiled_space,
+)
+from strategy.cuda.schedule import bind_flat, reduction_loops
+from strategy.op import get_registered_op
+from strategy.op_strategy import OpStrategy
+from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.schedule import (
+    Outs,
+    ScheduleError,
+    find_stages,
+    integer,
+    join_epilogue,
+    new_schedule,
+    stage,
+)
+from strategy.space import Config, ConfigSpace, Knob
+from strategy.target import Target
+from strategy.type_relation import certainly
+from strategy.types import TensorType, Type
+
+_THREADS = Knob("threads", [32, 64, 128, 256, 512, 1024])
+_UNROLL = Knob("unroll", [0, 16, 64, 512])
+
+
+def conv2d_strategy_cuda(
+    attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+) -> OpStrategy:
+    """The implementations for NVIDIA's GPUs."""
+    strategy = OpStrategy()
+    data, weight = inputs
+    depthwise = certainly(weight.shape[1] == 1) and certainly(data.shape[1] == attrs.groups)
+    name = "depthwise_conv2d_nchw.cuda" if depthwise else "conv2d_nchw.cuda"
+    strategy.add_implementation(compute_direct, schedule_direct, name, 5, space=space_of_threads)
+    if not out_type.is_constant or attrs.groups != 1:
+        return strategy
+    strategy.add_implementation(
+        compute_product_of_windows, schedule_product, "conv2d_nchw_implicit_gemm.cuda", 10,
+        space=space_of_product,
+    )  # fmt: skip
+    if data.dtype in limits_of(target).tensor_cores:
+        strategy.add_implementation(
+            compute_product_of_windows, schedule_tensors,
+            "conv2d_nchw_implicit_gemm_tensor.cuda", 12, space=space_of_tensors,
+        )  # fmt: skip
+    if (
+        data.dtype in ("float32", "float64")
+        and weight.concrete_shape[2:] == (3, 3)
+        and attrs.strides == attrs.dilation == (1, 1)
+    ):
+        strategy.add_implementation(
+            compute_winograd, schedule_winograd, "conv2d_nchw_winograd.cuda", 11,
+            space=space_of_winograd, prepare=prepare_winograd,
+        )  # fmt: skip
+    return strategy
+
+
+# One thread for each output
+
+
+def space_of_threads(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """Threads of a block, and how far the window's loops are unrolled."""
+    return ConfigSpace([_THREADS, _UNROLL], fallback={"threads": 256, "unroll": 64})
+
+
+def _padded(attrs: Conv2DAttrs, data: Any, n: Any, c: Any, y: Any, x: Any) -> Any:
+    """The data at a place of the padded image: zero in the padding."""
+    from tvm import tirx
+
+    top, left, bottom, right = attrs.padding
+    tests = []
+    if top or bottom:
+        tests += [y >= top, y - top < data.shape[2]]
+    if left or right:
+        tests += [x >= left, x - left < data.shape[3]]
+    value = data[n, c, y - top, x - left]
+    return tirx.if_then_else(tirx.all(*tests), value, tirx.const(0, data.dtype)) if tests else value
+
+
+def compute_direct(
+    attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: Config
+) -> list[Any]:
+    """The convolution of [n, c, h, w] with [o, c / groups, kh, kw], zeros read around the data."""
+    from tvm import te
+
+    from strategy.ops.window import windowed_extent
+
+    assert isinstance(out_type, TensorType)
+    dtype = accumulator(out_type.dtype)
+    data, weight = inputs
+    out_channels, channels, height, width = (int(e) for e in weight.shape)
+    per_group = out_channels // attrs.groups
+    (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
+    c, y, x = (
+        te.reduce_axis((0, e), name=v) for e, v in ((channels, "c"), (height, "y"), (width, "x"))
+    )
+    rows, columns = (
+        windowed_extent(
+            data.shape[2 + i], weight.shape[2 + i], attrs.strides[i], attrs.dilation[i],
+            attrs.padding[i], attrs.padding[2 + i],
+        )
+        for i in range(2)
+    )  # fmt: skip
+
+    def term(n: Any, o: Any, h: Any, w: Any) -> Any:
+        channel = c if attrs.groups == 1 else o // per_group * channels + c
+        place = (h * stride_h + y * dilation_h, w * stride_w + x * dilation_w)
+        value = _padded(attrs, data, n, channel, *place).astype(dtype)
+        return te.sum(value * weight[o, c, y, x].astype(dtype), axis=[c, y, x])
+
+    shape = (data.shape[0], out_channels, rows, columns)
+    sums = te.compute(shape, term, name="conv2d", attrs=stage("conv2d"))
+    if dtype == out_type.dtype:
+        return [sums]
+    return [te.compute(shape, lambda *i: sums[i].astype(out_type.dtype), name="cast")]
+
+
+def schedule_direct(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Neighbouring threads have neighbouring outputs; each sums its window in a register."""
+    sch = new_schedule(outs)
+    sums = find_stages(sch)["conv2d"]
+    output = join_epilogue(sch)
+    alone = sch.get(output).name_hint == sch.get(sums).name_hint
+    spatial, reduced = reduction_loops(sch, output)
+    thread = bind_flat(sch, spatial, integer(config, "threads"))
+    if not alone:
+        sch.set_scope(sums, 0, "local")
+        sch.compute_at(sums, thread, preserve_unit_loops=True)
+        reduced = sch.get_loops(sums)[-3:]
+    unroll = integer(config, "unroll")
+    if unroll:
+        sch.annotate(reduced[0], "pragma_auto_unroll_max_step", unroll)
+        sch.annotate(reduced[0], "pragma_unroll_explicit", 0)
+    return sch
+
+
+# The weight [o, c·kh·kw] times the windows [c·kh·kw, n·h·w]
+
+
+def _extents(inputs: Sequence[TensorType], out_type: Type) -> tuple[int, int, int]:
+    assert isinstance(out_type, TensorType)
+    batch, channels, height, width = out_type.concrete_shape
+    _, depth, window_h, window_w = inputs[1].concrete_shape
+    return channels, batch * height * width, depth * window_h * window_w
+
+
+def space_of_product(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """Blocks, threads and loads."""
+    return tiled_space(limits_of(target), inputs[0].dtype, *_extents(inputs, out_type))
+
+
+def space_of_tensors(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """Blocks, warps and loads."""
+    return tensor_space(limits_of(target), *_extents(inputs, out_type))
+
+
+def compute_product_of_windows(
+    attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: Config
+) -> list[Any]:
+    """The product, read back as [n, o, h, w]."""
+    from tvm import te
+
+    assert isinstance(out_type, TensorType)
+    data, weight = inputs
+    batch, out_channels, rows, columns = out_type.concrete_shape
+    _, channels, height, width = (int(e) for e in weight.shape)
+    window = height * width
+    (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
+
+    def of_weight(batch: Any, o: Any, step: Any) -> Any:
+        return weight[o, step // window, step % window // width, step % width]
+
+    def of_windows(batch: Any, place: Any, step: Any) -> Any:
+        n, h, w = place // (rows * columns), place // columns % rows, place % columns
+        c, y, x = step // window, step % window // width, step % width
+        y, x = h * stride_h + y * dilation_h, w * stride_w + x * dilation_w
+        return _padded(attrs, data, n, c, y, x)
+
+    product = compute_product(
+        Product(1, out_channels, batch * rows * columns, channels * window),
+        of_weight, of_windows, str(data.dtype), config,
+    )  # fmt: skip
+    return [
+        te.compute(
+            (batch, out_channels, rows, columns),
+            lambda n, o, h, w: product[0, o, (n * rows + h) * columns + w].astype(out_type.dtype),
+            name="conv2d",
+        )
+    ]
+
+
+def schedule_product(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """See `schedule_tiled`; neighbouring threads load neighbouring places of the image."""
+    sch = new_schedule(outs)
+    schedule_tiled(sch, _loops(sch), config, b_along_k=False)
+    return sch
+
+
+def schedule_tensors(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """See `schedule_tensor_core`."""
+    sch = new_schedule(outs)
+    schedule_tensor_core(sch, _loops(sch), config, b_along_k=False)
+    return sch
+
+
+def _loops(sch: Any) -> tuple[Any, Any, Any]:
+    """One batch, channels, and places: of the loops [n, o, h, w] of the output."""
+    output = join_epilogue(sch)
+    _, _, rows, columns = (int(sch.get(loop).extent) for loop in sch.get_loops(output))
+    # The block itself counts places: fused loops alone leave a division that TVM cannot see through.
+    sch.transform_block_layout(output, lambda n, o, h, w: (o, (n * rows + h) * columns + w))
+    channel, place = sch.get_loops(output)
+    return sch.add_unit_loop(channel), channel, place
+
+
+# Winograd: transformed tiles, one product for each of their 16 places, transformed back
+
+_TILE, _ALPHA = 2, 4
+# Rows are what is computed, columns what it is computed from: Lavin and Gray (2015).
+_DATA = ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1))
+_WEIGHT = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
+_INVERSE = ((1, 1, 1, 0), (0, 1, -1, -1))
+
+
+def _transformed(
+    left: Sequence[Sequence[float]], right: Sequence[Sequence[float]], i: Any, j: Any, read: Any
+) -> Any:
+    """Entry (i, j), known at run time, of left · tile · rightᵀ for a small tile that `read` gives."""
+    from tvm import tirx
+
+    def weighted(row: Sequence[float], values: Sequence[Any]) -> Any:
+        terms = [v if f == 1 else v * f for f, v in zip(row, values, strict=True) if f]
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
+        return total
+
+    def pick(matrix: Sequence[Sequence[float]], index: Any, values: Sequence[Any]) -> Any:
+        found = weighted(matrix[0], values)
+        for at in range(1, len(matrix)):
+            found = tirx.Select(index == at, weighted(matrix[at], values), found)
+        return found
+
+    columns = range(len(right[0]))
+    return pick(
+        right, j, [pick(left, i, [read(a, b) for a in range(len(left[0]))]) for b in columns]
+    )
+
+
+def _tiles(out_type: Type) -> tuple[int, int, int]:
+    """Tiles down and across an image, and in all."""
+    assert isinstance(out_type, TensorType)
+    batch, _, rows, columns = out_type.concrete_shape
+    down, across = -(-rows // _TILE), -(-columns // _TILE)
+    return down, across, batch * down * across
+
+
+def space_of_winograd(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """Blocks, threads and loads of the products."""
+    out_channels, channels, _, _ = inputs[1].concrete_shape
+    limits: DeviceLimits = limits_of(target)
+    return tiled_space(limits, inputs[0].dtype, out_channels, _tiles(out_type)[2], channels)
+
+
+def prepare_winograd(
+    attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config
+) -> dict[int, Callable[[Any], Any]]:
+    """The weight [o, c, 3, 3] in the transformed domain: [16, o, c]."""
+
+    def transform(weight: Any) -> Any:
+        from tvm import te
+
+        return te.compute(
+            (_ALPHA * _ALPHA, weight.shape[0], weight.shape[1]),
+            lambda p, o, c: _transformed(
+                _WEIGHT, _WEIGHT, p // _ALPHA, p % _ALPHA, lambda a, b: weight[o, c, a, b]
+            ),
+            name="weight_transform",
+            attrs=stage("weight_transform"),
+        )
+
+    return {1: transform}
+
+
+def compute_winograd(
+    attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: Config
+) -> list[Any]:
+    """The convolution of [n, c, h, w] with a weight that `prepare_winograd` has transformed."""
+    from tvm import te, tirx
+
+    assert isinstance(out_type, TensorType)
+    data, weight = inputs
+    channels, out_channels = int(data.shape[1]), int(weight.shape[1])
+    down, across, count = _tiles(out_type)
+    top, left, _, _ = attrs.padding
+
+    def place(p: Any, c: Any, t: Any) -> Any:
+        n, y, x = t // (down * across), t // across % down * _TILE, t % across * _TILE
+
+        def read(a: int, b: int) -> Any:
+            row, column = y + a - top, x + b - left
+            inside = tirx.all(row >= 0, row < data.shape[2], column >= 0, column < data.shape[3])
+            return tirx.if_then_else(inside, data[n, c, row, column], tirx.const(0, data.dtype))
+
+        return _transformed(_DATA, _DATA, p // _ALPHA, p % _ALPHA, read)
+
+    tiles = te.compute(
+        (_ALPHA * _ALPHA, channels, count), place, name="tiles", attrs=stage("tiles")
+    )
+    product = compute_product(
+        Product(_ALPHA * _ALPHA, out_channels, count, channels),
+        lambda p, o, c: weight[p, o, c],
+        lambda p, t, c: tiles[p, c, t],
+        str(data.dtype),
+        config,
+    )
+    sums = te.compute(
+        (_ALPHA * _ALPHA, out_channels, count),
+        lambda p, o, t: product[p, o, t],
+        name="sums",
+        attrs=stage("sums"),
+    )
+
+    def back(n: Any, o: Any, h: Any, w: Any) -> Any:
+        t = (n * down + h // _TILE) * across + w // _TILE
+        return _transformed(
+            _INVERSE, _INVERSE, h % _TILE, w % _TILE, lambda a, b: sums[a * _ALPHA + b, o, t]
+        )
+
+    return [te.compute(out_type.concrete_shape, back, name="conv2d_winograd")]
+
+
+def schedule_winograd(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Three kernels: tiles, products, outputs; one more for a weight that changes."""
+    sch = new_schedule(outs)
+    stages = find_stages(sch)
+    if "sums" not in stages:
+        raise ScheduleError("this is no convolution of compute_winograd")
+    output = join_epilogue(sch)
+    for block in (stages["tiles"], output, stages.get("weight_transform")):
+        if block is not None:
+            bind_flat(sch, sch.get_loops(block))
+    batch, row, column = sch.get_loops(stages["sums"])
+    schedule_tiled(sch, (batch, row, column), config, b_along_k=False)
+    return sch
+
+
+get_registered_op("conv2d").get_attr("FTVMStrategy").register("cuda", conv2d_strategy_cuda)

@@ -1,0 +1,8 @@
+"""What runs on NVIDIA's GPUs as it is written, without anything to tune: pooling."""
+
+from __future__ import annotations
+
+from strategy.cuda.schedule import schedule_plain_cuda
+from strategy.ops.max_pool2d import schedule_pool
+
+schedule_pool.register("cuda", schedule_plain_cuda)

@@ -1,0 +1,159 @@
+"""topk on NVIDIA's GPUs, in CUDA C: a block of threads sorts a row piece by piece, and keeps the best.
+
+The best so far and the next piece lie in shared memory together; a bitonic sort of both leaves the
+best in front. So rows of any length take `SORT` places, a power of two of at least 2·k.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.cuda.limit import limits_of
+from strategy.cuda.program import Launch, Pointer
+from strategy.cuda.template import C_TYPES, Template, outputs_of, refuse_epilogue
+from strategy.op import get_registered_op
+from strategy.op_strategy import OpStrategy
+from strategy.ops.topk import TopKAttrs
+from strategy.pattern import element_bytes
+from strategy.schedule import Outs, integer
+from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.target import Target
+from strategy.types import TensorType, Type
+
+_SOURCE = r"""
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+
+// Whether one element comes before another: by value, the lower index first among equals.
+__device__ bool comes_first(KEY a, int i, KEY b, int j) {
+  if (i < 0 || j < 0) return j < 0 && i >= 0;  // places without an element come last
+  if (a == b) return i < j;
+  return ASCENDING ? a < b : a > b;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) topk_rows(
+    const IN* __restrict__ data OUTPUTS) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  KEY* keys = (KEY*)shared;
+  int* indices = (int*)(keys + SORT);
+  long long row = blockIdx.x;
+  long long base = row / INNER * LENGTH * INNER + row % INNER;
+  for (int i = threadIdx.x; i < K; i += THREADS) indices[i] = -1;
+  for (int from = 0; from < LENGTH; from += SORT - K) {
+    for (int i = K + threadIdx.x; i < SORT; i += THREADS) {
+      int at = from + i - K;
+      indices[i] = at < LENGTH ? at : -1;
+      if (at < LENGTH) keys[i] = (KEY)data[base + (long long)at * INNER];
+    }
+    __syncthreads();
+    for (int size = 2; size <= SORT; size *= 2)
+      for (int apart = size / 2; apart > 0; apart /= 2) {
+        for (int pair = threadIdx.x; pair < SORT / 2; pair += THREADS) {
+          int i = pair / apart * apart * 2 + pair % apart, j = i + apart;
+          bool forward = (i & size) == 0;
+          bool swap = forward ? comes_first(keys[j], indices[j], keys[i], indices[i])
+                              : comes_first(keys[i], indices[i], keys[j], indices[j]);
+          if (swap) {
+            KEY key = keys[i]; keys[i] = keys[j]; keys[j] = key;
+            int index = indices[i]; indices[i] = indices[j]; indices[j] = index;
+          }
+        }
+        __syncthreads();
+      }
+  }
+  long long place = row / INNER * K * INNER + row % INNER;
+  for (int i = threadIdx.x; i < K; i += THREADS) {
+#if VALUES
+    values[place + (long long)i * INNER] = (IN)keys[i];
+#endif
+#if INDICES
+    positions[place + (long long)i * INNER] = indices[i];
+#endif
+  }
+}
+"""
+_SORTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+def topk_strategy_cuda(
+    attrs: TopKAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> OpStrategy:
+    """The implementation for NVIDIA's GPUs, where 2·k elements fit shared memory."""
+    strategy = OpStrategy()
+    most = limits_of(target).shared_bytes
+    if inputs[0].is_constant and _fitting(inputs[0].dtype, attrs.k, most):
+        strategy.add_implementation(
+            compute, schedule, "topk_sort.cuda", 10, space=space, symbolic=False
+        )
+    return strategy
+
+
+def _key(dtype: str) -> str:
+    """The dtype that is compared: float32 for narrower floats, which hold the same values."""
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+def _fitting(dtype: str, k: int, most_bytes: int) -> list[int]:
+    each = element_bytes(_key(dtype)) + 4
+    return [s for s in _SORTS if 2 * k <= s and s * each <= most_bytes]
+
+
+def space(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """Threads of a block, and how much is sorted at a time."""
+    assert isinstance(attrs, TopKAttrs)
+    limits, dtype = limits_of(target), inputs[0].dtype
+    length = int(inputs[0].shape[attrs.axis])
+    fitting = _fitting(dtype, attrs.k, limits.shared_bytes)
+    sorts = [s for s in fitting if s < 2 * (length + attrs.k)] or fitting[:1]
+    usual = [s for s in sorts if s <= 1024] or sorts[:1]
+    return ConfigSpace(
+        [Knob("threads", [32, 64, 128, 256, 512, 1024]), Knob("sort", sorts)],
+        [knob("threads") <= limits.threads, knob("threads") <= knob("sort")],
+        fallback={"threads": min(256, usual[-1]), "sort": usual[-1]},
+    )
+
+
+def compute(attrs: TopKAttrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:
+    """The outputs, which the template computes."""
+    return outputs_of(out_type)
+
+
+def schedule(attrs: TopKAttrs, outs: Outs, target: Target, config: Config) -> Template:
+    """The kernel for one shape, axis and dtype."""
+    refuse_epilogue(outs)
+    data = outs.args[0]
+    shape = [int(e) for e in data.shape]
+    axis = attrs.axis % len(shape)
+    inner, dtype = math.prod(shape[axis + 1 :]), str(data.dtype)
+    threads, sort = integer(config, "threads"), integer(config, "sort")
+    with_values, with_indices = attrs.ret_type != "indices", attrs.ret_type != "values"
+    outputs = [
+        (f"{C_TYPES[dtype]}* __restrict__ values", "values", with_values),
+        (f"{C_TYPES[attrs.dtype]}* __restrict__ positions", "positions", with_indices),
+    ]
+    names = [name for _, name, wanted in outputs if wanted]
+    launch = Launch(
+        "topk_rows", tuple(Pointer(n) for n in ("data", *names)),
+        (math.prod(shape[:axis]) * inner, 1, 1), (threads, 1, 1),
+        sort * (element_bytes(_key(dtype)) + 4),
+    )  # fmt: skip
+    return Template(
+        source=_SOURCE,
+        macros={
+            "IN": C_TYPES[dtype], "KEY": C_TYPES[_key(dtype)],
+            "OUTPUTS": "".join(f", {declared}" for declared, _, wanted in outputs if wanted),
+            "VALUES": int(with_values), "INDICES": int(with_indices),
+            "ASCENDING": int(attrs.is_ascend), "LENGTH": shape[axis], "INNER": inner, "K": attrs.k,
+            "THREADS": threads, "SORT": sort,
+        },
+        parameters=("data", *names),
+        launches=(launch,),
+    )  # fmt: skip
+
+
+get_registered_op("topk").get_attr("FTVMStrategy").register("cuda", topk_strategy_cuda)

@@ -1,0 +1,349 @@
+// Runs CUDA C on a processor: the generated source itself, one block after the other.
+//
+// The threads of a block are fibres, switched at barriers and warp operations, where they wait for
+// the others. A kernel whose threads do not all come there is a deadlock, and ends the process. Warp
+// operations must not diverge within a warp. Tensor cores are done by the first lane of a warp, in
+// float32. Inline assembly is not known here: it does not compile.
+#pragma once
+#ifndef __x86_64__
+#include <ucontext.h>
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#ifdef __x86_64__
+// swapcontext asks the kernel about signals at each switch, which takes ten times as long.
+struct ucontext_t { void* top; };
+__attribute__((naked, noinline)) inline void swapcontext(ucontext_t*, ucontext_t*) {
+  __asm__(
+      "pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15; movq %rsp, (%rdi);"
+      "movq (%rsi), %rsp; popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp; ret");
+}
+inline void prepare_context(ucontext_t* context, char* stack, size_t size, void (*run)()) {
+  void** top = reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(stack) + size) & ~uintptr_t(15));
+  top -= 2;  // where a call would have left its return address: the stack is aligned to 16 above it
+  top[0] = reinterpret_cast<void*>(run);
+  context->top = top - 6;
+}
+#else
+inline void prepare_context(ucontext_t* context, char* stack, size_t size, void (*run)()) {
+  getcontext(context);
+  context->uc_stack.ss_sp = stack;
+  context->uc_stack.ss_size = size;
+  context->uc_link = nullptr;
+  makecontext(context, run, 0);
+}
+#endif
+
+#define __CUDACC_VER_MAJOR__ 13
+#define __CUDACC_VER_MINOR__ 0
+#define __CUDA_ARCH__ 800
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __restrict__
+#define __align__(n) alignas(n)
+#define asm inline_assembly_is_not_emulated
+#define __asm__ inline_assembly_is_not_emulated
+
+struct dim3 { unsigned x, y, z; };
+
+namespace emulation {
+constexpr int kWarp = 32;
+constexpr size_t kStack = 1 << 16;
+struct Fibre {
+  ucontext_t context;
+  dim3 index;
+  int number;
+  bool done;
+};
+struct Barrier { int arrived; unsigned generation; };
+struct Warp { Barrier barrier; int alive; uint64_t slots[kWarp]; };
+inline std::vector<Fibre> fibres;
+inline std::vector<Warp> warps;
+inline std::vector<char> stacks;
+inline Fibre* self;
+inline ucontext_t scheduler;
+inline Barrier block_barrier;
+inline int alive;
+inline long progress;
+inline dim3 block_index, block_extent, grid_extent;
+inline char* dynamic_shared;
+inline void (*entry)(void*);
+inline void* entry_arguments;
+
+inline void yield() { swapcontext(&self->context, &scheduler); }
+
+inline void release(Barrier& barrier) {
+  barrier.arrived = 0;
+  ++barrier.generation;
+  ++progress;
+}
+
+inline void wait(Barrier& barrier, const int& count) {
+  unsigned generation = barrier.generation;
+  if (++barrier.arrived == count) { release(barrier); return; }
+  while (barrier.generation == generation) yield();
+}
+
+inline Warp& warp() { return warps[self->number / kWarp]; }
+
+inline void run_fibre() {
+  entry(entry_arguments);
+  Fibre* me = self;
+  me->done = true;
+  ++progress;
+  Warp& mine = warp();
+  if (--alive && block_barrier.arrived == alive) release(block_barrier);
+  if (--mine.alive && mine.barrier.arrived == mine.alive) release(mine.barrier);
+  yield();
+}
+
+inline void run_block() {
+  int count = int(block_extent.x * block_extent.y * block_extent.z);
+  alive = count;
+  block_barrier = {};
+  fibres.resize(count);
+  stacks.resize(kStack * count);
+  warps.assign((count + kWarp - 1) / kWarp, {});
+  for (int i = 0; i < count; ++i) {
+    Fibre& fibre = fibres[i];
+    fibre.number = i;
+    fibre.done = false;
+    fibre.index = {i % block_extent.x, i / block_extent.x % block_extent.y, i / block_extent.x / block_extent.y};
+    ++warps[i / kWarp].alive;
+    prepare_context(&fibre.context, &stacks[kStack * i], kStack, run_fibre);
+  }
+  while (alive) {
+    long before = progress;
+    for (Fibre& fibre : fibres) {
+      if (fibre.done) continue;
+      self = &fibre;
+      swapcontext(&scheduler, &fibre.context);
+    }
+    if (alive && progress == before) {
+      std::fprintf(stderr, "deadlock: %d threads wait for others that never come\n", alive);
+      std::abort();
+    }
+  }
+}
+
+template <class T> T exchange(T value, int from, bool valid) {
+  static_assert(sizeof(T) <= 8);
+  Warp& mine = warp();
+  std::memcpy(&mine.slots[self->number % kWarp], &value, sizeof(T));
+  wait(mine.barrier, mine.alive);
+  if (valid) std::memcpy(&value, &mine.slots[from], sizeof(T));
+  wait(mine.barrier, mine.alive);
+  return value;
+}
+
+template <class... A, size_t... I>
+void apply(void (*kernel)(A...), void** arguments, std::index_sequence<I...>) {
+  kernel(*static_cast<std::remove_reference_t<A>*>(arguments[I])...);
+}
+
+template <class... A> struct Call {
+  void (*kernel)(A...);
+  void** arguments;
+  static void run(void* self) {
+    Call& call = *static_cast<Call*>(self);
+    apply(call.kernel, call.arguments, std::index_sequence_for<A...>{});
+  }
+};
+
+template <class... A>
+int launch(void (*kernel)(A...), int given, const unsigned* dims, size_t shared, void** arguments) {
+  if (given != int(sizeof...(A))) return int(sizeof...(A));
+  Call<A...> call{kernel, arguments};
+  entry = Call<A...>::run;
+  entry_arguments = &call;
+  grid_extent = {dims[0], dims[1], dims[2]};
+  block_extent = {dims[3], dims[4], dims[5]};
+  dynamic_shared = static_cast<char*>(std::aligned_alloc(1024, (shared + 1023) / 1024 * 1024 + 1024));
+  for (unsigned z = 0; z < dims[2]; ++z)
+    for (unsigned y = 0; y < dims[1]; ++y)
+      for (unsigned x = 0; x < dims[0]; ++x) {
+        block_index = {x, y, z};
+        std::memset(dynamic_shared, 0xff, shared);
+        run_block();
+      }
+  std::free(dynamic_shared);
+  return -1;
+}
+}  // namespace emulation
+
+#define threadIdx (emulation::self->index)
+#define blockIdx emulation::block_index
+#define blockDim emulation::block_extent
+#define gridDim emulation::grid_extent
+
+inline void __syncthreads() { emulation::wait(emulation::block_barrier, emulation::alive); }
+inline void __syncwarp(unsigned = ~0u) { auto& w = emulation::warp(); emulation::wait(w.barrier, w.alive); }
+inline unsigned __activemask() {
+  unsigned mask = 0;
+  int first = emulation::self->number / 32 * 32;
+  for (int i = 0; i < 32 && first + i < int(emulation::fibres.size()); ++i)
+    if (!emulation::fibres[first + i].done) mask |= 1u << i;
+  return mask;
+}
+inline int emulated_lane() { return emulation::self->number % 32; }
+template <class T> T __shfl_sync(unsigned, T v, int from, int width = 32) {
+  int base = emulated_lane() / width * width;
+  return emulation::exchange(v, base + (from & (width - 1)), true);
+}
+template <class T> T __shfl_down_sync(unsigned, T v, unsigned by, int width = 32) {
+  int from = emulated_lane() + int(by);
+  return emulation::exchange(v, from, from / width == emulated_lane() / width);
+}
+template <class T> T __shfl_up_sync(unsigned, T v, unsigned by, int width = 32) {
+  int from = emulated_lane() - int(by);
+  return emulation::exchange(v, from, from >= emulated_lane() / width * width);
+}
+template <class T> T __shfl_xor_sync(unsigned, T v, int with, int = 32) {
+  return emulation::exchange(v, emulated_lane() ^ with, true);
+}
+
+using std::max;
+using std::min;
+template <class A, class B, class C = std::enable_if_t<!std::is_same_v<A, B>, std::common_type_t<A, B>>>
+C max(A a, B b) { return C(a) > C(b) ? C(a) : C(b); }
+template <class A, class B, class C = std::enable_if_t<!std::is_same_v<A, B>, std::common_type_t<A, B>>>
+C min(A a, B b) { return C(a) < C(b) ? C(a) : C(b); }
+inline float __expf(float x) { return expf(x); }
+inline float __logf(float x) { return logf(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline double rsqrt(double x) { return 1.0 / sqrt(x); }
+
+#define EMULATED_VECTORS(T, N) \
+  struct N##1 { T x; }; struct N##2 { T x, y; }; struct N##3 { T x, y, z; }; \
+  struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) N##4 { T x, y, z, w; }; \
+  inline N##1 make_##N##1(T x) { return {x}; } inline N##2 make_##N##2(T x, T y) { return {x, y}; } \
+  inline N##3 make_##N##3(T x, T y, T z) { return {x, y, z}; } \
+  inline N##4 make_##N##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+EMULATED_VECTORS(float, float) EMULATED_VECTORS(double, double) EMULATED_VECTORS(int, int)
+EMULATED_VECTORS(unsigned, uint) EMULATED_VECTORS(short, short) EMULATED_VECTORS(unsigned short, ushort)
+EMULATED_VECTORS(signed char, char) EMULATED_VECTORS(unsigned char, uchar)
+EMULATED_VECTORS(long long, longlong) EMULATED_VECTORS(unsigned long long, ulonglong)
+
+// Narrow floats compute in float and round to nearest even, as the device does operation by operation.
+template <int kExponent, int kMantissa> struct Narrow {
+  uint16_t bits;
+  Narrow() = default;
+  template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>> Narrow(T value) : bits(round(float(value))) {}
+  static uint16_t round(float value) {
+    uint32_t u;
+    std::memcpy(&u, &value, 4);
+    uint16_t sign = uint16_t(u >> 16 & 0x8000);
+    if (std::isnan(value)) return uint16_t(sign | ((1 << kExponent) - 1) << kMantissa | 1 << (kMantissa - 1));
+    constexpr int bias = (1 << (kExponent - 1)) - 1;
+    double magnitude = std::fabs(double(value));
+    int exponent = magnitude == 0 ? 1 - bias : std::max(std::ilogb(magnitude), 1 - bias);
+    if (std::isinf(value)) return uint16_t(sign | ((1 << kExponent) - 1) << kMantissa);
+    double scaled = std::nearbyint(std::ldexp(magnitude, kMantissa - exponent));
+    // Without its hidden bit a number is subnormal; a carry into the exponent is right as it stands.
+    uint32_t packed = uint32_t(scaled) + (uint32_t(exponent + bias - 1) << kMantissa);
+    return uint16_t(sign | std::min(packed, uint32_t(((1 << kExponent) - 1) << kMantissa)));
+  }
+  operator float() const {
+    int exponent = bits >> kMantissa & ((1 << kExponent) - 1), fraction = bits & ((1 << kMantissa) - 1);
+    constexpr int bias = (1 << (kExponent - 1)) - 1;
+    float sign = bits & 0x8000 ? -1.0f : 1.0f;
+    if (exponent == (1 << kExponent) - 1) return fraction ? NAN : sign * INFINITY;
+    if (!exponent) return sign * std::ldexp(float(fraction), 1 - bias - kMantissa);
+    return sign * std::ldexp(float(fraction | 1 << kMantissa), exponent - bias - kMantissa);
+  }
+  Narrow& operator+=(Narrow o) { return *this = Narrow(float(*this) + float(o)); }
+};
+using half = Narrow<5, 10>;
+using __half = half;
+using nv_bfloat16 = Narrow<8, 7>;
+using __nv_bfloat16 = nv_bfloat16;
+#define EMULATED_NARROW(T) \
+  inline T operator+(T a, T b) { return T(float(a) + float(b)); } inline T operator-(T a, T b) { return T(float(a) - float(b)); } \
+  inline T operator*(T a, T b) { return T(float(a) * float(b)); } inline T operator/(T a, T b) { return T(float(a) / float(b)); } \
+  inline T operator-(T a) { return T(-float(a)); } \
+  inline bool operator<(T a, T b) { return float(a) < float(b); } inline bool operator>(T a, T b) { return float(a) > float(b); } \
+  inline bool operator<=(T a, T b) { return float(a) <= float(b); } inline bool operator>=(T a, T b) { return float(a) >= float(b); } \
+  inline bool operator==(T a, T b) { return float(a) == float(b); } inline bool operator!=(T a, T b) { return float(a) != float(b); } \
+  inline T __hmax(T a, T b) { return a > b ? a : b; } inline T __hmin(T a, T b) { return a < b ? a : b; } \
+  inline T hexp(T a) { return T(expf(a)); } inline T hlog(T a) { return T(logf(a)); } inline T hsqrt(T a) { return T(sqrtf(a)); } \
+  inline T htanh(T a) { return T(tanhf(a)); }
+EMULATED_NARROW(half) EMULATED_NARROW(nv_bfloat16)
+inline half __float2half_rn(float x) { return half(x); }
+inline half __float2half(float x) { return half(x); }
+inline float __half2float(half x) { return float(x); }
+inline unsigned short __half_as_ushort(half x) { return x.bits; }
+inline half __ushort_as_half(unsigned short b) { half h; h.bits = b; return h; }
+inline nv_bfloat16 __float2bfloat16_rn(float x) { return nv_bfloat16(x); }
+inline nv_bfloat16 __float2bfloat16(float x) { return nv_bfloat16(x); }
+inline float __bfloat162float(nv_bfloat16 x) { return float(x); }
+inline unsigned short __bfloat16_as_ushort(nv_bfloat16 x) { return x.bits; }
+inline nv_bfloat16 __ushort_as_bfloat16(unsigned short b) { nv_bfloat16 h; h.bits = b; return h; }
+inline bool __hgt(half a, half b) { return a > b; }
+inline bool __hlt(half a, half b) { return a < b; }
+inline bool __hgt(nv_bfloat16 a, nv_bfloat16 b) { return a > b; }
+inline bool __hlt(nv_bfloat16 a, nv_bfloat16 b) { return a < b; }
+struct alignas(4) half2 { half x, y; };
+struct alignas(4) nv_bfloat162 {
+  nv_bfloat16 x, y;
+  nv_bfloat162() = default;
+  nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) : x(x), y(y) {}
+};
+inline half2 make_half2(half x, half y) { return {x, y}; }
+inline nv_bfloat162 make_bfloat162(nv_bfloat16 x, nv_bfloat16 y) { return {x, y}; }
+using __half2 = half2;
+using __nv_bfloat162 = nv_bfloat162;
+
+namespace nvcuda::wmma {
+struct matrix_a {}; struct matrix_b {}; struct accumulator {};
+struct row_major {}; struct col_major {};
+enum layout_t { mem_row_major, mem_col_major };
+template <class Use, int M, int N, int K, class T, class Layout = void> struct fragment {
+  static constexpr int rows = std::is_same_v<Use, matrix_b> ? K : M;
+  static constexpr int columns = std::is_same_v<Use, matrix_a> ? K : N;
+  static constexpr bool by_columns = std::is_same_v<Layout, col_major>;
+  static constexpr int num_elements = rows * columns / 32;
+  T x[rows * columns];
+};
+inline bool leads() { return emulated_lane() == 0; }
+template <class F, class T> void fill_fragment(F& f, T value) {
+  if (leads()) for (auto& x : f.x) x = std::remove_reference_t<decltype(x)>(value);
+}
+template <class U, int M, int N, int K, class T, class L>
+void load_matrix_sync(fragment<U, M, N, K, T, L>& f, const T* from, unsigned stride) {
+  if (!leads()) return;
+  for (int i = 0; i < f.rows; ++i) for (int j = 0; j < f.columns; ++j)
+    f.x[i * f.columns + j] = f.by_columns ? from[j * stride + i] : from[i * stride + j];
+}
+template <class F, class T> void store_matrix_sync(T* to, const F& f, unsigned stride, layout_t layout) {
+  if (!leads()) return;
+  for (int i = 0; i < f.rows; ++i) for (int j = 0; j < f.columns; ++j)
+    (layout == mem_row_major ? to[i * stride + j] : to[j * stride + i]) = f.x[i * f.columns + j];
+}
+template <class D, class A, class B, class C> void mma_sync(D& d, const A& a, const B& b, const C& c) {
+  if (!leads()) return;
+  constexpr int m = A::rows, n = B::columns, k = A::columns;
+  float fa[m * k], fb[k * n];
+  for (int i = 0; i < m * k; ++i) fa[i] = float(a.x[i]);
+  for (int i = 0; i < k * n; ++i) fb[i] = float(b.x[i]);
+  for (int i = 0; i < m; ++i) for (int j = 0; j < n; ++j) {
+    float sum = float(c.x[i * n + j]);
+    for (int l = 0; l < k; ++l) sum += fa[i * k + l] * fb[l * n + j];
+    d.x[i * n + j] = sum;
+  }
+}
+}  // namespace nvcuda::wmma

@@ -1,0 +1,185 @@
+"""A stand-in for a GPU: the generated CUDA source, compiled for this processor and run there."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strategy.cuda.program import CudaArtefact, Launch, Pointer, Program, evaluate
+
+HEADER = Path(__file__).with_name("cuda_emulation.h")
+_C = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float}
+_INCLUDES = (
+    "cstdint",
+    "type_traits",
+    "cuda.h",
+    "cuda_fp16.h",
+    "cuda_bf16.h",
+    "mma.h",
+    "math_constants.h",
+)
+
+
+def find_cxx() -> str | None:
+    """A C++ compiler that knows C++17."""
+    return shutil.which("g++") or shutil.which("clang++")
+
+
+class Emulation:
+    """Some CUDA source, compiled for this processor.
+
+    Args:
+        folder: for the library.
+    """
+
+    def __init__(self, source: str, programs: Mapping[str, Program], folder: Path) -> None:
+        names = sorted({launch.kernel for p in programs.values() for launch in p.launches})
+        entries = [
+            f'extern "C" int run_{name}(int given, const unsigned* dims, size_t shared, void** arguments) '
+            f"{{ return emulation::launch({name}, given, dims, shared, arguments); }}"
+            for name in names
+        ]
+        folder.mkdir(parents=True, exist_ok=True)
+        code, library = folder / "kernel.cpp", folder / "kernel.so"
+        code.write_text("\n".join([f'#include "{HEADER.name}"', _translate(source), *entries]))
+        done = subprocess.run(
+            [str(find_cxx()), "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing",
+             f"-I{precompile(folder.parent)}", "-o", str(library), str(code)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[:4000]
+        self._library = ctypes.CDLL(str(library))
+        self._programs = programs
+
+    def run(
+        self, name: str, arrays: Mapping[str, Any], symbols: Mapping[str, int] | None = None
+    ) -> None:
+        """Runs a program over arrays, which it writes to; workspaces are poisoned first."""
+        program = self._programs[name]
+        memory = dict(arrays)
+        for workspace in program.workspaces:
+            size = evaluate(workspace.size_bytes, symbols or {})
+            memory[workspace.name] = aligned((size,), np.uint8)
+            memory[workspace.name][...] = 0xFF
+        for launch in program.launches:
+            self.launch(launch.bind(symbols or {}), memory)
+
+    def launch(self, launch: Launch, memory: Mapping[str, Any]) -> None:
+        """Runs one launch whose sizes are known."""
+        values: list[Any] = []
+        for argument in launch.arguments:
+            if isinstance(argument, Pointer):
+                values.append(ctypes.c_void_p(memory[argument.buffer].ctypes.data))
+            else:
+                values.append(_C[argument.dtype](argument.value))
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+        dims = (ctypes.c_uint * 6)(*launch.grid, *launch.block)
+        taken = self._library[f"run_{launch.kernel}"](
+            len(values), dims, ctypes.c_size_t(launch.shared_bytes), pointers
+        )
+        assert taken == -1, f"{launch.kernel} takes {taken} arguments, the plan has {len(values)}"
+
+
+def _translate(source: str) -> str:
+    """What differs between CUDA and C++: where shared memory is declared, and headers of the toolkit."""
+    source = re.sub(
+        r"#include [<\"]([\w/.]+)[>\"]", lambda m: "" if m[1] in _INCLUDES else m[0], source
+    )
+    source = re.sub(
+        r"extern __shared__ (?:__align__\(\d+\) |alignas\(\d+\) )?([\w ]+) (\w+)\[\];",
+        r"\1* \2 = (\1*)emulation::dynamic_shared;",
+        source,
+    )
+    return re.sub(r"__shared__ (alignas\(\d+\) |)", r"\1static ", source)
+
+
+def precompile(folder: Path) -> Path:
+    """A folder with the header, compiled once: it is most of the work of a small kernel."""
+    compiled = folder / f"{HEADER.name}.gch"
+    if not compiled.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(HEADER, folder / HEADER.name)
+        command = [
+            str(find_cxx()),
+            "-std=c++17",
+            "-O1",
+            "-w",
+            "-fPIC",
+            "-fno-strict-aliasing",
+            "-x",
+            "c++-header",
+        ]
+        subprocess.run([*command, "-o", str(compiled), str(folder / HEADER.name)], check=True)
+    return folder
+
+
+def aligned(shape: tuple[int, ...], dtype: Any) -> Any:
+    """An array at a multiple of 256 bytes, as a driver's allocations are."""
+    kind = np.dtype(dtype)
+    size = int(np.prod(shape)) * kind.itemsize
+    memory = np.empty(size + 256, np.uint8)
+    start = -memory.ctypes.data % 256
+    return memory[start : start + size].view(kind).reshape(shape)
+
+
+class EmulatedDriver:
+    """A `workers.cuda_kernel.Driver` without a device: kernels run where they are launched.
+
+    Args:
+        folder: for the libraries.
+        room_bytes: of memory, after which there is none.
+    """
+
+    def __init__(self, folder: Path, l2_bytes: int = 0, room_bytes: int = 1 << 30) -> None:
+        self.l2_bytes = l2_bytes
+        self._folder = folder
+        self._room = room_bytes
+        self._loaded = 0
+        self.launched = 0
+
+    def load(self, artefact: CudaArtefact) -> Emulation:
+        self._loaded += 1
+        return Emulation(artefact.source, artefact.programs, self._folder / str(self._loaded))
+
+    def allocate(self, size_bytes: int) -> Any:
+        if size_bytes > self._room:
+            raise MemoryError(f"no {size_bytes} bytes left")
+        self._room -= size_bytes
+        return aligned((size_bytes,), np.uint8)
+
+    def free(self, buffer: Any) -> None:
+        self._room += buffer.size
+
+    def upload(self, buffer: Any, array: Any) -> None:
+        buffer[...] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+
+    def download(self, buffer: Any, array: Any) -> None:
+        array.reshape(-1).view(np.uint8)[...] = buffer
+
+    def prepare(
+        self, module: Emulation, launch: Launch, buffers: Mapping[str, Any]
+    ) -> Callable[[], None]:
+        def run() -> None:
+            self.launched += 1
+            module.launch(launch, buffers)
+
+        return run
+
+    def synchronize(self) -> None:
+        pass
+
+    def time(self, queue: Callable[[], None]) -> float:
+        began = time.perf_counter()
+        queue()
+        return time.perf_counter() - began
+
+    def describe(self) -> dict[str, Any]:
+        return {"driver": "emulation"}

@@ -1,0 +1,278 @@
+"""From a scheduled function to a cubin: plans, limits, compilers, and what cubins say."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tvm")
+
+from strategy.cuda.build import compile_cuda, emit
+from strategy.cuda.compiler import Compiler, compile_cached, find_nvcc, find_nvrtc
+from strategy.cuda.cubin import CubinError, read_usage
+from strategy.cuda.limit import (
+    DeviceLimits,
+    LimitError,
+    check_launch,
+    limits_of,
+    require_arch,
+)
+from strategy.cuda.program import Launch, Pointer, Scalar
+from strategy.cuda.source import PlanError, emit_cuda
+from strategy.lower import CompileError, lower
+from strategy.op_strategy import candidates
+from strategy.record import ErrorKind, Job, JobEntry, Phase, TimingPolicy
+from strategy.space import Config
+from strategy.target import Target, TargetError
+from strategy.workload import Workload
+from tests.kernel.test_cuda_ops import TUNABLE
+from workers.builder import BuilderPool
+from workers.sandbox import ForkServer
+
+SM_90 = Target.parse("cuda -arch=sm_90")
+DENSE = Workload.make("dense", {"data": "float32[64,64]", "weight": "float32[64,64]"})
+COMPILERS = [c for c in (find_nvcc(), find_nvrtc()) if c is not None]
+compiled = pytest.mark.skipif(not COMPILERS, reason="no CUDA compiler on this host")
+
+
+# Targets and limits
+
+
+@pytest.mark.parametrize(
+    ("spec", "shared", "dtypes"),
+    [
+        ("cuda -arch=sm_70", 98304, ("float16",)),
+        ("cuda -arch=sm_80", 166912, ("float16", "bfloat16")),
+        ("cuda -arch=sm_90a", 232448, ("float16", "bfloat16")),
+        ("cuda -arch=sm_103", 232448, ("float16", "bfloat16")),  # the next older one of the table
+        (
+            {"kind": "cuda", "arch": "sm_80", "max_shared_memory_per_block": 1000},
+            1000,
+            ("float16", "bfloat16"),
+        ),
+        ("cuda", 49152, ()),
+    ],
+)
+def test_limits_of_a_target(spec: Any, shared: int, dtypes: tuple[str, ...]) -> None:
+    limits = limits_of(Target.parse(spec))
+    assert limits.shared_bytes == shared
+    assert limits.tensor_cores == dtypes
+
+
+@pytest.mark.parametrize("arch", ["gfx90a", "sm_35", "sm_9", "90"])
+def test_an_architecture_that_is_none_is_refused(arch: str) -> None:
+    with pytest.raises(TargetError, match="sm_90"):
+        limits_of(Target.parse({"kind": "cuda", "arch": arch}))
+
+
+def test_code_needs_an_architecture() -> None:
+    with pytest.raises(TargetError, match="write cuda -arch=sm_90"):
+        require_arch(Target.parse("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "static", "dynamic", "words"),
+    [
+        ((1, 1, 1), (1024, 2, 1), 0, 0, "2048 threads"),
+        ((1, 1, 1), (1, 1, 128), 0, 0, "128 threads along z"),
+        ((1, 65536, 1), (32, 1, 1), 0, 0, "65536 blocks along y"),
+        ((0, 1, 1), (32, 1, 1), 0, 0, "0 blocks along x"),
+        ((1, 1, 1), (32, 1, 1), 49153, 0, "static shared memory"),
+        ((1, 1, 1), (32, 1, 1), 1000, 232000, "233000 bytes of shared memory"),
+    ],
+)
+def test_a_launch_beyond_the_limits_is_refused(
+    grid: Any, block: Any, static: int, dynamic: int, words: str
+) -> None:
+    limits = limits_of(SM_90)
+    check_launch(Launch("k", (), ("m", 1, 1), (1024, 1, 1), 200_000), 0, limits)
+    with pytest.raises(LimitError, match=words):
+        check_launch(Launch("k", (), grid, block, dynamic), static, limits)
+
+
+def test_a_symbolic_grid_is_checked_when_it_is_known() -> None:
+    launch = Launch("k", (Scalar("int64", "m"),), (1, ["//", ["+", "m", 15], 16], 1), (32, 1, 1))
+    assert launch.bind({"m": 33}) == Launch("k", (Scalar("int64", 33),), (1, 3, 1), (32, 1, 1))
+    with pytest.raises(LimitError, match="blocks along y"):
+        launch.bind({"m": 2_000_000})
+
+
+def test_what_a_device_cannot_do_is_refused_before_anything_is_compiled() -> None:
+    small = Target.parse({"kind": "cuda", "arch": "sm_90", "max_shared_memory_per_block": 4096})
+    config = {
+        "block_m": 128, "block_n": 128, "block_k": 32, "thread_m": 8, "thread_n": 8,
+        "interleave": 2, "vector": 4, "unroll": 0,
+    }  # fmt: skip
+    wide = Workload.make("dense", {"data": "float32[512,64]", "weight": "float32[512,64]"})
+    space = next(c.space for c in candidates(wide, SM_90) if c.implementation == "dense_tiled.cuda")
+    assert space is not None
+    assert space.contains(config)
+    found = next(c.space for c in candidates(wide, small) if c.implementation == "dense_tiled.cuda")
+    assert found is not None
+    assert not found.contains(config)
+    lowered = lower(wide, SM_90, "dense_tiled.cuda", config)
+    with pytest.raises(LimitError, match="bytes of shared memory"):
+        emit_cuda(lowered.module, small, {"main": ("data", "weight", "output")})
+
+
+# Plans
+
+
+def _module(*, host: bool) -> Any:
+    """A function of two stages whose first runs on the host, or that has nothing else."""
+    import tvm
+    from tvm import s_tir, te
+
+    x = te.placeholder((64,), "float32", name="x")
+    y = te.compute((64,), lambda i: x[i] + 1, name="y")
+    z = te.compute((64,), lambda i: y[i] * 2, name="z")
+    sch = s_tir.Schedule(te.create_prim_func([x, z]))
+    for name in ("z",) if host else ():
+        sch.bind(sch.get_loops(sch.get_sblock(name))[0], "threadIdx.x")
+    return tvm.IRModule({"main": sch.mod["main"].with_attr("global_symbol", "main")})
+
+
+@pytest.mark.parametrize("host", [True, False])
+def test_a_function_that_computes_on_the_host_is_refused(host: bool) -> None:
+    with pytest.raises(PlanError, match="no launch|bind its loops|own memory"):
+        emit_cuda(_module(host=host), SM_90, {"main": ("x", "z")})
+
+
+def test_a_plan_says_what_the_source_does() -> None:
+    source = emit(lower(DENSE, SM_90, "dense_gemv.cuda"))
+    (launch,) = source.programs["main"].launches
+    assert f"__launch_bounds__({launch.block[0] * launch.block[1]}) {launch.kernel}(" in source.code
+    declared = source.code.split(f" {launch.kernel}(")[1].split(")")[0].split(",")
+    named = [d.split()[-1].removesuffix("_ptr") for d in declared]
+    given = [a.buffer for a in launch.arguments if isinstance(a, Pointer)]
+    assert [n.replace("dense", "output") for n in named] == given
+
+
+# Cubins
+
+
+@compiled
+@pytest.mark.parametrize("compiler", COMPILERS, ids=lambda c: type(c).__name__)
+def test_a_cubin_says_what_its_kernels_take(compiler: Compiler, tmp_path: Path) -> None:
+    lowered = lower(DENSE, SM_90, "dense_tiled.cuda")
+    artefact = compile_cuda(lowered, compiler, tmp_path)
+    (launch,) = artefact.programs["main"].launches
+    usage = artefact.usage[launch.kernel]
+    assert 16 <= usage.registers <= 255
+    assert usage.parameters == len(launch.arguments) == 3
+    assert usage.stack_bytes == 0
+    assert artefact.cubin.startswith(b"\x7fELF")
+    assert artefact.compiler.split()[0] in ("nvcc", "nvrtc")
+    # The second time it is read from the cache.
+    again = compile_cached(artefact.source, "sm_90", _Unavailable(compiler.identity), tmp_path)
+    assert again.cubin == artefact.cubin
+
+
+class _Unavailable(Compiler):
+    def __init__(self, identity: str) -> None:
+        self._identity = identity
+
+    @property
+    def identity(self) -> str:
+        return self._identity
+
+    def compile(self, code: str, arch: str) -> Any:
+        raise CompileError("asked to compile what is in the cache")
+
+
+@compiled
+@pytest.mark.parametrize("compiler", COMPILERS, ids=lambda c: type(c).__name__)
+def test_a_compiler_says_what_is_wrong(compiler: Compiler) -> None:
+    with pytest.raises(CompileError, match="sm_80.*undefined"):
+        compiler.compile('extern "C" __global__ void f() { missing(); }', "sm_80")
+
+
+@compiled
+def test_a_cache_of_rubbish_is_made_anew(tmp_path: Path) -> None:
+    code = 'extern "C" __global__ void f(int* x) { *x = 1; }'
+    first = compile_cached(code, "sm_80", COMPILERS[0], tmp_path)
+    (kept,) = tmp_path.iterdir()
+    kept.write_bytes(b"half")
+    assert compile_cached(code, "sm_80", COMPILERS[0], tmp_path).usage == first.usage
+
+
+@pytest.mark.parametrize("data", [b"", b"PTX", b"\x7fELF\x02", b"\x7fELF\x02" + bytes(200)])
+def test_what_is_no_cubin_is_refused(data: bytes) -> None:
+    with pytest.raises(CubinError, match="no cubin"):
+        read_usage(data)
+
+
+@compiled
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("workload", "names"), TUNABLE, ids=lambda v: getattr(v, "op", ""))
+@pytest.mark.full
+def test_sampled_configurations_compile(
+    workload: Workload, names: set[str], arch: str, tmp_path: Path
+) -> None:
+    target = Target.parse(f"cuda -arch={arch}")
+    rng = random.Random(5)
+    for candidate in candidates(workload, target):
+        if candidate.implementation not in names or candidate.space is None:
+            continue
+        for config in candidate.space.sample(rng, 4):
+            artefact = compile_cuda(
+                lower(workload, target, candidate.implementation, config), folder=tmp_path
+            )
+            limits: DeviceLimits = limits_of(target)
+            for launch in artefact.programs["main"].launches:
+                x, y, z = launch.block
+                assert artefact.usage[launch.kernel].registers * x * y * z <= limits.registers
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("op", "implementation"),
+    [
+        ("dense", "dense_tensor_core.cuda"),
+        ("cumsum", "cumsum_parts.cuda"),
+        ("topk", "topk_sort.cuda"),
+    ],
+)
+def test_tensor_cores_and_templates_compile(op: str, implementation: str, tmp_path: Path) -> None:
+    workload = {
+        "dense": Workload.make("dense", {"data": "bfloat16[64,64]", "weight": "bfloat16[64,64]"}),
+        "cumsum": Workload.make("cumsum", {"data": "float16[4000]"}),
+        "topk": Workload.make("topk", {"data": "float16[4,400]"}, {"k": 3}),
+    }[op]
+    target = Target.parse("cuda -arch=sm_80")
+    artefact = compile_cuda(lower(workload, target, implementation), folder=tmp_path)
+    assert {n.kernel for n in artefact.programs["main"].launches} <= artefact.usage.keys()
+
+
+@compiled
+def test_a_builder_builds_for_a_device_that_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    candidate = next(c for c in candidates(DENSE, SM_90) if c.implementation == "dense_tiled.cuda")
+    assert candidate.space is not None
+    configs = [candidate.fallback, Config({**candidate.fallback, "block_k": 7})]
+    entries = tuple(
+        JobEntry(
+            index=i, task_id=0, implementation="dense_tiled.cuda", version=candidate.version,
+            config=config,
+        )
+        for i, config in enumerate(configs)
+    )  # fmt: skip
+    job = Job(
+        id=0, run_id=0, workload=DENSE, target=SM_90, phase=Phase.SEARCH, entries=entries,
+        policy=TimingPolicy(build_timeout_s=60), seed=0,
+    )  # fmt: skip
+    with ForkServer(tmp_path) as server:
+        pool = BuilderPool(server, [0], tmp_path, forks=True)
+        try:
+            good, bad = pool.build(job, threading.Event())
+        finally:
+            pool.close()
+    assert (good.error, bad.error) == (None, ErrorKind.INVALID), good.message
+    assert len(good.code_digest) == 64
+    assert Path(good.path).exists()

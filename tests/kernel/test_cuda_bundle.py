@@ -1,0 +1,131 @@
+"""Bundles: made here, timed elsewhere, read back; what is not signed or was altered is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tvm")
+
+from plevel.cli import bundle as command
+from plevel.cli import option
+from plevel.direct import connect
+from strategy.op_strategy import candidates
+from strategy.record import Device, ErrorKind, Job, JobEntry, Phase, Result
+from strategy.target import Target
+from strategy.workload import Workload
+from tests.kernel.emulation.device import EmulatedDriver
+from tests.kernel.test_cuda_runner import POLICY, Channel, artefact_of
+from workers.builder import Built
+from workers.bundle import (
+    Bundle,
+    BundleError,
+    Part,
+    make_key,
+    read_key,
+    run_bundle,
+    seal,
+    unseal,
+)
+from workers.cuda_runner import CudaRunner
+from workers.runner import Session
+
+TARGET = Target.parse("cuda -arch=sm_80")
+WORKLOAD = Workload.make("softmax", {"data": "float32[6,100]"})
+DEVICE = Device(identity="m/cuda:0", slot="cuda:0", model="Emulation", target=TARGET)
+
+
+@pytest.fixture(scope="module")
+def made() -> Bundle:
+    """Two configurations, one of which could not be built."""
+    candidate = next(
+        c for c in candidates(WORKLOAD, TARGET) if c.implementation == "softmax_rows.cuda"
+    )
+    assert candidate.space is not None
+    configs = [candidate.fallback, candidate.fallback.replace(vector=4)]
+    job = Job(
+        id=0, run_id=0, workload=WORKLOAD, target=TARGET, phase=Phase.SEARCH, policy=POLICY, seed=0,
+        entries=tuple(
+            JobEntry(
+                index=i, task_id=0, implementation="softmax_rows.cuda",
+                version=candidate.version, config=config,
+            )
+            for i, config in enumerate(configs)
+        ),
+    )  # fmt: skip
+    part = Part(
+        job=job, candidates=(candidate,),
+        built=(Built(entry=0, code_digest="a"), Built(entry=1, error=ErrorKind.COMPILE, message="no")),
+        artefacts={"0": artefact_of(WORKLOAD, "softmax_rows.cuda")},
+    )  # fmt: skip
+    return Bundle(parts=(part,), made_at=1.0)
+
+
+def test_a_bundle_is_read_with_the_key_that_signed_it(made: Bundle, tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    make_key(path)
+    assert path.stat().st_mode & 0o077 == 0
+    key = read_key(path)
+    assert unseal(seal(made, key), key) == made
+    with pytest.raises(BundleError, match="exists"):
+        make_key(path)
+
+
+def test_what_is_altered_or_signed_with_another_key_is_refused(made: Bundle) -> None:
+    key = bytes(range(32))
+    data = seal(made, key)
+    for place in (len(data) - 1, len(data) // 2, len(b"plevel-bundle 1\n")):
+        altered = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        with pytest.raises(BundleError, match="not signed with this key, or was altered"):
+            unseal(altered, key)
+    with pytest.raises(BundleError, match="not signed"):
+        unseal(data, bytes(32))
+    with pytest.raises(BundleError, match="no bundle"):
+        unseal(b"PK" + data, key)
+    with pytest.raises(BundleError, match="not signed"):
+        unseal(data[:30], key)
+
+
+@pytest.mark.parametrize("text", ["", "abc", "00" * 16])
+def test_what_is_no_key_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text(text)
+    with pytest.raises(BundleError, match="key"):
+        read_key(path)
+
+
+def test_results_come_back_and_the_next_round_follows_them(
+    made: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.runner.pin_threads", lambda cores, known: None)
+
+    def time_job(
+        job: Job, built: Sequence[Built], report: Callable[[Result], None]
+    ) -> dict[str, Any]:
+        channel = Channel()
+        runner = CudaRunner(channel, EmulatedDriver(tmp_path / "emulation"))  # type: ignore[arg-type]
+        runner.run(Session(job=job, built=tuple(built), cores=(0,)))
+        for result in channel.results.values():
+            report(result)
+        return runner.toolchain()
+
+    lines = list(run_bundle(made, time_job, DEVICE, "s", "host"))
+    records = [json.loads(line) for line in lines if b'"kind":"record"' in line]
+    assert [r.get("error") for r in records] == ["compile", None]
+    place = option.Location(database=f"sqlite:///{tmp_path / 'records.db'}")
+    option.make_database(place)
+    with connect(None, place.database) as database:
+        summary = database.import_records(lines)
+        assert (summary["new"], summary["rejected"]) == (2, 0), summary
+        answer = database.select(WORKLOAD, TARGET)
+        assert (answer.reason, answer.implementation) == ("measured", "softmax_rows.cuda")
+        assert database.import_records(lines)["new"] == 0
+    offered = [c for c in candidates(WORKLOAD, TARGET) if c.implementation == "softmax_rows.cuda"]
+    entries = command._propose(WORKLOAD, TARGET, offered, 8, 0, place)
+    tried = {e.config for e in made.parts[0].job.entries}
+    assert len({e.config for e in entries}) == 8
+    assert not tried & {e.config for e in entries}

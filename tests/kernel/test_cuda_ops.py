@@ -1,0 +1,204 @@
+"""Every CUDA implementation over its space: the generated source, run on a processor, against NumPy."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+from strategy.cuda.build import emit
+from strategy.cuda.program import CudaArtefact
+from strategy.lower import Role, lower
+from strategy.op_strategy import Candidate, candidates
+from strategy.space import Config
+from strategy.target import Target
+from strategy.workload import EpilogueStep, Input, Workload
+from tests.kernel.emulation.device import Emulation, aligned
+from workers.reference import (
+    compare,
+    numpy_dtype,
+    poison,
+    random_inputs,
+    reference,
+    tolerances,
+)
+
+TARGET = Target.parse("cuda -arch=sm_80")
+RELU = EpilogueStep("relu", (None,))
+BIAS = EpilogueStep("add", (None, Input("bias", "float32[35]", constant=True)))
+
+# Shapes that no tile divides, and for each what it must offer.
+TUNABLE: list[tuple[Workload, set[str]]] = [
+    (Workload.make("dense", {"data": "float32[50,37]", "weight": "float32[35,37]"}, {}, (), [BIAS, RELU]),
+     {"dense_tiled.cuda"}),
+    (Workload.make("dense", {"data": "float16[50,40]", "weight": "float16[35,40]"}),
+     {"dense_tiled.cuda", "dense_tensor_core.cuda"}),
+    (Workload.make("dense", {"data": "bfloat16[3,70]", "weight": "bfloat16[35,70]"}),
+     {"dense_tiled.cuda", "dense_tensor_core.cuda", "dense_gemv.cuda"}),
+    (Workload.make("batch_matmul", {"x": "float16[3,20,17]", "y": "float16[1,20,30]"},
+                   {"transpose_a": True, "transpose_b": False}),
+     {"batch_matmul_tiled.cuda", "batch_matmul_tensor_core.cuda"}),
+    (Workload.make("conv2d", {"data": "float32[1,5,9,10]", "weight": "float32[18,5,3,3]"}, {"padding": [1, 0, 2, 1]},
+                   ("weight",), [RELU]),
+     {"conv2d_nchw.cuda", "conv2d_nchw_implicit_gemm.cuda", "conv2d_nchw_winograd.cuda"}),
+    (Workload.make("conv2d", {"data": "float16[2,8,9,10]", "weight": "float16[18,8,3,2]"},
+                   {"strides": [2, 1], "padding": 1, "dilation": [1, 2]}),
+     {"conv2d_nchw.cuda", "conv2d_nchw_implicit_gemm.cuda", "conv2d_nchw_implicit_gemm_tensor.cuda"}),
+    (Workload.make("conv2d", {"data": "float32[2,6,9,10]", "weight": "float32[12,1,3,3]"}, {"groups": 6, "padding": 1},
+                   (), [RELU]),
+     {"depthwise_conv2d_nchw.cuda"}),
+    (Workload.make("softmax", {"data": "float32[7,301]"}), {"softmax_rows.cuda"}),
+    (Workload.make("softmax", {"data": "float16[4,60,3]"}, {"axis": 1}), {"softmax_rows.cuda"}),
+    (Workload.make("cumsum", {"data": "float32[3,700]"}, {"axis": 1}), {"cumsum_parts.cuda"}),
+    (Workload.make("cumsum", {"data": "int8[2,90,3]"}, {"axis": 1, "dtype": "int64", "exclusive": True}),
+     {"cumsum_parts.cuda"}),
+    (Workload.make("cumprod", {"data": "float16[500]"}), {"cumprod_parts.cuda"}),
+    (Workload.make("topk", {"data": "float32[3,300]"}, {"k": 30}), {"topk_sort.cuda"}),
+    (Workload.make("topk", {"data": "int32[3,300,2]"}, {"k": 5, "axis": 1, "is_ascend": True, "ret_type": "indices"}),
+     {"topk_sort.cuda"}),
+]  # fmt: skip
+PLAIN: list[Workload] = [
+    Workload.make("exp", {"data": "float32[33,7]"}),
+    Workload.make("add", {"lhs": "float16[40,64]", "rhs": "float16[64]"}, epilogue=[RELU]),
+    Workload.make("greater", {"lhs": "float32[50,7]", "rhs": "float32[7]"}),
+    Workload.make("sum", {"data": "float32[5,3,50]"}, {"axis": [1]}),
+    Workload.make("sum", {"data": "bfloat16[5,300]"}, {"axis": [1]}),
+    Workload.make("mean", {"data": "float32[33000]"}),  # long enough for two kernels
+    Workload.make("max", {"data": "int32[8,30,3]"}, {"axis": [0, 2]}),
+    Workload.make("transpose", {"data": "int16[40,21]"}),
+    Workload.make("max_pool2d", {"data": "float32[1,3,9,11]"}, {"pool_size": 3, "strides": 2, "padding": 1}),
+    Workload.make("dense", {"data": "float32[20,30]", "weight": "float32[10,30]"}),  # and dlight
+]  # fmt: skip
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("emulation")
+
+
+def check(workload: Workload, implementation: str, config: Config | None, scratch: Path) -> None:
+    """Runs one configuration on poisoned outputs, and judges it as a worker does."""
+    lowered = lower(workload, TARGET, implementation, config)
+    source = emit(lowered)
+    emulation = Emulation(source.code, source.programs, scratch / str(next(_numbers)))
+    inputs = random_inputs(workload, 7)
+    expected = [np.asarray(r) for r in reference(workload, inputs)]
+    arrays: dict[str, Any] = {}
+    outputs = []
+    for name, argument in zip(source.programs["main"].parameters, lowered.arguments, strict=True):
+        memory = aligned(argument.tensor.concrete_shape, numpy_dtype(argument.tensor.dtype))
+        if argument.role is Role.OUTPUT:
+            memory[...] = poison(expected[len(outputs)], argument.tensor.dtype)
+            outputs.append(memory)
+        elif argument.preparation is not None:
+            given = aligned(inputs[argument.name].shape, inputs[argument.name].dtype)
+            given[...] = inputs[argument.name]
+            emulation.run(argument.preparation, {"source": given, "packed": memory})
+        else:
+            memory[...] = inputs[argument.name]
+        arrays[name] = memory
+    emulation.run("main", arrays)
+    for found, right, tolerance in zip(
+        outputs, expected, tolerances(workload, inputs, expected), strict=True
+    ):
+        compare(found, right, tolerance)
+
+
+def offered(workload: Workload) -> Iterator[Candidate]:
+    for candidate in candidates(workload, TARGET):
+        if candidate.condition is None or candidate.condition.decide():
+            yield candidate
+
+
+@pytest.mark.parametrize(("workload", "names"), TUNABLE, ids=lambda v: getattr(v, "op", ""))
+def test_sampled_configurations_are_right(
+    workload: Workload, names: set[str], scratch: Path, full: bool
+) -> None:
+    found = {c.implementation: c for c in offered(workload) if c.space is not None}
+    assert names <= found.keys()
+    rng = random.Random(3)
+    for name in sorted(names):
+        space = found[name].space
+        assert space is not None
+        configs = space.sample(rng, 12 if full else 1)
+        for config in [space.fallback, *configs] if full else configs:
+            check(workload, name, config, scratch)
+
+
+@pytest.mark.parametrize("workload", PLAIN, ids=lambda w: w.op)
+def test_what_is_not_tuned_is_right(workload: Workload, scratch: Path) -> None:
+    for candidate in offered(workload):
+        if candidate.space is None:
+            check(workload, candidate.implementation, None, scratch)
+
+
+@pytest.mark.parametrize(("workload", "names"), TUNABLE, ids=lambda v: getattr(v, "op", ""))
+@pytest.mark.parametrize("arch", ["sm_70", "sm_90"])
+def test_spaces_have_a_valid_fallback_and_choices(
+    workload: Workload, names: set[str], arch: str
+) -> None:
+    for candidate in candidates(workload, Target.parse(f"cuda -arch={arch}")):
+        if candidate.space is not None:
+            assert candidate.space.contains(candidate.space.fallback)
+            assert (candidate.space.count() or 10**6) >= 10, candidate.implementation
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 4096, 4096), (16, 17, 3), (100, 20, 7), (4096, 4096, 4096)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_dense_has_a_fallback_for_all_extents(shape: tuple[int, int, int], dtype: str) -> None:
+    m, n, k = shape
+    inputs = {"data": f"{dtype}[{m},{k}]", "weight": f"{dtype}[{n},{k}]"}
+    for arch in ("sm_60", "sm_75", "sm_80", "sm_120"):
+        for candidate in candidates(Workload.make("dense", inputs), Target.parse(f"cuda -arch={arch}")):
+            assert candidate.space is None or candidate.space.contains(candidate.fallback)
+
+
+def test_a_symbolic_dimension_is_bound_at_the_launch(scratch: Path) -> None:
+    workload = Workload.make("dense", {"data": "float32[m,24]", "weight": "float32[20,24]"})
+    lowered = lower(workload, TARGET, "dense_tiled.cuda")
+    source = emit(lowered)
+    emulation = Emulation(source.code, source.programs, scratch / str(next(_numbers)))
+    rng = np.random.default_rng(0)
+    for m in (1, 5, 33):
+        data, weight, output = (aligned(s, "float32") for s in ((m, 24), (20, 24), (m, 20)))
+        data[...], weight[...], output[...] = rng.random((m, 24)), rng.random((20, 24)), np.nan
+        emulation.run("main", {"data": data, "weight": weight, "output": output}, {"m": m})
+        np.testing.assert_allclose(output, data @ weight.T, rtol=1e-5)
+
+
+def test_the_emulation_notices_a_barrier_that_is_missing(scratch: Path) -> None:
+    workload = Workload.make("dense", {"data": "float32[64,64]", "weight": "float32[64,64]"})
+    source = emit(lower(workload, TARGET, "dense_tiled.cuda"))
+    assert "__syncthreads();" in source.code
+    arrays = {name: aligned((64, 64), "float32") for name in ("data", "weight", "output")}
+    for name in ("data", "weight"):
+        arrays[name][...] = np.random.default_rng(0).random((64, 64))
+    right = arrays["data"] @ arrays["weight"].T
+    for code, same in ((source.code, True), (source.code.replace("__syncthreads();", ""), False)):
+        emulation = Emulation(code, source.programs, scratch / str(next(_numbers)))
+        arrays["output"][...] = np.nan
+        emulation.run("main", arrays)
+        assert np.allclose(arrays["output"], right, rtol=1e-4) is same
+
+
+def test_an_artefact_is_read_as_it_was_written(tmp_path: Path) -> None:
+    workload = Workload.make("topk", {"data": "float32[m,300]"}, {"k": 3})
+    assert list(offered(workload)) == []  # written by hand for constant shapes
+    workload = Workload.make("dense", {"data": "float32[m,24]", "weight": "float32[20,24]"})
+    lowered = lower(workload, TARGET, "dense_tiled.cuda")
+    source = emit(lowered)
+    artefact = CudaArtefact(
+        signature=lowered.signature, programs=source.programs, source=source.code, arch="sm_80",
+        compiler="none", cubin=b"\0\1\2\xff", usage={},
+    )  # fmt: skip
+    artefact.save(tmp_path / "dense.json")
+    assert CudaArtefact.load(tmp_path / "dense.json") == artefact

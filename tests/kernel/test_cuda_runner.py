@@ -1,0 +1,165 @@
+"""Sessions on a device, with a stand-in for the driver that runs the same source on a processor."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("tvm")
+
+from strategy.cuda.build import emit
+from strategy.cuda.program import CudaArtefact
+from strategy.lower import lower
+from strategy.op_strategy import candidates
+from strategy.record import ErrorKind, Job, JobEntry, Phase, Result, TimingPolicy, convert
+from strategy.target import Target
+from strategy.workload import Workload
+from tests.kernel.emulation.device import EmulatedDriver
+from workers.builder import Built
+from workers.cuda_kernel import CudaError
+from workers.cuda_runner import CudaRunner
+from workers.runner import Session
+
+TARGET = Target.parse("cuda -arch=sm_80")
+POLICY = TimingPolicy(warmup_s=0, min_repeat_s=1e-6, min_repeats=2, max_repeats=3, budget_s=0.01)
+
+
+class Channel:
+    """What a runner sends, kept."""
+
+    def __init__(self) -> None:
+        self.results: dict[int, Result] = {}
+        self.marks: list[int] = []
+
+    def mark(self, stage: int) -> None:
+        self.marks.append(stage)
+
+    def send(self, message: dict[str, Any]) -> None:
+        if "result" in message:
+            result = convert(message["result"], Result)
+            self.results[result.entry] = result
+
+
+def artefact_of(workload: Workload, implementation: str) -> CudaArtefact:
+    lowered = lower(workload, TARGET, implementation)
+    source = emit(lowered)
+    return CudaArtefact(
+        signature=lowered.signature, programs=source.programs, source=source.code, arch="sm_80",
+        compiler="none", cubin=b"", usage={},
+    )  # fmt: skip
+
+
+def session_of(workload: Workload, artefacts: list[CudaArtefact], folder: Path) -> Session:
+    candidate = candidates(workload, TARGET)[0]
+    entries, built = [], []
+    for index, artefact in enumerate(artefacts):
+        path = folder / f"{index}.json"
+        artefact.save(path)
+        entries.append(
+            JobEntry(
+                index=index, task_id=0, implementation=candidate.implementation,
+                version=candidate.version, config=candidate.fallback,
+            )
+        )  # fmt: skip
+        built.append(Built(entry=index, path=str(path), code_digest=str(index)))
+    job = Job(
+        id=1, run_id=1, workload=workload, target=TARGET, phase=Phase.SEARCH,
+        entries=tuple(entries), policy=POLICY, seed=0,
+    )  # fmt: skip
+    return Session(job=job, built=tuple(built), cores=(0,))
+
+
+@pytest.fixture
+def no_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process's threads stay where they are."""
+    monkeypatch.setattr("workers.runner.pin_threads", lambda cores, known: None)
+
+
+@pytest.mark.usefixtures("no_pinning")
+def test_a_session_tells_right_from_wrong(tmp_path: Path) -> None:
+    workload = Workload.make("exp", {"data": "float32[40,20]"})
+    good = artefact_of(workload, "broadcast.cuda")
+    made = [good, _begin(good, "return;"), _begin(good, "data_ptr[0] = 0.5f;")]
+    channel, driver = Channel(), EmulatedDriver(tmp_path / "emulation", l2_bytes=10_000)
+    runner = CudaRunner(channel, driver)  # type: ignore[arg-type]
+    runner.run(session_of(workload, made, tmp_path))
+    first, second, third = (channel.results[i] for i in range(3))
+    assert first.error is None, first.message
+    assert len(first.samples_s) >= 2
+    assert second.error is third.error is ErrorKind.WRONG_ANSWER
+    assert "instead of" in second.message
+    assert "writes to its input data" in third.message
+    assert runner.toolchain() == {"cuda": {"driver": "emulation"}}
+    assert {0, 1, 2} <= set(channel.marks)
+
+
+def _begin(artefact: CudaArtefact, statement: str) -> CudaArtefact:
+    """The same with a statement more, where its kernel begins."""
+    source, count = re.subn(r"(main_kernel\([^;{]*\) \{\n)", rf"\1  {statement}\n", artefact.source)
+    assert count == 1
+    return msgspec.structs.replace(artefact, source=source)
+
+
+@pytest.mark.usefixtures("no_pinning")
+def test_constants_are_prepared_once_and_workspaces_are_made(tmp_path: Path) -> None:
+    workload = Workload.make(
+        "conv2d", {"data": "float32[1,4,8,8]", "weight": "float32[8,4,3,3]"}, {}, ["weight"]
+    )
+    channel, driver = Channel(), EmulatedDriver(tmp_path / "emulation")
+    artefact = artefact_of(workload, "conv2d_nchw_winograd.cuda")
+    assert len(artefact.programs["main"].workspaces) == 2
+    CudaRunner(channel, driver).run(session_of(workload, [artefact], tmp_path))  # type: ignore[arg-type]
+    assert channel.results[0].error is None, channel.results[0].message
+    assert channel.results[0].prepare_s is not None
+
+
+@pytest.mark.usefixtures("no_pinning")
+def test_a_device_without_room_says_so(tmp_path: Path) -> None:
+    workload = Workload.make("exp", {"data": "float32[40,20]"})
+    channel, driver = Channel(), EmulatedDriver(tmp_path / "emulation", room_bytes=4000)
+    artefact = artefact_of(workload, "broadcast.cuda")
+    CudaRunner(channel, driver).run(session_of(workload, [artefact], tmp_path))  # type: ignore[arg-type]
+    assert channel.results[0].error is ErrorKind.OOM
+
+
+@pytest.mark.usefixtures("no_pinning")
+def test_a_context_that_is_lost_ends_the_child(tmp_path: Path) -> None:
+    class Failing(EmulatedDriver):
+        def time(self, queue: Any) -> float:
+            raise CudaError("a kernel failed on the device: illegal address")
+
+    workload = Workload.make("exp", {"data": "float32[40,20]"})
+    runner = CudaRunner(Channel(), Failing(tmp_path / "emulation"))  # type: ignore[arg-type]
+    with pytest.raises(SystemExit, match="entry 0: a kernel failed"):
+        runner.run(session_of(workload, [artefact_of(workload, "broadcast.cuda")], tmp_path))
+
+
+def test_a_worker_says_in_one_line_what_is_missing() -> None:
+    hidden = "import sys; sys.modules['pycuda'] = None; sys.argv = ['w', '3']; import runpy; "
+    done = subprocess.run(
+        [sys.executable, "-c", hidden + "runpy.run_module('workers.cuda', run_name='__main__')"],
+        capture_output=True, text=True, check=False, timeout=60, env=dict(os.environ),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("cuda:3: pycuda is not installed")
+    assert "docs/gpu.md" in line
+
+
+@pytest.mark.parametrize(
+    ("device", "words"), [("cuda:x", "write cuda:0"), ("cudax", "write cuda:0")]
+)
+def test_a_device_that_cannot_be_read_is_refused(device: str, words: str) -> None:
+    from workers.__main__ import describe_cuda
+    from workers.cpu import DeviceError
+
+    with pytest.raises(DeviceError, match=words):
+        describe_cuda(device)

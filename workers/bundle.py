@@ -1,0 +1,186 @@
+"""Bundles: jobs with their cubins in one signed file, for a device whose host cannot reach a service.
+
+The host that runs a bundle needs no TVM and no compiler: it checks the signature, times what is
+inside as any worker does, and writes plevel's own NDJSON, which `plevel import` reads. What a bundle
+holds runs on the device, so only bundles signed with the key that the host's owner has put there are
+opened (HMAC-SHA256).
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import hmac
+import io
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from strategy.cuda.program import CudaArtefact
+from strategy.op_strategy import Candidate
+from strategy.record import Device, Job, Result, WireError, decode, encode, to_json
+from workers.builder import Built
+
+_MAGIC = b"plevel-bundle 1\n"
+_SIGNATURE = hashlib.sha256().digest_size
+_KEY_BYTES = 32
+_MOST_BYTES = 1 << 30  # unpacked
+
+
+class BundleError(ValueError):
+    """A bundle or key that cannot be read or is not to be trusted; names the remedy."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, the implementations that its entries name, and what was built of it, by entry."""
+
+    job: Job
+    candidates: tuple[Candidate, ...]
+    built: tuple[Built, ...]
+    artefacts: dict[str, CudaArtefact]  # by the entry's number
+
+
+class Bundle(msgspec.Struct, frozen=True, kw_only=True):
+    """What a bundle file holds."""
+
+    parts: tuple[Part, ...]
+    made_at: float
+    version: str = ""
+
+
+def make_key(path: Path) -> None:
+    """Writes a new key that only its owner may read; raises `BundleError` where the file exists."""
+    try:
+        with path.open("x") as file:
+            path.chmod(0o600)
+            file.write(secrets.token_hex(_KEY_BYTES) + "\n")
+    except FileExistsError as error:
+        raise BundleError(f"{path} exists: a new key would make its bundles worthless") from error
+
+
+def read_key(path: Path) -> bytes:
+    """The key in a file that `make_key` wrote."""
+    try:
+        key = bytes.fromhex(path.read_text().strip())
+    except (OSError, ValueError) as error:
+        raise BundleError(
+            f"{path} is no key ({error}); write one with plevel bundle key FILE"
+        ) from error
+    if len(key) < _KEY_BYTES:
+        raise BundleError(f"{path} holds {len(key)} bytes; a key has {_KEY_BYTES}")
+    return key
+
+
+def seal(bundle: Bundle, key: bytes) -> bytes:
+    """The file of a bundle: its name and version, its signature, its content packed."""
+    content = gzip.compress(encode(bundle), mtime=0)
+    return _MAGIC + _sign(content, key) + content
+
+
+def unseal(data: bytes, key: bytes) -> Bundle:
+    """The bundle of a file; nothing of it is read before its signature is known to be right.
+
+    Raises:
+        BundleError: it is no bundle, is not signed with this key, or was altered.
+    """
+    if not data.startswith(_MAGIC):
+        raise BundleError("this is no bundle of a version that is known here")
+    signature = data[len(_MAGIC) : len(_MAGIC) + _SIGNATURE]
+    content = data[len(_MAGIC) + _SIGNATURE :]
+    if not hmac.compare_digest(signature, _sign(content, key)):
+        raise BundleError("the bundle is not signed with this key, or was altered: it is not run")
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
+            text = packed.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise BundleError(f"the bundle unpacks to more than {_MOST_BYTES} bytes")
+        return decode(text, Bundle)
+    except (OSError, EOFError, WireError) as error:
+        raise BundleError(f"the bundle was written by another version: {error}") from error
+
+
+def _sign(content: bytes, key: bytes) -> bytes:
+    return hmac.digest(key, _MAGIC + content, "sha256")
+
+
+# Times the built entries of a job, reporting each; returns the environment.
+TimeJob = Callable[[Job, Sequence[Built], Callable[[Result], None]], dict[str, Any]]
+
+
+def run_bundle(
+    bundle: Bundle, time_job: TimeJob, device: Device, session: str, worker: str
+) -> Iterator[bytes]:
+    """Times all parts of a bundle on a device; lines of plevel's NDJSON, a part at a time.
+
+    What could not be built is reported as it was.
+
+    Args:
+        time_job: checks and times what was built, as `TimingRunner.run` does.
+        session: what tells the records of this run from those of others.
+    """
+    yield msgspec.json.encode({"kind": "plevel-records", "version": 1}) + b"\n"
+    with tempfile.TemporaryDirectory(prefix="plevel-bundle-") as folder:
+        for number, part in enumerate(bundle.parts):
+            yield from _spaces(part)
+            results = [_failed(b) for b in part.built if b.error is not None]
+            built = []
+            for entry in part.built:
+                if entry.error is None:
+                    path = Path(folder, f"{number}-{entry.entry}.json")
+                    part.artefacts[str(entry.entry)].save(path)
+                    built.append(msgspec.structs.replace(entry, path=str(path)))
+            environment = time_job(part.job, built, results.append) if built else {}
+            for result in results:
+                line = _record(part, result, device, environment)
+                line |= {"session": f"{session}-{number}", "worker": worker}
+                yield msgspec.json.encode(line) + b"\n"
+
+
+def _failed(built: Built) -> Result:
+    return Result(
+        entry=built.entry, error=built.error, message=built.message, build_s=built.build_s,
+        code_digest=built.code_digest, measured_at=time.time(),
+    )  # fmt: skip
+
+
+def _spaces(part: Part) -> Iterator[bytes]:
+    for candidate in part.candidates:
+        if candidate.space is not None:
+            text = encode(candidate.space).decode()
+            attachment = {"what": "space", "key": candidate.space.digest, "text": text}
+            yield msgspec.json.encode({"kind": "attachment", **attachment}) + b"\n"
+
+
+def _record(
+    part: Part, result: Result, device: Device, environment: dict[str, Any]
+) -> dict[str, Any]:
+    """A result as a line of plevel's NDJSON, without what is at its default."""
+    job = part.job
+    entry = next(e for e in job.entries if e.index == result.entry)
+    candidate = next(c for c in part.candidates if c.implementation == entry.implementation)
+    task: dict[str, Any] = {
+        "workload": to_json(job.workload),
+        "target": job.target.to_json(),
+        "implementation": entry.implementation,
+        "version": entry.version,
+        "plevel": candidate.plevel,
+    }
+    if candidate.space is not None:
+        task["space"] = candidate.space.digest
+    if candidate.condition is not None:
+        task["condition"] = candidate.condition.to_json()
+    if candidate.library is not None:
+        task["library"] = candidate.library
+    outcome = to_json(result)
+    del outcome["entry"]
+    kept = {name: value for name, value in outcome.items() if value not in (None, "", [], ())}
+    return {
+        "kind": "record", "source": "plevel", "task": task, "config": entry.config.to_json(),
+        "phase": job.phase.value, "seed": job.seed, "device_model": device.model,
+        "device": to_json(device), "policy": to_json(job.policy), "environment": environment, **kept,
+    }  # fmt: skip

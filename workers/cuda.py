@@ -1,0 +1,200 @@
+"""A CUDA device by pycuda: the only file that imports it. What `Driver` says is done here, no more.
+
+`python -m workers.cuda SLOT` prints the device as JSON, or what is missing in one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from strategy.cuda.limit import STATIC_SHARED_BYTES
+from strategy.cuda.program import CudaArtefact, Launch, Pointer
+from strategy.record import Device, to_json
+from strategy.target import Target
+from workers.cpu import machine_id
+from workers.cuda_kernel import CudaError
+
+if TYPE_CHECKING:
+    from workers.reference import Array
+
+_FORMATS = {
+    "int8": "b", "uint8": "B", "bool": "?", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I",
+    "int64": "q", "uint64": "Q", "float32": "f", "float64": "d",
+}  # fmt: skip
+_GUIDE = "docs/gpu.md says how to get it"
+
+
+def open_driver(slot: int) -> PycudaDriver:
+    """The device of that number; raises `CudaError` that says in one line what is missing."""
+    try:
+        import pycuda.driver as cuda
+    except ImportError as error:
+        raise CudaError(f"cuda:{slot}: pycuda is not installed ({error}); {_GUIDE}") from error
+    try:
+        cuda.init()
+        count = cuda.Device.count()
+        if slot >= count:
+            raise CudaError(f"cuda:{slot}: this host has {count} CUDA devices; name one below that")
+        return PycudaDriver(cuda, cuda.Device(slot), slot)
+    except cuda.Error as error:
+        raise CudaError(
+            f"cuda:{slot}: {error}; is an NVIDIA driver installed, and the device visible here?"
+        ) from error
+
+
+class PycudaDriver:
+    """One device with its primary context, made current in this thread."""
+
+    def __init__(self, cuda: Any, device: Any, slot: int) -> None:
+        self._cuda, self._device, self._slot = cuda, device, slot
+        self._context = device.retain_primary_context()
+        self._context.push()
+        self._stream = cuda.Stream()
+        self._begin, self._end = cuda.Event(), cuda.Event()
+        self.l2_bytes = int(device.get_attribute(cuda.device_attribute.L2_CACHE_SIZE))
+
+    def load(self, artefact: CudaArtefact) -> Any:
+        major, minor = self._device.compute_capability()
+        made = int(artefact.arch.removeprefix("sm_").rstrip("af"))
+        if made // 10 != major or made % 10 > minor:
+            raise CudaError(
+                f"code for {artefact.arch} does not run on {self._device.name()} (sm_{major}{minor}): "
+                f"build it for -arch=sm_{major}{minor}"
+            )
+        try:
+            return self._cuda.module_from_buffer(artefact.cubin)
+        except self._cuda.Error as error:
+            raise CudaError(
+                f"the driver refuses a cubin of {artefact.compiler.split(' -')[0]}: {error}; "
+                "a driver older than the toolkit cannot read it"
+            ) from error
+
+    def allocate(self, size_bytes: int) -> Any:
+        try:
+            return self._cuda.mem_alloc(size_bytes)
+        except self._cuda.MemoryError as error:
+            raise MemoryError(f"the device has no {size_bytes} bytes left") from error
+
+    def free(self, buffer: Any) -> None:
+        buffer.free()
+
+    def upload(self, buffer: Any, array: Array) -> None:
+        import numpy as np
+
+        self._cuda.memcpy_htod(buffer, np.ascontiguousarray(array))
+
+    def download(self, buffer: Any, array: Array) -> None:
+        self.synchronize()
+        self._cuda.memcpy_dtoh(array, buffer)
+
+    def prepare(
+        self, module: Any, launch: Launch, buffers: Mapping[str, Any]
+    ) -> Callable[[], None]:
+        function = module.get_function(launch.kernel)
+        kinds = ["P" if isinstance(a, Pointer) else _FORMATS[a.dtype] for a in launch.arguments]
+        function.prepare("".join(kinds))
+        if launch.shared_bytes > STATIC_SHARED_BYTES:
+            attribute = self._cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+            function.set_attribute(attribute, launch.shared_bytes)
+        values = [
+            buffers[a.buffer] if isinstance(a, Pointer) else a.value for a in launch.arguments
+        ]
+        call, stream = function.prepared_async_call, self._stream
+        grid, block, shared = launch.grid, launch.block, launch.shared_bytes
+        return lambda: call(grid, block, stream, *values, shared_size=shared)
+
+    def synchronize(self) -> None:
+        try:
+            self._stream.synchronize()
+        except self._cuda.Error as error:
+            raise CudaError(f"a kernel failed on the device: {error}") from error
+
+    def time(self, queue: Callable[[], None]) -> float:
+        try:
+            self._begin.record(self._stream)
+            queue()
+            self._end.record(self._stream)
+            self._end.synchronize()
+            return float(self._begin.time_till(self._end)) * 1e-3
+        except self._cuda.Error as error:
+            raise CudaError(f"a kernel failed on the device: {error}") from error
+
+    def describe(self) -> dict[str, Any]:
+        version = self._cuda.get_driver_version()
+        found: dict[str, Any] = {"driver_api": f"{version // 1000}.{version % 1000 // 10}"}
+        return found | _nvml_state(self._device.pci_bus_id())
+
+    def target(self) -> Target:
+        """The target of this device, with its own limits."""
+        major, minor = self._device.compute_capability()
+        get, names = self._device.get_attribute, self._cuda.device_attribute
+        return Target.parse(
+            {
+                "kind": "cuda",
+                "arch": f"sm_{major}{minor}",
+                "model": self._device.name(),
+                "max_threads_per_block": get(names.MAX_THREADS_PER_BLOCK),
+                "max_shared_memory_per_block": get(names.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+                "registers_per_block": get(names.MAX_REGISTERS_PER_BLOCK),
+                "multi_processors": get(names.MULTIPROCESSOR_COUNT),
+                "thread_warp_size": get(names.WARP_SIZE),
+                "l2_bytes": self.l2_bytes,
+                # Two transfers per clock of the memory.
+                "bandwidth_bytes_per_s": 2 * get(names.MEMORY_CLOCK_RATE) * 1000
+                * get(names.GLOBAL_MEMORY_BUS_WIDTH) // 8 or 1,
+            }
+        )  # fmt: skip
+
+    def device(self) -> Device:
+        """The device as it registers."""
+        target = self.target()
+        return Device(
+            identity=f"{machine_id()}/cuda:{self._slot}", slot=f"cuda:{self._slot}",
+            model=target.model, target=target,
+            fingerprint={"gpu": target.model, "pci": self._device.pci_bus_id()} | self.describe(),
+        )  # fmt: skip
+
+
+def _nvml_state(bus_id: str) -> dict[str, Any]:
+    """What NVML says of the device now; nothing where it is not there."""
+    try:
+        import pynvml
+    except ImportError:
+        return {}
+    found: dict[str, Any] = {}
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode())
+        reads: dict[str, Callable[[], Any]] = {
+            "driver": pynvml.nvmlSystemGetDriverVersion,
+            "sm_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+            "memory_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+            "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(
+                handle, pynvml.NVML_TEMPERATURE_GPU
+            ),
+            "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+            "throttle_reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+        }
+        for name, read in reads.items():
+            with contextlib.suppress(pynvml.NVMLError):  # not every device tells everything
+                found[name] = read()
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        device = open_driver(int(arguments[0])).device()
+    except CudaError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(msgspec.json.encode(to_json(device)).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,191 @@
+"""One built CUDA configuration on a device: its buffers, its check, and its timed launches.
+
+The device is behind `Driver`, a seam of a dozen calls: `workers/cuda.py` fills it with pycuda, and
+tests with a stand-in that runs the same source on a processor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from strategy.cuda.program import CudaArtefact, Launch, evaluate, symbols_of
+from strategy.lower import MAIN, Role
+from workers.builder import Built
+from workers.kernel import Data, Kernel
+from workers.reference import Array, WrongAnswerError, compare, numpy_dtype, poison
+
+_COPIES = 16  # of all buffers at most, for calls to find nothing of their data in the L2 cache
+
+
+class CudaError(RuntimeError):
+    """A device, driver or library that is missing or failed; one line that names the remedy."""
+
+
+class Driver(Protocol):
+    """A device. Launches are queued in order; `synchronize` waits for them."""
+
+    l2_bytes: int
+
+    def load(self, artefact: CudaArtefact) -> Any:
+        """The kernels of an artefact; raises `CudaError` where this device cannot run them."""
+
+    def allocate(self, size_bytes: int) -> Any:
+        """Memory, aligned to 256 bytes; raises `MemoryError` where there is none."""
+
+    def free(self, buffer: Any) -> None: ...
+
+    def upload(self, buffer: Any, array: Array) -> None: ...
+
+    def download(self, buffer: Any, array: Array) -> None:
+        """Copies into a contiguous array, once what was launched is done."""
+
+    def prepare(
+        self, module: Any, launch: Launch, buffers: Mapping[str, Any]
+    ) -> Callable[[], None]:
+        """What queues one launch with everything looked up."""
+
+    def synchronize(self) -> None:
+        """Waits; raises `CudaError` where a kernel failed, after which the process must end."""
+
+    def time(self, queue: Callable[[], None]) -> float:
+        """Seconds that the device takes for what `queue` launches, by its own clock."""
+
+    def describe(self) -> dict[str, Any]:
+        """Driver, clocks, temperature and throttling now: part of a measurement's environment."""
+
+
+class CudaKernel(Kernel):
+    """A built configuration on a device; used as any `Kernel` is."""
+
+    def __init__(self, built: Built, data: Data, driver: Driver) -> None:
+        super().__init__(built, data)
+        self._driver = driver
+        self._memory: list[Any] = []
+        self._copies: list[list[Callable[[], None]]] = []
+        self._buffers: dict[str, Any] = {}
+        self._next = 0
+
+    def load(self) -> Any:
+        """Loads the cubin, uploads the inputs, and prepares constant ones, which is timed by itself."""
+        artefact = CudaArtefact.load(Path(self.built.path))
+        self._cuda = artefact
+        self._module = self._driver.load(artefact)
+        shapes = {name: array.shape for name, array in self._data.inputs.items()}
+        self._symbols = symbols_of(artefact.signature, shapes)
+        size = 0
+        self._buffers, size = self._make_buffers()
+        self._copies = [self._launches(MAIN, self._buffers)]
+        # As many sets of buffers as it takes to find the L2 cache full of others' data.
+        for _ in range(min(_COPIES, -(-2 * self._driver.l2_bytes // max(size, 1))) - 1):
+            try:
+                buffers, _ = self._make_buffers()
+            except MemoryError:
+                break
+            self._copies.append(self._launches(MAIN, buffers))
+        return artefact
+
+    def _allocate(self, size_bytes: int) -> Any:
+        buffer = self._driver.allocate(max(size_bytes, 1))
+        self._memory.append(buffer)
+        return buffer
+
+    def _make_buffers(self) -> tuple[dict[str, Any], int]:
+        """One set of the buffers of `main` by its names for them, filled; and their bytes."""
+        program, found, total = self._cuda.programs[MAIN], {}, 0
+        arguments = self._cuda.signature.arguments
+        for name, argument in zip(program.parameters, arguments, strict=True):
+            shape = [int(d.evaluate(self._symbols)) for d in argument.tensor.shape]
+            size = int(np.prod(shape)) * numpy_dtype(argument.tensor.dtype).itemsize
+            buffer = found[name] = self._allocate(size)
+            total += size
+            if argument.role is Role.OUTPUT:
+                continue
+            source = self._data.inputs[argument.name]
+            if argument.preparation is None:
+                self._driver.upload(buffer, source)
+                continue
+            given = self._allocate(source.nbytes)
+            self._driver.upload(given, source)
+            queue = self._launches(argument.preparation, {"source": given, "packed": buffer})
+            took = self._driver.time(lambda queue=queue: _run(queue))  # type: ignore[misc]
+            if self._buffers == {}:
+                self.prepare_s = (self.prepare_s or 0.0) + took
+        return found, total
+
+    def _launches(self, name: str, buffers: Mapping[str, Any]) -> list[Callable[[], None]]:
+        program = self._cuda.programs[name]
+        memory = dict(buffers)
+        for workspace in program.workspaces:
+            memory[workspace.name] = self._allocate(evaluate(workspace.size_bytes, self._symbols))
+        return [
+            self._driver.prepare(self._module, launch.bind(self._symbols), memory)
+            for launch in program.launches
+        ]
+
+    def check(self) -> None:
+        """Runs once on poisoned outputs and compares them with the reference.
+
+        Raises:
+            WrongAnswerError: an output is wrong, or an input was written to.
+        """
+        began = time.perf_counter()
+        for name, right, dtype in self._outputs_with_reference():
+            self._driver.upload(self._buffers[name], poison(right, dtype))
+        _run(self._copies[0])
+        self._driver.synchronize()
+        for name, argument in self._arguments_by_name():
+            given = self._data.inputs.get(argument.name)
+            if argument.role in (Role.INPUT, Role.CONSTANT) and given is not None:
+                found = np.empty_like(given)
+                self._driver.download(self._buffers[name], found)
+                if found.tobytes() != np.ascontiguousarray(given).tobytes():
+                    raise WrongAnswerError(f"it writes to its input {argument.name}")
+        self.compare()
+        self.check_s += time.perf_counter() - began
+
+    def compare(self) -> None:
+        """Compares what the first set of outputs holds now with the reference."""
+        tolerances = iter(self._data.tolerance)
+        for name, right, dtype in self._outputs_with_reference():
+            found = np.empty(right.shape, numpy_dtype(dtype))
+            self._driver.download(self._buffers[name], found)
+            compare(found, right, next(tolerances))
+
+    def _arguments_by_name(self) -> list[tuple[str, Any]]:
+        arguments = self._cuda.signature.arguments
+        return list(zip(self._cuda.programs[MAIN].parameters, arguments, strict=True))
+
+    def _outputs_with_reference(self) -> list[tuple[str, Array, str]]:
+        outputs = [(n, a) for n, a in self._arguments_by_name() if a.role is Role.OUTPUT]
+        return [
+            (name, right, argument.tensor.dtype)
+            for (name, argument), right in zip(outputs, self._data.reference, strict=True)
+        ]
+
+    def measure(self, calls: int) -> float:
+        """Seconds that this many calls take together on the device, each on the next set of buffers."""
+
+        def queue() -> None:
+            for _ in range(calls):
+                _run(self._copies[self._next])
+                self._next = (self._next + 1) % len(self._copies)
+
+        return self._driver.time(queue)
+
+    def release(self) -> None:
+        """Frees the memory of the device."""
+        for buffer in self._memory:
+            self._driver.free(buffer)
+        self._memory.clear()
+        self._copies.clear()
+        self._module = None
+
+
+def _run(launches: list[Callable[[], None]]) -> None:
+    for launch in launches:
+        launch()

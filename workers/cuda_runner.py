@@ -1,0 +1,70 @@
+"""Sessions on a CUDA device: what `workers/runner.py` does, with kernels on the device.
+
+A kernel that fails leaves the device's context unusable for the whole process: such a session ends
+its child, and the daemon goes on in a new one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from strategy.record import convert
+from strategy.workload import Workload
+from workers.builder import Built
+from workers.cuda_kernel import CudaError, CudaKernel, Driver
+from workers.fork import Channel
+from workers.kernel import Data, Kernel
+from workers.reference import random_inputs, reference, tolerances
+from workers.runner import Runner, Session
+
+SLOT = "PLEVEL_CUDA_SLOT"  # the environment of the child says which device is its own
+
+
+def serve(channel: Channel) -> None:
+    """The child's loop, as `workers.runner.serve`."""
+    from workers.cuda import open_driver
+
+    driver = open_driver(int(os.environ.get(SLOT, "0")))
+    runner = CudaRunner(channel, driver)
+    while True:
+        runner.run(convert(channel.receive(), Session))
+        channel.send({"end": True, "environment": runner.toolchain()})
+
+
+class CudaRunner(Runner):
+    """Runs sessions on a device. Needs no TVM."""
+
+    def __init__(self, channel: Channel, driver: Driver) -> None:
+        super().__init__(channel)
+        self._driver = driver
+
+    def toolchain(self) -> dict[str, Any]:
+        """The driver's version and the state of the device."""
+        return {"cuda": self._driver.describe()}
+
+    def _open(self, built: Built, data: Data) -> Kernel:
+        return CudaKernel(built, data, self._driver)
+
+    def _measure(self, kernel: Kernel) -> Callable[[int], float]:
+        measure = super()._measure(kernel)
+
+        def timed(calls: int) -> float:
+            try:
+                return measure(calls)
+            except CudaError as error:
+                # The context is lost with all that is in it: only a new process has another.
+                raise SystemExit(f"entry {kernel.entry}: {error}") from error
+
+        return timed
+
+    def _prepare_data(self, workload: Workload, seed: int) -> Data:
+        key = (workload.key, seed)
+        if self._data is None or self._data.key != key:
+            inputs = random_inputs(workload, seed)
+            outputs = tuple(np.asarray(x) for x in reference(workload, inputs))
+            self._data = Data(key, inputs, {}, outputs, tolerances(workload, inputs, outputs))
+        return self._data
