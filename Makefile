@@ -4,18 +4,19 @@
 #   make check      lint, types, and who imports whom
 #   make test       the tests, in under ten minutes on two cores
 #   make test-full  all of them, with larger samples
+#   make docs       the documentation as a site, in build/site; a link that leads nowhere is an error
 
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.plevel-installed
-EXTRAS := service,worker,postgres,dev
+EXTRAS := service,worker,postgres,plot,docs,dev
 
 # The first Python on PATH that is new enough; make PYTHON=… names another.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help install tune check test test-full clean
+.PHONY: help install tune check test test-full docs clean
 
 help:
 	@sed -n '/^# /s/^# *//p;/^$$/q' Makefile
@@ -46,6 +47,9 @@ test: $(STAMP)
 
 test-full: $(STAMP)
 	$(BIN)/python -m pytest --full
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -223,6 +223,42 @@ class Client:
         page = self._ask("GET", "/v1/records", _Page, params=params)
         return {"records": page.records, "next": page.next}
 
+    def iter_records(self, **wanted: Any) -> Iterator[dict[str, Any]]:
+        """The records that match, in the order in which they came, asked for page by page.
+
+        `wanted` names filters of `GET /v1/records`: `op`, `implementation`, `target`, `device`, `worker`,
+        `source`, `run_id`, `task_id`, `phase`, `error`, `since`, `until`.
+        """
+        return self._pages("/v1/records", "records", wanted)
+
+    def iter_best(self, **wanted: Any) -> Iterator[dict[str, Any]]:
+        """The best of each task that matches, by `scope`: device, model, and target.
+
+        `wanted` names filters of `GET /v1/records/best`: `op`, `implementation`, `target`, `scope`.
+        """
+        return self._pages("/v1/records/best", "best", wanted)
+
+    def iter_coverage(self, **wanted: Any) -> Iterator[dict[str, Any]]:
+        """How far each task that matches is tuned: trials, budget, best, stale or not.
+
+        `wanted` names filters of `GET /v1/coverage`: `op`, `implementation`, `target`.
+        """
+        return self._pages("/v1/coverage", "tasks", wanted)
+
+    def _pages(self, path: str, of: str, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        params = {"limit": 500, **{k: v for k, v in wanted.items() if v is not None}}
+        cursor: int | None = 0
+        while cursor is not None:
+            page = self._ask("GET", path, dict[str, Any], params={**params, "cursor": cursor})
+            yield from page[of]
+            cursor = page["next"]
+
+    def curve(self, task_id: int) -> list[dict[str, Any]]:
+        """The trials of a task's search that improved on all before: `trial`, `median_s`, `recorded_at`."""
+        answer = self._ask("GET", f"/v1/tasks/{task_id}/curve", dict[str, Any])
+        points: list[dict[str, Any]] = answer["points"]
+        return points
+
     def import_records(
         self,
         parts: Iterable[bytes],

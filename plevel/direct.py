@@ -12,7 +12,7 @@ from plevel.client import Client, ServiceError, UnreachableError
 from strategy import select as rule
 from strategy.dispatch import DispatchTable, dispatch
 from strategy.op_strategy import Candidate
-from strategy.record import ErrorKind, Phase, RunStatus, to_json
+from strategy.record import ErrorKind, Phase, RunStatus, TaskStatus, to_json
 from strategy.select import Policy, Selection
 from strategy.target import Target
 from strategy.workload import Workload
@@ -168,6 +168,43 @@ class Direct:
             )  # fmt: skip
         found: dict[str, Any] = to_json(page)
         return found
+
+    def iter_best(self, **wanted: Any) -> Iterator[dict[str, Any]]:
+        """The best of each task that matches. See `Client.iter_best`."""
+        if self._store is None:
+            return
+        from service import coverage
+
+        given = {k if k != "target" else "target_key": v for k, v in wanted.items()}
+        cursor: int | None = 0
+        while cursor is not None:
+            with self._store.read() as connection:
+                page = coverage.list_best(connection, limit=500, cursor=cursor, **given)
+            yield from to_json(page.best)
+            cursor = page.next
+
+    def task(self, task_id: int) -> TaskStatus:
+        """A task over all runs."""
+        if self._store is None:
+            raise ServiceError(404, "There is no such thing", f"there is no task {task_id}")
+        from service import runs
+        from service.errors import ServiceError as Failure
+
+        with self._store.read() as connection:
+            try:
+                return runs.task_status(connection, task_id)
+            except Failure as error:
+                raise ServiceError(error.status, error.title, str(error)) from error
+
+    def curve(self, task_id: int) -> list[dict[str, Any]]:
+        """The trials of a task's search that improved on all before. See `Client.curve`."""
+        if self._store is None:
+            return []
+        from service import records
+
+        with self._store.read() as connection:
+            points: list[dict[str, Any]] = to_json(records.curve(connection, task_id))
+        return points
 
     def import_records(
         self,

@@ -336,6 +336,11 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     gflops: float | None = None
     failures: dict[str, int] = {}
 
+    def _repr_html_(self) -> str:
+        from strategy.notebook import show_task
+
+        return show_task(self)
+
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     id: int
@@ -349,6 +354,11 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 0  # alive, for this target
     message: str = ""  # why it ended, or what it waits for
     tasks: tuple[TaskStatus, ...] = ()
+
+    def _repr_html_(self) -> str:
+        from strategy.notebook import show_run
+
+        return show_run(self)
 
 
 def _enc_hook(value: Any) -> Any:

@@ -138,6 +138,11 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     unmeasured: tuple[str, ...] = ()
     rivals: tuple[Rival, ...] = ()
 
+    def _repr_html_(self) -> str:
+        from strategy.notebook import show_selection
+
+        return show_selection(self)
+
 
 def select(
     workload: Workload,

@@ -24,7 +24,10 @@ app = typer.Typer(help="A database's schema, its backup, and what is kept in it.
 
 @app.command()
 def upgrade(database: option.Database = None) -> None:
-    """Bring a database to the schema of this installation, making it where there is none."""
+    """Bring a database to the schema of this installation, making it where there is none.
+
+    Example: plevel db upgrade --database postgresql://plevel@db/plevel
+    """
     from plevel.embedded import make_folder
 
     where = option.locate_database(database)
@@ -38,7 +41,10 @@ def upgrade(database: option.Database = None) -> None:
 
 @app.command()
 def current(database: option.Database = None) -> None:
-    """Print the schema that a database has."""
+    """Print the schema that a database has.
+
+    Example: plevel db current
+    """
     where = _existing(database)
     from service import migration
 
@@ -48,7 +54,10 @@ def current(database: option.Database = None) -> None:
 
 @app.command()
 def check(database: option.Database = None) -> None:
-    """Exit with 1 where a database's schema is not this installation's."""
+    """Exit with 1 where a database's schema is not this installation's.
+
+    Example: plevel db check
+    """
     where = _existing(database)
     from service import migration
 
@@ -61,7 +70,10 @@ def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The copy.", show_default=False)],
     database: option.Database = None,
 ) -> None:
-    """Copy an SQLite database to a new file while it is used."""
+    """Copy an SQLite database to a new file while it is used.
+
+    Example: plevel db backup plevel-copy.db
+    """
     where = _existing(database)
 
     def copy(store: Store) -> int:
@@ -84,7 +96,10 @@ def prune(
     yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only said.")] = False,
     database: option.Database = None,
 ) -> None:
-    """Delete the records of old, slow configurations; no best is ever lost."""
+    """Delete the records of old, slow configurations; no best is ever lost.
+
+    Example: plevel db prune --older-than 90d --keep-best 10
+    """
     before = time.time() - option.read_age("--older-than", older_than)
     where = _existing(database)
 
@@ -117,7 +132,10 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only said.")] = False,
     database: option.Database = None,
 ) -> None:
-    """Mark records that cannot be trusted: the best are derived without them."""
+    """Mark records that cannot be trusted: the best are derived without them.
+
+    Example: plevel db purge --reason "its fan had stopped" --worker lab-7 --since 2026-11-03
+    """
     if worker is None and device is None and since is None and until is None:
         raise UsageError("name what to purge: --worker, --device, --since or --until")
     where = _existing(database)

@@ -19,7 +19,10 @@ def runs(
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """List the latest runs."""
+    """List the latest runs.
+
+    Example: plevel runs --limit 5
+    """
     from plevel.cli.output import make_console, make_table, print_json, show_ago
     from plevel.direct import connect
 
@@ -57,7 +60,10 @@ def records(
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """List the log of measurements, failures included."""
+    """List the log of measurements, failures included.
+
+    Example: plevel records --run 12 --error compile
+    """
     from plevel.cli.output import make_console, make_table, print_json, show_ago
     from plevel.direct import connect
     from strategy.record import ErrorKind
@@ -99,7 +105,10 @@ def _config(config: dict[str, Any]) -> str:
 def workers(
     url: option.Url = None, database: option.Database = None, as_json: option.AsJson = False
 ) -> None:
-    """List the workers and their devices."""
+    """List the workers and their devices.
+
+    Example: plevel workers --url http://farm:8765
+    """
     from plevel.cli.output import make_console, make_table, print_json, show_ago
     from plevel.direct import connect
 
@@ -121,7 +130,10 @@ def workers(
 def status(
     url: option.Url = None, database: option.Database = None, as_json: option.AsJson = False
 ) -> None:
-    """Say where records are, what runs, and who works."""
+    """Say where records are, what runs, and who works.
+
+    Example: plevel status
+    """
     from plevel.cli.output import make_console, print_json
     from plevel.client import FINISHED
     from plevel.direct import connect
@@ -153,11 +165,19 @@ def cancel(
     ],
     url: option.Url = None,
     database: option.Database = None,
+    as_json: option.AsJson = False,
 ) -> None:
-    """Stop a run; what it measured is kept."""
+    """Stop a run; what it measured is kept.
+
+    Example: plevel cancel 12
+    """
+    from plevel.cli.output import print_json
     from plevel.direct import connect
 
     place = option.locate(url, database)
     with connect(place.url, place.database) as source:
         stopped = source.cancel(run)
+    if as_json:
+        print_json(stopped)
+        return
     print(f"run {stopped.id} is {stopped.state}, {stopped.trials_done} trials are kept")

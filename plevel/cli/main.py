@@ -11,14 +11,27 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from plevel.cli import build, bundle, db, listing, measure, select, serve, token, transfer, tune, worker
+from plevel.cli import (
+    build,
+    bundle,
+    db,
+    listing,
+    measure,
+    plot,
+    select,
+    serve,
+    token,
+    transfer,
+    tune,
+    worker,
+)
 from plevel.cli.error import CommandError
 
 app = typer.Typer(
     name="plevel",
     help="Measures which implementation of an operator is fastest, remembers it, and answers.",
+    epilog="It exits with 0 when done, 1 on a failure, 2 on wrong usage, 130 when interrupted.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,  # square brackets of types are no markup
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -38,6 +51,7 @@ app.command("import")(transfer.import_files)
 app.command("export")(transfer.export)
 app.command("workers")(listing.workers)
 app.command("status")(listing.status)
+app.command("plot")(plot.plot)
 app.command("cancel")(listing.cancel)
 
 

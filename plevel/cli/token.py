@@ -28,7 +28,10 @@ def create(
     url: option.Url = None,
     database: option.Database = None,
 ) -> None:  # fmt: skip
-    """Make a token and print it: it is shown this once."""
+    """Make a token and print it: it is shown this once.
+
+    Example: plevel token create lab-7 --scope worker --expires 90d
+    """
     from plevel.direct import connect
 
     for one in scope:
@@ -46,7 +49,10 @@ def create(
 def list_tokens(
     url: option.Url = None, database: option.Database = None, as_json: option.AsJson = False
 ) -> None:
-    """List the tokens, without their secrets."""
+    """List the tokens, without their secrets.
+
+    Example: plevel token list
+    """
     from plevel.cli.output import make_console, make_table, print_json, show_ago
     from plevel.direct import connect
 
@@ -73,7 +79,10 @@ def revoke(
     url: option.Url = None,
     database: option.Database = None,
 ) -> None:
-    """End a token for good, within seconds."""
+    """End a token for good, within seconds.
+
+    Example: plevel token revoke 3
+    """
     from plevel.direct import connect
 
     place = option.locate(url, database)

@@ -39,6 +39,8 @@ def import_files(
     """Read tuning logs into the database; what is there already is left as it is.
 
     The format is told from the content: AutoTVM, Kernel Tuner, MetaSchedule, plevel's own.
+
+    Example: plevel import tophub/*.log --rejects rejected.ndjson
     """
     place = option.locate(url, database)
     on = None if target is None else json.dumps(option.read_target(target, None).to_json())
@@ -125,7 +127,10 @@ def export(
     url: option.Url = None,
     database: option.Database = None,
 ) -> None:
-    """Write records as plevel's own NDJSON, from which all can be read again, or for other tools."""
+    """Write records as plevel's own NDJSON, from which all can be read again, or for other tools.
+
+    Example: plevel export --op dense -o dense.ndjson
+    """
     if form not in _FORMATS:
         raise UsageError(f"--format {form!r:.40}: one of {', '.join(_FORMATS)}")
     if form == "metaschedule":

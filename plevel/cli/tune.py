@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def tune(
     op: Annotated[
         str | None,
-        typer.Argument(metavar="[OP]", help="The operator: dense, …", show_default=False),
+        typer.Argument(metavar="OP", help="The operator: dense, …", show_default=False),
     ] = None,
     inputs: option.SomeInputs = None,
     attr: option.Attributes = None,
@@ -93,8 +93,8 @@ def tune(
 
     request = RunRequest(
         workloads=workloads, target=where, trials=trials, timeout_s=timeout,
-        until_gain=least_gain, seed=seed, tuner=tuner, implementations=tuple(implementation) if implementation else None,
-        force=force,
+        until_gain=least_gain, seed=seed, tuner=tuner, force=force,
+        implementations=tuple(implementation) if implementation else None,
     )  # fmt: skip
     _check_names(request)
     from plevel.cli.output import make_console, print_json

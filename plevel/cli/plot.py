@@ -1,0 +1,226 @@
+"""`plevel plot`: a tuning curve or a heat map, in the terminal or as a picture."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from plevel.cli import option
+from plevel.cli.error import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from strategy.record import TaskStatus
+
+SUFFIXES = (".svg", ".png", ".pdf")
+WIDTH = 60  # columns of a sparkline
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How the best of a task fell: for each improvement the trial, from 1, and the median in seconds."""
+
+    task: TaskStatus
+    points: tuple[tuple[int, float], ...]
+
+    @property
+    def title(self) -> str:
+        return f"task {self.task.task_id}: {self.task.implementation} of {self.task.workload}"
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Best medians in seconds, by shape and implementation; None where nothing is measured."""
+
+    op: str
+    target: str
+    shapes: tuple[str, ...]
+    implementations: tuple[str, ...]
+    seconds: tuple[tuple[float | None, ...], ...]
+
+
+def plot(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASK|OP", show_default=False,
+            help="A task's number, for its tuning curve; an operator, for its heat map.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", show_default=False,
+            help="A picture: .svg, .png or .pdf. Without it, it is drawn in the terminal.",
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", metavar="KEY", help="Of a heat map, where there are several."),
+    ] = None,
+    url: option.Url = None,
+    database: option.Database = None,
+    as_json: option.AsJson = False,
+) -> None:  # fmt: skip
+    """Draw how a task's best fell with its trials, or what is fastest at each shape.
+
+    Example: plevel plot 12 -o curve.svg
+    """
+    if out is not None and out.suffix not in SUFFIXES:
+        raise UsageError(f"--out {out}: name it {', '.join('…' + s for s in SUFFIXES)}")
+    place = option.locate(url, database)
+    from plevel.cli.output import print_json
+    from plevel.direct import connect
+
+    with connect(place.url, place.database) as records:
+        if what.isdecimal():
+            task = records.task(int(what))
+            points = tuple((p["trial"], p["median_s"]) for p in records.curve(int(what)))
+            found: Curve | HeatMap = Curve(task, points)
+            if not points:
+                raise CommandError(f"task {what}: no trial of it has a time")
+        else:
+            found = arrange(what, records.iter_best(op=what, scope="target"), target)
+    if as_json:
+        print_json(found)
+    elif out is None:
+        _print(found)
+    if out is not None:
+        _draw(found, out)
+        print(f"{out} is written", file=sys.stderr if as_json else sys.stdout)
+
+
+def arrange(op: str, rows: Iterable[Mapping[str, Any]], target: str | None) -> HeatMap:
+    """The heat map of an operator's best times on one target; the newest task where versions differ.
+
+    Raises:
+        CommandError: nothing is measured of it, or on several targets, and none is chosen.
+    """
+    best = {
+        (r["target"], r["workload"], r["implementation"]): r["estimate"]["median_s"]
+        for r in sorted(rows, key=lambda r: r["task_id"])
+    }
+    targets = sorted({t for t, _, _ in best})
+    if not best:
+        raise CommandError(f"{op}: nothing is measured of such an operator: 'plevel tune' does that")
+    if target is None and len(targets) > 1:
+        raise CommandError(f"--target: {op} is measured on {', '.join(targets)}: choose one")
+    chosen = target or targets[0]
+    if chosen not in targets:
+        raise CommandError(f"--target {chosen!r:.120}: {op} is measured on {', '.join(targets)}")
+    of_target = {(w, i): s for (t, w, i), s in best.items() if t == chosen}
+    shapes = sorted({w for w, _ in of_target}, key=_numbers)
+    names = sorted({i for _, i in of_target})
+    return HeatMap(
+        op, chosen, tuple(s.removeprefix(op) for s in shapes), tuple(names),
+        tuple(tuple(of_target.get((s, n)) for n in names) for s in shapes),
+    )  # fmt: skip
+
+
+def _numbers(text: str) -> tuple[Any, ...]:
+    """Sorts shapes by their extents, not by their digits."""
+    return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text))
+
+
+def sparkline(points: Sequence[tuple[int, float]], trials: int, width: int = WIDTH) -> str:
+    """The best so far over `trials` trials, on a logarithmic scale; spaces before the first."""
+    width = min(width, trials)
+    low, high = (math.log(f(s for _, s in points)) for f in (min, max))
+    cells = []
+    for column in range(width):
+        reached = (column + 1) * trials // width
+        so_far = [s for trial, s in points if trial <= reached]
+        if not so_far:
+            cells.append(" ")
+            continue
+        height = (math.log(min(so_far)) - low) / (high - low) if high > low else 0.0
+        cells.append(_BARS[round(height * (len(_BARS) - 1))])
+    return "".join(cells)
+
+
+def _print(found: Curve | HeatMap) -> None:
+    from plevel.cli.output import make_console, make_table
+    from strategy.select import show_seconds
+
+    console = make_console()
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, soft_wrap=True)
+
+    if isinstance(found, Curve):
+        first, last = found.points[0], found.points[-1]
+        trials = max(found.task.trials, last[0])
+        say(found.title)
+        say(sparkline(found.points, trials))
+        say(
+            f"{show_seconds(first[1])} at trial {first[0]}, {show_seconds(last[1])} at trial {last[0]} "
+            f"of {trials}: {first[1] / last[1]:.2f}× faster"
+        )
+        return
+    rows = []
+    for shape, row in zip(found.shapes, found.seconds, strict=True):
+        lowest = min(s for s in row if s is not None)
+        rows.append((
+            shape,
+            *("" if s is None else f"→ {show_seconds(s)}" if s == lowest else f"{s / lowest:.2f}×" for s in row),
+        ))  # fmt: skip
+    say(f"{found.op} on {found.target}: the lowest median, and the others relative to it")
+    console.print(make_table(("shape", *found.implementations), rows, right=found.implementations))
+
+
+def _draw(found: Curve | HeatMap, out: Path) -> None:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise CommandError("pictures need matplotlib: pip install 'plevel[plot]'") from error
+    size = (8.0, 4.5)
+    if isinstance(found, HeatMap):
+        size = (4.0 + 1.4 * len(found.implementations), 1.6 + 0.32 * len(found.shapes))
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    (_draw_curve if isinstance(found, Curve) else _draw_heat)(figure, axes, found)
+    try:
+        figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
+    except OSError as error:
+        raise CommandError(f"--out {out} cannot be written: {error.strerror}") from error
+
+
+def _draw_curve(figure: Any, axes: Any, curve: Any) -> None:
+    from strategy.select import show_seconds
+
+    trials = max(curve.task.trials, curve.points[-1][0])
+    at, seconds = zip(*curve.points, (trials, curve.points[-1][1]), strict=True)
+    axes.step(at, seconds, where="post")
+    axes.plot(at[:-1], seconds[:-1], "o", markersize=3, color="C0")
+    axes.set(yscale="log", xlabel="trials", ylabel="best median so far", xlim=(0, trials))
+    for ticks in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        ticks(lambda seconds, _: show_seconds(seconds))
+    axes.set_title(curve.title, fontsize=9, parse_math=False)
+    axes.grid(visible=True, which="both", alpha=0.25)
+
+
+def _draw_heat(figure: Any, axes: Any, heat: Any) -> None:
+    from strategy.select import show_seconds
+
+    ratios = [
+        [math.nan if s is None else s / min(x for x in row if x is not None) for s in row]
+        for row in heat.seconds
+    ]
+    image = axes.imshow(ratios, aspect="auto", cmap="RdYlGn_r", alpha=0.6, vmin=1, vmax=3)
+    for y, row in enumerate(heat.seconds):
+        for x, s in enumerate(row):
+            axes.text(x, y, "" if s is None else show_seconds(s), ha="center", va="center", fontsize=7,
+                      fontweight="bold" if ratios[y][x] == 1 else "normal")  # fmt: skip
+    axes.set_xticks(range(len(heat.implementations)), heat.implementations, fontsize=8, parse_math=False)
+    axes.set_yticks(range(len(heat.shapes)), heat.shapes, fontsize=7, parse_math=False)
+    axes.set_title(f"{heat.op} on {heat.target}", fontsize=9, parse_math=False)
+    figure.colorbar(image, label="time, relative to the fastest")
