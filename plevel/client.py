@@ -55,6 +55,10 @@ class _Tokens(msgspec.Struct):
     tokens: list[dict[str, Any]]
 
 
+class _Pauses(msgspec.Struct):
+    pauses: list[dict[str, Any]]
+
+
 class _Page(msgspec.Struct):
     records: list[dict[str, Any]]
     next: int | None = None
@@ -315,6 +319,28 @@ class Client:
     def workers(self) -> list[dict[str, Any]]:
         """The workers that have registered, with their devices and when they were last seen."""
         return self._ask("GET", "/v1/workers", _Workers).workers
+
+    def why(self, job_id: int) -> dict[str, Any]:
+        """Why a job is where it is: its `state`, and the `reasons`."""
+        return self._ask("GET", f"/v1/jobs/{job_id}/why", dict[str, Any])
+
+    def pauses(self) -> list[dict[str, Any]]:
+        """Pauses that go on or are to come."""
+        return self._ask("GET", "/v1/pauses", _Pauses).pauses
+
+    def pause(self, reason: str, **place: Any) -> dict[str, Any]:
+        """Gives a `device` or a `target` no jobs from `starts_at` to `ends_at`."""
+        return self._ask(
+            "POST", "/v1/pauses", dict[str, Any], json={"reason": reason, **place}, again=False
+        )
+
+    def resume(self, pause_id: int) -> None:
+        """Ends a pause."""
+        self._send("DELETE", f"/v1/pauses/{pause_id}")
+
+    def rename_device(self, old: str, new: str) -> None:
+        """Gives a device's history another identity."""
+        self._send("POST", "/v1/devices:rename", json={"old": old, "new": new}, again=False)
 
     def create_token(
         self, name: str, scopes: Sequence[str], expires_in_s: float | None = None

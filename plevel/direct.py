@@ -18,6 +18,8 @@ from strategy.target import Target
 from strategy.workload import Workload
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from service.db import Store
 
 
@@ -258,6 +260,68 @@ class Direct:
         return found
 
 
+    def why(self, job_id: int) -> dict[str, Any]:
+        """Why a job is where it is: its `state`, and the `reasons`."""
+        if self._store is None:
+            raise ServiceError(404, "There is no such thing", f"there is no job {job_id}")
+        from service import why
+
+        with self._read() as connection:
+            found: dict[str, Any] = to_json(why.explain(connection, job_id, _alive_s()))
+        return found
+
+    def pauses(self) -> list[dict[str, Any]]:
+        """Pauses that go on or are to come."""
+        if self._store is None:
+            return []
+        from service import pause
+
+        with self._read() as connection:
+            found: list[dict[str, Any]] = to_json(pause.current(connection))
+        return found
+
+    def pause(self, reason: str, **place: Any) -> dict[str, Any]:
+        """Gives a `device` or a `target` no jobs from `starts_at` to `ends_at`."""
+        from service import audit, pause
+
+        with self._write() as connection:
+            made = pause.create(connection, pause.PauseRequest(reason=reason, **place))
+            audit.note(
+                connection, audit.user(), "pause", pause=made.id, device=made.device,
+                target=made.target,
+            )  # fmt: skip
+        found: dict[str, Any] = to_json(made)
+        return found
+
+    def resume(self, pause_id: int) -> None:
+        """Ends a pause."""
+        from service import audit, pause
+
+        with self._write() as connection:
+            pause.end(connection, pause_id)
+            audit.note(connection, audit.user(), "resume", pause=pause_id)
+
+    def rename_device(self, old: str, new: str) -> None:
+        """Gives a device's history another identity."""
+        from service import audit, fleet
+
+        with self._write() as connection:
+            fleet.rename(connection, old, new)
+            audit.note(connection, audit.user(), "device.rename", old=old, new=new)
+
+    @contextmanager
+    def _read(self) -> Generator[sa.Connection, None, None]:
+        assert self._store is not None
+        with _told(), self._store.read() as connection:
+            yield connection
+
+    @contextmanager
+    def _write(self) -> Generator[sa.Connection, None, None]:
+        if self._store is None:
+            raise ServiceError(404, "There is no such thing", "the database does not exist yet")
+        with _told(), self._store.write() as connection:
+            yield connection
+
     def create_token(
         self, name: str, scopes: Sequence[str], expires_in_s: float | None = None
     ) -> dict[str, Any]:
@@ -294,6 +358,17 @@ class Direct:
         with self._store.write() as connection:
             token.revoke(connection, token_id)
             audit.note(connection, audit.user(), "token.revoke", token=token_id)
+
+
+@contextmanager
+def _told() -> Generator[None, None, None]:
+    """What the service would refuse, as a client hears it."""
+    from service.errors import ServiceError as Failure
+
+    try:
+        yield
+    except Failure as error:
+        raise ServiceError(error.status, error.title, str(error)) from error
 
 
 class _Parts:

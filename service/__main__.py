@@ -24,6 +24,7 @@ from service.context import Context
 from service.db import Store
 from service.errors import ServiceError, StartError
 from service.settings import Settings
+from strategy.log import Form, configure
 
 GRACE_S = 5
 log = logging.getLogger(__name__)
@@ -33,7 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status."""
     options = vars(_parser().parse_args(arguments))
     ready_file: Path | None = options.pop("ready_file")
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    form: Form = options.pop("log")
+    configure(form, "%(levelname)s %(name)s: %(message)s")
+    # Every change of a run, a job or a worker: for machines, not for people.
+    logging.getLogger("service.catalogue").setLevel(
+        logging.INFO if form == "json" else logging.WARNING
+    )
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         settings = Settings(**{name: v for name, v in options.items() if v is not None})
@@ -63,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--auth", choices=get_args(Mode), help="whether tokens are needed (auto)")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve https with this certificate")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="and its key")
+    parser.add_argument("--log", choices=get_args(Form), default="text", help="json has ids (text)")
     parser.add_argument("--ready-file", type=Path, help="where to write the URL once it answers")
     return parser
 

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from service import migration
 from service.api import (
     coverage,
+    fleet,
     health,
     lease,
     problem,
@@ -70,7 +71,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )  # fmt: skip
     app.state.context = context
-    for part in (run, selection, transfer, coverage, record, worker, lease, token, health):
+    for part in (run, selection, transfer, coverage, record, worker, lease, fleet, token, health):
         app.include_router(part.router)
     problem.install(app)
     site.install(app)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from strategy.workload import Workload
 
 # Counting the valid configurations of a space takes time; beyond this they are not counted.
 COUNT_LIMIT = 20_000
+log = logging.getLogger(__name__)
 
 
 def digest_of(data: Any) -> str:
@@ -241,7 +243,8 @@ def note(
     worker_id: int | None = None,
     **detail: Any,
 ) -> None:
-    """Appends an event: what changed, beside the state that it changed."""
+    """Appends an event, what changed beside the state that it changed, and logs it."""
+    log.info("%s %s", kind, detail, extra={"run": run_id, "job": job_id, "worker": worker_id})
     connection.execute(
         sa.insert(event).values(
             at=now(), kind=kind, run_id=run_id, job_id=job_id, worker_id=worker_id, detail=detail

@@ -11,6 +11,7 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
 from service.db import Store
+from service.metric import Metrics
 from service.retry import Terms
 from service.settings import Settings
 from service.tuner import Tuner
@@ -28,6 +29,7 @@ class Context:
     queued: Wakeup = field(default_factory=Wakeup)  # jobs to lease
     opened: Store | None = None
     tuner: Tuner | None = None
+    metrics: Metrics = field(default_factory=Metrics)
     stopping: bool = False
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,8 +16,6 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from service.errors import DatabaseError
-
-_TUNER_LOCK = 0x706C6576  # PostgreSQL's advisory locks are numbers
 
 
 class now(FunctionElement[float]):  # noqa: N801 - SQL's name
@@ -135,31 +132,6 @@ class Store:
         writing = self.engine.execution_options(plevel_write=True)
         with _translated(), self._writing, writing.begin() as connection:
             yield connection
-
-    @contextlib.contextmanager
-    def hold_tuner(self) -> Iterator[bool]:
-        """Whether this process is now the one that tunes; given up at the end, or when it dies."""
-        if self.is_sqlite:
-            descriptor = os.open(f"{self.url.database}.tuner", os.O_CREAT | os.O_RDWR, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(descriptor)
-                yield False
-                return
-            try:
-                yield True
-            finally:
-                os.close(descriptor)
-            return
-        by_itself = self.engine.execution_options(isolation_level="AUTOCOMMIT")
-        with _translated(), by_itself.connect() as connection:
-            held = bool(connection.scalar(sa.select(sa.func.pg_try_advisory_lock(_TUNER_LOCK))))
-            try:
-                yield held
-            finally:
-                if held:
-                    connection.execute(sa.select(sa.func.pg_advisory_unlock(_TUNER_LOCK)))
 
     def close(self) -> None:
         self.engine.dispose()

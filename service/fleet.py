@@ -140,6 +140,35 @@ def end(connection: sa.Connection, worker_id: int) -> None:
     catalogue.note(connection, "left", worker_id=worker_id)
 
 
+def rename(connection: sa.Connection, old: str, new: str) -> None:
+    """Gives a device another identity; where that is another's, the two exchange theirs.
+
+    Their workers register again. Raises `NotFoundError`.
+    """
+    query = sa.select(device.c.identity, device.c.id).where(device.c.identity.in_((old, new)))
+    ids = {row.identity: row.id for row in connection.execute(query)}
+    if old not in ids:
+        raise NotFoundError(f"device {old!r:.200} is not known: `plevel workers` lists them")
+    names = {ids[old]: new} | ({ids[new]: old} if new in ids else {})
+    for device_id in names:  # out of the way first: identities are unique at every step
+        _update(connection, device_id, f"renaming {device_id}")
+    for device_id, name in names.items():
+        _update(connection, device_id, name)
+    drives = sa.select(worker_device.c.worker_id).where(worker_device.c.device_id.in_(names))
+    connection.execute(
+        sa.update(worker)
+        .where(worker.c.id.in_(drives), worker.c.ended_at.is_(None))
+        .values(ended_at=now())
+    )
+    catalogue.note(connection, "renamed", old=old, new=new)
+
+
+def _update(connection: sa.Connection, device_id: int, identity: str) -> None:
+    connection.execute(
+        sa.update(device).where(device.c.id == device_id).values(identity=identity)
+    )
+
+
 def is_alive(alive_s: float) -> sa.ColumnElement[bool]:
     """The condition on `worker` that it has not left and has been seen lately."""
     return sa.and_(worker.c.ended_at.is_(None), worker.c.seen_at > now() - alive_s)

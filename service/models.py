@@ -129,6 +129,10 @@ run = sa.Table(
     sa.Column("message", sa.Text(), nullable=False, default=""),
     # It has spent its budget, or stopped by its own rule: an equal request is answered at once.
     sa.Column("complete", sa.Boolean(), nullable=False),
+    sa.Column("max_jobs", sa.Integer(), nullable=True),  # leased at once
+    # The service that tunes it, and until when it is that one's without another word.
+    sa.Column("tuner", sa.String(200), nullable=True),
+    _instant("tuner_until", nullable=True),
     _instant("created_at"),
     _instant("finished_at", nullable=True),
     _one_of("state", RunState),
@@ -251,6 +255,19 @@ worker_device = sa.Table(
     sa.Index(None, "target_id"),
 )
 
+# A device or a target that gets no jobs for a while; what it has, it finishes.
+pause = sa.Table(
+    "pause",
+    metadata,
+    _id(),
+    _ref("device_id", "device", nullable=True),
+    _ref("target_id", "target", nullable=True),
+    sa.Column("reason", sa.Text(), nullable=False),
+    _instant("starts_at"),
+    _instant("ends_at", nullable=True),
+    sa.CheckConstraint("(device_id IS NULL) <> (target_id IS NULL)", name="place"),
+)
+
 job = sa.Table(
     "job",
     metadata,
@@ -263,6 +280,8 @@ job = sa.Table(
     sa.Column("phase", sa.String(16), nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("priority", sa.Integer(), nullable=False),  # the lower, the sooner
+    # Among equals, the lower: runs take turns by the configurations that they have had.
+    sa.Column("turn", sa.Double(), nullable=False, server_default=sa.text("0")),
     sa.Column("attempts", sa.Integer(), nullable=False),  # how often its worker was lost
     sa.Column("fence", sa.BigInteger(), nullable=False),  # the token of its latest lease
     sa.Column("seed", sa.BigInteger(), nullable=False),
@@ -274,7 +293,7 @@ job = sa.Table(
     _instant("finished_at", nullable=True),
     sa.Index(None, "run_id", "state"),
     sa.Index(
-        "ix_job_queued", "target_id", "priority", "id",
+        "ix_job_queued", "target_id", "priority", "turn", "id",
         sqlite_where=sa.text("state = 'queued'"), postgresql_where=sa.text("state = 'queued'"),
     ),
     _one_of("state", JobState),
@@ -310,9 +329,14 @@ lease = sa.Table(
     _instant("expires_at"),
     _instant("ended_at", nullable=True),
     sa.Column("end_reason", sa.String(32), nullable=True),
-    # A device builds under one lease while it times under another, and a job has one lease.
+    # A device times under one lease while it builds under others, and a job has one lease.
     sa.Index(
-        "uq_lease_live_device", "device_id", "timing", unique=True,
+        "uq_lease_live_timing", "device_id", unique=True,
+        sqlite_where=sa.text("ended_at IS NULL AND timing"),
+        postgresql_where=sa.text("ended_at IS NULL AND timing"),
+    ),
+    sa.Index(
+        "ix_lease_live_device", "device_id",
         sqlite_where=sa.text("ended_at IS NULL"), postgresql_where=sa.text("ended_at IS NULL"),
     ),
     sa.Index(
@@ -433,6 +457,29 @@ history = sa.Table(
     sa.Column("mean_s", sa.Double(), nullable=False),
     sa.Column("config_digest", Digest, nullable=False),
     sa.Column("config", Json, nullable=False),
+)
+
+# Models of times, trained from the records of one operator on one target (docs/search.md).
+cost_model = sa.Table(
+    "cost_model",
+    metadata,
+    _id(),
+    sa.Column("op", sa.String(128), nullable=False),
+    _ref("target_id", "target"),
+    sa.Column("version", sa.Integer(), nullable=False),
+    _instant("created_at"),
+    sa.Column("train_s", sa.Double(), nullable=False),
+    sa.Column("records", sa.BigInteger(), nullable=False),
+    sa.Column("workloads", sa.Integer(), nullable=False),
+    # Of pairs of configurations of workloads that were held out: how many are ranked as measured.
+    sa.Column("held_out", sa.Integer(), nullable=False),
+    sa.Column("pairs", sa.BigInteger(), nullable=False),
+    sa.Column("accuracy", sa.Double(), nullable=False),
+    sa.Column("sigma_log", sa.Double(), nullable=False),
+    sa.Column("columns", sa.Text(), nullable=False),  # JSON: what each column of the features means
+    sa.Column("trees", sa.LargeBinary(), nullable=False),  # XGBoost's own format
+    sa.Column("digest", Digest, nullable=False),  # of the trees
+    sa.UniqueConstraint("op", "target_id", "version"),
 )
 
 event = sa.Table(

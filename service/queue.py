@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
-from service import catalogue, fleet, records, retry
+from service import catalogue, fleet, pause, records, retry
 from service.db import now
 from service.errors import DeviceBusyError, InvalidError, LeaseLostError
 from service.models import (
@@ -41,6 +41,8 @@ from strategy.record import (
     Lease,
     Phase,
     Renewed,
+    Report,
+    Reported,
     Results,
     ResultsAccepted,
     TimingPolicy,
@@ -90,7 +92,8 @@ def enqueue(
         .values(
             run_id=run_id, workload_id=workload_id, target_id=target_id,
             policy_id=catalogue.put_policy(connection, policy), phase=phase, state=JobState.QUEUED,
-            priority=priority, attempts=0, fence=0, seed=seed,
+            priority=priority, turn=_turn(connection, run_id, target_id), attempts=0,
+            fence=0, seed=seed,
             needs=orjson.dumps(needs, option=orjson.OPT_SORT_KEYS).decode(),
             available_at=now(), created_at=now(),
         )
@@ -112,12 +115,34 @@ def enqueue(
     return int(job_id)
 
 
+def _turn(connection: sa.Connection, run_id: int, target_id: int) -> float:
+    """Where a run's next job begins: at the end of its own last, and not before where others are.
+
+    Start-time fair queueing (Goyal, Vin and Cheng, 1996), with configurations as the cost.
+    """
+    is_open = job.c.state.in_((JobState.QUEUED, JobState.LEASED))
+    size = sa.select(sa.func.count()).where(job_entry.c.job_id == job.c.id).scalar_subquery()
+    last = connection.scalar(
+        sa.select(sa.func.max(job.c.turn + size)).where(job.c.run_id == run_id, is_open)
+    )
+    queued = sa.select(job.c.turn).where(job.c.state == JobState.QUEUED, job.c.target_id == target_id)
+    leased = (
+        sa.select(job.c.turn)
+        .join(lease, lease.c.job_id == job.c.id)
+        .where(lease.c.ended_at.is_(None), job.c.target_id == target_id)
+    )
+    reached = queued.union_all(leased).subquery()
+    first = connection.scalar(sa.select(sa.func.min(reached.c.turn)))
+    return max(last or 0.0, first or 0.0)
+
+
 def _code_version(version: str) -> str:
     """The declared integer of `2.1a2b3c4d`, which is what a worker has or has not."""
     return version.partition(".")[0]
 
 
-def _can_build(needs: str, operators: Mapping[str, Mapping[str, int]]) -> bool:
+def can_build(needs: str, operators: Mapping[str, Mapping[str, int]]) -> bool:
+    """Whether a worker with these operators and versions can build what a job needs."""
     wanted = orjson.loads(needs)
     known = operators.get(wanted["op"])
     return known is not None and all(
@@ -125,14 +150,13 @@ def _can_build(needs: str, operators: Mapping[str, Mapping[str, int]]) -> bool:
     )
 
 
-def lease_job(
-    connection: sa.Connection, worker_id: int, identity: str, terms: retry.Terms
-) -> Lease | None:
-    """Leases the next job that this worker can build to one of its devices, or None.
+def lease_jobs(
+    connection: sa.Connection, worker_id: int, identity: str, terms: retry.Terms, most: int = 1
+) -> list[Lease]:
+    """Leases the next jobs that this worker can build to one of its devices.
 
-    A device holds one lease that builds beside one that times. Under PostgreSQL two calls for one
-    device at the same moment may both get this far: then the insertion fails with IntegrityError,
-    and the caller treats that as None.
+    Afterwards it builds at most so many, beside the one that it times; two calls for one device at
+    the same moment may lease more under PostgreSQL, which only means that it has more to do.
 
     Raises:
         NotFoundError: the worker is not registered.
@@ -153,16 +177,27 @@ def lease_job(
         queued = sa.select(job.c.needs).distinct().where(
             job.c.state == JobState.QUEUED, job.c.target_id == found.target_id
         )
-        needs = [n for n in connection.scalars(queued) if _can_build(n, found.operators)]
+        needs = [n for n in connection.scalars(queued) if can_build(n, found.operators)]
         if not needs:
-            return None
-    claimed = connection.execute(_claim(worker_id, found, needs, terms)).one_or_none()
-    if claimed is None:
-        return None
+            return []
+    claim = _claim(worker_id, found, needs, terms, most)
+    leases: list[Lease] = []
+    while len(leases) < most:
+        claimed = connection.execute(claim).one_or_none()
+        if claimed is None:
+            break
+        leases.append(_lease(connection, claimed, worker_id, found.id, identity, terms))
+    return leases
+
+
+def _lease(
+    connection: sa.Connection, claimed: Any, worker_id: int, device_id: int, identity: str,
+    terms: retry.Terms,
+) -> Lease:  # fmt: skip
     lease_id = connection.execute(
         sa.insert(lease)
         .values(
-            job_id=claimed.id, worker_id=worker_id, device_id=found.id, token=claimed.fence,
+            job_id=claimed.id, worker_id=worker_id, device_id=device_id, token=claimed.fence,
             timing=False, created_at=now(), expires_at=now() + terms.lease_s,
         )
         .returning(lease.c.id)
@@ -178,10 +213,18 @@ def lease_job(
 
 
 def _claim(
-    worker_id: int, place: Any, needs: Sequence[str] | None, terms: retry.Terms
+    worker_id: int, place: Any, needs: Sequence[str] | None, terms: retry.Terms, most: int
 ) -> sa.sql.dml.ReturningUpdate[Any]:
     """The one statement that takes a queued job: correct without any lock around it."""
     held = sa.select(lease.c.id).where(lease.c.ended_at.is_(None))
+    building = held.where(lease.c.device_id == place.id, lease.c.timing.is_(sa.false()))
+    of_run = job.alias("of_run")
+    running = (
+        sa.select(sa.func.count())
+        .where(of_run.c.run_id == job.c.run_id, of_run.c.state == JobState.LEASED)
+        .scalar_subquery()
+    )
+    limit = sa.select(run.c.max_jobs).where(run.c.id == job.c.run_id).scalar_subquery()
     other_job = job.alias("other_job")
     # A job that this device has lost twice waits for one that has not, where there is one.
     lost_here = _lost_on(place.id).correlate(job).exists()
@@ -202,8 +245,9 @@ def _claim(
             job.c.state == JobState.QUEUED,
             job.c.target_id == place.target_id,
             job.c.available_at <= now(),
-            # This device builds under one lease at most.
-            ~held.where(lease.c.device_id == place.id, lease.c.timing.is_(sa.false())).exists(),
+            sa.select(sa.func.count()).select_from(building.subquery()).scalar_subquery() < most,
+            sa.or_(limit.is_(None), running < limit),
+            ~pause.is_paused(place.id, place.target_id),
             # A suspect runs alone on its worker.
             ~held.join(other_job, other_job.c.id == lease.c.job_id)
             .where(lease.c.worker_id == worker_id, other_job.c.attempts > 0)
@@ -211,7 +255,7 @@ def _claim(
             sa.or_(job.c.attempts == 0, ~held.where(lease.c.worker_id == worker_id).exists()),
             sa.or_(job.c.attempts < retry.SPLIT_ATTEMPTS, ~lost_here, ~elsewhere),
         )
-        .order_by(job.c.priority, job.c.id)
+        .order_by(job.c.priority, job.c.turn, job.c.id)
         .limit(1)
         # Only so that claims do not queue up behind each other; SQLite has no such clause.
         .with_for_update(skip_locked=True, key_share=True)
@@ -370,11 +414,28 @@ def report(
         # An ended lease left nothing open, so that this one is live.
         records.append(connection, held, entries, sent)
     if sent.done and ended is None:
+        if sent.references:
+            records.append_references(connection, held, sent)
         _finish(connection, held, terms)
     return ResultsAccepted(
         accepted=len(fresh), known=len(entries) - len(fresh),
         cancelled=retry.is_cancelled(connection, held.job_id),
     )  # fmt: skip
+
+
+def report_many(
+    connection: sa.Connection, reports: Sequence[Report], terms: retry.Terms
+) -> list[Reported]:
+    """Stores the results of several leases; what is wrong with one is said of that one alone."""
+    answers = []
+    for one in reports:
+        try:
+            accepted = report(connection, one.lease_id, one.results, terms)
+        except (InvalidError, LeaseLostError) as error:
+            answers.append(Reported(lease_id=one.lease_id, problem=str(error)))
+        else:
+            answers.append(Reported(lease_id=one.lease_id, accepted=accepted))
+    return answers
 
 
 def _entries(connection: sa.Connection, job_id: int, sent: Results) -> list[Any]:

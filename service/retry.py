@@ -101,7 +101,8 @@ def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | No
 
 def _split_off(connection: sa.Connection, row: Any, entry: Any, values: Mapping[str, Any]) -> None:
     copied = (
-        "run_id", "workload_id", "target_id", "policy_id", "phase", "priority", "fence", "seed",
+        "run_id", "workload_id", "target_id", "policy_id", "phase", "priority", "turn", "fence",
+        "seed",
         "needs", "created_at",
     )  # fmt: skip
     fields = {name: getattr(row, name) for name in copied}

@@ -145,7 +145,7 @@ def create(connection: sa.Connection, request: RunRequest, planned: Sequence[Pla
         sa.insert(run)
         .values(
             state=RunState.RUNNING, target_id=target_id, digest=digest, request=to_json(request),
-            complete=False, created_at=now(),
+            complete=False, max_jobs=request.max_jobs, created_at=now(),
         )
         .returning(run.c.id)
     ).scalar_one()  # fmt: skip

@@ -1,7 +1,8 @@
 """Joins search, queue and records: propose → enqueue → absorb → refit.
 
-One thread of one service process tunes all live runs. What it needs to go on is in the database:
-after a restart it reads records and open jobs, and continues where the run was.
+One thread of each service process tunes the live runs that it holds (see `tenure`). What it needs to
+go on is in the database: after a restart, or where another service takes a run over, it reads records
+and open jobs, and continues where the run was.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sqlalchemy as sa
 from service import best, budget, catalogue, fleet, queue, retry, runs, tuning_run
 from service.cost_model import CostModel
 from service.db import Store, now
+from service.errors import DatabaseError
 from service.models import (
     Scope,
     TaskState,
@@ -27,6 +29,7 @@ from service.models import (
 )
 from service.models import best as best_table
 from service.settings import Settings
+from service.tenure import Tenure
 from service.tuning_run import TuningRun, TuningTask, arms_of
 from service.wakeup import Wakeup
 from strategy.record import Phase, RunState
@@ -56,16 +59,19 @@ class Tuner:
         model: scores candidates for runs that ask for one.
         changed: notified when results come and runs are made or cancelled; this notifies it too.
         queued: notified when jobs are enqueued.
+        name: what tells this tuner from those of other services.
     """
 
     def __init__(
-        self, store: Store, settings: Settings, model: CostModel, changed: Wakeup, queued: Wakeup
-    ) -> None:
+        self, store: Store, settings: Settings, model: CostModel, changed: Wakeup, queued: Wakeup,
+        name: str | None = None,
+    ) -> None:  # fmt: skip
         self.store = store
         self.settings = settings
         self.model = model
         self.changed = changed
         self.queued = queued
+        self._tenure = Tenure(settings.lease_s, name)
         self._runs: dict[int, TuningRun] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -80,41 +86,43 @@ class Tuner:
         self.changed.notify()
         if self._thread is not None:
             self._thread.join()
+        try:
+            with self.store.write() as connection:
+                self._tenure.give_up(connection)
+        except DatabaseError as error:
+            log.warning("other services wait until this one's runs are free: %s", error)
 
     def _loop(self) -> None:
         while not self._stopping.is_set():
             try:
-                with self.store.hold_tuner() as held:
-                    while held and not self._stopping.is_set():
-                        seen = self.changed.count
-                        self.step()
-                        self.changed.wait(seen, self.settings.poll_s)
+                seen = self.changed.count
+                self.step()
+                self.changed.wait(seen, self.settings.poll_s)
             except Exception:
                 log.exception("the tuner starts again after an error")
                 self._runs.clear()
-            self._stopping.wait(self.settings.poll_s)
+                self._stopping.wait(self.settings.poll_s)
 
     def step(self) -> None:
         """Takes expired leases back, and brings each live run one step further."""
         terms = retry.Terms(self.settings.lease_s, self.settings.alive_s)
         with self.store.write() as connection:
             expired = retry.expire(connection, terms)
-        with self.store.read() as connection:
-            live = list(
-                connection.scalars(
-                    sa.select(run.c.id).where(run.c.state.in_(runs.LIVE)).order_by(run.c.id)
-                )
-            )
+        live = self._tenure.hold(self.store)
         for run_id in self._runs.keys() - set(live):
             del self._runs[run_id]
         for run_id in live:
             try:
                 self._step_run(run_id)
+            except DatabaseError:
+                raise  # no fault of the run
             except Exception as error:
                 log.exception("run %d cannot be tuned", run_id)
                 self._runs.pop(run_id, None)
                 with self.store.write() as connection:
                     message = f"the tuner failed: {type(error).__name__}: {error}"
+                    if not self._tenure.lasts(connection, run_id):
+                        continue
                     runs.finish(connection, run_id, RunState.FAILED, message)
                     queue.cancel(connection, run_id)
                 self.changed.notify()
@@ -233,8 +241,8 @@ class Tuner:
             state = connection.execute(
                 sa.select(run.c.state).where(run.c.id == tuning.id).with_for_update(key_share=True)
             ).scalar_one()
-            if state != RunState.RUNNING:
-                return  # cancelled meanwhile
+            if state != RunState.RUNNING or not self._tenure.lasts(connection, tuning.id):
+                return  # cancelled meanwhile, or another service's
             self._write_states(connection, tuning)
             for p in proposals:
                 self._enqueue(connection, tuning, p, Phase.SEARCH)
@@ -269,7 +277,7 @@ class Tuner:
         tuning.jobs += 1
         queue.enqueue(
             connection, tuning.id, p.workload_id, tuning.target_id, phase, p.entries, policy,
-            seed=(request.seed * 1_000_003 + tuning.jobs) % 2**31, priority=p.priority,
+            seed=(request.seed * 1_000_003 + tuning.jobs) % 2**31, priority=p.priority - 100 * request.priority,
         )  # fmt: skip
         if phase is Phase.SEARCH and tuning.policy_id == -1:
             tuning.policy_id = catalogue.put_policy(connection, policy)
@@ -308,7 +316,7 @@ class Tuner:
                 .where(run.c.id == tuning.id)
                 .with_for_update(key_share=True)
             ).one()
-            if row.state != RunState.CONFIRMING:
+            if row.state != RunState.CONFIRMING or not self._tenure.lasts(connection, tuning.id):
                 return
             failed = [w for w, group in tuning.by_workload().items()
                       if not self._measured(connection, group)]  # fmt: skip

@@ -15,6 +15,8 @@ from plevel.cli import (
     build,
     bundle,
     db,
+    doctor,
+    fleet,
     listing,
     measure,
     plot,
@@ -43,8 +45,11 @@ app.add_typer(bundle.app, name="bundle")
 app.command("measure")(measure.measure)
 app.command("serve")(serve.serve)
 app.command("worker")(worker.worker)
+app.command("doctor")(doctor.doctor)
 app.add_typer(db.app, name="db")
 app.add_typer(token.app, name="token")
+app.add_typer(fleet.app, name="fleet")
+app.command("why")(fleet.why)
 app.command("runs")(listing.runs)
 app.command("records")(listing.records)
 app.command("import")(transfer.import_files)

@@ -64,6 +64,9 @@ Database = Annotated[
         help="A database, used directly [PLEVEL_DATABASE; else a file in your data directory].",
     ),
 ]  # fmt: skip
+Log = Annotated[
+    str | None, typer.Option("--log", metavar="text|json", help="The form of log lines.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -23,6 +23,7 @@ def serve(
             help="Whether tokens are needed: where there are any (auto), never, always.",
         ),
     ] = None,
+    log: option.Log = None,
     tls_cert: Annotated[
         Path | None, typer.Option("--tls-cert", metavar="FILE", help="Serve https: a PEM chain.")
     ] = None,
@@ -34,6 +35,8 @@ def serve(
 
     It goes on until Ctrl-C or SIGTERM, and brings the schema up to date first. Without a token it
     answers this host only; 'plevel token create' makes one.
+
+    Example: plevel serve --database plevel.db --port 8765
     """
     where = option.locate_database(database)
     from plevel.embedded import make_folder, require_service
@@ -43,7 +46,8 @@ def serve(
     from service.__main__ import main
 
     arguments = ["--database", where, "--host", host, "--port", str(port)]
-    for name, value in (("--auth", auth), ("--tls-cert", tls_cert), ("--tls-key", tls_key)):
+    for name, value in (("--auth", auth), ("--tls-cert", tls_cert), ("--tls-key", tls_key),
+                        ("--log", log)):  # fmt: skip
         if value is not None:
             arguments += [name, str(value)]
     raise typer.Exit(main(arguments))

@@ -22,6 +22,11 @@ def worker(
     device: Annotated[
         str, typer.Option("--device", metavar="SLOT", help="cpu, or some of its cores: cpu:0-3.")
     ] = "cpu",
+    log: option.Log = None,
+    hottest: Annotated[
+        float | None,
+        typer.Option("--max-temperature", metavar="C", help="Wait while a sensor is hotter, °C."),
+    ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -36,6 +41,8 @@ def worker(
     """Build and time on this machine for a service.
 
     It goes on until Ctrl-C or SIGTERM, to which it finishes what it is timing; the second stops it.
+
+    Example: plevel worker --url http://farm:8765 --threads 8
     """
     place = option.locate(url, None)
     if place.url is None:
@@ -52,6 +59,10 @@ def worker(
         arguments += ["--threads", str(threads)]
     if token_file is not None:
         arguments += ["--token-file", str(token_file)]
+    if log is not None:
+        arguments += ["--log", log]
+    if hottest is not None:
+        arguments += ["--max-temperature", str(hottest)]
     if name is not None:
         arguments += ["--name", name]
     raise typer.Exit(main(arguments))

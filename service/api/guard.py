@@ -14,10 +14,10 @@ from service.errors import ForbiddenError, ServiceError, TooManyError, Unauthori
 from service.models import TokenScope
 
 _OPEN = ("/healthz", "/readyz", "/static/")
-_READ_BY_POST = frozenset({"/v1/select", "/v1/select:batch", "/v1/dispatch"})
+_READ_BY_POST = frozenset({"/v1/select", "/v1/select:batch", "/v1/dispatch", "/v1/evidence"})
 _SUBMIT = ("/v1/runs", "/v1/records:import", "/runs/")
 _WORKER = ("/v1/workers", "/v1/leases")
-_ADMIN = ("/v1/tokens", "/v1/audit")
+_ADMIN = ("/v1/tokens", "/v1/audit")  # reading them, too
 
 
 def needed(method: str, path: str) -> TokenScope | None:

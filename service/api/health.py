@@ -6,6 +6,7 @@ from typing import Annotated
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Response
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from service.api.wire import describe, reply
 from service.context import Context, context_of
@@ -17,6 +18,19 @@ router = APIRouter(tags=["health"])
 @router.get("/healthz", **describe("The process answers"))
 async def healthz() -> Response:
     return reply({"status": "ok"})
+
+
+_METRICS = describe(
+    "Metrics for Prometheus", errors=(503,),
+    note="Counters of this process and gauges of the database, in Prometheus's text format.",
+)  # fmt: skip
+_METRICS["responses"][200]["content"] = {"text/plain": {"schema": {"type": "string"}}}
+
+
+@router.get("/metrics", **_METRICS)
+def metrics(context: Annotated[Context, Depends(context_of)]) -> Response:
+    text = context.metrics.render(context.store, context.settings.alive_s)
+    return Response(text, 200, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 @router.get("/readyz", **describe("The database answers too", errors=(503,)))

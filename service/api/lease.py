@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import sqlalchemy as sa
@@ -18,6 +19,8 @@ from strategy.record import (
     Leases,
     Renewal,
     Renewed,
+    Reports,
+    ReportsAnswered,
     Results,
     ResultsAccepted,
 )
@@ -29,38 +32,63 @@ Ctx = Annotated[Context, Depends(context_of)]
 @router.post(
     "",
     **describe(
-        "Lease a job", takes=LeaseRequest, gives=Leases, errors=(404,),
+        "Lease jobs", takes=LeaseRequest, gives=Leases, errors=(404,),
         note="Waits up to `wait_s` for a job that the device can take; the list is empty where none "
-        "came. A device holds one lease that builds beside the one that times.",
+        "came. Afterwards the device builds at most `jobs`, beside the one that it times.",
     ),
 )  # fmt: skip
 async def lease(
     context: Ctx, who: Who, request: Request, asked: Annotated[LeaseRequest, body_of(LeaseRequest)]
 ) -> Response:
-    def claim() -> Lease | None:
+    def claim() -> list[Lease]:
         try:
-            with context.store.write() as connection:
+            with context.metrics.claim.time(), context.store.write() as connection:
                 fleet.check_worker(connection, asked.worker_id, who.token_id)
-                return queue.lease_job(connection, asked.worker_id, asked.device, context.terms)
+                return queue.lease_jobs(
+                    connection, asked.worker_id, asked.device, context.terms, asked.jobs
+                )
         except sa.exc.IntegrityError:
-            return None  # another call for this device was faster
+            return []  # another call was faster
 
     async for leased in context.looks(claim, context.queued, asked.wait_s):
-        if leased is not None:
+        if leased:
             if await request.is_disconnected():
-                await run_in_threadpool(_give_back, context, leased.id, leased.token)
+                await run_in_threadpool(_give_back, context, leased)
                 break
             context.changed.notify()
-            return reply(Leases(leases=(leased,)))
+            return reply(Leases(leases=tuple(leased)))
         if await request.is_disconnected():
             break
     return reply(Leases())
 
 
-def _give_back(context: Context, lease_id: int, token: int) -> None:
+def _give_back(context: Context, leases: Sequence[Lease]) -> None:
     with context.store.write() as connection:
-        queue.release(connection, lease_id, token, context.terms)
+        for one in leases:
+            queue.release(connection, one.id, one.token, context.terms)
     context.queued.notify()
+
+
+@router.post(
+    ":report",
+    **describe(
+        "Report results of several leases", takes=Reports, gives=ReportsAnswered,
+        note="As the results of one, for each of them; a lease that is lost is said in its answer.",
+    ),
+)  # fmt: skip
+def report_many(
+    context: Ctx, who: Who, body: Annotated[Reports, body_of(Reports)]
+) -> Response:
+    with context.store.write() as connection:
+        for one in body.reports:
+            fleet.check_lease(connection, one.lease_id, who.token_id)
+        answers = queue.report_many(connection, body.reports, context.terms)
+    for one, answer in zip(body.reports, answers, strict=True):
+        if answer.accepted is not None and answer.accepted.accepted:
+            context.metrics.count(one.results)
+    context.changed.notify()
+    context.queued.notify()
+    return reply(ReportsAnswered(answers=tuple(answers)))
 
 
 @router.post(
@@ -96,6 +124,8 @@ def report(
     with context.store.write() as connection:
         fleet.check_lease(connection, lease_id, who.token_id)
         accepted = queue.report(connection, lease_id, body, context.terms)
+    if accepted.accepted:
+        context.metrics.count(body)
     context.changed.notify()
     if body.done:
         context.queued.notify()
@@ -112,8 +142,9 @@ def report(
 def release(
     context: Ctx, who: Who, lease_id: int, body: Annotated[Renewal, body_of(Renewal)]
 ) -> Response:
-    with context.store.read() as connection:
+    with context.store.write() as connection:
         fleet.check_lease(connection, lease_id, who.token_id)
-    _give_back(context, lease_id, body.token)
+        queue.release(connection, lease_id, body.token, context.terms)
+    context.queued.notify()
     context.changed.notify()
     return Response(status_code=204)

@@ -176,7 +176,7 @@ class Farm:
         which = self.dispatched % 7 == 6
         self.dispatched += 1
         with self.store.write() as c:
-            held = queue.lease_job(c, self.workers[which], self.devices[which].identity, TERMS)
+            (held,) = queue.lease_jobs(c, self.workers[which], self.devices[which].identity, TERMS)
         assert held is not None
         workload = held.job.workload
         results = tuple(

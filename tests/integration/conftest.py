@@ -13,6 +13,7 @@ import pytest
 
 from service import migration
 from service.db import Store
+from tests.integration.process import Service, Start
 
 _numbers = itertools.count(1)
 
@@ -67,3 +68,18 @@ def store(url: str) -> Iterator[Store]:
     opened = Store(url)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Service] = []
+
+    def begin(database: str, **environment: str) -> Service:
+        started.append(Service(database, tmp_path, **environment))
+        return started[-1]
+
+    yield begin
+    for service in started:
+        service.http.close()
+        if service.process.returncode is None:
+            service.close()

@@ -121,7 +121,13 @@ class Scene:
 
     def lease(self, worker_id: int, identity: str = "host-a/cpu:0-1") -> Lease | None:
         with self.store.write() as c:
-            return queue.lease_job(c, worker_id, identity, TERMS)
+            return next(iter(queue.lease_jobs(c, worker_id, identity, TERMS)), None)
+
+    def lease_many(
+        self, worker_id: int, most: int, identity: str = "host-a/cpu:0-1"
+    ) -> list[Lease]:
+        with self.store.write() as c:
+            return queue.lease_jobs(c, worker_id, identity, TERMS, most)
 
     def leased(self, worker_id: int, identity: str = "host-a/cpu:0-1") -> Lease:
         found = self.lease(worker_id, identity)

@@ -7,17 +7,18 @@ import statistics
 from collections import defaultdict
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service import records
-from service.db import Store
+from service import exporter, queue, records
+from service.db import Store, now
 from service.evidence import RecordDatabase
-from service.models import best, environment, record
+from service.models import best, environment, job, record
 from service.models import device as table
-from strategy.record import ErrorKind, Phase, Result, Results
+from strategy.record import ErrorKind, Phase, Reference, Result, Results
 from strategy.select import History, Level, Measured, select
 from strategy.space import Config
 from strategy.target import Target
@@ -310,3 +311,43 @@ def test_the_curve_falls(scene: Scene) -> None:
     with scene.store.read() as c:
         points = records.curve(c, scene.tasks[FAST.implementation])
     assert [(p.trial, p.median_s) for p in points] == [(1, 3.0), (4, 2.0)]
+
+
+def test_reference_times_are_records_of_their_own(store: Store) -> None:
+    scene = Scene.make(store)
+    scene.enqueue(configs(2))
+    worker_id = scene.register()
+
+    def finish(entry: int, *samples_s: float) -> None:
+        held = scene.leased(worker_id)
+        result = msgspec.structs.replace(
+            timed(held.job.entries[0]), entry=entry, drift=0.08 if entry else None
+        )
+        references = tuple(
+            Reference(samples_s=(s, s, s), measured_at=5.0, state={"load": 0.5}) for s in samples_s
+        )
+        sent = Results(
+            token=held.token, session=f"s{held.id}", results=(result,), done=True,
+            references=references,
+        )  # fmt: skip
+        with store.write() as c:
+            queue.report(c, held.id, sent, TERMS)
+            if entry:  # the lease ended whole: sent again it changes nothing
+                queue.report(c, held.id, sent, TERMS)
+            c.execute(sa.update(job).values(available_at=now() - 1.0))
+
+    finish(0, 1e-5, 1.01e-5)
+    finish(1, 1e-5, 1.2e-5, 1e-5, 1.1e-5)
+    with store.read() as c:
+        page = records.page(c, phase=Phase.REFERENCE)
+        kept = records.page(c, phase=Phase.SEARCH)
+        best_tasks = set(c.scalars(sa.select(best.c.task_id)))
+    assert [r.samples_s[0] for r in page.records] == [1e-5, 1.01e-5, 1e-5, 1.2e-5, 1e-5, 1.1e-5]
+    assert {r.implementation for r in page.records} == {"reference.sqrt"}
+    assert len({r.session for r in page.records}) == 2
+    assert [r.drift for r in kept.records] == [None, 0.08]
+    assert not best_tasks & {r.task_id for r in page.records}
+    assert scene.states() == ["done"]
+    with store.read() as c:
+        lines = list(exporter.export_items(store))
+    assert sum(getattr(i, "phase", None) == Phase.REFERENCE for i in lines) == 6

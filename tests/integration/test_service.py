@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import pytest
@@ -22,14 +19,11 @@ import pytest
 from service import migration
 from strategy.op_strategy import Candidate
 from strategy.record import (
-    Lease,
     LeaseRequest,
     Leases,
     Phase,
-    Registered,
     Renewal,
     Renewed,
-    Results,
     ResultsAccepted,
     RunState,
     RunStatus,
@@ -38,6 +32,7 @@ from strategy.record import (
     to_json,
 )
 from strategy.select import Selection
+from tests.integration.process import DEADLINE_S, Service, Start, refused
 from tests.integration.scene import (
     CANDIDATES,
     FAST,
@@ -46,104 +41,9 @@ from tests.integration.scene import (
     WORKLOAD,
     device,
     failed,
-    info,
     request,
     timed,
 )
-
-T = TypeVar("T")
-DEADLINE_S = 60.0
-ENDED = (RunState.DONE, RunState.FAILED, RunState.CANCELLED)
-
-
-class Service:
-    """`python -m service` over a database, and one-line calls of its protocol."""
-
-    def __init__(self, database: str, folder: Path, **environment: str) -> None:
-        self.ready = folder / "ready"
-        self.ready.unlink(missing_ok=True)
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("PLEVEL_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "service", "--database", database, "--port", "0",
-             "--ready-file", str(self.ready)],
-            env={**clean, "PLEVEL_LEASE_S": "2", "PLEVEL_HEARTBEAT_S": "1", **environment},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        give_up = time.monotonic() + DEADLINE_S
-        while not self.ready.exists():
-            if self.process.poll() is not None or time.monotonic() > give_up:
-                pytest.fail(f"the service did not start: {self.process.communicate()[1]}")
-            time.sleep(0.02)
-        self.url = self.ready.read_text().strip()
-        self.http = httpx.Client(base_url=self.url, timeout=30.0)
-
-    def raw(self, method: str, path: str, body: Any = None) -> httpx.Response:
-        content = body if body is None or isinstance(body, bytes) else encode(body)
-        return self.http.request(method, path, content=content)
-
-    def call(self, method: str, path: str, body: Any, kind: type[T]) -> T:
-        response = self.raw(method, path, body)
-        assert response.is_success, response.text
-        return decode(response.content, kind)
-
-    def register(self) -> int:
-        return self.call("POST", "/v1/workers", info(), Registered).worker_id
-
-    def lease(self, worker_id: int, wait_s: float = 2.0) -> Lease | None:
-        asked = LeaseRequest(worker_id=worker_id, device=device().identity, wait_s=wait_s)
-        found = self.call("POST", "/v1/leases", asked, Leases).leases
-        return found[0] if found else None
-
-    def results(self, held: Lease, results: Any, done: bool = True) -> httpx.Response:
-        sent = Results(token=held.token, session=f"s{held.id}", results=tuple(results), done=done)
-        return self.raw("POST", f"/v1/leases/{held.id}/results", sent)
-
-    def status(self, run_id: int) -> RunStatus:
-        return self.call("GET", f"/v1/runs/{run_id}", None, RunStatus)
-
-    def work(self, worker_id: int, run_id: int, jobs: int = 1000) -> RunStatus:
-        """A worker until the run ends, or so many jobs are done."""
-        give_up = time.monotonic() + DEADLINE_S
-        while (status := self.status(run_id)).state not in ENDED and jobs > 0:
-            assert time.monotonic() < give_up, status
-            held = self.lease(worker_id)
-            if held is None:
-                continue
-            renewal = Renewal(token=held.token, timing=True)
-            self.call("POST", f"/v1/leases/{held.id}/renew", renewal, Renewed)
-            accepted = self.results(held, [timed(e) for e in held.job.entries])
-            assert accepted.status_code == 200, accepted.text
-            jobs -= 1
-        return status
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.close()
-
-    def close(self) -> tuple[int, str, str]:
-        self.http.close()
-        if self.process.poll() is None:
-            self.process.terminate()
-        out, err = self.process.communicate(timeout=30)
-        return self.process.returncode, out, err
-
-
-Start = Callable[..., Service]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    started: list[Service] = []
-
-    def begin(database: str, **environment: str) -> Service:
-        started.append(Service(database, tmp_path, **environment))
-        return started[-1]
-
-    yield begin
-    for service in started:
-        service.http.close()
-        if service.process.returncode is None:
-            service.close()
 
 
 @pytest.fixture(scope="module")
@@ -448,19 +348,6 @@ def test_openapi_is_complete(service: Service) -> None:
 def test_health(service: Service) -> None:
     assert service.raw("GET", "/healthz").json() == {"status": "ok"}
     assert service.raw("GET", "/readyz").json() == {"status": "ready"}
-
-
-def refused(*arguments: str, **environment: str) -> str:
-    """What the service says when it does not start; it says one line, and ends with 1."""
-    done = subprocess.run(
-        [sys.executable, "-m", "service", *arguments], env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1, done
-    assert done.stdout == ""
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    return lines[0]
 
 
 def test_a_port_in_use_is_said(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class Farm:
     def work(self) -> bool:
         """Takes one job and reports it; False where there is none."""
         with self.store.write() as c:
-            held = queue.lease_job(c, self.worker_id, "host-a/cpu:0-1", TERMS)
+            held = next(iter(queue.lease_jobs(c, self.worker_id, "host-a/cpu:0-1", TERMS)), None)
             if held is None:
                 return False
             results = tuple(self.answer(e) for e in held.job.entries)

@@ -1,0 +1,87 @@
+"""For those who run the lab: why a job waits, pauses, and devices with a new name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Response
+
+from service import audit, fleet, pause, why
+from service.api.wire import body_of, describe, reply
+from service.auth import Who
+from service.context import Context, context_of
+from strategy.record import Name
+
+router = APIRouter(prefix="/v1", tags=["fleet"])
+Ctx = Annotated[Context, Depends(context_of)]
+
+
+class Pauses(msgspec.Struct, frozen=True, kw_only=True):
+    """Pauses that go on or are to come."""
+
+    pauses: tuple[pause.Pause, ...]
+
+
+class Renaming(msgspec.Struct, frozen=True, kw_only=True):
+    """A device's identity as it was, and as its worker gives it now."""
+
+    old: Name
+    new: Name
+
+
+@router.get(
+    "/jobs/{job_id}/why",
+    **describe("Why a job is where it is", gives=why.Explanation, errors=(404,)),
+)
+def explain(context: Ctx, job_id: int) -> Response:
+    with context.store.read() as connection:
+        return reply(why.explain(connection, job_id, context.settings.alive_s))
+
+
+@router.post(
+    "/pauses",
+    **describe(
+        "Pause a device or a target", takes=pause.PauseRequest, gives=pause.Pause, status=201,
+        errors=(404,), note="It gets no jobs from `starts_at` (now) to `ends_at` (for good); what it has, "
+        "it finishes.",
+    ),
+)  # fmt: skip
+def create_pause(
+    context: Ctx, who: Who, body: Annotated[pause.PauseRequest, body_of(pause.PauseRequest)]
+) -> Response:
+    with context.store.write() as connection:
+        made = pause.create(connection, body)
+        audit.note(connection, who, "pause", pause=made.id, device=made.device, target=made.target)
+    return reply(made, 201)
+
+
+@router.get("/pauses", **describe("List pauses", gives=Pauses))
+def list_pauses(context: Ctx) -> Response:
+    with context.store.read() as connection:
+        return reply(Pauses(pauses=tuple(pause.current(connection))))
+
+
+@router.delete("/pauses/{pause_id}", **describe("End a pause", status=204, errors=(404,)))
+def end_pause(context: Ctx, who: Who, pause_id: int) -> Response:
+    with context.store.write() as connection:
+        pause.end(connection, pause_id)
+        audit.note(connection, who, "resume", pause=pause_id)
+    context.queued.notify()
+    return Response(status_code=204)
+
+
+@router.post(
+    "/devices:rename",
+    **describe(
+        "Give a device's history a new identity", takes=Renaming, status=204, errors=(404,),
+        note="For a machine that was installed again, or a board that was replaced by its like: what "
+        "was measured as `old` counts as `new` from now on. Where `new` is known already, the two "
+        "exchange their names.",
+    ),
+)  # fmt: skip
+def rename(context: Ctx, who: Who, body: Annotated[Renaming, body_of(Renaming)]) -> Response:
+    with context.store.write() as connection:
+        fleet.rename(connection, body.old, body.new)
+        audit.note(connection, who, "device.rename", old=body.old, new=body.new)
+    return Response(status_code=204)

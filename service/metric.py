@@ -1,0 +1,149 @@
+"""What Prometheus scrapes: what this process has counted, and how the database stands now.
+
+Counters are of one process, as Prometheus adds them up over all; gauges are of the database, and the
+same from every process.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from service import fleet, runs
+from service.db import Store, now
+from service.models import JobState, job, lease, run, target, worker, worker_device
+from strategy.record import Results
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
+_RATIOS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
+
+
+class Metrics:
+    """The counters of one process."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._results = Counter(
+            "plevel_results", "Results taken, by kind of failure", ["error"], registry=registry
+        )
+        self._build = Counter(
+            "plevel_build_seconds", "Time that workers built for", registry=registry
+        )
+        self._run = Counter("plevel_run_seconds", "Time that devices timed for", registry=registry)
+        self._noisy = Counter(
+            "plevel_noisy_results", "Results whose host changed speed twice", registry=registry
+        )
+        self._drift = Histogram(
+            "plevel_drift_ratio", "How much hosts changed speed over a batch", buckets=_RATIOS,
+            registry=registry,
+        )  # fmt: skip
+        self.claim = Histogram(
+            "plevel_claim_seconds", "How long a look for jobs took", buckets=_SECONDS,
+            registry=registry,
+        )  # fmt: skip
+
+    def count(self, sent: Results) -> None:
+        """Counts results that were taken."""
+        for result in sent.results:
+            self._results.labels(result.error or "none").inc()
+            self._build.inc(result.build_s)
+            self._run.inc(result.run_s)
+            self._noisy.inc(result.drift is not None)
+        medians = [statistics.median(r.samples_s) for r in sent.references]
+        if len(medians) > 1:
+            self._drift.observe(max(medians) / min(medians) - 1)
+
+    def render(self, store: Store, alive_s: float) -> bytes:
+        """All of it in Prometheus's text format."""
+        registry = CollectorRegistry()
+        registry.register(_Standing(store, alive_s))
+        return generate_latest(self._registry) + generate_latest(registry)
+
+
+class _Standing(Collector):
+    """Gauges, read from the database in one transaction."""
+
+    def __init__(self, store: Store, alive_s: float) -> None:
+        self._store = store
+        self._alive_s = alive_s
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())  # or registering would read the database
+
+    def collect(self) -> Iterator[Metric]:
+        with self._store.read() as connection:
+            found = [
+                _gauge("plevel_jobs_queued", "Jobs that wait", ["target"], _queued(connection)),
+                _gauge("plevel_jobs_oldest_seconds", "How long the oldest has waited", ["target"],
+                       _oldest(connection)),
+                *_leases(connection),
+                _gauge("plevel_devices_alive", "Devices of live workers", ["target"],
+                       _devices(connection, self._alive_s)),
+                _gauge("plevel_runs_live", "Runs that go on", ["state"], _runs(connection)),
+            ]  # fmt: skip
+        yield from found
+
+
+def _gauge(name: str, text: str, labels: Sequence[str], rows: Sequence[Any]) -> Metric:
+    """Rows are labels with the value last."""
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for *values, value in rows:
+        family.add_metric([str(v) for v in values], float(value))
+    return family
+
+
+def _queued(connection: sa.Connection) -> Sequence[Any]:
+    return connection.execute(
+        sa.select(target.c.key, sa.func.count())
+        .join(job, job.c.target_id == target.c.id)
+        .where(job.c.state == JobState.QUEUED)
+        .group_by(target.c.key)
+    ).all()
+
+
+def _oldest(connection: sa.Connection) -> Sequence[Any]:
+    return connection.execute(
+        sa.select(target.c.key, now() - sa.func.min(job.c.created_at))
+        .join(job, job.c.target_id == target.c.id)
+        .where(job.c.state == JobState.QUEUED)
+        .group_by(target.c.key)
+    ).all()
+
+
+def _leases(connection: sa.Connection) -> list[Metric]:
+    rows = connection.execute(
+        sa.select(
+            lease.c.timing, sa.func.count().label("n"),
+            (now() - sa.func.min(lease.c.created_at)).label("age_s"),
+        )
+        .where(lease.c.ended_at.is_(None))
+        .group_by(lease.c.timing)
+    ).all()  # fmt: skip
+    doing = [("timing" if r.timing else "building", r.n, r.age_s) for r in rows]
+    return [
+        _gauge("plevel_leases_live", "Jobs at work", ["doing"], [(d, n) for d, n, _ in doing]),
+        _gauge("plevel_lease_oldest_seconds", "Age of the oldest live lease", ["doing"],
+               [(d, age_s) for d, _, age_s in doing]),
+    ]  # fmt: skip
+
+
+def _devices(connection: sa.Connection, alive_s: float) -> Sequence[Any]:
+    return connection.execute(
+        sa.select(target.c.key, sa.func.count(worker_device.c.device_id.distinct()))
+        .join(worker_device, worker_device.c.target_id == target.c.id)
+        .join(worker, worker.c.id == worker_device.c.worker_id)
+        .where(fleet.is_alive(alive_s))
+        .group_by(target.c.key)
+    ).all()
+
+
+def _runs(connection: sa.Connection) -> Sequence[Any]:
+    query = sa.select(run.c.state, sa.func.count()).where(run.c.state.in_(runs.LIVE))
+    return connection.execute(query.group_by(run.c.state)).all()

@@ -1,0 +1,121 @@
+"""The service as a process of its own, and one-line calls of its protocol."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+
+from strategy.record import (
+    Lease,
+    LeaseRequest,
+    Leases,
+    Registered,
+    Renewal,
+    Renewed,
+    Results,
+    RunState,
+    RunStatus,
+    decode,
+    encode,
+)
+from tests.integration.scene import device, info, timed
+
+T = TypeVar("T")
+DEADLINE_S = 60.0
+ENDED = (RunState.DONE, RunState.FAILED, RunState.CANCELLED)
+
+
+class Service:
+    """`python -m service` over a database, and one-line calls of its protocol."""
+
+    def __init__(self, database: str, folder: Path, **environment: str) -> None:
+        self.ready = folder / "ready"
+        self.ready.unlink(missing_ok=True)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("PLEVEL_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "service", "--database", database, "--port", "0",
+             "--ready-file", str(self.ready)],
+            env={**clean, "PLEVEL_LEASE_S": "2", "PLEVEL_HEARTBEAT_S": "1", **environment},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        give_up = time.monotonic() + DEADLINE_S
+        while not self.ready.exists():
+            if self.process.poll() is not None or time.monotonic() > give_up:
+                pytest.fail(f"the service did not start: {self.process.communicate()[1]}")
+            time.sleep(0.02)
+        self.url = self.ready.read_text().strip()
+        self.http = httpx.Client(base_url=self.url, timeout=30.0)
+
+    def raw(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        content = body if body is None or isinstance(body, bytes) else encode(body)
+        return self.http.request(method, path, content=content)
+
+    def call(self, method: str, path: str, body: Any, kind: type[T]) -> T:
+        response = self.raw(method, path, body)
+        assert response.is_success, response.text
+        return decode(response.content, kind)
+
+    def register(self) -> int:
+        return self.call("POST", "/v1/workers", info(), Registered).worker_id
+
+    def lease(self, worker_id: int, wait_s: float = 2.0) -> Lease | None:
+        asked = LeaseRequest(worker_id=worker_id, device=device().identity, wait_s=wait_s)
+        found = self.call("POST", "/v1/leases", asked, Leases).leases
+        return found[0] if found else None
+
+    def results(self, held: Lease, results: Any, done: bool = True) -> httpx.Response:
+        sent = Results(token=held.token, session=f"s{held.id}", results=tuple(results), done=done)
+        return self.raw("POST", f"/v1/leases/{held.id}/results", sent)
+
+    def status(self, run_id: int) -> RunStatus:
+        return self.call("GET", f"/v1/runs/{run_id}", None, RunStatus)
+
+    def work(self, worker_id: int, run_id: int, jobs: int = 1000) -> RunStatus:
+        """A worker until the run ends, or so many jobs are done."""
+        give_up = time.monotonic() + DEADLINE_S
+        while (status := self.status(run_id)).state not in ENDED and jobs > 0:
+            assert time.monotonic() < give_up, status
+            held = self.lease(worker_id)
+            if held is None:
+                continue
+            renewal = Renewal(token=held.token, timing=True)
+            self.call("POST", f"/v1/leases/{held.id}/renew", renewal, Renewed)
+            accepted = self.results(held, [timed(e) for e in held.job.entries])
+            assert accepted.status_code == 200, accepted.text
+            jobs -= 1
+        return status
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.close()
+
+    def close(self) -> tuple[int, str, str]:
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.terminate()
+        out, err = self.process.communicate(timeout=30)
+        return self.process.returncode, out, err
+
+
+def refused(*arguments: str, **environment: str) -> str:
+    """What the service says when it does not start; it says one line, and ends with 1."""
+    done = subprocess.run(
+        [sys.executable, "-m", "service", *arguments], env={**os.environ, **environment},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done
+    assert done.stdout == ""
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+Start = Callable[..., Service]

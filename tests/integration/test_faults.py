@@ -1,0 +1,328 @@
+"""Processes that are killed, a network that lies, a disk that is full: nothing is lost or doubled.
+
+What is done to them is real; times come from a formula, as kernels have nothing to do with it.
+docs/reliability.md says what each of these shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import random
+import resource
+import signal
+import sqlite3
+import subprocess
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from service import migration
+from service.db import Store
+from service.models import JobState, job, job_entry, lease, record
+from strategy.record import LeaseRequest, RunState, RunStatus
+from tests.conftest import _NOBODY, _postgres_binaries
+from tests.integration.process import DEADLINE_S, Service, Start
+from tests.integration.scene import device, info, request, timed
+from workers.client import Client, ServiceError, StoppedError, UnknownWorkerError
+from workers.lease import Holdings
+from workers.spool import Spool
+
+TRIALS = 24
+
+
+class Worker:
+    """What a worker says to a service, by its own client, spool and holdings; a formula measures."""
+
+    def __init__(self, url: str, folder: Path, name: str) -> None:
+        self.stop = threading.Event()
+        self.client = Client(url, self.stop, rng=random.Random(name))
+        self.spool = Spool(folder / "spool", url)
+        self.holdings = Holdings(self.client, self.spool)
+        self.device = device(f"{name}/cpu:0")
+        self.registered = self.client.register(info(self.device, name=name))
+        self.thread = threading.Thread(target=self._work)
+        self.keeping = threading.Thread(
+            target=self.holdings.keep_alive, args=(lambda: self.registered, self.stop)
+        )
+        self.thread.start()
+        self.keeping.start()
+
+    def _work(self) -> None:
+        while not self.stop.is_set():
+            asked = LeaseRequest(
+                worker_id=self.registered.worker_id, device=self.device.identity, wait_s=1.0
+            )
+            try:
+                leases = self.client.lease(asked)
+            except UnknownWorkerError:
+                self.registered = self.client.register(info(self.device, name="again"))
+                continue
+            except StoppedError:
+                return
+            except ServiceError:
+                continue
+            for one in leases:
+                held = self.holdings.add(one)
+                for entry in one.job.entries:
+                    self.holdings.report(held, timed(entry))
+                self.holdings.finish(held, {})
+
+    def close(self) -> None:
+        self.stop.set()
+        self.thread.join()
+        self.keeping.join()
+        self.holdings.close()
+        self.spool.close()
+        self.client.close()
+
+
+class Proxy:
+    """Stands between a worker and a service, and does to a request what a seed tells it.
+
+    Some never arrive, some arrive and are not answered, or in half, or arrive twice, or late.
+    """
+
+    FATES = (*["pass"] * 6, "lost", "unanswered", "half", "twice", "late")
+
+    def __init__(self, seed: int) -> None:
+        self.upstream = ""
+        self.token = ""
+        self.met: Counter[str] = Counter()
+        rng = random.Random(seed)
+        proxy = self
+        headers = {"content-type": "application/json"}
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def relay(self) -> None:
+                fate = rng.choice(proxy.FATES)
+                proxy.met[fate] += 1
+                body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                self.close_connection = True
+                if fate == "lost":
+                    return
+                if fate == "late":
+                    time.sleep(0.05)
+                for _ in range(2 if fate == "twice" else 1):
+                    try:
+                        status, kind, answer = self.ask(body)
+                    except (OSError, http.client.HTTPException):
+                        return
+                if fate == "unanswered":
+                    return
+                self.send_response(status)
+                self.send_header("content-type", kind)
+                self.send_header("content-length", str(len(answer)))
+                self.send_header("connection", "close")
+                self.end_headers()
+                self.wfile.write(answer[: len(answer) // 2] if fate == "half" else answer)
+
+            def ask(self, body: bytes) -> tuple[int, str, bytes]:
+                host = proxy.choose().removeprefix("http://")
+                upstream = http.client.HTTPConnection(host, timeout=30)
+                try:
+                    sent = headers | {"authorization": f"Bearer {proxy.token}"}
+                    upstream.request(self.command, self.path, body, sent)
+                    answer = upstream.getresponse()
+                    return answer.status, answer.getheader("content-type", ""), answer.read()
+                finally:
+                    upstream.close()
+
+            do_GET = do_POST = do_DELETE = relay
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        self.choose: Callable[[], str] = lambda: self.upstream
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def ends(service: Service, run_id: int) -> RunStatus:
+    give_up = time.monotonic() + DEADLINE_S
+    while (status := service.status(run_id)).state in (RunState.RUNNING, RunState.CONFIRMING):
+        assert time.monotonic() < give_up, status
+        time.sleep(0.05)
+    return status
+
+
+def check(url: str, status: RunStatus) -> None:
+    """Every job ended, one record for each entry, no configuration measured twice in the search."""
+    assert (status.state, status.trials_done) == (RunState.DONE, TRIALS), status.message
+    store = Store(url)
+    try:
+        with store.read() as c:
+            states = Counter(c.scalars(sa.select(job.c.state)))
+            assert set(states) <= {JobState.DONE, JobState.QUARANTINED}, states
+            assert c.scalar(sa.select(sa.func.count()).where(lease.c.ended_at.is_(None))) == 0
+            entries = c.execute(sa.select(job_entry.c.job_id, job_entry.c.entry)).all()
+            written = c.execute(
+                sa.select(record.c.job_id, record.c.entry).where(record.c.entry >= 0)
+            ).all()
+            assert sorted(map(tuple, entries)) == sorted(map(tuple, written))
+            tried = c.execute(
+                sa.select(record.c.task_id, record.c.config_digest).where(
+                    record.c.phase == "search"
+                )
+            ).all()
+            assert len(tried) == len(set(map(tuple, tried)))
+    finally:
+        store.close()
+
+
+def test_a_network_that_loses_halves_and_doubles(
+    start: Start, url: str, tmp_path: Path, full: bool
+) -> None:
+    one = start(url, PLEVEL_LEASE_S="1")
+    run_id = one.call("POST", "/v1/runs", request(trials=TRIALS), RunStatus).id
+    proxies = [Proxy(seed) for seed in range(4 if full else 2)]
+    workers = []
+    try:
+        for i, proxy in enumerate(proxies):
+            proxy.upstream = one.url
+            workers.append(Worker(proxy.url, tmp_path / str(i), f"host-{i}"))
+        check(url, ends(one, run_id))
+        met = sum((p.met for p in proxies), Counter[str]())
+        assert met["pass"] > 0 and sum(met.values()) > met["pass"], met
+    finally:
+        for proxy in proxies:
+            proxy.FATES = ("pass",)  # they take their leave
+        for worker in workers:
+            worker.close()
+        for proxy in proxies:
+            proxy.close()
+
+
+@pytest.mark.full
+def test_a_service_that_is_killed_again_and_again(start: Start, url: str, tmp_path: Path) -> None:
+    """Each time somewhere else in what it does: a commit, an answer, a step of the tuner."""
+    rng = random.Random(0)
+    proxy = Proxy(0)
+    proxy.FATES = ("pass",)
+    one = start(url, PLEVEL_LEASE_S="2")
+    run_id = one.call("POST", "/v1/runs", request(trials=TRIALS), RunStatus).id
+    proxy.upstream = one.url
+    worker = Worker(proxy.url, tmp_path / "w", "host-0")
+    try:
+        for _ in range(10):
+            time.sleep(rng.uniform(0.0, 0.3))
+            one.kill()
+            one = start(url, PLEVEL_LEASE_S="2")
+            proxy.upstream = one.url
+        check(url, ends(one, run_id))
+    finally:
+        worker.close()
+        proxy.close()
+
+
+@pytest.mark.full
+def test_a_database_that_is_killed(start: Start, tmp_path: Path) -> None:
+    """SIGKILL to all of PostgreSQL, with the durability that it has by default."""
+    with _own_postgres() as (url, kill, begin):
+        migration.upgrade(url)
+        one = start(url, PLEVEL_LEASE_S="3")
+        run_id = one.call("POST", "/v1/runs", request(trials=TRIALS), RunStatus).id
+        worker = Worker(one.url, tmp_path / "w", "host-0")
+        try:
+            for _ in range(3):
+                time.sleep(0.3)
+                kill()
+                assert one.raw("GET", "/healthz").status_code == 200
+                assert one.raw("GET", "/readyz").status_code == 503
+                begin()
+            check(url, ends(one, run_id))
+        finally:
+            worker.close()
+            one.close()
+
+
+@contextlib.contextmanager
+def _own_postgres() -> Iterator[tuple[str, Callable[[], None], Callable[[], None]]]:
+    """A PostgreSQL of this test's own: its URL, how to kill it, and how to start it again."""
+    with tempfile.TemporaryDirectory(prefix="plevel-pg-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        binaries, home = _postgres_binaries(folder), folder / "server"
+        home.mkdir()
+        user = {}
+        if os.geteuid() == 0:
+            os.chown(home, _NOBODY, _NOBODY)
+            user = {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}
+        data = home / "data"
+
+        def call(program: str, *arguments: str) -> None:
+            subprocess.run(
+                [str(binaries / program), "-D", str(data), *arguments], cwd=home, check=True,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120, **user,
+            )  # fmt: skip
+
+        def begin() -> None:
+            options = f"-k {home} -c listen_addresses="
+            call("pg_ctl", "-l", str(home / "log"), "-w", "-t", "60", "-o", options, "start")
+
+        def kill() -> None:
+            pid = int((data / "postmaster.pid").read_text().split()[0])
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            for one in [pid, *map(int, children)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGKILL)
+
+        call("initdb", "-U", "plevel", "-A", "trust", "-E", "UTF8", "--locale=C")
+        begin()
+        try:
+            yield f"postgresql://plevel@/postgres?host={home}", kill, begin
+        finally:
+            call("pg_ctl", "-m", "immediate", "-w", "stop")
+
+
+def test_a_service_whose_disk_is_full_says_so_and_goes_on(start: Start, sqlite_copy: str) -> None:
+    """A limit on the size of its files stands for the disk: writing fails, reading goes on."""
+    one = start(sqlite_copy)
+    path = Path(sqlite_copy.removeprefix("sqlite:///"))
+    first = one.call("POST", "/v1/runs", request(trials=TRIALS), RunStatus).id
+    full = max(path.stat().st_size, Path(f"{path}-wal").stat().st_size)
+    unlimited = resource.prlimit(one.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(one.process.pid, resource.RLIMIT_FSIZE, (full, unlimited[1]))
+    refused = None
+    for seed in range(1, 200):
+        answer = one.raw("POST", "/v1/runs", request(trials=TRIALS, seed=seed))
+        if answer.status_code != 201:
+            refused = answer
+            break
+    assert refused is not None and refused.status_code == 503, refused
+    assert refused.json()["type"] == "urn:plevel:database"
+    assert one.status(first).id == first
+    resource.prlimit(one.process.pid, resource.RLIMIT_FSIZE, unlimited)
+    again = one.call("POST", "/v1/runs", request(trials=TRIALS, seed=1000), RunStatus)
+    assert again.state is RunState.RUNNING
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_clock_that_is_wrong_changes_nothing(
+    start: Start, sqlite_copy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leases run by the database's clock: what a worker thinks of the date is only noted."""
+    one = start(sqlite_copy)
+    run_id = one.call("POST", "/v1/runs", request(trials=8), RunStatus).id
+    worker_id = one.register()
+    monkeypatch.setattr(time, "time", lambda: 1.0)
+    assert one.work(worker_id, run_id).state is RunState.DONE
+    written = one.raw("GET", f"/v1/records?run_id={run_id}&limit=1").json()["records"]
+    assert written[0]["measured_at"] == 1.0

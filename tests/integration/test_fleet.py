@@ -1,0 +1,298 @@
+"""Turns, limits, pauses, names and reasons: how jobs find devices, on both databases."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+import sqlalchemy as sa
+
+from service import fleet, pause, queue, retry, tenure, why
+from service.db import Store, now
+from service.errors import InvalidError, NotFoundError
+from service.models import RunState, job, run
+from service.models import device as device_table
+from service.tenure import Tenure
+from strategy.record import Report, Results
+from tests.integration.scene import (
+    FAST,
+    OTHER_TARGET,
+    TARGET,
+    TERMS,
+    Scene,
+    configs,
+    device,
+    request,
+    timed,
+)
+
+HOST = "host-a/cpu:0-1"
+
+
+@pytest.fixture
+def scene(store: Store) -> Scene:
+    return Scene.make(store)
+
+
+def other_run(scene: Scene, **values: object) -> Scene:
+    return Scene.make(scene.store, request(seed=7, force=True, **values))
+
+
+def work_off(scene: Scene, worker_id: int) -> list[int]:
+    """The runs of the jobs as they are leased, one after the other, until there are none."""
+    runs = []
+    while (held := scene.lease(worker_id)) is not None:
+        runs.append(held.job.run_id)
+        scene.report(held, [timed(e) for e in held.job.entries])
+    return runs
+
+
+def reasons(scene: Scene, job_id: int) -> str:
+    with scene.store.read() as c:
+        return "; ".join(why.explain(c, job_id, TERMS.alive_s).reasons)
+
+
+def test_runs_take_turns(scene: Scene) -> None:
+    other = other_run(scene)
+    for _ in range(6):
+        scene.enqueue(configs(2))
+    for _ in range(6):
+        other.enqueue(configs(2))
+    assert work_off(scene, scene.register()) == [scene.run_id, other.run_id] * 6
+
+
+def test_turns_count_configurations(scene: Scene) -> None:
+    other = other_run(scene)
+    for _ in range(4):
+        scene.enqueue(configs(1))
+        other.enqueue(configs(4))
+    order = work_off(scene, scene.register())
+    assert order.index(other.run_id) == 1
+    assert Counter(order[:5]) == {scene.run_id: 4, other.run_id: 1}
+
+
+def test_who_comes_late_neither_waits_for_all_nor_goes_before_all(scene: Scene) -> None:
+    worker_id = scene.register()
+    for _ in range(8):
+        scene.enqueue(configs(4))
+    for _ in range(3):
+        held = scene.leased(worker_id)
+        scene.report(held, [timed(e) for e in held.job.entries])
+    other = other_run(scene)
+    for _ in range(5):
+        other.enqueue(configs(4))
+    order = work_off(scene, worker_id)
+    # Each has three of the next six.
+    assert Counter(order[:6]) == {scene.run_id: 3, other.run_id: 3}
+
+
+def test_priority_goes_before_turns(scene: Scene) -> None:
+    other = other_run(scene)
+    scene.enqueue(configs(1))
+    other.enqueue(configs(1), priority=queue.NORMAL - 100)
+    other.enqueue(configs(1), priority=queue.NORMAL - 100)
+    assert work_off(scene, scene.register()) == [other.run_id, other.run_id, scene.run_id]
+
+
+def test_a_run_has_at_most_as_many_jobs_at_work_as_it_asked_for(store: Store) -> None:
+    scene = Scene.make(store, request(max_jobs=1))
+    ids = [scene.enqueue(configs(1)) for _ in range(2)]
+    workers = [scene.register(device(f"host-{i}/cpu:0")) for i in range(2)]
+    held = scene.leased(workers[0], "host-0/cpu:0")
+    assert scene.lease(workers[1], "host-1/cpu:0") is None
+    assert "asked for 1 at most" in reasons(scene, ids[1])
+    other = other_run(scene)
+    other.enqueue(configs(1))
+    assert scene.leased(workers[1], "host-1/cpu:0").job.run_id == other.run_id
+    scene.report(held, [timed(held.job.entries[0])])
+    assert scene.leased(workers[0], "host-0/cpu:0").job.id == ids[1]
+
+
+def test_several_jobs_in_one_lease_and_one_report(scene: Scene) -> None:
+    for _ in range(5):
+        scene.enqueue(configs(2))
+    worker_id = scene.register()
+    leases = scene.lease_many(worker_id, 3)
+    assert len({held.job.id for held in leases}) == 3
+    assert scene.lease_many(worker_id, 3) == []  # it builds three already
+    assert len(scene.lease_many(worker_id, 4)) == 1
+    reports = [
+        Report(
+            lease_id=held.id,
+            results=Results(
+                token=held.token + (held is leases[1]), session=f"s{held.id}", done=True,
+                results=tuple(timed(e) for e in held.job.entries),
+            ),
+        )
+        for held in leases
+    ]  # fmt: skip
+    with scene.store.write() as c:
+        answers = queue.report_many(c, reports, TERMS)
+    assert [a.lease_id for a in answers] == [held.id for held in leases]
+    assert [a.accepted is not None for a in answers] == [True, False, True]
+    assert "not yours any more" in answers[1].problem
+    assert len(scene.records()) == 4
+
+
+def test_a_suspect_ends_a_batch(scene: Scene) -> None:
+    worker_id = scene.register()
+    scene.enqueue(configs(1))
+    scene.lose(scene.leased(worker_id))
+    for _ in range(2):
+        scene.enqueue(configs(1))
+    assert len(scene.lease_many(worker_id, 3)) == 1
+
+
+@pytest.mark.parametrize("place", [{"device": HOST}, {"target": TARGET.key}])
+def test_what_is_paused_gets_no_jobs(scene: Scene, place: dict[str, str]) -> None:
+    worker_id, job_id = scene.register(), scene.enqueue(configs(1))
+    with scene.store.write() as c:
+        made = pause.create(c, pause.PauseRequest(reason="new fans", **place))
+        assert pause.current(c) == [made]
+    assert scene.lease(worker_id) is None
+    assert "new fans" in reasons(scene, job_id)
+    with scene.store.write() as c:
+        pause.end(c, made.id)
+        assert pause.current(c) == []
+        with pytest.raises(NotFoundError, match="does not go on"):
+            pause.end(c, made.id)
+    assert scene.lease(worker_id) is not None
+
+
+def test_a_window_to_come_and_one_that_is_over(scene: Scene) -> None:
+    worker_id = scene.register()
+    scene.enqueue(configs(1))
+    with scene.store.write() as c:
+        at = c.execute(sa.select(now())).scalar_one()
+        for starts_at, ends_at in ((at + 1000, None), (at - 1000, at - 500)):
+            pause.create(
+                c, pause.PauseRequest(reason="power", device=HOST, starts_at=starts_at, ends_at=ends_at)
+            )
+        assert len(pause.current(c)) == 1
+    assert scene.lease(worker_id) is not None
+
+
+def test_pauses_that_make_no_sense(scene: Scene) -> None:
+    scene.register()
+    for error, asked in (
+        (InvalidError, pause.PauseRequest(reason="r")),
+        (InvalidError, pause.PauseRequest(reason="r", device=HOST, target=TARGET.key)),
+        (InvalidError, pause.PauseRequest(reason="r", device=HOST, starts_at=2.0, ends_at=1.0)),
+        (NotFoundError, pause.PauseRequest(reason="r", device="nowhere")),
+    ):
+        with scene.store.write() as c, pytest.raises(error):
+            pause.create(c, asked)
+
+
+def test_a_device_with_a_new_name_keeps_its_history(scene: Scene) -> None:
+    worker_id = scene.register()
+    scene.enqueue(configs(1))
+    held = scene.leased(worker_id)
+    scene.report(held, [timed(held.job.entries[0])])
+    before = scene.records()[0].device_id
+    again = scene.register(device("host-b/cpu:0-1"))  # the same machine, installed anew
+    with scene.store.write() as c:
+        with pytest.raises(NotFoundError, match="nowhere"):
+            fleet.rename(c, "nowhere", "host-b/cpu:0-1")
+        fleet.rename(c, HOST, "host-b/cpu:0-1")
+        names = dict(c.execute(sa.select(device_table.c.id, device_table.c.identity)).all())
+        with pytest.raises(NotFoundError):  # its worker registers again
+            fleet.heartbeat(c, again)
+    assert names[before] == "host-b/cpu:0-1"
+    assert sorted(names.values()) == sorted([HOST, "host-b/cpu:0-1"])
+    scene.enqueue(configs(2)[1:])
+    new = scene.register(device("host-b/cpu:0-1"))
+    held = scene.leased(new, "host-b/cpu:0-1")
+    scene.report(held, [timed(held.job.entries[0])])
+    assert {r.device_id for r in scene.records()} == {before}
+
+
+def test_why_a_job_waits(scene: Scene) -> None:
+    job_id = scene.enqueue(configs(1))
+    assert "no worker is alive for target" in reasons(scene, job_id)
+    scene.register(device("host-c/cpu:0", OTHER_TARGET))
+    assert "no worker is alive for target" in reasons(scene, job_id)
+    unable = scene.register(device("host-d/cpu:0"), operators={"filter": {FAST.implementation: 2}})
+    assert "no worker for the target can build" in reasons(scene, job_id)
+    assert scene.lease(unable, "host-d/cpu:0") is None
+    worker_id = scene.register()
+    assert "1 devices may take it" in reasons(scene, job_id)
+    behind = scene.enqueue(configs(1))
+    assert "1 jobs are before it" in reasons(scene, behind)
+    held = scene.leased(worker_id)
+    assert f"worker {worker_id} (worker) builds it on {HOST}" in reasons(scene, job_id)
+    assert "have their next job already" in reasons(scene, behind)
+    with scene.store.write() as c:
+        queue.renew(c, held.id, held.token, True, TERMS)
+    assert "times it" in reasons(scene, job_id)
+    with scene.store.write() as c:
+        c.execute(sa.text("UPDATE lease SET expires_at = 0"))
+        retry.expire(c, TERMS)
+    waiting = reasons(scene, job_id)
+    assert "it rests for" in waiting and "was lost 1 times" in waiting
+    with scene.store.write() as c:
+        queue.cancel(c, scene.run_id)
+    assert reasons(scene, job_id) == "its run was cancelled"
+    with pytest.raises(NotFoundError, match="job 4711"):
+        reasons(scene, 4711)
+
+
+# Which service tunes
+
+
+def ended(scene: Scene, name: str) -> None:
+    with scene.store.write() as c:
+        c.execute(sa.update(run).where(run.c.tuner == name).values(tuner_until=now() - 1.0))
+
+
+def test_a_run_has_one_tuner(scene: Scene) -> None:
+    one, other = Tenure(60.0, "one"), Tenure(60.0, "other")
+    assert one.hold(scene.store) == [scene.run_id]
+    assert other.hold(scene.store) == []
+    assert one.hold(scene.store) == [scene.run_id]
+    new = other_run(scene)
+    assert other.hold(scene.store) == [new.run_id]
+    assert one.hold(scene.store) == [scene.run_id]
+    with scene.store.write() as c:
+        runs_of_one = one.lasts(c, scene.run_id), one.lasts(c, new.run_id)
+    assert runs_of_one == (True, False)
+
+
+def test_a_dead_tuners_runs_are_taken_over_and_it_finds_out(scene: Scene) -> None:
+    one, other = Tenure(60.0, "one"), Tenure(60.0, "other")
+    one.hold(scene.store)
+    ended(scene, "one")
+    assert other.hold(scene.store) == [scene.run_id]
+    with scene.store.write() as c:
+        assert not one.lasts(c, scene.run_id)
+    assert one.hold(scene.store) == []
+    with scene.store.write() as c:
+        other.give_up(c)
+    assert one.hold(scene.store) == [scene.run_id]
+
+
+def test_a_run_that_ends_is_nobodys(scene: Scene) -> None:
+    one = Tenure(60.0, "one")
+    one.hold(scene.store)
+    with scene.store.write() as c:
+        c.execute(sa.update(run).values(state=RunState.CANCELLED))
+    assert one.hold(scene.store) == []
+
+
+def test_a_process_that_is_gone_is_not_waited_for(scene: Scene) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    gone = tenure.process_name(child)  # not waited for yet: it still has its number
+    assert not tenure.is_gone(gone)
+    os.waitpid(child, 0)
+    assert tenure.is_gone(gone)
+    assert not tenure.is_gone(tenure.process_name(os.getpid()))
+    assert tenure.is_gone(tenure.process_name(os.getpid()) + "0")  # another that had this number
+    elsewhere = f"another boot:pid:[1]/{child}/1"
+    assert not tenure.is_gone(elsewhere) and not tenure.is_gone("one")
+    Tenure(60.0, gone).hold(scene.store)
+    assert Tenure(60.0, "other").hold(scene.store) == [scene.run_id]
+    with scene.store.read() as c:
+        assert c.scalar(sa.select(sa.func.count()).select_from(job)) == 0

@@ -1,0 +1,57 @@
+"""What Prometheus reads, of a queue that is known."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.db import Store
+from service.metric import Metrics
+from strategy.record import ErrorKind, Reference, Results
+from tests.integration.scene import TARGET, TERMS, Scene, configs, failed, timed
+
+
+def values(metrics: Metrics, store: Store) -> dict[tuple[str, ...], float]:
+    text = metrics.render(store, TERMS.alive_s).decode()
+    return {
+        (sample.name, *(v for _, v in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_gauges_are_of_the_database(store: Store, empty: bool) -> None:
+    if empty:
+        found = values(Metrics(), store)
+        assert not any(name.startswith("plevel_jobs") for name, *_ in found)
+        return
+    scene = Scene.make(store)
+    for _ in range(3):
+        scene.enqueue(configs(1))
+    scene.leased(scene.register())
+    found = values(Metrics(), store)
+    assert found["plevel_jobs_queued", TARGET.key] == 2
+    assert found["plevel_jobs_oldest_seconds", TARGET.key] >= 0
+    assert found["plevel_leases_live", "building"] == 1
+    assert found["plevel_lease_oldest_seconds", "building"] >= 0
+    assert found["plevel_devices_alive", TARGET.key] == 1
+    assert found["plevel_runs_live", "running"] == 1
+
+
+def test_counters_are_of_what_was_taken(store: Store) -> None:
+    scene = Scene.make(store)
+    scene.enqueue(configs(1))
+    held = scene.leased(scene.register())
+    metrics = Metrics()
+    references = tuple(Reference(samples_s=(s,), measured_at=1.0) for s in (1.0, 1.3))
+    results = (timed(held.job.entries[0]), failed(1), failed(2, ErrorKind.CRASH), failed(3))
+    metrics.count(Results(token=1, session="s", results=results, references=references))
+    found = values(metrics, store)
+    assert found["plevel_results_total", "compile"] == 2
+    assert found["plevel_results_total", "crash"] == 1
+    assert found["plevel_results_total", "none"] == 1
+    assert found["plevel_run_seconds_total",] == pytest.approx(results[0].run_s)
+    assert found["plevel_noisy_results_total",] == 0
+    assert found["plevel_drift_ratio_bucket", "0.2"] == 0
+    assert found["plevel_drift_ratio_bucket", "0.5"] == 1
