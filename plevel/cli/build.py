@@ -30,7 +30,7 @@ Knobs = Annotated[
     list[str] | None,
     typer.Option("--config", "-c", metavar="KNOB=VALUE", help="A knob's value, as in JSON."),
 ]
-FORMS = ("tir", "llvm", "asm")
+FORMS = ("tir", "llvm", "asm", "cuda")
 
 
 def build(
@@ -39,7 +39,10 @@ def build(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", metavar="FILE.so", help="The library; its header is FILE.h."
+            "--output",
+            "-o",
+            metavar="FILE.so",
+            help="The library; its header is FILE.h. For CUDA a cubin, with FILE.cu and FILE.json.",
         ),
     ],
     attr: option.Attributes = None,
@@ -57,7 +60,8 @@ def build(
     """Compile the selected implementation into a shared library with a C header.
 
     With symbolic dimensions (data=float32[m,768]) the library holds the rows of the dispatch table
-    behind one function that checks the shapes and jumps.
+    behind one function that checks the shapes and jumps. For a target such as 'cuda -arch=sm_90', a
+    cubin is written with its source and its launches; no GPU is needed.
 
     Example: plevel build dense -i data=float32[m,768] -i weight=float32[3072,768]:const -o libdense.so
     """
@@ -73,6 +77,9 @@ def build(
     from strategy.export import LibraryRow, export_library, table_rows
     from strategy.lower import CompileError, InstantiationError
 
+    if where.kind == "cuda":
+        _build_cuda(workload, where, implementation, config, place, output)
+        return
     try:
         if implementation is None and not workload.is_constant:
             table = _dispatch(workload, where, place)
@@ -86,6 +93,34 @@ def build(
     print(f"{output} and {header} are written")
 
 
+def _build_cuda(
+    workload: Workload,
+    target: Target,
+    implementation: str | None,
+    config: list[str] | None,
+    place: option.Location,
+    output: Path,
+) -> None:
+    from strategy.cuda.build import compile_cuda
+    from strategy.cuda.limit import LimitError
+    from strategy.cuda.source import PlanError
+    from strategy.lower import CompileError, InstantiationError
+    from strategy.target import TargetError
+
+    if implementation is None and not workload.is_constant:
+        raise UsageError("--implementation: name one; dispatch tables are not compiled for CUDA")
+    try:
+        artefact = compile_cuda(_lower(workload, target, implementation, config, place))
+    except (CompileError, InstantiationError, LimitError, PlanError) as error:
+        raise CommandError(str(error)) from error
+    except TargetError as error:
+        raise UsageError(f"--target: {error}") from error
+    for name, usage in artefact.usage.items():
+        spilled = "" if usage.spill_bytes is None else f", {usage.spill_bytes} bytes spilled"
+        print(f"{name}: {usage.registers} registers{spilled}")
+    print(f"{', '.join(str(path) for path in artefact.export(output))} are written")
+
+
 def show(
     op: option.Op,
     inputs: option.Inputs,
@@ -95,7 +130,12 @@ def show(
     implementation: Implementation = None,
     config: Knobs = None,
     form: Annotated[
-        str, typer.Option("--as", metavar="tir|llvm|asm", help="TensorIR, LLVM's IR, or assembly.")
+        str,
+        typer.Option(
+            "--as",
+            metavar="|".join(FORMS),
+            help="TensorIR, LLVM's IR, assembly, or CUDA C for a target such as 'cuda -arch=sm_90'.",
+        ),
     ] = "tir",
     url: option.Url = None,
     database: option.Database = None,
@@ -115,8 +155,14 @@ def show(
 
     try:
         lowered = _lower(workload, where, implementation, config, place)
-        if form == "tir":
+        if where.kind == "cuda" and (form == "cuda" or lowered.template is not None):
+            from strategy.cuda.build import emit
+
+            print(emit(lowered).code)
+        elif form == "tir":
             print(lowered.module.script())
+        elif form == "cuda" or where.kind == "cuda":
+            raise UsageError(f"--as {form}: {where} has no such code")
         else:
             source = lowered.compile().executable.mod.inspect_source(
                 "ll" if form == "llvm" else "s"

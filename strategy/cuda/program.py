@@ -107,7 +107,21 @@ class CudaArtefact(msgspec.Struct, frozen=True, kw_only=True):
     usage: dict[str, Usage]
 
     def save(self, path: Path) -> None:
+        """Writes all of it to one file, which `load` reads."""
         path.write_bytes(msgspec.json.encode(self))
+
+    def export(self, path: Path) -> tuple[Path, Path, Path]:
+        """Writes the cubin to `path`, and its source and all the rest beside it, to be used elsewhere."""
+        source, plan = path.with_suffix(".cu"), path.with_suffix(".json")
+        rest = {
+            name: getattr(self, name)
+            for name in self.__struct_fields__
+            if name not in ("cubin", "source")
+        }
+        path.write_bytes(self.cubin)
+        source.write_text(self.source)
+        plan.write_bytes(msgspec.json.format(msgspec.json.encode(rest)))
+        return path, source, plan
 
     @classmethod
     def load(cls, path: Path) -> CudaArtefact:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 pytest.importorskip("tvm")
 
+from plevel.cli.main import main
 from strategy.cuda.build import compile_cuda, emit
 from strategy.cuda.compiler import Compiler, compile_cached, find_nvcc, find_nvrtc
 from strategy.cuda.cubin import CubinError, read_usage
@@ -246,6 +248,65 @@ def test_tensor_cores_and_templates_compile(op: str, implementation: str, tmp_pa
     target = Target.parse("cuda -arch=sm_80")
     artefact = compile_cuda(lower(workload, target, implementation), folder=tmp_path)
     assert {n.kernel for n in artefact.programs["main"].launches} <= artefact.usage.keys()
+
+
+SOFTMAX = (
+    "softmax",
+    "-i",
+    "data=float32[4,64]",
+    "-I",
+    "softmax_rows.cuda",
+    "-t",
+    "cuda -arch=sm_80",
+)
+
+
+def plevel(*arguments: str) -> int:
+    """A command in this process; its exit code."""
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    return end.value.code  # type: ignore[return-value]
+
+
+@compiled
+def test_build_writes_a_cubin_with_its_source_and_launches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cubin = tmp_path / "softmax.cubin"
+    assert plevel("build", *SOFTMAX, "-c", "threads=64", "-o", str(cubin)) == 0
+    assert "main_kernel: " in capsys.readouterr().out
+    assert "main_kernel" in read_usage(cubin.read_bytes())
+    plan = json.loads(cubin.with_suffix(".json").read_text())
+    assert plan["programs"]["main"]["launches"][0]["block"] == [64, 1, 1]
+    assert plan["arch"] == "sm_80"
+    assert "main_kernel(" in cubin.with_suffix(".cu").read_text()
+
+
+def test_show_prints_cuda(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plevel("show", *SOFTMAX, "--as", "cuda") == 0
+    assert "__global__ void" in capsys.readouterr().out
+    assert plevel("show", *SOFTMAX, "--as", "llvm") == 2
+    assert "has no such code" in capsys.readouterr().err
+
+
+def test_build_for_cuda_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = ("-o", str(tmp_path / "x.cubin"))
+    dense = (
+        "dense",
+        "-i",
+        "data=float32[m,64]",
+        "-i",
+        "weight=float32[64,64]",
+        "-t",
+        "cuda -arch=sm_80",
+    )
+    assert plevel("build", *dense, *output) == 2
+    assert "--implementation: name one" in capsys.readouterr().err
+    assert plevel("build", *SOFTMAX[:-1], "cuda", *output) == 2
+    assert "write cuda -arch=sm_90" in capsys.readouterr().err
 
 
 @compiled

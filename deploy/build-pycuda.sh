@@ -1,0 +1,39 @@
+#!/bin/sh
+# Builds a wheel of pycuda on a host with nvcc, for hosts that have a driver but no toolkit.
+#
+#   deploy/build-pycuda.sh [FOLDER]            writes FOLDER/pycuda-*.whl (default: wheels)
+#   PYTHON=python3.12 deploy/build-pycuda.sh   for another Python: the wheel fits that one only
+#
+# No GPU and no driver are needed here: an empty library takes libcuda's place while linking.
+set -eu
+
+folder=${1:-wheels}
+python=${PYTHON:-python3}
+nvcc=$(command -v nvcc || true)
+if [ -z "$nvcc" ] && [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]; then
+    nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
+fi
+[ -n "$nvcc" ] || { echo "build-pycuda: no nvcc: install the CUDA toolkit, or set CUDA_HOME" >&2; exit 1; }
+
+# nvcc may be a script that calls the real one: it knows where it is itself.
+root=$("$nvcc" --dryrun -x cu /dev/null -o /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p' | head -n 1)
+root=${root:-$(dirname "$(dirname "$nvcc")")}
+[ -f "$root/include/cuda.h" ] || {
+    echo "build-pycuda: $root/include has no cuda.h: install the toolkit's headers" >&2; exit 1; }
+# Partial toolkits have no curand, which nothing here needs.
+if [ -f "$root/include/curand.h" ]; then curand=True; else curand=False; fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"${CC:-cc}" -shared -o "$work/libcuda.so" -Wl,-soname,libcuda.so.1 -x c /dev/null
+"$python" -m pip download --quiet --no-deps --no-binary pycuda --dest "$work" "pycuda>=2024.1"
+tar -xzf "$work"/pycuda-*.tar.gz -C "$work"
+source=$(find "$work" -mindepth 1 -maxdepth 1 -type d -name 'pycuda-*')
+cat > "$source/siteconf.py" <<EOF
+CUDA_ROOT = "$root"
+CUDA_INC_DIR = ["$root/include"]
+CUDADRV_LIB_DIR = ["$work"]
+CUDA_ENABLE_CURAND = $curand
+EOF
+"$python" -m pip wheel --quiet --no-deps --wheel-dir "$folder" "$source"
+ls "$folder"/pycuda-*.whl
