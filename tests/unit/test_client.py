@@ -376,6 +376,8 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert accepted.wait(30)
     assert refused == [7, 7]
     sender.close(10)
+    spool.close()
+    client.close()
 
 
 def test_a_draft_that_the_disk_did_not_take_is_no_result(tmp_path: Path) -> None:

@@ -1,0 +1,129 @@
+"""What `docker-compose.yml` starts, as plain processes: two services on one PostgreSQL, a proxy, workers."""
+
+from __future__ import annotations
+
+import configparser
+import itertools
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+import yaml
+
+from service.db import Store
+from service.models import run
+from strategy.record import RunStatus
+from tests.integration.process import DEADLINE_S, Service
+from tests.integration.scene import request
+from tests.integration.test_faults import TRIALS, Proxy, Worker, check, ends
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    return found["services"]
+
+
+def test_the_set_is_whole(compose: dict[str, Any]) -> None:
+    kinds = {name: (c.get("command") or ["-"])[0] for name, c in compose.items()}
+    assert {n for n, kind in kinds.items() if kind == "serve"} == {"service-1", "service-2"}
+    assert {n for n, kind in kinds.items() if kind == "worker"} == {"worker", "worker-gpu"}
+    assert compose["worker-gpu"]["profiles"] == ["gpu"]
+    for name, one in compose.items():
+        for needed in one.get("depends_on", ()):
+            assert needed in compose, name
+    proxied = (ROOT / "deploy/Caddyfile").read_text()
+    assert "service-1:8765 service-2:8765" in proxied and "proxy:8080" in proxied
+
+
+@pytest.mark.parametrize("name", ["service-1", "worker", "worker-gpu", "setup"])
+def test_every_command_is_one_that_there_is(compose: dict[str, Any], name: str) -> None:
+    command = compose[name]["command"]
+    if name == "setup":
+        commands = [line.split() for line in re.findall(r"plevel ([^&|>;]+)", command[0])]
+        assert [c[0] for c in commands] == ["db", "token"]
+    else:
+        commands = [command]
+    for one in commands:
+        words = [w for w in one if w.startswith("--")]
+        told = subprocess.run(
+            [sys.executable, "-m", "plevel", *one[: 1 if one[0] in ("serve", "worker") else 2], "--help"],
+            capture_output=True, text=True, check=True, timeout=60,
+        ).stdout  # fmt: skip
+        assert all(word in told for word in words), (one, told)
+
+
+@pytest.mark.parametrize("unit", ["plevel-service.service", "plevel-worker@.service"])
+def test_units_start_commands_that_there_are(unit: str) -> None:
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read(ROOT / "deploy" / unit)
+    words = parser["Service"]["ExecStart"].split()
+    assert words[0].endswith("/plevel")
+    assert words[1] in ("serve", "worker")
+    assert parser["Service"]["Restart"] == "always"
+    assert "EnvironmentFile" in parser["Service"]
+
+
+def test_two_services_share_a_run_and_one_dies(
+    compose: dict[str, Any], postgres_copy: str, tmp_path: Path
+) -> None:
+    flags = compose["service-1"]["command"]
+    migrate = {"PLEVEL_MIGRATE": compose["service-1"]["environment"]["PLEVEL_MIGRATE"]}
+    made = subprocess.run(
+        [sys.executable, "-m", "plevel", "token", "create", "t", "--scope", "admin", "--scope",
+         "worker", "--database", postgres_copy],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    secret = made.stdout.strip()
+    auth = flags[flags.index("--auth") + 1]
+    folders = [tmp_path / str(i) for i in range(2)]
+    services, workers = [], []
+    proxy = Proxy(0)
+    proxy.FATES = ("pass",)
+    proxy.token = secret
+    try:
+        for folder in folders:
+            folder.mkdir()
+            services.append(
+                Service(postgres_copy, folder, PLEVEL_AUTH=auth, PLEVEL_LEASE_S="2", **migrate)
+            )
+            services[-1].http.headers["authorization"] = f"Bearer {secret}"
+        turns = itertools.cycle([one.url for one in services])
+        proxy.choose = lambda: next(turns)
+        run_id = services[0].call("POST", "/v1/runs", request(trials=TRIALS), RunStatus).id
+        workers = [Worker(proxy.url, tmp_path / f"w{i}", f"host-{i}") for i in range(2)]
+        holder = _holder(postgres_copy, services)
+        holder.process.kill()
+        left = next(one for one in services if one is not holder)
+        proxy.choose = lambda: left.url
+        check(postgres_copy, ends(left, run_id))
+    finally:
+        for worker in workers:
+            worker.close()
+        proxy.close()
+        for one in services:
+            one.close()
+
+
+def _holder(url: str, services: list[Service]) -> Service:
+    """The service that tunes the run."""
+    store = Store(url)
+    give_up = time.monotonic() + DEADLINE_S
+    try:
+        while time.monotonic() < give_up:
+            with store.read() as c:
+                name = c.scalar(sa.select(run.c.tuner))
+            if name is not None:
+                return next(s for s in services if f"/{s.process.pid}/" in name)
+            time.sleep(0.02)
+        pytest.fail("no service tunes the run")
+    finally:
+        store.close()
