@@ -23,7 +23,7 @@ from typing import Any
 # Calls whose value in a lane is that of its arguments there.
 _ELEMENTWISE = frozenset(
     f"tirx.{name}"
-    for name in "exp floor log pow reinterpret rsqrt sqrt tanh erf fabs".split()
+    for name in "exp fabs floor log pow reinterpret sqrt".split()
 )
 _FAR = 4  # vectors within which the lanes of a shuffled load lie
 
@@ -201,7 +201,7 @@ class _Lanes:
     def store(self, store: Any, bounds: list[Any]) -> Any:
         from tvm import tirx
 
-        if len(store.indices) != 1:
+        if len(store.indices) != 1 or (bounds and str(store.buffer.dtype) == "bfloat16"):
             raise _NotVectorizable
         index = tirx.Ramp(self.base(store.indices[0]), 1, self.count)
         value = self.vector(store.value, bounds)
@@ -261,7 +261,8 @@ class _Lanes:
     def _load(self, load: Any, bounds: list[Any]) -> Any:
         from tvm import tirx
 
-        if len(load.indices) != 1:
+        # TVM legalises bfloat16 later than this, and knows no masked load of it.
+        if len(load.indices) != 1 or (bounds and str(load.source.dtype) == "bfloat16"):
             raise _NotVectorizable
         try:
             index = tirx.Ramp(self.base(load.indices[0]), 1, self.count)

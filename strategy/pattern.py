@@ -24,6 +24,9 @@ from strategy.types import TensorType, Type
 
 Compute = Callable[[Any, Sequence[Any], Type], list[Any]]
 
+# Of all implementations made here: raised when a schedule, or a compute that it takes, changes.
+_VERSION = 2
+
 # Below this many elements, starting threads costs more than they save.
 _PARALLEL_FROM = 1 << 14
 
@@ -50,10 +53,28 @@ def register_schedule(name: str, schedule: GenericFunc, level: int = 10) -> None
     def from_schedule(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> OpStrategy:
         key, body = schedule.find(target)
         strategy = OpStrategy()
-        strategy.add_implementation(op.get_attr("FTVMCompute"), body, name=f"{pattern}.{key or 'generic'}")
+        name = f"{pattern}.{key or 'generic'}"
+        strategy.add_implementation(op.get_attr("FTVMCompute"), body, name=name, version=_VERSION)
         return strategy
 
     register_strategy(name, GenericFunc(f"{name}_strategy", from_schedule), level)
+
+
+def register_cpu_implementations(name: str, add: Callable[..., None]) -> None:
+    """Adds to what a schedule made the strategy of, on processors.
+
+    Args:
+        name: of an operator whose strategy `register_schedule` made.
+        add: `(strategy, attrs, inputs, out_type, target)`, adds implementations to the strategy.
+    """
+    generic = get_registered_op(name).get_attr("FTVMStrategy")
+
+    def with_more(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> OpStrategy:
+        strategy: OpStrategy = generic.default(attrs, inputs, out_type, target)
+        add(strategy, attrs, inputs, out_type, target)
+        return strategy
+
+    generic.register("cpu", with_more)
 
 
 def register_injective_schedule(name: str, level: int = 10) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,16 +21,30 @@ from strategy.type_relation import (
 )
 from strategy.types import TensorType, Type
 
+Binary = Callable[[Expr, Expr], Expr]
+
 
 def _register(
     name: str,
     description: str,
     reference: Callable[..., Any],
+    gradient: Callable[[Call, Expr], list[Expr]] | None = None,
     *,
     floats: bool = False,
     out_dtype: str | None = None,
-) -> None:
-    """Registers a binary operator that `tvm.topi` computes under the same name."""
+) -> Binary:
+    """Registers a binary operator that `tvm.topi` computes under the same name.
+
+    Args:
+        reference: NumPy's form, of two arrays.
+        gradient: as `register_gradient` takes it, but in the shape of the output: it is summed to
+            the shapes of the operands here. None where nothing flows.
+        floats: whether it takes floating-point tensors only.
+        out_dtype: of the result; that of the operands where None.
+
+    Returns:
+        The function that calls it.
+    """
     relation = broadcast_relation(floats=floats, out_dtype=out_dtype)
     register_op(name).describe(description).set_num_inputs(2).add_argument(
         "lhs", "Tensor", "The left operand."
@@ -42,17 +57,39 @@ def _register(
 
         return [getattr(topi, name)(*inputs)]
 
+    def rule(orig: Call, grad: Expr) -> Sequence[Expr | None]:
+        if gradient is None:
+            return [None, None]
+        whole = zip(gradient(orig, grad), orig.args, strict=True)
+        return [collapse_sum_like(slope, operand) for slope, operand in whole]
+
+    def function(lhs: Expr, rhs: Expr) -> Expr:
+        return call(name, lhs, rhs)
+
     register_compute(name, compute)
-    register_reference(name, wide(reference))
+    register_reference(name, wide(_quiet(reference)))
     register_broadcast_schedule(name)
     register_shape_func(name, False, broadcast_shape_func)
+    register_gradient(name, rule)
+    kind = "floating-point" if floats else "of numbers"
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = (
+        f"{description} They broadcast as NumPy's do.\n\nArgs:\n    lhs: the left operand, {kind}.\n"
+        "    rhs: the right operand, of the same dtype.\n"
+    )
+    return function
 
 
-def _divide(x: Any, y: Any) -> Any:
-    import numpy as np
+def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
+    """NumPy's form without its warnings: infinities and NaN are right answers here."""
 
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return x / y
+    def reference(x: Any, y: Any) -> Any:
+        import numpy as np
+
+        with np.errstate(all="ignore"):
+            return function(x, y)
+
+    return reference
 
 
 def _maximum(x: Any, y: Any) -> Any:
@@ -61,15 +98,73 @@ def _maximum(x: Any, y: Any) -> Any:
     return np.maximum(x, y)
 
 
-_register("add", "The sum of two tensors, element by element.", lambda x, y: x + y)
-_register("subtract", "The difference of two tensors, element by element.", lambda x, y: x - y)
-_register("multiply", "The product of two tensors, element by element.", lambda x, y: x * y)
-_register("divide", "The quotient of two tensors, element by element.", _divide, floats=True)
-_register("maximum", "The larger of two tensors' elements.", _maximum)
-_register("equal", "Whether elements are equal.", lambda x, y: x == y, out_dtype="bool")
-_register("greater", "Whether elements of lhs are larger.", lambda x, y: x > y, out_dtype="bool")
-for _comparison in ("equal", "greater"):
-    register_gradient(_comparison, lambda orig, grad: [None, None])
+def _minimum(x: Any, y: Any) -> Any:
+    import numpy as np
+
+    return np.minimum(x, y)
+
+
+def _divide_grad(orig: Call, grad: Expr) -> list[Expr]:
+    y = orig.args[1]
+    return [grad / y, -(grad * orig / y)]
+
+
+def _power_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """[grad y x^(y - 1), grad x^y log(x)], where the latter is 0 at x = 0 as its limit is."""
+    x, y = orig.args
+    ones, zeros = call("ones_like", orig), call("zeros_like", orig)
+    positive = where(greater(x, call("zeros_like", x)), x + zeros, ones)
+    return [grad * y * power(x, y - call("ones_like", y)), grad * orig * call("log", positive)]
+
+
+def _choice_grad(chosen: Callable[[Call], Expr]) -> Callable[[Call, Expr], list[Expr]]:
+    """The gradient of an operator that gives x where `chosen` holds, else y."""
+
+    def rule(orig: Call, grad: Expr) -> list[Expr]:
+        left, zeros = chosen(orig), call("zeros_like", grad)
+        return [where(left, grad, zeros), where(left, zeros, grad)]
+
+    return rule
+
+
+add = _register(
+    "add", "The sum of two tensors, element by element.", lambda x, y: x + y,
+    lambda orig, grad: [grad, grad],
+)  # fmt: skip
+subtract = _register(
+    "subtract", "The difference of two tensors, element by element.", lambda x, y: x - y,
+    lambda orig, grad: [grad, -grad],
+)  # fmt: skip
+multiply = _register(
+    "multiply", "The product of two tensors, element by element.", lambda x, y: x * y,
+    lambda orig, grad: [grad * orig.args[1], grad * orig.args[0]],
+)  # fmt: skip
+divide = _register(
+    "divide", "The quotient of two tensors, element by element.", lambda x, y: x / y, _divide_grad,
+    floats=True,
+)  # fmt: skip
+power = _register(
+    "power", "Elements of lhs to the power of those of rhs.", lambda x, y: x**y, _power_grad,
+    floats=True,
+)  # fmt: skip
+maximum = _register(
+    "maximum", "The larger of two tensors' elements; where they are equal, the gradient is rhs's.",
+    _maximum, _choice_grad(lambda orig: greater(*orig.args)),
+)  # fmt: skip
+minimum = _register(
+    "minimum", "The smaller of two tensors' elements; where they are equal, the gradient is rhs's.",
+    _minimum, _choice_grad(lambda orig: less(*orig.args)),
+)  # fmt: skip
+equal = _register("equal", "Whether elements are equal.", operator.eq, out_dtype="bool")
+not_equal = _register("not_equal", "Whether elements differ.", operator.ne, out_dtype="bool")
+less: Binary = _register("less", "Whether elements of lhs are smaller.", operator.lt, out_dtype="bool")
+less_equal = _register(
+    "less_equal", "Whether elements of lhs are not larger.", operator.le, out_dtype="bool"
+)
+greater: Binary = _register("greater", "Whether elements of lhs are larger.", operator.gt, out_dtype="bool")
+greater_equal = _register(
+    "greater_equal", "Whether elements of lhs are not smaller.", operator.ge, out_dtype="bool"
+)
 
 
 def where_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
@@ -166,43 +261,6 @@ register_reduce_schedule("collapse_sum_like")
 register_shape_func("collapse_sum_like", False, like_shape_func)
 
 
-@register_gradient("add")
-def add_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad, grad]."""
-    x, y = orig.args
-    return [collapse_sum_like(grad, x), collapse_sum_like(grad, y)]
-
-
-@register_gradient("subtract")
-def subtract_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad, -grad]."""
-    x, y = orig.args
-    return [collapse_sum_like(grad, x), collapse_sum_like(-grad, y)]
-
-
-@register_gradient("multiply")
-def multiply_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad * y, grad * x]."""
-    x, y = orig.args
-    return [collapse_sum_like(grad * y, x), collapse_sum_like(grad * x, y)]
-
-
-@register_gradient("divide")
-def divide_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad / y, -grad * x / y / y]."""
-    x, y = orig.args
-    return [collapse_sum_like(grad / y, x), collapse_sum_like(-(grad * orig / y), y)]
-
-
-@register_gradient("maximum")
-def maximum_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns grad for the larger of the two; for y where they are equal."""
-    x, y = orig.args
-    zeros = call("zeros_like", grad)
-    left = greater(x, y)
-    return [collapse_sum_like(where(left, grad, zeros), x), collapse_sum_like(where(left, zeros, grad), y)]
-
-
 @register_gradient("where")
 def where_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     """Returns grad for the branch that was taken."""
@@ -219,76 +277,6 @@ def where_grad(orig: Call, grad: Expr) -> list[Expr | None]:
 def collapse_sum_like_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     """Returns [grad, broadcast to the input]."""
     return [grad + call("zeros_like", orig.args[0]), None]
-
-
-def add(lhs: Expr, rhs: Expr) -> Expr:
-    """The sum of two tensors, element by element, broadcast as NumPy does.
-
-    Args:
-        lhs: the left operand.
-        rhs: the right operand, of the same dtype.
-    """
-    return call("add", lhs, rhs)
-
-
-def subtract(lhs: Expr, rhs: Expr) -> Expr:
-    """The difference of two tensors, element by element, broadcast as NumPy does.
-
-    Args:
-        lhs: the left operand.
-        rhs: the right operand, of the same dtype.
-    """
-    return call("subtract", lhs, rhs)
-
-
-def multiply(lhs: Expr, rhs: Expr) -> Expr:
-    """The product of two tensors, element by element, broadcast as NumPy does.
-
-    Args:
-        lhs: the left operand.
-        rhs: the right operand, of the same dtype.
-    """
-    return call("multiply", lhs, rhs)
-
-
-def divide(lhs: Expr, rhs: Expr) -> Expr:
-    """The quotient of two tensors, element by element, broadcast as NumPy does.
-
-    Args:
-        lhs: the left operand, floating-point.
-        rhs: the right operand, of the same dtype.
-    """
-    return call("divide", lhs, rhs)
-
-
-def maximum(lhs: Expr, rhs: Expr) -> Expr:
-    """The larger of two tensors' elements, broadcast as NumPy does.
-
-    Args:
-        lhs: the left operand.
-        rhs: the right operand, of the same dtype.
-    """
-    return call("maximum", lhs, rhs)
-
-
-def equal(lhs: Expr, rhs: Expr) -> Expr:
-    """Whether elements are equal, as bools, broadcast as NumPy does.
-
-    Args:
-        lhs: the left operand.
-        rhs: the right operand, of the same dtype.
-    """
-    return call("equal", lhs, rhs)
-
-
-def greater(lhs: Expr, rhs: Expr) -> Expr:
-    """Whether elements of `lhs` are larger, as bools, broadcast as NumPy does.
-
-    Args:
-        lhs: the left operand.
-        rhs: the right operand, of the same dtype.
-    """
-    return call("greater", lhs, rhs)
 
 
 def where(condition: Expr, x: Expr, y: Expr) -> Expr:

@@ -1,26 +1,47 @@
-"""Operators of one tensor, element by element."""
+"""Operators of one tensor, element by element.
+
+A line of the tables below is all there is to know of one: what it computes, NumPy's form of it, and
+its gradient.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from strategy import elementary
 from strategy.attrs import Attrs, field
-from strategy.expr import Call, Expr, call
+from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
-from strategy.ops.broadcast import greater, where
-from strategy.pattern import register_broadcast_schedule, register_injective_schedule
+from strategy.ops.broadcast import equal, greater, greater_equal, less_equal, where
+from strategy.pattern import in_float32, register_broadcast_schedule, register_injective_schedule
 from strategy.reference import wide, widened
 from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.type_relation import identity_relation
 from strategy.types import DTYPES, TensorType, Type
 
+Unary = Callable[[Expr], Expr]
+
 
 def _register(
-    name: str, description: str, reference: Callable[..., Any], *, floats: bool = True
-) -> None:
-    """Registers an operator that `tvm.topi` computes under the same name."""
+    name: str,
+    description: str,
+    reference: Callable[..., Any],
+    gradient: Callable[[Call, Expr], Expr] | None,
+    *,
+    floats: bool = True,
+    vector: Callable[[Any], Any] | None = None,
+) -> Unary:
+    """Registers an operator, and returns the function that calls it.
+
+    Args:
+        reference: NumPy's form, of one array.
+        gradient: the derivative of the whole with respect to the input; None where nothing flows.
+        floats: whether it takes floating-point tensors only.
+        vector: the value of an element; what `tvm.topi` computes under the same name where None.
+    """
     register_op(name).describe(description).set_num_inputs(1).add_argument(
         "data", "Tensor", "The input tensor."
     ).set_support_level(1).add_type_rel("Identity", identity_relation(floats=floats)).set_attr(
@@ -28,44 +49,55 @@ def _register(
     )
 
     def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-        from tvm import topi
+        from tvm import te, topi
 
+        data = inputs[0]
+        if vector is not None:
+            return [te.compute(data.shape, lambda *i: vector(data(*i)), name=name, tag=topi.tag.ELEMWISE)]
         function = topi.nn.relu if name == "relu" else getattr(topi, name)
-        return [function(inputs[0])]
+        return [function(data)]
 
-    register_compute(name, compute)
+    register_compute(name, in_float32(compute) if vector is not None else compute)
     register_reference(name, wide(reference))
     register_broadcast_schedule(name)
     register_shape_func(name, False, elemwise_shape_func)
+    register_gradient(name, lambda orig, grad: [gradient and gradient(orig, grad)])
+    return _function(name, description, "a floating-point tensor" if floats else "a tensor of numbers")
 
 
-def _log(x: Any) -> Any:
-    import numpy as np
+def _function(name: str, description: str, data: str) -> Unary:
+    def function(data: Expr) -> Expr:
+        return call(name, data)
 
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.log(x)
-
-
-def _sqrt(x: Any) -> Any:
-    import numpy as np
-
-    with np.errstate(invalid="ignore"):
-        return np.sqrt(x)
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"{description}\n\nArgs:\n    data: {data}.\n"
+    return function
 
 
-def _exp(x: Any) -> Any:
-    import numpy as np
+def _quiet(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """NumPy's form without its warnings: infinities and NaN are right answers here."""
 
-    return np.exp(x)
+    def reference(x: Any) -> Any:
+        import numpy as np
+
+        with np.errstate(all="ignore"):
+            return function(x)
+
+    return reference
 
 
-def _tanh(x: Any) -> Any:
-    import numpy as np
+def _numpy(name: str) -> Callable[[Any], Any]:
+    """NumPy's function of that name, looked up when it is called."""
 
-    return np.tanh(x)
+    def function(x: Any) -> Any:
+        import numpy as np
+
+        return getattr(np, name)(x)
+
+    return _quiet(function)
 
 
-def _sigmoid(x: Any) -> Any:
+def _reference_sigmoid(x: Any) -> Any:
     import numpy as np
 
     # Either form alone overflows on one side.
@@ -73,24 +105,109 @@ def _sigmoid(x: Any) -> Any:
     return np.where(x >= 0, 1, small) / (1 + small)
 
 
-def _relu(x: Any) -> Any:
+def _reference_erf(x: Any) -> Any:
+    """By the series up to 3, beyond which the continued fraction of 1 - erf converges fast."""
     import numpy as np
 
-    return np.maximum(x, np.zeros((), x.dtype))
+    size = np.abs(x)
+    near = np.minimum(size, 3)
+    term, total = near, near
+    for n in range(1, 60):
+        term = -term * near * near / n
+        total = total + term / (2 * n + 1)
+    far = np.clip(size, 3, 30)
+    fraction = far
+    for n in range(40, 0, -1):
+        fraction = far + n / 2 / fraction
+    rest = np.exp(-far * far) / fraction / math.sqrt(math.pi)
+    found = np.where(size <= 3, total * 2 / math.sqrt(math.pi), 1 - rest)
+    return np.where(np.isnan(x), x, np.copysign(found, x))
 
 
-reference_sigmoid = wide(_sigmoid)
-
-_register("negative", "The negative of each element.", lambda x: -x, floats=False)
-_register("exp", "The exponential of each element.", _exp)
-_register("log", "The natural logarithm of each element.", _log)
-_register("sqrt", "The square root of each element.", _sqrt)
-_register("sigmoid", "1 / (1 + exp(-x)) of each element.", _sigmoid)
-_register("tanh", "The hyperbolic tangent of each element.", _tanh)
-_register("relu", "Each element, zero where it is negative.", _relu, floats=False)
+def _reference_gelu(x: Any) -> Any:
+    return x / 2 * (1 + _reference_erf(x / math.sqrt(2)))
 
 
-def _register_fill(name: str, description: str, value: int) -> None:
+def _gelu(x: Any) -> Any:
+    from tvm import tirx
+
+    dtype = str(x.ty.dtype)
+    half, one = tirx.const(0.5, dtype), tirx.const(1, dtype)
+    return x * half * (one + elementary.erf(x * tirx.const(math.sqrt(0.5), dtype)))
+
+
+def _like(node: Expr, value: float) -> Expr:
+    """A constant of the dtype of a node."""
+    return const(value, node.tensor_type.dtype)
+
+
+def _abs_grad(orig: Call, grad: Expr) -> Expr:
+    x, zeros = orig.args[0], zeros_like(orig)
+    return where(equal(x, zeros), zeros, where(greater(x, zeros), grad, -grad))
+
+
+def _relu_grad(orig: Call, grad: Expr) -> Expr:
+    zeros = zeros_like(orig)
+    return where(greater(orig.args[0], zeros), grad, zeros)
+
+
+def _erf_grad(orig: Call, grad: Expr) -> Expr:
+    x = orig.args[0]
+    return grad * exp(-(x * x)) * _like(x, 2 / math.sqrt(math.pi))
+
+
+def _gelu_grad(orig: Call, grad: Expr) -> Expr:
+    """Returns grad (Φ(x) + x φ(x)), with the distribution and the density of the normal distribution."""
+    x = orig.args[0]
+    distribution = (erf(x * _like(x, math.sqrt(0.5))) + _like(x, 1)) * _like(x, 0.5)
+    density = exp(x * x * _like(x, -0.5)) * _like(x, 1 / math.sqrt(2 * math.pi))
+    return grad * (distribution + x * density)
+
+
+reference_sigmoid = wide(_quiet(_reference_sigmoid))
+
+abs = _register("abs", "The absolute value of each element.", _numpy("abs"), _abs_grad, floats=False)
+negative = _register(
+    "negative", "The negative of each element.", lambda x: -x, lambda orig, grad: -grad, floats=False
+)
+exp = _register(
+    "exp", "The exponential of each element.", _numpy("exp"),
+    lambda orig, grad: grad * orig, vector=elementary.exp,
+)  # fmt: skip
+log = _register(
+    "log", "The natural logarithm of each element.", _numpy("log"),
+    lambda orig, grad: grad / orig.args[0],
+)  # fmt: skip
+sqrt = _register(
+    "sqrt", "The square root of each element.", _numpy("sqrt"),
+    lambda orig, grad: grad / (orig + orig),
+)  # fmt: skip
+rsqrt = _register(
+    "rsqrt", "1 / sqrt(x) of each element.", _quiet(lambda x: 1 / x**0.5),
+    lambda orig, grad: -(grad * orig / (orig.args[0] + orig.args[0])),
+)  # fmt: skip
+sigmoid = _register(
+    "sigmoid", "The logistic function of each element: 1 / (1 + exp(-x)).", _quiet(_reference_sigmoid),
+    lambda orig, grad: grad * orig * (ones_like(orig) - orig), vector=elementary.sigmoid,
+)  # fmt: skip
+tanh = _register(
+    "tanh", "The hyperbolic tangent of each element.", _numpy("tanh"),
+    lambda orig, grad: grad * (ones_like(orig) - orig * orig), vector=elementary.tanh,
+)  # fmt: skip
+erf = _register(
+    "erf", "The error function of each element.", _quiet(_reference_erf), _erf_grad,
+    vector=elementary.erf,
+)  # fmt: skip
+gelu = _register(
+    "gelu", "x Φ(x) of each element, with the normal distribution Φ: the exact form, by erf.",
+    _quiet(_reference_gelu), _gelu_grad, vector=_gelu,
+)  # fmt: skip
+relu = _register(
+    "relu", "Each element, zero where it is negative.", lambda x: x.clip(0), _relu_grad, floats=False
+)
+
+
+def _register_fill(name: str, description: str, value: int) -> Unary:
     register_op(name).describe(description).set_num_inputs(1).add_argument(
         "data", "Tensor", "The tensor whose type the result has."
     ).set_support_level(1).add_type_rel("Identity", identity_relation(numbers=False)).set_attr(
@@ -115,16 +232,24 @@ def _register_fill(name: str, description: str, value: int) -> None:
     register_injective_schedule(name)
     register_shape_func(name, False, elemwise_shape_func)
     register_gradient(name, lambda orig, grad: [None])
+    return _function(name, description, "the tensor whose shape and dtype the result has")
 
 
-_register_fill("ones_like", "A tensor of ones, of the type of the input.", 1)
-_register_fill("zeros_like", "A tensor of zeros, of the type of the input.", 0)
+ones_like: Unary = _register_fill("ones_like", "A tensor of ones, of the type of the input.", 1)
+zeros_like: Unary = _register_fill("zeros_like", "A tensor of zeros, of the type of the input.", 0)
 
 
 class CastAttrs(Attrs):
     """Attributes of cast."""
 
     dtype: str = field(description="The data type of the result", choices=DTYPES)
+
+
+class ClipAttrs(Attrs):
+    """Attributes of clip."""
+
+    a_min: float = field(description="The least value")
+    a_max: float = field(description="The largest value")
 
 
 def cast_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
@@ -137,9 +262,31 @@ def cast_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> boo
     return True
 
 
+def clip_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """The type of the input; the bounds are in order, and integers for a tensor of integers."""
+    assert isinstance(attrs, ClipAttrs)
+    ordered = attrs.a_min <= attrs.a_max
+    reporter.check(ordered, 0, f"a_min = {attrs.a_min:g} is more than a_max = {attrs.a_max:g}")
+    known = identity_relation()(types, attrs, reporter)
+    data = reporter.tensor(0)
+    if data is not None and data.dtype.startswith(("int", "uint")):
+        whole = attrs.a_min.is_integer() and attrs.a_max.is_integer()
+        reporter.check(whole, 0, f"bounds {attrs.a_min:g} and {attrs.a_max:g} must be integers too")
+        bits = int(data.dtype.lstrip("uint"))
+        low, high = (0, 2**bits - 1) if data.dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        fits = low <= attrs.a_min and attrs.a_max <= high
+        reporter.check(fits, 0, f"bounds {attrs.a_min:g} and {attrs.a_max:g} are out of its range")
+    return known
+
+
 register_op("cast").describe("The elements in another data type.").set_num_inputs(1).add_argument(
     "data", "Tensor", "The input tensor."
 ).set_attrs_type(CastAttrs).set_support_level(1).add_type_rel("Cast", cast_rel).set_attr(
+    "TOpPattern", TOpPattern.kElemWise
+)
+register_op("clip").describe("Each element, brought between two bounds.").set_num_inputs(1).add_argument(
+    "data", "Tensor", "The input tensor."
+).set_attrs_type(ClipAttrs).set_support_level(3).add_type_rel("Clip", clip_rel).set_attr(
     "TOpPattern", TOpPattern.kElemWise
 )
 
@@ -149,6 +296,13 @@ def compute_cast(attrs: CastAttrs, inputs: Sequence[Any], out_type: Type) -> lis
     from tvm import topi
 
     return [topi.cast(inputs[0], attrs.dtype)]
+
+
+@register_compute("clip")
+def compute_clip(attrs: ClipAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import topi
+
+    return [topi.clip(inputs[0], attrs.a_min, attrs.a_max)]
 
 
 @register_reference("cast")
@@ -161,8 +315,15 @@ def reference_cast(attrs: CastAttrs, inputs: Sequence[Any]) -> Any:
     return data.astype(np.float64 if wide_float else attrs.dtype)
 
 
-register_broadcast_schedule("cast")
-register_shape_func("cast", False, elemwise_shape_func)
+@register_reference("clip")
+def reference_clip(attrs: ClipAttrs, inputs: Sequence[Any]) -> Any:
+    data = widened(inputs[0])
+    return data.clip(data.dtype.type(attrs.a_min), data.dtype.type(attrs.a_max))
+
+
+for _name in ("cast", "clip"):
+    register_broadcast_schedule(_name)
+    register_shape_func(_name, False, elemwise_shape_func)
 
 
 @register_gradient("cast")
@@ -171,128 +332,13 @@ def cast_grad(orig: Call, grad: Expr) -> list[Expr]:
     return [cast(grad, orig.args[0].tensor_type.dtype)]
 
 
-@register_gradient("negative")
-def negative_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [-grad]."""
-    return [-grad]
-
-
-@register_gradient("exp")
-def exp_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad * exp(x)]."""
-    return [grad * orig]
-
-
-@register_gradient("log")
-def log_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad / x]."""
-    return [grad / orig.args[0]]
-
-
-@register_gradient("sqrt")
-def sqrt_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad / (2 * sqrt(x))]."""
-    return [grad / (orig + orig)]
-
-
-@register_gradient("sigmoid")
-def sigmoid_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad * sigmoid(x) * (1 - sigmoid(x))]."""
-    return [grad * orig * (ones_like(orig) - orig)]
-
-
-@register_gradient("tanh")
-def tanh_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad * (1 - tanh(x) * tanh(x))]."""
-    return [grad * (ones_like(orig) - orig * orig)]
-
-
-@register_gradient("relu")
-def relu_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad where x > 0, else 0]."""
-    zeros = zeros_like(orig)
-    return [where(greater(orig.args[0], zeros), grad, zeros)]
-
-
-def negative(data: Expr) -> Expr:
-    """The negative of each element.
-
-    Args:
-        data: a tensor of numbers.
-    """
-    return call("negative", data)
-
-
-def exp(data: Expr) -> Expr:
-    """The exponential of each element.
-
-    Args:
-        data: a floating-point tensor.
-    """
-    return call("exp", data)
-
-
-def log(data: Expr) -> Expr:
-    """The natural logarithm of each element.
-
-    Args:
-        data: a floating-point tensor.
-    """
-    return call("log", data)
-
-
-def sqrt(data: Expr) -> Expr:
-    """The square root of each element.
-
-    Args:
-        data: a floating-point tensor.
-    """
-    return call("sqrt", data)
-
-
-def sigmoid(data: Expr) -> Expr:
-    """The logistic function of each element: 1 / (1 + exp(-x)).
-
-    Args:
-        data: a floating-point tensor.
-    """
-    return call("sigmoid", data)
-
-
-def tanh(data: Expr) -> Expr:
-    """The hyperbolic tangent of each element.
-
-    Args:
-        data: a floating-point tensor.
-    """
-    return call("tanh", data)
-
-
-def relu(data: Expr) -> Expr:
-    """Each element, zero where it is negative.
-
-    Args:
-        data: a tensor of numbers.
-    """
-    return call("relu", data)
-
-
-def ones_like(data: Expr) -> Expr:
-    """A tensor of ones.
-
-    Args:
-        data: the tensor whose shape and dtype the result has.
-    """
-    return call("ones_like", data)
-
-
-def zeros_like(data: Expr) -> Expr:
-    """A tensor of zeros.
-
-    Args:
-        data: the tensor whose shape and dtype the result has.
-    """
-    return call("zeros_like", data)
+@register_gradient("clip")
+def clip_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [grad where x is within the bounds, else 0]."""
+    assert isinstance(orig.attrs, ClipAttrs)
+    x, zeros = orig.args[0], zeros_like(grad)
+    below = where(less_equal(x, _like(x, orig.attrs.a_max)), grad, zeros)
+    return [where(greater_equal(x, _like(x, orig.attrs.a_min)), below, zeros)]
 
 
 def cast(data: Expr, dtype: str) -> Expr:
@@ -303,3 +349,14 @@ def cast(data: Expr, dtype: str) -> Expr:
         dtype: the data type of the result.
     """
     return call("cast", data, dtype=dtype)
+
+
+def clip(data: Expr, a_min: float, a_max: float) -> Expr:
+    """Each element, brought between two bounds.
+
+    Args:
+        data: a tensor of numbers.
+        a_min: the least value; an integer for a tensor of integers.
+        a_max: the largest value, at least `a_min`.
+    """
+    return call("clip", data, a_min=a_min, a_max=a_max)

@@ -1,4 +1,4 @@
-"""Reductions over axes: sum, mean and max."""
+"""Reductions over axes: sum, mean, max, min and prod."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from strategy.op import (
     register_op,
     register_reference,
 )
-from strategy.ops.broadcast import equal
-from strategy.ops.elemwise import cast, ones_like
+from strategy.ops.broadcast import equal, where
+from strategy.ops.elemwise import cast, ones_like, zeros_like
 from strategy.ops.reshape import expand_dims
 from strategy.pattern import in_float32, register_reduce_schedule
 from strategy.reference import widened
@@ -46,6 +46,16 @@ def reduced_axes(attrs: ReduceAttrs, rank: int) -> tuple[int, ...]:
     return tuple(range(rank)) if attrs.axis is None else tuple(sorted(a % rank for a in attrs.axis))
 
 
+def reduced_shape(attrs: ReduceAttrs, reporter: TypeReporter, data: TensorType) -> list[Dim]:
+    """The shape of input 0 without the reduced axes, or with extent 1 there; checks the axes."""
+    if attrs.axis is not None:
+        normal_axes(reporter, 0, attrs.axis, data.ndim)
+    gone = reduced_axes(attrs, data.ndim)
+    if attrs.keepdims:
+        return [Dim(1) if i in gone else d for i, d in enumerate(data.shape)]
+    return [d for i, d in enumerate(data.shape) if i not in gone]
+
+
 def reduce_relation(*, floats: bool = False) -> TypeRelation:
     """The input's type without the reduced axes, or with extent 1 there."""
 
@@ -55,14 +65,7 @@ def reduce_relation(*, floats: bool = False) -> TypeRelation:
         if data is None:
             return False
         (require_float if floats else require_number)(reporter, 0, data)
-        if attrs.axis is not None:
-            normal_axes(reporter, 0, attrs.axis, data.ndim)
-        gone = reduced_axes(attrs, data.ndim)
-        if attrs.keepdims:
-            shape = [Dim(1) if i in gone else d for i, d in enumerate(data.shape)]
-        else:
-            shape = [d for i, d in enumerate(data.shape) if i not in gone]
-        reporter.assign(1, TensorType(shape, data.dtype))
+        reporter.assign(1, TensorType(reduced_shape(attrs, reporter, data), data.dtype))
         return True
 
     return relation
@@ -87,9 +90,15 @@ def _sum(x: Any, axis: Any, keepdims: bool) -> Any:
     return x.sum(axis=axis, keepdims=keepdims, dtype=x.dtype)
 
 
+def _prod(x: Any, axis: Any, keepdims: bool) -> Any:
+    return x.prod(axis=axis, keepdims=keepdims, dtype=x.dtype)
+
+
 _register("sum", "The sum over axes.", _sum)
 _register("mean", "The arithmetic mean over axes.", lambda x, **how: x.mean(**how), floats=True)
 _register("max", "The largest element over axes.", lambda x, **how: x.max(**how))
+_register("min", "The smallest element over axes.", lambda x, **how: x.min(**how))
+_register("prod", "The product over axes.", _prod)
 
 
 @register_compute("sum")
@@ -120,11 +129,26 @@ def compute_max(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> li
     return [topi.max(inputs[0], _axes(attrs), attrs.keepdims)]
 
 
+@register_compute("min")
+def compute_min(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import topi
+
+    return [topi.min(inputs[0], _axes(attrs), attrs.keepdims)]
+
+
+@register_compute("prod")
+@in_float32
+def compute_prod(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import topi
+
+    return [topi.prod(inputs[0], _axes(attrs), attrs.keepdims)]
+
+
 def _axes(attrs: ReduceAttrs) -> list[int] | None:
     return None if attrs.axis is None else list(attrs.axis)
 
 
-for _name in ("sum", "mean", "max"):
+for _name in ("sum", "mean", "max", "min", "prod"):
     register_reduce_schedule(_name)
 
 
@@ -153,13 +177,29 @@ def mean_grad(orig: Call, grad: Expr) -> list[Expr]:
 
 
 @register_gradient("max")
-def max_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad where the largest element is, shared out where several are equal]."""
+@register_gradient("min")
+def extreme_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [grad where the element is that was taken, shared out where several are equal]."""
     assert isinstance(orig.attrs, ReduceAttrs)
     x = orig.args[0]
-    largest = cast(equal(x, _kept(orig, orig)), x.tensor_type.dtype)
-    count = call("sum", largest, axis=orig.attrs.axis, keepdims=True)
-    return [_kept(orig, grad) / count * largest]
+    taken = cast(equal(x, _kept(orig, orig)), x.tensor_type.dtype)
+    count = call("sum", taken, axis=orig.attrs.axis, keepdims=True)
+    return [_kept(orig, grad) / count * taken]
+
+
+@register_gradient("prod")
+def prod_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [grad times the product of all other elements], right where elements are zero too."""
+    assert isinstance(orig.attrs, ReduceAttrs)
+    x = orig.args[0]
+    zeros, ones = zeros_like(x), ones_like(x)
+    zero = equal(x, zeros)
+    safe = where(zero, ones, x)
+    others = call("prod", safe, axis=orig.attrs.axis, keepdims=True) / safe
+    # A zero among the others makes their product zero.
+    found = call("sum", where(zero, ones, zeros), axis=orig.attrs.axis, keepdims=True)
+    other_zeros = found - where(zero, ones, zeros)
+    return [_kept(orig, grad) * where(equal(other_zeros, zeros), others, zeros)]
 
 
 def sum(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Expr:
@@ -193,3 +233,25 @@ def max(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = 
         keepdims: keep the reduced axes, with extent 1.
     """
     return call("max", data, axis=axis, keepdims=keepdims)
+
+
+def min(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Expr:
+    """The smallest element over axes.
+
+    Args:
+        data: a tensor of numbers.
+        axis: the axes to reduce; all of them where None.
+        keepdims: keep the reduced axes, with extent 1.
+    """
+    return call("min", data, axis=axis, keepdims=keepdims)
+
+
+def prod(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Expr:
+    """The product over axes, accumulated in the input's dtype.
+
+    Args:
+        data: a tensor of numbers.
+        axis: the axes to reduce; all of them where None.
+        keepdims: keep the reduced axes, with extent 1.
+    """
+    return call("prod", data, axis=axis, keepdims=keepdims)

@@ -1,4 +1,4 @@
-"""The same elements in another shape: reshape, reshape_like and expand_dims."""
+"""The same elements in another shape: reshape, reshape_like, expand_dims and squeeze."""
 
 from __future__ import annotations
 
@@ -72,6 +72,18 @@ class ExpandDimsAttrs(Attrs):
         super().__init__(**values)
 
 
+class SqueezeAttrs(Attrs):
+    """Attributes of squeeze. `axis` may be given as one integer."""
+
+    axis: tuple[int, ...] | None = field(None, "The axes of extent 1 to take away; all of them where None")
+
+    def __init__(self, **values: Any) -> None:
+        axis = values.get("axis")
+        if isinstance(axis, int) and not isinstance(axis, bool):
+            values["axis"] = (axis,)
+        super().__init__(**values)
+
+
 def expand_dims_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
     """The input's shape with new axes of extent 1."""
     assert isinstance(attrs, ExpandDimsAttrs)
@@ -83,6 +95,24 @@ def expand_dims_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter)
     kept = iter(data.shape)
     shape = [Dim(1) if i in new else next(kept) for i in range(rank)]
     reporter.assign(1, TensorType(shape, data.dtype))
+    return True
+
+
+def squeeze_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """The input's shape without axes of extent 1."""
+    assert isinstance(attrs, SqueezeAttrs)
+    data = reporter.tensor(0)
+    if data is None:
+        return False
+    if attrs.axis is None:
+        gone = [i for i, d in enumerate(data.shape) if d.is_constant and int(d) == 1]
+        known = all(d.is_constant for d in data.shape)
+        reporter.check(known, 0, "name the axes to take away where an extent is symbolic")
+    else:
+        gone = list(normal_axes(reporter, 0, attrs.axis, data.ndim))
+        for axis in gone:
+            reporter.check(data.shape[axis] == 1, 0, f"axis {axis} is not of extent 1")
+    reporter.assign(1, TensorType([d for i, d in enumerate(data.shape) if i not in gone], data.dtype))
     return True
 
 
@@ -104,10 +134,17 @@ register_op("expand_dims").describe("New axes of extent 1.").set_num_inputs(1).a
     "ExpandDims", expand_dims_rel
 ).set_attr("TOpPattern", TOpPattern.kInjective)
 
+register_op("squeeze").describe("The axes of extent 1 taken away.").set_num_inputs(1).add_argument(
+    "data", "Tensor", "The input tensor."
+).set_attrs_type(SqueezeAttrs).set_support_level(3).add_type_rel("Squeeze", squeeze_rel).set_attr(
+    "TOpPattern", TOpPattern.kInjective
+)
+
 
 @register_compute("reshape")
 @register_compute("reshape_like")
 @register_compute("expand_dims")
+@register_compute("squeeze")
 def compute_reshape(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     from tvm import topi
 
@@ -135,6 +172,13 @@ def reference_expand_dims(attrs: ExpandDimsAttrs, inputs: Sequence[Any]) -> Any:
     return np.expand_dims(widened(inputs[0]), attrs.axis)
 
 
+@register_reference("squeeze")
+def reference_squeeze(attrs: SqueezeAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    return np.squeeze(widened(inputs[0]), attrs.axis)
+
+
 @register_shape_func("reshape", False)
 def reshape_shape_func(attrs: ReshapeAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     shape = [inputs[0][i] if n == 0 else n for i, n in enumerate(attrs.newshape)]
@@ -155,13 +199,24 @@ def expand_dims_shape_func(attrs: ExpandDimsAttrs, inputs: Sequence[tuple[int, .
     return [tuple(1 if i in new else next(kept) for i in range(rank))]
 
 
+@register_shape_func("squeeze", False)
+def squeeze_shape_func(attrs: SqueezeAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    shape = inputs[0]
+    axes = range(len(shape)) if attrs.axis is None else attrs.axis
+    gone = {a % len(shape) for a in axes if shape[a] == 1}
+    if attrs.axis is not None and len(gone) < len(attrs.axis):
+        raise ShapeError(f"{shape} has another extent than 1 on one of axes {attrs.axis}")
+    return [tuple(n for i, n in enumerate(shape) if i not in gone)]
+
+
 register_shape_func("reshape_like", False, like_shape_func)
-for _name in ("reshape", "reshape_like", "expand_dims"):
+for _name in ("reshape", "reshape_like", "expand_dims", "squeeze"):
     register_injective_schedule(_name)
 
 
 @register_gradient("reshape")
 @register_gradient("expand_dims")
+@register_gradient("squeeze")
 def reshape_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Returns [grad in the input's shape]."""
     return [reshape_like(grad, orig.args[0])]
@@ -202,3 +257,13 @@ def expand_dims(data: Expr, axis: int | tuple[int, ...]) -> Expr:
         axis: where the result has them, counted in the result as NumPy does.
     """
     return call("expand_dims", data, axis=axis)
+
+
+def squeeze(data: Expr, axis: int | tuple[int, ...] | None = None) -> Expr:
+    """Takes away axes of extent 1.
+
+    Args:
+        data: the input tensor.
+        axis: the axes to take away; all of extent 1 where None.
+    """
+    return call("squeeze", data, axis=axis)

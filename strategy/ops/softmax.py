@@ -1,4 +1,4 @@
-"""softmax along an axis."""
+"""softmax along an axis, and its logarithm."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.elementary import exp
 from strategy.expr import Call, Expr, call
 from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
@@ -17,15 +18,33 @@ from strategy.op import (
     register_reference,
     register_terms,
 )
-from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
+from strategy.op_strategy import OpStrategy
+from strategy.ops.row import (
+    accumulator,
+    keep_row,
+    reader,
+    reduce_row,
+    row_space,
+    rowwise,
+    schedule_rows,
+)
+from strategy.pattern import (
+    in_float32,
+    register_cpu_implementations,
+    register_schedule,
+    schedule_plain_cpu,
+)
 from strategy.reference import widened
+from strategy.schedule import Outs
 from strategy.shape_func import elemwise_shape_func, register_shape_func
+from strategy.space import Config, ConfigSpace
+from strategy.target import Target
 from strategy.type_relation import normal_axis, require_float
 from strategy.types import TensorType, Type
 
 
 class SoftmaxAttrs(Attrs):
-    """Attributes of softmax."""
+    """Attributes of softmax and log_softmax."""
 
     axis: int = field(-1, "The axis along which the elements sum to 1")
 
@@ -48,6 +67,12 @@ register_op("softmax").describe("exp(x) / sum(exp(x)) along an axis.").set_num_i
     "TOpPattern", TOpPattern.kOpaque
 )
 
+register_op("log_softmax").describe("x - log(sum(exp(x))) along an axis.").set_num_inputs(1).add_argument(
+    "data", "Tensor", "The input tensor."
+).set_attrs_type(SoftmaxAttrs).set_support_level(1).add_type_rel("Softmax", softmax_rel).set_attr(
+    "TOpPattern", TOpPattern.kOpaque
+)
+
 
 @register_compute("softmax")
 @in_float32
@@ -55,6 +80,23 @@ def compute_softmax(attrs: SoftmaxAttrs, inputs: Sequence[Any], out_type: Type) 
     from tvm import topi
 
     return [topi.nn.softmax(inputs[0], axis=attrs.axis)]
+
+
+@register_compute("log_softmax")
+@in_float32
+def compute_log_softmax(attrs: SoftmaxAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import te, tirx, topi
+
+    data = inputs[0]
+    axis = attrs.axis % len(data.shape)
+    largest = topi.max(data, axis, keepdims=True)
+    total = topi.sum(topi.exp(topi.subtract(data, largest)), axis, keepdims=True)
+
+    def shifted(*i: Any) -> Any:
+        row = (*i[:axis], 0, *i[axis + 1 :])
+        return data(*i) - largest(*row) - tirx.log(total(*row))
+
+    return [te.compute(data.shape, shifted, name="log_softmax")]
 
 
 @register_reference("softmax")
@@ -66,15 +108,94 @@ def reference_softmax(attrs: SoftmaxAttrs, inputs: Sequence[Any]) -> Any:
     return powers / powers.sum(axis=attrs.axis, keepdims=True)
 
 
+@register_reference("log_softmax")
+def reference_log_softmax(attrs: SoftmaxAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    data = widened(inputs[0])
+    shifted = data - data.max(axis=attrs.axis, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=attrs.axis, keepdims=True))
+
+
 @register_terms("softmax")
+@register_terms("log_softmax")
 def softmax_terms(attrs: SoftmaxAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
     return int(inputs[0].shape[attrs.axis])
 
 
 schedule_softmax = GenericFunc("schedule_softmax")
 schedule_softmax.register("cpu", schedule_plain_cpu)
-register_schedule("softmax", schedule_softmax)
-register_shape_func("softmax", False, elemwise_shape_func)
+for _name in ("softmax", "log_softmax"):
+    register_schedule(_name, schedule_softmax)
+    register_shape_func(_name, False, elemwise_shape_func)
+
+
+def compute_softmax_row(
+    attrs: SoftmaxAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
+) -> list[Any]:
+    """Powers are kept between their sum and the division by it."""
+    from tvm import te, tirx
+
+    *rows, extent = (int(d) for d in out_type.shape)
+    dtype = accumulator(out_type.dtype)
+    read, one = reader(inputs[0], dtype), tirx.const(1, dtype)
+    largest = reduce_row("max", rows, extent, dtype, read, config, "max")
+    powers = keep_row(rows, extent, lambda *i: exp(read(*i) - largest(*i[:-1])), config, "powers")
+    scale = reduce_row("sum", rows, extent, dtype, powers, config, "sum", lambda total: one / total)
+
+    def ratio(*i: Any) -> Any:
+        return (powers(*i) * scale(*i[:-1])).astype(out_type.dtype)
+
+    return [te.compute((*rows, extent), ratio, name="softmax")]
+
+
+def compute_log_softmax_row(
+    attrs: SoftmaxAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
+) -> list[Any]:
+    """Powers are needed for their sum alone."""
+    from tvm import te, tirx
+
+    *rows, extent = (int(d) for d in out_type.shape)
+    dtype = accumulator(out_type.dtype)
+    read = reader(inputs[0], dtype)
+    largest = reduce_row("max", rows, extent, dtype, read, config, "max")
+
+    def power(*i: Any) -> Any:
+        return exp(read(*i) - largest(*i[:-1]))
+
+    logarithm = reduce_row("sum", rows, extent, dtype, power, config, "sum", tirx.log)
+
+    def shifted(*i: Any) -> Any:
+        return (read(*i) - largest(*i[:-1]) - logarithm(*i[:-1])).astype(out_type.dtype)
+
+    return [te.compute((*rows, extent), shifted, name="log_softmax")]
+
+
+def softmax_row_space(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """That of all operators over rows."""
+    return row_space(inputs, target)
+
+
+def schedule_softmax_row(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Row by row."""
+    return schedule_rows(outs, config)
+
+
+def _add_row(name: str, compute: Any) -> None:
+    def add(strategy: OpStrategy, attrs: Any, inputs: Any, out_type: Type, target: Target) -> None:
+        if rowwise(attrs.axis, inputs):
+            strategy.add_implementation(
+                compute, schedule_softmax_row, f"{name}_row.cpu", 12,
+                space=softmax_row_space, symbolic=False,
+            )  # fmt: skip
+
+    register_cpu_implementations(name, add)
+
+
+_add_row("softmax", compute_softmax_row)
+_add_row("log_softmax", compute_log_softmax_row)
 
 
 @register_gradient("softmax")
@@ -85,6 +206,14 @@ def softmax_grad(orig: Call, grad: Expr) -> list[Expr]:
     return [(grad - total) * orig]
 
 
+@register_gradient("log_softmax")
+def log_softmax_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [grad - sum(grad) * softmax(x)]."""
+    assert isinstance(orig.attrs, SoftmaxAttrs)
+    total = call("sum", grad, axis=orig.attrs.axis, keepdims=True)
+    return [grad - total * call("exp", orig)]
+
+
 def softmax(data: Expr, axis: int = -1) -> Expr:
     """exp(x) / sum(exp(x)) along an axis, computed without overflow.
 
@@ -93,3 +222,13 @@ def softmax(data: Expr, axis: int = -1) -> Expr:
         axis: the axis along which the elements sum to 1.
     """
     return call("softmax", data, axis=axis)
+
+
+def log_softmax(data: Expr, axis: int = -1) -> Expr:
+    """The logarithm of softmax along an axis, computed without overflow.
+
+    Args:
+        data: a floating-point tensor.
+        axis: the axis along which the exponentials of the elements sum to 1.
+    """
+    return call("log_softmax", data, axis=axis)

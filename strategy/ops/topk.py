@@ -68,18 +68,23 @@ def topi_topk(*args: Any) -> Any:
     return topi.topk(*args)
 
 
+def sorted_order(data: Any, axis: int, *, is_ascend: bool) -> Any:
+    """The indices of NumPy's stable sort along an axis, the lower first among equals."""
+    import numpy as np
+
+    if is_ascend:
+        return np.argsort(data, axis=axis, kind="stable")
+    # Sort the reverse, then reverse.
+    order = np.flip(np.argsort(np.flip(data, axis), axis=axis, kind="stable"), axis)
+    return data.shape[axis] - 1 - order
+
+
 @register_reference("topk")
 def reference_topk(attrs: TopKAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
     data = widened(inputs[0])
-    extent = data.shape[attrs.axis]
-    if attrs.is_ascend:
-        order = np.argsort(data, axis=attrs.axis, kind="stable")
-    else:
-        # The lower index first among equals: sort the reverse, then reverse.
-        order = np.flip(np.argsort(np.flip(data, attrs.axis), axis=attrs.axis, kind="stable"), attrs.axis)
-        order = extent - 1 - order
+    order = sorted_order(data, attrs.axis, is_ascend=attrs.is_ascend)
     indices = np.take(order, range(attrs.k), axis=attrs.axis).astype(attrs.dtype)
     values = np.take_along_axis(data, indices, axis=attrs.axis)
     return {"values": values, "indices": indices}.get(attrs.ret_type, (values, indices))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategy.lower import Role, lower
-from strategy.op import TOpPattern, all_ops
+from strategy.op import TOpPattern, all_ops, get_op
 from strategy.op_strategy import evaluate
 from strategy.target import Target
 from strategy.workload import EpilogueStep, Input, Workload
@@ -77,6 +77,17 @@ CASES = [
     ("maximum", {"lhs": "float32[300,77]", "rhs": "float32[77]"}, {}),
     ("equal", {"lhs": "int32[5,7]", "rhs": "int32[7]"}, {}),
     ("greater", {"lhs": "float32[50,70]", "rhs": "float32[70]"}, {}),
+    *((op, {"data": "float32[13,129]"}, {}) for op in ("erf", "gelu")),
+    *((op, {"data": "float64[13,9]"}, {}) for op in ("erf", "gelu")),
+    ("gelu", {"data": "bfloat16[13,9]"}, {}),
+    ("abs", {"data": "float32[13,129]"}, {}),
+    ("abs", {"data": "int16[7]"}, {}),
+    ("clip", {"data": "float32[130,7]"}, {"a_min": -0.25, "a_max": 0.5}),
+    ("clip", {"data": "int8[130]"}, {"a_min": -3, "a_max": 4}),
+    *((op, {"lhs": "int8[50,7]", "rhs": "int8[7]"}, {}) for op in ("not_equal", "less", "less_equal", "greater_equal")),
+    ("minimum", {"lhs": "float64[5,1]", "rhs": "float64[7]"}, {}),
+    ("bias_add", {"data": "float32[2,5,7]", "bias": "float32[5]"}, {}),
+    ("bias_add", {"data": "int32[2,5,7]", "bias": "int32[7]"}, {"axis": -1}),
     ("where", {"condition": "bool[5,1]", "x": "float32[5,70]", "y": "float32[70]"}, {}),
     ("collapse_sum_like", {"data": "float32[4,5,6]", "collapse_type": "float32[5,1]"}, {}),
     ("collapse_sum_like", {"data": "float32[4,5]", "collapse_type": "float32[4,5]"}, {}),
@@ -87,9 +98,27 @@ CASES = [
     ("mean", {"data": "float32[80,300]"}, {"axis": [-1], "keepdims": True}),
     ("max", {"data": "int32[80,30,3]"}, {"axis": [0, 2]}),
     ("max", {"data": "float32[7]"}, {}),
+    ("min", {"data": "float64[8,3,50]"}, {"axis": [0, 2], "keepdims": True}),
+    ("prod", {"data": "float32[8,6]"}, {"axis": [1]}),
+    ("prod", {"data": "int64[4,3]"}, {}),
+    ("argmax", {"data": "float32[8,3,50]"}, {"axis": [1]}),
+    ("argmax", {"data": "int32[8,30]"}, {"axis": [-1], "keepdims": True, "dtype": "int64"}),
+    ("argmin", {"data": "float64[4,5,6]"}, {"axis": [0, 2]}),
+    ("argmin", {"data": "uint8[400]"}, {}),
     ("reshape", {"data": "float32[4,6]"}, {"newshape": [3, -1]}),
     ("reshape_like", {"data": "int8[4,6]", "shape_like": "float32[24]"}, {}),
     ("expand_dims", {"data": "float32[4,6]"}, {"axis": [0, -1]}),
+    ("squeeze", {"data": "float32[1,6,1]"}, {}),
+    ("squeeze", {"data": "bool[1,6,1]"}, {"axis": [-1]}),
+    ("strided_slice", {"data": "float32[4,60]"}, {"begin": [1, -3], "end": [9, 2], "strides": [1, -4]}),
+    ("strided_slice", {"data": "int8[4,60]"}, {"begin": [2], "end": [50], "axes": [-1]}),
+    ("strided_slice_backward", {"grad": "float32[3,14]", "data": "float32[4,60]"},
+     {"begin": [1, -3], "end": [9, 2], "strides": [1, -4]}),
+    ("take", {"data": "float32[9,20]", "indices": "int32[3,2]"}, {"axis": 0}),
+    ("take", {"data": "int8[9,20]", "indices": "int64[3]"}, {"axis": -1, "mode": "wrap"}),
+    ("take", {"data": "bool[9,20]", "indices": "int8[]"}, {}),
+    ("take_backward", {"grad": "float32[3,2,20]", "indices": "int32[3,2]", "data": "float32[9,20]"}, {"axis": 0}),
+    ("take_backward", {"grad": "float16[7]", "indices": "int64[7]", "data": "float16[3,4]"}, {"mode": "wrap"}),
     ("transpose", {"data": "float32[4,6,33]"}, {"axes": [2, 0, 1]}),
     ("transpose", {"data": "int16[40,60]"}, {}),
     ("concatenate", {"data.0": "float32[4,6]", "data.1": "float32[4,5]", "data.2": "float32[4,1]"}, {"axis": 1}),
@@ -105,11 +134,18 @@ CASES = [
     ("topk", {"data": "int32[5,40]"}, {"k": 2, "axis": 0, "ret_type": "values"}),
     ("softmax", {"data": "float32[40,126]"}, {}),
     ("softmax", {"data": "float64[4,6,5]"}, {"axis": 1}),
-    ("batch_matmul", {"x": "float32[3,7,20]", "y": "float32[1,9,20]"}, {}),
-    ("batch_matmul", {"x": "float64[1,20,7]", "y": "float64[3,20,9]"}, {"transpose_a": True, "transpose_b": False}),
-    ("batch_matmul", {"x": "int32[2,3,4]", "y": "int32[2,4,5]"}, {"transpose_b": False}),
+    ("log_softmax", {"data": "float32[40,126]"}, {}),
+    ("log_softmax", {"data": "float16[4,6,5]"}, {"axis": 1}),
+    ("layer_norm", {"data": "float32[4,6,75]", "gamma": "float32[75]", "beta": "float32[75]"}, {}),
+    ("layer_norm", {"data": "float64[4,6,5]", "gamma": "float64[6]", "beta": "float64[6]"}, {"axis": 1}),
+    ("layer_norm", {"data": "bfloat16[4,65]", "gamma": "bfloat16[65]", "beta": "bfloat16[65]"}, {}),
+    ("argsort", {"data": "float32[4,26]"}, {}),
+    ("argsort", {"data": "int32[4,26,3]"}, {"axis": 1, "is_ascend": False, "dtype": "int64"}),
     ("max_pool2d", {"data": "float32[1,3,15,17]"}, {"pool_size": 3, "strides": 2, "padding": 1}),
     ("max_pool2d", {"data": "int32[2,1,9,9]"}, {"pool_size": [2, 3], "dilation": [2, 1]}),
+    ("avg_pool2d", {"data": "float32[1,3,15,17]"}, {"pool_size": 3, "strides": 2, "padding": 1}),
+    ("avg_pool2d", {"data": "float16[2,1,9,9]"}, {"pool_size": [2, 3], "padding": 1, "count_include_pad": True}),
+    ("global_avg_pool2d", {"data": "float32[2,3,7,7]"}, {}),
     ("conv2d_backward_data",
      {"grad": "float32[2,6,7,15]", "weight": "float32[6,2,3,3]", "data": "float32[2,4,15,17]"},
      {"groups": 2, "strides": [2, 1]}),
@@ -123,16 +159,15 @@ CASES = [
     ("softmax", {"data": "float32[16,30000]"}, {}),
     ("cumsum", {"data": "float16[1600]"}, {}),
     ("cumsum", {"data": "float32[200000]"}, {}),
-    ("batch_matmul", {"x": "float16[4,12,76]", "y": "float16[4,9,76]"}, {}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("op", "inputs", "attrs"), CASES, ids=lambda v: v if isinstance(v, str) else "")
 def test_operator(op, inputs, attrs):
-    assert len(check(make(op, inputs, attrs))) == 1
+    assert check(make(op, inputs, attrs))
 
 
-@pytest.mark.parametrize("op", ["log", "sqrt"])
+@pytest.mark.parametrize("op", ["log", "sqrt", "rsqrt"])
 def test_of_positive_numbers(op):
     # Random inputs are in -1 … 1: NaN is the right answer there, so shift them.
     import tvm
@@ -141,58 +176,41 @@ def test_of_positive_numbers(op):
     data = np.random.default_rng(0).uniform(0.1, 9, (37, 5)).astype("float32")
     out = tvm.runtime.tensor(np.full_like(data, 77))
     artefact.main(tvm.runtime.tensor(data), out)
-    np.testing.assert_allclose(out.numpy(), getattr(np, op)(data.astype("float64")), rtol=1e-6, atol=1e-6)
+    expected = get_op(op).get_attr("FReference")(None, [data])
+    np.testing.assert_allclose(out.numpy(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_power_of_positive_numbers():
+    import tvm
+
+    types = {"lhs": "float32[37,5]", "rhs": "float32[5]"}
+    artefact = lower(make("power", types), TARGET, "broadcast.cpu").compile()
+    rng = np.random.default_rng(0)
+    lhs, rhs = rng.uniform(0.1, 9, (37, 5)).astype("float32"), rng.uniform(-3, 3, 5).astype("float32")
+    out = tvm.runtime.tensor(np.full_like(lhs, 77))
+    artefact.main(tvm.runtime.tensor(lhs), tvm.runtime.tensor(rhs), out)
+    np.testing.assert_allclose(out.numpy(), lhs.astype("float64") ** rhs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["exp", "sigmoid", "tanh", "erf", "gelu"])
+def test_elementary_functions_over_their_whole_range(op):
+    import tvm
+
+    data = np.concatenate([np.linspace(-120, 120, 24001), np.geomspace(1e-30, 1, 500), [np.inf, -np.inf, np.nan]])
+    data = data.astype("float32")
+    artefact = lower(make(op, {"data": f"float32[{data.size}]"}), TARGET, "broadcast.cpu").compile()
+    out = tvm.runtime.tensor(np.full_like(data, 77))
+    artefact.main(tvm.runtime.tensor(data), out)
+    expected = get_op(op).get_attr("FReference")(None, [data])
+    # Where gelu vanishes, 1 + erf(x) keeps few digits, as everywhere.
+    absolute = 3e-6 if op == "gelu" else 1e-37
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(out.numpy(), expected.astype("float32"), rtol=5e-7, atol=absolute)
 
 
 def test_every_operator_is_here():
-    covered = {op for op, *_ in CASES} | {"log", "sqrt", "conv2d", "dense"}
+    covered = {op for op, *_ in CASES} | {"log", "sqrt", "rsqrt", "power", "batch_matmul", "conv2d", "dense"}
     assert set(all_ops()) == covered
-
-
-CONVOLUTIONS = [
-    ("float32[1,3,15,17]", "float32[5,3,3,3]", {"strides": [2, 1], "padding": [1, 2, 0, 1], "dilation": [1, 2]},
-     {"conv2d_nchw.cpu"}),
-    ("float32[2,4,9,8]", "float32[6,2,3,2]", {"groups": 2}, {"conv2d_nchw.cpu"}),
-    ("float64[2,4,9,8]", "float64[8,1,3,3]", {"groups": 4, "padding": 1},
-     {"conv2d_nchw.cpu", "depthwise_conv2d_nchw.cpu"}),
-    ("float32[2,4,9,8]", "float32[4,1,5,3]", {"groups": 4, "strides": 2},
-     {"conv2d_nchw.cpu", "depthwise_conv2d_nchw.cpu"}),
-    ("float32[2,4,15,17]", "float32[8,4,3,3]", {"padding": 1}, {"conv2d_nchw.cpu", "conv2d_nchw_winograd.cpu"}),
-    ("float64[1,5,6,3]", "float64[2,5,3,3]", {"padding": [1, 0, 2, 1]},
-     {"conv2d_nchw.cpu", "conv2d_nchw_winograd.cpu"}),
-    ("int32[1,3,8,8]", "int32[4,3,3,3]", {}, {"conv2d_nchw.cpu"}),
-    ("bfloat16[1,64,8,8]", "bfloat16[8,64,3,3]", {"padding": 1}, {"conv2d_nchw.cpu"}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("constants", [(), ("weight",)], ids=["", "constant"])
-@pytest.mark.parametrize(("data", "weight", "attrs", "implementations"), CONVOLUTIONS)
-def test_conv2d(data, weight, attrs, implementations, constants):
-    workload = make("conv2d", {"data": data, "weight": weight}, attrs, constants)
-    assert check(workload) == implementations
-
-
-@pytest.mark.parametrize(
-    "attrs",
-    [{"strides": 2}, {"dilation": 2}, {"strides": [1, 2]}, {"groups": 2}],
-)
-def test_winograd_is_only_where_it_can_be(attrs):
-    channels = 8 // attrs.get("groups", 1)
-    workload = make("conv2d", {"data": "float32[1,8,9,9]", "weight": f"float32[4,{channels},3,3]"}, attrs)
-    assert "conv2d_nchw_winograd.cpu" not in [i.name for _, i in evaluate(workload, TARGET)]
-
-
-@pytest.mark.parametrize("name", ["conv2d_nchw.cpu", "conv2d_nchw_winograd.cpu", "depthwise_conv2d_nchw.cpu"])
-def test_convolutions_with_an_epilogue(name):
-    depthwise = name.startswith("depthwise")
-    workload = make(
-        "conv2d",
-        {"data": "float32[1,4,9,9]", "weight": f"float32[4,{1 if depthwise else 4},3,3]"},
-        {"padding": 1, "groups": 4 if depthwise else 1},
-        ("weight",),
-        [BIAS, RELU, EpilogueStep("add", (Input("residual", "float32[1,4,9,9]"), None))],
-    )
-    assert check(workload, name) == {name}
 
 
 def test_chains_and_a_value_used_twice():
@@ -235,31 +253,3 @@ def test_broadcasts_over_many_shapes(whole, data, op, dtype):
         shapes.append(kept[data.draw(st.integers(0, len(kept))) :])
     lhs, rhs = (f"{dtype}[{','.join(map(str, s))}]" for s in shapes)
     check(make(op, {"lhs": lhs, "rhs": rhs}))
-
-
-@settings(max_examples=5)
-@given(
-    batch=st.integers(1, 2), channels=st.integers(1, 5), out_channels=st.integers(1, 18),
-    height=st.integers(3, 12), width=st.integers(3, 20), padding=st.integers(0, 2),
-)  # fmt: skip
-def test_winograd_over_many_shapes(batch, channels, out_channels, height, width, padding):
-    workload = make(
-        "conv2d",
-        {"data": f"float32[{batch},{channels},{height},{width}]", "weight": f"float32[{out_channels},{channels},3,3]"},
-        {"padding": padding},
-    )  # fmt: skip
-    assert check(workload, "conv2d_nchw_winograd.cpu")
-
-
-@settings(max_examples=12)
-@given(
-    image=st.tuples(st.integers(5, 12), st.integers(5, 20)), kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)), padding=st.tuples(*[st.integers(0, 2)] * 4),
-    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)), groups=st.sampled_from([1, 2, 4]),
-)  # fmt: skip
-def test_direct_and_depthwise_over_many_shapes(image, kernel, strides, padding, dilation, groups):
-    shape = f"float32[8,{4 // groups},{kernel[0]},{kernel[1]}]"
-    attrs = {"strides": strides, "padding": padding, "dilation": dilation, "groups": groups}
-    workload = make("conv2d", {"data": f"float32[1,4,{image[0]},{image[1]}]", "weight": shape}, attrs)
-    ran = check(workload)
-    assert ("depthwise_conv2d_nchw.cpu" in ran) == (groups == 4)

@@ -14,25 +14,47 @@ from strategy.expr import Constant, Expr, Tuple, Var, call
 from strategy.gradient import GradientError, gradient, register_gradient
 from strategy.inference import infer_type
 from strategy.op import register_op, register_reference
+from strategy.ops.avg_pool2d import global_avg_pool2d
 from strategy.ops.batch_matmul import batch_matmul
+from strategy.ops.bias_add import bias_add
 from strategy.ops.broadcast import (
     add,
     collapse_sum_like,
     divide,
     maximum,
+    minimum,
     multiply,
+    power,
     subtract,
     where,
 )
 from strategy.ops.concatenate import concat, concatenate, split
 from strategy.ops.conv2d import conv2d
 from strategy.ops.dense import dense
-from strategy.ops.elemwise import exp, log, negative, ones_like, relu, sigmoid, sqrt, tanh
+from strategy.ops.elemwise import abs as absolute
+from strategy.ops.elemwise import (
+    clip,
+    erf,
+    exp,
+    gelu,
+    log,
+    negative,
+    ones_like,
+    relu,
+    rsqrt,
+    sigmoid,
+    sqrt,
+    tanh,
+)
+from strategy.ops.layer_norm import layer_norm
 from strategy.ops.reduce import max as reduce_max
-from strategy.ops.reduce import mean
+from strategy.ops.reduce import mean, prod
+from strategy.ops.reduce import min as reduce_min
 from strategy.ops.reduce import sum as reduce_sum
-from strategy.ops.reshape import expand_dims, reshape, reshape_like
-from strategy.ops.softmax import softmax
+from strategy.ops.reshape import expand_dims, reshape, reshape_like, squeeze
+from strategy.ops.softmax import log_softmax, softmax
+from strategy.ops.strided_slice import strided_slice
+from strategy.ops.take import take
 from strategy.ops.transpose import transpose
 from strategy.reference import evaluate
 from strategy.type_relation import identity_relation
@@ -81,27 +103,39 @@ def broadcasts(draw: st.DrawFn) -> list[tuple[int, ...]]:
     return pair
 
 
-@pytest.mark.parametrize("op", [exp, negative, sigmoid, tanh, relu])
+@pytest.mark.parametrize("op", [absolute, exp, negative, sigmoid, tanh, relu, erf, gelu])
 @given(shape=shapes)
 def test_elementwise(op, shape):
     check(op, [shape])
 
 
-@pytest.mark.parametrize("op", [log, sqrt])
+@pytest.mark.parametrize("op", [log, sqrt, rsqrt])
 @given(shape=shapes)
 def test_elementwise_of_positive_numbers(op, shape):
     check(op, [shape], 0.5, 2.0)
 
 
-@pytest.mark.parametrize("op", [add, subtract, multiply, maximum])
+@pytest.mark.parametrize("op", [add, subtract, multiply, maximum, minimum])
 @given(pair=broadcasts())
 def test_broadcast(op, pair):
     check(op, pair)
 
 
+@pytest.mark.parametrize("op", [divide, power])
 @given(pair=broadcasts())
-def test_divide(pair):
-    check(divide, pair, 0.5, 2.0)
+def test_of_positive_operands(op, pair):
+    check(op, pair, 0.5, 2.0)
+
+
+def test_power_of_zero_has_the_limit_for_its_gradient():
+    x, y = Var("x", "float64[2]"), Var("y", "float64[2]")
+    found = evaluate(Tuple(gradient(power(x, y), [x, y])), {"x": np.zeros(2), "y": np.array([2.0, 1.0])})
+    np.testing.assert_allclose(found, [[0, 1], [0, 0]])
+
+
+@given(shape=shapes)
+def test_clip(shape):
+    check(lambda x: clip(x, -0.5, 0.25), [shape])
 
 
 @given(pair=broadcasts())
@@ -111,7 +145,7 @@ def test_where(pair):
     check(lambda x, y: where(condition, x, y), pair)
 
 
-@pytest.mark.parametrize("op", [reduce_sum, mean, reduce_max])
+@pytest.mark.parametrize("op", [reduce_sum, mean, reduce_max, reduce_min, prod])
 @given(shape=st.lists(extents, min_size=1, max_size=3), keepdims=st.booleans(), data=st.data())
 def test_reduction(op, shape, keepdims, data):
     axes = st.sets(st.integers(-len(shape), -1), min_size=1).map(lambda s: tuple(sorted(s)))
@@ -125,6 +159,13 @@ def test_max_shares_the_gradient_out_among_equals():
     np.testing.assert_allclose(
         evaluate(found, {"x": np.array([1.0, 3.0, 3.0, 0.0])}), [0, 0.5, 0.5, 0]
     )
+
+
+def test_the_product_has_a_gradient_at_zeros():
+    x = Var("x", "float64[3,3]")
+    at = np.array([[2.0, 3.0, 4.0], [0.0, 3.0, 4.0], [0.0, 3.0, 0.0]])
+    (found,) = gradient(prod(x, axis=1))
+    np.testing.assert_allclose(evaluate(found, {"x": at}), [[12, 8, 6], [12, 0, 0], [0, 0, 0]])
 
 
 @given(m=extents, n=extents, k=extents)
@@ -149,6 +190,34 @@ def test_reshape():
     check(lambda x: reshape(x, (0, -1)), [(2, 3, 2)])
     check(reshape_like, [(2, 6), (3, 4)])
     check(lambda x: expand_dims(x, (0, -1)), [(2, 3)])
+    check(squeeze, [(2, 1, 3, 1)])
+
+
+@given(
+    shape=st.tuples(extents, extents), begin=st.tuples(*[st.integers(-5, 4)] * 2), data=st.data(),
+    strides=st.tuples(*[st.sampled_from([-2, -1, 1, 2])] * 2),
+)  # fmt: skip
+def test_strided_slice(shape, begin, strides, data):
+    end = data.draw(st.tuples(*[st.integers(-6, 5)] * 2))
+    check(lambda x: strided_slice(x, begin, end, strides), [shape])
+
+
+@pytest.mark.parametrize("mode", ["clip", "wrap"])
+@given(axis=st.none() | st.integers(-2, 1), indices=st.lists(st.integers(-9, 9), min_size=1, max_size=5))
+def test_take(mode, axis, indices):
+    check(lambda x: take(x, np.array(indices), axis, mode), [(2, 3)])
+
+
+@given(shape=st.lists(extents, min_size=1, max_size=3), data=st.data())
+def test_vectors_along_an_axis(shape, data):
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    vector = (shape[axis],)
+    check(lambda x, b: bias_add(x, b, axis), [tuple(shape), vector])
+    check(lambda x, g, b: layer_norm(x, g, b, axis, 0.1), [tuple(shape), vector, vector])
+
+
+def test_global_avg_pool2d():
+    check(global_avg_pool2d, [(2, 3, 2, 4)])
 
 
 @given(lengths=st.lists(extents, min_size=1, max_size=4), axis=st.sampled_from([0, 1, -1]))
@@ -173,6 +242,7 @@ def test_split_of_which_a_part_is_unused():
 def test_softmax(shape, data):
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     check(lambda x: softmax(x, axis), [tuple(shape)])
+    check(lambda x: log_softmax(x, axis), [tuple(shape)])
 
 
 @st.composite

@@ -1,0 +1,113 @@
+"""Elementary functions of float32 as arithmetic on vectors.
+
+LLVM has no vector form of `exp` and its like: it calls the C library once per element, which takes
+eight times as long. Expressions of other dtypes are left to it. All functions keep NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+# exp(r) for |r| ≤ ln(2) / 2 is 1 + r + r² P(r); from Cephes (S. L. Moshier), expf.
+_EXP = (
+    1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
+    5.0000001201e-1,
+)  # fmt: skip
+_LOG2E = 1.44269504088896341
+# ln(2) in two parts, the first exact in float32 even times an exponent.
+_LN2 = (0.693359375, -2.12194440e-4)
+# tanh(x) is x P(x²) / Q(x²) for |x| ≤ 9, beyond which it is 1; erf(x) likewise up to 4: minimax
+# fits that TVM's `fast_tanh` and `fast_erf`, and Eigen, use.
+_TANH = (
+    (
+        -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
+        1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,
+    ),
+    (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03),
+)  # fmt: skip
+_ERF = (
+    (
+        -2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05,
+        -7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02,
+    ),
+    (
+        -1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03,
+        -1.42647390514189e-02,
+    ),
+)  # fmt: skip
+
+
+def exp(x: Any) -> Any:
+    """The number e to the power of an expression: within one unit in the last place, subnormal results too."""
+    from tvm import tirx
+
+    if str(x.ty.dtype) != "float32":
+        return tirx.exp(x)
+    bounded = _clamp(x, -104.0, 89.0)  # where the result is 0 and infinity
+    n = tirx.floor(bounded * _number(_LOG2E) + _number(0.5))
+    r = bounded - n * _number(_LN2[0]) - n * _number(_LN2[1])
+    power = _polynomial(_EXP, r) * r * r + r + _number(1.0)
+    exponent = tirx.Cast("int32", n)
+    half = exponent >> 1  # in two steps: 2ⁿ alone may be out of range where the product is not
+    return power * _power_of_two(half) * _power_of_two(exponent - half)
+
+
+def tanh(x: Any) -> Any:
+    """The hyperbolic tangent of an expression, within two units in the last place."""
+    from tvm import tirx
+
+    if str(x.ty.dtype) != "float32":
+        return tirx.tanh(x)
+    return _odd_ratio(_clamp(x, -9.0, 9.0), _TANH)
+
+
+def erf(x: Any) -> Any:
+    """The error function of an expression, within three units in the last place."""
+    from tvm import tirx
+
+    if str(x.ty.dtype) != "float32":
+        return tirx.erf(x)
+    return _odd_ratio(_clamp(x, -4.0, 4.0), _ERF)
+
+
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + exp(-x)) of an expression."""
+    from tvm import tirx
+
+    one = tirx.const(1, str(x.ty.dtype))
+    return one / (one + exp(-x))
+
+
+def _number(value: float) -> Any:
+    from tvm import tirx
+
+    return tirx.const(value, "float32")
+
+
+def _clamp(x: Any, low: float, high: float) -> Any:
+    """`x` between two bounds. Comparisons, because minimum and maximum lose NaN."""
+    from tvm import tirx
+
+    upper = tirx.Select(x > _number(high), _number(high), x)
+    return tirx.Select(x < _number(low), _number(low), upper)
+
+
+def _polynomial(coefficients: Sequence[float], x: Any) -> Any:
+    """The polynomial of these coefficients, the highest first, by Horner's rule."""
+    value = _number(coefficients[0])
+    for coefficient in coefficients[1:]:
+        value = value * x + _number(coefficient)
+    return value
+
+
+def _odd_ratio(x: Any, ratio: tuple[Sequence[float], Sequence[float]]) -> Any:
+    square = x * x
+    return x * _polynomial(ratio[0], square) / _polynomial(ratio[1], square)
+
+
+def _power_of_two(exponent: Any) -> Any:
+    """2 to an int32 in -126 … 127, put together from its bits."""
+    from tvm import tirx
+
+    return tirx.reinterpret("float32", (exponent + 127) << 23)

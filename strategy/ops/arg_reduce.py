@@ -1,0 +1,101 @@
+"""argmax and argmin: where the largest and the smallest elements over axes are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs, field
+from strategy.expr import Expr, call
+from strategy.gradient import register_gradient
+from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.ops.reduce import ReduceAttrs, reduced_axes, reduced_shape
+from strategy.pattern import register_reduce_schedule
+from strategy.reference import widened
+from strategy.shape_func import reduce_shape_func, register_shape_func
+from strategy.type_relation import require_number
+from strategy.types import TensorType, Type
+
+
+class ArgReduceAttrs(ReduceAttrs):
+    """Attributes of argmax and argmin. `axis` may be given as one integer."""
+
+    dtype: str = field("int32", "Data type of the indices", choices=("int32", "int64"))
+
+
+def arg_reduce_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """The shape of a reduction, of indices."""
+    assert isinstance(attrs, ArgReduceAttrs)
+    data = reporter.tensor(0)
+    if data is None:
+        return False
+    require_number(reporter, 0, data)
+    shape = reduced_shape(attrs, reporter, data)
+    for axis in reduced_axes(attrs, data.ndim):
+        reporter.check(data.shape[axis] >= 1, 0, f"axis {axis} is empty: it has no such element")
+    reporter.assign(1, TensorType(shape, attrs.dtype))
+    return True
+
+
+def _register(name: str, which: str) -> None:
+    register_op(name).describe(
+        f"Where the {which} element over axes is, counted over the reduced axes; the first of equals."
+    ).set_num_inputs(1).add_argument("data", "Tensor", "The input tensor.").set_attrs_type(
+        ArgReduceAttrs
+    ).set_support_level(4).add_type_rel("ArgReduce", arg_reduce_rel).set_attr(
+        "TOpPattern", TOpPattern.kCommReduce
+    )
+
+    def compute(attrs: ArgReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+        from tvm import topi
+
+        axis = None if attrs.axis is None else list(attrs.axis)
+        return [topi.cast(getattr(topi, name)(inputs[0], axis, attrs.keepdims), attrs.dtype)]
+
+    def reference(attrs: ArgReduceAttrs, inputs: Sequence[Any]) -> Any:
+        import numpy as np
+
+        data = widened(inputs[0])
+        axes = reduced_axes(attrs, data.ndim)
+        kept = [i for i in range(data.ndim) if i not in axes]
+        flat = data.transpose([*kept, *axes]).reshape([*(data.shape[i] for i in kept), -1])
+        found = np.asarray(getattr(np, name)(flat, axis=-1)).astype(attrs.dtype)
+        return np.expand_dims(found, axes) if attrs.keepdims else found
+
+    register_compute(name, compute)
+    register_reference(name, reference)
+    register_reduce_schedule(name)
+    register_shape_func(name, False, reduce_shape_func)
+    register_gradient(name, lambda orig, grad: [None])
+
+
+_register("argmax", "largest")
+_register("argmin", "smallest")
+
+
+def argmax(
+    data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, dtype: str = "int32"
+) -> Expr:
+    """Where the largest element over axes is; the first of equals.
+
+    Args:
+        data: a tensor of numbers.
+        axis: the axes to reduce; all of them where None. Several are counted as one, flattened.
+        keepdims: keep the reduced axes, with extent 1.
+        dtype: data type of the indices.
+    """
+    return call("argmax", data, axis=axis, keepdims=keepdims, dtype=dtype)
+
+
+def argmin(
+    data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, dtype: str = "int32"
+) -> Expr:
+    """Where the smallest element over axes is; the first of equals.
+
+    Args:
+        data: a tensor of numbers.
+        axis: the axes to reduce; all of them where None. Several are counted as one, flattened.
+        keepdims: keep the reduced axes, with extent 1.
+        dtype: data type of the indices.
+    """
+    return call("argmin", data, axis=axis, keepdims=keepdims, dtype=dtype)

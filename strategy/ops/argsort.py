@@ -1,0 +1,87 @@
+"""argsort: the order of the elements along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs, field
+from strategy.expr import Expr, call
+from strategy.generic_func import override_native_generic_func
+from strategy.gradient import register_gradient
+from strategy.op import TOpPattern, TypeReporter, register_op, register_reference, register_strategy
+from strategy.op_strategy import OpStrategy
+from strategy.ops.topk import sorted_order
+from strategy.pattern import schedule_extern
+from strategy.reference import widened
+from strategy.shape_func import elemwise_shape_func, register_shape_func
+from strategy.target import Target
+from strategy.type_relation import normal_axis, require_number
+from strategy.types import TensorType, Type
+
+
+class ArgsortAttrs(Attrs):
+    """Attributes of argsort."""
+
+    axis: int = field(-1, "The axis along which the elements are ordered")
+    is_ascend: bool = field(True, "The smallest first; otherwise the largest")
+    dtype: str = field("int32", "Data type of the indices", choices=("int32", "int64"))
+
+
+def argsort_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """The input's shape, of indices."""
+    assert isinstance(attrs, ArgsortAttrs)
+    data = reporter.tensor(0)
+    if data is None:
+        return False
+    require_number(reporter, 0, data)
+    normal_axis(reporter, 0, attrs.axis, data.ndim)
+    reporter.assign(1, TensorType(data.shape, attrs.dtype))
+    return True
+
+
+register_op("argsort").describe(
+    "The indices that put the elements along an axis in order; equal ones stay in theirs."
+).set_num_inputs(1).add_argument("data", "Tensor", "The input tensor.").set_attrs_type(
+    ArgsortAttrs
+).set_support_level(6).add_type_rel("Argsort", argsort_rel).set_attr("TOpPattern", TOpPattern.kOpaque)
+
+
+def compute_argsort(attrs: ArgsortAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    """By the stable sort of TVM's runtime."""
+    from tvm import topi
+
+    return [topi.argsort(inputs[0], axis=attrs.axis, is_ascend=attrs.is_ascend, dtype=attrs.dtype)]
+
+
+@register_reference("argsort")
+def reference_argsort(attrs: ArgsortAttrs, inputs: Sequence[Any]) -> Any:
+    order = sorted_order(widened(inputs[0]), attrs.axis, is_ascend=attrs.is_ascend)
+    return order.astype(attrs.dtype)
+
+
+@override_native_generic_func("argsort_strategy")
+def argsort_strategy(
+    attrs: ArgsortAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> OpStrategy:
+    """The generic strategy of argsort."""
+    strategy = OpStrategy()
+    strategy.add_implementation(compute_argsort, schedule_extern.dispatch(target), name="argsort.generic")
+    return strategy
+
+
+register_strategy("argsort", argsort_strategy)
+register_shape_func("argsort", False, elemwise_shape_func)
+register_gradient("argsort", lambda orig, grad: [None])
+
+
+def argsort(data: Expr, axis: int = -1, is_ascend: bool = True, dtype: str = "int32") -> Expr:
+    """The indices that put the elements along an axis in order; equal ones stay in theirs.
+
+    Args:
+        data: a tensor of numbers.
+        axis: the axis along which the elements are ordered.
+        is_ascend: the smallest first; otherwise the largest.
+        dtype: data type of the indices.
+    """
+    return call("argsort", data, axis=axis, is_ascend=is_ascend, dtype=dtype)

@@ -1,0 +1,117 @@
+"""bias_add: one number per entry of an axis, added along it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs, field
+from strategy.expr import Call, Expr, call
+from strategy.gradient import register_gradient
+from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.ops.broadcast import collapse_sum_like
+from strategy.ops.reshape import expand_dims, reshape_like
+from strategy.pattern import register_broadcast_schedule
+from strategy.reference import widened
+from strategy.shape_func import elemwise_shape_func, register_shape_func
+from strategy.type_relation import normal_axis, require_dtype_of, require_number, require_rank
+from strategy.types import TensorType, Type
+
+
+class BiasAddAttrs(Attrs):
+    """Attributes of bias_add."""
+
+    axis: int = field(1, "The axis along which the bias lies")
+
+
+def vector_relation(reporter: TypeReporter, indices: Sequence[int], axis: int) -> TensorType | None:
+    """The type of input 0, once it is known that the inputs at `indices` are vectors along its axis.
+
+    Where a vector is unknown, its type follows from the data; None while the data is unknown.
+    """
+    data = reporter.tensor(0)
+    if data is None:
+        return None
+    require_number(reporter, 0, data)
+    extent = data.shape[normal_axis(reporter, 0, axis, data.ndim)]
+    for index in indices:
+        vector = reporter.tensor(index)
+        if vector is None:
+            reporter.assign(index, TensorType([extent], data.dtype))
+            continue
+        require_rank(reporter, index, vector, 1, f"as many numbers as axis {axis} of the data has")
+        require_dtype_of(reporter, index, 0)
+        fits = vector.shape[0] == extent
+        reporter.check(fits, index, f"axis {axis} of {reporter.name(0)}, {data}, has another extent")
+    return data
+
+
+def along(vector: Expr, axis: int, rank: int) -> Expr:
+    """A vector with as many axes of extent 1 behind it as let it broadcast along an axis."""
+    behind = rank - 1 - axis % rank
+    return expand_dims(vector, tuple(range(1, behind + 1))) if behind else vector
+
+
+def vector_grad(grad: Expr, vector: Expr, axis: int) -> Expr:
+    """`grad`, summed to a vector that was broadcast along an axis."""
+    return reshape_like(collapse_sum_like(grad, along(vector, axis, grad.tensor_type.ndim)), vector)
+
+
+def bias_add_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """The type of the data; the bias has its extent along the axis."""
+    assert isinstance(attrs, BiasAddAttrs)
+    data = vector_relation(reporter, (1,), attrs.axis)
+    if data is None:
+        return False
+    reporter.assign(2, data)
+    return True
+
+
+register_op("bias_add").describe("A bias, added along an axis.").set_num_inputs(2).add_argument(
+    "data", "Tensor", "The input tensor."
+).add_argument("bias", "Tensor", "One number per entry of the axis.").set_attrs_type(
+    BiasAddAttrs
+).set_support_level(1).add_type_rel("BiasAdd", bias_add_rel).set_attr("TOpPattern", TOpPattern.kBroadcast)
+
+
+@register_compute("bias_add")
+def compute_bias_add(attrs: BiasAddAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import te, topi
+
+    data, bias = inputs
+    axis = attrs.axis % len(data.shape)
+    return [
+        te.compute(
+            data.shape, lambda *i: data(*i) + bias[i[axis]], name="bias_add", tag=topi.tag.BROADCAST
+        )
+    ]
+
+
+@register_reference("bias_add")
+def reference_bias_add(attrs: BiasAddAttrs, inputs: Sequence[Any]) -> Any:
+    data, bias = map(widened, inputs)
+    shape = [1] * data.ndim
+    shape[attrs.axis] = -1
+    return data + bias.reshape(shape)
+
+
+register_broadcast_schedule("bias_add")
+register_shape_func("bias_add", False, elemwise_shape_func)
+
+
+@register_gradient("bias_add")
+def bias_add_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [grad, grad summed over all other axes]."""
+    assert isinstance(orig.attrs, BiasAddAttrs)
+    return [grad, vector_grad(grad, orig.args[1], orig.attrs.axis)]
+
+
+def bias_add(data: Expr, bias: Expr, axis: int = 1) -> Expr:
+    """Adds a bias along an axis.
+
+    Args:
+        data: a tensor of numbers.
+        bias: a vector with one number per entry of the axis, of the same dtype.
+        axis: the axis along which the bias lies.
+    """
+    return call("bias_add", data, bias, axis=axis)

@@ -1,0 +1,190 @@
+"""layer_norm: each vector along an axis brought to mean 0 and variance 1, then scaled and shifted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs, field
+from strategy.expr import Call, Expr, call, const
+from strategy.generic_func import GenericFunc
+from strategy.gradient import register_gradient
+from strategy.op import (
+    TOpPattern,
+    TypeReporter,
+    register_compute,
+    register_op,
+    register_reference,
+    register_terms,
+)
+from strategy.op_strategy import OpStrategy
+from strategy.ops.bias_add import along, vector_grad, vector_relation
+from strategy.ops.reduce import mean
+from strategy.ops.row import accumulator, reader, reduce_row, row_space, rowwise, schedule_rows
+from strategy.pattern import (
+    in_float32,
+    register_cpu_implementations,
+    register_schedule,
+    schedule_plain_cpu,
+)
+from strategy.reference import widened
+from strategy.schedule import Outs
+from strategy.shape_func import elemwise_shape_func, register_shape_func
+from strategy.space import Config, ConfigSpace
+from strategy.target import Target
+from strategy.type_relation import require_float
+from strategy.types import TensorType, Type
+
+
+class LayerNormAttrs(Attrs):
+    """Attributes of layer_norm."""
+
+    axis: int = field(-1, "The axis along which mean and variance are taken")
+    epsilon: float = field(1e-5, "Added to the variance", lower=0)
+
+
+def layer_norm_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """The type of the data; gamma and beta have its extent along the axis."""
+    assert isinstance(attrs, LayerNormAttrs)
+    data = vector_relation(reporter, (1, 2), attrs.axis)
+    if data is None:
+        return False
+    require_float(reporter, 0, data)
+    reporter.assign(3, data)
+    return True
+
+
+register_op("layer_norm").describe(
+    "(x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance along an axis."
+).set_num_inputs(3).add_argument("data", "Tensor", "The input tensor.").add_argument(
+    "gamma", "Tensor", "The scale of each entry of the axis."
+).add_argument("beta", "Tensor", "What is added to each entry of the axis.").set_attrs_type(
+    LayerNormAttrs
+).set_support_level(1).add_type_rel("LayerNorm", layer_norm_rel).set_attr("TOpPattern", TOpPattern.kOpaque)
+
+
+@register_compute("layer_norm")
+@in_float32
+def compute_layer_norm(attrs: LayerNormAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    """In two passes: the variance as a difference of sums would lose its digits."""
+    from tvm import te, tirx, topi
+
+    data, gamma, beta = inputs
+    axis = attrs.axis % len(data.shape)
+    count = tirx.Cast(data.dtype, data.shape[axis])
+    centre = topi.sum(data, axis, keepdims=True)
+    offset = te.compute(
+        data.shape, lambda *i: data(*i) - centre(*i[:axis], 0, *i[axis + 1 :]) / count, name="offset"
+    )
+    square = topi.sum(topi.multiply(offset, offset), axis, keepdims=True)
+    epsilon = tirx.const(attrs.epsilon, data.dtype)
+
+    def scaled(*i: Any) -> Any:
+        variance = square(*i[:axis], 0, *i[axis + 1 :]) / count
+        return offset(*i) / tirx.sqrt(variance + epsilon) * gamma[i[axis]] + beta[i[axis]]
+
+    return [te.compute(data.shape, scaled, name="layer_norm")]
+
+
+@register_reference("layer_norm")
+def reference_layer_norm(attrs: LayerNormAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    data, gamma, beta = map(widened, inputs)
+    shape = [1] * data.ndim
+    shape[attrs.axis] = -1
+    offset = data - data.mean(axis=attrs.axis, keepdims=True)
+    variance = (offset * offset).mean(axis=attrs.axis, keepdims=True)
+    return offset / np.sqrt(variance + attrs.epsilon) * gamma.reshape(shape) + beta.reshape(shape)
+
+
+@register_terms("layer_norm")
+def layer_norm_terms(attrs: LayerNormAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
+    return int(inputs[0].shape[attrs.axis])
+
+
+schedule_layer_norm = GenericFunc("schedule_layer_norm")
+schedule_layer_norm.register("cpu", schedule_plain_cpu)
+register_schedule("layer_norm", schedule_layer_norm)
+register_shape_func("layer_norm", False, elemwise_shape_func)
+
+
+def compute_layer_norm_row(
+    attrs: LayerNormAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
+) -> list[Any]:
+    """Three passes over a row, which lies in the cache after the first."""
+    from tvm import te, tirx
+
+    *rows, extent = (int(d) for d in out_type.shape)
+    dtype = accumulator(out_type.dtype)
+    data, gamma, beta = (reader(tensor, dtype) for tensor in inputs)
+    part, epsilon = tirx.const(1 / extent, dtype), tirx.const(attrs.epsilon, dtype)
+    centre = reduce_row("sum", rows, extent, dtype, data, config, "mean", lambda total: total * part)
+
+    def square(*i: Any) -> Any:
+        offset = data(*i) - centre(*i[:-1])
+        return offset * offset
+
+    def inverse(total: Any) -> Any:
+        return tirx.const(1, dtype) / tirx.sqrt(total * part + epsilon)
+
+    scale = reduce_row("sum", rows, extent, dtype, square, config, "scale", inverse)
+
+    def scaled(*i: Any) -> Any:
+        norm = (data(*i) - centre(*i[:-1])) * scale(*i[:-1])
+        return (norm * gamma(i[-1]) + beta(i[-1])).astype(out_type.dtype)
+
+    return [te.compute((*rows, extent), scaled, name="layer_norm")]
+
+
+def layer_norm_row_space(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """That of all operators over rows."""
+    return row_space(inputs, target)
+
+
+def schedule_layer_norm_row(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Row by row."""
+    return schedule_rows(outs, config)
+
+
+def _add_row(strategy: OpStrategy, attrs: Any, inputs: Any, out_type: Type, target: Target) -> None:
+    if rowwise(attrs.axis, inputs):
+        strategy.add_implementation(
+            compute_layer_norm_row, schedule_layer_norm_row, "layer_norm_row.cpu", 12,
+            space=layer_norm_row_space, symbolic=False,
+        )  # fmt: skip
+
+
+register_cpu_implementations("layer_norm", _add_row)
+
+
+@register_gradient("layer_norm")
+def layer_norm_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [(g - mean(g) - n mean(g n)) / deviation, grad n, grad] with n the norm and g = grad gamma."""
+    assert isinstance(orig.attrs, LayerNormAttrs)
+    x, gamma, beta = orig.args
+    axis, rank = orig.attrs.axis, x.tensor_type.ndim
+    offset = x - mean(x, axis, keepdims=True)
+    variance = mean(offset * offset, axis, keepdims=True)
+    scale = call("rsqrt", variance + const(orig.attrs.epsilon, x.tensor_type.dtype))
+    norm = offset * scale
+    slope = grad * along(gamma, axis, rank)
+    dx = slope - mean(slope, axis, keepdims=True) - norm * mean(slope * norm, axis, keepdims=True)
+    return [dx * scale, vector_grad(grad * norm, gamma, axis), vector_grad(grad, beta, axis)]
+
+
+def layer_norm(
+    data: Expr, gamma: Expr, beta: Expr, axis: int = -1, epsilon: float = 1e-5
+) -> Expr:
+    """Brings each vector along an axis to mean 0 and variance 1, then scales and shifts it.
+
+    Args:
+        data: a floating-point tensor.
+        gamma: the scale of each entry of the axis, a vector.
+        beta: what is added to each entry of the axis, a vector.
+        axis: the axis along which mean and variance are taken.
+        epsilon: added to the variance.
+    """
+    return call("layer_norm", data, gamma, beta, axis=axis, epsilon=epsilon)

@@ -1,0 +1,240 @@
+"""What operators over rows share: a row is the elements along the last axis, next to each other.
+
+A row is reduced into `chains` vectors of accumulators, so that no sum waits for the one before it;
+they are added up as a tree, first whole vectors and then the numbers of one. All steps of a row
+follow each other while it is in the cache, and tasks of rows run in parallel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from strategy.schedule import Outs, find_stages, integer, lanes_of, new_schedule, stage
+from strategy.space import Config, ConfigSpace, Knob, divisors, knob
+from strategy.target import Target
+from strategy.types import TensorType
+
+# Below this many bytes, a second thread costs more than it brings.
+PARALLEL_BYTES = 1 << 17
+_MOST_TASKS = 64
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A commutative way to reduce: of two expressions, and the value of none."""
+
+    combine: Callable[[Any, Any], Any]
+    identity: Callable[[str], Any]
+
+
+def reduction(name: str) -> Reduction:
+    """The reduction of that name: sum, prod, max or min."""
+    from tvm import tirx
+
+    # TVM asks how many parameters a combination has: its own maximum takes any number.
+    return {
+        "sum": Reduction(lambda a, b: a + b, lambda dtype: tirx.const(0, dtype)),
+        "prod": Reduction(lambda a, b: a * b, lambda dtype: tirx.const(1, dtype)),
+        "max": Reduction(lambda a, b: tirx.max(a, b), tirx.min_value),  # noqa: PLW0108
+        "min": Reduction(lambda a, b: tirx.min(a, b), tirx.max_value),  # noqa: PLW0108
+    }[name]
+
+
+def fold(combine: Callable[[Any, Any], Any], values: Sequence[Any]) -> Any:
+    """The values, combined as a balanced tree."""
+    while len(values) > 1:
+        pairs = zip(values[::2], values[1::2], strict=False)
+        values = [*(combine(a, b) for a, b in pairs), *(values[-1:] if len(values) % 2 else ())]
+    return values[0]
+
+
+def reduce_row(
+    how: str,
+    rows: Sequence[Any],
+    extent: int,
+    dtype: str,
+    read: Callable[..., Any],
+    config: Config,
+    name: str,
+    finish: Callable[[Any], Any] = lambda total: total,
+) -> Any:
+    """The reduction of each row, a tensor over `rows`; `schedule_rows` knows its stages by `name`.
+
+    Args:
+        how: sum, prod, max or min.
+        rows: the extents of what there is a row of.
+        extent: elements of a row.
+        read: an element of a row, of the row's indices and its own.
+        finish: what is made of the total.
+    """
+    from tvm import te, tirx
+
+    found = reduction(how)
+    lanes, chains = integer(config, "lanes"), integer(config, "chains")
+    width = lanes * chains
+    step = te.reduce_axis((0, -(-extent // width)), name="step")
+    reducer = te.comm_reducer(found.combine, found.identity, name=how)
+
+    def partial(*index: Any) -> Any:
+        *row, place = index
+        element = step * width + place
+        value = read(*row, element)
+        if extent % width:
+            value = tirx.if_then_else(element < extent, value, found.identity(dtype))
+        return reducer(value, axis=step)
+
+    def vector(*index: Any) -> Any:
+        *row, lane = index
+        return fold(found.combine, [partials(*row, c * lanes + lane) for c in range(chains)])
+
+    def total(*row: Any) -> Any:
+        return finish(fold(found.combine, [vectors(*row, lane) for lane in range(lanes)]))
+
+    partials = te.compute((*rows, width), partial, name=f"{name}_partial", attrs=stage(f"{name}.partial"))
+    vectors = te.compute((*rows, lanes), vector, name=f"{name}_vector", attrs=stage(f"{name}.vector"))
+    return te.compute(tuple(rows), total, name=f"{name}_total", attrs=stage(f"{name}.total"))
+
+
+def row_space(inputs: Sequence[TensorType], target: Target) -> ConfigSpace:
+    """Vectors, chains of accumulators, unrolling of the two kinds of loops, and tasks."""
+    *leading, last = (int(d) for d in inputs[0].shape)
+    rows = 1
+    for extent in leading:
+        rows *= extent
+    dtype = "float64" if inputs[0].dtype == "float64" else "float32"
+    moved = rows * last * (8 if dtype == "float64" else 4)
+    return _row_space(rows, last, lanes_of(target, dtype), target.threads, moved >= PARALLEL_BYTES)
+
+
+@lru_cache(maxsize=1024)
+def _row_space(rows: int, extent: int, full: int, threads: int, parallel: bool) -> ConfigSpace:
+    lanes = tuple(x for x in (full // 4, full // 2, full) if x >= 1)
+    tasks = tuple(d for d in divisors(rows) if d <= _MOST_TASKS) or (1,)
+    tasks = tuple(sorted({*tasks, rows})) if rows > _MOST_TASKS else tasks
+
+    def fallback() -> dict[str, Any]:
+        vectors = max(1, extent // full)
+        shared = [t for t in tasks if t % threads == 0] or [t for t in tasks if t > threads] or [1]
+        return {
+            "lanes": full, "chains": max(c for c in (1, 2, 4) if c <= vectors), "unroll": 1,
+            "out_lanes": full, "out_unroll": max(u for u in (1, 2, 4) if u <= vectors),
+            "tasks": shared[0] if parallel else 1,
+        }  # fmt: skip
+
+    return ConfigSpace(
+        [
+            Knob("lanes", lanes),
+            Knob("chains", (1, 2, 4, 8)),
+            Knob("unroll", (1, 2, 4)),
+            Knob("out_lanes", lanes),
+            Knob("out_unroll", (1, 2, 4, 8)),
+            Knob("tasks", tasks),
+        ],
+        [knob("chains") * knob("unroll") <= 16],
+        derived={"width": knob("lanes") * knob("chains")},
+        fallback=fallback,
+    )
+
+
+def rowwise(axis: int, inputs: Sequence[TensorType]) -> bool:
+    """Whether an operator along `axis` works on rows here: of constant extents, none of them empty."""
+    data = inputs[0]
+    known = all(d.is_constant and int(d) >= 1 for d in data.shape)
+    return known and data.ndim >= 2 and axis % data.ndim == data.ndim - 1
+
+
+def accumulator(dtype: str) -> str:
+    """The dtype in which floating-point numbers of this dtype are reduced."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def reader(tensor: Any, dtype: str) -> Callable[..., Any]:
+    """The elements of a tensor, converted to `dtype`."""
+    from tvm import tirx
+
+    return lambda *index: tensor(*index) if tensor.dtype == dtype else tirx.Cast(dtype, tensor(*index))
+
+
+def keep_row(rows: Sequence[Any], extent: int, value: Callable[..., Any], config: Config, name: str) -> Any:
+    """Values that a row is read for more than once, behind them zeros up to whole vectors.
+
+    The padding lets what reads them go without bound checks on a buffer of its own.
+    """
+    from tvm import te, tirx
+
+    lanes, unroll = integer(config, "out_lanes"), integer(config, "out_unroll")
+    width = max(integer(config, "lanes") * integer(config, "chains"), lanes * unroll)
+    padded = -(-extent // width) * width
+
+    def element(*index: Any) -> Any:
+        found = value(*index)
+        if padded == extent:
+            return found
+        return tirx.if_then_else(index[-1] < extent, found, tirx.const(0, found.ty.dtype))
+
+    return te.compute((*rows, padded), element, name=name, attrs=stage(name))
+
+
+def schedule_rows(outs: Outs, config: Config) -> Any:
+    """Rows in tasks; within a row the stages one after the other, the output last."""
+    sch = new_schedule(outs)
+    stages = find_stages(sch)
+    (output,) = sch.get_output_blocks(sch.get_sblock("root"))
+    *leading, _ = sch.get_loops(output)
+    row = schedule_tasks(sch, leading, config)
+    for block in reversed(stages.values()):
+        sch.compute_at(block, row, preserve_unit_loops=True)
+    schedule_stages(sch, stages, config)
+    schedule_elements(sch, output, config)
+    return sch
+
+
+def schedule_tasks(sch: Any, leading: Sequence[Any], config: Config) -> Any:
+    """The loops over rows as tasks that run in parallel; returns the loop over a task's rows."""
+    tasks = integer(config, "tasks")
+    task, row = sch.split(sch.fuse(*leading), [tasks, None])
+    if tasks > 1:
+        sch.parallel(task)
+    return row
+
+
+def schedule_stages(sch: Any, stages: dict[str, Any], config: Config) -> None:
+    """The stages of a row, once they stand in its loop."""
+    for name, block in stages.items():
+        if name.endswith(".partial"):
+            schedule_partial(sch, block, config)
+        elif name.endswith(".vector"):
+            sch.set_scope(block, 0, "local")
+            sch.vectorize(sch.get_loops(block)[-1])
+        elif name.endswith(".total"):
+            sch.set_scope(block, 0, "local")
+        else:
+            schedule_elements(sch, block, config)
+
+
+def schedule_partial(sch: Any, block: Any, config: Config) -> None:
+    """The accumulators of a row: in registers over all of its steps."""
+    sch.set_scope(block, 0, "local")
+    *_, width, steps = sch.get_loops(block)
+    outer, inner = sch.split(steps, [None, integer(config, "unroll")])
+    chains, lanes = sch.split(width, [None, integer(config, "lanes")])
+    sch.reorder(outer, inner, chains, lanes)
+    sch.vectorize(lanes)
+    sch.unroll(chains)
+    sch.unroll(inner)
+    start = sch.decompose_reduction(block, outer)
+    *_, start_chains, start_lanes = sch.get_loops(start)
+    sch.vectorize(start_lanes)
+    sch.unroll(start_chains)
+
+
+def schedule_elements(sch: Any, block: Any, config: Config) -> None:
+    """A loop over a row's elements, in vectors."""
+    *_, elements = sch.get_loops(block)
+    lanes, unroll = integer(config, "out_lanes"), integer(config, "out_unroll")
+    _, several, vector = sch.split(elements, [None, unroll, lanes])
+    sch.unroll(several)
+    sch.vectorize(vector)

@@ -1,0 +1,209 @@
+"""take: elements of a tensor by their indices along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs, field
+from strategy.expr import Call, Expr, call
+from strategy.gradient import register_gradient
+from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.pattern import register_injective_schedule, register_reduce_schedule
+from strategy.reference import widened
+from strategy.shape_func import register_shape_func
+from strategy.type_relation import normal_axis
+from strategy.types import TensorType, Type
+
+
+class TakeAttrs(Attrs):
+    """Attributes of take."""
+
+    axis: int | None = field(None, "The axis that is indexed; the flattened input where None")
+    mode: str = field(
+        "clip", "Indices out of range: the nearest that is in range, or modulo the extent",
+        choices=("clip", "wrap"),
+    )  # fmt: skip
+
+
+def _taken(attrs: TakeAttrs, data: Sequence[Any], indices: Sequence[Any]) -> tuple[Any, ...]:
+    """The shape of the result, for shapes of integers or dimensions."""
+    if attrs.axis is None:
+        return tuple(indices)
+    axis = attrs.axis % len(data)
+    return (*data[:axis], *indices, *data[axis + 1 :])
+
+
+def _check(attrs: TakeAttrs, reporter: TypeReporter, data: TensorType, indices: TensorType, at: int) -> None:
+    whole = indices.dtype.startswith(("int", "uint"))
+    reporter.check(whole, 1, "expected indices that are integers; cast them first")
+    if attrs.axis is not None:
+        normal_axis(reporter, at, attrs.axis, data.ndim)
+    for extent in data.shape:
+        reporter.check(extent >= 1, at, "there is nothing to take from an empty tensor")
+
+
+def take_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """The indices' shape in place of the axis."""
+    assert isinstance(attrs, TakeAttrs)
+    data, indices = reporter.tensor(0), reporter.tensor(1)
+    if data is None or indices is None:
+        return False
+    _check(attrs, reporter, data, indices, 0)
+    reporter.assign(2, TensorType(_taken(attrs, data.shape, indices.shape), data.dtype))
+    return True
+
+
+def take_backward_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """The type of the data, from which the gradient's elements were taken."""
+    assert isinstance(attrs, TakeAttrs)
+    grad, indices, data = (reporter.tensor(i) for i in range(3))
+    if grad is None or indices is None or data is None:
+        return False
+    _check(attrs, reporter, data, indices, 2)
+    expected = TensorType(_taken(attrs, data.shape, indices.shape), data.dtype)
+    reporter.check(str(grad) == str(expected), 0, f"what is taken is {expected}")
+    reporter.assign(3, data)
+    return True
+
+
+register_op("take").describe("Elements of a tensor by their indices along an axis.").set_num_inputs(
+    2
+).add_argument("data", "Tensor", "The tensor that is indexed.").add_argument(
+    "indices", "Tensor", "Integers."
+).set_attrs_type(TakeAttrs).set_support_level(3).add_type_rel("Take", take_rel).set_attr(
+    "TOpPattern", TOpPattern.kInjective
+)
+register_op("take_backward").describe(
+    "The gradient of take: for each element the sum of those that were taken from it."
+).set_num_inputs(3).add_argument("grad", "Tensor", "The gradient of what was taken.").add_argument(
+    "indices", "Tensor", "Integers."
+).add_argument("data", "Tensor", "The tensor that was indexed.").set_attrs_type(
+    TakeAttrs
+).set_support_level(10).add_type_rel("TakeBackward", take_backward_rel).set_attr(
+    "TOpPattern", TOpPattern.kCommReduce
+)
+
+
+def _in_range(attrs: TakeAttrs, index: Any, extent: Any) -> Any:
+    """A TE index, brought into 0 … extent - 1 as the mode says."""
+    from tvm import tirx
+
+    index = tirx.Cast("int64", index)
+    if attrs.mode == "wrap":
+        return tirx.floormod(index, tirx.Cast("int64", tirx.convert(extent)))
+    return tirx.max(tirx.min(index, tirx.Cast("int64", tirx.convert(extent)) - 1), tirx.const(0, "int64"))
+
+
+def _flat(attrs: TakeAttrs, data: Any) -> tuple[Any, int]:
+    """The data and the axis that is indexed: without one, those of the flattened data."""
+    from tvm import topi
+
+    if attrs.axis is not None:
+        return data, attrs.axis % len(data.shape)
+    return topi.reshape(data, [_elements(data.shape)]), 0
+
+
+def _elements(shape: Sequence[Any]) -> Any:
+    total: Any = 1
+    for extent in shape:
+        total = total * extent
+    return total
+
+
+@register_compute("take")
+def compute_take(attrs: TakeAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import te, topi
+
+    data, axis = _flat(attrs, inputs[0])
+    indices = inputs[1]
+    rank = len(indices.shape)
+
+    def element(*i: Any) -> Any:
+        index = _in_range(attrs, indices(*i[axis : axis + rank]), data.shape[axis])
+        return data(*i[:axis], index, *i[axis + rank :])
+
+    shape = _taken(attrs, [*inputs[0].shape], [*indices.shape])
+    return [te.compute(shape, element, name="take", tag=topi.tag.INJECTIVE)]
+
+
+@register_compute("take_backward")
+def compute_take_backward(attrs: TakeAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import te, tirx, topi
+
+    grad, indices, data = inputs
+    if data.dtype in ("float16", "bfloat16"):
+        grad = topi.cast(grad, "float32")
+    axis = 0 if attrs.axis is None else attrs.axis % len(data.shape)
+    extents = [_elements(data.shape)] if attrs.axis is None else [*data.shape]
+    places = [te.reduce_axis((0, n), name="r") for n in indices.shape]
+
+    def element(*i: Any) -> Any:
+        index = _in_range(attrs, indices(*places), extents[axis])
+        found = grad(*i[:axis], *places, *i[axis + 1 :])
+        value = tirx.if_then_else(index == i[axis], found, tirx.const(0, grad.dtype))
+        return te.sum(value, axis=places) if places else value
+
+    flat = te.compute(extents, element, name="take_backward")
+    return [topi.cast(flat if attrs.axis is not None else topi.reshape(flat, data.shape), data.dtype)]
+
+
+@register_reference("take")
+def reference_take(attrs: TakeAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    mode: Any = attrs.mode
+    return np.take(widened(inputs[0]), np.asarray(inputs[1]), axis=attrs.axis, mode=mode)
+
+
+@register_reference("take_backward")
+def reference_take_backward(attrs: TakeAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    grad, data = widened(inputs[0]), widened(inputs[2])
+    numbers = np.arange(data.size).reshape(data.shape)
+    mode: Any = attrs.mode
+    places = np.take(numbers, np.asarray(inputs[1]), axis=attrs.axis, mode=mode)
+    sums = np.zeros(data.size, data.dtype)
+    np.add.at(sums, places.ravel(), grad.ravel())
+    return sums.reshape(data.shape)
+
+
+@register_shape_func("take", False)
+def take_shape_func(attrs: TakeAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return [_taken(attrs, *inputs)]
+
+
+@register_shape_func("take_backward", False)
+def take_backward_shape_func(attrs: TakeAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return [inputs[2]]
+
+
+register_injective_schedule("take")
+register_reduce_schedule("take_backward")
+
+
+@register_gradient("take")
+def take_grad(orig: Call, grad: Expr) -> list[Expr | None]:
+    """Returns [the sums of grad's elements where they were taken from]."""
+    data, indices = orig.args
+    return [Call("take_backward", [grad, indices, data], orig.attrs), None]
+
+
+@register_gradient("take_backward")
+def take_backward_grad(orig: Call, grad: Expr) -> list[Expr | None]:
+    """Returns [what is taken of grad]."""
+    return [Call("take", [grad, orig.args[1]], orig.attrs), None, None]
+
+
+def take(data: Expr, indices: Expr, axis: int | None = None, mode: str = "clip") -> Expr:
+    """Elements of a tensor by their indices along an axis.
+
+    Args:
+        data: the tensor that is indexed.
+        indices: integers; the result has their shape in place of the axis.
+        axis: the axis that is indexed; the flattened input where None.
+        mode: of indices that are out of range: "clip" takes the nearest that is not (negative ones
+            are 0), "wrap" counts modulo the extent.
+    """
+    return call("take", data, indices, axis=axis, mode=mode)
