@@ -102,8 +102,10 @@ def constrained(kind: Any, meta: msgspec.Meta) -> st.SearchStrategy[Any]:
         return st.integers(meta.ge, meta.le)
     if kind is float:
         low = meta.ge if meta.ge is not None else meta.gt
-        high = meta.le if meta.le is not None else 1e6
-        return st.floats(low, high, exclude_min=meta.gt is not None)
+        high = next((h for h in (meta.le, meta.lt) if h is not None), 1e6)
+        return st.floats(
+            low, high, exclude_min=meta.gt is not None, exclude_max=meta.lt is not None
+        )
     return st.lists(values_of(get_args(kind)[0]), min_size=meta.min_length or 0, max_size=2).map(
         tuple
     )
