@@ -1,0 +1,153 @@
+"""`pool2d_row.cpu`: pooling row by row, first down and then across.
+
+What the rows of a window have in common is reduced once for all windows of a row: whole vectors of
+neighbours, without regard to the stride. Across, a window's elements are a stride apart, which vectors
+and shuffles serve. Both steps of a row stay in the first-level cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.op_strategy import OpStrategy
+from strategy.ops.avg_pool2d import AvgPool2DAttrs
+from strategy.ops.max_pool2d import MaxPool2DAttrs
+from strategy.ops.row import PARALLEL_BYTES, accumulator, fold, reduction
+from strategy.pattern import register_cpu_implementations
+from strategy.schedule import (
+    Outs,
+    find_stages,
+    integer,
+    join_epilogue,
+    lanes_of,
+    new_schedule,
+    stage,
+)
+from strategy.space import Config, ConfigSpace, Knob, divisors
+from strategy.target import Target
+from strategy.types import TensorType, Type
+
+_DTYPES = frozenset({"float16", "float32", "float64"})
+_MOST_TASKS = 64
+_LARGEST_WINDOW = 64  # elements: all of them are written out
+
+
+def space(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> ConfigSpace:
+    """Width of a vector, unrolling of both steps, and tasks of images."""
+    data = inputs[0]
+    dtype = accumulator(data.dtype)
+    parallel = data.size * (8 if dtype == "float64" else 4) >= PARALLEL_BYTES
+    images = int(data.shape[0]) * int(data.shape[1])
+    return _space(images, lanes_of(target, dtype), target.threads if parallel else 1)
+
+
+@lru_cache(maxsize=1024)
+def _space(images: int, full: int, threads: int) -> ConfigSpace:
+    tasks = tuple(d for d in divisors(images) if d <= _MOST_TASKS)
+    return ConfigSpace(
+        [
+            Knob("lanes", tuple(x for x in (full // 4, full // 2, full) if x >= 1)),
+            Knob("down_unroll", (1, 2, 4, 8)),
+            Knob("unroll", (1, 2, 4, 8)),
+            Knob("tasks", tasks),
+        ],
+        fallback={
+            "lanes": full, "down_unroll": 2, "unroll": 1,
+            "tasks": next((t for t in tasks if t % threads == 0), 1),
+        },
+    )  # fmt: skip
+
+
+def compute(attrs: MaxPool2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
+    """The reduction down the windows' columns, that across, and the part that is wanted."""
+    from tvm import te, tirx
+
+    data, lanes = inputs[0], integer(config, "lanes")
+    batch, channels, height, width = (int(d) for d in data.shape)
+    *_, out_height, out_width = (int(d) for d in out_type.shape)
+    found = reduction("sum" if isinstance(attrs, AvgPool2DAttrs) else "max")
+    dtype = accumulator(out_type.dtype)
+    top, left, *_ = attrs.padding
+    padded = -(-out_width // lanes) * lanes
+    reach = (padded - 1) * attrs.strides[1] + (attrs.pool_size[1] - 1) * attrs.dilation[1] + 1
+
+    def down(n: Any, c: Any, y: Any, x: Any) -> Any:
+        def element(step: int) -> Any:
+            row, column = y * attrs.strides[0] + step * attrs.dilation[0] - top, x - left
+            inside = tirx.all(row >= 0, row < height, column >= 0, column < width)
+            value = data(n, c, row, column)
+            value = value if data.dtype == dtype else tirx.Cast(dtype, value)
+            return tirx.if_then_else(inside, value, found.identity(dtype))
+
+        return fold(found.combine, [element(step) for step in range(attrs.pool_size[0])])
+
+    def across(n: Any, c: Any, y: Any, x: Any) -> Any:
+        first, step = x * attrs.strides[1], attrs.dilation[1]
+        return fold(found.combine, [columns(n, c, y, first + k * step) for k in range(attrs.pool_size[1])])
+
+    def result(n: Any, c: Any, y: Any, x: Any) -> Any:
+        value = rows(n, c, y, x)
+        if isinstance(attrs, AvgPool2DAttrs):
+            value = value / _count(attrs, (height, width), (y, x), dtype)
+        return value.astype(out_type.dtype)
+
+    columns = te.compute((batch, channels, out_height, reach), down, name="down", attrs=stage("down"))
+    rows = te.compute((batch, channels, out_height, padded), across, name="across", attrs=stage("across"))
+    return [te.compute((batch, channels, out_height, out_width), result, name="pool2d")]
+
+
+def _count(attrs: AvgPool2DAttrs, extents: tuple[int, int], window: tuple[Any, Any], dtype: str) -> Any:
+    """How many elements a window's mean is over."""
+    from tvm import tirx
+
+    if attrs.count_include_pad or not any(attrs.padding):
+        return tirx.const(attrs.pool_size[0] * attrs.pool_size[1], dtype)
+    counts = []
+    for axis in range(2):
+        first = window[axis] * attrs.strides[axis] - attrs.padding[axis]
+        steps = range(attrs.pool_size[axis])
+        places = [first + k * attrs.dilation[axis] for k in steps]
+        inside = [tirx.Cast("int32", tirx.all(p >= 0, p < extents[axis])) for p in places]
+        counts.append(fold(lambda a, b: a + b, inside))
+    return tirx.Cast(dtype, counts[0] * counts[1])
+
+
+def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Images in tasks; in an image, row after row."""
+    sch = new_schedule(outs)
+    stages = find_stages(sch)
+    output = join_epilogue(sch)
+    lanes, tasks = integer(config, "lanes"), integer(config, "tasks")
+    batch, channel, y, x = sch.get_loops(output)
+    task, _ = sch.split(sch.fuse(batch, channel), [tasks, None])
+    if tasks > 1:
+        sch.parallel(task)
+    _, several, lane = sch.split(x, [None, integer(config, "unroll"), lanes])
+    sch.compute_at(stages["across"], several, preserve_unit_loops=True)
+    sch.compute_at(stages["down"], y, preserve_unit_loops=True)
+    sch.set_scope(stages["across"], 0, "local")
+    sch.unroll(several)
+    sch.vectorize(lane)
+    sch.vectorize(sch.get_loops(stages["across"])[-1])
+    _, several, lane = sch.split(
+        sch.get_loops(stages["down"])[-1], [None, integer(config, "down_unroll"), lanes]
+    )
+    sch.unroll(several)
+    sch.vectorize(lane)
+    return sch
+
+
+def _add(strategy: OpStrategy, attrs: Any, inputs: Sequence[TensorType], out_type: Type, target: Target) -> None:
+    data = inputs[0]
+    known = all(d.is_constant and int(d) >= 1 for d in data.shape)
+    if known and data.dtype in _DTYPES and attrs.pool_size[0] * attrs.pool_size[1] <= _LARGEST_WINDOW:
+        strategy.add_implementation(
+            compute, schedule, "pool2d_row.cpu", 12, space=space, symbolic=False
+        )
+
+
+for _name in ("max_pool2d", "avg_pool2d"):
+    register_cpu_implementations(_name, _add)

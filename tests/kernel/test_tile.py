@@ -1,0 +1,107 @@
+"""Tiled transposition and pooling by rows: any configuration of any shape, against NumPy."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategy.lower import lower
+from strategy.op_strategy import candidates
+from strategy.space import ConfigSpace
+from strategy.target import Target
+from strategy.workload import EpilogueStep, Input, Workload
+from workers.reference import compare, poison, random_inputs, reference, tolerances
+
+TARGET = Target.parse("cpu").with_threads(2)
+
+
+def tunable(work: Workload) -> tuple[str, ConfigSpace] | None:
+    found = [(c.implementation, c.space) for c in candidates(work, TARGET) if c.space is not None]
+    return found[0] if found else None
+
+
+def check(work: Workload, name: str, config: Any) -> None:
+    import tvm
+
+    inputs = random_inputs(work, 3)
+    (right,) = reference(work, inputs)
+    artefact = lower(work, TARGET, name, config).compile()
+    out = tvm.runtime.tensor(poison(right, artefact.arguments[-1].tensor.dtype))
+    artefact.main(*(tvm.runtime.tensor(inputs[a.name]) for a in artefact.arguments[:-1]), out)
+    compare(out.numpy(), np.asarray(right), tolerances(work, inputs, [right])[0])
+
+
+@settings(max_examples=12)
+@given(
+    shape=st.lists(st.integers(1, 23), min_size=2, max_size=4), data=st.data(),
+    dtype=st.sampled_from(["float32", "float64", "int32"]), seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_transposition(shape: list[int], data: st.DataObject, dtype: str, seed: int) -> None:
+    order = data.draw(st.permutations(range(len(shape))))
+    shape[order[-1]] = data.draw(st.sampled_from([4, 8, 12, 16, 20, 48]))
+    work = Workload.make("transpose", {"data": f"{dtype}[{','.join(map(str, shape))}]"}, {"axes": list(order)})
+    found = tunable(work)
+    # Where the last axis stays, rows are copied as they are.
+    assert (found is None) == (order[-1] == len(shape) - 1)
+    if found is not None:
+        name, space = found
+        for config in space.sample(random.Random(seed), 1):
+            check(work, name, config)
+
+
+@settings(max_examples=14)
+@given(
+    op=st.sampled_from(["max_pool2d", "avg_pool2d"]), image=st.tuples(st.integers(7, 20), st.integers(7, 50)),
+    window=st.tuples(st.integers(1, 4), st.integers(1, 4)), strides=st.tuples(*[st.integers(1, 3)] * 2),
+    dilation=st.tuples(*[st.integers(1, 2)] * 2), padding=st.tuples(*[st.integers(0, 3)] * 4),
+    dtype=st.sampled_from(["float32", "float64", "float16"]), seed=st.integers(0, 2**32), counted=st.booleans(),
+)  # fmt: skip
+def test_pooling(
+    op: str, image: tuple[int, int], window: tuple[int, int], strides: Any, dilation: tuple[int, int],
+    padding: Any, dtype: str, seed: int, counted: bool,
+) -> None:  # fmt: skip
+    reach = [(k - 1) * d for k, d in zip(window, dilation, strict=True)]
+    attrs: dict[str, Any] = {
+        "pool_size": window, "strides": strides, "dilation": dilation,
+        "padding": [min(p, r) for p, r in zip(padding, reach * 2, strict=True)],
+    }  # fmt: skip
+    if op == "avg_pool2d":
+        attrs["count_include_pad"] = counted
+    work = Workload.make(op, {"data": f"{dtype}[2,3,{image[0]},{image[1]}]"}, attrs)
+    found = tunable(work)
+    assert found is not None
+    name, space = found
+    for config in space.sample(random.Random(seed), 1):
+        check(work, name, config)
+
+
+@pytest.mark.parametrize(
+    ("op", "data", "attrs"),
+    [
+        ("transpose", "float32[2,40,24,5]", {"axes": [0, 1, 3, 2]}),
+        ("max_pool2d", "float32[2,40,9,49]", {"pool_size": 3, "strides": 2, "padding": 1}),
+    ],
+)
+def test_an_epilogue(op: str, data: str, attrs: dict[str, Any]) -> None:
+    bias = Input("bias", "float32[40,1,1]", constant=True)
+    steps = [EpilogueStep("add", (None, bias)), EpilogueStep("gelu", (None,))]
+    work = Workload.make(op, {"data": data}, attrs, epilogue=steps)
+    found = tunable(work)
+    assert found is not None
+    name, space = found
+    check(work, name, space.fallback)
+
+
+def test_spaces_have_a_choice() -> None:
+    for op, data, attrs in (
+        ("transpose", "float32[768,3072]", {}),
+        ("max_pool2d", "float32[1,64,112,112]", {"pool_size": 3, "strides": 2, "padding": 1}),
+    ):
+        found = tunable(Workload.make(op, {"data": data}, attrs))
+        assert found is not None
+        assert (found[1].count() or 0) >= 200
