@@ -4,7 +4,7 @@
 #   deploy/build-pycuda.sh [FOLDER]            writes FOLDER/pycuda-*.whl (default: wheels)
 #   PYTHON=python3.12 deploy/build-pycuda.sh   for another Python: the wheel fits that one only
 #
-# No GPU and no driver are needed here: an empty library takes libcuda's place while linking.
+# No GPU and no driver are needed here: a library of empty functions takes libcuda's place while linking.
 set -eu
 
 folder=${1:-wheels}
@@ -25,7 +25,10 @@ if [ -f "$root/include/curand.h" ]; then curand=True; else curand=False; fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-"${CC:-cc}" -shared -o "$work/libcuda.so" -Wl,-soname,libcuda.so.1 -x c /dev/null
+# Of the names that cuda.h declares: without them the linker would not note that libcuda is needed.
+"${CC:-cc}" -E -P -x c "$root/include/cuda.h" | grep -oE '\bcu[A-Z][A-Za-z0-9_]* *\(' | tr -d ' (' |
+    sort -u | sed 's/.*/void &(void) {}/' > "$work/cuda.c"
+"${CC:-cc}" -shared -fPIC -o "$work/libcuda.so" -Wl,-soname,libcuda.so.1 "$work/cuda.c"
 "$python" -m pip download --quiet --no-deps --no-binary pycuda --dest "$work" "pycuda>=2024.1"
 tar -xzf "$work"/pycuda-*.tar.gz -C "$work"
 source=$(find "$work" -mindepth 1 -maxdepth 1 -type d -name 'pycuda-*')

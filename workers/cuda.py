@@ -34,6 +34,8 @@ def open_driver(slot: int) -> PycudaDriver:
     try:
         import pycuda.driver as cuda
     except ImportError as error:
+        if "libcuda" in str(error):
+            raise CudaError(f"cuda:{slot}: no NVIDIA driver on this host ({error})") from error
         raise CudaError(f"cuda:{slot}: pycuda is not installed ({error}); {_GUIDE}") from error
     try:
         cuda.init()

@@ -19,7 +19,7 @@ from strategy.ops import (
     reduce,
     reduce_row,
     reshape,
-    softmax_cuda,
+    row_cuda,
     scan,
     scan_cuda,
     softmax,
@@ -28,6 +28,7 @@ from strategy.ops import (
     topk,
     topk_cuda,
     transpose,
+    transpose_cuda,
 )
 from strategy.ops.batch_matmul import cuda as batch_matmul_cuda
 from strategy.ops.conv2d import cuda as conv2d_cuda
@@ -57,7 +58,7 @@ __all__ = [
     "reduce",
     "reduce_row",
     "reshape",
-    "softmax_cuda",
+    "row_cuda",
     "scan",
     "scan_cuda",
     "softmax",
@@ -66,4 +67,5 @@ __all__ = [
     "topk",
     "topk_cuda",
     "transpose",
+    "transpose_cuda",
 ]

@@ -56,6 +56,11 @@ TUNABLE: list[tuple[Workload, set[str]]] = [
      {"depthwise_conv2d_nchw.cuda"}),
     (Workload.make("softmax", {"data": "float32[7,301]"}), {"softmax_rows.cuda"}),
     (Workload.make("softmax", {"data": "float16[4,60,3]"}, {"axis": 1}), {"softmax_rows.cuda"}),
+    (Workload.make("log_softmax", {"data": "float32[7,90]"}), {"log_softmax_rows.cuda"}),
+    (Workload.make("layer_norm", {"data": "float32[7,90]", "gamma": "float32[90]", "beta": "float32[90]"}),
+     {"layer_norm_rows.cuda"}),
+    (Workload.make("transpose", {"data": "float32[3,20,33]"}, {"axes": [0, 2, 1]}, (), [RELU]),
+     {"transpose_tiled.cuda"}),
     (Workload.make("cumsum", {"data": "float32[3,700]"}, {"axis": 1}), {"cumsum_parts.cuda"}),
     (Workload.make("cumsum", {"data": "int8[2,90,3]"}, {"axis": 1, "dtype": "int64", "exclusive": True}),
      {"cumsum_parts.cuda"}),
@@ -73,6 +78,7 @@ PLAIN: list[Workload] = [
     Workload.make("mean", {"data": "float32[33000]"}),  # long enough for two kernels
     Workload.make("max", {"data": "int32[8,30,3]"}, {"axis": [0, 2]}),
     Workload.make("transpose", {"data": "int16[40,21]"}),
+    Workload.make("argmax", {"data": "float32[8,30]"}, {"axis": [1]}),
     Workload.make("max_pool2d", {"data": "float32[1,3,9,11]"}, {"pool_size": 3, "strides": 2, "padding": 1}),
     Workload.make("dense", {"data": "float32[20,30]", "weight": "float32[10,30]"}),  # and dlight
 ]  # fmt: skip
@@ -152,13 +158,17 @@ def test_spaces_have_a_valid_fallback_and_choices(
             assert (candidate.space.count() or 10**6) >= 10, candidate.implementation
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 4096, 4096), (16, 17, 3), (100, 20, 7), (4096, 4096, 4096)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (1, 4096, 4096), (16, 17, 3), (100, 20, 7), (4096, 4096, 4096)]
+)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_dense_has_a_fallback_for_all_extents(shape: tuple[int, int, int], dtype: str) -> None:
     m, n, k = shape
     inputs = {"data": f"{dtype}[{m},{k}]", "weight": f"{dtype}[{n},{k}]"}
     for arch in ("sm_60", "sm_75", "sm_80", "sm_120"):
-        for candidate in candidates(Workload.make("dense", inputs), Target.parse(f"cuda -arch={arch}")):
+        for candidate in candidates(
+            Workload.make("dense", inputs), Target.parse(f"cuda -arch={arch}")
+        ):
             assert candidate.space is None or candidate.space.contains(candidate.fallback)
 
 

@@ -1,0 +1,56 @@
+"""softmax, log_softmax and layer_norm on NVIDIA's GPUs: a block of threads for each row, which is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.cuda.limit import limits_of
+from strategy.cuda.row import row_space, schedule_rows
+from strategy.op import get_registered_op
+from strategy.op_strategy import OpStrategy
+from strategy.ops.layer_norm import compute_layer_norm
+from strategy.ops.softmax import compute_log_softmax, compute_softmax
+from strategy.pattern import Compute
+from strategy.schedule import Outs
+from strategy.space import Config, ConfigSpace
+from strategy.target import Target
+from strategy.types import TensorType, Type
+
+
+def space(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """See `row_space`."""
+    extent = inputs[0].shape[_axis(attrs)]
+    return row_space(limits_of(target), int(extent) if extent.is_constant else None)
+
+
+def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
+    """See `schedule_rows`."""
+    return schedule_rows(outs, (_axis(attrs) % len(outs.args[0].shape),), config)
+
+
+def _axis(attrs: Any) -> int:
+    """The axis along which the operator's rows lie."""
+    return int(attrs.axis)
+
+
+def _register(name: str, generic: Compute) -> None:
+    def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:
+        return list(generic(attrs, inputs, out_type))
+
+    def strategy_cuda(
+        attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    ) -> OpStrategy:
+        strategy = OpStrategy()
+        strategy.add_implementation(compute, schedule, f"{name}_rows.cuda", 10, space=space)
+        return strategy
+
+    get_registered_op(name).get_attr("FTVMStrategy").register("cuda", strategy_cuda)
+
+
+_register("softmax", compute_softmax)
+_register("log_softmax", compute_log_softmax)
+_register("layer_norm", compute_layer_norm)
