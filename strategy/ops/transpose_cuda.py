@@ -19,7 +19,6 @@ from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
-
 _generic = get_registered_op("transpose").get_attr("FTVMStrategy")
 
 
