@@ -8,30 +8,36 @@ from __future__ import annotations
 
 from typing import Any
 
-from strategy.cuda.limit import DeviceLimits
+from strategy.cuda.limit import STATIC_SHARED_BYTES, DeviceLimits
 from strategy.cuda.schedule import reduction_loops
-from strategy.pattern import inline_injective
+from strategy.pattern import element_bytes, inline_injective
 from strategy.schedule import Outs, ScheduleError, integer, new_schedule
 from strategy.space import Config, ConfigSpace, Knob, knob
 
 _SHARED = "shared"
 
 
-def row_space(limits: DeviceLimits, length: int | None) -> ConfigSpace:
-    """Threads of a row, elements that each takes side by side, and how far its loops are unrolled.
+# Beside a row that is kept in shared memory, the results of its reductions find room.
+_KEPT_BYTES = STATIC_SHARED_BYTES - 4096
+
+
+def row_space(limits: DeviceLimits, length: int | None, dtype: str) -> ConfigSpace:
+    """Threads of a row, elements that each takes side by side, unrolling, and whether a row is kept.
 
     Args:
         length: of a row; None where it is symbolic.
+        dtype: in which a row is computed, and kept in shared memory where it fits.
     """
+    fits = length is not None and length * element_bytes(dtype) <= _KEPT_BYTES
     most = 2 * (length or 1 << 20)
     sizes = [t for t in (32, 64, 128, 256, 512, 1024) if t == 32 or t < most]
-    fallback = {"threads": min(sizes[-1], 256), "vector": 1, "unroll": 0, "keep": True}
+    fallback = {"threads": min(sizes[-1], 256), "vector": 1, "unroll": 0, "keep": fits}
     return ConfigSpace(
         [
             Knob("threads", sizes),
             Knob("vector", [1, 2, 4]),
             Knob("unroll", [0, 16, 64, 256]),
-            Knob("keep", [False, True]),
+            Knob("keep", [False, True] if fits else [False]),
         ],
         [knob("threads") <= limits.threads],
         fallback=fallback,

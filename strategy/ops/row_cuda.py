@@ -7,6 +7,7 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.cuda.limit import limits_of
+from strategy.cuda.matmul import accumulator
 from strategy.cuda.row import row_space, schedule_rows
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
@@ -24,7 +25,8 @@ def space(
 ) -> ConfigSpace:
     """See `row_space`."""
     extent = inputs[0].shape[_axis(attrs)]
-    return row_space(limits_of(target), int(extent) if extent.is_constant else None)
+    length = int(extent) if extent.is_constant else None
+    return row_space(limits_of(target), length, accumulator(inputs[0].dtype))
 
 
 def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:

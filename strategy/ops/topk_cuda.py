@@ -1,4 +1,4 @@
-"""topk on NVIDIA's GPUs, in CUDA C: a block of threads sorts a row piece by piece, and keeps the best.
+"""topk and argsort on NVIDIA's GPUs, in CUDA C: a block of threads sorts a row piece by piece, and keeps the best.
 
 The best so far and the next piece lie in shared memory together; a bitonic sort of both leaves the
 best in front. So rows of any length take `SORT` places, a power of two of at least 2·k.
@@ -16,6 +16,7 @@ from strategy.cuda.program import Launch, Pointer
 from strategy.cuda.template import C_TYPES, Template, outputs_of, refuse_epilogue
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
+from strategy.ops.argsort import ArgsortAttrs
 from strategy.ops.topk import TopKAttrs
 from strategy.pattern import element_bytes
 from strategy.schedule import Outs, integer
@@ -157,3 +158,45 @@ def schedule(attrs: TopKAttrs, outs: Outs, target: Target, config: Config) -> Te
 
 
 get_registered_op("topk").get_attr("FTVMStrategy").register("cuda", topk_strategy_cuda)
+
+
+# argsort is a topk of all
+
+
+def argsort_strategy_cuda(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> OpStrategy:
+    """The implementation for NVIDIA's GPUs, where twice a row fits shared memory."""
+    strategy = OpStrategy()
+    kind = inputs[0]
+    if kind.is_constant:
+        k = _all_of(attrs, kind.concrete_shape).k
+        if _fitting(kind.dtype, k, limits_of(target).shared_bytes):
+            strategy.add_implementation(
+                compute, schedule_argsort, "argsort_sort.cuda", 10, space=space_of_argsort,
+                symbolic=False,
+            )  # fmt: skip
+    return strategy
+
+
+def _all_of(attrs: Attrs, shape: Sequence[int]) -> TopKAttrs:
+    assert isinstance(attrs, ArgsortAttrs)
+    return TopKAttrs(
+        k=shape[attrs.axis], axis=attrs.axis, ret_type="indices", is_ascend=attrs.is_ascend,
+        dtype=attrs.dtype,
+    )  # fmt: skip
+
+
+def space_of_argsort(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """See `space`."""
+    return space(_all_of(attrs, inputs[0].concrete_shape), inputs, out_type, target)
+
+
+def schedule_argsort(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Template:
+    """See `schedule`."""
+    return schedule(_all_of(attrs, [int(e) for e in outs.args[0].shape]), outs, target, config)
+
+
+get_registered_op("argsort").get_attr("FTVMStrategy").register("cuda", argsort_strategy_cuda)
