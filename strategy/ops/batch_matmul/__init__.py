@@ -37,8 +37,10 @@ def batch_matmul_strategy_cpu(
             pack.compute, pack.schedule, "batch_matmul_pack.cpu", 15, space=pack.space, prepare=pack.prepare
         )
     if constant and inputs[0].dtype == "float32" and "cblas" in target.libs:
+        # Few rows do not pay for packing y.
+        few = attrs.transpose_b and int(out_type.shape[1]) < 8
         strategy.add_implementation(
-            cblas.compute, cblas.schedule, "batch_matmul_cblas.cpu", 10, library="cblas"
+            cblas.compute, cblas.schedule, "batch_matmul_cblas.cpu", 20 if few else 10, library="cblas"
         )
     return strategy
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.condition import Expr
 from strategy.ops.batch_matmul.operator import BatchMatmulAttrs
 from strategy.ops.dense.tile import (
     ROWS,
@@ -42,7 +41,7 @@ from strategy.types import TensorType, Type
 
 _BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 32, 48, 64)
 _INNER = Knob("inner", ["rows", "panels"])
-_PACK = Knob("pack", ["apart", "task"])
+_PACK_APART = Knob("pack_apart", [False, True])
 
 
 def space(
@@ -50,7 +49,7 @@ def space(
 ) -> ConfigSpace:
     """Tile, unrolling, how tiles are grouped into tasks, and where y is packed.
 
-    Tasks pack what they read for themselves, or all is packed before (`apart`).
+    Tasks pack what they read for themselves, or all is packed before (`pack_apart`).
     """
     assert isinstance(attrs, BatchMatmulAttrs)
     assert isinstance(out_type, TensorType)
@@ -69,7 +68,7 @@ def space(
             "n_block": largest_divisor(_BLOCKS, panels, -(-panels // target.threads) if shared else panels),
             "m_block": tiles,
             "inner": "rows",
-            "pack": "task" if attrs.transpose_b and not shared else "apart",
+            "pack_apart": shared or not attrs.transpose_b,
         }
 
     return ConfigSpace(
@@ -81,14 +80,14 @@ def space(
             # All tiles of a column too, whatever their number: tasks that pack for themselves have them.
             Knob("m_block", sorted({*(x for x in _BLOCKS if x <= m), *(-(-m // rows) for rows in ROWS)})),
             _INNER,
-            _PACK if attrs.transpose_b else Knob("pack", ["apart"]),
+            _PACK_APART if attrs.transpose_b else Knob("pack_apart", [True]),
         ],
         [
             register_constraint(target.vector_registers, lanes),
             whole_blocks(n, "width", "n_block"),
             whole_blocks(m, "rows", "m_block"),
             # A task that shares its columns with another would pack them again.
-            (knob("pack") == Expr.const("apart")) | (knob("m_block") * knob("rows") >= m),
+            (knob("pack_apart") == 1) | (knob("m_block") * knob("rows") >= m),
         ],
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
@@ -166,7 +165,7 @@ def schedule(attrs: BatchMatmulAttrs, outs: Outs, target: Target, config: Config
     task = sch.fuse(b, n_task, m_task)
     sch.parallel(task)
     if "panels" in stages:
-        _schedule_panels(sch, stages["panels"], task, lanes, apart=config["pack"] == "apart")
+        _schedule_panels(sch, stages["panels"], task, lanes, apart=bool(config["pack_apart"]))
     schedule_tile(sch, tiles, output, (rows, columns, steps), lanes, integer(config, "unroll"))
     return sch
 

@@ -26,6 +26,7 @@ from strategy.ops.conv2d import (
     winograd,
 )
 from strategy.ops.conv2d.operator import Conv2DAttrs, conv2d
+from strategy.ops.conv2d.transform import F2, F4, Transform
 from strategy.pattern import schedule_plain_cpu
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -79,13 +80,13 @@ def _add_ungrouped(
     if attrs.strides == attrs.dilation == (1, 1):
         square = (kernel_h == 3) & (kernel_w == 3)
         with SpecializedCondition(square):
-            _add_winograd(strategy, winograd.F2, 13)
+            _add_winograd(strategy, F2, 13)
         # Few channels do not average out the rounding of its transforms; small images fill no tile.
         with SpecializedCondition(square & (channels >= 16) & (height >= 8) & (width >= 8)):
-            _add_winograd(strategy, winograd.F4, 14)
+            _add_winograd(strategy, F4, 14)
 
 
-def _add_winograd(strategy: OpStrategy, transform: winograd.Transform, plevel: int) -> None:
+def _add_winograd(strategy: OpStrategy, transform: Transform, plevel: int) -> None:
     strategy.add_implementation(
         transform.bind(winograd.compute),
         transform.bind(winograd.schedule),

@@ -30,6 +30,7 @@ from strategy.types import TensorType, Type
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 14)
 _BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _PAD = Knob("pad", ["task", "apart", "inline"])
+_PAD_WITH_STRIDE = Knob("pad", ["task", "apart"])
 _WINDOW = Knob("window", ["unrolled", "rows", "loops"])
 
 
@@ -43,8 +44,8 @@ def space(
 ) -> ConfigSpace:
     """The pixels whose sums are kept, lanes, channels per task, and where the padding is made.
 
-    Each task pads its channels for itself, or all are padded before (`apart`). The loops over the
-    window are unrolled, those over its rows only, or none.
+    Each task pads its channels for itself, all are padded before (`apart`), or bounds are checked where
+    the image is read (`inline`). The loops over the window are unrolled, those over its rows only, or none.
     """
     assert isinstance(attrs, Conv2DAttrs)
     assert isinstance(out_type, TensorType)
@@ -55,11 +56,11 @@ def space(
 
     def fallback() -> dict[str, Any]:
         fitting = min((x for x in lanes if x >= min(out_w, full)), default=full)
-        vectors = min(wide, 4)
+        vectors = min(wide, 2)
         return {
             "lanes": fitting,
             "vectors": vectors,
-            "rows": max(r for r in _ROWS if r <= out_h and (r == 1 or r * vectors <= 12)),
+            "rows": max(r for r in _ROWS if out_h % r == 0 and r * vectors <= 8),
             "block": largest_divisor(_BLOCKS, channels, channels // (2 * target.threads)),
             "pad": "task" if any(attrs.padding) else "apart",
             "window": "unrolled",
@@ -71,13 +72,20 @@ def space(
             up_to("vectors", (1, 2, 3, 4, 7, 8), -(-out_w // lanes[0])),
             up_to("rows", _ROWS, out_h),
             up_to("block", _BLOCKS, channels),
-            _PAD if any(attrs.padding) else Knob("pad", ["apart"]),
+            _pad_knob(attrs),
             _WINDOW,
         ],
         [knob("rows") * knob("vectors") + 4 <= target.vector_registers],
         derived={"accumulators": knob("rows") * knob("vectors")},
         fallback=fallback,
     )
+
+
+def _pad_knob(attrs: Conv2DAttrs) -> Knob:
+    """Vectors with gaps cannot check their bounds as they are read."""
+    if not any(attrs.padding):
+        return Knob("pad", ["apart"])
+    return _PAD if attrs.strides[1] == 1 else _PAD_WITH_STRIDE
 
 
 def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:

@@ -37,7 +37,7 @@ from strategy.target import Target
 from strategy.types import TensorType, Type
 
 _PAD = Knob("pad", ["apart", "inline"])
-_COLUMNS = Knob("columns", ["task", "apart"])
+_COLUMNS_APART = Knob("columns_apart", [False, True])
 
 
 def space(
@@ -45,21 +45,19 @@ def space(
 ) -> ConfigSpace:
     """Tile, unrolling, channels per task, rows of the image per task, and where columns are made.
 
-    Columns are made by each task for itself or by all threads before (`apart`); the padding is
+    Columns are made by each task for itself or by all threads before (`columns_apart`); the padding is
     copied before, or checked for where columns are made (`inline`).
     """
     assert isinstance(attrs, Conv2DAttrs)
     geometry = Geometry.of(inputs, out_type)
     dtype = inputs[0].dtype
-    lanes = lanes_of(target, dtype)
+    lanes, o = lanes_of(target, dtype), geometry.out_channels
     heights = divisors(geometry.out_h)
     column_bytes = geometry.depth * geometry.out_w * dtype_bytes(dtype)
 
     def fallback() -> dict[str, Any]:
         # As many rows as leave half of the second level to the weight, and each thread a part.
-        rows, width = best_tile_of(
-            geometry.out_channels, geometry.pixels, lanes, target.vector_registers
-        )
+        rows, width = best_tile_of(o, geometry.pixels, lanes, target.vector_registers)
         fitting = [
             h
             for h in heights
@@ -68,35 +66,39 @@ def space(
             and geometry.out_h // h * geometry.batch >= target.threads
         ]
         image_rows = max(fitting, default=geometry.out_h)
-        tiles = -(-geometry.out_channels // rows)
+        tiles = -(-o // rows)
         return {
             "rows": rows,
             "width": width,
             "unroll": 1,
-            "o_block": largest_divisor(BLOCKS, tiles, tiles if fitting else -(-tiles // target.threads)),
+            "o_block": tiles if fitting else largest_divisor(BLOCKS, tiles, -(-tiles // target.threads)),
             "image_rows": image_rows,
             "inner": "channels",
             "pad": "apart",
-            "columns": "task" if fitting else "apart",
+            "columns_apart": not fitting,
         }
 
     return ConfigSpace(
         [
-            up_to("rows", ROWS, 2 * geometry.out_channels, "layout"),
+            up_to("rows", ROWS, 2 * o, "layout"),
             width_knob(lanes, geometry.pixels),
             up_to("unroll", (1, 2, 4, 8), geometry.depth),
-            up_to("o_block", BLOCKS, geometry.out_channels),
+            # All tiles too, whatever their number: tasks that unfold for themselves have them.
+            Knob("o_block", sorted({*(x for x in BLOCKS if x <= o), *(-(-o // rows) for rows in ROWS)})),
             Knob("image_rows", heights, "layout"),
             INNER,
-            _PAD if any(attrs.padding) else Knob("pad", ["apart"]),
-            _COLUMNS,
+            # Vectors with gaps cannot check their bounds as they are read.
+            _PAD if any(attrs.padding) and attrs.strides[1] == 1 else Knob("pad", ["apart"]),
+            _COLUMNS_APART,
         ],
         [
             register_constraint(target.vector_registers, lanes),
-            whole_blocks(geometry.out_channels, "rows", "o_block"),
+            whole_blocks(o, "rows", "o_block"),
             # Tasks begin at the start of a row: only the last may end within a tile.
             (knob("image_rows") * geometry.out_w % knob("width") == 0)
             | (knob("image_rows") == geometry.out_h),
+            # A task that shares its pixels with another would unfold them again.
+            (knob("columns_apart") == 1) | (knob("o_block") * knob("rows") >= o),
         ],
         derived={
             "accumulators": accumulators(lanes),
@@ -148,11 +150,11 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     lanes = lanes_of(target, str(outs.args[0].dtype))
     if padded is not None and config["pad"] == "inline":
         sch.compute_inline(padded)
-    if config["columns"] == "task":
-        sch.compute_at(columns, task, preserve_unit_loops=True)
-    else:
+    if config["columns_apart"]:
         n, k, *_ = sch.get_loops(columns)
         sch.parallel(sch.fuse(n, k))
+    else:
+        sch.compute_at(columns, task, preserve_unit_loops=True)
     _, vector = sch.split(sch.get_loops(columns)[-1], [None, lanes])
     sch.vectorize(vector)
     if padded is not None and config["pad"] == "apart":

@@ -1,23 +1,20 @@
 """`conv2d_nchw_winograd_2x2.cpu` and `…_4x4.cpu`: fewer multiplications for 3×3 windows.
 
 F(m×m, 3×3) takes (m + 2)² multiplications for m² outputs where direct takes 9 m²: 4 and 2.25 for one
-output. After Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015). The points
-of F(4×4, 3×3) are 0, ±2/3, ±3/2 and ∞: with the usual 0, ±1, ±2 its errors exceed what a float32
-convolution may be off, with these they are a quarter of that (after Barabasz et al., "Error Analysis
-and Improving the Accuracy of Winograd Convolution", 2020). The weight's transform is a preparation.
+output. After Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015). The weight's
+transform is a preparation: done once where the weight is constant.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
 from strategy.ops.conv2d.product import BLOCKS, Geometry
+from strategy.ops.conv2d.transform import KERNEL, Transform, coefficient, combine
 from strategy.ops.dense.tile import (
     ROWS,
     accumulators,
@@ -44,73 +41,7 @@ from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
-Matrix = tuple[tuple[float, ...], ...]
-
-_KERNEL = 3
 _ORDER = Knob("order", ["points", "channels"])
-
-
-@dataclass(frozen=True)
-class Transform:
-    """F(tile×tile, 3×3): rows of a matrix are what is computed, columns what it is computed from."""
-
-    tile: int
-    data: Matrix
-    weight: Matrix
-    inverse: Matrix
-
-    @property
-    def alpha(self) -> int:
-        """The points along one axis."""
-        return self.tile + _KERNEL - 1
-
-    def count(self, extent: int) -> int:
-        """How many tiles cover an axis of the output."""
-        return -(-extent // self.tile)
-
-    def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """One of this file's functions of implementations, for this transform."""
-        return partial(function, self)
-
-
-def _of_points(a: float, b: float) -> Transform:
-    """F(4×4, 3×3) by Toom and Cook's method for the points 0, a, -a, b, -b and ∞."""
-    aa, bb = a * a, b * b
-    scale_a, scale_b = 1 / (2 * aa * (aa - bb)), 1 / (2 * bb * (bb - aa))
-    return Transform(
-        4,
-        data=(
-            (aa * bb, 0, -(aa + bb), 0, 1, 0),
-            (0, -a * bb, -bb, a, 1, 0),
-            (0, a * bb, -bb, -a, 1, 0),
-            (0, -b * aa, -aa, b, 1, 0),
-            (0, b * aa, -aa, -b, 1, 0),
-            (0, aa * bb, 0, -(aa + bb), 0, 1),
-        ),
-        weight=(
-            (1 / (aa * bb), 0, 0),
-            (scale_a, scale_a * a, scale_a * aa),
-            (scale_a, -scale_a * a, scale_a * aa),
-            (scale_b, scale_b * b, scale_b * bb),
-            (scale_b, -scale_b * b, scale_b * bb),
-            (0, 0, 1),
-        ),
-        inverse=(
-            (1, 1, 1, 1, 1, 0),
-            (0, a, -a, b, -b, 0),
-            (0, aa, aa, bb, bb, 0),
-            (0, a * aa, -a * aa, b * bb, -b * bb, 1),
-        ),
-    )
-
-
-F2 = Transform(
-    2,
-    data=((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
-    weight=((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)),
-    inverse=((1, 1, 1, 0), (0, 1, -1, -1)),
-)
-F4 = _of_points(2 / 3, 3 / 2)
 
 
 def space(
@@ -184,15 +115,15 @@ def prepare(
 
         padded = round_up(out_channels, rows)
         columns = te.compute(
-            (alpha, _KERNEL, channels, padded),
-            lambda i, x, c, o: _combine(transform.weight, i, [read(o, c, y, x) for y in range(_KERNEL)]),
+            (alpha, KERNEL, channels, padded),
+            lambda i, x, c, o: combine(transform.weight, i, [read(o, c, y, x) for y in range(KERNEL)]),
             name="weight_columns",
             attrs=stage("weight_columns"),
         )
         return te.compute(
             (alpha, alpha, padded // rows, channels, rows),
-            lambda i, j, tile, c, row: _combine(
-                transform.weight, j, [columns[i, x, c, tile * rows + row] for x in range(_KERNEL)]
+            lambda i, j, tile, c, row: combine(
+                transform.weight, j, [columns[i, x, c, tile * rows + row] for x in range(KERNEL)]
             ),
             name="weight_transform",
             attrs=stage("weight_transform"),
@@ -223,7 +154,7 @@ def compute(
 
     columns = te.compute(
         (batch, channels, down, alpha, breadth),
-        lambda n, c, y, i, x: _combine(
+        lambda n, c, y, i, x: combine(
             transform.data, i, [padded[n, c, y * tile + a, x] for a in range(alpha)]
         ),
         name="data_columns",
@@ -231,7 +162,7 @@ def compute(
     )
     data_transform = te.compute(
         (alpha, alpha, channels, batch, down, across),
-        lambda i, j, c, n, y, x: _combine(
+        lambda i, j, c, n, y, x: combine(
             transform.data, j, [columns[n, c, y, i, x * tile + b] for b in range(alpha)]
         ),
         name="data_transform",
@@ -260,7 +191,7 @@ def compute(
     )
     inverse = te.compute(
         (batch, out_channels, down, tile, alpha, across),
-        lambda n, o, y, i, b, x: _combine(
+        lambda n, o, y, i, b, x: combine(
             transform.inverse, i, [product[a, b, o, n, y, x] for a in range(alpha)]
         ),
         name="inverse",
@@ -269,7 +200,7 @@ def compute(
 
     def gather(n: Any, o: Any, h: Any, w: Any) -> Any:
         terms = [
-            _column(transform.inverse, b, w % tile, dtype)
+            coefficient(transform.inverse, b, w % tile, dtype)
             * inverse[n, o, h // tile, h % tile, b, w // tile]
             for b in range(alpha)
         ]
@@ -313,7 +244,6 @@ def _schedule_data(sch: Any, stages: dict[str, Any], full: int) -> None:
     sch.compute_at(stages["data_columns"], y, preserve_unit_loops=True)
     sch.parallel(sch.fuse(c, n))
     vectorize(sch, x, _fitting(full, int(sch.get(x).extent)))
-    sch.unroll(i)
     sch.unroll(j)
     *_, rows, x = sch.get_loops(stages["data_columns"])
     sch.reorder(x, rows)
@@ -355,32 +285,6 @@ def _schedule_output(sch: Any, inverse: Any, output: Any, transform: Transform, 
     _, lane = sch.split(w, [None, lanes])
     sch.vectorize(lane)
     *_, rows, points, x = sch.get_loops(inverse)
+    sch.reorder(points, rows, x)
     vectorize(sch, x, _fitting(full, int(sch.get(x).extent)))
     sch.unroll(rows)
-    sch.unroll(points)
-
-
-def _combine(matrix: Matrix, row: Any, values: Sequence[Any]) -> Any:
-    """Row `row` of a constant matrix times a vector; the row is only known at run time."""
-    from tvm import tirx
-
-    result = _weighted(matrix[0], values)
-    for index in range(1, len(matrix)):
-        result = tirx.Select(row == index, _weighted(matrix[index], values), result)
-    return result
-
-
-def _weighted(weights: Sequence[float], values: Sequence[Any]) -> Any:
-    terms = [v if w == 1 else v * w for w, v in zip(weights, values, strict=True) if w]
-    return sum(terms[1:], terms[0])
-
-
-def _column(matrix: Matrix, column: int, row: Any, dtype: str) -> Any:
-    """An entry of a constant matrix whose row is only known at run time."""
-    from tvm import tirx
-
-    result = tirx.const(matrix[0][column], dtype)
-    for index in range(1, len(matrix)):
-        result = tirx.Select(row == index, tirx.const(matrix[index][column], dtype), result)
-    return result
-

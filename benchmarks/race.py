@@ -1,0 +1,334 @@
+"""What benchmarks against PyTorch share: tuning workloads, timing both sides in turns, and the table.
+
+Each side is one process for all workloads, stopped while the other runs: threads that spin for work
+would take the cores from each other. A process prepares what it is told to, then times bursts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from plevel.client import Client
+    from strategy.workload import Workload
+
+BURST_S = 0.03
+# What would change the speed of one side only.
+OVERRIDES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "OPENBLAS_VERBOSE", "OPENBLAS_MAIN_FREE")
+Call = Callable[[], Any]
+
+
+class Layer(Protocol):
+    """One workload of a benchmark, a tuple of plain values."""
+
+    @property
+    def name(self) -> str: ...
+
+    def workload(self) -> Workload: ...
+
+
+def benchmark(
+    script: str,
+    description: str,
+    kind: Callable[..., Layer],
+    groups: Mapping[str, Sequence[Layer]],
+    sides: Mapping[str, Callable[..., dict[str, Call]]],
+) -> int:
+    """Runs a benchmark as its command line says.
+
+    Args:
+        script: its file, which is started again for each side.
+        kind: makes a layer from its values.
+        sides: for `plevel` and `torch`, the function of (layer, threads, configurations by
+            implementation) that gives the calls to time, in the side's own process.
+    """
+    arguments = _arguments(description, groups)
+    if arguments.side:
+        make = sides[arguments.side]
+        return serve(lambda what: make(kind(*what["layer"]), arguments.threads, what["best"]))
+    layers = [
+        layer
+        for group, found in groups.items()
+        for layer in found
+        if not arguments.layers or group in arguments.layers or layer.name in arguments.layers
+    ]
+    if not layers:
+        known = [*groups, *(layer.name for found in groups.values() for layer in found)]
+        print(f"no such layer; known: {' '.join(known)}", file=sys.stderr)
+        return 2
+    tuned = _read_tuned(arguments.tuned)
+    if arguments.trials:
+        _tune_all([layer for layer in layers if layer.name not in tuned], tuned, arguments)
+    if not arguments.tune_only:
+        rows = _race_all(script, layers, tuned, arguments)
+        _print_summary(rows)
+    return 0
+
+
+def _arguments(description: str, groups: Mapping[str, Any]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description.split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--layers", nargs="+", metavar="NAME", help=f"{', '.join(groups)}, or names of layers")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--trials", type=int, default=64, help="for each implementation; with 0 fallbacks are taken")
+    parser.add_argument("--rounds", type=int, default=9, help="bursts of each contender")
+    parser.add_argument("--tuned", help="file with what earlier runs found; what is new is added")
+    parser.add_argument("--tune-only", action="store_true", help="time nothing beside PyTorch")
+    parser.add_argument("--json", help="write the rows to this file too")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _tune_all(layers: Sequence[Layer], tuned: dict[str, Any], arguments: argparse.Namespace) -> None:
+    if not layers:
+        return
+    with tempfile.TemporaryDirectory(prefix="plevel-bench-") as folder, tuning(
+        f"sqlite:///{folder}/bench.db", arguments.threads
+    ) as client:
+        for layer in layers:
+            found = tune(layer.workload(), arguments.threads, client, arguments.trials)
+            tuned[layer.name] = found
+            print(f"tuned {layer.name}: {found['trials']} trials in {found['tuning_s']:.0f} s", flush=True)
+            if arguments.tuned:
+                Path(arguments.tuned).write_text(json.dumps(tuned, indent=1))
+
+
+def _race_all(
+    script: str, layers: Sequence[Layer], tuned: dict[str, Any], arguments: argparse.Namespace
+) -> list[dict[str, Any]]:
+    print(f"\n{arguments.threads} thread(s)")
+    rows = []
+    sides = {kind: Side(script, kind, arguments.threads) for kind in ("plevel", "torch")}
+    try:
+        for layer in layers:
+            found = tuned.get(layer.name) or _untuned(layer.workload(), arguments.threads)
+            rows.append(_compare(layer, found, sides, arguments.rounds))
+            _print_row(rows[-1])
+            if arguments.json:
+                Path(arguments.json).write_text(json.dumps(rows, indent=1))
+    finally:
+        for side in sides.values():
+            side.close()
+    return rows
+
+
+def _compare(
+    layer: Layer, tuned: Mapping[str, Any], sides: Mapping[str, Side], rounds: int
+) -> dict[str, Any]:
+    times = race(sides, {"layer": layer, "best": tuned["best"]}, rounds)
+    peer = min(times["torch"], key=times["torch"].__getitem__)
+    own = times["plevel"]
+    return {
+        "layer": layer.name,
+        "flops": layer.workload().flops,
+        "selected": tuned["selected"],
+        "reason": tuned["reason"],
+        "selected_s": own[tuned["selected"]],
+        "fastest": min(own, key=own.__getitem__),
+        "times_s": own,
+        "torch": peer,
+        "torch_s": times["torch"][peer],
+        "ratio": times["torch"][peer] / own[tuned["selected"]],
+    }
+
+
+@contextmanager
+def tuning(database: str, threads: int) -> Iterator[Client]:
+    """A client of a service with one worker, as `plevel tune` starts them."""
+    from plevel.client import Client
+    from plevel.embedded import Embedded
+
+    with Embedded(database) as embedded:
+        embedded.start_worker(threads)
+        with Client(embedded.url, timeout_s=120) as client:
+            yield client
+
+
+def tune(workload: Workload, threads: int, client: Client, trials: int) -> dict[str, Any]:
+    """The best configuration of each implementation after `trials` each, and what is selected."""
+    from strategy.op_strategy import candidates
+    from strategy.record import RunRequest, RunWorkload
+    from strategy.target import Target
+
+    target = Target.parse("cpu").with_threads(threads)
+    valid = [c for c in candidates(workload, target) if c.condition is None or c.condition.decide()]
+    count = sum(trials if c.tunable else 1 for c in valid)
+    begin = time.monotonic()
+    run = client.create_run(
+        RunRequest(workloads=(RunWorkload(workload=workload),), target=target, trials=count, force=True)
+    )
+    for status in client.follow(run.id):
+        run = status
+    selected = client.select(workload, target)
+    kept = {c.implementation for c in valid if c.tunable or c.library} | {selected.implementation}
+    return {
+        "best": {
+            t.implementation: t.best_config.to_json()
+            for t in run.tasks
+            if t.best_config is not None and t.implementation in kept
+        },
+        "selected": selected.implementation,
+        "reason": str(selected.reason),
+        "trials": run.trials_done,
+        "tuning_s": time.monotonic() - begin,
+    }
+
+
+def _untuned(workload: Workload, threads: int) -> dict[str, Any]:
+    """The fallback of each implementation, and what is selected without measurements."""
+    from strategy.op_strategy import candidates
+    from strategy.target import Target
+
+    found = candidates(workload, Target.parse("cpu").with_threads(threads))
+    valid = [c for c in found if c.condition is None or c.condition.decide()]
+    # What is neither tunable nor a library is there for what the others do not take.
+    return {
+        "best": {c.implementation: c.fallback.to_json() for c in valid if c.tunable or c.library},
+        "selected": max(valid, key=lambda c: c.plevel).implementation,
+        "reason": "plevel",
+    }
+
+
+class Side:
+    """One process, which answers a line of JSON for each line of JSON; stopped in between."""
+
+    def __init__(self, script: str, kind: str, threads: int) -> None:
+        environment = {k: v for k, v in os.environ.items() if k not in OVERRIDES}
+        environment |= {f"{pool}_NUM_THREADS": str(threads) for pool in ("TVM", "OPENBLAS", "OMP")}
+        self._child = subprocess.Popen(
+            [sys.executable, script, "--side", kind, "--threads", str(threads)],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def ask(self, **what: Any) -> Any:
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.send_signal(signal.SIGCONT)
+        self._child.stdin.write(json.dumps(what) + "\n")
+        self._child.stdin.flush()
+        line = self._child.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a side died of {what}")
+        self._child.send_signal(signal.SIGSTOP)
+        return json.loads(line)
+
+    def close(self) -> None:
+        self._child.send_signal(signal.SIGCONT)
+        self._child.stdin.close()  # type: ignore[union-attr]
+        self._child.wait(timeout=20)
+
+
+def serve(make: Callable[[dict[str, Any]], Mapping[str, Call]]) -> int:
+    """A side's process: `make` gives the calls by name for what is to be prepared."""
+    calls: Mapping[str, Call] = {}
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "prepare" in asked:
+            calls = make(asked["prepare"])
+            answer: Any = list(calls)
+        else:
+            answer = _burst(calls[asked["burst"]])
+        print(json.dumps(answer), flush=True)
+    return 0
+
+
+def _burst(call: Call) -> float:
+    """Seconds per call, over calls that take `BURST_S` together after one that warms up."""
+    call()
+    done, count, begin = 0, 1, time.perf_counter()
+    while (spent := time.perf_counter() - begin) < BURST_S:
+        for _ in range(count):
+            call()
+        done += count
+        count = max(1, min(1000, int(done * 2e-4 / max(spent, 1e-6))))
+    return (time.perf_counter() - begin) / done
+
+
+def race(sides: Mapping[str, Side], what: Mapping[str, Any], rounds: int) -> dict[str, dict[str, float]]:
+    """The median of each call of each side, in bursts that alternate."""
+    names = {side: sides[side].ask(prepare=what) for side in sides}
+    times: dict[str, dict[str, list[float]]] = {s: {n: [] for n in names[s]} for s in sides}
+    for turn in range(rounds + 1):
+        for side, calls in times.items():
+            for name, samples in calls.items():
+                seconds = sides[side].ask(burst=name)
+                if turn:  # the first warms up
+                    samples.append(seconds)
+    return {s: {n: statistics.median(x) for n, x in calls.items()} for s, calls in times.items()}
+
+
+def plevel_calls(workload: Workload, threads: int, best: Mapping[str, Any]) -> dict[str, Call]:
+    """A call of each implementation with its configuration, which a worker has checked when it was tuned."""
+    import tvm
+
+    from strategy.lower import Role, lower
+    from strategy.target import Target
+    from workers.reference import random_inputs
+
+    target = Target.parse("cpu").with_threads(threads)
+    inputs = {n: tvm.runtime.tensor(x) for n, x in random_inputs(workload, 0).items()}
+    calls: dict[str, Call] = {}
+    for name, config in best.items():
+        artefact = lower(workload, target, name, config).compile()
+        arguments = [
+            tvm.runtime.empty(a.tensor.concrete_shape, a.tensor.dtype)
+            if a.role is Role.OUTPUT
+            else artefact.prepare(a, inputs[a.name])
+            for a in artefact.arguments
+        ]
+        main = artefact.main
+        calls[name] = lambda main=main, arguments=arguments: main(*arguments)
+    return calls
+
+
+def _read_tuned(path: str | None) -> dict[str, Any]:
+    """What an earlier run has found, by layer."""
+    if path is None or not Path(path).exists():
+        return {}
+    found: dict[str, Any] = json.loads(Path(path).read_text())
+    return found
+
+
+def _print_row(row: dict[str, Any]) -> None:
+    others = ", ".join(
+        f"{_short(name)} {seconds * 1e6:.0f}"
+        for name, seconds in sorted(row["times_s"].items(), key=lambda item: item[1])
+    )
+    speed = f"{row['flops'] / row['selected_s'] * 1e-9:6.0f} GFLOP/s " if row["flops"] else ""
+    print(
+        f"{row['layer']:>20} {row['selected_s'] * 1e6:7.0f}µs {speed}"
+        f"torch {row['torch_s'] * 1e6:7.0f}µs ({row['torch']}) {row['ratio']:5.2f}×  "
+        f"{_short(row['selected'])} ({row['reason']})  [{others}]",
+        flush=True,
+    )
+
+
+def _short(name: str) -> str:
+    return name.removesuffix(".cpu").replace("_conv2d", "").replace("conv2d_nchw", "").strip("_") or "direct"
+
+
+def _print_summary(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    ratios = [row["ratio"] for row in rows]
+    print(
+        f"\n{len(rows)} layers: {statistics.geometric_mean(ratios):.2f}× on average (geometric), "
+        f"{min(ratios):.2f}× at least; faster on {sum(r > 1 for r in ratios)}"
+    )
+    for what in ("fastest", "selected"):
+        found = Counter(_short(row[what]) for row in rows)
+        print(f"{what}: " + ", ".join(f"{name} on {count}" for name, count in found.most_common()))
+    lost = [min(row["times_s"].values()) / row["selected_s"] for row in rows]
+    print(f"what is selected reaches {statistics.geometric_mean(lost):.2f} of the fastest")

@@ -1,0 +1,134 @@
+"""The spaces of tunable implementations on this host's CPU: how large they are, and how good at random.
+
+    python benchmarks/space_cpu.py                      # conv2d, batch_matmul, and those of ops_cpu.py
+    python benchmarks/space_cpu.py --only conv2d --samples 64
+
+For each implementation and some of its workloads: the size of the space, the share of it that is valid, and
+of configurations drawn at random the share within 10 % of the best found; how much slower than that
+best the median is, and the fallback, which is used without tuning. The best is that of those drawn and
+the fallback, each timed for a few milliseconds, so that it is a lower bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from batch_matmul_cpu import Product
+from conv2d_cpu import Layer
+from ops_cpu import OPS
+from race import Layer as Workloads
+
+if TYPE_CHECKING:
+    from strategy.space import ConfigSpace
+    from strategy.workload import Workload
+
+BURST_S = 0.005
+WORKLOADS: dict[str, list[Workloads]] = {
+    "conv2d": [
+        Layer(64, 56, 64, 3), Layer(512, 7, 512, 3), Layer(128, 56, 128, 3, 2), Layer(256, 14, 1024, 1),
+        Layer(144, 56, 24, 1), Layer(96, 112, 96, 3, 2, 96), Layer(576, 14, 576, 3, 1, 576),
+    ],
+    "batch_matmul": [Product("bert", 12, 384, 384, 64, True), Product("bert", 12, 384, 64, 384, False)],
+    "ops": [layer for layers in OPS.values() for layer in layers],
+}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--only", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--implementations", nargs="+", metavar="NAME", help="only these")
+    parser.add_argument("--samples", type=int, default=40)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    os.environ["TVM_NUM_THREADS"] = str(arguments.threads)
+    print(
+        f"{'implementation':>30} {'workload':>28} {'size':>8} {'valid':>6} {'≤1.1':>5} "
+        f"{'median':>6} {'fallback':>8}"
+    )
+    fallbacks: dict[str, list[float]] = {}
+    for op in arguments.only:
+        for layer in WORKLOADS[op]:
+            for row in _rows(layer, arguments):
+                fallbacks.setdefault(row["implementation"], []).append(row["fallback"])
+                print(
+                    f"{row['implementation']:>30} {layer.name:>28} {row['size']:8d} {row['valid']:6.0%} "
+                    f"{row['near']:5.0%} {row['median']:5.1f}× {row['fallback']:7.2f}×",
+                    flush=True,
+                )
+    for name, ratios in fallbacks.items():
+        print(f"{name}: the fallback takes {statistics.geometric_mean(ratios):.2f}× the best (geometric mean)")
+    return 0
+
+
+def _rows(layer: Workloads, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    from strategy.op_strategy import candidates
+    from strategy.target import Target
+
+    workload, target = layer.workload(), Target.parse("cpu").with_threads(arguments.threads)
+    for candidate in candidates(workload, target):
+        name, space = candidate.implementation, candidate.space
+        if space is None or (arguments.implementations and name not in arguments.implementations):
+            continue
+        if candidate.condition is not None and not candidate.condition.decide():
+            continue
+        drawn = space.sample(random.Random(0), arguments.samples)
+        times = [_seconds(workload, target, name, config) for config in drawn]
+        fallback = _seconds(workload, target, name, space.fallback)
+        best = min(*times, fallback)
+        yield {
+            "implementation": name,
+            "size": math.prod(len(k.values) for k in space.knobs),
+            "valid": _valid_share(space),
+            "near": sum(t <= 1.1 * best for t in times) / len(times),
+            "median": statistics.median(times) / best,
+            "fallback": fallback / best,
+        }
+
+
+def _valid_share(space: ConfigSpace) -> float:
+    """By counting, or of many drawn where there are too many."""
+    size = math.prod(len(k.values) for k in space.knobs)
+    count = space.count(limit=50_000)
+    if count is not None:
+        return count / size
+    rng, tries = random.Random(0), 20_000
+    return sum(space.allows({k.name: rng.choice(k.values) for k in space.knobs}) for _ in range(tries)) / tries
+
+
+def _seconds(workload: Workload, target: Any, name: str, config: Any) -> float:
+    """The least of the means of three bursts."""
+    import tvm
+
+    from strategy.lower import Role, lower
+    from workers.reference import random_inputs
+
+    artefact = lower(workload, target, name, config).compile()
+    inputs = random_inputs(workload, 0)
+    arguments = [
+        tvm.runtime.empty(a.tensor.concrete_shape, a.tensor.dtype)
+        if a.role is Role.OUTPUT
+        else artefact.prepare(a, tvm.runtime.tensor(inputs[a.name]))
+        for a in artefact.arguments
+    ]
+    main = artefact.main
+    main(*arguments)
+    found = []
+    for _ in range(3):
+        done, begin = 0, time.perf_counter()
+        while time.perf_counter() - begin < BURST_S or done < 2:
+            main(*arguments)
+            done += 1
+        found.append((time.perf_counter() - begin) / done)
+    return min(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
