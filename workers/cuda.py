@@ -135,22 +135,23 @@ class PycudaDriver:
         """The target of this device, with its own limits."""
         major, minor = self._device.compute_capability()
         get, names = self._device.get_attribute, self._cuda.device_attribute
-        return Target.parse(
-            {
-                "kind": "cuda",
-                "arch": f"sm_{major}{minor}",
-                "model": self._device.name(),
-                "max_threads_per_block": get(names.MAX_THREADS_PER_BLOCK),
-                "max_shared_memory_per_block": get(names.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
-                "registers_per_block": get(names.MAX_REGISTERS_PER_BLOCK),
-                "multi_processors": get(names.MULTIPROCESSOR_COUNT),
-                "thread_warp_size": get(names.WARP_SIZE),
-                "l2_bytes": self.l2_bytes,
-                # Two transfers per clock of the memory.
-                "bandwidth_bytes_per_s": 2 * get(names.MEMORY_CLOCK_RATE) * 1000
-                * get(names.GLOBAL_MEMORY_BUS_WIDTH) // 8 or 1,
-            }
-        )  # fmt: skip
+        found = {
+            "kind": "cuda",
+            "arch": f"sm_{major}{minor}",
+            "model": self._device.name(),
+            "max_threads_per_block": get(names.MAX_THREADS_PER_BLOCK),
+            "max_shared_memory_per_block": get(names.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+            "registers_per_block": get(names.MAX_REGISTERS_PER_BLOCK),
+            "multi_processors": get(names.MULTIPROCESSOR_COUNT),
+            "thread_warp_size": get(names.WARP_SIZE),
+            "l2_bytes": self.l2_bytes,
+        }
+        # In kHz, with two transfers per clock; some drivers do not say.
+        clock = get(names.MEMORY_CLOCK_RATE)
+        if clock > 0:
+            width = get(names.GLOBAL_MEMORY_BUS_WIDTH) // 8
+            found["bandwidth_bytes_per_s"] = 2 * clock * 1000 * width
+        return Target.parse(found)
 
     def device(self) -> Device:
         """The device as it registers."""
