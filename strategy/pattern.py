@@ -25,7 +25,7 @@ from strategy.types import TensorType, Type
 Compute = Callable[[Any, Sequence[Any], Type], list[Any]]
 
 # Of all implementations made here: raised when a schedule, or a compute that it takes, changes.
-_VERSION = 2
+_VERSION = 3
 
 # Below this many elements, starting threads costs more than they save.
 _PARALLEL_FROM = 1 << 14
@@ -143,6 +143,9 @@ def spread(schedule: Any, block: Any, target: Target) -> Any:
     reduction = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != tirx.IterVar.DataPar]
     if not spatial:
         return None
+    if not reduction:
+        spatial = fuse_contiguous(schedule, block, spatial)
+        loops = schedule.get_loops(block)
     extents = [schedule.get(loop).extent for loop in loops]
     known = all(isinstance(e, tirx.IntImm) for e in extents)
     work = math.prod(int(e) for e in extents) if known else _PARALLEL_FROM
@@ -150,7 +153,7 @@ def spread(schedule: Any, block: Any, target: Target) -> Any:
     inner = schedule.get(spatial[-1]).extent
     outer = spatial[:-1]
     vectorized = False
-    while isinstance(inner, tirx.IntImm) and lanes > int(inner):
+    while isinstance(inner, tirx.IntImm) and lanes > max(1, int(inner)):
         lanes //= 2
     if lanes > 1 and (not reduction or _reads_along(found, spatial_axis(found))):
         rest, vector = schedule.split(spatial[-1], [None, lanes])
@@ -166,10 +169,55 @@ def spread(schedule: Any, block: Any, target: Target) -> Any:
     if work >= _PARALLEL_FROM:
         fused = schedule.fuse(*outer[:-1]) if len(outer) > 1 else outer[0]
         schedule.parallel(fused)
-    if vectorized:
-        # With the first value set apart, the inner loop is nothing but multiply and add.
+    if vectorized or (reduction and work == 0):
+        # With the first value set apart, the inner loop is nothing but multiply and add; and where
+        # there is nothing to reduce, the first value is all.
         schedule.decompose_reduction(block, reduction[0])
     return fused
+
+
+def fuse_contiguous(schedule: Any, block: Any, loops: Sequence[Any]) -> list[Any]:
+    """Joins the two innermost loops where all that is read lies along them as the output does, or not at all.
+
+    Short innermost axes, such as those of a small image, then fill vectors. Returns the loops left.
+    Of three loops, TVM would not see that the joint index is one from element to element.
+    """
+    found = schedule.get(block)
+    extents = [schedule.get(loop).extent for loop in loops]
+    variables = [v.var for v in found.iter_vars]
+    if len(loops) < 2 or not _lie_together(found, variables, extents, 2):
+        return list(loops)
+    return [*loops[:-2], schedule.fuse(*loops[-2:])]
+
+
+def _lie_together(block: Any, variables: Sequence[Any], extents: Sequence[Any], count: int) -> bool:
+    """Whether every access walks the last `count` axes from one element to the next, or none of them."""
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    inner, sizes = variables[-count:], extents[-count:]
+    if not all(isinstance(e, tirx.IntImm) and int(e) >= 1 for e in sizes):
+        return False
+
+    def uses(index: Any) -> bool:
+        met: list[Any] = []
+        structural_walk(index, [(tirx.Var, met.append)])
+        return any(v.same_as(i) for v in met for i in inner)
+
+    for access in [*block.reads, *block.writes]:
+        places = list(access.region)
+        if not any(uses(p.min) for p in places):
+            continue
+        shape = list(access.source.shape)[-count:]
+        together = (
+            len(places) >= count
+            and not any(uses(p.min) for p in places[:-count])
+            and all(p.min.same_as(v) for p, v in zip(places[-count:], inner, strict=True))
+            and all(isinstance(n, tirx.IntImm) and int(n) == int(e) for n, e in zip(shape, sizes, strict=True))
+        )
+        if not together:
+            return False
+    return True
 
 
 def spatial_axis(block: Any) -> Any:

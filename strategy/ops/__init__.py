@@ -27,6 +27,7 @@ from strategy.ops import (
     take,
     topk,
     topk_cuda,
+    topk_scan,
     transpose,
     transpose_cuda,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "take",
     "topk",
     "topk_cuda",
+    "topk_scan",
     "transpose",
     "transpose_cuda",
 ]

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.expr import Expr, call
+from strategy.expr import Call, Expr, call
 from strategy.generic_func import override_native_generic_func
+from strategy.gradient import register_gradient
 from strategy.op import (
     TOpPattern,
     TypeReporter,
@@ -145,6 +146,17 @@ register_strategy("cumsum", cumsum_strategy)
 register_strategy("cumprod", cumprod_strategy)
 register_shape_func("cumsum", False, scan_shape_func)
 register_shape_func("cumprod", False, scan_shape_func)
+
+
+@register_gradient("cumsum")
+def cumsum_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [the sum of grad from each element on], as the total without what comes before it."""
+    assert isinstance(orig.attrs, ScanopAttrs)
+    data, axis = orig.args[0], orig.attrs.axis
+    total = call("sum", grad, axis=axis, keepdims=True)
+    before = call("cumsum", grad, axis=0 if axis is None else axis, exclusive=not orig.attrs.exclusive)
+    slope = call("reshape_like", total - before, data)
+    return [call("cast", slope, dtype=data.tensor_type.dtype)]
 
 
 def cumsum(

@@ -167,6 +167,22 @@ def test_operator(op, inputs, attrs):
     assert check(make(op, inputs, attrs))
 
 
+EMPTY = [
+    ("relu", {"data": "float32[0,3]"}, {}),
+    ("gelu", {"data": "float32[2,0]"}, {}),
+    ("add", {"lhs": "float32[2,0]", "rhs": "float32[1]"}, {}),
+    ("sum", {"data": "float32[0,3]"}, {"axis": [0]}),
+    ("sum", {"data": "float32[3,0]"}, {"axis": [1]}),
+    ("transpose", {"data": "int32[0,4]"}, {}),
+    ("softmax", {"data": "float32[0,4]"}, {}),
+]
+
+
+@pytest.mark.parametrize(("op", "inputs", "attrs"), EMPTY, ids=lambda v: v if isinstance(v, str) else "")
+def test_empty_tensors(op, inputs, attrs):
+    assert check(make(op, inputs, attrs))
+
+
 @pytest.mark.parametrize("op", ["log", "sqrt", "rsqrt"])
 def test_of_positive_numbers(op):
     # Random inputs are in -1 … 1: NaN is the right answer there, so shift them.
@@ -239,6 +255,20 @@ def test_what_an_epilogue_can_be_has_a_compute_for_all_targets():
 def test_reductions_over_many_shapes(rows, columns, depth, op, axis, keepdims):
     shape = f"float32[{rows},{depth},{columns}]"
     check(make(op, {"data": shape}, {"axis": axis, "keepdims": keepdims}))
+
+
+@settings(max_examples=12)
+@given(
+    rows=st.lists(st.integers(1, 7), min_size=1, max_size=2), extent=st.integers(1, 300), data=st.data(),
+    ascend=st.booleans(), kept=st.sampled_from(["both", "values", "indices"]),
+    dtype=st.sampled_from(["float32", "float64", "int32", "int64"]),
+)  # fmt: skip
+def test_topk_over_many_shapes(rows, extent, data, ascend, kept, dtype):
+    # Integers are few, so that many are equal.
+    k = data.draw(st.integers(1, min(extent, 128)))
+    attrs = {"k": k, "is_ascend": ascend, "ret_type": kept}
+    shape = ",".join(map(str, [*rows, extent]))
+    assert "topk_scan.cpu" in check(make("topk", {"data": f"{dtype}[{shape}]"}, attrs))
 
 
 @settings(max_examples=15)

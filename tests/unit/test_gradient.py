@@ -52,6 +52,7 @@ from strategy.ops.reduce import mean, prod
 from strategy.ops.reduce import min as reduce_min
 from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import expand_dims, reshape, reshape_like, squeeze
+from strategy.ops.scan import cumsum
 from strategy.ops.softmax import log_softmax, softmax
 from strategy.ops.strided_slice import strided_slice
 from strategy.ops.take import take
@@ -216,6 +217,12 @@ def test_vectors_along_an_axis(shape, data):
     check(lambda x, g, b: layer_norm(x, g, b, axis, 0.1), [tuple(shape), vector, vector])
 
 
+@given(shape=st.lists(extents, min_size=1, max_size=3), exclusive=st.booleans(), data=st.data())
+def test_cumsum(shape, exclusive, data):
+    axis = data.draw(st.none() | st.integers(-len(shape), len(shape) - 1))
+    check(lambda x: cumsum(x, axis, exclusive=exclusive), [tuple(shape)])
+
+
 def test_global_avg_pool2d():
     check(global_avg_pool2d, [(2, 3, 2, 4)])
 
@@ -308,8 +315,8 @@ def test_gradients_have_symbolic_types():
 def test_errors_name_the_operator(monkeypatch):
     monkeypatch.setattr(registry, "_ops", dict(registry._ops))
     x = Var("x", "float64[3]")
-    with pytest.raises(GradientError, match="cumsum has no gradient: register one"):
-        gradient(call("cumsum", x))
+    with pytest.raises(GradientError, match="cumprod has no gradient: register one"):
+        gradient(call("cumprod", x))
     with pytest.raises(GradientError, match="take the gradient of one tensor"):
         gradient(Tuple([x, x]))
     for name, rule, message in (
