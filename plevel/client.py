@@ -12,9 +12,10 @@ import httpx
 import msgspec
 
 from strategy.dispatch import DispatchTable
+from strategy.lock import Lock
 from strategy.op_strategy import Candidate
 from strategy.record import RunRequest, RunState, RunStatus, TaskStatus, WireError, decode, to_json
-from strategy.select import Policy, Selection
+from strategy.select import Evidence, Policy, Selection, SelectionError
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -75,6 +76,7 @@ class Client:
         timeout_s: for one answer.
         patience_s: how long to go on trying while nothing answers.
         token: opens the service, where it asks for one.
+        lock: answers `select` while the service is away.
         transport: another way to reach the service than the network.
     """
 
@@ -85,12 +87,14 @@ class Client:
         timeout_s: float = 30.0,
         patience_s: float = 3.0,
         token: str | None = None,
+        lock: Lock | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise UnreachableError(f"url = {url!r:.120}: expected http://host:port")
         self.url = url.rstrip("/")
         self._patience_s = patience_s
+        self._lock = lock
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._http = httpx.Client(
             base_url=self.url, timeout=timeout_s, transport=transport, headers=headers
@@ -185,7 +189,8 @@ class Client:
     ) -> Selection:
         """Which implementation, with which configuration, and why.
 
-        `foreign` adds what other tools' logs know (`autotvm:…`); the policy `tvm` always does.
+        `foreign` adds what other tools' logs know (`autotvm:…`); the policy `tvm` always does. Where the
+        service is away, the client's lock answers by plevel's rule for what is in it.
 
         Raises:
             ServiceError: nothing is valid for the workload on the target, or it is not well formed.
@@ -197,7 +202,20 @@ class Client:
             body["device"] = device
         if candidates is not None:
             body["candidates"] = list(candidates)
-        return self._ask("POST", "/v1/select", Selection, json=to_json(body))
+        try:
+            return self._ask("POST", "/v1/select", Selection, json=to_json(body))
+        except UnreachableError:
+            if self._lock is None or policy != "plevel":
+                raise
+            try:
+                return self._lock.find(workload, target).selection()
+            except SelectionError as error:
+                raise UnreachableError(f"no service answers at {self.url}, and {error}") from error
+
+    def evidence(self, workload: Workload, target: Target, device: str | None = None) -> Evidence:
+        """What a selection rests on: for a client that selects by itself."""
+        body = {"workload": workload, "target": target, "device": device}
+        return self._ask("POST", "/v1/evidence", Evidence, json=to_json(body))
 
     def dispatch(
         self, workload: Workload, target: Target, *, device: str | None = None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from plevel.client import Client, ServiceError, UnreachableError
 from strategy import select as rule
 from strategy.dispatch import DispatchTable, dispatch
+from strategy.lock import Lock, LockDatabase
 from strategy.op_strategy import Candidate
 from strategy.record import ErrorKind, Phase, RunStatus, TaskStatus, to_json
 from strategy.select import Policy, Selection
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from service.db import Store
+
+# What is known where there is no database yet.
+_NOTHING = LockDatabase(Lock(selections=()))
 
 
 @contextmanager
@@ -35,7 +39,7 @@ def connect(url: str | None, database: str | None) -> Generator[Client | Direct,
             yield client
         return
     assert database is not None
-    with _open(database) as store:
+    with open_store(database) as store:
         yield Direct(store)
 
 
@@ -51,7 +55,7 @@ def read_token() -> str | None:
 
 
 @contextmanager
-def _open(database: str) -> Generator[Store | None, None, None]:
+def open_store(database: str) -> Generator[Store | None, None, None]:
     """The database's store, None where there is no file yet: asking does not make one."""
     from plevel.embedded import require_service, sqlite_path
 
@@ -98,7 +102,7 @@ class Direct:
         """
         if self._store is None:
             return rule.select(
-                workload, target, _Nothing(), device=device, policy=policy, offered=candidates
+                workload, target, _NOTHING, device=device, policy=policy, offered=candidates
             )
         from service import candidate
         from service.errors import ServiceError as Failure
@@ -121,7 +125,7 @@ class Direct:
     ) -> DispatchTable:
         """The dispatch table of a workload with symbolic dimensions; raises as `select` does."""
         if self._store is None:
-            return dispatch(workload, target, _Nothing(), device=device)
+            return dispatch(workload, target, _NOTHING, device=device)
         from service.evidence import RecordDatabase
 
         with self._store.read() as connection:
@@ -393,20 +397,3 @@ def _alive_s() -> float:
     from service.settings import Settings
 
     return Settings().alive_s
-
-
-class _Nothing:
-    """A database without records."""
-
-    def measured(
-        self, workload: Workload, target: Target, device: str | None
-    ) -> list[rule.Measured]:
-        return []
-
-    def instances(
-        self, workload: Workload, target: Target, device: str | None
-    ) -> list[tuple[Workload, list[rule.Measured]]]:
-        return []
-
-    def history(self, workload: Workload) -> list[rule.History]:
-        return []

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
 from service.db import Store
+from service.intake import Intake
 from service.metric import Metrics
 from service.retry import Terms
 from service.settings import Settings
@@ -18,6 +20,7 @@ from service.tuner import Tuner
 from service.wakeup import Wakeup
 
 T = TypeVar("T")
+CROWD = 50
 
 
 @dataclass
@@ -31,11 +34,16 @@ class Context:
     tuner: Tuner | None = None
     metrics: Metrics = field(default_factory=Metrics)
     stopping: bool = False
+    waiting: int = 0  # requests that wait for a change
 
     @property
     def store(self) -> Store:
         assert self.opened is not None, "the application has not started"
         return self.opened
+
+    @cached_property
+    def intake(self) -> Intake:
+        return Intake(self.store)
 
     @property
     def terms(self) -> Terms:
@@ -52,17 +60,23 @@ class Context:
     ) -> AsyncIterator[T]:
         """What `look` finds, again at each change and now and then, until `wait_s` is over.
 
-        `look` runs in a thread with its own short transaction; in between, neither is held.
+        `look` runs in a thread with its own short transaction; in between, neither is held. A crowd
+        that waits looks now and then as often as `CROWD` do.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
-        while True:
-            seen = bell.count
-            yield await run_in_threadpool(look)
-            left = deadline - loop.time()
-            if left <= 0 or self.stopping:
-                return
-            await bell.changed(seen, min(left, self.settings.poll_s))
+        self.waiting += 1
+        try:
+            while True:
+                seen = bell.count
+                yield await run_in_threadpool(look)
+                left = deadline - loop.time()
+                if left <= 0 or self.stopping:
+                    return
+                pause_s = self.settings.poll_s * max(1.0, self.waiting / CROWD)
+                await bell.changed(seen, min(left, pause_s))
+        finally:
+            self.waiting -= 1
 
 
 def context_of(request: Request) -> Context:

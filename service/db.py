@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from service.errors import DatabaseError
+from service.errors import DatabaseError, InvalidError
 
 
 class now(FunctionElement[float]):  # noqa: N801 - SQL's name
@@ -139,9 +139,12 @@ class Store:
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """Failures of the database itself become one clear line; those of a statement stay as they are."""
+    """Failures of the database itself, and values that it cannot hold, become one clear line."""
     try:
         yield
+    except (sa.exc.DataError, OverflowError) as error:
+        first = str(getattr(error, "orig", error)).strip().partition("\n")[0]
+        raise InvalidError(f"a value that the database cannot hold: {first}") from error
     except sa.exc.OperationalError as error:
         first = (str(error.orig).strip().splitlines() or ["no reason given"])[0]
         raise DatabaseError(f"the database does not answer: {first}") from error

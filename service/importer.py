@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -80,28 +80,28 @@ def import_items(
         DatabaseError: it went away.
     """
     summary = Summary()
-    importer = _Importer(store)
-    pending = _Batch()
+    importer = Importer(store)
+    pending = Batch()
     for item in items:
-        found = item
-        if not isinstance(found, Rejected):
-            try:
-                importer.admit(found)
-                pending.add(found)
-            except (RejectError, WireError) as error:
-                found = reject(0, error, b"".join(native.write([found])).split(b"\n")[1])
-        if isinstance(found, Rejected):
+        found = importer.take(pending, item)
+        if found is not None:
             summary.put_aside(found)
             if put_aside is not None:
                 put_aside(found)
         if len(pending.records) >= batch or pending.bytes >= BATCH_BYTES:
-            importer.store(pending, summary)
-            pending = _Batch()
-    importer.store(pending, summary)
+            _count(summary, pending, importer.store(pending))
+            pending = Batch()
+    _count(summary, pending, importer.store(pending))
     return summary
 
 
-class _Batch:
+def _count(summary: Summary, stored: Batch, new: Collection[bytes]) -> None:
+    summary.add(new=len(new), known=len(stored.records) - len(new))
+
+
+class Batch:
+    """What is written in one transaction."""
+
     def __init__(self) -> None:
         self.records: list[ImportedRecord] = []
         self.attachments: list[Attachment] = []
@@ -116,7 +116,9 @@ class _Batch:
             self.bytes += 32 * len(item.samples_s) + len(item.extra) + len(item.message)
 
 
-class _Importer:
+class Importer:
+    """Writes batches; one thread at a time. Ids are remembered, once what they are of is committed."""
+
     def __init__(self, store: Store) -> None:
         self._store = store
         self._admitted: set[tuple[str, object]] = set()
@@ -125,7 +127,18 @@ class _Importer:
         self._environments: dict[bytes, int] = {}
         self._policies: dict[TimingPolicy, int] = {}
 
-    def admit(self, item: ImportedRecord | Attachment) -> None:
+    def take(self, pending: Batch, item: Item) -> Rejected | None:
+        """Adds an item to a batch; what cannot be read or kept is returned instead."""
+        if isinstance(item, Rejected):
+            return item
+        try:
+            self._admit(item)
+        except (RejectError, WireError) as error:
+            return reject(0, error, b"".join(native.write([item])).split(b"\n")[1])
+        pending.add(item)
+        return None
+
+    def _admit(self, item: ImportedRecord | Attachment) -> None:
         """Raises `RejectError` for what one of the databases could not keep."""
         if isinstance(item, Attachment):
             _check_attachment(item)
@@ -148,14 +161,21 @@ class _Importer:
             self._admitted.clear()
         self._admitted.add((what, key))
 
-    def store(self, pending: _Batch, summary: Summary) -> None:
-        """Commits a batch whole; the summary counts it then."""
-        if not pending.records and not pending.attachments:
-            return
+    def store(
+        self, pending: Batch, also: Callable[[sa.Connection, frozenset[bytes]], None] | None = None
+    ) -> frozenset[bytes]:
+        """Commits a batch whole; returns the identities of the records that were not there.
+
+        `also` is given them, and writes something more in the same transaction.
+        """
+        if not pending.records and not pending.attachments and also is None:
+            return frozenset()
         for attempt in range(TRIES):
             try:
                 with self._store.write() as connection:
                     new = self._write(connection, pending)
+                    if also is not None:
+                        also(connection, new)
                 break
             except DatabaseError as error:
                 self._forget()
@@ -165,23 +185,23 @@ class _Importer:
             except BaseException:
                 self._forget()
                 raise
-        summary.add(new=new, known=len(pending.records) - new)
         for cache in (self._tasks, self._devices, self._environments, self._policies):
             if len(cache) > MAX_CACHED:
                 cache.clear()
+        return new
 
     def _forget(self) -> None:
         """Ids of rows that were rolled back must not be used."""
         for cache in (self._tasks, self._devices, self._environments, self._policies):
             cache.clear()
 
-    def _write(self, connection: sa.Connection, pending: _Batch) -> int:
+    def _write(self, connection: sa.Connection, pending: Batch) -> frozenset[bytes]:
         _put_attachments(connection, pending.attachments)
         by_identity = {bytes.fromhex(item.identity): item for item in reversed(pending.records)}
         for found in _known(connection, list(by_identity)):
             del by_identity[found]
         if not by_identity:
-            return 0
+            return frozenset()
         fresh = list(reversed(by_identity.items()))  # in the order of the file
         self._put_tasks(connection, [item for _, item in fresh])
         best.lock(connection, {self._tasks[item.task.key][0] for _, item in fresh})
@@ -299,14 +319,15 @@ def _known(connection: sa.Connection, identities: list[bytes]) -> list[bytes]:
     return [bytes(row[0]) for row in connection.exec_driver_sql(query, given)]
 
 
-def _insert(connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> int:
-    """Inserts rows in the order of `_COLUMNS`; returns how many were not there."""
+def _insert(connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> frozenset[bytes]:
+    """Inserts rows in the order of `_COLUMNS`; returns the identities of those that were not there."""
     names = ", ".join(c.name for c in _COLUMNS)
     done = "ON CONFLICT (identity) DO NOTHING"
     if connection.dialect.name == "sqlite":
         places = ", ".join("?" * len(_COLUMNS))
         statement = f"INSERT INTO record ({names}) VALUES ({places}) {done}"  # noqa: S608
-        return connection.exec_driver_sql(statement, list(rows)).rowcount
+        connection.exec_driver_sql(statement, list(rows))
+        return frozenset(row[0] for row in rows)  # nobody else writes meanwhile
     # One array per column: several times as fast as a row at a time.
     taken, given = [], []
     for i, c in enumerate(_COLUMNS):
@@ -317,10 +338,10 @@ def _insert(connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> int:
     columns = ", ".join(f"c{i}" for i in range(len(_COLUMNS)))
     statement = (
         f"INSERT INTO record ({names}) SELECT {', '.join(taken)} "  # noqa: S608
-        f"FROM unnest({', '.join(given)}) AS given({columns}) {done}"
+        f"FROM unnest({', '.join(given)}) AS given({columns}) {done} RETURNING identity"
     )
     arrays = tuple(list(column) for column in zip(*rows, strict=True))
-    return connection.exec_driver_sql(statement, arrays).rowcount
+    return frozenset(bytes(row[0]) for row in connection.exec_driver_sql(statement, arrays))
 
 
 def _check_task(task: Task) -> None:

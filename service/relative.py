@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.best import standing
-from service.models import record, task, workload
+from service.models import best, record, task, workload
 from service.search import SOURCES, Source
 from strategy.record import ErrorKind, Phase, convert
 from strategy.space import Config
@@ -18,6 +18,7 @@ from strategy.workload import Workload
 MOST_TASKS = 300  # the newest of an implementation, among which the most alike are chosen
 MOST_RECORDS = 1000  # of one task, the newest
 LEAST_RECORDS = 8
+MOST_CHAMPIONS = 8
 # Of failures that say nothing of a configuration.
 _CHANCE = (ErrorKind.CANCELLED, ErrorKind.LOST)
 # Distances, in doublings of a dimension.
@@ -56,6 +57,24 @@ def find_sources(
         if len(sources) == SOURCES:
             break
     return sources
+
+
+def find_champions(connection: sa.Connection, task_id: int) -> list[Config]:
+    """What was best of other versions of a task, on any device, the newest version first.
+
+    They are not selected any more; where the task's space still has them, by value, they are worth
+    the first trials.
+    """
+    own = connection.execute(_tasks().where(task.c.id == task_id)).one()
+    same = ("workload_id", "target_id", "implementation")
+    rows = connection.scalars(
+        sa.select(best.c.config)
+        .join(task, task.c.id == best.c.task_id)
+        .where(*(task.c[n] == getattr(own, n) for n in same), task.c.id != task_id)
+        .order_by(task.c.id.desc(), best.c.median_s)
+        .limit(MOST_CHAMPIONS)
+    )
+    return list(dict.fromkeys(map(Config, rows)))
 
 
 def _tasks() -> sa.Select[Any]:

@@ -13,6 +13,7 @@ from service.best import standing
 from service.db import now
 from service.errors import InvalidError, NotFoundError
 from service.models import TaskState, best, record, run, run_task, task, workload
+from service.models import target as target_table
 from strategy.op import find_op
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import (
@@ -168,6 +169,18 @@ def create(connection: sa.Connection, request: RunRequest, planned: Sequence[Pla
     if not request.force:
         _finish_if_tuned(connection, run_id, request, planned, tasks)
     return int(run_id)
+
+
+def newest(connection: sa.Connection, wanted: Workload, target: Target) -> int | None:
+    """The newest run that had a workload on a target, live or ended."""
+    found: int | None = connection.scalar(
+        sa.select(sa.func.max(run_task.c.run_id))
+        .join(task, task.c.id == run_task.c.task_id)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .join(target_table, target_table.c.id == task.c.target_id)
+        .where(workload.c.digest == wanted.digest, target_table.c.key == target.key)
+    )
+    return found
 
 
 def _finish_if_tuned(

@@ -59,6 +59,8 @@ class Search:
             trials soon outweigh what is wrong in them.
         listed: the digits of the valid configurations, where they are known as a list rather than
             by constraints.
+        first: proposed before all others, where they are of this space: what was best in another
+            version of it.
     """
 
     def __init__(
@@ -68,8 +70,10 @@ class Search:
         model: CostModel | None = None,
         sources: Sequence[Source] = (),
         listed: Digits | None = None,
+        first: Sequence[Config] = (),
     ) -> None:
         self.space = space
+        self._first = list(first)
         self.model = model
         self._rng = np.random.default_rng(seed)
         self._candidates = Candidates(space, self._rng, listed)
@@ -153,8 +157,11 @@ class Search:
     def ask(self, n: int) -> list[Config]:
         """Up to `n` configurations that were never proposed or told; fewer where no more are left.
 
-        The most promising come first, but for the fallback, which starts a search that knows nothing.
+        What was best in another version comes first, then the most promising, but for the fallback,
+        which starts a search that knows nothing.
         """
+        carried = self._carried(n)
+        n -= len(carried)
         chosen: list[Key] = []
         fallback = self._key(self.space.fallback) if n > 0 else None
         first = fallback is not None and not self._candidates.is_taken(fallback)
@@ -166,7 +173,19 @@ class Search:
         if first and fallback is not None:
             chosen.insert(len(chosen) if self._sources else 0, fallback)
         knobs = self.space.knobs
-        return [Config({k.name: k.values[d] for k, d in zip(knobs, key, strict=True)}) for key in chosen]
+        return [
+            Config({k.name: k.values[d] for k, d in zip(knobs, key, strict=True)})
+            for key in (*carried, *chosen)
+        ]
+
+    def _carried(self, n: int) -> list[Key]:
+        chosen: list[Key] = []
+        while self._first and len(chosen) < n:
+            key = self._key(self._first.pop(0))
+            if key is not None and not self._candidates.is_taken(key):
+                self._start(key)
+                chosen.append(key)
+        return chosen
 
     def _start(self, key: Key) -> None:
         self._candidates.take(key)

@@ -104,10 +104,12 @@ def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
         if r.space is not None:
             seed = request.seed * 1_000_003 + r.id
             space = convert(r.space, ConfigSpace)
+            champions = relative.find_champions(connection, r.id)
             if request.tuner == "model":
-                search = Search(space, seed, model, relative.find_sources(connection, r.id, counted))
+                sources = relative.find_sources(connection, r.id, counted)
+                search = Search(space, seed, model, sources, first=champions)
             else:
-                search = Search(space, seed)
+                search = Search(space, seed, first=champions)
         tasks.append(
             TuningTask(
                 r.id, r.implementation, r.workload_id, r.weight, search, TaskState(r.state),

@@ -97,6 +97,34 @@ class Database(Protocol):
         ...
 
 
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """A concrete workload that a symbolic one covers, and what is measured of it."""
+
+    workload: Workload
+    measured: tuple[Measured, ...]
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What a `Database` knows of one workload, as a value."""
+
+    measured: tuple[Measured, ...] = ()
+    history: tuple[History, ...] = ()
+    instances: tuple[Instance, ...] = ()  # of a symbolic workload, the others then being empty
+
+    @classmethod
+    def read(
+        cls, database: Database, workload: Workload, target: Target, device: str | None
+    ) -> Evidence:
+        """What `database` has for a workload on a target."""
+        if workload.is_constant:
+            return cls(
+                measured=tuple(database.measured(workload, target, device)),
+                history=tuple(database.history(workload)),
+            )
+        found = database.instances(workload, target, device)
+        return cls(instances=tuple(Instance(workload=w, measured=tuple(m)) for w, m in found))
+
+
 class Ranker(Protocol):
     """A cost model that answers only where its held-out ranking is good enough."""
 

@@ -18,6 +18,7 @@ from plevel.cli import (
     doctor,
     fleet,
     listing,
+    lock,
     measure,
     plot,
     select,
@@ -39,6 +40,8 @@ app = typer.Typer(
 )
 app.command("tune")(tune.tune)
 app.command("select")(select.select)
+app.command("lock")(lock.lock)
+app.command("check")(lock.check)
 app.command("build")(build.build)
 app.command("show")(build.show)
 app.add_typer(bundle.app, name="bundle")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from plevel.cli import option
 from plevel.cli.error import CommandError, UsageError
+from plevel.cli.lock import read_lock
 
 
 def select(
@@ -26,16 +28,25 @@ def select(
     foreign: Annotated[
         bool, typer.Option("--foreign", help="Among what other tools' logs know, too.")
     ] = False,
+    lock: Annotated[
+        Path | None,
+        typer.Option("--lock", metavar="FILE", help="Answer from a lock file, without a database."),
+    ] = None,
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Say which implementation to take, and why."""
+    """Say which implementation to take, and why.
+
+    Example: plevel select dense -i data=float32[128,768] -i weight=float32[3072,768]:const
+    """
     place = option.locate(url, database)
+    if lock is not None and (url or database or device or foreign or policy != "plevel"):
+        raise UsageError("--lock answers as it was written: leave the other options out")
     if policy not in ("plevel", "tvm"):
         raise UsageError(f"--policy {policy!r:.40}: plevel or tvm")
     # A log may know operators that are not installed here.
-    far = place.url is not None or foreign or policy == "tvm"
+    far = lock is not None or place.url is not None or foreign or policy == "tvm"
     workload = option.read_workload(op, inputs, attr, far=far)
     where = option.read_target(target, threads)
 
@@ -45,11 +56,14 @@ def select(
     from strategy.select import SelectionError
 
     try:
-        with connect(place.url, place.database) as records:
-            answer = records.select(
-                workload, where, device=device, policy="tvm" if policy == "tvm" else "plevel",
-                foreign=foreign,
-            )
+        if lock is not None:
+            answer = read_lock(lock).find(workload, where).selection()
+        else:
+            with connect(place.url, place.database) as records:
+                answer = records.select(
+                    workload, where, device=device, policy="tvm" if policy == "tvm" else "plevel",
+                    foreign=foreign,
+                )
     except (OpError, SelectionError) as error:
         raise CommandError(str(error)) from error
     if as_json:

@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Header, Response
 
-from service import candidate, runs
+from service import audit, candidate, runs
 from service.api.problem import problem_of
-from service.api.wire import Problem, body_of, describe, reply
+from service.api.wire import Problem, body_of, describe, reply, reply_tagged
+from service.auth import Actor, Who
 from service.context import Context, context_of
 from service.errors import DatabaseError
 from service.evidence import RecordDatabase
+from service.models import TokenScope
 from strategy.dispatch import DispatchTable, dispatch
 from strategy.op_strategy import Candidate
-from strategy.select import Policy, Selection, select
+from strategy.record import RunRequest, RunWorkload
+from strategy.select import Evidence, Policy, Reason, Selection, select
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -27,7 +30,8 @@ class SelectRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `device` is the identity of a device whose own records count first. The target `cpu` means the
     host of this service. `foreign` adds what other tools' logs know (`autotvm:…`), which cannot be
-    built here; the policy `tvm` always does.
+    built here; the policy `tvm` always does. `as_of` is an instant: the records of then answer. Where
+    nothing is measured, `tune_on_miss` files a run for the workload, unless there was one already.
     """
 
     workload: Workload
@@ -36,6 +40,11 @@ class SelectRequest(msgspec.Struct, frozen=True, kw_only=True):
     candidates: tuple[Candidate, ...] | None = None
     policy: Policy = "plevel"
     foreign: bool = False
+    as_of: float | None = None
+    tune_on_miss: bool = False
+
+
+Etag = Annotated[str | None, Header(alias="if-none-match", max_length=1000)]
 
 
 @router.post(
@@ -43,17 +52,40 @@ class SelectRequest(msgspec.Struct, frozen=True, kw_only=True):
     **describe(
         "Select an implementation", takes=SelectRequest, gives=Selection,
         note="From measurements first, then by the static priority level; the answer says why and "
-        "lists the rivals. The target `cpu` means the host of this service.",
+        "lists the rivals. The target `cpu` means the host of this service. An answer has an ETag: sent "
+        "back as If-None-Match, it is answered by 304 while nothing has changed. The run that "
+        "`tune_on_miss` filed, or found, is named by the header Location.",
     ),
 )  # fmt: skip
 def choose(
     context: Annotated[Context, Depends(context_of)],
+    who: Who,
     body: Annotated[SelectRequest, body_of(SelectRequest)],
+    known: Etag = None,
 ) -> Response:
     asked = candidate.normal(body.workload)
     with context.store.read() as connection:
-        found = _select(RecordDatabase(connection), body, asked, "workload")
-    return reply(found)
+        database = RecordDatabase(connection, as_of=body.as_of)
+        found = _select(database, body, asked, "workload")
+    headers = {}
+    if body.tune_on_miss and found.reason in (Reason.PLEVEL, Reason.PREDICTED):
+        who.check(TokenScope.SUBMIT)
+        headers["location"] = f"/v1/runs/{_tune(context, who, body)}"
+    return reply_tagged(found, known, headers)
+
+
+def _tune(context: Context, who: Actor, body: SelectRequest) -> int:
+    """The run for a workload that was never measured: the newest of it, or else a new one."""
+    wanted = RunWorkload(workload=body.workload, candidates=body.candidates)
+    request = RunRequest(workloads=(wanted,), target=body.target)
+    planned = runs.plan(request)
+    with context.store.write() as connection:
+        run_id = runs.newest(connection, planned[0].workload, body.target)
+        if run_id is None:
+            run_id = runs.create(connection, request, planned)
+            audit.note(connection, who, "run.create", run=run_id)
+    context.changed.notify()
+    return run_id
 
 
 def _select(
@@ -64,8 +96,8 @@ def _select(
         foreign=body.foreign or body.policy == "tvm", field=field,
     )  # fmt: skip
     return select(
-        asked, body.target, database, device=body.device, policy=body.policy, offered=known
-    )
+        asked, body.target, database, device=body.device, policy=body.policy, offered=known,
+    )  # fmt: skip
 
 
 class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +124,7 @@ class BatchAnswers(msgspec.Struct, frozen=True, kw_only=True):
     **describe(
         "Select for many workloads", takes=BatchRequest, gives=BatchAnswers,
         note="All are answered from one moment's records. A question that cannot be answered has its "
-        "problem in its place, and does not hinder the others.",
+        "problem in its place, and does not hinder the others. None files a run.",
     ),
 )  # fmt: skip
 def choose_many(
@@ -107,12 +139,16 @@ def choose_many(
             workloads.append(problem_of(error))
     answers = []
     with context.store.read() as connection:
-        database = RecordDatabase(connection, [w for w in workloads if isinstance(w, Workload)])
+        together = [w for w in workloads if isinstance(w, Workload)]
+        databases = {
+            at: RecordDatabase(connection, together, at) for at in {q.as_of for q in body.requests}
+        }
         for i, (question, asked) in enumerate(zip(body.requests, workloads, strict=True)):
             if isinstance(asked, Problem):
                 answers.append(BatchAnswer(problem=asked))
                 continue
             try:
+                database = databases[question.as_of]
                 found = _select(database, question, asked, f"requests[{i}].workload")
                 answers.append(BatchAnswer(selection=found))
             except DatabaseError:
@@ -152,3 +188,29 @@ def tabulate(
             workload, body.target, RecordDatabase(connection), device=body.device, offered=offered
         )
     return reply(table)
+
+
+class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose measurements are asked for, as `SelectRequest` has them."""
+
+    workload: Workload
+    target: Target
+    device: str | None = None
+
+
+@router.post(
+    "/evidence",
+    **describe(
+        "What a selection rests on", takes=EvidenceRequest, gives=Evidence,
+        note="The best of each implementation at each level, the lowest means for the policy `tvm`, and, of "
+        "a symbolic workload, those of the shapes on record: for a client that selects by itself.",
+    ),
+)  # fmt: skip
+def show_evidence(
+    context: Annotated[Context, Depends(context_of)],
+    body: Annotated[EvidenceRequest, body_of(EvidenceRequest)],
+) -> Response:
+    asked = candidate.normal(body.workload)
+    with context.store.read() as connection:
+        found = Evidence.read(RecordDatabase(connection), asked, body.target, body.device)
+    return reply(found)

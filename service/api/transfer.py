@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from typing import Annotated
 
 import msgspec
+import sqlalchemy as sa
 from anyio import from_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -15,7 +17,8 @@ from service.api.wire import describe, reply
 from service.auth import Who
 from service.context import Context, context_of
 from service.errors import InvalidError
-from service.formats import Format, FormatError, Rejected, Source, read
+from service.formats import Format, FormatError, Rejected, Source, Summary, read
+from service.formats.source import Stream
 from service.importer import import_items
 from strategy.target import Target
 
@@ -23,6 +26,7 @@ router = APIRouter(prefix="/v1", tags=["records"])
 Ctx = Annotated[Context, Depends(context_of)]
 MAX_SHOWN = 10_000
 SHOWN_TEXT = 1000
+SMALL = 1 << 16  # bytes: read at once, and stored with others that come at the same time
 
 
 class PutAside(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,9 +94,13 @@ async def import_records(
     rejects: Annotated[int, Query(ge=0, le=MAX_SHOWN)] = 0,
 ) -> Response:
     on = None if target is None else Target.parse(target)
-    upload = _Upload(request)
+    length = request.headers.get("content-length", "")
+    small = length.isascii() and length.isdigit() and int(length) <= SMALL
 
-    def work() -> Imported:
+    def note(connection: sa.Connection, summary: Summary) -> None:
+        audit.note(connection, who, "import", name=name, new=summary.new)
+
+    def work(upload: Stream) -> Imported:
         shown: list[PutAside] = []
 
         def put_aside(found: Rejected) -> None:
@@ -108,13 +116,17 @@ async def import_records(
             items = read(Source(upload, name), format, on)
         except FormatError as error:
             raise InvalidError(str(error)) from error
-        summary = import_items(context.store, items, put_aside)
-        with context.store.write() as connection:
-            audit.note(connection, who, "import", name=name, new=summary.new)
+        if small:
+            summary = context.intake.put(items, put_aside, note)
+        else:
+            summary = import_items(context.store, items, put_aside)
+            with context.store.write() as connection:
+                note(connection, summary)
         return Imported(**summary.to_json(), rejects=tuple(shown))
 
     try:
-        imported = await run_in_threadpool(work)
+        upload = io.BytesIO(await request.body()) if small else _Upload(request)
+        imported = await run_in_threadpool(work, upload)
     except ClientDisconnect:
         return Response(status_code=400)  # to nobody: what came is kept, in whole batches
     finally:

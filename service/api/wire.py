@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -39,6 +40,19 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def reply(value: Any, status: int = 200) -> Response:
     """A response with the JSON of a wire type."""
     return Response(encode(value), status, media_type="application/json")
+
+
+def reply_tagged(
+    value: Any, known: str | None, headers: Mapping[str, str] | None = None
+) -> Response:
+    """As `reply`, with an ETag; empty with status 304 where `known`, the If-None-Match, names it."""
+    data = encode(value)
+    tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+    tagged = {"etag": tag, **(headers or {})}
+    given = {t.strip().removeprefix("W/") for t in (known or "").split(",")}
+    if given & {tag, "*"}:
+        return Response(status_code=304, headers=tagged)
+    return Response(data, 200, tagged, "application/json")
 
 
 def body_of(kind: type[T]) -> Any:

@@ -9,37 +9,49 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from service import exporter, migration, runs
+from service import exporter, history, migration, runs
 from service.db import Store
 from service.evidence import RecordDatabase
+from service.formats import Source, read
 from service.importer import import_items
-from service.models import best, record, target_variant, task
+from service.models import best, record, target_variant, task, tombstone
+from service.models import history as history_table
 from strategy.select import select
 from strategy.space import Config
 from tests.integration.scene import CANDIDATES, FAST, TARGET, WORKLOAD
 
-FROZEN = Path(__file__).parents[1] / "data" / "schema_0001.sql"
+DATA = Path(__file__).parents[1] / "data"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database of schema 0001 with what the frozen one has."""
+    return _thaw("0001", request, tmp_path)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url_0002(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The same after its upgrade to 0002, with a log of AutoTVM's, of which a record was purged."""
+    return _thaw("0002", request, tmp_path)
+
+
+def _thaw(revision: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     path = tmp_path / "frozen.db"
     with sqlite3.connect(path) as connection:
-        connection.executescript(FROZEN.read_text())
+        connection.executescript((DATA / f"schema_{revision}.sql").read_text())
     connection.close()
     if request.param == "sqlite":
         return f"sqlite:///{path}"
     found: str = request.getfixturevalue("postgres_url")
-    _copy(f"sqlite:///{path}", found)
+    _copy(f"sqlite:///{path}", found, revision)
     return found
 
 
-def _copy(source: str, url: str) -> None:
+def _copy(source: str, url: str, revision: str) -> None:
     from alembic import command
 
     with migration._moving(url) as (_, connection):
-        command.upgrade(migration._config(connection), "0001")
+        command.upgrade(migration._config(connection), revision)
         meta = sa.MetaData()
         meta.reflect(connection)
         origin = sa.create_engine(source)
@@ -121,3 +133,43 @@ def test_schema_0002_goes_back_unless_that_loses_something(url: str) -> None:
     with pytest.raises(RuntimeError, match="cannot hold what is in record"):
         migration.downgrade(url, "0001")
     assert migration.current(url) == migration.head()
+
+
+def test_schema_0002_is_carried_forward(url_0002: str) -> None:
+    assert migration.current(url_0002) == "0002"
+    assert migration.upgrade(url_0002) == migration.head()
+    store = Store(url_0002)
+    try:
+        purged = {t["record_id"] for t in _rows(store, tombstone)}
+        records = _rows(store, record)
+        assert (len(records), len(purged)) == (37, 1)
+        # What TVM's rule looks at is filled in, and is what it would be now.
+        kept = _rows(store, history_table)
+        lowest: dict[tuple[int, int], float] = {}
+        for r in records:
+            if r["mean_s"] is not None and r["id"] not in purged:
+                key = r["task_id"], r["variant_id"]
+                lowest[key] = min(r["mean_s"], lowest.get(key, r["mean_s"]))
+        assert {(h["task_id"], h["variant_id"]) for h in kept} == lowest.keys()
+        assert min(h["mean_s"] for h in kept) == min(lowest.values())
+        with store.write() as c:
+            history.derive(c, {r["task_id"] for r in records})
+        order = "task_id", "variant_id", "model"
+        assert sorted(_rows(store, history_table), key=lambda h: [h[n] for n in order]) == sorted(
+            kept, key=lambda h: [h[n] for n in order]
+        )
+        with (DATA / "formats" / "autotvm_0_2.log").open("rb") as file:
+            again = import_items(store, read(Source(file, "autotvm_0_2.log")))
+        assert (again.new, again.known) == (0, 20)
+        with store.read() as c:
+            answer = select(WORKLOAD, TARGET, RecordDatabase(c), offered=CANDIDATES)
+        assert answer.implementation == FAST.implementation
+    finally:
+        store.close()
+
+
+def test_schema_0002_is_gone_back_to(url_0002: str) -> None:
+    migration.upgrade(url_0002)
+    migration.downgrade(url_0002, "0002")
+    assert migration.current(url_0002) == "0002"
+    assert migration.upgrade(url_0002) == migration.head()

@@ -1,0 +1,92 @@
+"""A tuning database for the selection rule, wherever it is: a service, SQL, or a lock file.
+
+    with plevel_database("http://farm:8765") as database:
+        answer = strategy.select.select(workload, target, database)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plevel.client import Client
+from plevel.direct import open_store, read_token
+from strategy.lock import Lock, LockDatabase
+from strategy.select import Database, Evidence, History, Measured
+from strategy.target import Target
+from strategy.workload import Workload
+
+if TYPE_CHECKING:
+    from service.db import Store
+
+CACHED = 4096  # answers that are kept, the least recently asked dropped first
+
+
+@contextmanager
+def plevel_database(where: str | Path) -> Iterator[Database]:
+    """The database at `where`, for `strategy.select.select` and `strategy.dispatch.dispatch`.
+
+    What was asked once is kept until the end of the `with`: open it anew to see what is new.
+
+    Args:
+        where: a service (`http://…`), a database (`postgresql://…`, `sqlite:///…`, or the path of an
+            SQLite file), or the path of a lock file.
+
+    Raises:
+        LockError: a file that is neither a database nor a lock.
+        ServiceError, UnreachableError: the service or the database cannot be used.
+    """
+    text = str(where)
+    with ExitStack() as stack:
+        if text.startswith(("http://", "https://")):
+            yield _Cached(stack.enter_context(Client(text, token=read_token())).evidence)
+        elif "://" not in text and _is_lock(Path(text)):
+            yield LockDatabase(Lock.read(Path(text).read_bytes()))
+        else:
+            url = text if "://" in text else f"sqlite:///{Path(text).expanduser().absolute()}"
+            store = stack.enter_context(open_store(url))
+            yield LockDatabase(Lock(selections=())) if store is None else _Cached(_reader(store))
+
+
+def _is_lock(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(16) != b"SQLite format 3\0"
+
+
+def _reader(store: Store) -> Callable[[Workload, Target, str | None], Evidence]:
+    def read(workload: Workload, target: Target, device: str | None) -> Evidence:
+        from service.evidence import RecordDatabase
+
+        with store.read() as connection:
+            return Evidence.read(RecordDatabase(connection), workload, target, device)
+
+    return read
+
+
+class _Cached:
+    """`strategy.select.Database` over one question, each asked once."""
+
+    def __init__(self, ask: Callable[[Workload, Target, str | None], Evidence]) -> None:
+        self._ask = lru_cache(maxsize=CACHED)(ask)
+
+    def measured(
+        self, workload: Workload, target: Target, device: str | None
+    ) -> Sequence[Measured]:
+        return self._ask(workload, target, device).measured
+
+    def instances(
+        self, workload: Workload, target: Target, device: str | None
+    ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
+        found = self._ask(workload, target, device).instances
+        return [(instance.workload, instance.measured) for instance in found]
+
+    def history(self, workload: Workload) -> Sequence[History]:
+        return self._ask(workload, _ANY, None).history
+
+
+_ANY = Target.parse({"kind": "llvm"})  # a history is of all targets

@@ -1,0 +1,175 @@
+"""Lock files: what was selected for a list of workloads, to be answered again without a database.
+
+JSON with sorted names, one entry per workload and target in the order of their keys, and a digest over
+all of it: two locks of the same selections are the same text. An entry holds what its selection
+rests on, so that the selection rule itself can be asked (`LockDatabase`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from strategy.record import Estimate, WireError, convert, to_json
+from strategy.select import History, Level, Measured, Reason, Rival, Selection, SelectionError
+from strategy.space import Config
+from strategy.target import Target
+from strategy.workload import Workload
+
+VERSION = 1
+
+
+class LockError(ValueError):
+    """A file that is no lock, or was changed by hand; the message says what to do."""
+
+
+class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One selection. `rivals` are those that were measured, the selected one included."""
+
+    workload: Workload
+    target: Target
+    device: str | None = None
+    implementation: str
+    version: str
+    config: Config
+    reason: Reason
+    level: Level | None = None
+    explanation: str = ""
+    rivals: tuple[Rival, ...] = ()
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The cost of what is selected, where it was measured."""
+        own = (r.estimate for r in self.rivals if r.implementation == self.implementation)
+        return next(own, None)
+
+    @property
+    def measured(self) -> list[Measured]:
+        """What the selection rests on: the best of each implementation at its level."""
+        return [
+            Measured(
+                implementation=r.implementation, version=r.version, config=r.config,
+                level=r.level, estimate=r.estimate,
+            )
+            for r in self.rivals
+            if r.config is not None and r.level is not None and r.estimate is not None
+        ]  # fmt: skip
+
+    def selection(self) -> Selection:
+        """As `select` answered when the lock was written, without rivals that were not measured."""
+        return Selection(
+            workload=self.workload, target=self.target, implementation=self.implementation,
+            version=self.version, config=self.config, reason=self.reason, level=self.level,
+            explanation=self.explanation, rivals=self.rivals,
+        )  # fmt: skip
+
+
+class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """The selections of a lock file, in the order of their keys."""
+
+    selections: tuple[Locked, ...]
+
+    @classmethod
+    def make(cls, selections: Iterable[Selection], device: str | None = None) -> Lock:
+        """What was selected by plevel's rule, all for the same device where one is named."""
+        found = {_key(s.workload, s.target): _locked(s, device) for s in selections}
+        return cls(selections=tuple(found[key] for key in sorted(found)))
+
+    def find(self, workload: Workload, target: Target) -> Locked:
+        """The selection of a workload on a target.
+
+        Raises:
+            SelectionError: it is not in the lock.
+        """
+        found = self._by_key.get(_key(workload, target))
+        if found is None:
+            raise SelectionError(
+                f"{workload} on {target} is not in the lock: add it to the model, and lock again"
+            )
+        return found
+
+    @cached_property
+    def _by_key(self) -> dict[tuple[str, str], Locked]:
+        return {_key(entry.workload, entry.target): entry for entry in self.selections}
+
+    def write(self) -> str:
+        """The file's text."""
+        body = {"selections": to_json(self.selections), "version": VERSION}
+        return json.dumps({"digest": _digest(body), **body}, indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def read(cls, text: str | bytes) -> Lock:
+        """The lock of a file's text.
+
+        Raises:
+            LockError: it is no lock, of a later version, or not as it was written.
+        """
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise LockError(f"not a lock file: {error}") from error
+        if not isinstance(body, dict) or not body.keys() >= {"digest", "selections", "version"}:
+            raise LockError("not a lock file: write one with `plevel lock MODEL -o FILE`")
+        if body["version"] != VERSION:
+            raise LockError(
+                f"version {body['version']!r:.20} of lock files: {VERSION} is known here; update plevel"
+            )
+        if body.pop("digest") != _digest(body):
+            raise LockError("changed after it was written (its digest differs): lock again")
+        try:
+            return convert({"selections": body["selections"]}, cls)
+        except WireError as error:
+            raise LockError(f"not a lock file: {error}") from error
+
+
+class LockDatabase:
+    """`strategy.select.Database` on a lock: what its selections rest on is all that is known."""
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+
+    def measured(
+        self, workload: Workload, target: Target, device: str | None
+    ) -> Sequence[Measured]:
+        try:
+            return self._lock.find(workload, target).measured
+        except SelectionError:
+            return ()
+
+    def instances(
+        self, workload: Workload, target: Target, device: str | None
+    ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
+        return [
+            (entry.workload, entry.measured)
+            for entry in self._lock.selections
+            if entry.target == target
+            and entry.measured
+            and workload.match(entry.workload) is not None
+        ]
+
+    def history(self, workload: Workload) -> Sequence[History]:
+        return ()  # a lock is of plevel's own rule
+
+
+def _locked(selection: Selection, device: str | None) -> Locked:
+    return Locked(
+        workload=selection.workload, target=selection.target, device=device,
+        implementation=selection.implementation, version=selection.version,
+        config=selection.config, reason=selection.reason, level=selection.level,
+        explanation=selection.explanation,
+        rivals=tuple(r for r in selection.rivals if r.estimate is not None),
+    )  # fmt: skip
+
+
+def _key(workload: Workload, target: Target) -> tuple[str, str]:
+    return workload.key, json.dumps(target.to_json(), sort_keys=True)
+
+
+def _digest(body: dict[str, Any]) -> str:
+    text = json.dumps(body, separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,274 @@
+"""Asking again and from afar: ETags, instants, runs on a miss, lock files, `plevel_database`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from plevel import Client, UnreachableError, plevel_database
+from plevel.cli.main import main
+from service import migration
+from service.db import Store
+from service.formats import ImportedRecord, Task
+from service.importer import import_items
+from service.models import record
+from strategy.dispatch import dispatch
+from strategy.lock import Lock, LockDatabase, LockError
+from strategy.op_strategy import candidates
+from strategy.record import to_json
+from strategy.select import Reason, SelectionError, select
+from strategy.target import Target
+from strategy.workload import Workload
+from tests.integration.process import Service
+
+SPEC = "llvm -mcpu=znver4 -num-cores=2"
+TARGET = Target.parse(SPEC)
+
+
+def dense(m: int | str) -> Workload:
+    types = {"data": f"float32[{m},64]", "weight": "float32[128,64]"}
+    return Workload.make("dense", types, constants=["weight"])
+
+
+def measured(m: int, place: int, median_s: float, at: float = 1.0) -> ImportedRecord:
+    """A record of one of the implementations of dense, with its fallback configuration."""
+    found = candidates(dense(m), TARGET)[place]
+    task = Task(
+        workload=dense(m), target=TARGET, implementation=found.implementation,
+        version=found.version, plevel=found.plevel,
+    )  # fmt: skip
+    samples = tuple(median_s * (1 + 0.001 * i) for i in range(-3, 4))
+    return ImportedRecord(
+        source="plevel", task=task, config_key=found.fallback.key, samples_s=samples, measured_at=at
+    )
+
+
+def fill(url: str) -> None:
+    migration.upgrade(url)
+    store = Store(url)
+    import_items(store, [measured(8, 0, 2e-3), measured(8, 1, 1e-3), measured(16, 0, 3e-3)])
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A database with two shapes on record, that is only read."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('asking') / 'plevel.db'}"
+    fill(url)
+    return url
+
+
+@pytest.fixture(scope="module")
+def service(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    started = Service(database, tmp_path_factory.mktemp("service"))
+    yield started
+    started.http.close()
+    started.process.terminate()
+    started.process.communicate(timeout=30)
+
+
+@pytest.fixture
+def lock(database: str, tmp_path: Path) -> Path:
+    with plevel_database(database) as known:
+        found = [select(dense(m), TARGET, known) for m in (8, 16, 24)]
+    path = tmp_path / "plevel.lock"
+    path.write_text(Lock.make(found).write())
+    return path
+
+
+Plevel = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def plevel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Plevel:
+    """`plevel …` in this process: its exit code and what it printed."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    for name in ("PLEVEL_URL", "PLEVEL_DATABASE", "PLEVEL_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        captured = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, captured.out, captured.err
+
+    return call
+
+
+def question(m: int, **values: Any) -> dict[str, Any]:
+    return {"workload": to_json(dense(m)), "target": TARGET.to_json(), **values}
+
+
+def test_an_answer_that_is_known_is_not_sent_again(service: Service) -> None:
+    first = service.http.post("/v1/select", json=question(8))
+    tag = first.headers["etag"]
+    for known in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        again = service.http.post(
+            "/v1/select", json=question(8), headers={"if-none-match": known}
+        )
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    other = service.http.post("/v1/select", json=question(16), headers={"if-none-match": tag})
+    assert other.status_code == 200
+    assert other.headers["etag"] != tag
+
+
+def test_as_of_over_http(service: Service) -> None:
+    now = service.http.post("/v1/select", json=question(8)).json()
+    assert now["reason"] == "measured"
+    then = service.http.post("/v1/select", json=question(8, as_of=5.0)).json()
+    assert then["reason"] == "plevel"
+    asked = [question(8), question(8, as_of=5.0), question(8, as_of=4e9)]
+    answers = service.http.post("/v1/select:batch", json={"requests": asked}).json()["answers"]
+    assert [a["selection"]["reason"] for a in answers] == ["measured", "plevel", "measured"]
+    assert answers[0]["selection"]["config"] == answers[2]["selection"]["config"]
+
+
+def test_what_was_never_measured_is_tuned_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'plevel.db'}"
+    fill(url)
+    service = Service(url, tmp_path)
+    try:
+        miss = question(40, tune_on_miss=True)
+        first = service.http.post("/v1/select", json=miss)
+        assert first.json()["reason"] == "plevel"
+        where = first.headers["location"]
+        run = service.http.get(where).json()
+        assert {t["workload"] for t in run["tasks"]} == {dense(40).key}
+        assert service.http.post("/v1/select", json=miss).headers["location"] == where
+        service.http.post(f"{where}/cancel")
+        assert service.http.post("/v1/select", json=miss).headers["location"] == where
+        hit = service.http.post("/v1/select", json=question(8, tune_on_miss=True))
+        assert "location" not in hit.headers
+        assert len(service.http.get("/v1/runs").json()["runs"]) == 1
+    finally:
+        service.http.close()
+        service.process.terminate()
+        service.process.communicate(timeout=30)
+
+
+def test_every_database_gives_the_same_selection(
+    service: Service, database: str, lock: Path
+) -> None:
+    answers = []
+    for where in (service.url, database, database.removeprefix("sqlite:///"), lock):
+        with plevel_database(where) as known:
+            found = [select(dense(m), TARGET, known) for m in (8, 16, 24)]
+            table = dispatch(dense("m"), TARGET, known)
+        answers.append(([s.implementation for s in found], [s.reason for s in found], table))
+    assert all(a == answers[0] for a in answers)
+    assert answers[0][1] == [Reason.MEASURED, Reason.MEASURED, Reason.PLEVEL]
+
+
+def test_a_question_is_asked_once(service: Service, database: str) -> None:
+    for where in (service.url, database):
+        with plevel_database(where) as known:
+            assert known.measured(dense(8), TARGET, None) is known.measured(dense(8), TARGET, None)
+
+
+def test_no_database_yet_knows_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "none.db"
+    with plevel_database(path) as known:
+        assert select(dense(8), TARGET, known).reason is Reason.PLEVEL
+    assert not path.exists()
+
+
+def test_a_lock_is_sorted_and_whole(lock: Path) -> None:
+    text = lock.read_text()
+    read = Lock.read(text)
+    assert read.write() == text
+    assert Lock.make(reversed([s.selection() for s in read.selections])).write() == text
+    changed = json.loads(text)
+    changed["selections"][0]["implementation"] = "dense_mine.cpu"
+    for bad, message in (
+        (json.dumps(changed), "lock again"), ("[]", "not a lock file"), ("{", "not a lock file"),
+        ('{"digest":"","selections":[],"version":2}', "update plevel"),
+    ):  # fmt: skip
+        with pytest.raises(LockError, match=message):
+            Lock.read(bad)
+
+
+def test_a_client_falls_back_to_its_lock(lock: Path, service: Service) -> None:
+    read = Lock.read(lock.read_bytes())
+    with Client("http://127.0.0.1:9", patience_s=0.0, lock=read) as client:
+        assert client.select(dense(8), TARGET) == read.find(dense(8), TARGET).selection()
+        with pytest.raises(UnreachableError, match="not in the lock"):
+            client.select(dense(9), TARGET)
+        with pytest.raises(UnreachableError):
+            client.select(dense(8), TARGET, policy="tvm")
+    stale = LockDatabase(Lock(selections=()))
+    with pytest.raises(SelectionError, match="not in the lock"):
+        stale._lock.find(dense(8), TARGET)
+    with Client(service.url, lock=Lock(selections=())) as client:
+        assert client.select(dense(8), TARGET).reason is Reason.MEASURED
+
+
+MODEL = {
+    "workloads": [
+        {"op": "dense", "inputs": [f"data=float32[{m},64]", "weight=float32[128,64]:const"]}
+        for m in (8, 16, 24)
+    ]
+}
+
+
+def test_a_model_is_locked_and_compared(plevel: Plevel, tmp_path: Path) -> None:
+    path, locked, model = (tmp_path / n for n in ("plevel.db", "plevel.lock", "model.json"))
+    fill(f"sqlite:///{path}")
+    model.write_text(json.dumps(MODEL))
+    there = ("--database", str(path))
+    code, out, _ = plevel("lock", str(model), "-o", str(locked), "--target", SPEC, *there)
+    assert (code, "3 selections, 2 of them measured" in out) == (0, True)
+    text = locked.read_text()
+    plevel("lock", str(model), "-o", str(locked), "--target", SPEC, *there)
+    assert locked.read_text() == text
+
+    asked = ("-i", "data=float32[8,64]", "-i", "weight=float32[128,64]:const", "--target", SPEC)
+    code, offline, _ = plevel("select", "dense", *asked, "--lock", str(locked), "--json")
+    _, online, _ = plevel("select", "dense", *asked, *there, "--json")
+    for name in ("implementation", "config", "reason", "explanation"):
+        assert json.loads(offline)[name] == json.loads(online)[name]
+    assert plevel("select", "dense", *asked, "--lock", str(locked))[0] == 0
+    assert plevel("select", "dense", *asked, "--lock", str(locked), *there)[0] == 2
+    assert plevel("select", "dense", *asked, "--lock", str(model))[0] == 2
+    assert plevel("select", "dense", "-i", "data=float32[9,64]", *asked[2:], "--lock", str(locked))[0] == 1
+
+    code, out, _ = plevel("lock", "--check", str(locked), *there)
+    assert (code, "3 selections, all as in the lock" in out) == (0, True)
+    assert plevel("check", "--against", str(locked), *there)[0] == 0
+
+    store = Store(str(path))
+    import_items(store, [measured(16, 1, 1e-3), measured(24, 0, 5e-3)])
+    _, out, _ = plevel("lock", "--check", str(locked), *there, "--json")
+    changes = {c["workload"]: c["ratio"] for c in json.loads(out)["changed"]}
+    assert changes == {dense(16).key: pytest.approx(1 / 3), dense(24).key: 0.0}
+    assert plevel("check", "--against", str(locked), *there)[0] == 0
+
+    import_items(store, [measured(8, 1, 4e-3, at=2.0), measured(8, 1, 4e-3, at=3.0)])
+    code, out, err = plevel("check", "--against", str(locked), *there)
+    assert (code, "3.99× the time" in out, "1 of the selections" in err) == (1, True, True)
+    assert plevel("check", "--against", str(locked), *there, "--tolerance", "3.5")[0] == 0
+    with store.write() as c:
+        c.execute(sa.text("DELETE FROM best"))
+        c.execute(sa.delete(record))
+    store.close()
+    code, out, _ = plevel("check", "--against", str(locked), *there)
+    assert (code, out.count("is not measured any more")) == (1, 2)
+
+
+def test_lock_says_how_it_is_used(plevel: Plevel, tmp_path: Path) -> None:
+    model = tmp_path / "model.json"
+    model.write_bytes(msgspec.json.encode(MODEL))
+    assert plevel("lock", str(model))[0] == 2
+    assert plevel("lock", str(model), "--check", "-o", str(tmp_path / "x"))[0] == 2
+    assert plevel("lock", str(model), "--check")[0] == 2
+    assert plevel("check", "--against", str(tmp_path / "none"))[0] == 2
+    code, _, err = plevel("lock", str(model), "-o", str(tmp_path), "--target", SPEC)
+    assert (code, "cannot be written" in err) == (1, True)

@@ -1,0 +1,67 @@
+"""What was best of another version is tried first, where the space still has it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from service import relative
+from service.cost_model import InlineModel
+from service.db import Store
+from service.search import Search
+from service.tuning_run import load
+from strategy.op_strategy import Candidate
+from strategy.space import Config, ConfigSpace, Knob
+from tests.integration.scene import FAST, WORKLOAD, Scene
+from tests.integration.test_relative import asked, measured
+
+BEST = Config({"x": 8, "y": 3})  # by the formula of the scene
+
+
+def version(number: int, *knobs: Knob) -> Candidate:
+    space = ConfigSpace(list(knobs), fallback={k.name: k.values[0] for k in knobs})
+    return msgspec.structs.replace(FAST, version=f"{number}.{space.digest}", space=space)
+
+
+def champions(store: Store, candidate: Candidate) -> list[Config]:
+    scene = Scene.make(store, asked(WORKLOAD, candidate, force=True))
+    with store.read() as c:
+        return relative.find_champions(c, scene.tasks[FAST.implementation])
+
+
+def test_the_best_of_older_versions_newest_first(store: Store) -> None:
+    x, y = Knob("x", range(12)), Knob("y", range(12))
+    assert champions(store, FAST) == []
+    measured(store, asked(WORKLOAD, version(1, x, y)), [BEST, Config({"x": 0, "y": 0})])
+    measured(store, asked(WORKLOAD, version(2, x, y)), [Config({"x": 9, "y": 3})])
+    assert champions(store, version(3, x, y)) == [Config({"x": 9, "y": 3}), BEST]
+    assert champions(store, version(2, x, y)) == [BEST]
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        ((Knob("x", range(4, 20)), Knob("y", range(12))), [BEST]),
+        ((Knob("x", range(4)), Knob("y", range(12))), []),
+        ((Knob("x", range(12)), Knob("y", range(12)), Knob("z", (1, 2))), []),
+        ((Knob("x", ("8", "9")), Knob("y", range(12))), []),
+    ],
+)
+def test_it_is_carried_by_value(space: tuple[Knob, ...], expected: list[Config]) -> None:
+    search = Search(ConfigSpace(space), seed=1, first=[BEST, BEST])
+    first, *others = search.ask(6)
+    assert [first][: len(expected)] == expected
+    assert len({first, *others}) == 6
+    assert BEST not in search.ask(6)
+
+
+def test_a_run_begins_with_it(store: Store) -> None:
+    x, y = Knob("x", range(12)), Knob("y", range(12))
+    measured(store, asked(WORKLOAD, version(1, x, y)), [BEST, Config({"x": 1, "y": 1})])
+    for tuner in ("random", "model"):
+        request = asked(WORKLOAD, version(2, x, y), tuner=tuner, force=True)
+        scene = Scene.make(store, request)
+        with store.read() as c:
+            (tuned,) = load(c, scene.run_id, InlineModel()).tasks
+        assert tuned.search is not None
+        assert tuned.search.ask(4)[0] == BEST

@@ -1,0 +1,132 @@
+"""Imports into a database that is full or goes away, of a file that grows: nothing lost or half-done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from service.db import Store
+from service.errors import DatabaseError, InvalidError
+from service.formats import ImportedRecord, Source, native, read
+from service.importer import import_items
+from service.models import best, workload
+from tests.integration.test_import import bests, count, expected_best, made
+
+ROWS = [made(i % 30, (1.0 + i,), measured_at=float(i)) for i in range(60)]
+
+
+def assert_whole(store: Store) -> None:
+    """Batches of ten are there or not, each with what follows from it."""
+    assert count(store) % 10 == 0
+    stored = ROWS[: count(store)]
+    assert {k[1:]: v[:3] for k, v in bests(store).items()} == (
+        expected_best(stored) if stored else {}
+    )
+
+
+def assert_goes_on(store: Store) -> None:
+    before = count(store)
+    summary = import_items(store, ROWS, batch=10)
+    assert (summary.new, summary.known) == (60 - before, before)
+    assert_whole(store)
+
+
+def test_a_full_disk_is_said_and_leaves_whole_batches(sqlite_copy: str) -> None:
+    full = Store(sqlite_copy)
+
+    def limit(connection: object, _record: object) -> None:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]  # type: ignore[attr-defined]
+        connection.execute(f"PRAGMA max_page_count = {pages + 4}").close()  # type: ignore[attr-defined]
+
+    sa.event.listen(full.engine, "connect", limit)
+    rows = [made(i % 30, (1.0 + i,) * 400, measured_at=float(i)) for i in range(60)]
+    with pytest.raises(DatabaseError, match="disk is full") as caught:
+        import_items(full, rows, batch=10)
+    assert "\n" not in str(caught.value)
+    assert count(full) % 10 == 0
+    assert count(full) < 60
+    full.close()
+    store = Store(sqlite_copy)
+    before = count(store)
+    summary = import_items(store, rows, batch=10)
+    assert (summary.new, summary.known) == (60 - before, before)
+    store.close()
+
+
+def test_a_database_that_goes_away_leaves_whole_batches(
+    postgres_copy: str, postgres_server: str
+) -> None:
+    store = Store(postgres_copy)
+    name = store.url.database
+
+    def interrupted() -> Iterator[ImportedRecord]:
+        for i, row in enumerate(ROWS):
+            if i == 35:  # three batches are committed
+                with psycopg.connect(
+                    f"host={postgres_server} user=plevel dbname=postgres", autocommit=True
+                ) as admin:
+                    admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+                    admin.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
+                        (name,),
+                    )
+            yield row
+
+    try:
+        with pytest.raises(DatabaseError, match="does not answer"):
+            import_items(store, interrupted(), batch=10)
+    finally:
+        with psycopg.connect(
+            f"host={postgres_server} user=plevel dbname=postgres", autocommit=True
+        ) as admin:
+            admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+    assert count(store) == 30
+    assert_whole(store)
+    assert_goes_on(store)
+    store.close()
+
+
+class Growing:
+    """A file that somebody writes while it is read: each read finds a little more."""
+
+    def __init__(self, path: Path, more: list[bytes]) -> None:
+        self._more = more
+        self._path = path
+        self._at = 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        if self._more:
+            with self._path.open("ab") as file:
+                file.write(self._more.pop(0))
+        found = self._path.read_bytes()[self._at :]
+        found = found if size < 0 else found[:size]
+        self._at += len(found)
+        return found
+
+
+def test_a_file_that_grows_is_read_as_far_as_it_is_written(store: Store, tmp_path: Path) -> None:
+    data = b"".join(native.write(ROWS))
+    path = tmp_path / "growing.ndjson"
+    path.write_bytes(data[:1000])
+    half = len(data) - 200  # within the last line
+    stream = Growing(path, [data[1000:5000], data[5000:half]])
+    aside: list[object] = []
+    summary = import_items(store, read(Source(stream, path.name)), aside.append)
+    assert (summary.new, summary.reasons) == (59, {"truncated": 1})
+    assert len(aside) == 1
+    with path.open("ab") as file:
+        file.write(data[half:])
+    with path.open("rb") as file:
+        again = import_items(store, read(Source(file, path.name)))
+    assert (again.new, again.known, again.rejected) == (1, 59, 0)
+    assert_whole(store)
+
+
+def test_what_the_database_cannot_hold_is_the_asker_s_fault(store: Store) -> None:
+    asked = best.c.task_id == 2**70 if store.is_sqlite else workload.c.op == "a\0b"
+    with pytest.raises(InvalidError, match="cannot hold"), store.read() as c:
+        c.execute(sa.select(sa.literal(1)).where(asked))
