@@ -250,3 +250,11 @@ def note(
             at=now(), kind=kind, run_id=run_id, job_id=job_id, worker_id=worker_id, detail=detail
         )
     )
+
+
+def note_all(connection: sa.Connection, kind: str, events: Sequence[dict[str, Any]]) -> None:
+    """Appends events of one kind: each with `run_id`, `job_id`, `worker_id` and `detail`."""
+    connection.execute(sa.insert(event).values(at=now(), kind=kind), events)
+    for one in events:
+        ids = {"run": one["run_id"], "job": one["job_id"], "worker": one["worker_id"]}
+        log.info("%s %s", kind, one["detail"], extra=ids)

@@ -169,7 +169,7 @@ def _update(connection: sa.Connection, device_id: int, identity: str) -> None:
     )
 
 
-def is_alive(alive_s: float) -> sa.ColumnElement[bool]:
+def is_alive(alive_s: float | sa.BindParameter[float]) -> sa.ColumnElement[bool]:
     """The condition on `worker` that it has not left and has been seen lately."""
     return sa.and_(worker.c.ended_at.is_(None), worker.c.seen_at > now() - alive_s)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import orjson
@@ -180,44 +181,82 @@ def lease_jobs(
         needs = [n for n in connection.scalars(queued) if can_build(n, found.operators)]
         if not needs:
             return []
-    claim = _claim(worker_id, found, needs, terms, most)
-    leases: list[Lease] = []
-    while len(leases) < most:
-        claimed = connection.execute(claim).one_or_none()
-        if claimed is None:
-            break
-        leases.append(_lease(connection, claimed, worker_id, found.id, identity, terms))
-    return leases
+    building = sa.select(sa.func.count()).where(
+        lease.c.device_id == found.id, lease.c.ended_at.is_(None), lease.c.timing.is_(sa.false())
+    )
+    room = most - connection.execute(building).scalar_one()
+    if room <= 0:
+        return []
+    given = {
+        "asking": worker_id, "device": found.id, "target": found.target_id,
+        "alive_s": terms.alive_s, "known_needs": needs, "most": 1,
+    }  # fmt: skip
+    named = needs is not None
+    claimed = list(connection.execute(_claim(named=named, several=False), given).all())
+    if room > 1 and claimed and not claimed[0].attempts:
+        claim = _claim(named=named, several=True)
+        rest = connection.execute(claim, given | {"most": room - 1}).all()
+        claimed += sorted(rest, key=lambda row: (row.priority, row.turn, row.id))
+    return _lease(connection, claimed, worker_id, found.id, identity, terms) if claimed else []
+
+
+def has_jobs(connection: sa.Connection, worker_id: int, identity: str) -> bool:
+    """Whether a look for jobs of a worker's device may find any."""
+    driven = (
+        sa.select(worker_device.c.target_id)
+        .join(device, device.c.id == worker_device.c.device_id)
+        .where(worker_device.c.worker_id == worker_id, device.c.identity == identity)
+    )
+    waiting = sa.select(job.c.id).where(
+        job.c.state == JobState.QUEUED, job.c.available_at <= now(), job.c.target_id.in_(driven)
+    )
+    return connection.scalar(waiting.limit(1)) is not None
 
 
 def _lease(
-    connection: sa.Connection, claimed: Any, worker_id: int, device_id: int, identity: str,
+    connection: sa.Connection, claimed: Sequence[Any], worker_id: int, device_id: int, identity: str,
     terms: retry.Terms,
-) -> Lease:  # fmt: skip
-    lease_id = connection.execute(
-        sa.insert(lease)
-        .values(
-            job_id=claimed.id, worker_id=worker_id, device_id=device_id, token=claimed.fence,
-            timing=False, created_at=now(), expires_at=now() + terms.lease_s,
-        )
-        .returning(lease.c.id)
-    ).scalar_one()  # fmt: skip
-    catalogue.note(
-        connection, "leased", run_id=claimed.run_id, job_id=claimed.id, worker_id=worker_id,
-        lease=lease_id, device=identity,
+) -> list[Lease]:  # fmt: skip
+    statement = sa.insert(lease).values(created_at=now(), expires_at=now() + terms.lease_s)
+    inserted = connection.execute(
+        statement.returning(lease.c.id, lease.c.job_id),
+        [
+            {"job_id": c.id, "worker_id": worker_id, "device_id": device_id, "token": c.fence,
+             "timing": False}
+            for c in claimed
+        ],
     )  # fmt: skip
-    return Lease(
-        id=lease_id, token=claimed.fence, expires_in_s=terms.lease_s,
-        job=_wire_job(connection, claimed.id),
+    ids = {row.job_id: row.id for row in inserted}
+    catalogue.note_all(
+        connection, "leased",
+        [
+            {"run_id": c.run_id, "job_id": c.id, "worker_id": worker_id,
+             "detail": {"lease": ids[c.id], "device": identity}}
+            for c in claimed
+        ],
     )  # fmt: skip
+    jobs = _wire_jobs(connection, list(ids))
+    return [
+        Lease(id=ids[c.id], token=c.fence, expires_in_s=terms.lease_s, job=jobs[c.id])
+        for c in claimed
+    ]
 
 
-def _claim(
-    worker_id: int, place: Any, needs: Sequence[str] | None, terms: retry.Terms, most: int
-) -> sa.sql.dml.ReturningUpdate[Any]:
-    """The one statement that takes a queued job: correct without any lock around it."""
+@cache
+def _claim(*, named: bool, several: bool) -> sa.sql.dml.ReturningUpdate[Any]:
+    """The one statement that takes queued jobs, `most` of them: correct without any lock around it.
+
+    It is made once, as that takes longer than running it.
+
+    Args:
+        named: only those that need one of `needs`.
+        several: only those that were never lost and whose runs have no limit: of the others each
+            claim must see the one before.
+    """
+    worker_id, device_id, target_id = (
+        sa.bindparam(name, type_=sa.BigInteger) for name in ("asking", "device", "target")
+    )
     held = sa.select(lease.c.id).where(lease.c.ended_at.is_(None))
-    building = held.where(lease.c.device_id == place.id, lease.c.timing.is_(sa.false()))
     of_run = job.alias("of_run")
     running = (
         sa.select(sa.func.count())
@@ -227,13 +266,13 @@ def _claim(
     limit = sa.select(run.c.max_jobs).where(run.c.id == job.c.run_id).scalar_subquery()
     other_job = job.alias("other_job")
     # A job that this device has lost twice waits for one that has not, where there is one.
-    lost_here = _lost_on(place.id).correlate(job).exists()
+    lost_here = _lost_on(device_id).correlate(job).exists()
     elsewhere = (
         sa.select(worker_device.c.device_id)
         .join(worker, worker.c.id == worker_device.c.worker_id)
         .where(
-            worker_device.c.target_id == place.target_id,
-            fleet.is_alive(terms.alive_s),
+            worker_device.c.target_id == target_id,
+            fleet.is_alive(sa.bindparam("alive_s", type_=sa.Double)),
             ~_lost_on(worker_device.c.device_id).correlate(job, worker_device).exists(),
         )
         .correlate(job)
@@ -243,11 +282,10 @@ def _claim(
         sa.select(job.c.id)
         .where(
             job.c.state == JobState.QUEUED,
-            job.c.target_id == place.target_id,
+            job.c.target_id == target_id,
             job.c.available_at <= now(),
-            sa.select(sa.func.count()).select_from(building.subquery()).scalar_subquery() < most,
             sa.or_(limit.is_(None), running < limit),
-            ~pause.is_paused(place.id, place.target_id),
+            ~pause.is_paused(device_id, target_id),
             # A suspect runs alone on its worker.
             ~held.join(other_job, other_job.c.id == lease.c.job_id)
             .where(lease.c.worker_id == worker_id, other_job.c.attempts > 0)
@@ -256,17 +294,21 @@ def _claim(
             sa.or_(job.c.attempts < retry.SPLIT_ATTEMPTS, ~lost_here, ~elsewhere),
         )
         .order_by(job.c.priority, job.c.turn, job.c.id)
-        .limit(1)
+        .limit(sa.bindparam("most", type_=sa.Integer))
         # Only so that claims do not queue up behind each other; SQLite has no such clause.
         .with_for_update(skip_locked=True, key_share=True)
     )
-    if needs is not None:
-        wanted = wanted.where(job.c.needs.in_(needs))
+    if named:
+        wanted = wanted.where(job.c.needs.in_(sa.bindparam("known_needs", expanding=True)))
+    if several:
+        wanted = wanted.where(job.c.attempts == 0, limit.is_(None))
+    # Found once and then taken: PostgreSQL could look again for each row otherwise.
+    found = wanted.cte("wanted")
     return (
         sa.update(job)
-        .where(job.c.id == wanted.scalar_subquery(), job.c.state == JobState.QUEUED)
+        .where(job.c.id.in_(sa.select(found.c.id)), job.c.state == JobState.QUEUED)
         .values(state=JobState.LEASED, fence=job.c.fence + 1)
-        .returning(job.c.id, job.c.fence, job.c.run_id)
+        .returning(*job.c["id", "fence", "run_id", "attempts", "priority", "turn"])
     )
 
 
@@ -280,36 +322,44 @@ def _lost_on(device_id: Any) -> sa.Select[Any]:
     )
 
 
-def _wire_job(connection: sa.Connection, job_id: int) -> Job:
-    row = connection.execute(
+def _wire_jobs(connection: sa.Connection, jobs: Sequence[int]) -> dict[int, Job]:
+    rows = connection.execute(
         sa.select(job, workload.c.body.label("workload"), run.c.request, target.c.body.label("target"),
                   timing_policy.c.body.label("policy"))
         .join(workload, workload.c.id == job.c.workload_id)
         .join(run, run.c.id == job.c.run_id)
         .join(target, target.c.id == job.c.target_id)
         .join(timing_policy, timing_policy.c.id == job.c.policy_id)
-        .where(job.c.id == job_id)
-    ).one()  # fmt: skip
-    entries = connection.execute(
+        .where(job.c.id.in_(jobs))
+    ).all()  # fmt: skip
+    entries: dict[int, list[JobEntry]] = {}
+    for e in connection.execute(
         sa.select(job_entry, task.c.implementation, task.c.version)
         .join(task, task.c.id == job_entry.c.task_id)
-        .where(job_entry.c.job_id == job_id, job_entry.c.state == EntryState.PENDING)
-        .order_by(job_entry.c.entry)
-    )
-    return Job(
-        id=row.id, run_id=row.run_id, workload=convert(row.workload, Workload),
-        # The run's own target: libraries and cache sizes are not part of the key.
-        target=Target.parse(row.request.get("target", row.target)),
-        phase=Phase(row.phase), policy=convert(row.policy, TimingPolicy), seed=row.seed,
-        attempt=row.attempts + 1,
-        entries=tuple(
+        .where(job_entry.c.job_id.in_(jobs), job_entry.c.state == EntryState.PENDING)
+        .order_by(job_entry.c.job_id, job_entry.c.entry)
+    ):
+        entries.setdefault(e.job_id, []).append(
             JobEntry(
                 index=e.entry, task_id=e.task_id, implementation=e.implementation,
                 version=e.version, config=Config(e.config), best_s=e.best_s,
             )
-            for e in entries
-        ),
-    )  # fmt: skip
+        )  # fmt: skip
+    # Jobs of one run have most of this in common.
+    workloads = {row.workload_id: row.workload for row in rows}
+    read = {i: convert(body, Workload) for i, body in workloads.items()}
+    # The run's own target: libraries and cache sizes are not part of the key.
+    requests = {row.run_id: row.request.get("target", row.target) for row in rows}
+    targets = {i: Target.parse(body) for i, body in requests.items()}
+    return {
+        row.id: Job(
+            id=row.id, run_id=row.run_id, workload=read[row.workload_id],
+            target=targets[row.run_id], phase=Phase(row.phase),
+            policy=convert(row.policy, TimingPolicy), seed=row.seed, attempt=row.attempts + 1,
+            entries=tuple(entries.get(row.id, ())),
+        )
+        for row in rows
+    }  # fmt: skip
 
 
 def _is_live(lease_id: int, token: int) -> sa.ColumnElement[bool]:
@@ -412,7 +462,7 @@ def report(
     fresh = [e for e in entries if e.state == EntryState.PENDING]
     if fresh:
         # An ended lease left nothing open, so that this one is live.
-        records.append(connection, held, entries, sent)
+        records.append(connection, [records.Parcel(held, entries, sent)])
     if sent.done and ended is None:
         if sent.references:
             records.append_references(connection, held, sent)
@@ -426,16 +476,73 @@ def report(
 def report_many(
     connection: sa.Connection, reports: Sequence[Report], terms: retry.Terms
 ) -> list[Reported]:
-    """Stores the results of several leases; what is wrong with one is said of that one alone."""
-    answers = []
+    """Stores the results of several leases; what is wrong with one is said of that one alone.
+
+    Those that end a job as they should are stored together, the others one by one.
+    """
+    answers = _finish_whole(connection, reports, terms)
     for one in reports:
+        if one.lease_id in answers:
+            continue
         try:
             accepted = report(connection, one.lease_id, one.results, terms)
         except (InvalidError, LeaseLostError) as error:
-            answers.append(Reported(lease_id=one.lease_id, problem=str(error)))
+            answers[one.lease_id] = Reported(lease_id=one.lease_id, problem=str(error))
         else:
-            answers.append(Reported(lease_id=one.lease_id, accepted=accepted))
-    return answers
+            answers[one.lease_id] = Reported(lease_id=one.lease_id, accepted=accepted)
+    return [answers[one.lease_id] for one in reports]
+
+
+def _finish_whole(
+    connection: sa.Connection, reports: Sequence[Report], terms: retry.Terms
+) -> dict[int, Reported]:
+    """Ends the live leases whose reports have a result for every entry of a job that had none."""
+    sent = {r.lease_id: r.results for r in reports if r.results.done and not r.results.references}
+    if len({r.lease_id for r in reports}) < len(reports):
+        return {}  # one of them twice: each in its turn
+    named = sa.tuple_(lease.c.id, lease.c.token).in_([(i, r.token) for i, r in sent.items()])
+    live = connection.execute(
+        sa.update(lease)
+        .where(named, lease.c.ended_at.is_(None), lease.c.expires_at > now())
+        .values(expires_at=now() + terms.lease_s)
+        .returning(lease)
+    ).all()
+    entries: dict[int, list[Any]] = {held.job_id: [] for held in live}
+    for row in connection.execute(sa.select(job_entry).where(job_entry.c.job_id.in_(entries))):
+        entries[row.job_id].append(row)
+    parcels = [
+        parcel
+        for held in live
+        if _is_whole(parcel := records.Parcel(held, entries[held.job_id], sent[held.id]))
+    ]
+    if not parcels:
+        return {}
+    for worker_id in {p.held.worker_id for p in parcels}:
+        fleet.see(connection, worker_id)
+    records.append(connection, parcels)
+    connection.execute(
+        sa.update(lease)
+        .where(lease.c.id.in_([p.held.id for p in parcels]))
+        .values(ended_at=now(), end_reason="done")
+    )
+    cancelled = retry.close_done(connection, [p.held.job_id for p in parcels])
+    return {
+        p.held.id: Reported(
+            lease_id=p.held.id,
+            accepted=ResultsAccepted(
+                accepted=len(p.entries), known=0, cancelled=p.held.job_id in cancelled
+            ),
+        )
+        for p in parcels
+    }
+
+
+def _is_whole(parcel: records.Parcel) -> bool:
+    """Whether each entry of a job has a result, the first and only one."""
+    indices = sorted(e.entry for e in parcel.entries)
+    return sorted(r.entry for r in parcel.sent.results) == indices and all(
+        e.state == EntryState.PENDING for e in parcel.entries
+    )
 
 
 def _entries(connection: sa.Connection, job_id: int, sent: Results) -> list[Any]:

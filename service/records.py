@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -44,23 +45,42 @@ REFERENCE = Workload("reference", (Input("data", "float32[65536]"),))
 REFERENCE_KERNEL = Candidate("reference.sqrt", "1.0", 0)
 
 
-def append(
-    connection: sa.Connection, held: Any, entries: Sequence[Any], sent: Results
-) -> None:
-    """Stores the results of open entries under a live lease, and derives the best anew."""
-    environment_id = catalogue.put_environment(connection, sent.environment)
-    by_entry = {r.entry: r for r in reversed(sent.results)}
-    fresh = [e for e in entries if e.state == EntryState.PENDING]
-    best.lock(connection, {e.task_id for e in fresh})
-    where = connection.execute(
-        sa.select(device.c.identity).where(device.c.id == held.device_id)
-    ).scalar_one()
-    held_by = {
-        "lease_id": held.id, "worker_id": held.worker_id, "device_id": held.device_id,
-        "environment_id": environment_id, "session": sent.session,
-    }  # fmt: skip
-    results = [by_entry[entry.entry] for entry in fresh]
-    added = _store(connection, held.job_id, fresh, results, held_by, where)
+@dataclass(frozen=True)
+class Parcel:
+    """What a lease has sent, with the entries of its job that it speaks of."""
+
+    held: Any
+    entries: Sequence[Any]
+    sent: Results
+
+
+def append(connection: sa.Connection, parcels: Sequence[Parcel]) -> None:
+    """Stores the results of open entries under live leases, and derives the best anew.
+
+    The number of statements does not depend on how many parcels there are.
+    """
+    fresh = [(p, e) for p in parcels for e in p.entries if e.state == EntryState.PENDING]
+    best.lock(connection, {entry.task_id for _, entry in fresh})
+    devices = connection.execute(
+        sa.select(device.c.id, device.c.identity).where(
+            device.c.id.in_({p.held.device_id for p in parcels})
+        )
+    )
+    where = {row.id: row.identity for row in devices}
+    environments: dict[bytes, int] = {}
+    results, held_by, places = [], [], []
+    for parcel, entry in fresh:
+        held, sent = parcel.held, parcel.sent
+        key = orjson.dumps(sent.environment, option=orjson.OPT_SORT_KEYS)
+        if key not in environments:
+            environments[key] = catalogue.put_environment(connection, sent.environment)
+        results.append(next(r for r in sent.results if r.entry == entry.entry))
+        places.append(where[held.device_id])
+        held_by.append({
+            "lease_id": held.id, "worker_id": held.worker_id, "device_id": held.device_id,
+            "environment_id": environments[key], "session": sent.session,
+        })  # fmt: skip
+    added = _store(connection, [entry for _, entry in fresh], results, held_by, places)
     best.refresh(connection, [(r["task_id"], r["device_id"], r["config_digest"]) for r in added])
     history.lower(
         connection,
@@ -77,7 +97,7 @@ def append_references(connection: sa.Connection, held: Any, sent: Results) -> No
 
     They have no entries of the job: they are numbered down from -1.
     """
-    owner, variant_id = _owner(connection, held.job_id)
+    (owner, variant_id), = _owners(connection, {held.job_id}).values()
     environment_id = catalogue.put_environment(connection, sent.environment)
     where = connection.execute(
         sa.select(device.c.identity).where(device.c.id == held.device_id)
@@ -103,7 +123,7 @@ def append_references(connection: sa.Connection, held: Any, sent: Results) -> No
             "session": sent.session, "variant_id": variant_id,
             "extra": orjson.dumps(one.state).decode() if one.state else None,
         })  # fmt: skip
-    _identify(connection, rows, owner.target, where)
+    _identify(connection, rows, [owner.target] * len(rows), [where] * len(rows))
     connection.execute(sa.insert(record).values(recorded_at=now()), rows)
 
 
@@ -112,49 +132,56 @@ def append_lost(
 ) -> None:
     """Records that no worker ever answered for these entries."""
     results = [Result(entry=e.entry, error=ErrorKind.LOST, message=reason) for e in entries]
-    _store(connection, owner.id, entries, results, {"session": ""}, "")
+    unheld = [{"session": ""}] * len(results)
+    _store(connection, entries, results, unheld, [""] * len(results))
 
 
 def _store(
     connection: sa.Connection,
-    job_id: int,
     entries: Sequence[Any],
     results: Sequence[Result],
-    held_by: dict[str, Any],
-    where: str,
+    held_by: Sequence[dict[str, Any]],
+    where: Sequence[str],
 ) -> list[dict[str, Any]]:
     """Inserts a record for each entry; returns those of entries that had none before."""
-    owner, variant_id = _owner(connection, job_id)
-    rows = [
-        {**_origin(owner, entry, result), **held_by, "variant_id": variant_id}
-        for entry, result in zip(entries, results, strict=True)
-    ]
-    _identify(connection, rows, owner.target, where)
-    added = []
-    for entry, values in zip(entries, rows, strict=True):
-        statement = insert(connection, record).values(**values).on_conflict_do_nothing()
-        if connection.execute(statement.returning(record.c.id)).one_or_none() is not None:
-            added.append(values)
-        connection.execute(
-            sa.update(job_entry).where(job_entry.c.id == entry.id).values(state=EntryState.DONE)
-        )
-    return added
+    if not entries:
+        return []
+    owners = _owners(connection, {e.job_id for e in entries})
+    rows, targets = [], []
+    for entry, result, held in zip(entries, results, held_by, strict=True):
+        owner, variant_id = owners[entry.job_id]
+        rows.append({**_origin(owner, entry, result), **held, "variant_id": variant_id})
+        targets.append(owner.target)
+    _identify(connection, rows, targets, where)
+    statement = insert(connection, record).values(recorded_at=now()).on_conflict_do_nothing()
+    stored = connection.execute(statement.returning(record.c.job_id, record.c.entry), rows)
+    new = {tuple(row) for row in stored}
+    done = job_entry.c.id.in_([e.id for e in entries])
+    connection.execute(sa.update(job_entry).where(done).values(state=EntryState.DONE))
+    return [row for row in rows if (row["job_id"], row["entry"]) in new]
 
 
-def _owner(connection: sa.Connection, job_id: int) -> tuple[Any, int]:
-    """The job with its run's target, and that target as it was written."""
-    owner = connection.execute(
+def _owners(connection: sa.Connection, jobs: Collection[int]) -> dict[int, tuple[Any, int]]:
+    """The jobs with their runs' targets, and those targets as they were written."""
+    rows = connection.execute(
         sa.select(job, run.c.request["target"].label("target"), now().label("now"))
         .join(run, run.c.id == job.c.run_id)
-        .where(job.c.id == job_id)
-    ).one()
-    return owner, catalogue.put_variant(
-        connection, owner.target_id, owner.target["keys"], owner.target
-    )
+        .where(job.c.id.in_(jobs))
+    ).all()
+    variants: dict[int, int] = {}
+    for row in rows:
+        if row.run_id not in variants:
+            variants[row.run_id] = catalogue.put_variant(
+                connection, row.target_id, row.target["keys"], row.target
+            )
+    return {row.id: (row, variants[row.run_id]) for row in rows}
 
 
 def _identify(
-    connection: sa.Connection, rows: Sequence[dict[str, Any]], target: dict[str, Any], where: str
+    connection: sa.Connection,
+    rows: Sequence[dict[str, Any]],
+    targets: Sequence[dict[str, Any]],
+    where: Sequence[str],
 ) -> None:
     """Gives each row its identity: its own even where nobody could tell two attempts apart."""
     tasks = connection.execute(
@@ -164,13 +191,16 @@ def _identify(
         .join(workload_table, workload_table.c.id == task.c.workload_id)
         .where(task.c.id.in_({row["task_id"] for row in rows}))
     )  # fmt: skip
-    keys = {
-        t.id: task_key(t.key, target, t.implementation, t.version, t.space_digest) for t in tasks
-    }
-    for row in rows:
+    known_tasks = {t.id: t for t in tasks}
+    keys: dict[tuple[int, int], str] = {}
+    for row, target, device_name in zip(rows, targets, where, strict=True):
+        t = known_tasks[row["task_id"]]
+        found = row["task_id"], row["variant_id"]
+        if found not in keys:
+            keys[found] = task_key(t.key, target, t.implementation, t.version, t.space_digest)
         row["identity"] = identity(
-            keys[row["task_id"]], Config(row["config"]).key, row["phase"], row["error"],
-            row["measured_at"], row["session"], where, row["samples_s"],
+            keys[found], Config(row["config"]).key, row["phase"], row["error"],
+            row["measured_at"], row["session"], device_name, row["samples_s"],
         )  # fmt: skip
     known = sa.select(record.c.identity).where(record.c.identity.in_([r["identity"] for r in rows]))
     taken = set(connection.scalars(known))
@@ -193,7 +223,7 @@ def _origin(owner: Any, entry: Any, result: Result) -> dict[str, Any]:
         "mean_s": sum(samples) / len(samples) if samples else None,
         "prepare_s": result.prepare_s, "build_s": result.build_s, "check_s": result.check_s,
         "run_s": result.run_s, "code_digest": result.code_digest[:128],
-        "measured_at": result.measured_at or owner.now, "recorded_at": now(),
+        "measured_at": result.measured_at or owner.now,
         "extra": None if result.drift is None else orjson.dumps({"drift": result.drift}).decode(),
     }  # fmt: skip
 

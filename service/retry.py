@@ -8,7 +8,7 @@ is quarantined. Functions run in the caller's transaction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,6 +140,25 @@ def _is_guilty(connection: sa.Connection, row: Any, terms: Terms) -> bool:
         )
     )
     return not others
+
+
+def close_done(connection: sa.Connection, jobs: Sequence[int]) -> set[int]:
+    """Ends jobs whose entries are all done; returns those whose runs are cancelled."""
+    rows = connection.execute(
+        sa.select(job.c.id, job.c.run_id, run.c.state)
+        .join(run, run.c.id == job.c.run_id)
+        .where(job.c.id.in_(jobs))
+    ).all()
+    connection.execute(
+        sa.update(job)
+        .where(job.c.id.in_(jobs))
+        .values(state=JobState.DONE, reason="", finished_at=now())
+    )
+    catalogue.note_all(
+        connection, JobState.DONE.value,
+        [{"run_id": r.run_id, "job_id": r.id, "worker_id": None, "detail": {}} for r in rows],
+    )  # fmt: skip
+    return {r.id for r in rows if r.state == RunState.CANCELLED}
 
 
 def _close(connection: sa.Connection, row: Any, state: JobState, reason: str) -> None:

@@ -40,7 +40,15 @@ Ctx = Annotated[Context, Depends(context_of)]
 async def lease(
     context: Ctx, who: Who, request: Request, asked: Annotated[LeaseRequest, body_of(LeaseRequest)]
 ) -> Response:
+    looked = False
+
     def claim() -> list[Lease]:
+        nonlocal looked
+        if looked:  # and there was nothing: who only waits should not write
+            with context.store.read() as connection:
+                if not queue.has_jobs(connection, asked.worker_id, asked.device):
+                    return []
+        looked = True
         try:
             with context.metrics.claim.time(), context.store.write() as connection:
                 fleet.check_worker(connection, asked.worker_id, who.token_id)

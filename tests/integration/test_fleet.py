@@ -135,6 +135,68 @@ def test_several_jobs_in_one_lease_and_one_report(scene: Scene) -> None:
     assert len(scene.records()) == 4
 
 
+def test_a_look_knows_whether_it_may_find_any(scene: Scene) -> None:
+    worker_id = scene.register()
+    elsewhere = scene.register(device("host-c/cpu:0", OTHER_TARGET))
+
+    def may(worker: int = worker_id, identity: str = HOST) -> bool:
+        with scene.store.read() as c:
+            return queue.has_jobs(c, worker, identity)
+
+    assert not may()
+    scene.enqueue(configs(1))
+    assert may()
+    assert not may(elsewhere, "host-c/cpu:0")
+    assert not may(worker_id, "host-c/cpu:0")
+    with scene.store.write() as c:
+        c.execute(sa.update(job).values(available_at=now() + 1000))
+    assert not may()
+
+
+def test_jobs_of_one_lease_come_in_their_order(scene: Scene) -> None:
+    last = scene.enqueue(configs(1), priority=queue.NORMAL + 1)
+    ids = [scene.enqueue(configs(1)) for _ in range(4)]
+    leases = scene.lease_many(scene.register(), 8)
+    assert [held.job.id for held in leases] == [*ids, last]
+    assert all(held.job.entries for held in leases)
+
+
+def test_one_lease_reported_twice_at_once_counts_once(scene: Scene) -> None:
+    scene.enqueue(configs(2))
+    held = scene.leased(scene.register())
+    results = Results(
+        token=held.token, session="s", done=True,
+        results=tuple(timed(e) for e in held.job.entries),
+    )  # fmt: skip
+    report = Report(lease_id=held.id, results=results)
+    with scene.store.write() as c:
+        answers = queue.report_many(c, [report, report], TERMS)
+    assert len(answers) == 2
+    assert len(scene.records()) == 2
+    with scene.store.write() as c:  # and once more, when it has ended
+        (again,) = queue.report_many(c, [report], TERMS)
+    assert again.accepted is not None
+    assert (again.accepted.accepted, again.accepted.known) == (0, 2)
+
+
+def test_a_part_and_a_whole_in_one_report(scene: Scene) -> None:
+    for _ in range(2):
+        scene.enqueue(configs(2))
+    one, other = scene.lease_many(scene.register(), 2)
+    reports = [
+        Report(lease_id=held.id, results=Results(token=held.token, session="s", done=done,
+               results=tuple(timed(e) for e in entries)))
+        for held, entries, done in (
+            (one, one.job.entries[:1], False), (other, other.job.entries, True)
+        )
+    ]  # fmt: skip
+    with scene.store.write() as c:
+        answers = queue.report_many(c, reports, TERMS)
+    assert [a.accepted.accepted for a in answers if a.accepted] == [1, 2]
+    assert scene.states() == ["leased", "done"]
+    assert len(scene.records()) == 3
+
+
 def test_a_suspect_ends_a_batch(scene: Scene) -> None:
     worker_id = scene.register()
     scene.enqueue(configs(1))

@@ -1,0 +1,188 @@
+"""How far measurements through the whole path spread, beside a bare timing loop in the same minutes.
+
+Goals: the medians of one kernel measured 50 times spread no wider than 1.2× those of the bare loop (60
+repeats each, in a process of its own on the same core); ten kernels whose work differs in steps of 3 %
+are ranked with Kendall's tau ≥ 0.9, also while the other cores compile; and the median of a kernel
+bound by one core moves by no more than 4 % while they do.
+
+    python benchmarks/noise.py [--sessions N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from strategy.op_strategy import candidates
+from strategy.record import Job, JobEntry, Phase, Result, TimingPolicy
+from strategy.space import Config
+from strategy.target import Target
+from strategy.workload import Workload
+from workers.builder import BuilderPool, Built
+from workers.cpu import assign, machine_memory, parse_cores, timing_lock
+from workers.runner import TimingRunner
+from workers.sandbox import ForkServer
+
+TARGET = Target.parse("cpu").with_threads(1)
+KERNELS = 10
+STEP = 1.03
+REPEATS = 60
+NEVER = threading.Event()
+
+_BARE = """
+import json, sys, time
+from pathlib import Path
+import os
+os.sched_setaffinity(0, {int(sys.argv[2])})
+import numpy as np, tvm
+from strategy.lower import Role, load
+artefact = load(Path(sys.argv[1]))
+arguments = []
+for a in artefact.arguments:
+    shape = a.tensor.concrete_shape
+    array = np.random.default_rng(0).standard_normal(shape).astype(a.tensor.dtype)
+    arguments.append(artefact.prepare(a, tvm.runtime.tensor(array)))
+for line in sys.stdin:
+    calls = int(line)
+    samples = []
+    for _ in range(60 + 3):
+        began = time.perf_counter()
+        for _ in range(calls):
+            artefact.main(*arguments)
+        samples.append((time.perf_counter() - began) / calls)
+    print(json.dumps(samples[3:]), flush=True)
+"""
+
+
+def kernel(work: int) -> Workload:
+    """A product whose work is in proportion to `work`, and whose data stays the same size per row."""
+    types = {"data": f"float32[{work},256]", "weight": "float32[64,256]"}
+    return Workload.make("dense", types, constants=["weight"])
+
+
+def job_of(number: int, workload: Workload) -> Job:
+    found = next(c for c in candidates(workload, TARGET) if c.implementation == "dense_pack.cpu")
+    config = found.space.fallback if found.space is not None else Config()
+    entry = JobEntry(
+        index=0, task_id=number, implementation=found.implementation, version=found.version,
+        config=config,
+    )  # fmt: skip
+    return Job(
+        id=number, run_id=1, workload=workload, target=TARGET, phase=Phase.SEARCH, entries=(entry,),
+        policy=TimingPolicy(min_repeats=REPEATS, max_repeats=REPEATS, budget_s=2.0), seed=1,
+    )  # fmt: skip
+
+
+class Bench:
+    """The builders and the runner as a worker has them."""
+
+    def __init__(self, server: ForkServer, folder: Path) -> None:
+        self.cores = assign(parse_cores("cpu"), 1)
+        self.pool = BuilderPool(server, self.cores.building, folder)
+        self.runner = TimingRunner(server, self.cores.timing, machine_memory() // 2)
+        self.retimed = 0
+
+    def build(self, job: Job) -> Built:
+        (built,) = self.pool.build(job, NEVER)
+        assert built.error is None, built.message
+        return built
+
+    def measure(self, job: Job) -> float:
+        results: list[Result] = []
+        with timing_lock():
+            conditions = self.runner.run(job, [self.build(job)], NEVER, results.append)
+        self.retimed += len(conditions.references) > 2
+        assert results[0].error is None, results[0].message
+        return statistics.median(results[0].samples_s)
+
+
+def spread(medians: list[float]) -> float:
+    """The width of the middle 90 % of medians, over their median."""
+    cuts = statistics.quantiles(medians, n=20)
+    return (cuts[-1] - cuts[0]) / statistics.median(medians)
+
+
+def tau(order: list[float]) -> float:
+    """Kendall's tau between where values stand and their order."""
+    pairs = list(itertools.combinations(order, 2))
+    return sum((b > a) - (b < a) for a, b in pairs) / len(pairs)
+
+
+@contextmanager
+def compiling(cores: tuple[int, ...]) -> Iterator[None]:
+    """Keeps these cores busy with a compiler's kind of work."""
+    code = (
+        "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\n"
+        "import ast, inspect, typing\nsource = inspect.getsource(typing)\n"
+        "while True: compile(ast.parse(source), 'x', 'exec')"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", code, str(core)]) for core in cores]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def rank(path: Bench, jobs: list[Job]) -> tuple[float, list[float]]:
+    shuffled = random.Random(0).sample(range(KERNELS), KERNELS)
+    medians = {i: path.measure(jobs[i]) for i in shuffled}
+    return tau([medians[i] for i in range(KERNELS)]), [medians[i] for i in range(KERNELS)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=50)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="plevel-noise-") as name, ForkServer(Path(name)) as server:
+        path = Bench(server, Path(name))
+        job = job_of(1, kernel(256))
+        built = path.build(job)
+        core = path.cores.timing[0]
+        bare = subprocess.Popen(
+            [sys.executable, "-c", _BARE, built.path, str(core)], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, env={**os.environ, "TVM_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert bare.stdin is not None
+        assert bare.stdout is not None
+        calls = max(1, round(0.002 / path.measure(job)))
+        through: list[float] = []
+        alone: list[float] = []
+        for _ in range(options.sessions):
+            through.append(path.measure(job))
+            bare.stdin.write(f"{calls}\n")
+            bare.stdin.flush()
+            alone.append(statistics.median(json.loads(bare.stdout.readline())))
+        bare.stdin.close()
+        bare.wait()
+        print(
+            f"{options.sessions} medians of one kernel: spread {spread(through):.2%} through the whole "
+            f"path, {spread(alone):.2%} in a bare loop: {spread(through) / spread(alone):.2f}× (goal 1.2); "
+            f"{statistics.median(through) * 1e6:.1f} and {statistics.median(alone) * 1e6:.1f} µs; "
+            f"{path.retimed} sessions timed again", flush=True,
+        )  # fmt: skip
+        jobs = [job_of(10 + i, kernel(round(400 * STEP**i))) for i in range(KERNELS)]
+        quiet, times = rank(path, jobs)
+        with compiling(path.cores.building):
+            loaded, busy = rank(path, jobs)
+        print(f"ten kernels in steps of 3 %: tau {quiet:.2f}, {loaded:.2f} under load (goal 0.9)")
+        moved = statistics.median(b / q - 1 for q, b in zip(times, busy, strict=True))
+        print(f"their medians move by {moved:+.1%} while the other cores compile (goal 4 %)")
+        path.pool.close()
+        path.runner.close()
+
+
+if __name__ == "__main__":
+    main()
