@@ -20,7 +20,8 @@ def worker(
         ),
     ] = None,
     device: Annotated[
-        str, typer.Option("--device", metavar="SLOT", help="cpu, or some of its cores: cpu:0-3.")
+        str,
+        typer.Option("--device", metavar="SLOT", help="cpu, some of its cores: cpu:0-3, or cuda:0."),
     ] = "cpu",
     log: option.Log = None,
     hottest: Annotated[

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -129,3 +131,21 @@ def test_results_come_back_and_the_next_round_follows_them(
     tried = {e.config for e in made.parts[0].job.entries}
     assert len({e.config for e in entries}) == 8
     assert not tried & {e.config for e in entries}
+
+
+def test_a_bundle_is_run_without_tvm_and_the_service(made: Bundle, tmp_path: Path) -> None:
+    make_key(tmp_path / "key")
+    (tmp_path / "bundle").write_bytes(seal(made, read_key(tmp_path / "key")))
+    hidden = (
+        "import sys; sys.modules.update(dict.fromkeys(['tvm', 'tvm_ffi', 'sqlalchemy', 'pycuda']))"
+    )
+    files = [str(tmp_path / name) for name in ("bundle", "key", "out")]
+    command = ["bundle", "run", files[0], "-k", files[1], "-o", files[2]]
+    done = subprocess.run(
+        [sys.executable, "-c", f"{hidden}; from plevel.cli.main import main; main({command})"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    # All is there but the device.
+    assert done.returncode == 1
+    assert done.stderr.startswith("plevel: cuda:0: "), done.stderr
+    assert done.stderr.count("\n") == 1

@@ -11,11 +11,10 @@ from strategy.cuda.matmul import (
     Product,
     Read,
     compute_product,
-    schedule_tensor_core,
     schedule_tiled,
-    tensor_space,
     tiled_space,
 )
+from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
 from strategy.ops.batch_matmul import BatchMatmulAttrs

@@ -17,12 +17,11 @@ from strategy.cuda.limit import limits_of
 from strategy.cuda.matmul import (
     Product,
     compute_product,
-    schedule_tensor_core,
     schedule_tiled,
-    tensor_space,
     tiled_space,
 )
 from strategy.cuda.source import tvm_target
+from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
 from strategy.op_strategy import OpStrategy
 from strategy.ops.dense import dense_strategy
 from strategy.ops.dense.tile import Extents

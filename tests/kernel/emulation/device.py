@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from strategy.cuda.program import CudaArtefact, Launch, Pointer, Program, evalua
 
 HEADER = Path(__file__).with_name("cuda_emulation.h")
 _C = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float}
+_FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-strict-aliasing")
 _INCLUDES = (
     "cstdint",
     "type_traits",
@@ -51,8 +55,7 @@ class Emulation:
         code, library = folder / "kernel.cpp", folder / "kernel.so"
         code.write_text("\n".join([f'#include "{HEADER.name}"', _translate(source), *entries]))
         done = subprocess.run(
-            [str(find_cxx()), "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing",
-             f"-I{precompile(folder.parent)}", "-o", str(library), str(code)],
+            [str(find_cxx()), *_FLAGS, "-shared", f"-I{headers()}", "-o", str(library), str(code)],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[:4000]
@@ -101,23 +104,16 @@ def _translate(source: str) -> str:
     return re.sub(r"__shared__ (alignas\(\d+\) |)", r"\1static ", source)
 
 
-def precompile(folder: Path) -> Path:
-    """A folder with the header, compiled once: it is most of the work of a small kernel."""
-    compiled = folder / f"{HEADER.name}.gch"
-    if not compiled.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(HEADER, folder / HEADER.name)
-        command = [
-            str(find_cxx()),
-            "-std=c++17",
-            "-O1",
-            "-w",
-            "-fPIC",
-            "-fno-strict-aliasing",
-            "-x",
-            "c++-header",
-        ]
-        subprocess.run([*command, "-o", str(compiled), str(folder / HEADER.name)], check=True)
+@cache
+def headers() -> Path:
+    """A folder with the header, compiled once for this process: it is most of the work of a kernel."""
+    folder = Path(tempfile.mkdtemp(prefix="plevel-emulation-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shutil.copy(HEADER, folder)
+    copied = str(folder / HEADER.name)
+    subprocess.run(
+        [str(find_cxx()), *_FLAGS, "-x", "c++-header", "-o", f"{copied}.gch", copied], check=True
+    )
     return folder
 
 

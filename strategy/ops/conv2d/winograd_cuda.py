@@ -1,0 +1,149 @@
+"""`conv2d_nchw_winograd.cuda`: F(2×2, 3×3), 4 multiplications for each output where direct needs 9.
+
+Tiles are transformed, multiplied, one product for each of their 16 places, and transformed back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.cuda.limit import limits_of
+from strategy.cuda.matmul import Product, compute_product, schedule_tiled, tiled_space
+from strategy.cuda.schedule import bind_flat
+from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.schedule import Outs, ScheduleError, find_stages, join_epilogue, new_schedule, stage
+from strategy.space import Config, ConfigSpace
+from strategy.target import Target
+from strategy.types import TensorType, Type
+
+_TILE, _ALPHA = 2, 4
+# Rows are what is computed, columns what it is computed from: Lavin and Gray (2015).
+_DATA = ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1))
+_WEIGHT = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
+_INVERSE = ((1, 1, 1, 0), (0, 1, -1, -1))
+
+
+def _transformed(
+    left: Sequence[Sequence[float]], right: Sequence[Sequence[float]], i: Any, j: Any, read: Any
+) -> Any:
+    """Entry (i, j), known at run time, of left · tile · rightᵀ for a small tile that `read` gives."""
+    from tvm import tirx
+
+    def weighted(row: Sequence[float], values: Sequence[Any]) -> Any:
+        terms = [v if f == 1 else v * f for f, v in zip(row, values, strict=True) if f]
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
+        return total
+
+    def pick(matrix: Sequence[Sequence[float]], index: Any, values: Sequence[Any]) -> Any:
+        found = weighted(matrix[0], values)
+        for at in range(1, len(matrix)):
+            found = tirx.Select(index == at, weighted(matrix[at], values), found)
+        return found
+
+    columns = range(len(right[0]))
+    return pick(
+        right, j, [pick(left, i, [read(a, b) for a in range(len(left[0]))]) for b in columns]
+    )
+
+
+def _tiles(out_type: Type) -> tuple[int, int, int]:
+    """Tiles down and across an image, and in all."""
+    assert isinstance(out_type, TensorType)
+    batch, _, rows, columns = out_type.concrete_shape
+    down, across = -(-rows // _TILE), -(-columns // _TILE)
+    return down, across, batch * down * across
+
+
+def space(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """Blocks, threads and loads of the products."""
+    out_channels, channels, _, _ = inputs[1].concrete_shape
+    return tiled_space(
+        limits_of(target), inputs[0].dtype, out_channels, _tiles(out_type)[2], channels
+    )
+
+
+def prepare(
+    attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config
+) -> dict[int, Callable[[Any], Any]]:
+    """The weight [o, c, 3, 3] in the transformed domain: [16, o, c]."""
+
+    def transform(weight: Any) -> Any:
+        from tvm import te
+
+        return te.compute(
+            (_ALPHA * _ALPHA, weight.shape[0], weight.shape[1]),
+            lambda p, o, c: _transformed(
+                _WEIGHT, _WEIGHT, p // _ALPHA, p % _ALPHA, lambda a, b: weight[o, c, a, b]
+            ),
+            name="weight_transform",
+            attrs=stage("weight_transform"),
+        )
+
+    return {1: transform}
+
+
+def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:
+    """The convolution of [n, c, h, w] with a weight that `prepare` has transformed."""
+    from tvm import te, tirx
+
+    assert isinstance(out_type, TensorType)
+    data, weight = inputs
+    channels, out_channels = int(data.shape[1]), int(weight.shape[1])
+    down, across, count = _tiles(out_type)
+    top, left, _, _ = attrs.padding
+
+    def place(p: Any, c: Any, t: Any) -> Any:
+        n, y, x = t // (down * across), t // across % down * _TILE, t % across * _TILE
+
+        def read(a: int, b: int) -> Any:
+            row, column = y + a - top, x + b - left
+            inside = tirx.all(row >= 0, row < data.shape[2], column >= 0, column < data.shape[3])
+            return tirx.if_then_else(inside, data[n, c, row, column], tirx.const(0, data.dtype))
+
+        return _transformed(_DATA, _DATA, p // _ALPHA, p % _ALPHA, read)
+
+    tiles = te.compute(
+        (_ALPHA * _ALPHA, channels, count), place, name="tiles", attrs=stage("tiles")
+    )
+    product = compute_product(
+        Product(_ALPHA * _ALPHA, out_channels, count, channels),
+        lambda p, o, c: weight[p, o, c],
+        lambda p, t, c: tiles[p, c, t],
+        str(data.dtype),
+        config,
+    )
+    sums = te.compute(
+        (_ALPHA * _ALPHA, out_channels, count),
+        lambda p, o, t: product[p, o, t],
+        name="sums",
+        attrs=stage("sums"),
+    )
+
+    def back(n: Any, o: Any, h: Any, w: Any) -> Any:
+        t = (n * down + h // _TILE) * across + w // _TILE
+        return _transformed(
+            _INVERSE, _INVERSE, h % _TILE, w % _TILE, lambda a, b: sums[a * _ALPHA + b, o, t]
+        )
+
+    return [te.compute(out_type.concrete_shape, back, name="conv2d_winograd")]
+
+
+def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Three kernels: tiles, products, outputs; one more for a weight that changes."""
+    sch = new_schedule(outs)
+    stages = find_stages(sch)
+    if "sums" not in stages:
+        raise ScheduleError("this is no convolution of compute")
+    output = join_epilogue(sch)
+    for block in (stages["tiles"], output, stages.get("weight_transform")):
+        if block is not None:
+            bind_flat(sch, sch.get_loops(block))
+    batch, row, column = sch.get_loops(stages["sums"])
+    schedule_tiled(sch, (batch, row, column), config, b_along_k=False)
+    return sch
