@@ -70,25 +70,17 @@ OLDEST = min(_TABLE)
 
 
 def capability_of(target: Target) -> int | None:
-    """90 for a target with the architecture `sm_90` or `sm_90a`; None where it names none.
-
-    Raises:
-        TargetError: the architecture is no CUDA architecture, or one that is too old.
-    """
-    if not target.arch:
-        return None
+    """90 for a target with the architecture `sm_90` or `sm_90a`; None where it names none that is known."""
     match = re.fullmatch(r"(?:sm|compute)_(\d{2,3})[af]?", target.arch)
-    if match is None or int(match[1]) < OLDEST:
-        raise TargetError(
-            f"target.arch = {target.arch!r}: expected sm_{OLDEST} or later, as in cuda -arch=sm_90"
-        )
-    return int(match[1])
+    return int(match[1]) if match is not None and int(match[1]) >= OLDEST else None
 
 
 def require_arch(target: Target) -> str:
     """The architecture that cubins are made for; raises `TargetError` where the target names none."""
     if capability_of(target) is None:
-        raise TargetError(f"target {target}: code needs an architecture; write cuda -arch=sm_90")
+        raise TargetError(
+            f"target.arch = {target.arch!r}: code needs sm_{OLDEST} or later; write cuda -arch=sm_90"
+        )
     return target.arch
 
 
