@@ -65,6 +65,15 @@ class _Page(msgspec.Struct):
     next: int | None = None
 
 
+class _Answer(msgspec.Struct):
+    selection: Selection | None = None
+    problem: dict[str, Any] | None = None
+
+
+class _Answers(msgspec.Struct):
+    answers: list[_Answer]
+
+
 class Client:
     """Talks to the service at `url`; a context manager that closes its connections.
 
@@ -244,6 +253,26 @@ class Client:
         params = {k: v for k, v in given.items() if v is not None}
         page = self._ask("GET", "/v1/records", _Page, params=params)
         return {"records": page.records, "next": page.next}
+
+    def select_many(
+        self,
+        questions: Iterable[tuple[Workload, Target]],
+        *,
+        device: str | None = None,
+        policy: Policy = "plevel",
+        foreign: bool = False,
+    ) -> list[Selection | ServiceError]:
+        """`select` for many workloads at once, from one moment's records, in their order.
+
+        A question that cannot be answered has its error in its place. A request has 10,000 at most.
+        """
+        asked = [
+            {"workload": w, "target": t, "device": device, "policy": policy, "foreign": foreign}
+            for w, t in questions
+        ]
+        body = to_json({"requests": asked})
+        found = self._ask("POST", "/v1/select:batch", _Answers, json=body)
+        return [a.selection or _refusal(a.problem or {}) for a in found.answers]
 
     def iter_records(self, **wanted: Any) -> Iterator[dict[str, Any]]:
         """The records that match, in the order in which they came, asked for page by page.
@@ -427,10 +456,14 @@ def _problem(response: httpx.Response) -> ServiceError:
         text = response.text.strip().partition("\n")[0]
         detail = f"{response.request.url} answered {response.status_code}: {text:.200}"
         return ServiceError(response.status_code, response.reason_phrase, detail)
-    errors = body.get("errors")
+    return _refusal({**body, "status": response.status_code})
+
+
+def _refusal(problem: Mapping[str, Any]) -> ServiceError:
+    errors = problem.get("errors")
     return ServiceError(
-        response.status_code,
-        str(body["title"]),
-        str(body.get("detail", "")),
+        int(problem.get("status", 0)),
+        str(problem.get("title", "")),
+        str(problem.get("detail", "")),
         [e for e in errors if isinstance(e, dict)] if isinstance(errors, list) else (),
     )

@@ -1,16 +1,16 @@
-"""`/devices`: devices and their workers, and the jobs that killed workers."""
+"""`/devices`: devices and their workers, the jobs that killed workers, and how a device drifts."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Path, Query, Response
 
 from service import fleet
 from service.dashboard.query import device as query
 from service.dashboard.query.overview import HOUR_S, NOISY
-from service.dashboard.view import Ctx, render
+from service.dashboard.view import MAX_ID, Ctx, render
 from service.db import now
 
 router = APIRouter(include_in_schema=False)
@@ -32,3 +32,23 @@ def show(context: Ctx, page: Annotated[int, Query(ge=1, le=10_000)] = 1) -> Resp
         workers=workers[:MAX_WORKERS], unshown=max(len(workers) - MAX_WORKERS, 0), noisy=NOISY,
         hour_s=HOUR_S, **values,
     )  # fmt: skip
+
+
+@router.get("/devices/{device_id}")
+def show_one(context: Ctx, device_id: Annotated[int, Path(ge=1, le=MAX_ID)]) -> Response:
+    with context.store.read() as connection:
+        found = query.head(connection, device_id)
+        drift = query.drift(connection, device_id)
+    return render("device.html", device=found, drift=drift, line=_line(drift), noisy=NOISY)
+
+
+def _line(drift: query.Drift | None) -> str:
+    """The drift as an SVG path, 1000 wide and 100 high, from 0.8 to 1.2 times the median."""
+    if drift is None:
+        return ""
+    first, last = drift.points[0][0], drift.points[-1][0]
+    places = [
+        (1000 * (at - first) / max(last - first, 1e-9), 250 * (1.2 - min(max(ratio, 0.8), 1.2)))
+        for at, ratio in drift.points
+    ]
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in [*places, (1000.0, places[-1][1])])

@@ -22,12 +22,13 @@ def _select(workload: str, **more: str) -> str:
 
 def _pages(ids: dict[str, int]) -> list[str]:
     return [
-        *EMPTY,
+        *EMPTY, "/import",
         *(f"/runs/{ids[name]}" for name in ("done", "hostile", "live")),
         f"/tasks/{ids['task']}", f"/tasks/{ids['task']}?x=time&by=run", f"/tasks/{ids['stale']}",
         f"/tasks/{ids['hostile_task']}", "/ops/dense", "/ops/dense?value=time",
         op_url(seed.HOSTILE_OP), _select(CONCRETE), _select(SYMBOLIC), _select(CONCRETE, policy="tvm"),
         _select(seed.HOSTILE.key), "/records?op=dense&error=any", f"/records/{ids['failed_record']}",
+        f"/devices/{ids['device']}",
     ]  # fmt: skip
 
 
@@ -70,7 +71,10 @@ def test_nothing_moves_while_a_page_loads(visit, seeded: Site, width: int) -> No
         assert visitor.page.evaluate("window.shift") < 0.02, path
 
 
-@pytest.mark.parametrize("path", ["/tasks/999999", "/runs/999999", "/ops/nothing", "/nowhere", "/records?run=x"])
+@pytest.mark.parametrize(
+    "path",
+    ["/tasks/999999", "/runs/999999", "/devices/999999", "/ops/nothing", "/nowhere", "/records?run=x"],
+)
 def test_an_error_is_a_page_that_leads_on(visit, seeded: Site, path: str) -> None:
     visitor = visit(seeded)
     response = visitor.page.goto(seeded.url + path)

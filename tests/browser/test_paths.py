@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -12,8 +13,11 @@ from service.db import Store
 from service.models import run as run_table
 from strategy.record import RunState, RunWorkload
 from tests.browser import seed
+from tests.browser.conftest import serve
 from tests.browser.test_pages import CONCRETE, SYMBOLIC
 from tests.browser.visitor import Site
+
+DATA = Path(__file__).parents[1] / "data" / "formats"
 
 
 @pytest.fixture
@@ -179,3 +183,32 @@ def test_a_page_is_used_by_keyboard_alone(visit, seeded: Site) -> None:
     page.keyboard.press("Enter")
     page.locator("details.failure pre").first.wait_for()
     visitor.check()
+
+
+def test_a_dropped_log_is_read_and_what_is_wrong_with_it_is_told(
+    visit, chromium, tmp_path: Path
+) -> None:
+    lines = (DATA / "autotvm_0_2.log").read_text().splitlines()
+    log = tmp_path / "<img src=x onerror=window.hacked=1>.log"
+    log.write_text("\n".join([lines[2], f'{{"input": ["{seed.SCRIPT}"], "result": []}}', lines[3]]))
+    with serve(f"sqlite:///{tmp_path / 'plevel.db'}") as url:
+        visitor = visit(Site(url, ""))
+        page = visitor.page
+        visitor.open("/import")
+        for known in (0, 2):
+            page.get_by_label("Choose logs").set_input_files(log)
+            card = page.locator("#imported .card").first
+            card.locator(".tiles").wait_for()
+            assert card.locator("h2").inner_text() == log.name
+            counts = card.locator(".tile b").all_inner_texts()
+            assert counts == ["3", str(2 - known), str(known), "1"]
+            told = card.locator("table").last.locator("tbody tr").inner_text()
+            assert told.startswith("2\t")
+            assert seed.SCRIPT in told
+            assert visitor.violations() == []
+            page.reload()
+        page.get_by_label("Choose logs").set_input_files(DATA.parent / "versions.json")
+        page.locator(".notice.warn").wait_for()
+        assert "versions.json was not read to its end" in page.locator(".notice.warn").inner_text()
+        visitor.faults = [f for f in visitor.faults if "422" not in f]
+        visitor.check()

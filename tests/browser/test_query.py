@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import httpx
+import msgspec
 import pytest
 import sqlalchemy as sa
 
-from service import migration, records
+from service import catalogue, migration, records, runs
+from service.dashboard.query import device as device_query
 from service.dashboard.query import op as op_query
 from service.dashboard.query import record as record_query
+from service.dashboard.query import run as run_query
 from service.dashboard.query import task as task_query
 from service.dashboard.view import op_url
 from service.db import Store
 from service.evidence import RecordDatabase
-from service.models import best, record, task, workload
+from service.models import best, record, run_task, task, workload
 from strategy.record import Phase, convert
 from strategy.select import select
 from strategy.workload import Workload
@@ -51,12 +54,15 @@ def test_the_pages_agree_with_the_store(filled: tuple[Store, str, dict[str, int]
         _check_curve(c, ids["task"])
         _check_points(c, ids["task"])
         _check_filters(c, ids)
+        _check_progress(c, ids)
+        _check_drift(c, ids["device"])
     paths = [
         "/", "/faster", "/runs?state=live&op=dense", f"/runs/{ids['done']}", f"/runs/{ids['live']}",
         f"/runs/{ids['done']}/curve.json", f"/tasks/{ids['task']}", f"/tasks/{ids['hostile_task']}",
         *(f"/tasks/{ids['task']}/curve.json?by={by}" for by in task_query.BY),
         f"/tasks/{ids['task']}/points.json", "/ops", "/ops/dense", op_url(seed.HOSTILE_OP),
         "/select", "/devices", "/records?error=any&op=dense", f"/records/{ids['failed_record']}",
+        f"/devices/{ids['device']}", "/import",
     ]  # fmt: skip
     with serve(url) as site:
         for path in paths:
@@ -117,6 +123,36 @@ def _check_filters(c: sa.Connection, ids: dict[str, int]) -> None:
     assert expected
     assert [r.id for r in page.rows] == expected[: record_query.PAGE]
     assert page.older is None
+
+
+def _check_progress(c: sa.Connection, ids: dict[str, int]) -> None:
+    """Trials are counted as the run counts them: with `force` its own, else those of every run."""
+    found = {}
+    for force in (True, False):
+        asked = msgspec.structs.replace(
+            run_query.request_of(run_query.head(c, ids["live"])), force=force
+        )
+        policy_id = catalogue.find_policy(c, asked.search_policy)
+        tunable = sa.select(task.c.id).join(run_task, run_task.c.task_id == task.c.id).where(
+            run_task.c.run_id == ids["live"], task.c.space.is_not(None)
+        )  # fmt: skip
+        wanted = c.scalar(
+            sa.select(sa.func.count()).select_from(record)
+            .where(runs.trials_of(ids["live"], asked, policy_id), record.c.task_id.in_(tunable))
+        )  # fmt: skip
+        found[force] = run_query.progress(c, ids["live"], asked)["trials"]
+        assert found[force] == wanted
+    assert 0 < found[True] < found[False]
+
+
+def _check_drift(c: sa.Connection, device_id: int) -> None:
+    drift = device_query.drift(c, device_id)
+    assert drift is not None
+    assert 4e-5 <= drift.median_s <= 4.1e-5
+    assert drift.low >= 0.97
+    assert 1.26 < drift.high < 1.32
+    assert [at for at, _ in drift.points] == sorted(at for at, _ in drift.points)
+    assert max(ratio for _, ratio in drift.points) == drift.high
 
 
 def test_a_filter_without_an_index_looks_at_so_many_and_goes_on(

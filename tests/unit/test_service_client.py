@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
 
 from plevel.client import Client, ServiceError, UnreachableError
+from strategy.op_strategy import candidates
 from strategy.record import RunRequest, RunState, RunStatus, RunWorkload, encode
+from strategy.select import choose
 from strategy.target import Target
 from strategy.workload import Input, Workload
 
 TARGET = Target.parse("llvm -mcpu=znver4 -num-cores=2")
 WORKLOAD = Workload("dense", (Input("data", "float32[4,4]"), Input("weight", "float32[4,4]", True)))
+LAYER = Workload.make("dense", {"data": "float32[4,4]", "weight": "float32[4,4]"})
 REQUEST = RunRequest(workloads=(RunWorkload(workload=WORKLOAD),), target=TARGET)
 
 
@@ -125,6 +129,43 @@ class _Broken(httpx.SyncByteStream):
     def __iter__(self) -> Iterator[bytes]:
         yield from self._parts
         raise httpx.ReadError("broken")
+
+
+def test_long_lists_are_asked_for_page_by_page() -> None:
+    pages = {"0": {"records": [{"id": 1}, {"id": 4}], "next": 4}, "4": {"records": [{"id": 9}], "next": None}}
+    seen: list[dict[str, str]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(dict(request.url.params))
+        return ok(pages[request.url.params["cursor"]])
+
+    found = client_of(answer).iter_records(op="dense", error=None)
+    assert next(found) == {"id": 1}
+    assert len(seen) == 1  # the second page is not asked for before it is wanted
+    assert [r["id"] for r in found] == [4, 9]
+    assert seen == [{"limit": "500", "op": "dense", "cursor": c} for c in ("0", "4")]
+
+
+def test_select_many_has_each_answer_or_its_error_in_its_place() -> None:
+    selection = choose(LAYER, TARGET, candidates(LAYER, TARGET), [])
+    problem = {
+        "type": "urn:plevel:invalid", "title": "The request is not valid", "status": 422,
+        "detail": "unknown operator 'x'", "errors": [{"field": "requests[1].workload", "detail": "no"}],
+    }  # fmt: skip
+    sent: list[Any] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(json.loads(request.content))
+        return ok({"answers": [{"selection": selection}, {"problem": problem}]})
+
+    questions = [(LAYER, TARGET), (Workload("x", ()), TARGET)]
+    first, second = client_of(answer).select_many(questions, policy="tvm")
+    assert first == selection
+    assert isinstance(second, ServiceError)
+    assert (second.status, str(second)) == (422, "unknown operator 'x'")
+    assert second.errors[0]["field"] == "requests[1].workload"
+    assert [q["workload"]["op"] for q in sent[0]["requests"]] == ["dense", "x"]
+    assert {q["policy"] for q in sent[0]["requests"]} == {"tvm"}
 
 
 def test_follow_connects_again_and_ends_with_the_run() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
+from service.best import standing
 from service.dashboard.query.overview import HOUR_S, recent
 from service.db import now
+from service.errors import NotFoundError
 from service.fleet import is_alive
 from service.models import (
     JobState,
@@ -17,13 +21,17 @@ from service.models import (
     lease,
     record,
     target,
+    task,
     worker,
     worker_device,
     workload,
 )
+from service.records import REFERENCE
 from strategy.record import Phase
 
 PAGE = 50
+MAX_REFERENCES = 10_000  # the newest of a device
+MAX_POINTS = 400
 
 
 def page(connection: sa.Connection, alive_s: float, offset: int) -> list[Any]:
@@ -97,3 +105,49 @@ def quarantined(connection: sa.Connection, limit: int = 20) -> list[Any]:
         .limit(limit)
     )  # fmt: skip
     return list(connection.execute(query))
+
+
+def head(connection: sa.Connection, device_id: int) -> Any:
+    """A device with the database's time; raises `NotFoundError`."""
+    row = connection.execute(
+        sa.select(device, target.c.key.label("target_key"), now().label("now"))
+        .join(target, target.c.id == device.c.target_id)
+        .where(device.c.id == device_id)
+    ).one_or_none()
+    if row is None:
+        raise NotFoundError(f"there is no device {device_id}: /devices lists them")
+    return row
+
+
+class Drift(msgspec.Struct, frozen=True, kw_only=True):
+    """The reference kernel's times on a device, in the order of time, relative to their median."""
+
+    median_s: float
+    low: float
+    high: float
+    points: list[tuple[float, float]]  # Unix time, ratio to the median
+
+
+def drift(connection: sa.Connection, device_id: int) -> Drift | None:
+    """How the speed of a device changed, by its newest reference times; None where there are none."""
+    of_reference = (
+        sa.select(task.c.id).join(workload, workload.c.id == task.c.workload_id)
+        .where(workload.c.op == REFERENCE.op)
+    )  # fmt: skip
+    newest = (
+        sa.select(record.c.measured_at, record.c.median_s)
+        .where(record.c.task_id.in_(of_reference), record.c.phase == Phase.REFERENCE.value,
+               record.c.device_id == device_id, record.c.median_s.is_not(None), standing())
+        .order_by(record.c.id.desc()).limit(MAX_REFERENCES)
+    )  # fmt: skip
+    found = sorted((r.measured_at, r.median_s) for r in connection.execute(newest))
+    if not found:
+        return None
+    middle = statistics.median(s for _, s in found)
+    step = -(-len(found) // MAX_POINTS)
+    # Of each stretch the slowest: thinning must not hide what it is looked at for.
+    shown = [max(found[i : i + step], key=lambda p: p[1]) for i in range(0, len(found), step)]
+    return Drift(
+        median_s=middle, low=min(s for _, s in found) / middle, high=max(s for _, s in found) / middle,
+        points=[(at, s / middle) for at, s in shown],
+    )  # fmt: skip

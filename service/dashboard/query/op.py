@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from service.errors import NotFoundError
 from service.models import best, run_task, target, task, workload
+from service.records import REFERENCE
 
 PAGE = 40
 MAX_IMPLEMENTATIONS = 24
@@ -25,6 +26,7 @@ def ops(connection: sa.Connection) -> list[Any]:
         )
         .join(task, task.c.workload_id == workload.c.id)
         .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
+        .where(workload.c.op != REFERENCE.op)
         .group_by(workload.c.op)
         .order_by(workload.c.op)
         .limit(500)

@@ -95,17 +95,27 @@ def progress(connection: sa.Connection, run_id: int, request: RunRequest) -> dic
         .join(task, task.c.id == run_task.c.task_id)
         .where(run_task.c.run_id == run_id, task.c.space.is_not(None))
     )
-    counts = connection.execute(
-        sa.select(sa.func.count().label("trials"), sa.func.count(record.c.error).label("failed"))
-        .where(trials_of(run_id, request, policy_id), record.c.task_id.in_(own))
-    ).one()  # fmt: skip
-    spent = connection.execute(
+    searched = sa.and_(record.c.phase == Phase.SEARCH.value, record.c.task_id.in_(own))
+    mine = connection.execute(
         sa.select(
             sa.func.count().label("records"), sa.func.count(record.c.error).label("failed"),
             sa.func.coalesce(sa.func.sum(record.c.run_s), 0.0).label("timing_s"),
+            sa.func.count().filter(searched).label("searched"),
+            sa.func.count().filter(searched, standing()).label("trials"),
         ).where(record.c.run_id == run_id)
     ).one()  # fmt: skip
-    return {"trials": min(counts.trials, request.trials), **spent._mapping}
+    trials = mine.trials
+    # Counted in the index alone: only where others have tried these tasks are their records read.
+    known = connection.scalar(sa.select(sa.func.count()).select_from(record).where(searched)) or 0
+    if known > mine.searched:
+        trials = connection.scalar(
+            sa.select(sa.func.count()).select_from(record)
+            .where(trials_of(run_id, request, policy_id), record.c.task_id.in_(own))
+        )  # fmt: skip
+    return {
+        "trials": min(trials, request.trials), "records": mine.records, "failed": mine.failed,
+        "timing_s": mine.timing_s,
+    }  # fmt: skip
 
 
 def workloads(connection: sa.Connection, run_id: int, offset: int) -> list[Any]:
