@@ -193,10 +193,12 @@ def _untuned(workload: Workload, threads: int) -> dict[str, Any]:
 
     found = candidates(workload, Target.parse("cpu").with_threads(threads))
     valid = [c for c in found if c.condition is None or c.condition.decide()]
-    # What is neither tunable nor a library is there for what the others do not take.
+    selected = max(valid, key=lambda c: c.plevel).implementation
+    # What else is neither tunable nor a library is there for what the others do not take.
+    timed = [c for c in valid if c.tunable or c.library or c.implementation == selected]
     return {
-        "best": {c.implementation: c.fallback.to_json() for c in valid if c.tunable or c.library},
-        "selected": max(valid, key=lambda c: c.plevel).implementation,
+        "best": {c.implementation: c.fallback.to_json() for c in timed},
+        "selected": selected,
         "reason": "plevel",
     }
 
