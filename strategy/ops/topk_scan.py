@@ -17,8 +17,9 @@ from strategy.schedule import Outs, new_schedule
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
-# Each element that is kept moves the worse ones: beyond this, sorting is faster.
-_MOST = 128
+# Each element that is kept moves the worse ones: until how many that is surely faster than sorting, and
+# may be.
+_FEW, _MOST = 16, 128
 _DTYPES = frozenset({"float32", "float64", "int32", "int64"})
 
 
@@ -98,5 +99,6 @@ def topk_strategy_cpu(
     strategy: OpStrategy = topk_strategy.default(attrs, inputs, out_type, target)
     data = inputs[0]
     if data.dtype in _DTYPES and attrs.k <= _MOST and rowwise(attrs.axis, inputs):
-        strategy.add_implementation(compute, schedule, "topk_scan.cpu", 12, symbolic=False)
+        plevel = 12 if attrs.k <= _FEW else 8
+        strategy.add_implementation(compute, schedule, "topk_scan.cpu", plevel, symbolic=False)
     return strategy
