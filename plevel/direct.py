@@ -118,7 +118,10 @@ class Direct:
                 )  # fmt: skip
             except Failure as error:
                 raise ServiceError(error.status, error.title, str(error)) from error
-            return rule.select(asked, target, database, device=device, policy=policy, offered=known)
+            return rule.select(
+                asked, target, database, device=device, ranker=database.ranker, policy=policy,
+                offered=known,
+            )  # fmt: skip
 
     def dispatch(
         self, workload: Workload, target: Target, *, device: str | None = None

@@ -30,6 +30,7 @@ from service.cost_model import ChildModel
 from service.dashboard import site
 from service.db import Store
 from service.settings import Settings
+from service.trainer import Trainer
 from service.tuner import Tuner
 
 DESCRIPTION = """An autotuning service with a tuning-log database.
@@ -52,17 +53,22 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         prepare(context.settings)
         context.opened = Store(context.settings.database)
         model = ChildModel()
+        trainer = None
         if context.settings.tune:
             context.tuner = Tuner(
                 context.opened, context.settings, model, context.changed, context.queued
             )
             context.tuner.start()
+            trainer = Trainer(context.opened, context.settings.poll_s)
+            trainer.start()
         try:
             yield
         finally:
             context.stop()
             if context.tuner is not None:
                 context.tuner.stop()
+            if trainer is not None:
+                trainer.stop()
             model.close()
             context.opened.close()
 

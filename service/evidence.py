@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,6 +14,7 @@ from service.models import Scope, best, device, task
 from service.models import target as target_table
 from service.models import workload as workload_table
 from service.past import best_at
+from service.ranker import ModelRanker
 from strategy.op_strategy import Candidate
 from strategy.record import Estimate, convert
 from strategy.select import History, Level, Measured
@@ -41,6 +43,11 @@ class RecordDatabase:
         self._known: dict[str, dict[str, list[Any]]] = {}
         self._places: dict[str, tuple[str, str] | None] = {}
         self._targets: dict[int, tuple[str, frozenset[str]]] = {}
+
+    @cached_property
+    def ranker(self) -> ModelRanker | None:
+        """The models of times, which are of now: None for another instant."""
+        return ModelRanker(self.connection) if self._as_of is None else None
 
     def _read(
         self, what: str, workload: Workload, read: Callable[[set[str]], Iterable[tuple[str, Any]]]

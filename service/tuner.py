@@ -37,6 +37,7 @@ from strategy.space import Config
 
 FINALISTS = 3
 CONFIRM_SESSIONS = 2
+MOST_NAMED = 8  # implementations in a run's message
 MIN_OPEN_JOBS = 2  # one being timed, one being built
 log = logging.getLogger(__name__)
 
@@ -381,4 +382,6 @@ def _why_stopped(tuning: TuningRun, *, timed_out: bool) -> str:
         why += ", ".join(reasons) or "nothing is left to try"
     else:
         why = f"{trials} trials"
+    if len(dropped) > MOST_NAMED:
+        return f"{why}; dropped {len(dropped)} implementations that cannot win"
     return "; ".join([why, *(f"dropped {d}" for d in dropped)])

@@ -20,6 +20,7 @@ from plevel.cli import (
     listing,
     lock,
     measure,
+    model,
     plot,
     select,
     serve,
@@ -51,6 +52,7 @@ app.command("worker")(worker.worker)
 app.command("doctor")(doctor.doctor)
 app.add_typer(db.app, name="db")
 app.add_typer(token.app, name="token")
+app.add_typer(model.app, name="model")
 app.add_typer(fleet.app, name="fleet")
 app.command("why")(fleet.why)
 app.command("runs")(listing.runs)

@@ -97,6 +97,7 @@ def _select(
     )  # fmt: skip
     return select(
         asked, body.target, database, device=body.device, policy=body.policy, offered=known,
+        ranker=database.ranker,
     )  # fmt: skip
 
 

@@ -52,7 +52,9 @@ def measured(
     (name,) = scene.tasks
     scene.enqueue(tried, name)
     held = scene.leased(worker, known.identity)
-    scene.report(held, [failed(e.index, error) if e.index in fails else timed(e) for e in held.job.entries])
+    scene.report(
+        held, [failed(e.index, error) if e.index in fails else timed(e) for e in held.job.entries]
+    )
     return scene.tasks[name]
 
 
@@ -92,7 +94,10 @@ def test_what_says_nothing_of_a_configuration_is_left_out(store: Store) -> None:
     assert failures
     by_length = sorted(len(s.configs) for s in found(store, asked(WORKLOAD)))
     assert by_length == [8, 10]
-    assert sorted(sum(t is None for t in s.seconds) for s in found(store, asked(WORKLOAD))) == [0, 2]
+    assert sorted(sum(t is None for t in s.seconds) for s in found(store, asked(WORKLOAD))) == [
+        0,
+        2,
+    ]
 
 
 def test_trials_of_the_run_itself_are_no_source(store: Store) -> None:
@@ -120,7 +125,9 @@ def test_too_few_records_are_no_source(store: Store) -> None:
 
 
 @pytest.mark.parametrize("target", [TARGET, OTHER_TARGET])
-def test_a_run_begins_where_another_shape_or_target_was_fast(store: Store, url: str, target: Target) -> None:
+def test_a_run_begins_where_another_shape_or_target_was_fast(
+    store: Store, url: str, target: Target
+) -> None:
     """The formula is the same for all shapes: the first proposal is as good as the best known."""
     farm = Farm(store, url, InlineModel())
     measured(store, asked(shape(96, 96), target=target), configs(144))

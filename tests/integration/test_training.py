@@ -1,0 +1,213 @@
+"""Models in the database: trained in a process of their own, versioned, and answering only where they rank well."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from service import runs, training
+from service.db import Store
+from service.errors import InvalidError, NotFoundError
+from service.evidence import RecordDatabase
+from service.models import cost_model, run
+from service.ranker import LEAST_ACCURACY, ModelRanker
+from service.trainer import Trainer
+from strategy.op_strategy import Candidate
+from strategy.record import JobEntry, Result, RunRequest, RunState, RunWorkload
+from strategy.select import Reason, Selection, select
+from strategy.space import Config, ConfigSpace, Knob
+from strategy.workload import Input, Workload
+from tests.integration.scene import OTHER_TARGET, TARGET, Scene
+
+SPACE = ConfigSpace(
+    [Knob("tile", (1, 2, 4, 8, 16, 32)), Knob("unroll", (1, 2, 4))],
+    fallback={"tile": 1, "unroll": 1},
+)
+TILED = Candidate("filter_tiled.cpu", f"1.{SPACE.digest}", 5, None, SPACE)
+PLAIN = Candidate("filter_plain.cpu", f"1.{SPACE.digest}", 10, None, SPACE)
+SHAPES = [(16, 64), (64, 64), (128, 32), (256, 256), (1000, 64), (96, 512), (32, 768)]
+
+
+def shape(m: int, k: int) -> Workload:
+    return Workload("filter", (Input("data", f"float32[{m},{k}]"),))
+
+
+def seconds(workload: Workload, implementation: str, config: Config) -> float:
+    """Wide tiles are fast where they divide the rows; the plain one takes three times as long."""
+    m, k = workload.inputs[0].tensor.concrete_shape
+    tile, unroll = config["tile"], config["unroll"]
+    assert isinstance(tile, int)
+    assert isinstance(unroll, int)
+    waste = math.ceil(m / tile) * tile / m
+    slower = 3.0 if implementation == PLAIN.implementation else 1.0
+    return slower * 1e-9 * m * k * waste * (1 + 4 / tile) * (1 + unroll / 10)
+
+
+def measure(
+    store: Store, shapes: Sequence[tuple[int, int]], *, upside_down: Sequence[int] = ()
+) -> None:
+    """Records of the whole space of both, for each shape; of some the slowest is the fastest."""
+    for i, one in enumerate(shapes):
+        workload = shape(*one)
+        asked = RunRequest(
+            workloads=(RunWorkload(workload=workload, candidates=(TILED, PLAIN)),),
+            target=TARGET,
+            force=True,
+        )
+        scene = Scene.make(store, asked)
+        worker = scene.register()
+        for name in scene.tasks:
+            scene.enqueue(list(SPACE), name)
+            held = scene.leased(worker)
+
+            def timed(
+                e: JobEntry, workload: Workload = workload, flip: bool = i in upside_down
+            ) -> Result:
+                time_s = seconds(workload, e.implementation, e.config)
+                return Result(entry=e.index, samples_s=(1e-9 / time_s if flip else time_s,) * 3)
+
+            scene.report(held, [timed(e) for e in held.job.entries])
+
+
+def ask(
+    store: Store, workload: Workload, offered: Sequence[Candidate] = (TILED, PLAIN)
+) -> Selection:
+    with store.read() as c:
+        return select(workload, TARGET, RecordDatabase(c), ranker=ModelRanker(c), offered=offered)
+
+
+def test_a_model_answers_for_what_was_never_measured(store: Store) -> None:
+    measure(store, SHAPES)
+    unseen = shape(512, 40)
+    assert ask(store, unseen).reason is Reason.PLEVEL
+    model = training.train_apart(store, "filter", TARGET.key)
+    assert (model.version, model.workloads, model.held_out) == (1, len(SHAPES), 1)
+    assert model.records == len(SHAPES) * 2 * len(list(SPACE))
+    assert model.accuracy > LEAST_ACCURACY
+    answer = ask(store, unseen)
+    assert answer.reason is Reason.PREDICTED
+    assert answer.implementation == TILED.implementation
+    optimum = min(seconds(unseen, TILED.implementation, c) for c in SPACE)
+    assert seconds(unseen, answer.implementation, answer.config) <= 1.2 * optimum
+    # What was measured is answered from the measurement, and other targets have models of their own.
+    assert ask(store, shape(*SHAPES[0])).reason is Reason.MEASURED
+    with store.read() as c:
+        assert ModelRanker(c).rank(unseen, OTHER_TARGET, (TILED, PLAIN)) == []
+
+
+def test_versions_count_and_the_newest_answers(store: Store) -> None:
+    measure(store, SHAPES[:5])
+    first, second = (training.train(store, "filter", TARGET.key) for _ in range(2))
+    assert (first.version, second.version) == (1, 2)
+    with store.read() as c:
+        assert [m.id for m in training.find(c)] == [second.id, first.id]
+        assert training.show(c, first.id) == first
+    with store.write() as c:
+        c.execute(sa.update(cost_model).where(cost_model.c.id == second.id).values(accuracy=0.5))
+    assert ask(store, shape(512, 40)).reason is Reason.PLEVEL
+
+
+def test_a_model_below_the_bar_does_not_answer(store: Store) -> None:
+    measure(store, SHAPES, upside_down=range(0, len(SHAPES), 2))
+    model = training.train(store, "filter", TARGET.key)
+    assert model.accuracy < LEAST_ACCURACY
+    assert not model.answers
+    assert ask(store, shape(512, 40)).reason is Reason.PLEVEL
+
+
+def test_an_implementation_that_it_does_not_know_leaves_the_answer_to_the_plevel(
+    store: Store,
+) -> None:
+    measure(store, SHAPES)
+    training.train(store, "filter", TARGET.key)
+    other = msgspec.structs.replace(PLAIN, implementation="filter_new.cpu")
+    assert ask(store, shape(512, 40), (TILED, other)).reason is Reason.PLEVEL
+
+
+def finish_runs(store: Store) -> None:
+    with store.write() as c:
+        live = c.scalars(sa.select(run.c.id).where(run.c.state.in_(runs.LIVE))).all()
+        for run_id in live:
+            runs.finish(c, run_id, RunState.DONE, "done")
+
+
+def test_runs_that_end_train_a_model_once_all_is_quiet(store: Store) -> None:
+    trainer = Trainer(store, poll_s=60.0, quiet_s=0.0)
+
+    def step() -> list[training.Model]:
+        trainer.step()
+        trainer.wait()
+        with store.read() as c:
+            return training.find(c)
+
+    measure(store, SHAPES[:5])
+    assert step() == [], "runs are live"
+    finish_runs(store)
+    assert [m.version for m in step()] == [1]
+    assert len(step()) == 1, "nothing is new"
+    Scene.make(store)
+    finish_runs(store)
+    assert len(step()) == 1, "nothing was measured"
+    measure(store, SHAPES[5:])
+    finish_runs(store)
+    assert [m.version for m in step()] == [2, 1]
+    trainer.stop()
+
+
+def test_training_gives_way_to_a_run_and_comes_back(store: Store) -> None:
+    trainer = Trainer(store, poll_s=60.0, quiet_s=0.0)
+    measure(store, SHAPES)
+    finish_runs(store)
+    trainer.step()
+    Scene.make(store)
+    trainer.step()
+    trainer.wait()
+    with store.read() as c:
+        assert training.find(c) == [], "it was ended, half done"
+    finish_runs(store)
+    trainer.step()
+    trainer.wait()
+    with store.read() as c:
+        assert len(training.find(c)) == 1
+    trainer.stop()
+
+
+def plevel(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "plevel", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return done.stdout
+
+
+def test_the_command_line_trains_lists_and_shows(store: Store, url: str) -> None:
+    measure(store, SHAPES[:5])
+    place = ("--database", url)
+    target = "llvm -mcpu=znver4 -num-cores=2"
+    assert "no models yet" in plevel("model", "list", *place)
+    trained = json.loads(plevel("model", "train", "filter", "--target", target, "--json", *place))
+    assert (trained["op"], trained["target"], trained["version"]) == ("filter", TARGET.key, 1)
+    assert json.loads(plevel("model", "list", "--json", *place)) == [trained]
+    shown = plevel("model", "show", str(trained["id"]), *place)
+    assert f"version 1 of filter on {TARGET.key}" in shown
+    assert "the bar is 0.85" in shown
+
+
+def test_too_few_workloads_are_refused(store: Store) -> None:
+    measure(store, SHAPES[:4])
+    with pytest.raises(InvalidError, match="4 workloads on record, at least 5"):
+        training.train_apart(store, "filter", TARGET.key)
+    with pytest.raises(NotFoundError, match="there are no records of it"):
+        training.train(store, "filter", OTHER_TARGET.key)
+    with store.read() as c, pytest.raises(NotFoundError, match="model 9 does not exist"):
+        training.show(c, 9)

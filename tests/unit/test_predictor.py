@@ -1,0 +1,93 @@
+"""One model for all workloads of an operator: what it learns, and how well it ranks the unseen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from service.predictor import Predictor, Trials
+from strategy.space import ConfigSpace, Knob, knob
+from strategy.workload import Input, Workload
+
+SPACE = ConfigSpace(
+    [Knob("tile", (1, 2, 4, 8, 16, 32)), Knob("unroll", (1, 2, 4)), Knob("by", ("rows", "steps"))],
+    derived={"bytes": knob("tile") * knob("unroll") * 4},
+)
+SHAPES = [(16, 64), (64, 64), (128, 32), (256, 256), (1000, 64), (96, 512), (32, 768), (512, 40)]
+
+
+def workload(m: int, k: int) -> Workload:
+    return Workload(
+        "mul", (Input("a", f"float32[{m},{k}]"), Input("b", f"float32[8,{k}]", constant=True))
+    )
+
+
+def trials(m: int, k: int, implementation: str = "mul_tiled.cpu", slower: float = 1.0) -> Trials:
+    """The whole space: a tile wastes what it does not divide, and pays for being small."""
+    digits = np.array([SPACE.digits(c) for c in SPACE], dtype=np.int32)
+    tile = np.array([1, 2, 4, 8, 16, 32])[digits[:, 0]]
+    waste = np.ceil(m / tile) * tile / m
+    by = np.where(digits[:, 2] == 1, 1.4, 1.0)
+    seconds = slower * 1e-9 * m * k * waste * (1 + 4 / tile) * by * (1 + 0.1 * digits[:, 1])
+    return Trials(workload(m, k), implementation, SPACE, digits, np.log(seconds))
+
+
+@pytest.fixture(scope="module")
+def predictor() -> Predictor:
+    seen = [trials(*s) for s in SHAPES[:-2]] + [
+        trials(*s, "mul_plain.cpu", 3.0) for s in SHAPES[:-2]
+    ]
+    return Predictor.fit(seen)
+
+
+def test_it_ranks_shapes_that_it_has_not_seen(predictor: Predictor) -> None:
+    ranking = predictor.rank([trials(*s) for s in SHAPES[-2:]])
+    assert ranking.accuracy > 0.9
+    assert ranking.workloads == 2
+    assert ranking.sigma_log < 0.3
+
+
+def test_times_of_two_implementations_compare(predictor: Predictor) -> None:
+    m, k = SHAPES[-1]
+    digits = trials(m, k).digits
+    fast = predictor.predict(workload(m, k), "mul_tiled.cpu", SPACE, digits)
+    slow = predictor.predict(workload(m, k), "mul_plain.cpu", SPACE, digits)
+    assert np.abs(slow - fast - np.log(3.0)).max() < 0.4
+    assert predictor.covers("mul_plain.cpu")
+    assert not predictor.covers("mul_vendor.cpu")
+
+
+def test_a_ranking_upside_down_counts_as_wrong(predictor: Predictor) -> None:
+    found = trials(*SHAPES[-1])
+    assert predictor.rank([found._replace(log_s=-found.log_s)]).accuracy < 0.1
+
+
+def test_what_was_dumped_predicts_the_same(predictor: Predictor) -> None:
+    again = Predictor.load(*predictor.dump())
+    found = trials(*SHAPES[-1])
+    asked = (found.workload, found.implementation, found.space, found.digits)
+    assert np.allclose(again.predict(*asked), predictor.predict(*asked), atol=1e-6)
+
+
+def test_an_implementation_without_a_space_is_one_row() -> None:
+    nothing = np.zeros((1, 0), dtype=np.int32)
+    library = [
+        Trials(workload(*s), "mul_vendor.cpu", None, nothing, np.log([1e-9 * s[0] * s[1]]))
+        for s in SHAPES
+    ]
+    predictor = Predictor.fit([*library, *(trials(*s) for s in SHAPES)])
+    (log_s,) = predictor.predict(workload(200, 200), "mul_vendor.cpu", None, nothing)
+    assert abs(log_s - np.log(4e-5)) < 0.7
+
+
+def test_a_dimension_that_two_inputs_share_counts_once() -> None:
+    predictor = Predictor.fit([trials(*s) for s in SHAPES])
+    assert "extent 1" in predictor.columns
+    assert "extent 3" not in predictor.columns
+
+
+def test_knobs_that_were_not_seen_are_passed_over(predictor: Predictor) -> None:
+    wider = ConfigSpace([*SPACE.knobs, Knob("pad", (0, 1))], derived=SPACE.derived)
+    digits = np.array([wider.digits(c) for c in wider], dtype=np.int32)
+    predicted = predictor.predict(workload(64, 64), "mul_tiled.cpu", wider, digits)
+    assert np.isfinite(predicted).all()
