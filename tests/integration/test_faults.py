@@ -8,28 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import os
 import random
 import resource
-import signal
 import sqlite3
-import subprocess
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from service import migration
 from service.db import Store
 from service.models import JobState, job, job_entry, lease, record
 from strategy.record import LeaseRequest, RunState, RunStatus
-from tests.conftest import _NOBODY, _postgres_binaries
 from tests.integration.process import DEADLINE_S, Service, Start
 from tests.integration.scene import device, info, request, timed
 from workers.client import Client, ServiceError, StoppedError, UnknownWorkerError
@@ -229,66 +223,6 @@ def test_a_service_that_is_killed_again_and_again(start: Start, url: str, tmp_pa
     finally:
         worker.close()
         proxy.close()
-
-
-@pytest.mark.full
-def test_a_database_that_is_killed(start: Start, tmp_path: Path) -> None:
-    """SIGKILL to all of PostgreSQL, with the durability that it has by default."""
-    with _own_postgres() as (url, kill, begin):
-        migration.upgrade(url)
-        one = start(url, PLEVEL_LEASE_S="3")
-        run_id = one.call("POST", "/v1/runs", request(trials=TRIALS), RunStatus).id
-        worker = Worker(one.url, tmp_path / "w", "host-0")
-        try:
-            for _ in range(3):
-                time.sleep(0.3)
-                kill()
-                assert one.raw("GET", "/healthz").status_code == 200
-                assert one.raw("GET", "/readyz").status_code == 503
-                begin()
-            check(url, ends(one, run_id))
-        finally:
-            worker.close()
-            one.close()
-
-
-@contextlib.contextmanager
-def _own_postgres() -> Iterator[tuple[str, Callable[[], None], Callable[[], None]]]:
-    """A PostgreSQL of this test's own: its URL, how to kill it, and how to start it again."""
-    with tempfile.TemporaryDirectory(prefix="plevel-pg-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        binaries, home = _postgres_binaries(folder), folder / "server"
-        home.mkdir()
-        user = {}
-        if os.geteuid() == 0:
-            os.chown(home, _NOBODY, _NOBODY)
-            user = {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}
-        data = home / "data"
-
-        def call(program: str, *arguments: str) -> None:
-            subprocess.run(
-                [str(binaries / program), "-D", str(data), *arguments], cwd=home, check=True,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120, **user,
-            )  # fmt: skip
-
-        def begin() -> None:
-            options = f"-k {home} -c listen_addresses="
-            call("pg_ctl", "-l", str(home / "log"), "-w", "-t", "60", "-o", options, "start")
-
-        def kill() -> None:
-            pid = int((data / "postmaster.pid").read_text().split()[0])
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            for one in [pid, *map(int, children)]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(one, signal.SIGKILL)
-
-        call("initdb", "-U", "plevel", "-A", "trust", "-E", "UTF8", "--locale=C")
-        begin()
-        try:
-            yield f"postgresql://plevel@/postgres?host={home}", kill, begin
-        finally:
-            call("pg_ctl", "-m", "immediate", "-w", "stop")
 
 
 def test_a_service_whose_disk_is_full_says_so_and_goes_on(start: Start, sqlite_copy: str) -> None:
