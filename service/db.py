@@ -50,20 +50,34 @@ def values_table(
 
     They are one parameter, however many there are: so many queries become one.
     """
-    sqlite_dialect = connection.dialect.name == "sqlite"
+    return _given(connection.dialect.name, columns, sa.bindparam("rows", values_of(rows)))
+
+
+def given_table(dialect: str, columns: Sequence[sa.Column[Any]]) -> sa.Subquery:
+    """As `values_table`, of rows that come with each execution: the parameter `rows`, by `values_of`."""
+    return _given(dialect, columns, sa.bindparam("rows", type_=sa.String()))
+
+
+def values_of(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as the parameter that `given_table` reads."""
+    return orjson.dumps(list(rows)).decode()
+
+
+def _given(
+    dialect: str, columns: Sequence[sa.Column[Any]], rows: sa.BindParameter[Any]
+) -> sa.Subquery:
     parts = []
     for i, c in enumerate(columns):
-        if sqlite_dialect:
+        if dialect == "sqlite":
             part = f"json_extract(value, '$[{i}]')"
         elif isinstance(c.type, sa.Integer):
             part = f"CAST(value->>{i} AS BIGINT)"
         else:
             part = f"value->>{i}"
         parts.append(f"{part} AS {c.name}")
-    source = "json_each(:rows)" if sqlite_dialect else "jsonb_array_elements(CAST(:rows AS JSONB))"
-    text = sa.text(f"SELECT {', '.join(parts)} FROM {source}")  # noqa: S608
-    named = [sa.column(c.name, c.type) for c in columns]
-    return text.bindparams(rows=orjson.dumps(list(rows)).decode()).columns(*named).subquery("given")
+    each = "json_each(:rows)" if dialect == "sqlite" else "jsonb_array_elements(CAST(:rows AS JSONB))"
+    text = sa.text(f"SELECT {', '.join(parts)} FROM {each}").bindparams(rows)  # noqa: S608
+    return text.columns(*(sa.column(c.name, c.type) for c in columns)).subquery("given")
 
 
 def normal_url(url: str) -> sa.URL:

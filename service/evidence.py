@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, cached_property
 from typing import Any
 
 import sqlalchemy as sa
 
 from service import history
-from service.db import values_table
+from service.db import given_table, values_of
 from service.models import Scope, best, device, task
 from service.models import target as target_table
 from service.models import workload as workload_table
@@ -75,13 +75,12 @@ class RecordDatabase:
         if self._as_of is not None:
             rows: Iterable[Any] = best_at(self.connection, digests, self._as_of)
         else:
-            rows = self.connection.execute(self._of(_best_of(), digests)).all()
+            rows = self._of(_best_of_given, digests)
         return ((row.digest, row) for row in rows)
 
-    def _of(self, query: sa.Select[Any], digests: set[str]) -> sa.Select[Any]:
-        digest = workload_table.c.digest
-        given = values_table(self.connection, [digest], [(d,) for d in sorted(digests)])
-        return query.join(given, given.c.digest == digest)
+    def _of(self, query: Callable[[str], sa.Select[Any]], digests: set[str]) -> Sequence[Any]:
+        rows = {"rows": values_of((d,) for d in sorted(digests))}
+        return self.connection.execute(query(self.connection.dialect.name), rows).all()
 
     def instances(
         self, workload: Workload, target: Target, device: str | None
@@ -178,15 +177,27 @@ class RecordDatabase:
         return list(found.values())
 
     def _read_foreign(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
-        columns = ("target_id", "implementation", "version", "plevel", "library", "space")
-        query = (
-            sa.select(workload_table.c.digest, *task.c[columns])
-            .join(task, task.c.workload_id == workload_table.c.id)
-            .where(task.c.implementation.contains(":"))
-            .order_by(task.c.id)
-        )
-        rows = self.connection.execute(self._of(query, digests)).all()
-        return ((row.digest, row) for row in rows)
+        return ((row.digest, row) for row in self._of(_foreign_of_given, digests))
+
+
+# Made once: most of a selection's time would go into making them.
+@cache
+def _best_of_given(dialect: str) -> sa.Select[Any]:
+    given = given_table(dialect, [workload_table.c.digest])
+    return _best_of().join(given, given.c.digest == workload_table.c.digest)
+
+
+@cache
+def _foreign_of_given(dialect: str) -> sa.Select[Any]:
+    given = given_table(dialect, [workload_table.c.digest])
+    columns = ("target_id", "implementation", "version", "plevel", "library", "space")
+    return (
+        sa.select(workload_table.c.digest, *task.c[columns])
+        .join(task, task.c.workload_id == workload_table.c.id)
+        .join(given, given.c.digest == workload_table.c.digest)
+        .where(task.c.implementation.contains(":"))
+        .order_by(task.c.id)
+    )
 
 
 def _best_of() -> sa.Select[Any]:
