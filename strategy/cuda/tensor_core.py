@@ -77,6 +77,9 @@ def schedule_tensor_core(
     names = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "vector", "stages")
     block_m, block_n, block_k, warp_m, warp_n, vector, depth = (integer(config, n) for n in names)
     rows, columns = block_m // warp_m, block_n // warp_n
+    if not (a_along_k and b_along_k):
+        # Places that are found by division are vectors of indices, of which CUDA has four at most.
+        vector = min(vector, 4)
     wmma = register_wmma(str(sch.get(stages["a"]).writes[0].source.dtype))
 
     def spread(loop: Any) -> None:
