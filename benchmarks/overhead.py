@@ -86,6 +86,7 @@ def tune(
         finally:
             daemon.drain()
             thread.join()
+            stop.set()  # one of its threads may still be waiting for a job
             spool.close()
             worker.close()
     return run, wall_s, spent
