@@ -47,7 +47,7 @@ class Guard:
             try:
                 scope.setdefault("state", {})["actor"] = await self._admit(scope)
             except ServiceError as error:
-                response = response_of(error)
+                response = response_of(error, f"{scope['method']} {scope['path']}")
                 if isinstance(error, UnauthorizedError):
                     response.headers["www-authenticate"] = (
                         'Basic realm="plevel: a token as the password"'

@@ -40,21 +40,29 @@ def install(app: FastAPI) -> None:
 
 
 def _handle(request: Request, error: Exception) -> Response:
-    response = response_of(error)
-    if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return response
+    return response_of(error, f"{request.method} {request.url.path}")
 
 
-def response_of(error: Exception) -> Response:
+def response_of(error: Exception, request: str) -> Response:
     """The problem document of an error, on its way to the client."""
-    problem = problem_of(error)
+    problem = problem_of(error, request)
     headers = error.headers if isinstance(error, HTTPException) else None
     return Response(encode(problem), problem.status, headers, PROBLEM)
 
 
-def problem_of(error: Exception) -> Problem:
-    """The problem document of an error; nothing internal is shown."""
+def problem_of(error: Exception, request: str) -> Problem:
+    """The problem document of an error; nothing internal is shown, what is ours to mend is logged.
+
+    Args:
+        request: what failed, for the log.
+    """
+    problem = _describe(error)
+    if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.error("%s failed", request, exc_info=error)
+    return problem
+
+
+def _describe(error: Exception) -> Problem:
     if isinstance(error, ServiceError):
         return _problem(error, str(error))
     if isinstance(error, WireError):

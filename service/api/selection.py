@@ -133,11 +133,11 @@ def choose_many(
     body: Annotated[BatchRequest, body_of(BatchRequest)],
 ) -> Response:
     workloads: list[Workload | Problem] = []
-    for question in body.requests:
+    for i, question in enumerate(body.requests):
         try:
             workloads.append(candidate.normal(question.workload))
         except Exception as error:
-            workloads.append(problem_of(error))
+            workloads.append(problem_of(error, f"requests[{i}] of a batch"))
     answers = []
     with context.store.read() as connection:
         together = [w for w in workloads if isinstance(w, Workload)]
@@ -155,7 +155,8 @@ def choose_many(
             except DatabaseError:
                 raise
             except Exception as error:
-                answers.append(BatchAnswer(problem=problem_of(error)))
+                problem = problem_of(error, f"requests[{i}] of a batch")
+                answers.append(BatchAnswer(problem=problem))
     return reply(BatchAnswers(answers=tuple(answers)))
 
 

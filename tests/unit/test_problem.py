@@ -1,0 +1,23 @@
+"""Problem documents: what the client is told, and what the log is."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.api.problem import problem_of
+from service.errors import InvalidError
+
+
+def test_a_defect_is_logged_with_its_trace_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    problem = problem_of(RuntimeError("the secret of line 7"), "requests[3] of a batch")
+    assert problem.status == 500
+    assert "secret" not in problem.detail and "log" in problem.detail
+    (record,) = caplog.records
+    assert record.getMessage() == "requests[3] of a batch failed"
+    assert "the secret of line 7" in (record.exc_text or str(record.exc_info))
+
+
+def test_the_fault_of_a_request_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    problem = problem_of(InvalidError("inputs: none is given"), "POST /v1/select")
+    assert (problem.status, problem.detail) == (422, "inputs: none is given")
+    assert caplog.records == []
