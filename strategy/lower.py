@@ -9,8 +9,8 @@ destination passing: it takes its inputs, then what was prepared or constant, in
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -100,6 +100,13 @@ class Lowered:
             text = f"{found:016x}\n{self.template.code}\n{self.template.launches}"
             return hashlib.sha256(text.encode()).hexdigest()[:16]
         return f"{found:016x}"
+
+    def functions(self) -> Iterator[Lowered]:
+        """Each function in a module of its own, in the order of their names."""
+        import tvm
+
+        for name, function in sorted((v.name_hint, f) for v, f in self.module.functions.items()):
+            yield replace(self, module=tvm.IRModule({name: function}))
 
     def compile(self, *, checks: bool = True) -> Artefact:
         """Machine code in this process.

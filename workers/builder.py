@@ -22,7 +22,7 @@ import msgspec
 from strategy.cuda.build import compile_cuda
 from strategy.cuda.limit import LimitError
 from strategy.cuda.source import PlanError
-from strategy.lower import Artefact, CompileError, InstantiationError, lower
+from strategy.lower import CompileError, InstantiationError, Lowered, lower
 from strategy.op import OpError
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import ErrorKind, Job, JobEntry, convert, to_json
@@ -34,6 +34,9 @@ from workers.fork import Channel, Limits
 from workers.sandbox import Child, Died, ForkServer, Interrupted, Late
 
 _KEPT = 512  # libraries, of some 30 KB each
+# Compiled functions that a child keeps, the oldest first.
+_OBJECTS = 64
+_objects: dict[tuple[str, Target], bytes] = {}
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +86,7 @@ def build(request: Build) -> Built:
             artefact.save(path)
             digest = hashlib.sha256(artefact.cubin).hexdigest()
         else:
-            digest = link(lowered.compile(checks=False), path)
+            digest = link(lowered, path)
     except (RefusedError, ConfigError, OpError, LimitError) as error:
         kind, message = ErrorKind.INVALID, str(error)
     except (InstantiationError, PlanError) as error:
@@ -131,30 +134,50 @@ def _candidates(workload: Workload, target: Target) -> list[Candidate]:
     return candidates(workload, target)
 
 
-def link(artefact: Artefact, path: Path) -> str:
-    """Writes an artefact as a shared library with its signature; returns its code's digest.
+def link(lowered: Lowered, path: Path) -> str:
+    """Compiles and links a shared library, with its signature beside it; returns its code's digest.
 
     Raises:
-        CompileError: there is no linker, or it failed.
+        CompileError: TVM or LLVM failed, there is no linker, or it failed.
     """
-    module = artefact.executable.mod
-    if len(module.imports):
-        # Several modules in one: TVM packs what is not host code into the library.
-        artefact.export(path)
-        return _digest(path)
-    code = path.with_suffix(".o")
-    module.write_to_file(str(code))
-    # The linker alone takes 3 ms; TVM's export_library runs a whole C++ compiler driver, 34 ms.
-    command = [_linker(), "-shared", "-o", str(path), str(code)]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    files = []
+    digest = hashlib.sha256()
+    try:
+        for number, function in enumerate(lowered.functions()):
+            file = path.with_suffix(f".{number}.o")
+            files.append(file)
+            digest.update(_write_object(function, file))
+        # The linker alone takes 3 ms; TVM's export_library runs a whole C++ compiler driver, 34 ms.
+        command = [_linker(), "-shared", "-o", str(path), *map(str, files)]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+    finally:
+        for file in files:
+            file.unlink(missing_ok=True)
     if done.returncode:
         raise CompileError(f"{' '.join(command)} failed: {done.stderr.strip()}")
-    path.with_name(path.name + ".json").write_bytes(msgspec.json.encode(artefact.signature))
-    digest = _digest(code)
-    code.unlink()
-    return digest
+    path.with_name(path.name + ".json").write_bytes(msgspec.json.encode(lowered.signature))
+    return digest.hexdigest()
+
+
+def _write_object(function: Lowered, file: Path) -> bytes:
+    """Writes and returns the machine code of one function.
+
+    It is kept for a while: many configurations pack a constant in the same way, and some give the
+    same kernel.
+    """
+    key = (function.digest, function.target)
+    code = _objects.pop(key, None)
+    if code is None:
+        function.compile(checks=False).write_object(file)
+        code = file.read_bytes()
+    else:
+        file.write_bytes(code)
+    _objects[key] = code  # the newest now
+    if len(_objects) > _OBJECTS:
+        del _objects[next(iter(_objects))]
+    return code
 
 
 def find_linker() -> str | None:
@@ -171,10 +194,6 @@ def _linker() -> str:
     if found is None:
         raise CompileError("no linker on this host: install binutils or a C compiler")
     return found
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _is_memory(message: str) -> bool:

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategy.lower import InstantiationError, Role, load, lower
+from strategy.lower import Artefact, InstantiationError, Lowered, Role, load, lower
 from strategy.op_strategy import candidates, find_implementation
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.workload import Input, Workload
+from workers import builder
 
 from .conftest import random_inputs, run
 
@@ -161,6 +162,34 @@ def test_equal_code_has_equal_digests(target: Target) -> None:
     one, same = (lower(work, target, "dense_pack.cpu", space.fallback).digest for _ in range(2))
     other = lower(work, target, "dense_pack.cpu", space.fallback.replace(unroll=2)).digest
     assert one == same != other
+
+
+def test_what_packs_alike_is_compiled_once(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = workload(32, 64, 64)
+    fallback = space_of(work, target, "dense_pack.cpu").fallback
+    compiled: list[list[str]] = []
+    compile_ = Lowered.compile
+
+    def count(lowered: Lowered, *, checks: bool = True) -> Artefact:
+        compiled.append([v.name_hint for v in lowered.module.functions])
+        return compile_(lowered, checks=checks)
+
+    monkeypatch.setattr(Lowered, "compile", count)
+    monkeypatch.setattr(builder, "_objects", {})
+    digests = [
+        builder.link(lower(work, target, "dense_pack.cpu", config), tmp_path / f"{number}.so")
+        for number, config in enumerate([fallback, fallback.replace(unroll=2), fallback])
+    ]
+    assert compiled == [["main"], ["prepare_weight"], ["main"]]
+    assert digests[0] == digests[2] != digests[1]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".so", ".json"}
+    inputs = dict(zip(("data", "weight"), random_inputs(work), strict=True))
+    expected = inputs["data"] @ inputs["weight"].T
+    for number in range(3):
+        found = run(load(tmp_path / f"{number}.so"), inputs, (32, 64))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(128, 3072, 768), (512, 512, 512), (37, 1003, 531), (16, 1024, 4096)])
