@@ -56,6 +56,10 @@ class _Tokens(msgspec.Struct):
     tokens: list[dict[str, Any]]
 
 
+class _Models(msgspec.Struct):
+    models: list[dict[str, Any]]
+
+
 class _Pauses(msgspec.Struct):
     pauses: list[dict[str, Any]]
 
@@ -366,6 +370,23 @@ class Client:
     def workers(self) -> list[dict[str, Any]]:
         """The workers that have registered, with their devices and when they were last seen."""
         return self._ask("GET", "/v1/workers", _Workers).workers
+
+    def models(self) -> list[dict[str, Any]]:
+        """The models of times, the newest first, with how well they rank."""
+        return self._ask("GET", "/v1/models", _Models).models
+
+    def model(self, model_id: int) -> dict[str, Any]:
+        """What a model rests on, and how well it ranks."""
+        return self._ask("GET", f"/v1/models/{model_id}", dict[str, Any])
+
+    def train_model(self, op: str, target: Target) -> dict[str, Any]:
+        """Has a model trained, once no run is live; returns the `records` and `workloads` it rests on.
+
+        Raises:
+            ServiceError: too little is on record of the operator on the target.
+        """
+        body = to_json({"op": op, "target": target})
+        return self._ask("POST", "/v1/models", dict[str, Any], json=body)
 
     def why(self, job_id: int) -> dict[str, Any]:
         """Why a job is where it is: its `state`, and the `reasons`."""

@@ -256,6 +256,36 @@ class Direct:
 
         return exporter.export(self._store, cast("exporter.Writable", form), Wanted(**wanted))
 
+    def models(self) -> list[dict[str, Any]]:
+        """The models of times, the newest first, with how well they rank."""
+        if self._store is None:
+            return []
+        from service import training
+
+        with self._read() as connection:
+            found: list[dict[str, Any]] = to_json(training.find(connection))
+        return found
+
+    def model(self, model_id: int) -> dict[str, Any]:
+        """What a model rests on, and how well it ranks."""
+        if self._store is None:
+            raise ServiceError(404, "There is no such thing", f"there is no model {model_id}")
+        from service import training
+
+        with self._read() as connection:
+            found: dict[str, Any] = to_json(training.show(connection, model_id))
+        return found
+
+    def train_model(self, op: str, target: Target) -> dict[str, Any]:
+        """Trains a model in a process of its own, and waits for it."""
+        if self._store is None:
+            raise ServiceError(404, "There is no such thing", "the database does not exist yet")
+        from service import training
+
+        with _told():
+            found: dict[str, Any] = to_json(training.train_apart(self._store, op, target.key))
+        return found
+
     def workers(self) -> list[dict[str, Any]]:
         """The workers that have registered and not left."""
         if self._store is None:

@@ -14,6 +14,7 @@ from service.api import (
     fleet,
     health,
     lease,
+    model,
     problem,
     record,
     run,
@@ -52,24 +53,23 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         prepare(context.settings)
         context.opened = Store(context.settings.database)
-        model = ChildModel()
-        trainer = None
+        cost_model = ChildModel()
         if context.settings.tune:
             context.tuner = Tuner(
-                context.opened, context.settings, model, context.changed, context.queued
+                context.opened, context.settings, cost_model, context.changed, context.queued
             )
             context.tuner.start()
-            trainer = Trainer(context.opened, context.settings.poll_s)
-            trainer.start()
+            context.trainer = Trainer(context.opened, context.settings.poll_s)
+            context.trainer.start()
         try:
             yield
         finally:
             context.stop()
             if context.tuner is not None:
                 context.tuner.stop()
-            if trainer is not None:
-                trainer.stop()
-            model.close()
+            if context.trainer is not None:
+                context.trainer.stop()
+            cost_model.close()
             context.opened.close()
 
     app = FastAPI(
@@ -77,7 +77,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )  # fmt: skip
     app.state.context = context
-    for part in (run, selection, transfer, coverage, record, worker, lease, fleet, token, health):
+    for part in (
+        run, selection, transfer, coverage, record, model, worker, lease, fleet, token, health,
+    ):
         app.include_router(part.router)
     problem.install(app)
     site.install(app)

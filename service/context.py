@@ -16,6 +16,7 @@ from service.intake import Intake
 from service.metric import Metrics
 from service.retry import Terms
 from service.settings import Settings
+from service.trainer import Trainer
 from service.tuner import Tuner
 from service.wakeup import Wakeup
 
@@ -32,6 +33,7 @@ class Context:
     queued: Wakeup = field(default_factory=Wakeup)  # jobs to lease
     opened: Store | None = None
     tuner: Tuner | None = None
+    trainer: Trainer | None = None
     metrics: Metrics = field(default_factory=Metrics)
     stopping: bool = False
     waiting: int = 0  # requests that wait for a change

@@ -41,6 +41,7 @@ class Records(NamedTuple):
     places: Places
     log_s: Floats
     seed: int
+    most: int
 
 
 class CostModel(Protocol):

@@ -32,6 +32,8 @@ class SpaceFeatures:
         self.space = space
         self._tables = [_table(knob) for knob in space.knobs]
         self._derived = [(name, e.compile()) for name, e in space.derived.items()]
+        used = {name for e in space.derived.values() for name in e.variables()}
+        self._operands = [(k.name, i, _array(k)) for i, k in enumerate(space.knobs) if k.name in used]
         names = [f"{knob.name}.{i}" if table.shape[1] > 1 else knob.name
                  for knob, table in zip(space.knobs, self._tables, strict=True)
                  for i in range(table.shape[1])]  # fmt: skip
@@ -52,7 +54,7 @@ class SpaceFeatures:
         """The derived expressions alone."""
         if not self._derived:
             return np.zeros((len(digits), 0), dtype=np.float32)
-        values = columns_of(self.space, digits)
+        values = {name: array[digits[:, i]] for name, i, array in self._operands}
         columns = [_computed(function, values, len(digits)) for _, function in self._derived]
         return np.concatenate(columns, axis=1, dtype=np.float32)
 

@@ -39,6 +39,7 @@ POOL = 3000  # configurations that are scored to find the best, and then near to
 ELITE = 16  # of them
 NEIGHBOURS = 400
 NEARER = 2  # times
+CHUNK = 4096  # rows whose features stay in the cache while they are made and used
 MOST_PAIRS = 20_000  # of one workload, to count how many are ranked as measured
 ALIKE = 1.02  # times closer than this are no pair: nobody knows which is faster
 
@@ -49,6 +50,7 @@ class Trials(NamedTuple):
     Attributes:
         space: None where there is nothing to tune: then `digits` has rows without columns.
         log_s: log-seconds, one per row of digits.
+        doubt: half the width of each one's interval; None where nothing is known of it.
     """
 
     workload: Workload
@@ -56,13 +58,15 @@ class Trials(NamedTuple):
     space: ConfigSpace | None
     digits: Digits
     log_s: Floats
+    doubt: Floats | None = None
 
 
 class Ranking(NamedTuple):
     """How well a model ranks workloads that it has not seen.
 
     Attributes:
-        accuracy: of pairs of configurations of one workload, the share in the measured order.
+        accuracy: of pairs of configurations of one workload whose intervals are apart, the share in the
+            measured order.
         pairs, workloads: how many that rests on.
         sigma_log: standard deviation of measured from predicted log-seconds.
     """
@@ -121,10 +125,14 @@ class Predictor:
         skipped = {i for i in range(MOST_EXTENTS) if _extent(i) not in self._place}
         described = _Description(workload, implementation, space, skipped)
         known = [(i, self._place[n]) for i, n in enumerate(described.names) if n in self._place]
-        x = np.full((len(digits), len(self.columns)), np.nan, dtype=np.float32)
-        x[:, [j for _, j in known]] = described.matrix(digits)[:, [i for i, _ in known]]
-        predicted = self._booster.inplace_predict(x)
-        return np.asarray(predicted, dtype=np.float64) + described.log_volume
+        of, to = [i for i, _ in known], [j for _, j in known]
+        x = np.full((min(CHUNK, len(digits)), len(self.columns)), np.nan, dtype=np.float32)
+        log_s = np.empty(len(digits))
+        for start in range(0, len(digits), CHUNK):
+            rows = digits[start : start + CHUNK]
+            x[: len(rows), to] = described.matrix(rows)[:, of]
+            log_s[start : start + CHUNK] = self._booster.inplace_predict(x[: len(rows)])
+        return log_s + described.log_volume
 
     def best(
         self, workload: Workload, implementation: str, space: ConfigSpace | None
@@ -157,20 +165,29 @@ class Predictor:
         rng = np.random.default_rng(0)
         right = pairs = 0
         residuals: list[Floats] = []
-        by_workload: dict[str, list[tuple[Floats, Floats]]] = {}
+        by_workload: dict[str, list[tuple[Floats, Floats, Floats]]] = {}
         for t in trials:
             predicted = self.predict(t.workload, t.implementation, t.space, t.digits)
-            by_workload.setdefault(t.workload.key, []).append((t.log_s, predicted))
+            doubt = np.zeros(len(t.log_s)) if t.doubt is None else t.doubt
+            by_workload.setdefault(t.workload.key, []).append((t.log_s, doubt, predicted))
         for found in by_workload.values():
-            told, predicted = (np.concatenate(part) for part in zip(*found, strict=True))
+            told, doubt, predicted = (np.concatenate(part) for part in zip(*found, strict=True))
             residuals.append(told - predicted)
             a, b = rng.integers(len(told), size=(2, MOST_PAIRS))
-            apart = np.abs(told[a] - told[b]) > np.log(ALIKE)
+            apart = np.abs(told[a] - told[b]) > np.maximum(doubt[a] + doubt[b], np.log(ALIKE))
             a, b = a[apart], b[apart]
             right += int(((told[a] < told[b]) == (predicted[a] < predicted[b])).sum())
             pairs += len(a)
         sigma = float(np.concatenate(residuals).std()) if residuals else 0.0
         return Ranking(right / max(pairs, 1), pairs, len(by_workload), sigma)
+
+    def importance(self) -> list[tuple[str, float]]:
+        """Features with their share of what all splits gained, the largest first; none without any."""
+        gained = self._booster.get_score(importance_type="total_gain")
+        total = sum(gained.values())
+        named = zip(self.columns, _safe(self.columns), strict=True)
+        shares = [(name, gained[safe] / total) for name, safe in named if gained.get(safe)]
+        return sorted(shares, key=lambda s: -s[1])
 
     def dump(self) -> tuple[str, bytes]:
         """Its columns as JSON, and its trees in XGBoost's own format."""

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from service.embedding import Places
 from service.gaussian_process import Floats, GaussianProcess, interpolate
 
-MOST_RECORDS = 500
 _TUNED_ON = 250  # length scales need fewer
 
 
@@ -43,14 +42,14 @@ class Prior(NamedTuple):
 
 
 def learn(
-    groups: NDArray[np.intp], reach: Floats, places: Places, log_s: Floats, seed: int
+    groups: NDArray[np.intp], reach: Floats, places: Places, log_s: Floats, seed: int, most: int
 ) -> Prior | None:
-    """A prior from records, NaN for a failure; None where fewer than five ran."""
+    """A prior from up to `most` records, NaN for a failure; None where fewer than five ran."""
     rng = np.random.default_rng(seed)
     worked = np.flatnonzero(np.isfinite(log_s))
     if len(worked) < 5:
         return None
-    order = rng.permutation(worked)[:MOST_RECORDS]
+    order = rng.permutation(worked)[:most]
     centre, deviation = float(log_s[order].mean()), float(log_s[order].std()) or 1.0
     time = GaussianProcess(groups, reach)
     _learn(time, places[order], (log_s[order] - centre) / deviation)
@@ -59,7 +58,7 @@ def learn(
     failure = GaussianProcess(groups, reach)
     failures = np.zeros((0, places.shape[1] + 1), dtype=np.float32)
     if failed.any():
-        rows = rng.permutation(len(log_s))[:MOST_RECORDS]
+        rows = rng.permutation(len(log_s))[:most]
         _learn(failure, places[rows], failed[rows] - rate)
         failures = failure.weighted
     return Prior(time.theta, time.weighted, failure.theta, failures, centre, deviation, rate)

@@ -29,6 +29,7 @@ PRIOR_POOL = 20_000  # of a table, of which a prior chooses half of the pool
 ELITE = 12  # configurations whose neighbours are candidates
 NEIGHBOURS = 400
 SOURCES = 4  # of records of elsewhere, the first of those given
+MOST_OF_ONE, MOST_OF_ALL = 500, 1000  # of their records: what a proposal takes grows with them
 REFIT = 1.25  # hyper-parameters are found anew when the trials have grown by this
 
 
@@ -86,6 +87,13 @@ class Search:
         self._theta = np.full((VIEWS, len(self._embedding.reach) + 1), np.nan)
         self._tuned_at = 0
         self._front: Floats = np.zeros((0, 2))
+
+    def teach(self, sources: Sequence[Source]) -> None:
+        """Takes these records of elsewhere in the place of those it had, from the next `ask` on."""
+        sources = sources[:SOURCES]
+        if list(sources) != list(self._sources):
+            self._sources = sources
+            self._priors = self._table_prior = None
 
     @property
     def trials(self) -> int:
@@ -248,7 +256,10 @@ class Search:
                     told[key] = _lower(told.get(key, math.nan), seconds)
             log_s = np.array(list(told.values()), dtype=np.float64)
             places = self._embedding.place(self._digits(told))
-            records = Records(self._embedding.groups, self._embedding.reach, places, log_s, i)
+            most = min(MOST_OF_ONE, MOST_OF_ALL // len(self._sources))
+            records = Records(
+                self._embedding.groups, self._embedding.reach, places, log_s, i, most
+            )
             priors.append(model.learn(records))
         self._priors = [p for p in priors if p is not None]
         if self._priors and self._candidates.table is not None:

@@ -6,13 +6,14 @@ import logging
 import subprocess
 import threading
 import time
+from collections import deque
 
 import sqlalchemy as sa
 
 from service import training
-from service.best import standing
 from service.db import Store, now
-from service.models import cost_model, record, run, run_task, target, task, workload
+from service.models import cost_model, run, run_task, target, task, workload
+from service.namespace import DEFAULT
 from service.runs import LIVE
 from strategy.record import RunState
 
@@ -27,7 +28,7 @@ class Trainer:
     """One thread that starts one training process at a time, and ends it where a run begins.
 
     What is due follows from the runs that have finished since this began: imported records alone
-    train nothing.
+    train nothing, but what is asked for is trained as soon as no run is live.
 
     Args:
         store: the database.
@@ -42,8 +43,9 @@ class Trainer:
         self._busy_at = time.monotonic()
         with store.read() as connection:
             self._seen_until = connection.scalar(sa.select(now())) or 0.0
-        self._due: dict[tuple[str, str], None] = {}
-        self._child: tuple[subprocess.Popen[str], tuple[str, str]] | None = None
+        self._due: dict[tuple[str, str], bool] = {}  # and whether it was asked for
+        self._asked: deque[tuple[str, str]] = deque()  # by other threads
+        self._child: tuple[subprocess.Popen[str], tuple[str, str], bool] | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -58,6 +60,10 @@ class Trainer:
             self._thread.join()
         self._end_child()
 
+    def ask(self, op: str, target_key: str) -> None:
+        """Trains a model soon, whatever the newest has seen; any thread may ask."""
+        self._asked.append((op, target_key))
+
     def _loop(self) -> None:
         while not self._stopping.wait(self._poll_s):
             try:
@@ -70,6 +76,8 @@ class Trainer:
         with self._store.read() as connection:
             live = connection.scalar(sa.select(run.c.id).where(run.c.state.in_(LIVE)).limit(1))
             self._note_finished(connection)
+        while self._asked:
+            self._due[self._asked.popleft()] = True
         if live is not None:
             self._busy_at = time.monotonic()
             self._end_child()
@@ -78,14 +86,15 @@ class Trainer:
             if self._child[0].poll() is None:
                 return
             self._child = None
-        if not self._due or time.monotonic() - self._busy_at < self._quiet_s:
+        quiet = time.monotonic() - self._busy_at >= self._quiet_s
+        due = next((d for d, asked in self._due.items() if asked or quiet), None)
+        if due is None:
             return
-        op, target_key = next(iter(self._due))
-        del self._due[op, target_key]
+        asked = self._due.pop(due)
         with self._store.read() as connection:
-            wanted = _is_due(connection, op, target_key)
+            wanted = asked or _is_due(connection, *due)
         if wanted:
-            self._child = training.start(self._store, op, target_key), (op, target_key)
+            self._child = training.start(self._store, *due), due, asked
 
     def wait(self) -> None:
         """Until the training that was started is done."""
@@ -95,11 +104,11 @@ class Trainer:
     def _end_child(self) -> None:
         if self._child is None:
             return
-        child, asked = self._child
+        child, due, asked = self._child
         self._child = None
         if child.poll() is None:
             child.kill()
-            self._due[asked] = None
+            self._due[due] = asked
         child.wait()
 
     def _note_finished(self, connection: sa.Connection) -> None:
@@ -110,27 +119,19 @@ class Trainer:
             .join(run_task, run_task.c.run_id == run.c.id)
             .join(task, task.c.id == run_task.c.task_id)
             .join(workload, workload.c.id == task.c.workload_id)
-            .where(run.c.finished_at > self._seen_until, run.c.state == RunState.DONE.value)
+            .where(
+                run.c.finished_at > self._seen_until, run.c.state == RunState.DONE.value,
+                run.c.namespace == DEFAULT,
+            )
         ).all()
         for row in ended:
-            self._due[row.op, row.key] = None
+            self._due.setdefault((row.op, row.key), False)
             self._seen_until = max(self._seen_until, row.finished_at)
 
 
 def _is_due(connection: sa.Connection, op: str, target_key: str) -> bool:
     """Whether there are records enough for a model, and enough that the newest has not seen."""
-    ours = (workload.c.op == op, target.c.key == target_key)
-    found = connection.execute(
-        sa.select(
-            sa.func.count().label("records"),
-            sa.func.count(task.c.workload_id.distinct()).label("workloads"),
-        )
-        .select_from(record)
-        .join(task, task.c.id == record.c.task_id)
-        .join(workload, workload.c.id == task.c.workload_id)
-        .join(target, target.c.id == task.c.target_id)
-        .where(*ours, record.c.error.is_(None), standing())
-    ).one()
+    found = training.count(connection, op, target_key)
     seen = connection.scalar(
         sa.select(cost_model.c.records)
         .join(target, target.c.id == cost_model.c.target_id)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -24,10 +25,12 @@ import sqlalchemy as sa
 from service.best import standing
 from service.db import Store, now
 from service.errors import InvalidError, NotFoundError
+from service.features import Digits
 from service.models import cost_model, record, target, task, workload
-from service.predictor import Predictor, Ranking, Trials
+from service.namespace import DEFAULT
+from service.predictor import Floats, Predictor, Ranking, Trials
 from service.ranker import LEAST_ACCURACY
-from strategy.record import Phase, convert
+from strategy.record import Phase, convert, estimate
 from strategy.space import ConfigSpace
 from strategy.workload import Workload
 
@@ -39,7 +42,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """A model of the times of one operator on one target. `version` counts from 1.
 
     `accuracy` is the share of pairs of configurations, of workloads that were held out, that a model
-    trained on the other workloads ranks as they were measured.
+    trained on the other workloads ranks as they were measured; it may answer `predicted` where that is
+    at least `bar`.
     """
 
     id: int
@@ -54,11 +58,52 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     sigma_log: float
     train_s: float
     created_at: float
+    answers: bool
+    bar: float = LEAST_ACCURACY
 
-    @property
-    def answers(self) -> bool:
-        """Whether it may answer `predicted`."""
-        return self.accuracy >= LEAST_ACCURACY
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to train a model of an operator on a target from."""
+
+    op: str
+    target: str
+    records: int
+    workloads: int
+
+
+def count(connection: sa.Connection, op: str, target_key: str) -> Known:
+    """What is on record of an operator on a target."""
+    found = connection.execute(
+        sa.select(
+            sa.func.count().label("records"),
+            sa.func.count(task.c.workload_id.distinct()).label("workloads"),
+        )
+        .select_from(record)
+        .join(task, task.c.id == record.c.task_id)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .join(target, target.c.id == task.c.target_id)
+        .where(
+            workload.c.op == op, target.c.key == target_key, record.c.error.is_(None), standing()
+        )
+    ).one()
+    return Known(op=op, target=target_key, records=found.records, workloads=found.workloads)
+
+
+def known(connection: sa.Connection, op: str, target_key: str) -> Known:
+    """What a model would rest on; raises as `train` does where that is too little."""
+    if connection.scalar(sa.select(target.c.id).where(target.c.key == target_key)) is None:
+        raise NotFoundError(f"target {target_key}: there are no records of it")
+    found = count(connection, op, target_key)
+    _check(op, target_key, found.workloads)
+    return found
+
+
+def _check(op: str, target_key: str, workloads: int) -> None:
+    if workloads < LEAST_WORKLOADS:
+        raise InvalidError(
+            f"{op} on {target_key}: {workloads} workloads on record, at least {LEAST_WORKLOADS} are "
+            "needed: tune more shapes"
+        )
 
 
 def train(store: Store, op: str, target_key: str) -> Model:
@@ -73,19 +118,19 @@ def train(store: Store, op: str, target_key: str) -> Model:
         target_id = connection.scalar(sa.select(target.c.id).where(target.c.key == target_key))
         if target_id is None:
             raise NotFoundError(f"target {target_key}: there are no records of it")
-        trials = list(_read(connection, op, target_id))
-    keys = sorted(
-        {t.workload.key for t in trials}, key=lambda k: hashlib.sha256(k.encode()).digest()
-    )
-    if len(keys) < LEAST_WORKLOADS:
-        raise InvalidError(
-            f"{op} on {target_key}: {len(keys)} workloads on record, at least {LEAST_WORKLOADS} are "
-            "needed: tune more shapes"
+        tasks = _tasks(connection, op, target_id)
+        found = dict(_read(connection, op, target_id, tasks))
+        trials = list(found.values())
+        keys = sorted(
+            {t.workload.key for t in trials}, key=lambda k: hashlib.sha256(k.encode()).digest()
         )
-    held = set(keys[: max(1, round(HELD_OUT * len(keys)))])
-    known = [t for t in trials if t.workload.key not in held]
-    ranking = Predictor.fit(known).rank([t for t in trials if t.workload.key in held])
-    del known
+        _check(op, target_key, len(keys))
+        held = set(keys[: max(1, round(HELD_OUT * len(keys)))])
+        held_out = [
+            _read_with_doubt(connection, tasks[i]) for i, t in found.items() if t.workload.key in held
+        ]
+    tested = Predictor.fit([t for t in trials if t.workload.key not in held])
+    ranking = tested.rank(held_out)
     # What answers has seen all of them.
     columns, trees = Predictor.fit(trials).dump()
     values = {
@@ -110,36 +155,74 @@ def _ranked(ranking: Ranking) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _read(connection: sa.Connection, op: str, target_id: int) -> Iterator[Trials]:
-    """What ran of an operator on a target, of the newest version of each implementation's code."""
+_RAN = (record.c.error.is_(None), record.c.phase != Phase.REFERENCE.value, standing())
+
+
+def _tasks(connection: sa.Connection, op: str, target_id: int) -> dict[int, Any]:
+    """The tasks of an operator on a target, of the newest version of each implementation's code."""
     tasks = connection.execute(
         sa.select(*task.c["id", "implementation", "version", "space"], workload.c.body)
         .join(workload, workload.c.id == task.c.workload_id)
-        .where(workload.c.op == op, task.c.target_id == target_id)
+        .where(
+            workload.c.op == op, task.c.target_id == target_id, task.c.namespace == DEFAULT
+        )
         .order_by(task.c.id)
     ).all()
     newest = {t.implementation: _code(t.version) for t in tasks}
-    current = {t.id: t for t in tasks if _code(t.version) == newest[t.implementation]}
+    return {t.id: t for t in tasks if _code(t.version) == newest[t.implementation]}
+
+
+def _read(
+    connection: sa.Connection, op: str, target_id: int, tasks: Mapping[int, Any]
+) -> Iterator[tuple[int, Trials]]:
+    """What ran of these tasks, by their ids."""
+    ours = (
+        sa.select(task.c.id)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .where(
+            workload.c.op == op, task.c.target_id == target_id, task.c.namespace == DEFAULT
+        )
+    )
     rows = connection.execution_options(yield_per=20_000).execute(
         sa.select(record.c.task_id, record.c.config, record.c.median_s)
-        .where(
-            record.c.task_id.in_(sa.select(task.c.id).join(workload, workload.c.id == task.c.workload_id)
-                                 .where(workload.c.op == op, task.c.target_id == target_id)),
-            record.c.error.is_(None), record.c.phase != Phase.REFERENCE.value, standing(),
-        )
+        .where(record.c.task_id.in_(ours), *_RAN)
         .order_by(record.c.task_id)
-    )  # fmt: skip
+    )
     for task_id, group in groupby(rows, key=lambda r: r[0]):
-        found = current.get(task_id)
-        if found is None:
-            continue
-        asked = convert(found.body, Workload)
-        if not all(i.tensor.is_constant for i in asked.inputs):
-            continue
-        space = None if found.space is None else convert(found.space, ConfigSpace)
-        digits, log_s = _digits(space, group)
-        if len(log_s):
-            yield Trials(asked, found.implementation, space, digits, log_s)
+        if task_id in tasks:
+            trials = _trials(tasks[task_id], ((r[1], r[2], 0.0) for r in group))
+            if trials is not None:
+                yield task_id, trials
+
+
+def _read_with_doubt(connection: sa.Connection, one: Any) -> Trials:
+    """What ran of a task that is known to have something, with the intervals of its times."""
+    rows = connection.execute(
+        sa.select(*record.c["config", "median_s", "samples_s"]).where(
+            record.c.task_id == one.id, *_RAN
+        )
+    )
+    trials = _trials(one, ((r.config, r.median_s, _doubt(r.samples_s)) for r in rows))
+    assert trials is not None
+    return trials
+
+
+def _doubt(samples_s: Sequence[float]) -> float:
+    """Half the width of the interval of a median, as a difference of logarithms."""
+    if not samples_s:
+        return 0.0
+    found = estimate(samples_s)
+    return math.log(found.high_s / found.low_s) / 2
+
+
+def _trials(one: Any, rows: Iterable[tuple[Any, float, float]]) -> Trials | None:
+    """Records of a task, as configuration, seconds and doubt; None where there is nothing to learn."""
+    asked = convert(one.body, Workload)
+    if not all(i.tensor.is_constant for i in asked.inputs):
+        return None
+    space = None if one.space is None else convert(one.space, ConfigSpace)
+    digits, log_s, doubt = _digits(space, rows)
+    return Trials(asked, one.implementation, space, digits, log_s, doubt) if len(log_s) else None
 
 
 def _code(version: str) -> str:
@@ -147,34 +230,41 @@ def _code(version: str) -> str:
 
 
 def _digits(
-    space: ConfigSpace | None, rows: Iterator[Any]
-) -> tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.float64]]]:
-    """Configurations by their digits, and their log-seconds; what is not of the space is left out."""
+    space: ConfigSpace | None, rows: Iterable[tuple[Any, float, float]]
+) -> tuple[Digits, Floats, Floats]:
+    """Configurations by their digits, their log-seconds and doubts; what is not of the space is left out."""
     knobs = () if space is None else space.knobs
     places = [(k.name, {_plain(v): i for i, v in enumerate(k.values)}) for k in knobs]
     digits: list[list[int]] = []
-    seconds: list[float] = []
-    for _, config, median_s in rows:
+    times: list[tuple[float, float]] = []
+    for config, median_s, doubt in rows:
         if len(config) != len(knobs):
             continue
         try:
             digits.append([place[_plain(config[name])] for name, place in places])
         except KeyError:
             continue
-        seconds.append(median_s)
+        times.append((median_s, doubt))
+    seconds, doubts = np.array(times, dtype=np.float64).reshape(len(times), 2).T
     return (
-        np.array(digits, dtype=np.int32).reshape(len(digits), len(knobs)),
-        np.log(np.array(seconds, dtype=np.float64)),
-    )
+        np.array(digits, dtype=np.int32).reshape(len(digits), len(knobs)), np.log(seconds), doubts,
+    )  # fmt: skip
 
 
 def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def find(connection: sa.Connection) -> list[Model]:
-    """All models, the newest first."""
-    return [_model(row) for row in connection.execute(_models().order_by(cost_model.c.id.desc()))]
+def find(
+    connection: sa.Connection, *, op: str | None = None, target_key: str | None = None
+) -> list[Model]:
+    """All models, or those of an operator or a target, the newest first."""
+    query = _models().order_by(cost_model.c.id.desc())
+    if op is not None:
+        query = query.where(cost_model.c.op == op)
+    if target_key is not None:
+        query = query.where(target.c.key == target_key)
+    return [_model(row) for row in connection.execute(query)]
 
 
 def show(connection: sa.Connection, model_id: int) -> Model:
@@ -193,7 +283,7 @@ def _models() -> sa.Select[Any]:
 
 
 def _model(row: Any) -> Model:
-    return Model(**row._mapping)
+    return Model(answers=row.accuracy >= LEAST_ACCURACY, **row._mapping)
 
 
 def start(store: Store, op: str, target_key: str, *, piped: bool = False) -> subprocess.Popen[str]:

@@ -217,6 +217,7 @@ class Tuner:
             first = budget.share(arms, part)
             if arms[chosen].trials < first:
                 room = min(room, first - arms[chosen].trials)
+            tuning_run.teach(self.store, tuning, t)
             configs = t.search.ask(min(self.settings.batch, room))
             least = tuning.request.until_gain
             if least and budget.settled(t.arm(lead_s), t.earlier_best_s, lead_s, least):

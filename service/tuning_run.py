@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from service import budget, catalogue, relative, runs
 from service.cost_model import CostModel
+from service.db import Store
 from service.models import (
     EntryState,
     JobState,
@@ -40,6 +41,7 @@ class TuningTask:
     best_s: float | None = None
     told: int = 0  # failures and configurations outside of the search included
     pending: int = 0
+    taught: int = 0  # records of the run's other workloads when its sources were looked up
     bests_s: list[float | None] = field(default_factory=list)  # the best after each told trial
 
     def arm(self, lead_s: float | None) -> budget.Arm:
@@ -130,6 +132,26 @@ def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
         run_id, request, row.target_id, -1 if policy_id is None else policy_id, tasks,
         jobs=enqueued or 0, reference_done=referenced is not None,
     )  # fmt: skip
+
+
+def teach(store: Store, tuning: TuningRun, t: TuningTask) -> None:
+    """Lets a search see what the run has measured of its other workloads, as records of elsewhere.
+
+    They are looked up again whenever there are twice as many: what few more say is not worth it.
+    """
+    others = sum(
+        o.told
+        for o in tuning.tasks
+        if o.implementation == t.implementation and o.workload_id != t.workload_id
+    )
+    if t.search is None or tuning.request.tuner != "model":
+        return
+    if others < max(relative.LEAST_RECORDS, 2 * t.taught):
+        return
+    t.taught = others
+    counted = runs.trials_of(tuning.id, tuning.request, tuning.policy_id)
+    with store.read() as connection:
+        t.search.teach(relative.find_sources(connection, t.id, counted))
 
 
 def absorb(connection: sa.Connection, tuning: TuningRun) -> None:

@@ -2,54 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+import math
+from typing import Annotated, Any
 
 import typer
 
 from plevel.cli import option
-from plevel.cli.error import CommandError
-
-if TYPE_CHECKING:
-    from service.db import Store
-    from service.training import Model
 
 app = typer.Typer(help="Models of times, trained from a database's records.", no_args_is_help=True)
 
 
 @app.command("list")
-def list_models(database: option.Database = None, as_json: option.AsJson = False) -> None:
+def list_models(
+    url: option.Url = None, database: option.Database = None, as_json: option.AsJson = False
+) -> None:
     """List the models, the newest first.
 
     Example: plevel model list
     """
     from plevel.cli.output import make_console, make_table, print_json, show_ago
+    from plevel.direct import connect
 
-    with _opened(database) as store:
-        from service import training
-
-        with store.read() as connection:
-            found = training.find(connection)
+    place = option.locate(url, database)
+    with connect(place.url, place.database) as service:
+        found = service.models()
     if as_json:
         print_json(found)
         return
     rows = [
-        (str(m.id), m.op, m.target, str(m.version), str(m.records), str(m.workloads),
-         f"{m.accuracy:.3f}", "yes" if m.answers else "no", show_ago(m.created_at))
+        (str(m["id"]), m["op"], m["target"], str(m["version"]), str(m["records"]), str(m["workloads"]),
+         f"{m['accuracy']:.3f}", "yes" if m["answers"] else "no", show_ago(m["created_at"]))
         for m in found
     ]  # fmt: skip
     columns = (
-        "model",
-        "op",
-        "target",
-        "version",
-        "records",
-        "workloads",
-        "accuracy",
-        "answers",
-        "trained",
-    )
+        "model", "op", "target", "version", "records", "workloads", "accuracy", "answers", "trained",
+    )  # fmt: skip
     right = ("model", "version", "records", "workloads", "accuracy")
     make_console().print(make_table(columns, rows, right=right) if rows else "no models yet")
 
@@ -59,23 +46,38 @@ def train(
     op: option.Op,
     target: option.TargetSpec = "cpu",
     threads: option.Threads = None,
+    url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
     """Train a model of an operator on a target from all records of it, in a process of its own.
 
+    A service does it once no run is live, and this command does not wait for that.
+
     Example: plevel model train dense --target cpu
     """
-    where = option.read_target(target, threads)
-    with _opened(database) as store:
-        from service import training
+    from plevel.cli.output import print_json
+    from plevel.direct import connect
 
-        _show(training.train_apart(store, op, where.key), as_json=as_json)
+    where = option.read_target(target, threads)
+    place = option.locate(url, database)
+    with connect(place.url, place.database) as service:
+        found = service.train_model(op, where)
+    if as_json:
+        print_json(found)
+    elif "version" in found:
+        _show(found)
+    else:
+        print(
+            f"{op} on {found['target']}: a model of {found['records']} records of {found['workloads']} "
+            f"workloads is trained once no run is live; 'plevel model list{place.option}' shows it then"
+        )
 
 
 @app.command()
 def show(
     model: Annotated[int, typer.Argument(metavar="MODEL", help="Its number, as `list` has it.")],
+    url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
@@ -83,39 +85,28 @@ def show(
 
     Example: plevel model show 3
     """
-    with _opened(database) as store:
-        from service import training
-
-        with store.read() as connection:
-            found = training.show(connection, model)
-    _show(found, as_json=as_json)
-
-
-def _show(model: Model, *, as_json: bool) -> None:
     from plevel.cli.output import print_json
-    from service.ranker import LEAST_ACCURACY
+    from plevel.direct import connect
 
+    place = option.locate(url, database)
+    with connect(place.url, place.database) as service:
+        found = service.model(model)
     if as_json:
-        print_json(model)
-        return
-    print(f"model      {model.id}: version {model.version} of {model.op} on {model.target}")
+        print_json(found)
+    else:
+        _show(found)
+
+
+def _show(model: dict[str, Any]) -> None:
+    print(f"model      {model['id']}: version {model['version']} of {model['op']} on {model['target']}")
     print(
-        f"trained    on {model.records} records of {model.workloads} workloads, in {model.train_s:.1f} s"
+        f"trained    on {model['records']} records of {model['workloads']} workloads, "
+        f"in {model['train_s']:.1f} s"
     )
     print(
-        f"accuracy   {model.accuracy:.3f} of {model.pairs} pairs of {model.held_out} held-out workloads are "
-        f"in the measured order; predictions are off by a factor of {2.718281828**model.sigma_log:.2f} (one sigma)"
+        f"accuracy   {model['accuracy']:.3f} of {model['pairs']} pairs of {model['held_out']} held-out "
+        f"workloads are in the measured order; predictions are off by a factor of "
+        f"{math.exp(model['sigma_log']):.2f} (one sigma)"
     )
-    said = "it answers" if model.answers else "it does not answer"
-    print(f"predicted  {said}: the bar is {LEAST_ACCURACY}")
-
-
-@contextmanager
-def _opened(database: str | None) -> Generator[Store, None, None]:
-    from plevel.direct import open_store
-
-    where = option.locate_database(database)
-    with open_store(where) as store:
-        if store is None:
-            raise CommandError(f"--database: nothing is at {where} yet: tune something first")
-        yield store
+    said = "it answers" if model["answers"] else "it does not answer"
+    print(f"predicted  {said}: the bar is {model['bar']}")

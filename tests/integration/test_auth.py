@@ -70,6 +70,7 @@ READ_BY_POST = {
 ADMIN = {
     ("GET", "/v1/tokens"), ("POST", "/v1/tokens"), ("DELETE", "/v1/tokens/1"), ("GET", "/v1/audit"),
     ("POST", "/v1/pauses"), ("DELETE", "/v1/pauses/1"), ("POST", "/v1/devices:rename"),
+    ("POST", "/v1/models"),
 }  # fmt: skip
 
 

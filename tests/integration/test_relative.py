@@ -136,3 +136,19 @@ def test_a_run_begins_where_another_shape_or_target_was_fast(
     first = farm.jobs[farm.phases.index(Phase.SEARCH)][0]
     optimum = min(seconds(FAST.implementation, c) for c in configs(144))
     assert seconds(FAST.implementation, first.config) <= 1.03 * optimum
+
+
+def test_the_workloads_of_a_run_learn_from_each_other(store: Store, url: str) -> None:
+    """The formula is the same for all: the third begins when the first has been measured."""
+    farm = Farm(store, url, InlineModel())
+    layers = [RunWorkload(workload=shape(m, 64), candidates=(FAST,)) for m in (64, 96, 128)]
+    farm.go(farm.ask(RunRequest(workloads=tuple(layers), target=TARGET, trials=48)).id)
+    begun: dict[int, list[Config]] = {}
+    for entries in farm.jobs:
+        begun.setdefault(entries[0].task_id, [e.config for e in entries])
+    first, second, third = begun.values()
+    assert FAST.space is not None
+    # What knows nothing begins with the fallback, what knows something with what it expects to be fast.
+    assert first[0] == second[0] == third[-1] == FAST.space.fallback
+    times = [[seconds(FAST.implementation, c) for c in batch[1:-1]] for batch in (first, third)]
+    assert sum(times[1]) < sum(times[0])

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
+import time
 from collections.abc import Sequence
 
 import msgspec
 import pytest
 import sqlalchemy as sa
+from typer.testing import CliRunner
 
+from plevel.cli.main import app
+from plevel.client import Client, ServiceError
 from service import runs, training
 from service.db import Store
 from service.errors import InvalidError, NotFoundError
 from service.evidence import RecordDatabase
-from service.models import cost_model, run
+from service.models import audit, cost_model, run
 from service.ranker import LEAST_ACCURACY, ModelRanker
 from service.trainer import Trainer
 from strategy.op_strategy import Candidate
@@ -24,6 +26,7 @@ from strategy.record import JobEntry, Result, RunRequest, RunState, RunWorkload
 from strategy.select import Reason, Selection, select
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.workload import Input, Workload
+from tests.integration.process import DEADLINE_S, Start
 from tests.integration.scene import OTHER_TARGET, TARGET, Scene
 
 SPACE = ConfigSpace(
@@ -180,14 +183,9 @@ def test_training_gives_way_to_a_run_and_comes_back(store: Store) -> None:
 
 
 def plevel(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "plevel", *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    return done.stdout
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def test_the_command_line_trains_lists_and_shows(store: Store, url: str) -> None:
@@ -201,6 +199,40 @@ def test_the_command_line_trains_lists_and_shows(store: Store, url: str) -> None
     shown = plevel("model", "show", str(trained["id"]), *place)
     assert f"version 1 of filter on {TARGET.key}" in shown
     assert "the bar is 0.85" in shown
+
+
+def test_a_service_trains_what_it_is_asked_for(store: Store, url: str, start: Start) -> None:
+    measure(store, SHAPES[:5])
+    finish_runs(store)
+    service = start(url, PLEVEL_POLL_S="0.05")
+    place, target = ("--url", service.url), ("--target", "llvm -mcpu=znver4 -num-cores=2")
+    with Client(service.url) as client:
+        assert client.models() == []
+        asked = json.loads(plevel("model", "train", "filter", *target, "--json", *place))
+        assert asked == {
+            "op": "filter", "target": TARGET.key, "workloads": 5, "records": 5 * 2 * len(list(SPACE)),
+        }  # fmt: skip
+        give_up = time.monotonic() + DEADLINE_S
+        while not (models := client.models()):
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
+        assert client.model(models[0]["id"]) == models[0]
+        assert models[0]["records"] == asked["records"]
+        # Nothing is new, and it is trained all the same.
+        assert "once no run is live" in plevel("model", "train", "filter", *target, *place)
+        while len(client.models()) < 2:
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
+        assert service.http.get("/v1/models", params={"op": "dense"}).json() == {"models": []}
+        with pytest.raises(ServiceError, match="0 workloads on record"):
+            client.train_model("dense", TARGET)
+        with pytest.raises(ServiceError, match="there are no records of it"):
+            client.train_model("filter", OTHER_TARGET)
+        with pytest.raises(ServiceError, match="model 99 does not exist"):
+            client.model(99)
+    with store.read() as c:
+        assert c.scalars(sa.select(audit.c.action)).all() == ["model.train", "model.train"]
+    assert "version" in plevel("model", "show", str(models[0]["id"]), *place)
 
 
 def test_too_few_workloads_are_refused(store: Store) -> None:

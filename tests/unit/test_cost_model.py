@@ -130,7 +130,7 @@ def test_a_prior_learnt_from_records_predicts_them() -> None:
     digits = grid(200)
     log_s = log_seconds(digits)
     log_s[digits[:, 1] > 12] = np.nan
-    records = Records(EMBEDDING.groups, EMBEDDING.reach, EMBEDDING.place(digits), log_s, 0)
+    records = Records(EMBEDDING.groups, EMBEDDING.reach, EMBEDDING.place(digits), log_s, 0, 500)
     prior = InlineModel().learn(records)
     assert prior is not None
     other = grid(300, seed=8)
@@ -143,7 +143,7 @@ def test_a_prior_learnt_from_records_predicts_them() -> None:
 
 def test_too_few_records_are_no_prior() -> None:
     places: Places = EMBEDDING.place(grid(4))
-    assert InlineModel().learn(Records(EMBEDDING.groups, EMBEDDING.reach, places, np.zeros(4), 0)) is None
+    assert InlineModel().learn(Records(EMBEDDING.groups, EMBEDDING.reach, places, np.zeros(4), 0, 500)) is None
 
 
 def test_expected_improvement_is_the_integral() -> None:
@@ -158,7 +158,7 @@ def test_expected_improvement_is_the_integral() -> None:
 def test_the_child_gives_the_same_answers() -> None:
     digits, pool = grid(60), grid(100, seed=5)
     asked = request(digits, log_seconds(digits), pool)
-    records = Records(EMBEDDING.groups, EMBEDDING.reach, asked.places, asked.log_s, 0)
+    records = Records(EMBEDDING.groups, EMBEDDING.reach, asked.places, asked.log_s, 0, 500)
     with ChildModel() as child:
         answers = [child.propose(asked) for _ in range(2)]
         assert answers[0].rows.tolist() == answers[1].rows.tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from service.predictor import Predictor, Trials
+from service.predictor import CHUNK, Predictor, Trials
 from strategy.space import ConfigSpace, Knob, knob
 from strategy.workload import Input, Workload
 
@@ -60,6 +60,27 @@ def test_times_of_two_implementations_compare(predictor: Predictor) -> None:
 def test_a_ranking_upside_down_counts_as_wrong(predictor: Predictor) -> None:
     found = trials(*SHAPES[-1])
     assert predictor.rank([found._replace(log_s=-found.log_s)]).accuracy < 0.1
+
+
+def test_pairs_whose_intervals_overlap_do_not_count(predictor: Predictor) -> None:
+    found = trials(*SHAPES[-1])
+    wrong = found._replace(log_s=-found.log_s)
+    none = np.zeros(len(found.log_s))
+    assert predictor.rank([wrong._replace(doubt=none)]) == predictor.rank([wrong])
+    # Where times are known to be off by some, nobody knows which of two that are close is faster.
+    rough = found._replace(log_s=found.log_s + np.random.default_rng(0).normal(0, 0.1, len(none)))
+    sure, unsure = predictor.rank([rough]), predictor.rank([rough._replace(doubt=none + 0.15)])
+    assert 0 < unsure.pairs < sure.pairs
+    assert unsure.accuracy > sure.accuracy
+    assert predictor.rank([found._replace(doubt=none + 100)]).pairs == 0
+
+
+def test_more_rows_than_are_made_at_a_time_are_the_same_rows(predictor: Predictor) -> None:
+    found = trials(*SHAPES[-1])
+    asked = (found.workload, found.implementation, found.space)
+    many = np.tile(found.digits, (2 * CHUNK // len(found.digits) + 1, 1))
+    predicted = predictor.predict(*asked, many).reshape(-1, len(found.digits))
+    assert (predicted == predictor.predict(*asked, found.digits)).all()
 
 
 def test_what_was_dumped_predicts_the_same(predictor: Predictor) -> None:

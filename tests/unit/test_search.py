@@ -255,6 +255,14 @@ def test_records_of_elsewhere_say_where_to_look() -> None:
     assert statistics.median(warm) < statistics.median(cold)
 
 
+def test_a_search_is_taught_under_way() -> None:
+    search = Search(BOWL, 1, InlineModel())
+    tune(search, 8)
+    search.teach([source(bowl_s)])
+    best = min(bowl_s(c) or math.inf for c in search.ask(8))
+    assert best < 1.2 * min(t for c in BOWL if (t := bowl_s(c)) is not None)
+
+
 def test_misleading_records_cost_little() -> None:
     def upside_down(config: Config) -> float | None:
         seconds = bowl_s(config)

@@ -1,0 +1,77 @@
+"""Models of times: which there are, how well they rank, and training another."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Response
+
+from service import audit, training
+from service.api.wire import body_of, describe, reply
+from service.auth import Who
+from service.context import Context, context_of
+from service.errors import InvalidError
+from strategy.record import Name
+from strategy.target import Target
+
+router = APIRouter(prefix="/v1", tags=["models"])
+Ctx = Annotated[Context, Depends(context_of)]
+
+
+class Models(msgspec.Struct, frozen=True, kw_only=True):
+    """Models of times, the newest first."""
+
+    models: tuple[training.Model, ...]
+
+
+class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks for a model of an operator on a target."""
+
+    op: Name
+    target: Target
+
+
+@router.get(
+    "/models",
+    **describe(
+        "List the models of times", gives=Models, errors=(422,),
+        note="A model predicts the times of an operator on a target. `accuracy` is the share of pairs of "
+        "configurations, of workloads that were held out, that it puts in the measured order; the newest of "
+        "an operator and target answers a selection as `predicted` where that is at least `bar`. `target` "
+        "is a target's key.",
+    ),
+)  # fmt: skip
+def list_models(context: Ctx, op: str | None = None, target: str | None = None) -> Response:
+    with context.store.read() as connection:
+        found = training.find(connection, op=op, target_key=target)
+    return reply(Models(models=tuple(found)))
+
+
+@router.get(
+    "/models/{model_id}",
+    **describe("What a model rests on, and how well it ranks", gives=training.Model, errors=(404,)),
+)
+def show_model(context: Ctx, model_id: int) -> Response:
+    with context.store.read() as connection:
+        return reply(training.show(connection, model_id))
+
+
+@router.post(
+    "/models",
+    **describe(
+        "Train a model", takes=TrainingRequest, gives=training.Known, status=202, errors=(404,),
+        note="From all records of the operator on the target, in a process of its own, once no run is "
+        "live. It is in the list when it is done; what it will rest on is the answer.",
+    ),
+)  # fmt: skip
+def train(
+    context: Ctx, who: Who, body: Annotated[TrainingRequest, body_of(TrainingRequest)]
+) -> Response:
+    if context.trainer is None:
+        raise InvalidError("this service trains nothing (PLEVEL_TUNE is off): ask one that tunes")
+    with context.store.write() as connection:
+        known = training.known(connection, body.op, body.target.key)
+        audit.note(connection, who, "model.train", op=body.op, target=body.target.key)
+    context.trainer.ask(body.op, body.target.key)
+    return reply(known, 202)
