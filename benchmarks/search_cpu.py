@@ -1,0 +1,274 @@
+"""Trials to the best of three spaces of this host's CPU, beside other tuners' ways; and warm starts.
+
+    python benchmarks/search_cpu.py                        replays benchmarks/data/search_cpu.json.gz
+    python benchmarks/search_cpu.py --warm                 the same spaces, with records of elsewhere
+    python benchmarks/search_cpu.py --record --seconds 380 times what is missing, and writes that file
+
+The spaces are whole: every valid configuration of dense, conv2d and softmax at one shape was timed, with
+one thread. The search is replayed on them in batches of 8, and beside it chance, AutoTVM's tuner and
+MetaSchedule's evolution (`peer_search.py`) in plans of 64, as they do it. These are their strategies on our
+space: what MetaSchedule reaches in a space of its own is another question (`dense_cpu.py --metaschedule`).
+
+Warm: for dense, records of six other shapes, each from a search of 64 trials; for all three, 300
+configurations at random of the same workload with AVX2 in place of what this host has. What it costs to
+record: half an hour of one core. The least of five interleaved bursts counts, so other programs may run.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from peer_search import AutoTVM, Chance, MetaSchedule, Table, Tuner
+from recording import DATA, Digits, Key, Log, Recording, Task, or_nan, pack, record, unpack
+
+FILE = DATA / "search_cpu.json.gz"
+NAMES = ("dense 37×64×512", "conv2d 32→64@28,3×3", "softmax 8×8192")
+TRIALS = 400
+BATCH = 8
+WITHIN = (1.10, 1.05)
+AT = (32, 64, 128)
+OTHER = "llvm -mcpu=x86-64-v3"
+OTHER_RECORDS = 300
+SEVENTH = (37, 64, 512)
+SIX = [(16, 64, 256), (32, 128, 512), (64, 64, 256), (24, 96, 384), (48, 32, 512), (100, 64, 1024)]
+SIX_TRIALS = 64
+
+
+def dense(m: int, n: int, k: int, target: Any) -> Task:
+    from strategy.workload import Workload
+
+    types = {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"}
+    return Task(Workload.make("dense", types, constants=["weight"]), target, "dense_pack.cpu")
+
+
+def conv2d(channels: int, out_channels: int, size: int, target: Any) -> Task:
+    from strategy.workload import Workload
+
+    types = {"data": f"float32[1,{channels},{size},{size}]", "weight": f"float32[{out_channels},{channels},3,3]"}
+    workload = Workload.make("conv2d", types, {"padding": 1}, ["weight"])
+    return Task(workload, target, "conv2d_nchw_spatial_pack.cpu")
+
+
+def softmax(rows: int, extent: int, target: Any) -> Task:
+    from strategy.workload import Workload
+
+    return Task(Workload.make("softmax", {"data": f"float32[{rows},{extent}]"}), target, "softmax_row.cpu")
+
+
+def spaces(target: Any) -> dict[str, Task]:
+    tasks = dense(*SEVENTH, target), conv2d(32, 64, 28, target), softmax(8, 8192, target)
+    return dict(zip(NAMES, tasks, strict=True))
+
+
+def record_all(path: Path, seconds: float) -> bool:
+    """Times what the log lacks; writes the file once it is whole."""
+    from strategy.target import Target
+
+    here = Target.parse("cpu").with_threads(1)
+    other = Target.parse(OTHER).with_threads(1)
+    log, until = Log(path), time.monotonic() + seconds
+    found: dict[str, Recording] = {}
+    for name, task in spaces(here).items():
+        keys = _all(task)
+        random.Random(0).shuffle(keys)
+        if not record(log, task, keys, until):
+            return _missing(log, task, keys)
+        found[name] = log.recording(task)
+    for name, task in spaces(other).items():
+        keys = task.draw(OTHER_RECORDS, 0)
+        if not record(log, task, keys, until):
+            return _missing(log, task, keys)
+        found[f"{name} AVX2"] = log.recording(task)
+    for shape in SIX:
+        task = dense(*shape, here)
+        tuned = _tune(log, task, until)
+        if tuned is None:
+            return False
+        found[f"dense {'×'.join(map(str, shape))}"] = tuned
+    pack(FILE, found)
+    print(f"{FILE}: {FILE.stat().st_size / 1024:.0f} KiB")
+    return True
+
+
+def _missing(log: Log, task: Task, keys: Sequence[Key]) -> bool:
+    known = len(log.recording(task).seconds)
+    print(f"{task.name}: {known} of {len(keys)}; start it again for the rest")
+    return False
+
+
+def _all(task: Task) -> list[Key]:
+    from service.candidates import Candidates
+
+    assert task.space is not None
+    table = Candidates(task.space, np.random.default_rng(0)).table
+    assert table is not None
+    return [tuple(row) for row in table.tolist()]
+
+
+def _tune(log: Log, task: Task, until: float) -> Recording | None:
+    """A search of some trials, which goes on from what the log knows of it; None where time is up."""
+    tuner = Ours(task, 0)
+    done: list[Key] = []
+    while len(done) < SIX_TRIALS:
+        keys = tuner.ask(BATCH)
+        if not record(log, task, keys, until):
+            return None
+        known = log.recording(task).seconds
+        tuner.tell(keys, [or_nan(known[k]) for k in keys])
+        done += keys
+    whole = log.recording(task)
+    return Recording(task, {k: whole.seconds[k] for k in done}, whole.doubt)
+
+
+class Ours:
+    """plevel's search, as the service drives it."""
+
+    def __init__(self, task: Task, seed: int, sources: Sequence[Recording] = ()) -> None:
+        from service.cost_model import InlineModel
+        from service.search import Search, Source
+
+        assert task.space is not None
+        self._task = task
+        told = [
+            Source([r.task.config(k) for k in r.seconds], list(r.seconds.values())) for r in sources
+        ]
+        self._search = Search(task.space, seed, InlineModel(), told)
+
+    def ask(self, n: int) -> list[Key]:
+        assert self._task.space is not None
+        return [self._task.space.digits(c) for c in self._search.ask(n)]
+
+    def tell(self, keys: Sequence[Key], seconds: Sequence[float]) -> None:
+        for key, s in zip(keys, seconds, strict=True):
+            self._search.tell(self._task.config(key), None if np.isnan(s) else s)
+
+
+class _Rows:
+    """A tuner of keys as one of rows."""
+
+    def __init__(self, tuner: Ours, keys: Sequence[Key]) -> None:
+        self._tuner, self._keys = tuner, keys
+        self._row = {key: i for i, key in enumerate(keys)}
+
+    def ask(self, n: int) -> list[int]:
+        return [self._row[key] for key in self._tuner.ask(n)]
+
+    def tell(self, rows: Sequence[int], seconds: Sequence[float]) -> None:
+        self._tuner.tell([self._keys[r] for r in rows], seconds)
+
+
+class Replay:
+    """A whole space, on which tuners are run."""
+
+    def __init__(self, recording: Recording) -> None:
+        from service.features import SpaceFeatures
+
+        assert recording.task.space is not None
+        self.recording = recording
+        self.keys = list(recording.seconds)
+        self.seconds = np.array([or_nan(t) for t in recording.seconds.values()])
+        digits: Digits = np.array(self.keys, dtype=np.int32)
+        self.table = Table(digits, SpaceFeatures(recording.task.space).matrix(digits))
+
+    def ours(self, seed: int, sources: Sequence[Recording] = ()) -> Tuner:
+        return _Rows(Ours(self.recording.task, seed, sources), self.keys)
+
+    def run(self, tuner: Tuner) -> list[float]:
+        """How the best so far compares with the best of all, after each trial."""
+        best, curve = np.inf, []
+        while len(curve) < TRIALS and (rows := tuner.ask(min(BATCH, TRIALS - len(curve)))):
+            seconds = self.seconds[rows].tolist()
+            tuner.tell(rows, seconds)
+            for s in seconds:
+                best = min(best, np.inf if np.isnan(s) else s)
+                curve.append(best / np.nanmin(self.seconds))
+        return curve
+
+
+def trials_to(curve: Sequence[float], ratio: float) -> float:
+    return next((i + 1 for i, x in enumerate(curve) if x <= ratio), np.inf)
+
+
+def show(name: str, curves: Sequence[Sequence[float]]) -> list[float]:
+    """A line of the table; the medians of the trials within each ratio."""
+    to = [statistics.median(trials_to(c, ratio) for c in curves) for ratio in WITHIN]
+    at = [statistics.median(c[min(n, len(c)) - 1] for c in curves) for n in AT]
+    counts = "".join(f"{'>' + str(TRIALS) if np.isinf(t) else f'{t:g}':>8}" for t in to)
+    print(f"  {name:34}{counts}" + "".join(f"{x:8.3f}" for x in at), flush=True)
+    return to
+
+
+def compare(found: dict[str, Recording], seeds: int, only: str) -> None:
+    for _, replay in _wanted(found, only):
+        ways: dict[str, Callable[[int], Tuner]] = {
+            "plevel": replay.ours,
+            "MetaSchedule's evolution": lambda s, r=replay: MetaSchedule(r.table, s),
+            "AutoTVM's XGBoost and annealing": lambda s, r=replay: AutoTVM(r.table, s),
+            "chance": lambda s, r=replay: Chance(r.table, s),
+        }
+        for way, make in ways.items():
+            show(way, [replay.run(make(seed)) for seed in range(seeds)])
+
+
+def compare_warm(found: dict[str, Recording], seeds: int, only: str) -> None:
+    six = [found[f"dense {'×'.join(map(str, shape))}"] for shape in SIX]
+    for name, replay in _wanted(found, only):
+        ways = {"cold": [], "from AVX2": [found[f"{name} AVX2"]]}
+        if name.startswith("dense"):
+            # The service takes up to four, the most alike first: those of least distance in doublings.
+            ways["from six other shapes"] = sorted(six, key=lambda r: _distance(r.task, replay.recording.task))
+        to = {
+            way: show(way, [replay.run(replay.ours(seed, sources)) for seed in range(seeds)])
+            for way, sources in ways.items()
+        }
+        for way in list(ways)[1:]:
+            print(f"  {way}: within 5 % in {to[way][1] / to['cold'][1]:.2f} of the trials of a cold start")
+
+
+def _wanted(found: dict[str, Recording], only: str) -> Any:
+    for name in (n for n in found if n in NAMES and only in n):
+        replay = Replay(found[name])
+        near = np.nanmean(replay.seconds <= 1.05 * np.nanmin(replay.seconds))
+        heads = "".join(f"{f'{r - 1:.0%}':>8}" for r in WITHIN) + "".join(f"{f'@{n}':>8}" for n in AT)
+        print(
+            f"{name}: {len(replay.keys)} configurations, {np.isnan(replay.seconds).sum()} of them fail, "
+            f"{near:.1%} within 5 % of the best ({np.nanmin(replay.seconds) * 1e6:.1f} µs; median "
+            f"{np.nanmedian(replay.seconds) * 1e6:.1f} µs)\n  {'trials to within, best after':34}{heads}"
+        )
+        yield name, replay
+
+
+def _distance(a: Task, b: Task) -> float:
+    shapes = [[d for i in t.workload.inputs for d in i.tensor.concrete_shape] for t in (a, b)]
+    return float(np.abs(np.log2(shapes[0]) - np.log2(shapes[1])).sum())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--seconds", type=float, default=3600, help="after which recording stops")
+    parser.add_argument("--log", type=Path, default=Path("build/search_cpu.jsonl"), help="of the recording")
+    parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--only", default="", help="spaces whose name contains this")
+    given = parser.parse_args()
+    if given.record:
+        return 0 if record_all(given.log, given.seconds) else 3
+    (compare_warm if given.warm else compare)(unpack(FILE), given.seeds, given.only)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
