@@ -479,6 +479,8 @@ cost_model = sa.Table(
     sa.Column("columns", sa.Text(), nullable=False),  # JSON: what each column of the features means
     sa.Column("trees", sa.LargeBinary(), nullable=False),  # XGBoost's own format
     sa.Column("digest", Digest, nullable=False),  # of the trees
+    # Predicted beside measured, and what it goes by (`service.evaluation`); NULL in those of before.
+    sa.Column("evaluation", Json, nullable=True),
     sa.UniqueConstraint("op", "target_id", "version"),
 )
 

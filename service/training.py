@@ -25,12 +25,13 @@ import sqlalchemy as sa
 from service.best import standing
 from service.db import Store, now
 from service.errors import InvalidError, NotFoundError
+from service.evaluation import evaluate
 from service.features import Digits
 from service.models import cost_model, record, target, task, workload
 from service.namespace import DEFAULT
 from service.predictor import Floats, Predictor, Ranking, Trials
 from service.ranker import LEAST_ACCURACY
-from strategy.record import Phase, convert, estimate
+from strategy.record import Phase, convert, estimate, to_json
 from strategy.space import ConfigSpace
 from strategy.workload import Workload
 
@@ -130,14 +131,14 @@ def train(store: Store, op: str, target_key: str) -> Model:
             _read_with_doubt(connection, tasks[i]) for i, t in found.items() if t.workload.key in held
         ]
     tested = Predictor.fit([t for t in trials if t.workload.key not in held])
-    ranking = tested.rank(held_out)
+    ranking, evaluation = tested.rank(held_out), evaluate(tested, held_out)
     # What answers has seen all of them.
     columns, trees = Predictor.fit(trials).dump()
     values = {
         "op": op, "target_id": target_id, "created_at": now(), "train_s": time.monotonic() - began,
         "records": sum(len(t.log_s) for t in trials), "workloads": len(keys),
         **_ranked(ranking), "columns": columns, "trees": trees,
-        "digest": hashlib.sha256(trees).hexdigest()[:32],
+        "digest": hashlib.sha256(trees).hexdigest()[:32], "evaluation": to_json(evaluation),
     }  # fmt: skip
     version = sa.select(sa.func.coalesce(sa.func.max(cost_model.c.version), 0) + 1).where(
         cost_model.c.op == op, cost_model.c.target_id == target_id
@@ -276,7 +277,8 @@ def show(connection: sa.Connection, model_id: int) -> Model:
 
 
 def _models() -> sa.Select[Any]:
-    columns = [c for c in cost_model.c if c.name not in ("target_id", "columns", "trees", "digest")]
+    large = ("target_id", "columns", "trees", "digest", "evaluation")
+    columns = [c for c in cost_model.c if c.name not in large]
     return sa.select(*columns, target.c.key.label("target")).join(
         target, target.c.id == cost_model.c.target_id
     )

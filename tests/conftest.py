@@ -10,7 +10,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -194,18 +195,29 @@ def postgres_server() -> Iterator[str]:
 _numbers = itertools.count(1)
 
 
-@pytest.fixture
-def postgres_url(postgres_server: str) -> Iterator[str]:
-    """The URL of an empty PostgreSQL database, dropped at the end."""
+@pytest.fixture(scope="session")
+def new_postgres(postgres_server: str) -> Callable[[], AbstractContextManager[str]]:
+    """What makes an empty PostgreSQL database and gives its URL; it is dropped at the end."""
     import psycopg
 
-    name = f"test_{os.getpid()}_{next(_numbers)}"
-    with psycopg.connect(
-        f"host={postgres_server} user=plevel dbname=postgres", autocommit=True
-    ) as admin:
-        admin.execute(f"CREATE DATABASE {name}")
-        yield f"postgresql+psycopg://plevel@/{name}?host={postgres_server}"
-        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    @contextmanager
+    def make() -> Iterator[str]:
+        name = f"test_{os.getpid()}_{next(_numbers)}"
+        with psycopg.connect(
+            f"host={postgres_server} user=plevel dbname=postgres", autocommit=True
+        ) as admin:
+            admin.execute(f"CREATE DATABASE {name}")
+            yield f"postgresql+psycopg://plevel@/{name}?host={postgres_server}"
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    return make
+
+
+@pytest.fixture
+def postgres_url(new_postgres: Callable[[], AbstractContextManager[str]]) -> Iterator[str]:
+    """The URL of an empty PostgreSQL database, dropped at the end."""
+    with new_postgres() as url:
+        yield url
 
 
 @pytest.fixture

@@ -32,15 +32,12 @@ def show(
         chosen = targets[0] if target is None else next((t for t in targets if t.id == target), None)
         if chosen is None:
             raise NotFoundError(f"target {target} has no tasks of this operator: choose one of the list")
-        ranked = query.judged(op, chosen.id)
+        judged = query.judge(connection, op, chosen.id)
         shapes = query.shapes(connection, op, chosen.id, (page - 1) * query.PAGE)
-        ids = [s.id for s in shapes[: query.PAGE]]
         values = {
-            "summary": query.summary(connection, ranked),
-            "cost": query.plevel_cost(connection, ranked),
-            "misjudged": query.misjudged(connection, ranked),
-            "cells": query.cells(connection, ranked, ids),
-        }
+            "summary": query.summarize(judged), "cost": query.plevel_cost(judged),
+            "mistakes": query.find_mistakes(connection, judged), "cells": judged,
+        }  # fmt: skip
     return render(
         "op.html", op=op, path=op_url(op), targets=targets, target=chosen, value=value, page=page,
         shapes=shapes[: query.PAGE], more=len(shapes) > query.PAGE,

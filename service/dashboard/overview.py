@@ -8,6 +8,7 @@ from service.dashboard.query import overview, run
 from service.dashboard.view import Ctx, render
 
 router = APIRouter(include_in_schema=False)
+LATEST = 6  # runs
 
 
 @router.get("/")
@@ -22,7 +23,7 @@ def show(context: Ctx, request: Request) -> Response:
             "queue": overview.queue(connection, alive_s),
             "failures": overview.failures(connection),
             "devices": overview.devices(connection, alive_s),
-            "runs": run.page(connection, None, None, None)[:6],
+            "runs": run.page(connection, None, None, None, LATEST)[:LATEST],
         }
     fragment = "hx-request" in request.headers
     return render("overview_live.html" if fragment else "overview.html", **values)

@@ -26,22 +26,24 @@ def list_records(
     implementation: str = "",
     phase: str = "",
     error: str = "",
+    message: Annotated[str, Query(max_length=200)] = "",
     before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> Response:
     wanted = query.Filter(
         run=_id("run", run), task=_id("task", task), device=_id("device", device), op=op or None,
         implementation=implementation or None, phase=_one_of("phase", phase, _PHASES),
-        error=_one_of("error", error, _ERRORS),
+        error=_one_of("error", error, _ERRORS), message=message or None,
     )  # fmt: skip
     with context.store.read() as connection:
         page = query.page(connection, wanted, before)
-    filters = {
-        "op": op, "implementation": implementation, "run": run, "task": task, "device": device,
-        "phase": phase, "error": error,
-    }  # fmt: skip
+        identity = None if wanted.device is None else query.identity(connection, wanted.device)
+    shared = {"op": op, "implementation": implementation, "phase": phase, "error": error}
+    filters = {**shared, "run": run, "task": task, "device": device, "message": message}
+    # The interface has its own words for the same, and does not search messages.
+    exported = None if message else {**shared, "run_id": run, "task_id": task, "device": identity}
     return render(
         "records.html", page=page, filters=filters, before=before, errors=_ERRORS, phases=_PHASES,
-        filtered=any(filters.values()),
+        filtered=any(filters.values()), exported=exported,
     )  # fmt: skip
 
 

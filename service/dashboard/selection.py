@@ -8,7 +8,7 @@ import msgspec
 import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
 
-from service import runs
+from service import candidate
 from service.dashboard.query import selection as query
 from service.dashboard.view import Ctx, render
 from service.dashboard.workload_text import parse_workload
@@ -69,7 +69,7 @@ def _answer(
     connection: sa.Connection, text: str, target_text: str, device: str | None,
     policy: Literal["plevel", "tvm"],
 ) -> Answer | DispatchTable:  # fmt: skip
-    workload = parse_workload(text)
+    workload = candidate.normal(parse_workload(text))
     target = query.find_target(connection, target_text) or Target.parse(target_text)
     if device is not None and not query.has_device(connection, device):
         raise InvalidError(f"device: {device!r:.80} is not on record: /devices lists those that are")
@@ -77,11 +77,16 @@ def _answer(
     offered: list[Candidate] | None = None
     if find_op(workload.op) is None:
         offered = query.candidates_on_record(connection, workload, target)
-    workload, known = runs.known_candidates(workload, target, offered, "workload")
+    known = candidate.gather(
+        database, workload, target, offered, foreign=policy == "tvm", field="workload"
+    )
     if not workload.is_constant:
         return dispatch(workload, target, database, device=device, offered=offered)
     measured = database.measured(workload, target, device)
-    found = select(workload, target, database, device=device, policy=policy, offered=known)
+    found = select(
+        workload, target, database, device=device, policy=policy, offered=known,
+        ranker=database.ranker,
+    )  # fmt: skip
     by_level = current([c for c in known if is_valid(c, workload)], measured)
     levels = [level for level in Level if by_level[level]]
     at = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -61,6 +62,11 @@ def show_ratio(ratio: float | None) -> str:
     return "–" if ratio is None else f"{ratio:.2f}×"
 
 
+def show_factor(sigma_log: float) -> str:
+    """A standard deviation of logarithms as the factor that it is."""
+    return f"{math.exp(sigma_log):.2f}×"
+
+
 def show_share(share: float) -> str:
     return f"{share:.1%}" if 0 < share < 0.1 else f"{share:.0%}"
 
@@ -91,6 +97,6 @@ def heat_class(ratio: float | None) -> str:
 FILTERS = {
     "time": show_time, "spread": show_spread, "duration": show_duration, "age": show_age,
     "instant": show_instant, "iso": show_iso, "count": show_count, "ratio": show_ratio,
-    "share": show_share, "config": show_config, "signature": show_signature, "heat": heat_class,
-    "pretty": show_json,
+    "share": show_share, "factor": show_factor, "config": show_config, "signature": show_signature,
+    "heat": heat_class, "pretty": show_json,
 }  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query, Response
 
 from service.dashboard.query import task as query
 from service.dashboard.view import MAX_ID, Ctx, render, reply
@@ -20,12 +20,15 @@ from strategy.workload import Workload
 router = APIRouter(prefix="/tasks", include_in_schema=False)
 TaskId = Annotated[int, Path(ge=1, le=MAX_ID)]
 By = Literal["all", "run", "device", "version"]
+Name = Annotated[str, Query(max_length=300)]
 
 
 @router.get("/{task_id}")
 def show(
-    context: Ctx, task_id: TaskId, by: By = "all", x: Literal["trials", "time"] = "trials"
-) -> Response:
+    context: Ctx, task_id: TaskId, by: By = "all", x: Literal["trials", "time"] = "trials",
+    first: Name = "", second: Name = "",
+) -> Response:  # fmt: skip
+    """The page. Of the curves `by` run, device or version, `first` and `second` are compared."""
     with context.store.read() as connection:
         row = query.head(connection, task_id)
         siblings = query.siblings(connection, row)
@@ -35,7 +38,8 @@ def show(
             "failures": query.failures(connection, task_id),
         }
     return render(
-        "task.html", task=row, by=by, x=x, now_version=_current_version(row, siblings),
+        "task.html", task=row, by=by, x=x, first=first, second=second,
+        now_version=_current_version(row, siblings),
         others=[s for s in siblings if s.implementation != row.implementation],
         versions=[s for s in siblings if s.implementation == row.implementation],
         knobs=_knobs(row.space, row.config), **values,

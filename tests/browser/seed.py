@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from service import fleet, queue, retry, runs
 from service.db import Store, now
-from service.models import best, device, event, job, record, run, task, worker
+from service.models import best, cost_model, device, event, job, record, run, task, worker
 from strategy.op_strategy import Candidate
 from strategy.record import (
     SEARCH_POLICY,
@@ -85,12 +85,6 @@ def seconds(workload: Workload, entry: JobEntry) -> float:
         wanted = _unit(f"{entry.implementation}{name}")
         shape *= 1 + (0.5 / (i + 1)) * abs(_unit(f"{name}{value}") - wanted)
     return (5e-6 + 2e-11 * work) * level * shape
-
-
-def spread_seconds(entry: JobEntry, workload_id: int) -> float:
-    """A cheaper formula of the same kind, for very many."""
-    level = 1e-4 * (1 + (workload_id * 7 + len(entry.implementation) * 3) % 11)
-    return level * (1 + sum(abs(int(v) - 5) for v in entry.config.values()) / 8)
 
 
 def result(workload: Workload, entry: JobEntry, rng: random.Random) -> Result:
@@ -209,6 +203,28 @@ class Farm:
             runs.finish(c, run_id, RunState.DONE, message, complete=True)
 
 
+def _add_models(c: sa.Connection) -> int:
+    """Three versions of a model and one of a hostile operator; the id of the newest with points."""
+    rng = random.Random(3)
+    measured = [10 ** rng.uniform(-6, -3) for _ in range(200)]
+    kept = {
+        "points": [[s, s * math.exp(rng.gauss(0, 0.2))] for s in measured],
+        "importance": [["knob rows", 0.5], ["into width 1", 0.03], [f"knob {SCRIPT}", 0.02], [IMAGE, 0.01]],
+    }
+    ids = []
+    for op, version, accuracy, evaluation in (
+        ("dense", 1, 0.61, None), ("dense", 2, 0.73, kept), ("dense", 3, 0.84, kept),
+        (HOSTILE_OP, 1, 0.95, {"points": [[1e-6, 1e-6]], "importance": []}),
+    ):  # fmt: skip
+        row = sa.insert(cost_model).values(
+            op=op, target_id=1, version=version, created_at=now() - 3600.0 / version, train_s=2.5,
+            records=5000 * version, workloads=24, held_out=5, pairs=90_000, accuracy=accuracy,
+            sigma_log=0.2, columns="[]", trees=b"", digest=f"{op}{version}"[:64], evaluation=evaluation,
+        )  # fmt: skip
+        ids.append(c.execute(row.returning(cost_model.c.id)).scalar_one())
+    return ids[2]
+
+
 def fill(store: Store, trials: int = 24) -> dict[str, int]:
     """Fills an empty store; returns the ids that tests ask for."""
     farm = Farm(store)
@@ -256,6 +272,7 @@ def fill(store: Store, trials: int = 24) -> dict[str, int]:
         first_device = c.scalar(
             sa.select(device.c.id).where(device.c.identity == farm.devices[0].identity)
         )
+        model = _add_models(c)
         failed = c.scalar(
             sa.select(sa.func.max(record.c.id))
             .where(record.c.run_id == hostile, record.c.error.is_not(None))
@@ -263,4 +280,5 @@ def fill(store: Store, trials: int = 24) -> dict[str, int]:
     return {
         "done": first, "hostile": hostile, "live": live, "task": tunable or 0, "stale": stale or 0,
         "hostile_task": hostile_task or 0, "failed_record": failed or 0, "device": first_device or 0,
+        "model": model,
     }  # fmt: skip

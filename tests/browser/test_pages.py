@@ -13,7 +13,7 @@ from tests.browser.visitor import WIDTHS, Site
 MAX_PAGE_BYTES = 300_000
 SYMBOLIC = "dense(data=float32[m,768],weight=float32[3072,768]:const)"
 CONCRETE = SYMBOLIC.replace("[m,", "[128,")
-EMPTY = ["/", "/runs", "/ops", "/select", "/devices", "/records"]
+EMPTY = ["/", "/runs", "/ops", "/select", "/devices", "/models", "/records"]
 
 
 def _select(workload: str, **more: str) -> str:
@@ -28,12 +28,18 @@ def _pages(ids: dict[str, int]) -> list[str]:
         f"/tasks/{ids['hostile_task']}", "/ops/dense", "/ops/dense?value=time",
         op_url(seed.HOSTILE_OP), _select(CONCRETE), _select(SYMBOLIC), _select(CONCRETE, policy="tvm"),
         _select(seed.HOSTILE.key), "/records?op=dense&error=any", f"/records/{ids['failed_record']}",
-        f"/devices/{ids['device']}",
+        f"/devices/{ids['device']}", *(f"/models/{ids['model'] + i}" for i in (-2, 0, 1)),
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+# Each width and each scheme; all four pairs with `--full`.
+LOOKS = [
+    (WIDTHS[0], "light"), (WIDTHS[1], "dark"),
+    *(pytest.param(*p, marks=pytest.mark.full) for p in ((WIDTHS[0], "dark"), (WIDTHS[1], "light"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_every_page_of_a_full_database(visit, seeded: Site, width: int, scheme: str) -> None:
     visitor = visit(seeded, width, scheme)
     found = {}
@@ -41,6 +47,7 @@ def test_every_page_of_a_full_database(visit, seeded: Site, width: int, scheme: 
         response = visitor.open(path)
         assert response.status == 200, path
         assert visitor.page.locator("h1").count() == 1, path
+        assert visitor.page.evaluate("window.shift") < 0.02, f"{path} moves while it loads"
         visitor.check()
         if violations := visitor.violations():
             found[path] = violations
@@ -58,28 +65,14 @@ def test_every_page_of_an_empty_database_says_what_to_do(visit, empty: Site, wid
         assert visitor.violations() == [], path
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_moves_while_a_page_loads(visit, seeded: Site, width: int) -> None:
-    visitor = visit(seeded, width)
-    visitor.page.add_init_script(
-        "window.shift = 0; new PerformanceObserver(list => list.getEntries().forEach(e => "
-        "{ if (!e.hadRecentInput) window.shift += e.value; }))"
-        ".observe({type: 'layout-shift', buffered: true});"
-    )
-    for path in ["/", f"/runs/{seeded.ids['live']}", f"/tasks/{seeded.ids['task']}", "/ops/dense"]:
-        visitor.open(path)
-        assert visitor.page.evaluate("window.shift") < 0.02, path
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["/tasks/999999", "/runs/999999", "/devices/999999", "/ops/nothing", "/nowhere", "/records?run=x"],
-)
-def test_an_error_is_a_page_that_leads_on(visit, seeded: Site, path: str) -> None:
+def test_an_error_is_a_page_that_leads_on(visit, seeded: Site) -> None:
     visitor = visit(seeded)
-    response = visitor.page.goto(seeded.url + path)
-    assert response.status in (404, 422)
-    assert visitor.page.locator(".notice").inner_text()
+    for path, status in (
+        ("/tasks/999999", 404), ("/runs/999999", 404), ("/devices/999999", 404), ("/models/999999", 404),
+        ("/ops/nothing", 404), ("/nowhere", 404), ("/records?run=x", 422),
+    ):  # fmt: skip
+        assert visitor.page.goto(seeded.url + path).status == status, path
+        assert visitor.page.locator(".notice").inner_text(), path
     assert visitor.violations() == []
     visitor.page.get_by_role("link", name="Operators").last.click()
     assert visitor.page.url.endswith("/ops")

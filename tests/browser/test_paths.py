@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import sqlalchemy as sa
@@ -11,6 +13,7 @@ import sqlalchemy as sa
 from service import runs
 from service.db import Store
 from service.models import run as run_table
+from service.models import run_task, task
 from strategy.record import RunState, RunWorkload
 from tests.browser import seed
 from tests.browser.conftest import serve
@@ -167,6 +170,11 @@ def test_records_are_filtered_and_paged_by_their_address(visit, seeded: Site) ->
     assert second
     assert max(second) < min(first)
     assert "error=any" in page.url
+    visitor.open("/records?message=" + quote("_onerror=window.hacked"))
+    assert "No record matches" in page.locator(".empty").inner_text()  # an underscore stands for itself
+    page.get_by_label("Message has").fill("onerror=window.hacked")
+    page.get_by_role("button", name="Filter").click()
+    assert page.locator("tbody .badge.error").count() == page.locator("tbody tr").count() > 0
     visitor.check()
 
 
@@ -212,3 +220,55 @@ def test_a_dropped_log_is_read_and_what_is_wrong_with_it_is_told(
         assert "versions.json was not read to its end" in page.locator(".notice.warn").inner_text()
         visitor.faults = [f for f in visitor.faults if "422" not in f]
         visitor.check()
+
+
+def test_a_model_leads_to_its_versions_and_what_it_goes_by(visit, seeded: Site) -> None:
+    visitor = visit(seeded)
+    page = visitor.page
+    visitor.open("/models")
+    page.get_by_role("link", name="version 3").click()
+    assert page.locator("h1").inner_text() == f"Model {seeded.ids['model']}"
+    assert page.locator("svg .dots").get_attribute("d").count("M") == 200
+    assert "knob rows" in page.get_by_label("Importance of features").inner_text()
+    page.get_by_role("link", name="version 1").click()
+    assert "version 3 is the newest" in page.locator(".notice").inner_text()
+    assert "plevel model train dense" in page.locator(".empty").inner_text()
+    visitor.check()
+
+
+def test_two_runs_of_a_task_are_compared_by_their_address(visit, seeded: Site, fresh_run) -> None:
+    run_id, farm = fresh_run
+    farm.search(run_id, 6)
+    again = farm.ask([RunWorkload(workload=seed.dense(64, 128, 96))], 40)
+    farm.search(again, 5)
+    with farm.store.read() as c:
+        which = c.scalar(
+            sa.select(sa.func.max(run_task.c.task_id))
+            .join(task, task.c.id == run_task.c.task_id)
+            .where(run_task.c.run_id == again, task.c.space.is_not(None))
+        )
+    visitor = visit(seeded)
+    page = visitor.page
+    visitor.open(f"/tasks/{which}?by=run")
+    told = page.get_by_label("What each curve came to").locator("tbody tr")
+    assert told.count() == 2
+    page.get_by_label("Compare").select_option(f"run {again}")
+    assert told.count() == 1
+    assert told.inner_text().startswith(f"run {again}\t")
+    assert "of 5" in told.inner_text()
+    visitor.open(page.url.removeprefix(seeded.url))
+    assert told.count() == 1
+    visitor.check()
+
+
+def test_what_is_filtered_is_exported(visit, seeded: Site) -> None:
+    visitor = visit(seeded)
+    page = visitor.page
+    visitor.open(f"/records?op=dense&error=any&device={seeded.ids['device']}")
+    with page.expect_download() as begun:
+        page.get_by_role("link", name="NDJSON").click()
+    lines = Path(begun.value.path()).read_text().splitlines()
+    found = [r for r in map(json.loads, lines) if r["kind"] == "record"]
+    assert found
+    assert all(r["error"] and r["task"]["workload"]["op"] == "dense" for r in found)
+    visitor.check()

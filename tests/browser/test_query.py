@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
 import sqlalchemy as sa
 
-from service import catalogue, migration, records, runs
+from service import backup, catalogue, migration, records, runs, training
 from service.dashboard.query import device as device_query
+from service.dashboard.query import model as model_query
 from service.dashboard.query import op as op_query
 from service.dashboard.query import record as record_query
 from service.dashboard.query import run as run_query
@@ -18,23 +21,28 @@ from service.dashboard.query import task as task_query
 from service.dashboard.view import op_url
 from service.db import Store
 from service.evidence import RecordDatabase
-from service.models import best, record, run_task, task, workload
+from service.models import best, cost_model, record, run_task, task, workload
 from strategy.record import Phase, convert
 from strategy.select import select
 from strategy.workload import Workload
 from tests.browser import seed
 from tests.browser.conftest import serve
+from tests.browser.visitor import Site
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def filled(request: pytest.FixtureRequest) -> Iterator[tuple[Store, str, dict[str, int]]]:
-    name = "sqlite_url" if request.param == "sqlite" else "postgres_url"
-    url: str = request.getfixturevalue(name)
-    migration.upgrade(url)
-    store = Store(url)
-    ids = seed.fill(store, trials=6)
-    yield store, url, ids
-    store.close()
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def filled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Store, str, dict[str, int]]]:
+    with contextlib.ExitStack() as stack:
+        url = f"sqlite:///{tmp_path_factory.mktemp('filled') / 'plevel.db'}"
+        if request.param == "postgresql":
+            url = stack.enter_context(request.getfixturevalue("new_postgres")())
+        migration.upgrade(url)
+        store = Store(url)
+        ids = seed.fill(store, trials=6)
+        yield store, url, ids
+        store.close()
 
 
 def test_the_pages_agree_with_the_store(filled: tuple[Store, str, dict[str, int]]) -> None:
@@ -56,13 +64,15 @@ def test_the_pages_agree_with_the_store(filled: tuple[Store, str, dict[str, int]
         _check_filters(c, ids)
         _check_progress(c, ids)
         _check_drift(c, ids["device"])
+        _check_models(c, ids["model"])
     paths = [
         "/", "/faster", "/runs?state=live&op=dense", f"/runs/{ids['done']}", f"/runs/{ids['live']}",
         f"/runs/{ids['done']}/curve.json", f"/tasks/{ids['task']}", f"/tasks/{ids['hostile_task']}",
         *(f"/tasks/{ids['task']}/curve.json?by={by}" for by in task_query.BY),
         f"/tasks/{ids['task']}/points.json", "/ops", "/ops/dense", op_url(seed.HOSTILE_OP),
         "/select", "/devices", "/records?error=any&op=dense", f"/records/{ids['failed_record']}",
-        f"/devices/{ids['device']}", "/import",
+        f"/devices/{ids['device']}", "/import", "/models",
+        *(f"/models/{m}" for m in range(ids["model"] - 2, ids["model"] + 2)),
     ]  # fmt: skip
     with serve(url) as site:
         for path in paths:
@@ -70,27 +80,35 @@ def test_the_pages_agree_with_the_store(filled: tuple[Store, str, dict[str, int]
             assert response.status_code == 200, (path, response.text[-500:])
 
 
+def _check_models(c: sa.Connection, newest: int) -> None:
+    """One for each operator and target, the newest; all versions beside each."""
+    assert [(m.op, m.version) for m in model_query.page(c, 0)] == [(seed.HOSTILE_OP, 1), ("dense", 3)]
+    assert model_query.page(c, 2) == []
+    row = model_query.head(c, newest - 1)
+    assert row.version == 2
+    assert [v.id for v in model_query.versions(c, row)] == [newest, newest - 1, newest - 2]
+
+
 def _check_winners(c: sa.Connection) -> None:
     """The heat map's winner is what selection takes, at every shape."""
-    ranked = op_query.judged("dense", op_query.targets(c, "dense")[0].id)
+    judged = op_query.judge(c, "dense", op_query.targets(c, "dense")[0].id)
     shapes = c.execute(sa.select(workload.c.id, workload.c.body).where(workload.c.op == "dense")).all()
-    cells = op_query.cells(c, ranked, [s.id for s in shapes])
     differ = 0
     for s in shapes:
         asked = convert(s.body, Workload)
         answer = select(asked, seed.TARGET, RecordDatabase(c))
-        own = cells[s.id]
+        own = judged[s.id]
         # A task of a version that the code has left behind is on the page, and not selected.
         if any(r.version == "0.00000000" for r in own.values()):
             continue
-        (winner,) = [name for name, r in own.items() if r.by_rule == 1]
-        (static,) = [name for name, r in own.items() if r.by_plevel == 1]
+        (winner,) = [name for name, r in own.items() if r.wins]
+        (static,) = [name for name, r in own.items() if r.by_plevel]
         assert winner == answer.implementation, asked
         differ += winner != static
     assert 0 < differ < len(shapes)
-    cost = op_query.plevel_cost(c, ranked)
+    cost = op_query.plevel_cost(judged)
     assert cost["wrong"] >= differ
-    listed = op_query.misjudged(c, ranked)
+    listed = op_query.find_mistakes(c, judged)
     assert [m.cost for m in listed] == sorted((m.cost for m in listed), reverse=True)
 
 
@@ -175,3 +193,21 @@ def test_a_filter_without_an_index_looks_at_so_many_and_goes_on(
         ).all()
     assert seen == every
     assert pages > 5
+
+
+def test_what_was_never_measured_is_predicted_on_the_page_too(seeded: Site, tmp_path: Path) -> None:
+    copy = tmp_path / "plevel.db"
+    with contextlib.closing(Store(seeded.database)) as store:
+        backup.backup(store, copy)
+    url = f"sqlite:///{copy}"
+    with contextlib.closing(Store(url)) as store:
+        model = training.train(store, "dense", seed.TARGET.key)
+        with store.write() as c:  # the formula of the seed is not what is tested
+            c.execute(sa.update(cost_model).where(cost_model.c.id == model.id).values(accuracy=0.99))
+    asked = {"workload": seed.dense(200, 640, 320).key, "target": seed.TARGET.key}
+    with serve(url) as site:
+        page = httpx.get(f"{site}/select", params=asked, timeout=60).text
+        shown = httpx.get(f"{site}/models/{model.id}").text
+    assert '<span class="badge">predicted</span>' in page
+    assert "dots" in shown
+    assert "Importance of features" in shown

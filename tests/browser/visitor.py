@@ -9,6 +9,10 @@ from urllib.parse import urlsplit
 
 WIDTHS = (360, 2560)
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+# How far what was there already moved while a page loaded, as `window.shift`.
+SHIFTS = """window.shift = 0; new PerformanceObserver(list => list.getEntries().forEach(e => {
+  if (!e.hadRecentInput) window.shift += e.value;
+})).observe({type: "layout-shift", buffered: true});"""
 
 
 @dataclass
@@ -29,6 +33,7 @@ class Visitor:
         self.faults: list[str] = []
         self.sizes: dict[str, int] = {}
         host = urlsplit(site.url).netloc
+        page.add_init_script(SHIFTS)
         page.on("console", lambda m: self._note(f"console {m.type}: {m.text}", m.type != "log"))
         page.on("pageerror", lambda e: self._note(f"script: {e}"))
         page.on("dialog", lambda d: (self._note(f"dialog: {d.message}"), d.dismiss()))

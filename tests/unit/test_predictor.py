@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from service.evaluation import MOST_POINTS, evaluate
 from service.predictor import CHUNK, Predictor, Trials
 from strategy.space import ConfigSpace, Knob, knob
 from strategy.workload import Input, Workload
@@ -112,3 +113,21 @@ def test_knobs_that_were_not_seen_are_passed_over(predictor: Predictor) -> None:
     digits = np.array([wider.digits(c) for c in wider], dtype=np.int32)
     predicted = predictor.predict(workload(64, 64), "mul_tiled.cpu", wider, digits)
     assert np.isfinite(predicted).all()
+
+
+def test_an_evaluation_has_predictions_beside_measurements_and_what_they_rest_on(
+    predictor: Predictor,
+) -> None:
+    unseen = [trials(*s, slower=1.0 + i / 1000) for i, s in enumerate(SHAPES[-2:] * 40)]
+    found = evaluate(predictor, unseen)
+    total = sum(len(t.log_s) for t in unseen)
+    assert MOST_POINTS / 2 <= len(found.points) <= MOST_POINTS + len(unseen) < total
+    measured, predicted = np.log(np.array(found.points)).T
+    assert np.corrcoef(measured, predicted)[0, 1] > 0.9
+    assert {round(s, 12) for s, _ in found.points} <= {
+        round(s, 12) for t in unseen for s in np.exp(t.log_s)
+    }
+    names, shares = zip(*found.importance, strict=True)
+    assert list(shares) == sorted(shares, reverse=True)
+    assert 0 < sum(shares) <= 1 + 1e-9
+    assert any(n.startswith(("knob tile", "into tile", "waste tile")) for n in names[:3])

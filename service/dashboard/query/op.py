@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
+from itertools import chain, groupby
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from service.errors import NotFoundError
@@ -55,113 +58,143 @@ def targets(connection: sa.Connection, op: str) -> list[Any]:
     return found
 
 
-def judged(op: str, target_id: int) -> Any:
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one implementation at one shape; its times are None where nothing ran.
+
+    Attributes:
+        ratio: of its median to the shape's lowest.
+        wins: selection takes it: of those whose interval overlaps the lowest median's, the highest plevel.
+        by_plevel: the highest plevel of all, measured or not.
+    """
+
+    id: int
+    implementation: str
+    version: str
+    plevel: int
+    median_s: float | None
+    ratio: float | None
+    wins: bool
+    by_plevel: bool
+
+
+# By workload, and there by implementation.
+Judged = dict[int, dict[str, Cell]]
+
+
+def judge(connection: sa.Connection, op: str, target_id: int) -> Judged:
     """Each workload's implementations in their newest version, with what the rules say of them.
 
     What runs here have tuned goes before what was imported, whenever that came.
-
-    `wins` marks the one that selection takes: of those whose interval overlaps the lowest
-    median's, the highest plevel. `by_plevel` marks the highest plevel of all, measured or not.
     """
     tuned_here = sa.exists().where(run_task.c.task_id == task.c.id)
-    versions = (
+    rows = connection.execute(
         sa.select(
-            task.c.id,
-            sa.func.row_number()
-            .over(partition_by=(task.c.workload_id, task.c.implementation),
-                  order_by=(sa.case((tuned_here, 0), else_=1), task.c.id.desc()))
-            .label("age"),
+            *task.c["id", "workload_id", "implementation", "version", "plevel"],
+            best.c.median_s, best.c.low_s, best.c.high_s,
         )
         .join(workload, workload.c.id == task.c.workload_id)
-        .where(workload.c.op == op, task.c.target_id == target_id)
-        .subquery()
-    )  # fmt: skip
-    newest = sa.select(versions.c.id).where(versions.c.age == 1)
-    by_time: dict[str, Any] = {
-        "partition_by": task.c.workload_id,
-        "order_by": (best.c.median_s.is_(None), best.c.median_s, task.c.id),
-    }
-    timed = (
-        sa.select(
-            task.c.id, task.c.workload_id, task.c.implementation, task.c.version, task.c.plevel,
-            best.c.median_s, best.c.low_s, best.c.high_s, best.c.phase,
-            sa.func.first_value(best.c.median_s).over(**by_time).label("lowest_s"),
-            sa.func.first_value(best.c.high_s).over(**by_time).label("lowest_high_s"),
-        )
         .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
-        .where(task.c.id.in_(newest))
-        .subquery()
+        .where(workload.c.op == op, task.c.target_id == target_id)
+        .order_by(task.c.workload_id, sa.case((tuned_here, 1), else_=0), task.c.id)
     )  # fmt: skip
-    close = sa.case((timed.c.low_s <= timed.c.lowest_high_s, 0), else_=1)
-
-    by_rule: dict[str, Any] = {
-        "partition_by": timed.c.workload_id, "order_by": (close, timed.c.plevel.desc(), timed.c.id),
-    }  # fmt: skip
-    by_plevel: dict[str, Any] = {
-        "partition_by": timed.c.workload_id, "order_by": (timed.c.plevel.desc(), timed.c.id),
-    }  # fmt: skip
-    return sa.select(
-        timed, (timed.c.median_s / timed.c.lowest_s).label("ratio"),
-        sa.func.row_number().over(**by_rule).label("by_rule"),
-        sa.func.row_number().over(**by_plevel).label("by_plevel"),
-        sa.func.first_value(timed.c.id).over(**by_rule).label("winner_task_id"),
-        sa.func.first_value(timed.c.implementation).over(**by_rule).label("winner"),
-        sa.func.first_value(timed.c.median_s).over(**by_rule).label("winner_s"),
-    ).subquery()  # fmt: skip
+    # Of those of one name the last stays.
+    return {
+        workload_id: _compare({t.implementation: t for t in tasks}.values())
+        for workload_id, tasks in groupby(rows, key=lambda t: t.workload_id)
+    }
 
 
-def summary(connection: sa.Connection, ranked: Any) -> list[Any]:
-    """Per implementation: at how many shapes it is measured, wins, and is what plevel would take."""
-    timed = ranked.c.median_s.is_not(None)
-    wins = sa.and_(timed, ranked.c.by_rule == 1)
-    query = (
-        sa.select(
-            ranked.c.implementation, sa.func.max(ranked.c.plevel).label("plevel"),
-            sa.func.count().label("shapes"), sa.func.count(ranked.c.median_s).label("measured"),
-            sa.func.count().filter(wins).label("wins"),
-            sa.func.count().filter(ranked.c.by_plevel == 1).label("by_plevel"),
-            sa.func.max(ranked.c.ratio).label("worst"),
+def _compare(tasks: Iterable[Any]) -> dict[str, Cell]:
+    known = sorted(tasks, key=lambda t: t.id)
+    static = max(known, key=lambda t: t.plevel)  # the first of them on a tie
+    lowest = min(
+        (t for t in known if t.median_s is not None), key=lambda t: t.median_s, default=None
+    )
+    winner = None
+    if lowest is not None:
+        close = [t for t in known if t.median_s is not None and t.low_s <= lowest.high_s]
+        winner = max(close, key=lambda t: t.plevel)
+    return {
+        t.implementation: Cell(
+            id=t.id, implementation=t.implementation, version=t.version, plevel=t.plevel,
+            median_s=t.median_s, wins=t is winner, by_plevel=t is static,
+            ratio=None if lowest is None or t.median_s is None else t.median_s / lowest.median_s,
         )
-        .group_by(ranked.c.implementation)
-        .order_by(sa.func.count().filter(wins).desc(), ranked.c.implementation)
-        .limit(MAX_IMPLEMENTATIONS)
-    )  # fmt: skip
-    return list(connection.execute(query))
+        for t in known
+    }  # fmt: skip
 
 
-def plevel_cost(connection: sa.Connection, ranked: Any) -> dict[str, Any]:
+class Summary(msgspec.Struct, kw_only=True):
+    """At how many shapes an implementation is known, measured, wins, and is what plevel would take."""
+
+    implementation: str
+    plevel: int = 0
+    shapes: int = 0
+    measured: int = 0
+    wins: int = 0
+    by_plevel: int = 0
+    worst: float | None = None
+
+
+def summarize(judged: Judged) -> list[Summary]:
+    """Each implementation over all shapes, those that win most first."""
+    found: dict[str, Summary] = {}
+    for cell in _cells(judged):
+        of = found.setdefault(cell.implementation, Summary(implementation=cell.implementation))
+        of.plevel = max(of.plevel, cell.plevel)
+        of.shapes += 1
+        of.wins += cell.wins
+        of.by_plevel += cell.by_plevel
+        if cell.ratio is not None:
+            of.measured += 1
+            of.worst = max(of.worst or 0.0, cell.ratio)
+    return sorted(found.values(), key=lambda s: (-s.wins, s.implementation))[:MAX_IMPLEMENTATIONS]
+
+
+def plevel_cost(judged: Judged) -> dict[str, Any]:
     """Where the highest plevel is measured: at how many shapes it is not the winner, and the cost.
 
     `mean` is the geometric mean of its time to the lowest; None where nothing is measured.
     """
-    rows = connection.execute(
-        sa.select(ranked.c.ratio, ranked.c.by_rule)
-        .where(ranked.c.by_plevel == 1, ranked.c.median_s.is_not(None))
-    ).all()  # fmt: skip
-    ratios = [r.ratio for r in rows]
+    static = [(c.ratio, c.wins) for c in _cells(judged) if c.by_plevel and c.ratio is not None]
+    ratios = [ratio for ratio, _ in static]
     return {
-        "shapes": len(rows),
-        "wrong": sum(r.by_rule != 1 for r in rows),
+        "shapes": len(ratios),
+        "wrong": sum(not wins for _, wins in static),
         "mean": math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None,
         "worst": max(ratios, default=None),
     }
 
 
-def misjudged(connection: sa.Connection, ranked: Any, limit: int = 10) -> list[Any]:
+def _cells(judged: Judged) -> Iterator[Cell]:
+    return chain.from_iterable(cells.values() for cells in judged.values())
+
+
+class Mistake(msgspec.Struct, frozen=True, kw_only=True):
+    """A shape at which plevel would have been wrong, and by how much."""
+
+    key: str
+    taken: Cell
+    winner: Cell
+    cost: float
+
+
+def find_mistakes(connection: sa.Connection, judged: Judged, limit: int = 10) -> list[Mistake]:
     """The shapes at which plevel would have been wrong, the most costly first."""
-    cost = ranked.c.median_s / ranked.c.winner_s
-    query = (
-        sa.select(
-            workload.c.key, ranked.c.id.label("task_id"), ranked.c.implementation,
-            ranked.c.median_s, ranked.c.winner_task_id, ranked.c.winner, ranked.c.winner_s,
-            cost.label("cost"),
-        )
-        .join(workload, workload.c.id == ranked.c.workload_id)
-        .where(ranked.c.by_plevel == 1, ranked.c.median_s.is_not(None), ranked.c.by_rule != 1)
-        .order_by(cost.desc(), ranked.c.id)
-        .limit(limit)
-    )  # fmt: skip
-    return list(connection.execute(query))
+    found = []
+    for workload_id, cells in judged.items():
+        taken = next(c for c in cells.values() if c.by_plevel)
+        winner = next((c for c in cells.values() if c.wins), None)
+        if winner is None or taken is winner or taken.median_s is None or winner.median_s is None:
+            continue
+        found.append((taken.median_s / winner.median_s, workload_id, taken, winner))
+    found.sort(key=lambda m: (-m[0], m[1]))
+    shown = found[:limit]
+    named = sa.select(workload.c.id, workload.c.key).where(
+        workload.c.id.in_([m[1] for m in shown])
+    )
+    keys = {w.id: w.key for w in connection.execute(named)}
+    return [Mistake(key=keys[m[1]], taken=m[2], winner=m[3], cost=m[0]) for m in shown]
 
 
 def shapes(connection: sa.Connection, op: str, target_id: int, offset: int) -> list[Any]:
@@ -175,11 +208,3 @@ def shapes(connection: sa.Connection, op: str, target_id: int, offset: int) -> l
         .limit(PAGE + 1)
     )
     return list(connection.execute(query))
-
-
-def cells(connection: sa.Connection, ranked: Any, workloads: list[int]) -> dict[int, dict[str, Any]]:
-    """What is known of each implementation at these workloads."""
-    found: dict[int, dict[str, Any]] = {}
-    for r in connection.execute(sa.select(ranked).where(ranked.c.workload_id.in_(workloads))):
-        found.setdefault(r.workload_id, {})[r.implementation] = r
-    return found

@@ -37,6 +37,7 @@ class Filter:
     implementation: str | None = None
     phase: str | None = None
     error: str | None = None
+    message: str | None = None  # a part of it
 
     @property
     def is_indexed(self) -> bool:
@@ -64,6 +65,8 @@ class Filter:
             found.append(record.c.error.is_(None))
         elif self.error is not None:
             found.append(record.c.error == self.error)
+        if self.message is not None:
+            found.append(record.c.message.contains(self.message, autoescape=True))
         return found
 
 
@@ -93,6 +96,14 @@ def page(connection: sa.Connection, wanted: Filter, before: int | None) -> Page:
     rows = [] if not found else list(connection.execute(_rows(found[:PAGE])))
     older = found[PAGE - 1] if len(found) > PAGE else (lower + 1 if lower else None)
     return Page(rows, older, upper - 1, lower + 1)
+
+
+def identity(connection: sa.Connection, device_id: int) -> str | None:
+    """What the interface calls a device; None where there is none."""
+    found: str | None = connection.scalar(
+        sa.select(device.c.identity).where(device.c.id == device_id)
+    )
+    return found
 
 
 def _rows(ids: Any) -> sa.Select[Any]:

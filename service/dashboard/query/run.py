@@ -19,7 +19,9 @@ PAGE = 25
 WORKLOADS = 20  # of one run, on one page
 
 
-def page(connection: sa.Connection, state: str | None, op: str | None, before: int | None) -> list[Any]:
+def page(
+    connection: sa.Connection, state: str | None, op: str | None, before: int | None, size: int = PAGE
+) -> list[Any]:
     """Runs, the newest first; one more than a page where there are more."""
     tasks = sa.select(run_task.c.run_id, run_task.c.task_id)
     first_task = (
@@ -39,7 +41,7 @@ def page(connection: sa.Connection, state: str | None, op: str | None, before: i
         .outerjoin(task, task.c.id == first_task)
         .outerjoin(workload, workload.c.id == task.c.workload_id)
         .order_by(run.c.id.desc())
-        .limit(PAGE + 1)
+        .limit(size + 1)
     )  # fmt: skip
     if state == "live":
         query = query.where(run.c.state.in_(LIVE))

@@ -107,12 +107,53 @@
     widths.observe(figure);
   };
 
+  // Curves beside each other: all, or the two that the lists (and the address) name, with their figures.
+  const compare = (section, figure, data) => {
+    const lists = [...section.querySelectorAll("select")];
+    const draw = () => {
+      const names = lists.map((l) => l.value).filter(Boolean);
+      const curves = data.curves.filter((c) => !names.length || names.includes(c.name));
+      const ends = curves.map((c) => c.points[c.points.length - 1]);
+      const lowest = Math.min(...ends.map((e) => e ? e[2] : Infinity));
+      section.querySelector("tbody").replaceChildren(...curves.map((c, i) => {
+        const end = ends[i];
+        const row = document.createElement("tr");
+        const cells = [c.name, showSeconds(end?.[2]), end ? `${(end[2] / lowest).toFixed(2)}×` : "–",
+          end ? `${end[0]} of ${c.trials}` : `– of ${c.trials}`, showElapsed(c.elapsed_s)];
+        row.replaceChildren(...cells.map((text, j) => {
+          const cell = document.createElement(j ? "td" : "th");
+          if (j) cell.className = "num"; else cell.scope = "row";
+          cell.textContent = text;
+          return cell;
+        }));
+        return row;
+      }));
+      keep(figure, () => drawCurves(figure, { curves }));
+    };
+    const asked = new URLSearchParams(location.search);
+    for (const list of lists) {
+      list.replaceChildren(new Option("all", ""), ...data.curves.map((c) => new Option(c.name, c.name)));
+      if (data.curves.some((c) => c.name === asked.get(list.name))) list.value = asked.get(list.name);
+      list.addEventListener("change", () => {
+        const url = new URL(location);
+        if (list.value) url.searchParams.set(list.name, list.value);
+        else url.searchParams.delete(list.name);
+        history.replaceState(null, "", url);
+        draw();
+      });
+    }
+    draw();
+  };
+
   for (const figure of document.querySelectorAll("[data-curve]")) {
+    const beside = document.querySelector("#beside");
     let asked = 0;
     const refresh = async () => {
       const own = ++asked;
       const data = await load(figure, figure.dataset.curve);
-      if (data && own === asked) keep(figure, () => drawCurves(figure, data));
+      if (!data || own !== asked) return;
+      if (beside) compare(beside, figure, data);
+      else keep(figure, () => drawCurves(figure, data));
     };
     refresh();
     let waiting = null;
