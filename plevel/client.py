@@ -56,6 +56,10 @@ class _Tokens(msgspec.Struct):
     tokens: list[dict[str, Any]]
 
 
+class _Entries(msgspec.Struct):
+    entries: list[dict[str, Any]]
+
+
 class _Models(msgspec.Struct):
     models: list[dict[str, Any]]
 
@@ -424,6 +428,10 @@ class Client:
     def revoke_token(self, token_id: int) -> None:
         """Ends a token for good."""
         self._send("DELETE", f"/v1/tokens/{token_id}")
+
+    def audit(self, limit: int = 100) -> list[dict[str, Any]]:
+        """Who asked for what that changes something, the newest first: `at`, `actor`, `action`, `detail`."""
+        return self._ask("GET", "/v1/audit", _Entries, params={"limit": limit}).entries
 
     def _ask(self, method: str, path: str, kind: type[T], **options: Any) -> T:
         response = self._send(method, path, **options)

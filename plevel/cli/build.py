@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -33,6 +33,19 @@ Knobs = Annotated[
 FORMS = ("tir", "llvm", "asm", "cuda")
 
 
+class _Chosen(NamedTuple):
+    """What is compiled; `because` is None where it was named, not selected."""
+
+    lowered: Lowered
+    implementation: str
+    config: Config
+    because: str | None
+
+    def say_why(self) -> None:
+        if self.because is not None:
+            print(f"# {self.implementation}: {self.because}")
+
+
 def build(
     op: option.Op,
     inputs: option.Inputs,
@@ -56,6 +69,7 @@ def build(
     ] = None,
     url: option.Url = None,
     database: option.Database = None,
+    as_json: option.AsJson = False,
 ) -> None:
     """Compile the selected implementation into a shared library with a C header.
 
@@ -71,6 +85,7 @@ def build(
     if not output.parent.is_dir():
         raise CommandError(f"--output {output}: there is no folder {output.parent}")
     place = option.locate(url, database)
+    from plevel.cli.output import tell
     from plevel.embedded import require_worker
 
     require_worker()
@@ -78,19 +93,33 @@ def build(
     from strategy.lower import CompileError, InstantiationError
 
     if where.kind == "cuda":
-        _build_cuda(workload, where, implementation, config, place, output)
+        _build_cuda(workload, where, implementation, config, place, output, as_json=as_json)
         return
     try:
         if implementation is None and not workload.is_constant:
             table = _dispatch(workload, where, place)
-            print(table.explanation)
+            if not as_json:
+                print(table.explanation)
             rows: list[LibraryRow] = table_rows(table)
+            about: dict[str, Any] = {"table": table}
         else:
-            rows = [LibraryRow(_lower(workload, where, implementation, config, place))]
+            chosen = _lower(workload, where, implementation, config, place)
+            if not as_json:
+                chosen.say_why()
+            rows, about = [LibraryRow(chosen.lowered)], _described(chosen)
         header = export_library(workload, rows, output, name)
     except (CompileError, InstantiationError) as error:
         raise CommandError(str(error)) from error
-    print(f"{output} and {header} are written")
+    tell(
+        f"{output} and {header} are written", {"files": [str(output), str(header)], **about},
+        as_json=as_json,
+    )  # fmt: skip
+
+
+def _described(chosen: _Chosen) -> dict[str, Any]:
+    return {
+        "implementation": chosen.implementation, "config": chosen.config, "because": chosen.because,
+    }  # fmt: skip
 
 
 def _build_cuda(
@@ -100,7 +129,10 @@ def _build_cuda(
     config: list[str] | None,
     place: option.Location,
     output: Path,
+    *,
+    as_json: bool,
 ) -> None:
+    from plevel.cli.output import print_json
     from strategy.cuda.build import compile_cuda
     from strategy.cuda.limit import LimitError
     from strategy.cuda.source import PlanError
@@ -110,15 +142,22 @@ def _build_cuda(
     if implementation is None and not workload.is_constant:
         raise UsageError("--implementation: name one; dispatch tables are not compiled for CUDA")
     try:
-        artefact = compile_cuda(_lower(workload, target, implementation, config, place))
+        chosen = _lower(workload, target, implementation, config, place)
+        if not as_json:
+            chosen.say_why()
+        artefact = compile_cuda(chosen.lowered)
     except (CompileError, InstantiationError, LimitError, PlanError) as error:
         raise CommandError(str(error)) from error
     except TargetError as error:
         raise UsageError(f"--target: {error}") from error
+    files = [str(path) for path in artefact.export(output)]
+    if as_json:
+        print_json({"files": files, **_described(chosen), "usage": artefact.usage})
+        return
     for name, usage in artefact.usage.items():
         spilled = "" if usage.spill_bytes is None else f", {usage.spill_bytes} bytes spilled"
         print(f"{name}: {usage.registers} registers{spilled}")
-    print(f"{', '.join(str(path) for path in artefact.export(output))} are written")
+    print(f"{', '.join(files)} are written")
 
 
 def show(
@@ -139,6 +178,7 @@ def show(
     ] = "tir",
     url: option.Url = None,
     database: option.Database = None,
+    as_json: option.AsJson = False,
 ) -> None:
     """Print the code of the selected (or named) implementation.
 
@@ -148,28 +188,35 @@ def show(
     if form not in FORMS:
         raise UsageError(f"--as {form!r:.40}: one of {', '.join(FORMS)}")
     place = option.locate(url, database)
+    from plevel.cli.output import print_json
     from plevel.embedded import require_worker
 
     require_worker()
     from strategy.lower import CompileError, InstantiationError
 
     try:
-        lowered = _lower(workload, where, implementation, config, place)
-        if where.kind == "cuda" and (form == "cuda" or lowered.template is not None):
-            from strategy.cuda.build import emit
-
-            print(emit(lowered).code)
-        elif form == "tir":
-            print(lowered.module.script())
-        elif form == "cuda" or where.kind == "cuda":
-            raise UsageError(f"--as {form}: {where} has no such code")
-        else:
-            source = lowered.compile().executable.mod.inspect_source(
-                "ll" if form == "llvm" else "s"
-            )
-            print(source)
+        chosen = _lower(workload, where, implementation, config, place)
+        code = _code(chosen.lowered, where, form)
     except (CompileError, InstantiationError) as error:
         raise CommandError(str(error)) from error
+    if as_json:
+        print_json({"form": form, **_described(chosen), "code": code})
+        return
+    chosen.say_why()
+    print(code)
+
+
+def _code(lowered: Lowered, target: Target, form: str) -> str:
+    if target.kind == "cuda" and (form == "cuda" or lowered.template is not None):
+        from strategy.cuda.build import emit
+
+        return emit(lowered).code
+    if form == "tir":
+        return str(lowered.module.script())
+    if form == "cuda" or target.kind == "cuda":
+        raise UsageError(f"--as {form}: {target} has no such code")
+    module = lowered.compile().executable.mod
+    return str(module.inspect_source("ll" if form == "llvm" else "s"))
 
 
 def _lower(
@@ -178,18 +225,17 @@ def _lower(
     implementation: str | None,
     config: list[str] | None,
     place: option.Location,
-) -> Lowered:
+) -> _Chosen:
     from strategy.lower import lower
 
     if implementation is None:
         if config:
             raise UsageError("--config: name the implementation too, with --implementation")
         answer = _select(workload, target, place)
-        print(f"# {answer.implementation}: {answer.explanation}")
-        return lower(workload, target, answer.implementation, answer.config)
-    return lower(
-        workload, target, implementation, read_config(workload, target, implementation, config)
-    )
+        name, values, because = answer.implementation, answer.config, answer.explanation
+        return _Chosen(lower(workload, target, name, values), name, values, because)
+    values = read_config(workload, target, implementation, config)
+    return _Chosen(lower(workload, target, implementation, values), implementation, values, None)
 
 
 def read_config(

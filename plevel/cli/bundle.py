@@ -31,18 +31,23 @@ Key = Annotated[
 @app.command()
 def key(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")],
+    as_json: option.AsJson = False,
 ) -> None:
     """Write a new key, with which bundles are signed and checked; copy it to the device's host.
 
     Example: plevel bundle key ~/bundle.key
     """
+    from plevel.cli.output import tell
     from workers.bundle import BundleError, make_key
 
     try:
         make_key(path)
     except BundleError as error:
         raise CommandError(str(error)) from error
-    print(f"{path} is written: keep it from others, who could run code on the device with it")
+    tell(
+        f"{path} is written: keep it from others, who could run code on the device with it",
+        {"key": str(path)}, as_json=as_json,
+    )  # fmt: skip
 
 
 @app.command()
@@ -59,6 +64,7 @@ def make(
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of all random choices.")] = 0,
     url: option.Url = None,
     database: option.Database = None,
+    as_json: option.AsJson = False,
 ) -> None:
     """Propose configurations from what is on record, build them, and write a signed bundle.
 
@@ -74,6 +80,7 @@ def make(
     if not workload.is_constant:
         raise UsageError(f"--input: {workload} has a symbolic dimension; give a number to measure")
     place = option.locate(url, database)
+    from plevel.cli.output import tell
     from plevel.embedded import require_service, require_worker
 
     require_service()
@@ -101,7 +108,10 @@ def make(
     )  # fmt: skip
     output.write_bytes(seal(Bundle(parts=(part,), made_at=time.time()), secret))
     good = sum(b.error is None for b in built)
-    print(f"{output} is written: {good} configurations, {len(built) - good} that cannot be built")
+    tell(
+        f"{output} is written: {good} configurations, {len(built) - good} that cannot be built",
+        {"bundle": str(output), "built": good, "failed": len(built) - good}, as_json=as_json,
+    )  # fmt: skip
 
 
 def _propose(
@@ -201,6 +211,7 @@ def run(
     device: Annotated[
         str, typer.Option("--device", metavar="SLOT", help="The CUDA device.")
     ] = "cuda:0",
+    as_json: option.AsJson = False,
 ) -> None:
     """Check and time what is in a bundle on this host's device; needs no TVM and no compiler.
 
@@ -210,6 +221,7 @@ def run(
     import tempfile
     import threading
 
+    from plevel.cli.output import tell
     from workers.__main__ import describe_cuda
     from workers.bundle import BundleError, read_key, run_bundle, unseal
     from workers.cpu import DeviceError
@@ -246,4 +258,7 @@ def run(
                 runner.close()
     except SandboxError as error:
         raise CommandError(str(error)) from error
-    print(f"{output} is written: {count} records; read them in with plevel import {output}")
+    tell(
+        f"{output} is written: {count} records; read them in with plevel import {output}",
+        {"log": str(output), "records": count}, as_json=as_json,
+    )  # fmt: skip

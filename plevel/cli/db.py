@@ -23,11 +23,12 @@ app = typer.Typer(help="A database's schema, its backup, and what is kept in it.
 
 
 @app.command()
-def upgrade(database: option.Database = None) -> None:
+def upgrade(database: option.Database = None, as_json: option.AsJson = False) -> None:
     """Bring a database to the schema of this installation, making it where there is none.
 
     Example: plevel db upgrade --database postgresql://plevel@db/plevel
     """
+    from plevel.cli.output import tell
     from plevel.embedded import make_folder
 
     where = option.locate_database(database)
@@ -36,44 +37,59 @@ def upgrade(database: option.Database = None) -> None:
     from service import migration
 
     revision = _answered(migration.upgrade, where)
-    print(f"{_shown(where)} is at schema {revision}")
+    tell(
+        f"{_shown(where)} is at schema {revision}",
+        {"database": _shown(where), "schema": revision}, as_json=as_json,
+    )  # fmt: skip
 
 
 @app.command()
-def current(database: option.Database = None) -> None:
+def current(database: option.Database = None, as_json: option.AsJson = False) -> None:
     """Print the schema that a database has.
 
     Example: plevel db current
     """
+    from plevel.cli.output import tell
+
     where = _existing(database)
     from service import migration
 
     revision = _answered(migration.current, where)
-    print(revision or "no schema yet")
+    tell(
+        revision or "no schema yet", {"database": _shown(where), "schema": revision}, as_json=as_json
+    )
 
 
 @app.command()
-def check(database: option.Database = None) -> None:
+def check(database: option.Database = None, as_json: option.AsJson = False) -> None:
     """Exit with 1 where a database's schema is not this installation's.
 
     Example: plevel db check
     """
+    from plevel.cli.output import tell
+
     where = _existing(database)
     from service import migration
 
     _answered(migration.check, where)
-    print(f"{_shown(where)} is at schema {migration.head()}, which this plevel uses")
+    tell(
+        f"{_shown(where)} is at schema {migration.head()}, which this plevel uses",
+        {"database": _shown(where), "schema": migration.head()}, as_json=as_json,
+    )  # fmt: skip
 
 
 @app.command()
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The copy.", show_default=False)],
     database: option.Database = None,
+    as_json: option.AsJson = False,
 ) -> None:
     """Copy an SQLite database to a new file while it is used.
 
     Example: plevel db backup plevel-copy.db
     """
+    from plevel.cli.output import tell
+
     where = _existing(database)
 
     def copy(store: Store) -> int:
@@ -82,7 +98,10 @@ def backup(
         return copier.backup(store, file)
 
     size = _used(where, copy)
-    print(f"{file} holds what {_shown(where)} has now, {size} bytes")
+    tell(
+        f"{file} holds what {_shown(where)} has now, {size} bytes",
+        {"database": _shown(where), "copy": str(file), "bytes": size}, as_json=as_json,
+    )  # fmt: skip
 
 
 @app.command()
@@ -95,11 +114,16 @@ def prune(
     ] = 10,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only said.")] = False,
     database: option.Database = None,
+    as_json: option.AsJson = False,
 ) -> None:
     """Delete the records of old, slow configurations; no best is ever lost.
 
     Example: plevel db prune --older-than 90d --keep-best 10
     """
+    from msgspec.structs import asdict
+
+    from plevel.cli.output import tell
+
     before = time.time() - option.read_age("--older-than", older_than)
     where = _existing(database)
 
@@ -113,11 +137,12 @@ def prune(
         return found
 
     found = _used(where, work)
-    print(
+    tell(
         f"{'deleted' if yes else 'would delete'} {found.records} records of {found.configs} "
         f"configurations of {found.tasks} tasks; {found.kept} records stay"
-        + ("" if yes or not found.records else "; --yes does it")
-    )
+        + ("" if yes or not found.records else "; --yes does it"),
+        {"done": yes, **asdict(found)}, as_json=as_json,
+    )  # fmt: skip
 
 
 @app.command()
@@ -131,6 +156,7 @@ def purge(
     until: Annotated[datetime | None, typer.Option("--until", help="Measured before, UTC.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only said.")] = False,
     database: option.Database = None,
+    as_json: option.AsJson = False,
 ) -> None:
     """Mark records that cannot be trusted: the best are derived without them.
 
@@ -138,6 +164,8 @@ def purge(
     """
     if worker is None and device is None and since is None and until is None:
         raise UsageError("name what to purge: --worker, --device, --since or --until")
+    from plevel.cli.output import tell
+
     where = _existing(database)
 
     def work(store: Store) -> int:
@@ -154,7 +182,10 @@ def purge(
             return retention.count_doubtful(connection, which)
 
     n = _used(where, work)
-    print(f"purged {n} records" if yes else f"would purge {n} records; --yes does it")
+    tell(
+        f"purged {n} records" if yes else f"would purge {n} records; --yes does it",
+        {"done": yes, "records": n}, as_json=as_json,
+    )  # fmt: skip
 
 
 def _instant(when: datetime | None) -> float | None:

@@ -46,11 +46,13 @@ def pause(
     until: Annotated[datetime | None, typer.Option("--until", help="UTC; else for good.")] = None,
     url: option.Url = None,
     database: option.Database = None,
+    as_json: option.AsJson = False,
 ) -> None:
     """Give a device or a target no jobs, now or in a window to come; what it has, it finishes.
 
     Example: plevel fleet pause --device 3f2a/cpu:0-3 --reason "new fans"
     """
+    from plevel.cli.output import tell
     from plevel.direct import connect
 
     if (device is None) == (target is None):
@@ -61,7 +63,9 @@ def pause(
     place = option.locate(url, database)
     with connect(place.url, place.database) as service:
         made = service.pause(reason, **{k: v for k, v in given.items() if v is not None})
-    print(f"pause {made['id']}: 'plevel fleet resume {made['id']}' ends it")
+    tell(
+        f"pause {made['id']}: 'plevel fleet resume {made['id']}' ends it", made, as_json=as_json
+    )
 
 
 @app.command()
@@ -69,17 +73,19 @@ def resume(
     pause: Annotated[int, typer.Argument(metavar="PAUSE", help="Its number.", show_default=False)],
     url: option.Url = None,
     database: option.Database = None,
+    as_json: option.AsJson = False,
 ) -> None:
     """End a pause.
 
     Example: plevel fleet resume 3
     """
+    from plevel.cli.output import tell
     from plevel.direct import connect
 
     place = option.locate(url, database)
     with connect(place.url, place.database) as service:
         service.resume(pause)
-    print(f"pause {pause} is over")
+    tell(f"pause {pause} is over", {"ended": pause}, as_json=as_json)
 
 
 @app.command()
@@ -114,17 +120,19 @@ def rename(
     new: Annotated[str, typer.Argument(metavar="NEW", show_default=False)],
     url: option.Url = None,
     database: option.Database = None,
+    as_json: option.AsJson = False,
 ) -> None:
     """Give a device's history another identity, of a machine that was installed again.
 
     Example: plevel fleet rename 3f2a/cpu:0-3 91bc/cpu:0-3
     """
+    from plevel.cli.output import tell
     from plevel.direct import connect
 
     place = option.locate(url, database)
     with connect(place.url, place.database) as service:
         service.rename_device(old, new)
-    print(f"what was measured as {old} is of {new} now")
+    tell(f"what was measured as {old} is of {new} now", {"old": old, "new": new}, as_json=as_json)
 
 
 def _instant(when: datetime | None) -> float | None:

@@ -54,6 +54,7 @@ def lock(
         _report(read_lock(file), place, as_json)
         return
     from plevel.cli.model_file import read_model
+    from plevel.cli.output import tell
     from plevel.direct import connect
     from strategy.lock import Lock
 
@@ -68,7 +69,11 @@ def lock(
     except OSError as error:
         raise CommandError(f"{output} cannot be written: {error.strerror}") from error
     measured = sum(s.estimate is not None for s in made.selections)
-    print(f"{output}: {len(made.selections)} selections, {measured} of them measured")
+    tell(
+        f"{output}: {len(made.selections)} selections, {measured} of them measured",
+        {"lock": str(output), "selections": len(made.selections), "measured": measured},
+        as_json=as_json,
+    )
 
 
 def check(

@@ -35,6 +35,14 @@ def print_json(value: Any) -> None:
     sys.stdout.write(msgspec.json.format(encode(value), indent=2).decode() + "\n")
 
 
+def tell(text: str, value: Any, *, as_json: bool) -> None:
+    """What a command has done: as JSON, or as one line."""
+    if as_json:
+        print_json(value)
+    else:
+        print(text)
+
+
 def make_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
 ) -> Table:

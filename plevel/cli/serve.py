@@ -30,6 +30,7 @@ def serve(
     tls_key: Annotated[
         Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's key.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As --log json.")] = False,
 ) -> None:
     """Run the service over a database.
 
@@ -47,7 +48,7 @@ def serve(
 
     arguments = ["--database", where, "--host", host, "--port", str(port)]
     for name, value in (("--auth", auth), ("--tls-cert", tls_cert), ("--tls-key", tls_key),
-                        ("--log", log)):  # fmt: skip
+                        ("--log", "json" if as_json else log)):  # fmt: skip
         if value is not None:
             arguments += [name, str(value)]
     raise typer.Exit(main(arguments))

@@ -27,11 +27,13 @@ def create(
     ] = None,
     url: option.Url = None,
     database: option.Database = None,
+    as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Make a token and print it: it is shown this once.
 
     Example: plevel token create lab-7 --scope worker --expires 90d
     """
+    from plevel.cli.output import tell
     from plevel.direct import connect
 
     for one in scope:
@@ -42,7 +44,7 @@ def create(
     option.make_database(place)
     with connect(place.url, place.database) as service:
         made = service.create_token(name, scope, expires_in_s)
-    print(made["secret"])
+    tell(made["secret"], made, as_json=as_json)
 
 
 @app.command("list")
@@ -78,17 +80,19 @@ def revoke(
     ],
     url: option.Url = None,
     database: option.Database = None,
+    as_json: option.AsJson = False,
 ) -> None:
     """End a token for good, within seconds.
 
     Example: plevel token revoke 3
     """
+    from plevel.cli.output import tell
     from plevel.direct import connect
 
     place = option.locate(url, database)
     with connect(place.url, place.database) as service:
         service.revoke_token(token)
-    print(f"token {token} opens nothing any more")
+    tell(f"token {token} opens nothing any more", {"revoked": token}, as_json=as_json)
 
 
 def _state(revoked_at: float | None, expires_at: float | None) -> str:

@@ -126,6 +126,9 @@ def export(
     task: Annotated[int | None, typer.Option("--task", metavar="ID", help="Of this task.")] = None,
     url: option.Url = None,
     database: option.Database = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --out, say what was written as JSON.")
+    ] = False,
 ) -> None:
     """Write records as plevel's own NDJSON, from which all can be read again, or for other tools.
 
@@ -154,6 +157,10 @@ def export(
             with _whole(out) as file:
                 for part in parts:
                     file.write(part)
+    if as_json and out is not None:
+        from plevel.cli.output import print_json
+
+        print_json({"file": str(out), "format": form})
 
 
 def _write_pair(folder: Path, parts: Iterator[bytes]) -> None:

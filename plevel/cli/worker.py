@@ -38,6 +38,7 @@ def worker(
         str | None,
         typer.Option("--name", help="What the service calls it; the host's name if not given."),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As --log json.")] = False,
 ) -> None:
     """Build and time on this machine for a service.
 
@@ -60,8 +61,8 @@ def worker(
         arguments += ["--threads", str(threads)]
     if token_file is not None:
         arguments += ["--token-file", str(token_file)]
-    if log is not None:
-        arguments += ["--log", log]
+    if as_json or log is not None:
+        arguments += ["--log", "json" if as_json else str(log)]
     if hottest is not None:
         arguments += ["--max-temperature", str(hottest)]
     if name is not None:

@@ -8,9 +8,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+
+from plevel.cli.main import main
 
 pytest.importorskip("tvm")
 
@@ -123,3 +126,26 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     done = plevel("build", *SMALL, "-o", str(tmp_path / "none" / "x.so"), home=tmp_path)
     assert done.returncode == 1
     assert "there is no folder" in done.stderr
+
+
+def test_what_is_built_and_shown_is_told_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, place = tmp_path / "libdense.so", ("--database", str(tmp_path / "none.db"))
+    target = ("-t", "llvm -num-cores=1", "--json", *place)
+
+    def told(*arguments: str) -> dict[str, Any]:
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments])
+        assert ended.value.code == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    built = told("build", *SMALL, *target, "-o", str(output))
+    assert built["files"] == [str(output), str(output.with_suffix(".h"))]
+    assert built["implementation"] == "dense_large_m.cpu"
+    assert built["because"].startswith("nothing is measured")
+    shown = told("show", *SMALL, *target, "-I", "dense_pack.cpu", "-c", "rows=2")
+    assert shown["config"]["rows"] == 2
+    assert shown["because"] is None
+    assert "T.prim_func" in shown["code"]

@@ -10,12 +10,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
-from plevel.cli.main import main
+from plevel.cli.main import app, main
 
 DATA = ("--input", "data=float32[128,768]")
 WEIGHT = ("--input", "weight=float32[3072,768]:const")
@@ -59,6 +61,25 @@ def called(
         return subprocess.CompletedProcess(arguments, ended.value.code, captured.out, captured.err)
 
     return call
+
+
+def commands(group: Any, *path: str) -> Iterator[tuple[str, Any]]:
+    """Each command with its name, those of groups included."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *path, name)
+        else:
+            yield " ".join((*path, name)), command
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [pytest.param(*c, id=c[0]) for c in commands(typer.main.get_command(app))],
+)
+def test_every_command_has_an_example_and_json(name: str, command: Any) -> None:
+    assert f"Example: plevel {name} " in f"{command.help} ".replace("\n", " ")
+    assert "--json" in {option for p in command.params for option in p.opts}
+    assert all(p.help or p.metavar for p in command.params), "a parameter without a word on it"
 
 
 def assert_one_line(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
@@ -253,11 +274,6 @@ def test_select_resolves_cpu_to_this_host(called: Called) -> None:
     assert target["num-cores"] == 1
 
 
-def test_output_has_no_colour_where_none_is_wanted(tmp_path: Path) -> None:
-    done = plevel("select", *DENSE, home=tmp_path, env={"NO_COLOR": "1", "FORCE_COLOR": ""})
-    assert "\x1b[" not in done.stdout
-
-
 def test_version(tmp_path: Path) -> None:
     done = plevel("--version", home=tmp_path)
     assert done.stdout.startswith("plevel ")
@@ -270,3 +286,27 @@ def test_an_empty_place_is_no_error(command: tuple[str, ...], called: Called) ->
     assert plain.returncode == 0, plain.stderr
     assert plain.stdout
     json.loads(called(*command, "--json").stdout)
+
+
+def test_what_is_done_is_told_as_json(called: Called, tmp_path: Path) -> None:
+    def told(*arguments: str) -> Any:
+        done = called(*arguments, "--database", str(tmp_path / "plevel.db"), "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    schema = told("db", "upgrade")["schema"]
+    assert schema == told("db", "current")["schema"] == told("db", "check")["schema"]
+    copy = tmp_path / "copy.db"
+    assert told("db", "backup", str(copy))["bytes"] == copy.stat().st_size
+    nothing = {"done": False, "records": 0}
+    assert nothing.items() <= told("db", "prune", "--older-than", "1d").items()
+    assert told("db", "purge", "--reason", "x", "--worker", "w") == nothing
+    made = told("token", "create", "a", "--scope", "read")
+    assert told("token", "revoke", str(made["id"])) == {"revoked": made["id"]}
+    assert [t["id"] for t in told("token", "list")] == [made["id"]]
+    model = tmp_path / "model.json"
+    inputs = [DATA[1], WEIGHT[1]]
+    model.write_text(json.dumps({"workloads": [{"op": "dense", "inputs": inputs}]}))
+    lock = str(tmp_path / "plevel.lock")
+    assert told("lock", str(model), "-o", lock) == {"lock": lock, "selections": 1, "measured": 0}
+    assert told("lock", "--check", lock) == {"selections": 1, "changed": []}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -67,13 +68,19 @@ def test_progress_says_nothing_twice_and_not_too_often(monkeypatch: pytest.Monke
     assert out.getvalue().splitlines() == ["confirming 1/10 trials", "confirming 3/10 trials"]
 
 
-def test_progress_on_a_terminal_is_live() -> None:
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_progress_on_a_terminal_is_live_and_in_colour_where_that_is_wanted(
+    no_color: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", no_color)
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=120)
     with output.Progress(console) as progress:
         progress.show(run(3, task("dense_pack.cpu", 2e-3, gflops=301.5)))
     assert "dense_pack.cpu" in out.getvalue()
     assert "3/10 trials" in out.getvalue()
+    assert bool(re.search(r"\x1b\[[39]\d", out.getvalue())) is not bool(no_color)
 
 
 def test_time_left_follows_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:

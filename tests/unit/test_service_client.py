@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from plevel.client import Client, ServiceError, UnreachableError
+from service.app import create_app
+from service.settings import Settings
 from strategy.op_strategy import candidates
 from strategy.record import RunRequest, RunState, RunStatus, RunWorkload, encode
 from strategy.select import choose
@@ -191,3 +195,24 @@ def test_follow_of_a_finished_run_is_its_status() -> None:
 def test_a_url_without_scheme_is_refused() -> None:
     with pytest.raises(UnreachableError, match="http://host:port"):
         Client("farm:80")
+
+
+def test_there_is_a_method_for_each_endpoint() -> None:
+    """But for those of workers, which have a client of their own, and those that only machines watch."""
+    others = ("/v1/leases", "/v1/workers/{worker_id}", "/healthz", "/metrics")
+    paths = create_app(Settings(tune=False)).openapi()["paths"]
+    source = Path(inspect.getfile(Client)).read_text()
+    wanted = [p for p in paths if not p.startswith(others)]
+    assert len(wanted) > 20
+    assert [p for p in wanted if f'"{p}"' not in source] == []
+
+
+def test_the_audit_log_is_read() -> None:
+    entry = {"id": 1, "at": 1.0, "actor": "ops", "action": "purge", "detail": {"records": 3}}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert str(request.url) == "http://farm/v1/audit?limit=7"
+        return ok({"entries": [entry]})
+
+    with client_of(answer) as asked:
+        assert asked.audit(limit=7) == [entry]
