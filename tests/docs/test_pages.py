@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from tests.docs.page import PAGES, ROOT, Block, make_script, read_blocks
 
 # Run as one program by tests/kernel/test_documentation.py.
 ELSEWHERE = {"operators.md"}
-NEEDS_TVM = {"tutorial.md", "extending.md"}
+LONGEST = {"tutorial.md", "extending.md"}  # they compile
 _COMMAND = re.compile(r"^(?:\$ )?(?:\w+=\S+ )*plevel((?: [a-z]+){1,2})\b(.*)$")
 
 
@@ -27,15 +29,19 @@ def blocks_of(page: Path) -> list[Block]:
     return read_blocks(page.read_text())
 
 
-def run_page(page: Path, folder: Path, timeout_s: float = 120) -> None:
-    if page.name in NEEDS_TVM:
-        pytest.importorskip("tvm")
+def free_ports(n: int) -> list[int]:
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(n)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def run_page(page: Path, folder: Path, port: int, timeout_s: float = 120) -> None:
     script = make_script(blocks_of(page))
     if re.search(r"^\s*curl ", script, re.MULTILINE) and shutil.which("curl") is None:
         pytest.skip("no curl on this host (Debian: apt install curl)")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        script = script.replace("8765", str(probe.getsockname()[1]))
+    script = script.replace("8765", str(port))
     home, work = folder / "home", folder / "work"
     work.mkdir()
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PLEVEL_", "XDG_"))}
@@ -62,16 +68,34 @@ def runnable() -> list[Path]:
     return [p for p in PAGES if p.name not in ELSEWHERE and any(b.runs for b in blocks_of(p))]
 
 
+@pytest.fixture(scope="module")
+def runs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Path, Future[None]]]:
+    """The pages of this session, two at a time: most of each is waiting for processes that start."""
+    asked = [
+        i.callspec.params["page"] for i in request.session.items
+        if getattr(i, "originalname", "") == "test_the_blocks_of_a_page_run"
+    ]  # fmt: skip
+    asked.sort(key=lambda p: p.name not in LONGEST)
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            page: pool.submit(run_page, page, tmp_path_factory.mktemp(page.stem), port)
+            for page, port in zip(asked, free_ports(len(asked)), strict=True)
+        }
+        pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.parametrize("page", runnable(), ids=lambda p: p.name)
-def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
-    run_page(page, tmp_path)
+def test_the_blocks_of_a_page_run(page: Path, runs: dict[Path, Future[None]]) -> None:
+    runs[page].result()
 
 
 def test_a_block_that_fails_fails_its_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text('```sh\ntrue\n```\n\n```python\nassert 1 == 2\n```\n\n```sh\ntouch "$HOME/on"\n```\n')
     with pytest.raises(AssertionError, match="the block at line 5 failed"):
-        run_page(page, tmp_path)
+        run_page(page, tmp_path, *free_ports(1))
 
 
 def commands() -> dict[str, Any]:
