@@ -285,7 +285,7 @@ class Tuner:
             tuning.policy_id = catalogue.put_policy(connection, policy)
 
     def _confirm(self, connection: sa.Connection, tuning: TuningRun, *, timed_out: bool) -> None:
-        """Enqueues the finals: the best of all implementations, interleaved, in sessions."""
+        """Enqueues the finals: the best of all implementations and their fallbacks, interleaved."""
         why = _why_stopped(tuning, timed_out=timed_out)
         values = {"state": RunState.CONFIRMING, "message": why, "complete": not timed_out}
         connection.execute(sa.update(run).where(run.c.id == tuning.id).values(**values))
@@ -301,6 +301,10 @@ class Tuner:
         # One that was given up is confirmed too, so that all are compared by the same measure.
         most = 1 if t.state is TaskState.DROPPED else FINALISTS
         configs = {row.config_digest: row.config for row, _ in ranked[:most]}
+        if t.search is not None and t.state is not TaskState.DROPPED:
+            # What is used without tuning stands beside it: to tune is never worse than not to.
+            fallback = t.search.space.fallback.digest
+            configs |= {row.config_digest: row.config for row, _ in ranked if row.config_digest == fallback}
         # The champion of an earlier run defends its place.
         champion = connection.execute(
             sa.select(best_table.c.config_digest, best_table.c.config).where(
