@@ -241,12 +241,12 @@ def serve(make: Callable[[dict[str, Any]], Mapping[str, Call]]) -> int:
             calls = make(asked["prepare"])
             answer: Any = list(calls)
         else:
-            answer = _burst(calls[asked["burst"]])
+            answer = burst(calls[asked["burst"]])
         print(json.dumps(answer), flush=True)
     return 0
 
 
-def _burst(call: Call) -> float:
+def burst(call: Call) -> float:
     """Seconds per call, over calls that take `BURST_S` together after one that warms up."""
     call()
     done, count, begin = 0, 1, time.perf_counter()

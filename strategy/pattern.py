@@ -35,6 +35,9 @@ schedule_broadcast = GenericFunc("schedule_broadcast")
 schedule_reduce = GenericFunc("schedule_reduce")
 schedule_extern = GenericFunc("schedule_extern")
 
+# By operator, what `register_cpu_implementations` was given.
+_added: dict[str, list[Callable[..., None]]] = {}
+
 
 def register_schedule(name: str, schedule: GenericFunc, level: int = 10) -> None:
     """Makes the strategy of an operator from its compute and a schedule that targets override.
@@ -67,11 +70,15 @@ def register_cpu_implementations(name: str, add: Callable[..., None]) -> None:
         name: of an operator whose strategy `register_schedule` made.
         add: `(strategy, attrs, inputs, out_type, target)`, adds implementations to the strategy.
     """
+    _added.setdefault(name, []).append(add)
+    if len(_added[name]) > 1:
+        return
     generic = get_registered_op(name).get_attr("FTVMStrategy")
 
     def with_more(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> OpStrategy:
         strategy: OpStrategy = generic.default(attrs, inputs, out_type, target)
-        add(strategy, attrs, inputs, out_type, target)
+        for more in _added[name]:
+            more(strategy, attrs, inputs, out_type, target)
         return strategy
 
     generic.register("cpu", with_more)

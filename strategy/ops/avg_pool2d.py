@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.expr import Call, Expr, call
+from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.broadcast import divide
@@ -18,6 +18,7 @@ from strategy.ops.max_pool2d import (
     schedule_pool,
 )
 from strategy.ops.reduce import sum as reduce_sum
+from strategy.ops.reshape import reshape, reshape_like
 from strategy.ops.window import windows
 from strategy.pattern import in_float32, register_schedule
 from strategy.reference import widened
@@ -116,6 +117,25 @@ def global_avg_pool2d_shape_func(
 
 for _name in ("avg_pool2d", "global_avg_pool2d"):
     register_schedule(_name, schedule_pool)
+
+
+@register_gradient("avg_pool2d")
+def avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [grad / count of each window, summed over the windows that an element is in].
+
+    A convolution with a window of ones gives the same back to its data, image by image.
+    """
+    import numpy as np
+
+    data, attrs = orig.args[0], orig.attrs
+    assert isinstance(attrs, AvgPool2DAttrs)
+    dtype, how = data.tensor_type.dtype, {n: getattr(attrs, n) for n in ("strides", "dilation", "padding")}
+    share = grad * const(1 / (attrs.pool_size[0] * attrs.pool_size[1]), dtype)
+    if not attrs.count_include_pad:
+        share = share / avg_pool2d(ones_like(data), attrs.pool_size, **how, count_include_pad=True)
+    images, window = (-1, 1, 0, 0), const(np.ones((1, 1, *attrs.pool_size)), dtype)
+    spread = call("conv2d_backward_data", reshape(share, images), window, reshape(data, images), **how)
+    return [reshape_like(spread, data)]
 
 
 @register_gradient("global_avg_pool2d")

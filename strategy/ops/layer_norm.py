@@ -20,7 +20,15 @@ from strategy.op import (
 from strategy.op_strategy import OpStrategy
 from strategy.ops.bias_add import along, vector_grad, vector_relation
 from strategy.ops.reduce import mean
-from strategy.ops.row import accumulator, reader, reduce_row, row_space, rowwise, schedule_rows
+from strategy.ops.row import (
+    accumulator,
+    reader,
+    reduce_row,
+    row_extents,
+    row_space,
+    rowwise,
+    schedule_rows,
+)
 from strategy.pattern import (
     in_float32,
     register_cpu_implementations,
@@ -115,7 +123,7 @@ def compute_layer_norm_row(
     """Three passes over a row, which lies in the cache after the first."""
     from tvm import te, tirx
 
-    *rows, extent = (int(d) for d in out_type.shape)
+    rows, extent = row_extents(inputs[0])
     dtype = accumulator(out_type.dtype)
     data, gamma, beta = (reader(tensor, dtype) for tensor in inputs)
     part, epsilon = tirx.const(1 / extent, dtype), tirx.const(attrs.epsilon, dtype)
@@ -153,7 +161,7 @@ def _add_row(strategy: OpStrategy, attrs: Any, inputs: Any, out_type: Type, targ
     if rowwise(attrs.axis, inputs):
         strategy.add_implementation(
             compute_layer_norm_row, schedule_layer_norm_row, "layer_norm_row.cpu", 12,
-            space=layer_norm_row_space, symbolic=False,
+            space=layer_norm_row_space,
         )  # fmt: skip
 
 

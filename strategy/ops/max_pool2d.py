@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.expr import Expr, call
+from strategy.expr import Call, Expr, call
 from strategy.generic_func import GenericFunc
+from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.window import four_sides, pair, windowed_extent, windows
-from strategy.pattern import register_schedule, schedule_plain_cpu
+from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import widened
-from strategy.shape_func import register_shape_func
-from strategy.type_relation import require_number, require_rank
+from strategy.shape_func import like_shape_func, register_shape_func
+from strategy.type_relation import require_dtype_of, require_float, require_number, require_rank
 from strategy.types import TensorType, Type
 
 
@@ -40,21 +41,40 @@ def max_pool2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) 
     data = reporter.tensor(0)
     if data is None:
         return False
-    require_rank(reporter, 0, data, 4, "[batch, channels, height, width]")
     require_number(reporter, 0, data)
+    reporter.assign(1, _pooled(attrs, reporter, 0, data))
+    return True
+
+
+def _pooled(attrs: MaxPool2DAttrs, reporter: TypeReporter, index: int, data: TensorType) -> TensorType:
+    """The type of what is pooled from `data`, the argument at `index`; checks that windows fit."""
+    require_rank(reporter, index, data, 4, "[batch, channels, height, width]")
     out = []
     for axis in range(2):
         extent = windowed_extent(
             data.shape[2 + axis], attrs.pool_size[axis], attrs.strides[axis], attrs.dilation[axis],
             attrs.padding[axis], attrs.padding[2 + axis],
         )  # fmt: skip
-        reporter.check(extent >= 1, 0, f"is smaller than the window {attrs.pool_size} with its padding")
+        reporter.check(extent >= 1, index, f"is smaller than the window {attrs.pool_size} with its padding")
         # A window that lies in the padding alone would have no largest element.
         reach = (attrs.pool_size[axis] - 1) * attrs.dilation[axis]
         sides = max(attrs.padding[axis], attrs.padding[2 + axis])
-        reporter.check(sides <= reach, 0, f"padding {attrs.padding} is wider than the window")
+        reporter.check(sides <= reach, index, f"padding {attrs.padding} is wider than the window")
         out.append(extent)
-    reporter.assign(1, TensorType((*data.shape[:2], *out), data.dtype))
+    return TensorType((*data.shape[:2], *out), data.dtype)
+
+
+def max_pool2d_backward_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """The type of the data, from which the gradient's elements were taken."""
+    assert isinstance(attrs, MaxPool2DAttrs)
+    grad, data = reporter.tensor(0), reporter.tensor(1)
+    if grad is None or data is None:
+        return False
+    require_float(reporter, 1, data)
+    require_dtype_of(reporter, 0, 1)
+    expected = _pooled(attrs, reporter, 1, data)
+    reporter.check(str(grad) == str(expected), 0, f"what is pooled is {expected}")
+    reporter.assign(2, data)
     return True
 
 
@@ -65,6 +85,13 @@ register_op("max_pool2d").describe("The largest element of each window.").set_nu
 ).set_support_level(2).add_type_rel("MaxPool2D", max_pool2d_rel).set_attr(
     "TOpPattern", TOpPattern.kOutEWiseFusable
 )
+register_op("max_pool2d_backward").describe(
+    "The gradient of max_pool2d: that of each window at its largest element, shared out among equals."
+).set_num_inputs(2).add_argument("grad", "Tensor", "The gradient of what was pooled.").add_argument(
+    "data", "Tensor", "[batch, channels, height, width]"
+).set_attrs_type(MaxPool2DAttrs).set_support_level(10).add_type_rel(
+    "MaxPool2DBackward", max_pool2d_backward_rel
+).set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
 
 
 @register_compute("max_pool2d")
@@ -79,6 +106,52 @@ def compute_max_pool2d(attrs: MaxPool2DAttrs, inputs: Sequence[Any], out_type: T
     ]  # fmt: skip
 
 
+@register_compute("max_pool2d_backward")
+@in_float32
+def compute_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    """Each element gathers from the windows that it is the largest of."""
+    from tvm import te, tirx
+
+    grad, data = inputs
+    _, _, height, width = data.shape
+    (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
+    top, left, *_ = attrs.padding
+    zero = tirx.const(0, data.dtype)
+
+    def steps() -> list[Any]:
+        return [te.reduce_axis((0, n), name=name) for n, name in zip(attrs.pool_size, "yx", strict=True)]
+
+    def element(n: Any, c: Any, place: tuple[Any, Any], step: Sequence[Any], value: Any, outside: Any) -> Any:
+        row = place[0] * stride_h + step[0] * dilation_h - top
+        column = place[1] * stride_w + step[1] * dilation_w - left
+        inside = tirx.all(row >= 0, row < height, column >= 0, column < width)
+        return tirx.if_then_else(inside, value(data(n, c, row, column)), outside)
+
+    def most(n: Any, c: Any, h: Any, w: Any) -> Any:
+        return te.max(element(n, c, (h, w), first, lambda x: x, tirx.min_value(data.dtype)), axis=first)
+
+    def equals(n: Any, c: Any, h: Any, w: Any) -> Any:
+        def counted(x: Any) -> Any:
+            return tirx.Cast(data.dtype, x == largest(n, c, h, w))
+
+        return te.sum(element(n, c, (h, w), second, counted, zero), axis=second)
+
+    def gathered(n: Any, c: Any, h: Any, w: Any) -> Any:
+        row, column = h + top - third[0] * dilation_h, w + left - third[1] * dilation_w
+        place = (n, c, row // stride_h, column // stride_w)
+        inside = tirx.all(
+            row >= 0, row % stride_h == 0, row // stride_h < grad.shape[2],
+            column >= 0, column % stride_w == 0, column // stride_w < grad.shape[3],
+        )  # fmt: skip
+        share = tirx.Select(data(n, c, h, w) == largest(*place), grad(*place) / count(*place), zero)
+        return te.sum(tirx.if_then_else(inside, share, zero), axis=third)
+
+    first, second, third = steps(), steps(), steps()
+    largest = te.compute(grad.shape, most, name="largest")
+    count = te.compute(grad.shape, equals, name="count")
+    return [te.compute(data.shape, gathered, name="max_pool2d_backward")]
+
+
 @register_reference("max_pool2d")
 def reference_max_pool2d(attrs: MaxPool2DAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
@@ -87,6 +160,25 @@ def reference_max_pool2d(attrs: MaxPool2DAttrs, inputs: Sequence[Any]) -> Any:
     lowest = -np.inf if data.dtype.kind == "f" else np.iinfo(data.dtype).min
     view = windows(data, attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding, lowest)
     return view.max(axis=(-2, -1))
+
+
+@register_reference("max_pool2d_backward")
+def reference_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    grad, data = map(widened, inputs)
+    how = (attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding)
+    view = windows(data, *how, -np.inf)
+    taken = (view == view.max(axis=(-2, -1), keepdims=True)) & (windows(np.ones_like(data), *how) == 1)
+    share = taken * (grad / taken.sum(axis=(-2, -1)))[..., None, None]
+    top, left, bottom, right = attrs.padding
+    padded = np.pad(np.zeros_like(data), ((0, 0), (0, 0), (top, bottom), (left, right)))
+    for y, x in np.ndindex(attrs.pool_size):
+        rows = slice(y * attrs.dilation[0], None, attrs.strides[0])
+        columns = slice(x * attrs.dilation[1], None, attrs.strides[1])
+        part = padded[:, :, rows, columns][:, :, : grad.shape[2], : grad.shape[3]]
+        part += share[..., y, x]
+    return padded[:, :, top : top + data.shape[2], left : left + data.shape[3]]
 
 
 @register_shape_func("max_pool2d", False)
@@ -106,7 +198,15 @@ def max_pool2d_shape_func(
 
 schedule_pool = GenericFunc("schedule_pool")
 schedule_pool.register("cpu", schedule_plain_cpu)
-register_schedule("max_pool2d", schedule_pool)
+for _name in ("max_pool2d", "max_pool2d_backward"):
+    register_schedule(_name, schedule_pool)
+register_shape_func("max_pool2d_backward", False, like_shape_func)
+
+
+@register_gradient("max_pool2d")
+def max_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [grad where the largest elements were, shared out where several are equal]."""
+    return [Call("max_pool2d_backward", [grad, orig.args[0]], orig.attrs)]
 
 
 def max_pool2d(

@@ -15,57 +15,57 @@ from strategy.op_strategy import OpStrategy
 from strategy.ops.reduce import ReduceAttrs, reduced_axes
 from strategy.ops.row import (
     PARALLEL_BYTES,
-    accumulator,
+    constant_size,
     fold,
     reduce_row,
     reduction,
+    reduction_accumulator,
     schedule_stages,
     schedule_tasks,
+    task_counts,
 )
-from strategy.pattern import register_cpu_implementations
+from strategy.pattern import extents_of, register_cpu_implementations
 from strategy.schedule import Outs, find_stages, integer, lanes_of, new_schedule
-from strategy.space import Config, ConfigSpace, Knob, divisors, knob
+from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
 _DTYPES = frozenset({"float16", "bfloat16", "float32", "float64", "int32", "int64"})
-_MOST_TASKS = 64
 
 
-def _split(attrs: ReduceAttrs, shape: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The extents that stay, and those that are reduced."""
+def _split(attrs: ReduceAttrs, shape: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """The extents that stay, which may be symbolic, and those that are reduced."""
     first = min(reduced_axes(attrs, len(shape)))
-    return list(shape[:first]), list(shape[first:])
-
-
-def _accumulator(dtype: str) -> str:
-    return dtype if dtype.startswith("int") else accumulator(dtype)
+    return list(shape[:first]), [int(d) for d in shape[first:]]
 
 
 def space(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> ConfigSpace:
     """Vectors, chains of accumulators, unrolling, parts of a row, and tasks."""
     assert isinstance(attrs, ReduceAttrs)
-    rows, row = (math.prod(e) for e in _split(attrs, inputs[0].concrete_shape))
-    dtype = _accumulator(inputs[0].dtype)
+    kept, reduced = _split(attrs, inputs[0].shape)
+    rows, row = constant_size(kept), math.prod(reduced)
+    dtype = reduction_accumulator(inputs[0].dtype)
     full = lanes_of(target, dtype)
-    parallel = rows * row * (target.vector_bytes // full) >= PARALLEL_BYTES
+    parallel = rows is None or rows * row * (target.vector_bytes // full) >= PARALLEL_BYTES
     return _space(rows, row, full, target.threads, parallel)
 
 
 @lru_cache(maxsize=1024)
-def _space(rows: int, row: int, full: int, threads: int, parallel: bool) -> ConfigSpace:
+def _space(rows: int | None, row: int, full: int, threads: int, parallel: bool) -> ConfigSpace:
     lanes = tuple(x for x in (full // 4, full // 2, full) if x >= 1)
-    parts = tuple(p for p in (1, 2, 4, 8, 16) if row % p == 0)
-    tasks = tuple(sorted({d for d in divisors(rows * parts[-1]) if d <= _MOST_TASKS} | {1}))
+    # Without a number of rows, of which there may be few, they are taken whole.
+    parts = (1,) if rows is None else tuple(p for p in (1, 2, 4, 8, 16) if row % p == 0)
+    tasks = task_counts(None if rows is None else rows * parts[-1])
+    equal = [] if rows is None else [rows * knob("parts") % knob("tasks") == 0]
 
     def fallback() -> dict[str, Any]:
-        share = parallel and rows % threads
-        part = next((p for p in parts if rows * p % threads == 0), 1) if share else 1
+        most = threads if rows is None else rows
+        part = next((p for p in parts if most * p % threads == 0), 1) if parallel and most % threads else 1
         vectors = max(1, row // part // full)
         return {
             "lanes": full, "chains": max(c for c in (1, 2, 4, 8) if c <= vectors),
             "unroll": 1, "parts": part,
-            "tasks": next((t for t in tasks if t % threads == 0 and rows * part % t == 0), 1)
+            "tasks": next((t for t in tasks if t % threads == 0 and most * part % t == 0), 1)
             if parallel else 1,
         }  # fmt: skip
 
@@ -77,7 +77,7 @@ def _space(rows: int, row: int, full: int, threads: int, parallel: bool) -> Conf
             Knob("parts", parts),
             Knob("tasks", tasks),
         ],
-        [knob("chains") * knob("unroll") <= 16, rows * knob("parts") % knob("tasks") == 0],
+        [knob("chains") * knob("unroll") <= 16, *equal],
         derived={"width": knob("lanes") * knob("chains")},
         fallback=fallback,
     )
@@ -89,8 +89,8 @@ def _compute(name: str) -> Any:
 
         how = "sum" if name == "mean" else name
         data = inputs[0]
-        kept, reduced = _split(attrs, [int(d) for d in data.shape])
-        dtype, row, parts = _accumulator(str(data.dtype)), math.prod(reduced), integer(config, "parts")
+        kept, reduced = _split(attrs, data.shape)
+        dtype, row, parts = reduction_accumulator(str(data.dtype)), math.prod(reduced), integer(config, "parts")
 
         def read(*index: Any) -> Any:
             *place, part, element = index
@@ -112,7 +112,7 @@ def _compute(name: str) -> Any:
                 value = value * tirx.const(1 / row, dtype)
             return value.astype(out_type.dtype)
 
-        return [te.compute(out_type.concrete_shape, result, name=name)]
+        return [te.compute(extents_of(out_type, inputs), result, name=name)]
 
     return compute
 
@@ -138,13 +138,12 @@ def _add(name: str) -> None:
 
     def add(strategy: OpStrategy, attrs: Any, inputs: Sequence[TensorType], out_type: Type, target: Target) -> None:
         data = inputs[0]
-        if data.dtype not in _DTYPES or not all(d.is_constant and int(d) >= 1 for d in data.shape):
-            return
         axes = reduced_axes(attrs, data.ndim)
-        if axes and axes == tuple(range(axes[0], data.ndim)):
-            strategy.add_implementation(
-                compute, schedule, "reduce_row.cpu", 12, space=space, symbolic=False
-            )
+        if data.dtype not in _DTYPES or not axes or axes != tuple(range(axes[0], data.ndim)):
+            return
+        known = all(data.shape[axis].is_constant for axis in axes)
+        if known and all(int(d) >= 1 for d in data.shape if d.is_constant):
+            strategy.add_implementation(compute, schedule, "reduce_row.cpu", 12, space=space)
 
     register_cpu_implementations(name, add)
 

@@ -7,6 +7,7 @@ follow each other while it is in the cache, and tasks of rows run in parallel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,11 +16,11 @@ from typing import Any
 from strategy.schedule import Outs, find_stages, integer, lanes_of, new_schedule, stage
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
-from strategy.types import TensorType
+from strategy.types import Dim, TensorType
 
 # Below this many bytes, a second thread costs more than it brings.
 PARALLEL_BYTES = 1 << 17
-_MOST_TASKS = 64
+MOST_TASKS = 64
 
 
 @dataclass(frozen=True)
@@ -100,20 +101,18 @@ def reduce_row(
 
 def row_space(inputs: Sequence[TensorType], target: Target) -> ConfigSpace:
     """Vectors, chains of accumulators, unrolling of the two kinds of loops, and tasks."""
-    *leading, last = (int(d) for d in inputs[0].shape)
-    rows = 1
-    for extent in leading:
-        rows *= extent
+    *leading, last = inputs[0].shape
+    rows = constant_size(leading)
     dtype = "float64" if inputs[0].dtype == "float64" else "float32"
-    moved = rows * last * (8 if dtype == "float64" else 4)
-    return _row_space(rows, last, lanes_of(target, dtype), target.threads, moved >= PARALLEL_BYTES)
+    parallel = rows is None or rows * int(last) * (8 if dtype == "float64" else 4) >= PARALLEL_BYTES
+    return _row_space(rows, int(last), lanes_of(target, dtype), target.threads, parallel)
 
 
 @lru_cache(maxsize=1024)
-def _row_space(rows: int, extent: int, full: int, threads: int, parallel: bool) -> ConfigSpace:
+def _row_space(rows: int | None, extent: int, full: int, threads: int, parallel: bool) -> ConfigSpace:
     lanes = tuple(x for x in (full // 4, full // 2, full) if x >= 1)
-    tasks = tuple(d for d in divisors(rows) if d <= _MOST_TASKS) or (1,)
-    tasks = tuple(sorted({*tasks, rows})) if rows > _MOST_TASKS else tasks
+    tasks = task_counts(rows)
+    tasks = tuple(sorted({*tasks, rows})) if rows is not None and rows > MOST_TASKS else tasks
 
     def fallback() -> dict[str, Any]:
         vectors = max(1, extent // full)
@@ -139,16 +138,40 @@ def _row_space(rows: int, extent: int, full: int, threads: int, parallel: bool) 
     )
 
 
+def constant_size(extents: Sequence[Dim]) -> int | None:
+    """The number of elements, None where an extent is symbolic."""
+    return math.prod(int(d) for d in extents) if all(d.is_constant for d in extents) else None
+
+
+def task_counts(rows: int | None) -> tuple[int, ...]:
+    """How many tasks rows can be shared out to: equal ones, and any number of as many rows as there will be."""
+    if rows is None:
+        return tuple(range(1, MOST_TASKS + 1))
+    return tuple(d for d in divisors(rows) if d <= MOST_TASKS)
+
+
 def rowwise(axis: int, inputs: Sequence[TensorType]) -> bool:
-    """Whether an operator along `axis` works on rows here: of constant extents, none of them empty."""
+    """Whether an operator along `axis` works on rows here: of constant extent, and none known to be empty."""
     data = inputs[0]
-    known = all(d.is_constant and int(d) >= 1 for d in data.shape)
-    return known and data.ndim >= 2 and axis % data.ndim == data.ndim - 1
+    if data.ndim < 2 or axis % data.ndim != data.ndim - 1 or not data.shape[-1].is_constant:
+        return False
+    return all(int(d) >= 1 for d in data.shape if d.is_constant)
+
+
+def row_extents(tensor: Any) -> tuple[list[Any], int]:
+    """The extents of what there is a row of, which may be symbolic, and that of a row, of a TE tensor."""
+    *rows, extent = tensor.shape
+    return rows, int(extent)
 
 
 def accumulator(dtype: str) -> str:
     """The dtype in which floating-point numbers of this dtype are reduced."""
     return "float64" if dtype == "float64" else "float32"
+
+
+def reduction_accumulator(dtype: str) -> str:
+    """The dtype in which numbers of this dtype are reduced: integers in their own."""
+    return dtype if dtype.startswith("int") else accumulator(dtype)
 
 
 def reader(tensor: Any, dtype: str) -> Callable[..., Any]:
@@ -193,12 +216,19 @@ def schedule_rows(outs: Outs, config: Config) -> Any:
 
 
 def schedule_tasks(sch: Any, leading: Sequence[Any], config: Config) -> Any:
-    """The loops over rows as tasks that run in parallel; returns the loop over a task's rows."""
+    """The loops over rows as tasks that run in parallel; returns the loop over a task's rows.
+
+    Where the number of rows is symbolic, the outermost axis alone is shared out.
+    """
+    from tvm import tirx
+
+    known = all(isinstance(sch.get(loop).extent, tirx.IntImm) for loop in leading)
+    outer, *inner = [sch.fuse(*leading)] if known else leading
     tasks = integer(config, "tasks")
-    task, row = sch.split(sch.fuse(*leading), [tasks, None])
+    task, row = sch.split(outer, [tasks, None])
     if tasks > 1:
         sch.parallel(task)
-    return row
+    return inner[-1] if inner else row
 
 
 def schedule_stages(sch: Any, stages: dict[str, Any], config: Config) -> None:

@@ -19,6 +19,9 @@ from strategy.op import (
     register_terms,
 )
 from strategy.op_strategy import OpStrategy
+from strategy.ops.broadcast import equal, where
+from strategy.ops.elemwise import cast, ones_like, zeros_like
+from strategy.ops.reshape import reshape_like
 from strategy.pattern import schedule_extern
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func, scan_shape_func
@@ -150,13 +153,37 @@ register_shape_func("cumprod", False, scan_shape_func)
 
 @register_gradient("cumsum")
 def cumsum_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [the sum of grad from each element on], as the total without what comes before it."""
+    """Returns [the sum of grad from each element on]."""
+    data = orig.args[0]
+    return [cast(reshape_like(_sums_onward(orig, grad), data), data.tensor_type.dtype)]
+
+
+@register_gradient("cumprod")
+def cumprod_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [for each element, the sum of grad times the products that it is in, without it].
+
+    Up to the first zero these are the products divided by the element, at the first zero those of the
+    others; what comes after it is only in products that are zero without it too.
+    """
     assert isinstance(orig.attrs, ScanopAttrs)
-    data, axis = orig.args[0], orig.attrs.axis
-    total = call("sum", grad, axis=axis, keepdims=True)
-    before = call("cumsum", grad, axis=0 if axis is None else axis, exclusive=not orig.attrs.exclusive)
-    slope = call("reshape_like", total - before, data)
-    return [call("cast", slope, dtype=data.tensor_type.dtype)]
+    data, axis = orig.args[0], orig.attrs.axis or 0
+    x = reshape_like(cast(data, orig.tensor_type.dtype), orig)
+    zeros, ones = zeros_like(x), ones_like(x)
+    zero = equal(x, zeros)
+    met = call("cumsum", where(zero, ones, zeros), axis=axis)
+    others = where(zero, where(equal(met, ones), ones, zeros), x)
+    products = call("cumprod", others, axis=axis, exclusive=orig.attrs.exclusive)
+    at_first = where(equal(met, ones), _sums_onward(orig, grad * products), zeros)
+    before = where(equal(met, zeros), _sums_onward(orig, grad * orig) / where(zero, ones, x), zeros)
+    return [cast(reshape_like(where(zero, at_first, before), data), data.tensor_type.dtype)]
+
+
+def _sums_onward(orig: Call, terms: Expr) -> Expr:
+    """The sums of what the scan `orig` has from each element on: the total without what comes before."""
+    assert isinstance(orig.attrs, ScanopAttrs)
+    axis = orig.attrs.axis or 0
+    total = call("sum", terms, axis=axis, keepdims=True)
+    return total - call("cumsum", terms, axis=axis, exclusive=not orig.attrs.exclusive)
 
 
 def cumsum(

@@ -24,6 +24,7 @@ from strategy.ops.row import (
     keep_row,
     reader,
     reduce_row,
+    row_extents,
     row_space,
     rowwise,
     schedule_rows,
@@ -136,7 +137,7 @@ def compute_softmax_row(
     """Powers are kept between their sum and the division by it."""
     from tvm import te, tirx
 
-    *rows, extent = (int(d) for d in out_type.shape)
+    rows, extent = row_extents(inputs[0])
     dtype = accumulator(out_type.dtype)
     read, one = reader(inputs[0], dtype), tirx.const(1, dtype)
     largest = reduce_row("max", rows, extent, dtype, read, config, "max")
@@ -155,7 +156,7 @@ def compute_log_softmax_row(
     """Powers are needed for their sum alone."""
     from tvm import te, tirx
 
-    *rows, extent = (int(d) for d in out_type.shape)
+    rows, extent = row_extents(inputs[0])
     dtype = accumulator(out_type.dtype)
     read = reader(inputs[0], dtype)
     largest = reduce_row("max", rows, extent, dtype, read, config, "max")
@@ -187,9 +188,8 @@ def _add_row(name: str, compute: Any) -> None:
     def add(strategy: OpStrategy, attrs: Any, inputs: Any, out_type: Type, target: Target) -> None:
         if rowwise(attrs.axis, inputs):
             strategy.add_implementation(
-                compute, schedule_softmax_row, f"{name}_row.cpu", 12,
-                space=softmax_row_space, symbolic=False,
-            )  # fmt: skip
+                compute, schedule_softmax_row, f"{name}_row.cpu", 12, space=softmax_row_space
+            )
 
     register_cpu_implementations(name, add)
 

@@ -6,10 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.expr import Expr, TupleGetItem, call
+from strategy.expr import Call, Expr, TupleGetItem, call
 from strategy.generic_func import override_native_generic_func
+from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_op, register_reference, register_strategy
 from strategy.op_strategy import OpStrategy
+from strategy.ops.broadcast import equal, where
+from strategy.ops.elemwise import cast, ones_like, zeros_like
+from strategy.ops.reduce import sum as reduce_sum
+from strategy.ops.reshape import expand_dims
 from strategy.pattern import schedule_extern
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
@@ -110,6 +115,29 @@ def topk_shape_func(attrs: TopKAttrs, inputs: Sequence[tuple[int, ...]]) -> list
     axis = attrs.axis % len(inputs[0])
     shape = (*inputs[0][:axis], attrs.k, *inputs[0][axis + 1 :])
     return [shape, shape] if attrs.ret_type == "both" else [shape]
+
+
+@register_gradient("topk")
+def topk_grad(orig: Call, grad: Expr) -> list[Expr | None]:
+    """Returns [grad of the values where each was taken from, zeros elsewhere]."""
+    attrs, data = orig.attrs, orig.args[0]
+    assert isinstance(attrs, TopKAttrs)
+    if attrs.ret_type == "indices":
+        return [None]
+    indices: Expr
+    if attrs.ret_type == "both":
+        grad, indices = TupleGetItem(grad, 0), TupleGetItem(orig, 1)
+    else:
+        indices = call(
+            "topk", data, k=attrs.k, axis=attrs.axis, ret_type="indices", is_ascend=attrs.is_ascend,
+            dtype=attrs.dtype,
+        )  # fmt: skip
+    axis = attrs.axis % data.tensor_type.ndim
+    places = call("cumsum", cast(ones_like(data), attrs.dtype), axis=axis, exclusive=True)
+    # [..., taken, place, ...]
+    here = equal(expand_dims(places, axis), expand_dims(indices, axis + 1))
+    grad = expand_dims(grad, axis + 1)
+    return [reduce_sum(where(here, grad, zeros_like(grad)), axis)]
 
 
 def topk(

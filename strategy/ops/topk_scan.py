@@ -1,30 +1,34 @@
-"""`topk_scan.cpu`: one pass over a row, which keeps the k best so far in order.
+"""`topk_scan.cpu`: one pass over a row, which keeps the k best so far in order, by vectors.
 
-Few elements are better than the worst of those kept: about k ln(n / k) of n in random order. For the
-others there is one comparison. TVM's runtime sorts all of the row instead.
+Few elements are better than the worst of those kept: about k ln(n / k) of n in random order. Blocks of
+elements are compared with it by vectors, and passed over where none is better. One that is better comes
+between those kept by comparing it with all of them at once: each stays, or takes the place of the next
+worse. TVM's runtime sorts all of the row instead.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from strategy.op_strategy import OpStrategy
-from strategy.ops.row import PARALLEL_BYTES, rowwise
+from strategy.ops.row import PARALLEL_BYTES, fold, rowwise
 from strategy.ops.topk import TopKAttrs, topk_strategy
 from strategy.pattern import element_bytes
-from strategy.schedule import Outs, new_schedule
+from strategy.schedule import Outs, lanes_of, new_schedule
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
-# Each element that is kept moves the worse ones: until how many that is surely faster than sorting, and
-# may be.
-_FEW, _MOST = 16, 128
+# Each element that is kept moves the worse ones: until how many that is faster than sorting.
+_MOST = 256
+_BLOCK = 4  # vectors that are compared before it is asked whether any was better
 _DTYPES = frozenset({"float32", "float64", "int32", "int64"})
 
 
-def compute(attrs: TopKAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    """Values and indices, by insertion; among equals the first stays first."""
+def compute(full: int, attrs: TopKAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    """Values and indices, by insertion; among equals the first stays first. `full` is a vector's width."""
     from tvm import te
 
     data = inputs[0]
@@ -32,57 +36,96 @@ def compute(attrs: TopKAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any
     values, indices = te.extern(
         [(*rows, attrs.k)] * 2,
         [data],
-        lambda ins, outs: _scan(attrs, ins[0], *outs),
+        lambda ins, outs: _scan(full, attrs, ins[0], *outs),
         dtype=[str(data.dtype), attrs.dtype],
         name="topk",
     )
     return {"values": [values], "indices": [indices]}.get(attrs.ret_type, [values, indices])
 
 
-def _scan(attrs: TopKAttrs, data: Any, values: Any, indices: Any) -> Any:
+def _scan(full: int, attrs: TopKAttrs, data: Any, values: Any, indices: Any) -> Any:
     from tvm import tirx
     from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as script
 
     *rows, extent = (int(d) for d in data.shape)
-    count, k = 1, attrs.k
-    for n in rows:
-        count *= n
+    count, k, dtype = math.prod(rows), attrs.k, str(data.dtype)
+    lanes = min(full, 1 << (k - 1).bit_length())
+    vectors, block = -(-k // lanes), full * _BLOCK
 
     def better(a: Any, b: Any) -> Any:
         return a < b if attrs.is_ascend else a > b
 
+    def no_worse(a: Any, b: Any) -> Any:
+        return a <= b if attrs.is_ascend else a >= b
+
+    def scan_row(place: list[Any]) -> None:
+        # Before the kept ones stands what is no worse than anything.
+        kept = script.buffer_proxy(script.alloc_buffer([vectors * lanes + 1], dtype, scope="local"))
+        found = script.buffer_proxy(script.alloc_buffer([vectors * lanes + 1], attrs.dtype, scope="local"))
+        hits = script.buffer_proxy(script.alloc_buffer([full], "int32", scope="local"))
+
+        def read(element: Any) -> Any:
+            return tirx.BufferLoad(data, [*place, element])
+
+        def insert(element: Any, *, filling: bool) -> None:
+            value = script.bind(read(element))
+
+            def stays(slot: Any) -> Any:
+                first = no_worse(kept[slot], value)
+                return tirx.And(first, slot <= element) if filling else first
+
+            with script.serial(0, vectors) as step:
+                start = 1 + (vectors - 1 - step) * lanes
+                for buffer, new in ((found, tirx.Cast(attrs.dtype, element)), (kept, value)):
+                    with script.vectorized(0, lanes) as lane:
+                        slot = start + lane
+                        moved = tirx.Select(stays(slot - 1), new, buffer[slot - 1])
+                        buffer[slot] = tirx.Select(stays(slot), buffer[slot], moved)
+
+        def insert_if_better(element: Any) -> None:
+            with script.If(better(read(element), kept[k])), script.Then():
+                insert(element, filling=False)
+
+        kept[0] = _unbeaten(attrs, dtype)
+        with script.serial(0, k) as element:
+            insert(element, filling=True)
+        blocks = (extent - k) // block
+        with script.serial(0, blocks) as number:
+            first = k + number * block
+            with script.vectorized(0, full) as lane:
+                hits[lane] = tirx.const(0, "int32")
+            with script.unroll(0, _BLOCK) as vector, script.vectorized(0, full) as lane:
+                hit = better(read(first + vector * full + lane), kept[k])
+                hits[lane] = hits[lane] | tirx.Select(hit, tirx.const(1, "int32"), tirx.const(0, "int32"))
+            some = fold(lambda a, b: a | b, [hits[n] for n in range(full)]) != 0
+            with script.If(some), script.Then(), script.serial(0, block) as element:
+                insert_if_better(first + element)
+        with script.serial(k + blocks * block, extent) as element:
+            insert_if_better(element)
+        with script.serial(0, k) as slot:
+            script.buffer_store(values, kept[slot + 1], [*place, slot])
+            script.buffer_store(indices, found[slot + 1], [*place, slot])
+
+    parallel = count > 1 and count * extent * element_bytes(dtype) >= PARALLEL_BYTES
     with IRBuilder() as builder:
-        source, best, places = (script.buffer_proxy(b) for b in (data, values, indices))
-
-        def put(row: Any, slot: Any, element: Any) -> None:
-            best[row * k + slot] = source[row * extent + element]
-            places[row * k + slot] = tirx.Cast(attrs.dtype, element)
-
-        def rise(row: Any, slot: Any) -> None:
-            """Brings what stands in a slot before what it is better than."""
-            with script.serial(0, slot) as step:
-                above = row * k + (slot - 1 - step)
-                with script.If(better(best[above + 1], best[above])), script.Then():
-                    value, place = script.bind(best[above]), script.bind(places[above])
-                    best[above] = best[above + 1]
-                    places[above] = places[above + 1]
-                    best[above + 1] = value
-                    places[above + 1] = place
-
-        parallel = count > 1 and count * extent * element_bytes(str(data.dtype)) >= PARALLEL_BYTES
         with (script.parallel if parallel else script.serial)(0, count) as row:
-            with script.serial(0, k) as slot:
-                put(row, slot, slot)
-                rise(row, slot)
-            with (
-                script.serial(k, extent) as element,
-                script.If(better(source[row * extent + element], best[row * k + (k - 1)])),
-                script.Then(),
-            ):
-                put(row, k - 1, element)
-                rise(row, k - 1)
+            place: list[Any] = []
+            rest = row
+            for n in reversed(rows):
+                place.insert(0, rest % n)
+                rest = rest // n
+            scan_row(place)
         return builder.get()
+
+
+def _unbeaten(attrs: TopKAttrs, dtype: str) -> Any:
+    """A number that none is better than."""
+    from tvm import tirx
+
+    if dtype.startswith("float"):
+        return tirx.const(-math.inf if attrs.is_ascend else math.inf, dtype)
+    return tirx.min_value(dtype) if attrs.is_ascend else tirx.max_value(dtype)
 
 
 def schedule(attrs: TopKAttrs, outs: Outs, target: Target) -> Any:
@@ -98,7 +141,10 @@ def topk_strategy_cpu(
     assert topk_strategy.default is not None
     strategy: OpStrategy = topk_strategy.default(attrs, inputs, out_type, target)
     data = inputs[0]
-    if data.dtype in _DTYPES and attrs.k <= _MOST and rowwise(attrs.axis, inputs):
-        plevel = 12 if attrs.k <= _FEW else 8
-        strategy.add_implementation(compute, schedule, "topk_scan.cpu", plevel, symbolic=False)
+    known = all(d.is_constant for d in data.shape)
+    if known and data.dtype in _DTYPES and attrs.k <= _MOST and rowwise(attrs.axis, inputs):
+        strategy.add_implementation(
+            partial(compute, lanes_of(target, data.dtype)), schedule, "topk_scan.cpu", 12, version=2,
+            symbolic=False,
+        )  # fmt: skip
     return strategy

@@ -148,6 +148,8 @@ def test_a_long_chain_is_solved_against_the_arrows():
         (concatenate, r"concatenate: data is float32\[2,3\]: expected a tuple"),
         (lambda x: conv2d(x, Var("w")), r"conv2d: data is float32\[2,3\]: expected 4 dimensions"),
         (lambda x: max_pool2d(typed("float32[1,1,4,4]", "y"), 2, padding=2), "wider than the window"),
+        (lambda x: call("max_pool2d_backward", *(typed("float32[1,1,4,4]", n) for n in "gy"), pool_size=2),
+         r"max_pool2d_backward: grad is float32\[1,1,4,4\]: what is pooled is float32\[1,1,3,3\]"),
         (lambda x: collapse_sum_like(x, typed("float32[2]", "y")), r"collapse_sum_like: data is float32\[2,3\]"),
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ from strategy.expr import Constant, Expr, Tuple, Var, call
 from strategy.gradient import GradientError, gradient, register_gradient
 from strategy.inference import infer_type
 from strategy.op import register_op, register_reference
-from strategy.ops.avg_pool2d import global_avg_pool2d
+from strategy.ops.avg_pool2d import avg_pool2d, global_avg_pool2d
 from strategy.ops.batch_matmul import batch_matmul
 from strategy.ops.bias_add import bias_add
 from strategy.ops.broadcast import (
@@ -33,6 +33,7 @@ from strategy.ops.conv2d import conv2d
 from strategy.ops.dense import dense
 from strategy.ops.elemwise import abs as absolute
 from strategy.ops.elemwise import (
+    cast,
     clip,
     erf,
     exp,
@@ -47,15 +48,17 @@ from strategy.ops.elemwise import (
     tanh,
 )
 from strategy.ops.layer_norm import layer_norm
+from strategy.ops.max_pool2d import max_pool2d
 from strategy.ops.reduce import max as reduce_max
 from strategy.ops.reduce import mean, prod
 from strategy.ops.reduce import min as reduce_min
 from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import expand_dims, reshape, reshape_like, squeeze
-from strategy.ops.scan import cumsum
+from strategy.ops.scan import cumprod, cumsum
 from strategy.ops.softmax import log_softmax, softmax
 from strategy.ops.strided_slice import strided_slice
 from strategy.ops.take import take
+from strategy.ops.topk import topk
 from strategy.ops.transpose import transpose
 from strategy.reference import evaluate
 from strategy.type_relation import identity_relation
@@ -63,11 +66,19 @@ from strategy.type_relation import identity_relation
 STEP = 1e-5
 
 
-def check(build: Callable[..., Expr], shapes: list[tuple[int, ...]], low=-1.0, high=1.0) -> None:
-    """Compares the gradient of a graph, its outputs randomly weighted, with central differences."""
+def check(
+    build: Callable[..., Expr], shapes: list[tuple[int, ...]], low=-1.0, high=1.0, *, distinct=False
+) -> None:
+    """Compares the gradient of a graph, its outputs randomly weighted, with central differences.
+
+    With `distinct`, no two elements of an input are so near each other that a step changes their order.
+    """
     rng = np.random.default_rng(len(shapes) + sum(map(sum, shapes)))
     names = [f"x{i}" for i in range(len(shapes))]
     inputs = {n: rng.uniform(low, high, s) for n, s in zip(names, shapes, strict=True)}
+    if distinct:
+        for n, s in zip(names, shapes, strict=True):
+            inputs[n] = rng.permutation(np.linspace(low, high, int(np.prod(s)))).reshape(s)
     variables = [
         Var(n, f"float64[{','.join(map(str, s))}]") for n, s in zip(names, shapes, strict=True)
     ]
@@ -223,6 +234,76 @@ def test_cumsum(shape, exclusive, data):
     check(lambda x: cumsum(x, axis, exclusive=exclusive), [tuple(shape)])
 
 
+@given(shape=st.lists(extents, min_size=1, max_size=3), exclusive=st.booleans(), data=st.data())
+def test_cumprod(shape, exclusive, data):
+    axis = data.draw(st.none() | st.integers(-len(shape), len(shape) - 1))
+    check(lambda x: cumprod(x, axis, exclusive=exclusive), [tuple(shape)])
+
+
+@given(
+    numbers=st.lists(st.sampled_from([0.0, -1.5, 2.0]), min_size=1, max_size=6), exclusive=st.booleans()
+)
+def test_cumprod_has_a_gradient_at_zeros(numbers, exclusive):
+    x = Var("x", f"float64[{len(numbers)}]")
+    (found,) = gradient(cumprod(x, 0, exclusive=exclusive))
+    ends = range(len(numbers)) if exclusive else range(1, len(numbers) + 1)
+    expected = [
+        sum(np.prod(numbers[:i] + numbers[i + 1 : end]) for end in ends if end > i)
+        for i in range(len(numbers))
+    ]
+    np.testing.assert_allclose(evaluate(found, {"x": np.array(numbers)}), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("kept", ["values", "both"])
+@given(shape=st.lists(extents, min_size=1, max_size=3), ascend=st.booleans(), data=st.data())
+def test_topk(kept, shape, ascend, data):
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    k = data.draw(st.integers(1, shape[axis]))
+
+    def values(x: Expr) -> Expr:
+        found = topk(x, k, axis, kept, ascend)
+        return found[0] if kept == "both" else found
+
+    check(values, [tuple(shape)], distinct=True)
+
+
+def test_nothing_flows_to_what_is_only_counted():
+    x = Var("x", "float64[3]")
+    (found,) = gradient(cast(topk(x, 2, ret_type="indices"), "float64"))
+    np.testing.assert_array_equal(evaluate(found, {"x": np.arange(3.0)}), np.zeros(3))
+
+
+@st.composite
+def poolings(draw: st.DrawFn):
+    size = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    dilation = draw(st.tuples(st.integers(1, 2), st.integers(1, 2)))
+    reach = [(k - 1) * d for k, d in zip(size, dilation, strict=True)]
+    padding = draw(st.tuples(*[st.integers(0, reach[side % 2]) for side in range(4)]))
+    image = [r + 1 + draw(st.integers(0, 3)) for r in reach]
+    strides = draw(st.tuples(st.integers(1, 3), st.integers(1, 2)))
+    how = {"pool_size": size, "strides": strides, "dilation": dilation, "padding": padding}
+    return (1, 2, *image), how
+
+
+@given(case=poolings(), count_include_pad=st.booleans())
+def test_avg_pool2d(case, count_include_pad):
+    shape, how = case
+    check(lambda x: avg_pool2d(x, **how, count_include_pad=count_include_pad), [shape])
+
+
+@given(case=poolings())
+def test_max_pool2d(case):
+    shape, how = case
+    check(lambda x: max_pool2d(x, **how), [shape], distinct=True)
+
+
+def test_max_pool2d_shares_the_gradient_out_among_equals():
+    x = Var("x", "float64[1,1,2,3]")
+    at = np.array([[[[1.0, 3.0, 3.0], [0.0, 2.0, 3.0]]]])
+    (found,) = gradient(max_pool2d(x, 2))
+    np.testing.assert_allclose(evaluate(found, {"x": at})[0, 0], [[0, 4 / 3, 1 / 3], [0, 0, 1 / 3]])
+
+
 def test_global_avg_pool2d():
     check(global_avg_pool2d, [(2, 3, 2, 4)])
 
@@ -281,6 +362,8 @@ def test_second_derivatives():
     check(slope(lambda x: sigmoid(x) * x), [(3, 2)])
     check(slope(lambda x, w: tanh(conv2d(x, w, padding=1))), [(1, 2, 3, 3), (2, 2, 3, 3)])
     check(slope(lambda x: softmax(x) * x), [(2, 3)])
+    check(slope(lambda x: cumprod(x, 0) * x), [(4,)])
+    check(slope(lambda x: avg_pool2d(x * x, 2, padding=1)), [(1, 2, 2, 3)])
 
 
 def test_a_node_that_is_used_twice_gets_the_sum():
@@ -315,11 +398,10 @@ def test_gradients_have_symbolic_types():
 def test_errors_name_the_operator(monkeypatch):
     monkeypatch.setattr(registry, "_ops", dict(registry._ops))
     x = Var("x", "float64[3]")
-    with pytest.raises(GradientError, match="cumprod has no gradient: register one"):
-        gradient(call("cumprod", x))
     with pytest.raises(GradientError, match="take the gradient of one tensor"):
         gradient(Tuple([x, x]))
     for name, rule, message in (
+        ("no_rule", None, "no_rule has no gradient: register one"),
         ("wrong_count", lambda orig, grad: [], "gives 0 expressions for 1 inputs"),
         ("wrong_type", lambda orig, grad: [reduce_sum(grad)], r"for data is float64\[\], but"),
     ):
@@ -336,3 +418,8 @@ def test_collapse_sum_like_undoes_a_broadcast():
     check(lambda x, y: collapse_sum_like(x * x, y), [(2, 3, 4), (3, 1)])
     x = Var("x", "float32[2,3]")
     assert str(infer_type(collapse_sum_like(ones_like(x), Var("y", "float32[3]")))) == "float32[3]"
+
+
+def test_every_operator_has_a_gradient():
+    without = {name for name, op in registry.all_ops().items() if op.get_attr("FPrimalGradient") is None}
+    assert without == {"max_pool2d_backward"}  # so that max pooling is differentiated once

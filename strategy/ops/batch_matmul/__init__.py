@@ -30,12 +30,14 @@ def batch_matmul_strategy_cpu(
     """The implementations for processors."""
     strategy = OpStrategy()
     strategy.add_implementation(compute_batch_matmul, schedule_plain_cpu, "batch_matmul.cpu", 5)
-    # Tiles are counted when the code is made.
-    constant = all(d.is_constant for kind in inputs for d in kind.shape)
-    if constant and inputs[0].dtype in ("float32", "float64"):
+    # Tiles are counted when the code is made; the entries of the batch may be when it runs.
+    tiled = all(d.is_constant for kind in inputs for d in kind.shape[1:])
+    if tiled and inputs[0].dtype in ("float32", "float64"):
         strategy.add_implementation(
-            pack.compute, pack.schedule, "batch_matmul_pack.cpu", 15, space=pack.space, prepare=pack.prepare
-        )
+            pack.compute, pack.schedule, "batch_matmul_pack.cpu", 15, version=2,
+            space=pack.space, prepare=pack.prepare,
+        )  # fmt: skip
+    constant = all(d.is_constant for kind in inputs for d in kind.shape)
     if constant and inputs[0].dtype == "float32" and "cblas" in target.libs:
         # Few rows do not pay for packing y.
         few = attrs.transpose_b and int(out_type.shape[1]) < 8

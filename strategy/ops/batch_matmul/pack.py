@@ -25,6 +25,7 @@ from strategy.ops.dense.tile import (
     whole_blocks,
     width_knob,
 )
+from strategy.pattern import extents_of
 from strategy.schedule import (
     Outs,
     find_stages,
@@ -39,7 +40,7 @@ from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
-_BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 32, 48, 64)
+_TASKS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 _INNER = Knob("inner", ["rows", "panels"])
 _PACK_APART = Knob("pack_apart", [False, True])
 
@@ -47,26 +48,27 @@ _PACK_APART = Knob("pack_apart", [False, True])
 def space(
     attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> ConfigSpace:
-    """Tile, unrolling, how tiles are grouped into tasks, and where y is packed.
+    """Tile, unrolling, how many tasks columns and rows are shared out to, and where y is packed.
 
     Tasks pack what they read for themselves, or all is packed before (`pack_apart`).
     """
     assert isinstance(attrs, BatchMatmulAttrs)
     assert isinstance(out_type, TensorType)
-    batch, m, n = out_type.concrete_shape
-    depth = inputs[0].concrete_shape[1 if attrs.transpose_a else 2]
+    batch, (m, n) = out_type.shape[0], (int(d) for d in out_type.shape[1:])
+    depth = int(inputs[0].shape[1 if attrs.transpose_a else 2])
     lanes = lanes_of(target, accumulator(inputs[0].dtype))
 
     def fallback() -> dict[str, Any]:
         rows, width = best_tile_of(m, n, lanes, target.vector_registers)
-        tiles, panels = -(-m // rows), -(-n // width)
-        shared = batch < target.threads
+        panels = -(-n // width)
+        # A batch that is known at run time only is taken to be large.
+        shared = batch.is_constant and int(batch) < target.threads
         return {
             "rows": rows,
             "width": width,
             "unroll": 1,
-            "n_block": largest_divisor(_BLOCKS, panels, -(-panels // target.threads) if shared else panels),
-            "m_block": tiles,
+            "n_tasks": largest_divisor(_TASKS, panels, 2 * target.threads) if shared else 1,
+            "m_tasks": 1,
             "inner": "rows",
             "pack_apart": shared or not attrs.transpose_b,
         }
@@ -76,18 +78,17 @@ def space(
             width_knob(lanes, n),
             up_to("rows", ROWS, 2 * m),
             up_to("unroll", (1, 2, 4, 8), depth),
-            up_to("n_block", _BLOCKS, -(-n // lanes)),
-            # All tiles of a column too, whatever their number: tasks that pack for themselves have them.
-            Knob("m_block", sorted({*(x for x in _BLOCKS if x <= m), *(-(-m // rows) for rows in ROWS)})),
+            up_to("n_tasks", _TASKS, -(-n // lanes)),
+            up_to("m_tasks", _TASKS, m),
             _INNER,
             _PACK_APART if attrs.transpose_b else Knob("pack_apart", [True]),
         ],
         [
             register_constraint(target.vector_registers, lanes),
-            whole_blocks(n, "width", "n_block"),
-            whole_blocks(m, "rows", "m_block"),
+            whole_blocks(n, "width", "n_tasks"),
+            whole_blocks(m, "rows", "m_tasks"),
             # A task that shares its columns with another would pack them again.
-            (knob("pack_apart") == 1) | (knob("m_block") * knob("rows") >= m),
+            (knob("pack_apart") == 1) | (knob("m_tasks") == 1),
         ],
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
@@ -101,7 +102,7 @@ def prepare(attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], config: Confi
     def pack(y: Any) -> Any:
         from tvm import te, tirx
 
-        batch, n, k = (int(extent) for extent in y.shape)
+        batch, n, k = y.shape[0], int(y.shape[1]), int(y.shape[2])
 
         def read(b: Any, panel: Any, step: Any, lane: Any) -> Any:
             column = panel * width + lane
@@ -122,17 +123,21 @@ def compute(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: Type, conf
 
     assert isinstance(out_type, TensorType)
     x, y = inputs
-    batch, m, n = out_type.concrete_shape
+    batch, m, n = extents_of(out_type, inputs)
     rows, width = integer(config, "rows"), integer(config, "width")
     dtype, row = accumulator(str(x.dtype)), clamped_row(m)
     r = te.reduce_axis((0, int(x.shape[1 if attrs.transpose_a else 2])), name="r")
 
+    def entry(tensor: Any, b: Any) -> Any:
+        """The entry of a batch; the only one is used for all."""
+        return 0 if isinstance(tensor.shape[0], tirx.IntImm) and int(tensor.shape[0]) == 1 else b
+
     def left(b: Any, i: Any) -> Any:
-        b = 0 if int(x.shape[0]) == 1 else b
+        b = entry(x, b)
         return x[b, r, row(i)] if attrs.transpose_a else x[b, row(i), r]
 
     def right(b: Any, j: Any) -> Any:
-        b = 0 if int(y.shape[0]) == 1 else b
+        b = entry(y, b)
         if attrs.transpose_b:
             return y[b, j // width, r, j % width]
         if n % width == 0:
@@ -157,8 +162,8 @@ def schedule(attrs: BatchMatmulAttrs, outs: Outs, target: Target, config: Config
     lanes = lanes_of(target, accumulator(outs.args[0].dtype))
     sch.set_scope(tiles, 0, "local")
     b, i, j, steps = sch.get_loops(tiles)
-    m_task, row_tile, rows = sch.split(i, [None, integer(config, "m_block"), integer(config, "rows")])
-    n_task, panel, columns = sch.split(j, [None, integer(config, "n_block"), integer(config, "width")])
+    m_task, row_tile, rows = sch.split(i, [integer(config, "m_tasks"), None, integer(config, "rows")])
+    n_task, panel, columns = sch.split(j, [integer(config, "n_tasks"), None, integer(config, "width")])
     inner = (panel, row_tile) if config["inner"] == "rows" else (row_tile, panel)
     sch.reorder(b, n_task, m_task, *inner, rows, columns, steps)
     sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)

@@ -29,8 +29,8 @@ from strategy.types import TensorType, Type
 
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 14)
 _BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_PAD = Knob("pad", ["task", "apart", "inline"])
-_PAD_WITH_STRIDE = Knob("pad", ["task", "apart"])
+_PAD = Knob("pad", ["tile", "task", "apart", "inline"])
+_PAD_WITH_STRIDE = Knob("pad", ["tile", "task", "apart"])
 _WINDOW = Knob("window", ["unrolled", "rows", "loops"])
 
 
@@ -44,8 +44,9 @@ def space(
 ) -> ConfigSpace:
     """The pixels whose sums are kept, lanes, channels per task, and where the padding is made.
 
-    Each task pads its channels for itself, all are padded before (`apart`), or bounds are checked where
-    the image is read (`inline`). The loops over the window are unrolled, those over its rows only, or none.
+    Rows of tiles pad what they read (`tile`), tasks a channel at a time, all are padded before (`apart`), or
+    bounds are checked where the image is read (`inline`). The loops over the window are unrolled, those over
+    its rows only, or none.
     """
     assert isinstance(attrs, Conv2DAttrs)
     assert isinstance(out_type, TensorType)
@@ -149,8 +150,8 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
         sch.compute_inline(padded)
     elif padded is not None:
         full = lanes_of(target, str(outs.args[0].dtype))
-        if config["pad"] == "task":
-            sch.compute_at(padded, channel, preserve_unit_loops=True)
+        if config["pad"] in ("task", "tile"):
+            sch.compute_at(padded, channel if config["pad"] == "task" else h_tile, preserve_unit_loops=True)
             _, lane = sch.split(sch.get_loops(padded)[-1], [None, full])
             sch.vectorize(lane)
         else:

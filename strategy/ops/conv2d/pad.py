@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.schedule import stage
 
 
@@ -18,6 +19,23 @@ def pad_zeros(data: Any, padding: tuple[int, int, int, int]) -> Any:
         return data
     top, left, bottom, right = padding
     return topi.nn.pad(data, (0, 0, top, left), (0, 0, bottom, right), name="padded", attrs=stage("padded"))
+
+
+def pick_pixels(data: Any, attrs: Conv2DAttrs, out_h: int, out_w: int) -> Any:
+    """The pixels that windows of one pixel see, next to each other: what a stride leaves out is not read again."""
+    from tvm import te, tirx
+
+    top, left, *_ = attrs.padding
+    batch, channels, height, width = (int(extent) for extent in data.shape)
+
+    def pixel(n: Any, c: Any, h: Any, w: Any) -> Any:
+        y, x = h * attrs.strides[0] - top, w * attrs.strides[1] - left
+        if not any(attrs.padding):
+            return data[n, c, y, x]
+        inside = tirx.all(y >= 0, y < height, x >= 0, x < width)
+        return tirx.if_then_else(inside, data[n, c, y, x], tirx.const(0, data.dtype))
+
+    return te.compute((batch, channels, out_h, out_w), pixel, name="padded", attrs=stage("padded"))
 
 
 def schedule_padding(sch: Any, padded: Any, lanes: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
+from strategy.ops.conv2d.pad import pad_zeros, pick_pixels, schedule_padding
 from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, pack_rows
 from strategy.ops.dense.tile import (
     ROWS,
@@ -102,8 +102,11 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: C
     geometry = Geometry.of_tensors(weight, out_type)
     dtype, out_w, pixels = str(data.dtype), geometry.out_w, geometry.pixels
     rows, width = integer(config, "rows"), integer(config, "width")
-    padded = pad_zeros(data, attrs.padding)
     (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
+    if geometry.kernel_h == geometry.kernel_w == 1 and attrs.strides != (1, 1):
+        padded, stride_h, stride_w = pick_pixels(data, attrs, geometry.out_h, out_w), 1, 1
+    else:
+        padded = pad_zeros(data, attrs.padding)
     c = te.reduce_axis((0, geometry.channels), name="c")
     y = te.reduce_axis((0, geometry.kernel_h), name="y")
     x = te.reduce_axis((0, geometry.kernel_w), name="x")

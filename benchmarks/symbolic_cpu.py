@@ -1,0 +1,107 @@
+"""One function for every size, beside functions made for one size, on this host's CPU.
+
+    python benchmarks/symbolic_cpu.py
+    python benchmarks/symbolic_cpu.py --sizes 1 16 128
+
+Operators of BERT-base whose leading dimension is known at run time only, float32, untuned: the fallback of
+the highest plevel that takes the dimension as a symbol, beside the same implementation lowered for the
+size itself, and beside the plain schedule for any size. Bursts of the three alternate.
+
+Prints medians, and the ratio of the time of the function for one size to that of the one for all: above 1,
+nothing is lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from strategy.workload import Workload
+
+CASES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "gelu": ({"data": "float32[m,3072]"}, {}),
+    "add": ({"lhs": "float32[m,768]", "rhs": "float32[768]"}, {}),
+    "softmax": ({"data": "float32[m,384]"}, {}),
+    "layer_norm": ({"data": "float32[m,768]", "gamma": "float32[768]", "beta": "float32[768]"}, {}),
+    "sum": ({"data": "float32[m,768]"}, {"axis": [1]}),
+    "dense": ({"data": "float32[m,768]", "weight": "float32[768,768]"}, {}),
+    "batch_matmul": ({"x": "float32[m,128,64]", "y": "float32[m,128,64]"}, {}),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--sizes", nargs="+", type=int, default=[1, 16, 128])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9, help="bursts of each contender")
+    arguments = parser.parse_args()
+    os.environ["TVM_NUM_THREADS"] = str(arguments.threads)
+    print(f"{'operator':>14} {'m':>5} {'implementation':>22} {'any m':>9} {'this m':>9} {'ratio':>6} {'plain':>9}")
+    ratios = []
+    for op in CASES:
+        for size, name, times in _times(op, arguments):
+            for_all, for_one, plain = times
+            ratios.append(for_one / for_all)
+            shown = "" if plain is None else f"{plain * 1e6:7.1f}µs"
+            print(
+                f"{op:>14} {size:5d} {name:>22} {for_all * 1e6:7.1f}µs {for_one * 1e6:7.1f}µs "
+                f"{ratios[-1]:5.2f}× {shown:>9}",
+                flush=True,
+            )
+    print(f"{len(ratios)} rows: {statistics.geometric_mean(ratios):.2f}× on average (geometric)")
+    return 0
+
+
+def _times(op: str, arguments: argparse.Namespace) -> Any:
+    """For each size: what is chosen, its median for all sizes and for this one, and that of the plain schedule."""
+    from race import burst
+
+    from strategy.op_strategy import candidates
+    from strategy.target import Target
+    from strategy.workload import Workload
+
+    target = Target.parse("cpu").with_threads(arguments.threads)
+    inputs, attrs = CASES[op]
+    constants = [name for name in inputs if name == "weight"]
+    whole = Workload.make(op, inputs, attrs, constants)
+    usable = [c for c in candidates(whole, target) if c.symbolic and c.condition is None and c.library is None]
+    name = max(usable, key=lambda c: c.plevel).implementation
+    plain = next((c.implementation for c in usable if not c.tunable and c.implementation != name), None)
+    for size in arguments.sizes:
+        sized = {n: kind.replace("m", str(size)) for n, kind in inputs.items()}
+        one = Workload.make(op, sized, attrs, constants)
+        calls = [_call(whole, one, target, name), _call(one, one, target, name)]
+        if plain is not None:
+            calls.append(_call(whole, one, target, plain))
+        samples: list[list[float]] = [[] for _ in calls]
+        for turn in range(arguments.rounds + 1):
+            for call, found in zip(calls, samples, strict=True):
+                seconds = burst(call)
+                if turn:  # the first warms up
+                    found.append(seconds)
+        medians: list[float | None] = [statistics.median(found) for found in samples]
+        yield size, name, (*medians, None)[:3]
+
+
+def _call(lowered: Workload, called: Workload, target: Any, name: str) -> Callable[[], Any]:
+    """A call of an implementation lowered for one workload with the tensors of another."""
+    import tvm
+
+    from strategy.lower import lower
+    from workers.reference import random_inputs
+
+    artefact = lower(lowered, target, name).compile()
+    given = random_inputs(called, 0)
+    inputs = [artefact.prepare(a, tvm.runtime.tensor(given[a.name])) for a in artefact.arguments[:-1]]
+    main = artefact.main
+    out = tvm.runtime.empty(called.out_type.concrete_shape, called.out_type.dtype)
+    return lambda: main(*inputs, out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

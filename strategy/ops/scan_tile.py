@@ -1,0 +1,177 @@
+"""`cumsum_tile.cpu`, `cumprod_tile.cpu`: several scans side by side, whose totals stay in registers.
+
+A scan waits for the element before it. Along an axis before the last, neighbours fill vectors; along the
+last, some rows take turns, so that each has its total ready when it is its turn again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.generic_func import GenericFunc
+from strategy.op_strategy import OpStrategy
+from strategy.ops.row import PARALLEL_BYTES
+from strategy.ops.scan import ScanopAttrs, cumprod_strategy, cumsum_strategy
+from strategy.pattern import element_bytes
+from strategy.schedule import Outs, integer, lanes_of, new_schedule
+from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.target import Target
+from strategy.types import TensorType, Type
+
+_DTYPES = frozenset({"float32", "float64", "int32", "int64"})
+
+
+def _split(attrs: ScanopAttrs, shape: Sequence[Any]) -> tuple[int, int, int]:
+    """How many elements there are before the axis, along it, and behind it."""
+    extents = [int(d) for d in shape]
+    if attrs.axis is None:
+        return 1, math.prod(extents), 1
+    axis = attrs.axis % len(extents)
+    return math.prod(extents[:axis]), extents[axis], math.prod(extents[axis + 1 :])
+
+
+def space(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> ConfigSpace:
+    """How many scans are side by side (`lanes` in each of `vectors`), unrolling, and threads or none."""
+    assert isinstance(attrs, ScanopAttrs)
+    assert isinstance(out_type, TensorType)
+    full = lanes_of(target, out_type.dtype)
+    parallel = out_type.size * element_bytes(out_type.dtype) >= PARALLEL_BYTES
+    threads = target.threads if parallel else 1
+    return _space(*_split(attrs, inputs[0].shape), full, target.vector_registers, threads)
+
+
+@lru_cache(maxsize=1024)
+def _space(count: int, extent: int, inner: int, full: int, registers: int, threads: int) -> ConfigSpace:
+    across = inner > 1
+    lanes = tuple(x for x in (full // 4, full // 2, full) if x >= 1) if across else (1,)
+    if across:
+        vectors = tuple(v for v in (1, 2, 3, 4, 6, 8, 12) if (v - 1) * lanes[0] < inner)
+    else:
+        vectors = tuple(v for v in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16) if count % v == 0)
+    unrolls = tuple(u for u in (1, 2, 3, 4, 5, 6, 8, 16) if extent % u == 0)
+
+    def fallback() -> dict[str, Any]:
+        fitting = [v for v in vectors if v <= 8 and (v == 1 or not across or v * full <= inner)]
+        tasks = {v: count * -(-inner // (v * full)) if across else count // v for v in fitting}
+        shared = [v for v in fitting if tasks[v] % threads == 0]
+        return {
+            "lanes": lanes[-1], "vectors": max(shared or fitting[:1]),
+            "unroll": max(u for u in unrolls if u <= (1 if across else 4)), "parallel": threads > 1,
+        }  # fmt: skip
+
+    return ConfigSpace(
+        [Knob("lanes", lanes), Knob("vectors", vectors), Knob("unroll", unrolls), Knob("parallel", (False, True))],
+        # The totals and a vector that is read fit the registers; beyond so many, code is only longer.
+        [knob("vectors") < registers, knob("vectors") * knob("unroll") <= 2 * registers],
+        derived={"width": knob("lanes") * knob("vectors")},
+        fallback=fallback,
+    )
+
+
+def _compute(
+    combine: Callable[[Any, Any], Any], start: int, attrs: ScanopAttrs, inputs: Sequence[Any],
+    out_type: TensorType, config: Config,
+) -> list[Any]:  # fmt: skip
+    from tvm import te
+
+    return [
+        te.extern(
+            [out_type.concrete_shape], [inputs[0]],
+            lambda ins, outs: _scan(combine, start, attrs, ins[0], outs[0], config),
+            dtype=out_type.dtype, name="scan",
+        )
+    ]  # fmt: skip
+
+
+def _scan(
+    combine: Callable[[Any, Any], Any], start: int, attrs: ScanopAttrs, data: Any, out: Any, config: Config
+) -> Any:
+    from tvm import tirx
+    from tvm.script.ir_builder import IRBuilder
+    from tvm.script.ir_builder import tirx as script
+
+    count, extent, inner = _split(attrs, data.shape)
+    lanes, vectors, unroll = (integer(config, name) for name in ("lanes", "vectors", "unroll"))
+    width, dtype = lanes * vectors, str(out.dtype)
+    blocks, first = -(-inner // width), tirx.const(start, dtype)
+    whole = inner == 1 or inner % width == 0
+
+    def scan_block(block: Any) -> None:
+        totals = script.buffer_proxy(script.alloc_buffer([width], dtype, scope="local"))
+
+        def each(step: Callable[[Any], None]) -> None:
+            inner_loop = script.vectorized if lanes > 1 else script.unroll
+            with script.unroll(0, vectors) as vector, inner_loop(0, lanes) as lane:
+                step(vector * lanes + lane)
+
+        def begin(n: Any) -> None:
+            totals[n] = first
+
+        each(begin)
+        with script.serial(0, extent // unroll) as outer, script.unroll(0, unroll) as inner_step:
+            element = outer * unroll + inner_step
+
+            def place(n: Any) -> Any:
+                if inner == 1:
+                    return (block * width + n) * extent + element
+                return (block // blocks * extent + element) * inner + column(n)
+
+            def column(n: Any) -> Any:
+                return block % blocks * width + n
+
+            def add(n: Any) -> None:
+                value = tirx.Cast(dtype, source[place(n)])
+                if not whole:
+                    value = tirx.if_then_else(column(n) < inner, value, first)
+                totals[n] = combine(totals[n], value)
+
+            def store(n: Any) -> None:
+                if whole:
+                    result[place(n)] = totals[n]
+                    return
+                with script.If(column(n) < inner), script.Then():
+                    result[place(n)] = totals[n]
+
+            for step in (store, add) if attrs.exclusive else (add, store):
+                each(step)
+
+    with IRBuilder() as builder:
+        source, result = script.buffer_proxy(data), script.buffer_proxy(out)
+        tasks = count // vectors if inner == 1 else count * blocks
+        with (script.parallel if config["parallel"] else script.serial)(0, tasks) as block:
+            scan_block(block)
+        return builder.get()
+
+
+def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
+    """As it is written."""
+    return new_schedule(outs)
+
+
+def _add(name: str, generic: GenericFunc, combine: Callable[[Any, Any], Any], start: int) -> None:
+    compute = partial(_compute, combine, start)
+
+    @generic.register("cpu")
+    def strategy_cpu(
+        attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+    ) -> OpStrategy:
+        assert generic.default is not None
+        strategy: OpStrategy = generic.default(attrs, inputs, out_type, target)
+        data = inputs[0]
+        known = all(d.is_constant and int(d) >= 1 for d in data.shape)
+        if not known or data.dtype not in _DTYPES or out_type.dtype not in _DTYPES:
+            return strategy
+        count, _, inner = _split(attrs, data.shape)
+        if count * inner > 1:
+            strategy.add_implementation(
+                compute, schedule, f"{name}_tile.cpu", 12, space=space, symbolic=False
+            )
+        return strategy
+
+
+_add("cumsum", cumsum_strategy, lambda a, b: a + b, 0)
+_add("cumprod", cumprod_strategy, lambda a, b: a * b, 1)

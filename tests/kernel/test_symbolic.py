@@ -1,0 +1,83 @@
+"""One function for every size: schedules with a symbolic leading dimension, judged by NumPy."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from strategy.lower import Artefact, lower
+from strategy.op_strategy import find_implementation
+from strategy.target import Target
+from strategy.workload import Workload
+from workers.reference import random_inputs, reference, tolerances
+
+TARGET = Target.parse("cpu").with_threads(2)
+LAYER_NORM = {"data": "float32[m,100]", "gamma": "float32[100]", "beta": "float32[100]"}
+CASES = [
+    ("gelu", {"data": "float32[m,77]"}, {}, "broadcast.cpu"),
+    ("add", {"lhs": "float32[m,3,40]", "rhs": "float32[3,1]"}, {}, "broadcast.cpu"),
+    ("transpose", {"data": "float32[m,6,40]"}, {"axes": [0, 2, 1]}, "injective.cpu"),
+    ("softmax", {"data": "float32[m,100]"}, {}, "softmax_row.cpu"),
+    ("softmax", {"data": "float32[m,4,33]"}, {}, "softmax_row.cpu"),
+    ("log_softmax", {"data": "float64[m,100]"}, {}, "log_softmax_row.cpu"),
+    ("layer_norm", LAYER_NORM, {}, "layer_norm_row.cpu"),
+    ("sum", {"data": "float32[m,3,50]"}, {"axis": [1, 2]}, "reduce_row.cpu"),
+    ("mean", {"data": "float32[m,3,64]"}, {"axis": [-1], "keepdims": True}, "reduce_row.cpu"),
+    ("sum", {"data": "float32[m,4,33]"}, {"axis": [2]}, "reduce_row.cpu"),
+    ("max", {"data": "int32[m,50]"}, {"axis": [1]}, "reduce_row.cpu"),
+    ("sum", {"data": "float32[m,50]"}, {"axis": [0]}, "reduce.cpu"),
+    ("dense", {"data": "float32[m,40]", "weight": "float32[33,40]"}, {}, "dense_pack.cpu"),
+    ("batch_matmul", {"x": "float32[m,9,20]", "y": "float32[m,17,20]"}, {}, "batch_matmul_pack.cpu"),
+    ("batch_matmul", {"x": "float32[m,9,20]", "y": "float32[1,20,32]"}, {"transpose_b": False},
+     "batch_matmul_pack.cpu"),
+]  # fmt: skip
+
+
+def bound(op: str, inputs: dict[str, str], attrs: dict, m: int) -> Workload:
+    return Workload.make(op, {name: kind.replace("m", str(m)) for name, kind in inputs.items()}, attrs)
+
+
+def check(artefact: Artefact, workload: Workload, seed: int) -> None:
+    import tvm
+
+    given = random_inputs(workload, seed)
+    (expected,) = reference(workload, given)
+    (allowed,) = tolerances(workload, given, [expected])
+    dtype = artefact.arguments[-1].tensor.dtype
+    out = tvm.runtime.tensor(np.full(expected.shape, 77, dtype))
+    artefact.main(*(tvm.runtime.tensor(given[a.name]) for a in artefact.arguments[:-1]), out)
+    off = np.abs(out.numpy().astype(np.float64) - np.asarray(expected, np.float64))
+    assert off.max(initial=0) <= allowed, f"{workload}: off by {off.max():.3g}"
+
+
+@pytest.mark.parametrize(("op", "inputs", "attrs", "implementation"), CASES)
+def test_right_for_every_size(op, inputs, attrs, implementation):
+    workload = Workload.make(op, inputs, attrs)
+    space = find_implementation(workload, TARGET, implementation).space
+    configs = [None]
+    if space is not None:
+        found = space(workload.attr_node, workload.input_types, workload.out_type, TARGET)
+        configs += found.sample(random.Random(0), 1)
+    for config in configs:
+        lowered = lower(workload, TARGET, implementation, config)
+        if config is None:
+            text = lowered.module.script()
+            assert "T.vectorized" in text
+            assert "T.parallel" in text
+        artefact = lowered.compile()
+        for m in (1, 2, 7, 64, 131):
+            check(artefact, bound(op, inputs, attrs, m), m)
+
+
+@pytest.mark.parametrize(("op", "inputs", "attrs", "implementation"), [c for c in CASES if "row" in c[3]])
+def test_what_is_best_for_some_size_is_a_configuration_for_all(op, inputs, attrs, implementation):
+    def space(workload: Workload):
+        found = find_implementation(workload, TARGET, implementation)
+        return found.space(workload.attr_node, workload.input_types, workload.out_type, TARGET)
+
+    whole = space(Workload.make(op, inputs, attrs))
+    for m in (1, 48, 131):
+        for config in space(bound(op, inputs, attrs, m)).sample(random.Random(m), 10):
+            assert whole.contains(config) or config["tasks"] > 64 or config.get("parts", 1) > 1
