@@ -4,9 +4,10 @@ Goals, with 50 simulated workers on two cores: ≥ 1,500 jobs/s on SQLite and �
 lease to result in batches of 8 (batches of 1 beside), p99 of a lease ≤ 50 ms; 1,000 workers that poll
 and send heartbeats at once; two worker processes whose work is sleep do ≥ 1.8× the trials of one.
 
-    python benchmarks/farm.py [--seconds S] [--postgresql URL] [--soak MINUTES]
+    python benchmarks/farm.py [--seconds S] [--postgresql URL]
 
-An empty PostgreSQL database is needed for the second; SQLite's is made in a temporary folder.
+An empty PostgreSQL database is needed for the second; SQLite's is made in a temporary folder. The
+workers' side is as thin as it can be: they have hosts of their own elsewhere.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -21,27 +23,22 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
+import msgspec
 import sqlalchemy as sa
+import uvloop
 
 from service import migration, queue, runs
 from service.db import Store
-from service.models import job, job_entry, lease, record
+from service.models import job, job_entry
 from strategy.op_strategy import Candidate
 from strategy.record import (
     SEARCH_POLICY,
     Device,
-    Lease,
     LeaseRequest,
-    Leases,
     Phase,
     Registered,
-    Report,
-    Reports,
-    ReportsAnswered,
-    Result,
-    Results,
     RunRequest,
     RunWorkload,
     WorkerInfo,
@@ -118,80 +115,160 @@ def _multiply(c: sa.Connection, like: int, jobs: int, entries: int) -> None:
     c.execute(sa.insert(job_entry), several)
 
 
-async def register(http: httpx.AsyncClient, name: str) -> int:
+class Wire:
+    """A connection to the service that stays open, as thin as can be: what is measured is the service."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, url: str) -> Wire:
+        place = urlsplit(url)
+        return cls(*await asyncio.open_connection(place.hostname, place.port))
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        """The body of the answer; anything but a success is a failure of the benchmark."""
+        head = b"POST %s HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n"
+        self._writer.write(head % (path.encode(), len(body)) + body)
+        answer = await self._reader.readuntil(b"\r\n\r\n")
+        status = int(answer[9:12])
+        found = re.search(rb"(?i)content-length: *([0-9]+)", answer)
+        content = await self._reader.readexactly(int(found[1])) if found else b""
+        if not 200 <= status < 300:
+            raise RuntimeError(f"{path}: {status} {content[:300]!r}")
+        return content
+
+    async def close(self) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
+
+
+class Entry(msgspec.Struct):
+    index: int
+
+
+class Work(msgspec.Struct):
+    entries: list[Entry]
+
+
+class Held(msgspec.Struct):
+    """Of a lease, what a worker that does nothing needs of it."""
+
+    id: int
+    token: int
+    job: Work
+
+
+class HeldMany(msgspec.Struct):
+    leases: list[Held]
+
+
+class Answer(msgspec.Struct):
+    problem: str
+
+
+class Answers(msgspec.Struct):
+    answers: list[Answer]
+
+
+read_leases = msgspec.json.Decoder(HeldMany).decode
+read_answers = msgspec.json.Decoder(Answers).decode
+write = msgspec.json.Encoder().encode
+
+
+async def register(wire: Wire, name: str) -> int:
     device = Device(identity=f"{name}/cpu:0", slot="cpu:0", model="noop", target=TARGET)
-    info = WorkerInfo(name=name, host=name, pid=1, devices=(device,))
-    answer = await http.post("/v1/workers", content=encode(info))
-    return decode(answer.content, Registered).worker_id
+    can = {WORKLOAD.op: {CANDIDATE.implementation: 1}}
+    info = WorkerInfo(name=name, host=name, pid=1, devices=(device,), operators=can)
+    return decode(await wire.post("/v1/workers", encode(info)), Registered).worker_id
 
 
-def result(held: Lease) -> Report:
-    results = tuple(
-        Result(entry=e.index, samples_s=(1e-3, 1.01e-3, 1.02e-3), run_s=3e-3, measured_at=time.time())
-        for e in held.job.entries
-    )
-    sent = Results(token=held.token, session=f"s{held.id}", results=results, done=True)
-    return Report(lease_id=held.id, results=sent)
+def report_of(leases: list[Held]) -> bytes:
+    """Results of no-op measurements: three samples for each entry."""
+    at = time.time()
+    return write({
+        "reports": [
+            {
+                "lease_id": held.id,
+                "results": {
+                    "token": held.token, "session": f"s{held.id}", "done": True,
+                    "results": [
+                        {"entry": e.index, "samples_s": (1e-3, 1.01e-3, 1.02e-3), "run_s": 3e-3,
+                         "measured_at": at}
+                        for e in held.job.entries
+                    ],
+                },
+            }
+            for held in leases
+        ]
+    })  # fmt: skip
 
 
-async def work(
-    http: httpx.AsyncClient, worker_id: int, name: str, batch: int, until: float,
-    leases_s: list[float],
-) -> int:  # fmt: skip
-    """Leases, does nothing, reports; returns how many jobs were done."""
+class Trips:
+    """What simulated workers saw."""
+
+    def __init__(self) -> None:
+        self.jobs = 0
+        self.leases_s: list[float] = []
+        self.reports_s: list[float] = []
+
+
+async def work(wire: Wire, worker_id: int, name: str, batch: int, until: float, seen: Trips) -> None:
+    """Leases, does nothing, reports, until the time is over."""
     asked = encode(LeaseRequest(worker_id=worker_id, device=f"{name}/cpu:0", jobs=batch))
-    done = 0
-    while time.monotonic() < until:
-        began = time.perf_counter()
-        answer = await http.post("/v1/leases", content=asked)
-        leases_s.append(time.perf_counter() - began)
-        leases = decode(answer.content, Leases).leases
+    while (began := time.perf_counter()) < until:
+        leases = read_leases(await wire.post("/v1/leases", asked)).leases
+        leased = time.perf_counter()
+        seen.leases_s.append(leased - began)
         if not leases:
-            break
-        reports = encode(Reports(reports=tuple(map(result, leases))))
-        answer = await http.post("/v1/leases:report", content=reports)
-        answers = decode(answer.content, ReportsAnswered).answers
-        assert all(a.accepted is not None for a in answers), answers
-        done += len(leases)
-    return done
+            raise RuntimeError("there were fewer jobs than the service could hand out: add some")
+        answers = read_answers(await wire.post("/v1/leases:report", report_of(leases))).answers
+        seen.reports_s.append(time.perf_counter() - leased)
+        problems = [a.problem for a in answers if a.problem]
+        if problems:
+            raise RuntimeError(problems[0])
+        seen.jobs += len(leases)
 
 
-async def round_trips(url: str, batch: int, seconds: float) -> tuple[float, list[float]]:
-    leases_s: list[float] = []
-    limits = httpx.Limits(max_connections=WORKERS, max_keepalive_connections=WORKERS)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60) as http:
-        names = [f"w{batch}-{i}" for i in range(WORKERS)]
-        ids = [await register(http, name) for name in names]
-        began = time.monotonic()
-        counts = await asyncio.gather(
-            *(work(http, i, name, batch, began + seconds, leases_s)
-              for i, name in zip(ids, names, strict=True))
-        )
-        return sum(counts) / (time.monotonic() - began), leases_s
+async def round_trips(url: str, batch: int, seconds: float) -> tuple[float, Trips]:
+    seen = Trips()
+    wires = [await Wire.open(url) for _ in range(WORKERS)]
+    names = [f"w{batch}-{i}" for i in range(WORKERS)]
+    ids = [await register(wire, name) for wire, name in zip(wires, names, strict=True)]
+    began = time.perf_counter()
+    until = began + seconds
+    await asyncio.gather(
+        *(work(wire, i, name, batch, until, seen)
+          for wire, i, name in zip(wires, ids, names, strict=True))
+    )
+    rate = seen.jobs / (time.perf_counter() - began)
+    for wire in wires:
+        await wire.close()
+    return rate, seen
 
 
-async def crowd(url: str, size: int) -> tuple[list[float], int]:
+async def crowd(url: str, size: int) -> list[float]:
     """So many workers that wait for jobs, each with a heartbeat meanwhile: how long those take."""
-    limits = httpx.Limits(max_connections=2 * size, max_keepalive_connections=2 * size)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120) as http:
-        ids = [await register(http, f"crowd-{i}") for i in range(size)]
-        beats_s: list[float] = []
-        failed = 0
+    waiting = [await Wire.open(url) for _ in range(size)]
+    beating = [await Wire.open(url) for _ in range(size)]
+    ids = [await register(wire, f"crowd-{i}") for i, wire in enumerate(waiting)]
+    beats_s: list[float] = []
 
-        async def live(i: int) -> None:
-            nonlocal failed
-            asked = LeaseRequest(worker_id=ids[i], device=f"crowd-{i}/cpu:0", wait_s=8)
-            waiting = asyncio.create_task(http.post("/v1/leases", content=encode(asked)))
-            for _ in range(2):
-                await asyncio.sleep(2 + 2 * i / size)
-                began = time.perf_counter()
-                answer = await http.post(f"/v1/workers/{ids[i]}/heartbeat", content=b"{}")
-                beats_s.append(time.perf_counter() - began)
-                failed += answer.status_code != 204
-            failed += (await waiting).status_code != 200
+    async def live(i: int) -> None:
+        asked = LeaseRequest(worker_id=ids[i], device=f"crowd-{i}/cpu:0", wait_s=8)
+        leased = asyncio.create_task(waiting[i].post("/v1/leases", encode(asked)))
+        for _ in range(2):
+            await asyncio.sleep(2 + 2 * i / size)
+            began = time.perf_counter()
+            await beating[i].post(f"/v1/workers/{ids[i]}/heartbeat", b"{}")
+            beats_s.append(time.perf_counter() - began)
+        await leased
 
-        await asyncio.gather(*(live(i) for i in range(size)))
-        return beats_s, failed
+    await asyncio.gather(*(live(i) for i in range(size)))
+    for wire in (*waiting, *beating):
+        await wire.close()
+    return beats_s
 
 
 def sleepers(url: str, count: int, seconds: float) -> float:
@@ -206,20 +283,19 @@ def sleepers(url: str, count: int, seconds: float) -> float:
 
 def sleep_and_report(url: str, name: str, seconds: float) -> float:
     async def run() -> float:
-        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
-            worker_id = await register(http, name)
-            asked = encode(LeaseRequest(worker_id=worker_id, device=f"{name}/cpu:0", jobs=1))
-            began, trials = time.monotonic(), 0
-            while time.monotonic() - began < seconds:
-                leases = decode((await http.post("/v1/leases", content=asked)).content, Leases).leases
-                for held in leases:
-                    await asyncio.sleep(SLEEP_S * len(held.job.entries))
-                    trials += len(held.job.entries)
-                reports = encode(Reports(reports=tuple(map(result, leases))))
-                await http.post("/v1/leases:report", content=reports)
-            return trials / (time.monotonic() - began)
+        wire = await Wire.open(url)
+        worker_id = await register(wire, name)
+        asked = encode(LeaseRequest(worker_id=worker_id, device=f"{name}/cpu:0", jobs=1))
+        began, trials = time.monotonic(), 0
+        while time.monotonic() - began < seconds:
+            leases = read_leases(await wire.post("/v1/leases", asked)).leases
+            for held in leases:
+                await asyncio.sleep(SLEEP_S * len(held.job.entries))
+                trials += len(held.job.entries)
+            await wire.post("/v1/leases:report", report_of(leases))
+        return trials / (time.monotonic() - began)
 
-    return asyncio.run(run())
+    return uvloop.run(run())
 
 
 def show_trips(kind: str, url: str, folder: Path, seconds: float) -> None:
@@ -227,31 +303,19 @@ def show_trips(kind: str, url: str, folder: Path, seconds: float) -> None:
     for batch in (8, 1):
         farm = Farm(url, folder, jobs=int(seconds * (3000 if batch == 8 else 1000)))
         try:
-            rate, leases_s = asyncio.run(round_trips(farm.url, batch, seconds))
+            rate, seen = uvloop.run(round_trips(farm.url, batch, seconds))
         finally:
             farm.close()
-        p99 = statistics.quantiles(leases_s, n=100)[98]
         ratio = f", {rate / goal:.2f} of the goal of {goal}" if batch == 8 else ""
         print(
-            f"{kind}, batches of {batch}: {rate:.0f} jobs/s{ratio}; a lease p50 "
-            f"{statistics.median(leases_s) * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms", flush=True,
+            f"{kind}, batches of {batch}: {rate:.0f} jobs/s{ratio}; "
+            f"a lease {spread(seen.leases_s)}, a report {spread(seen.reports_s)}", flush=True,
         )  # fmt: skip
 
 
-def soak(url: str, folder: Path, minutes: float) -> None:
-    """Batches of 4 for minutes on end; then every job has one record for each entry, and none is stuck."""
-    farm = Farm(url, folder, jobs=int(minutes * 60 * 600))
-    try:
-        rate, _ = asyncio.run(round_trips(farm.url, 4, minutes * 60))
-        with farm.store.read() as c:
-            left = c.scalar(sa.select(sa.func.count()).where(lease.c.ended_at.is_(None)))
-            states = dict(c.execute(sa.select(job.c.state, sa.func.count()).group_by(job.c.state)).all())
-            written = c.scalar(sa.select(sa.func.count()).select_from(record))
-    finally:
-        farm.close()
-    print(f"soak of {minutes:g} min: {rate:.0f} jobs/s; jobs {states}, {written} records, {left} leases")
-    assert not left
-    assert written == states.get("done", 0)
+def spread(times_s: list[float]) -> str:
+    p99 = statistics.quantiles(times_s, n=100)[98]
+    return f"p50 {statistics.median(times_s) * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms"
 
 
 def parse() -> argparse.Namespace:
@@ -259,7 +323,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
     parser.add_argument("--postgresql", metavar="URL", help="an empty database")
     parser.add_argument("--crowd", type=int, default=1000)
-    parser.add_argument("--soak", type=float, metavar="MINUTES", help="only this")
     parser.add_argument("--sleeper", metavar="URL", help=argparse.SUPPRESS)
     parser.add_argument("--name", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -272,20 +335,15 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="plevel-farm-") as name:
         folder = Path(name)
-        if options.soak:
-            soak(options.postgresql or f"sqlite:///{folder}/soak.db", folder, options.soak)
-            return
         show_trips("SQLite", f"sqlite:///{folder}/trips.db", folder, options.seconds)
         if options.postgresql:
             show_trips("PostgreSQL", options.postgresql, folder, options.seconds)
         farm = Farm(f"sqlite:///{folder}/crowd.db", folder, jobs=0)
         try:
-            beats_s, failed = asyncio.run(crowd(farm.url, options.crowd))
+            beats_s = uvloop.run(crowd(farm.url, options.crowd))
         finally:
             farm.close()
-        p99 = statistics.quantiles(beats_s, n=100)[98]
-        print(f"{options.crowd} workers at once: a heartbeat p50 {statistics.median(beats_s) * 1e3:.1f} ms, "
-              f"p99 {p99 * 1e3:.1f} ms; {failed} failed", flush=True)  # fmt: skip
+        print(f"{options.crowd} workers at once: a heartbeat {spread(beats_s)}", flush=True)
         farm = Farm(f"sqlite:///{folder}/sleep.db", folder, jobs=2000, entries=4)
         try:
             one, two = (sleepers(farm.url, n, options.seconds) for n in (1, 2))

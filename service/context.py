@@ -12,6 +12,7 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
 from service.db import Store
+from service.desk import Desk
 from service.intake import Intake
 from service.metric import Metrics
 from service.retry import Terms
@@ -47,6 +48,10 @@ class Context:
     def intake(self) -> Intake:
         return Intake(self.store)
 
+    @cached_property
+    def desk(self) -> Desk:
+        return Desk(self.store, self.terms)
+
     @property
     def terms(self) -> Terms:
         return Terms(self.settings.lease_s, self.settings.alive_s)
@@ -60,10 +65,17 @@ class Context:
     async def looks(
         self, look: Callable[[], T], bell: Wakeup, wait_s: float
     ) -> AsyncIterator[T]:
-        """What `look` finds, again at each change and now and then, until `wait_s` is over.
+        """What `look` finds, again at each of the `moments`.
 
-        `look` runs in a thread with its own short transaction; in between, neither is held. A crowd
-        that waits looks now and then as often as `CROWD` do.
+        `look` runs in a thread with its own short transaction; in between, neither is held.
+        """
+        async for _ in self.moments(bell, wait_s):
+            yield await run_in_threadpool(look)
+
+    async def moments(self, bell: Wakeup, wait_s: float) -> AsyncIterator[None]:
+        """When to look: now, at each change and now and then, until `wait_s` is over.
+
+        A crowd that waits looks now and then as often as `CROWD` do.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
@@ -71,7 +83,7 @@ class Context:
         try:
             while True:
                 seen = bell.count
-                yield await run_in_threadpool(look)
+                yield
                 left = deadline - loop.time()
                 if left <= 0 or self.stopping:
                     return
@@ -81,7 +93,8 @@ class Context:
             self.waiting -= 1
 
 
-def context_of(request: Request) -> Context:
+# One that is not `async` would get a thread for each request.
+async def context_of(request: Request) -> Context:
     """The dependency of every route."""
     context: Context = request.app.state.context
     return context

@@ -15,6 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
+from service import memory
 from service.errors import DatabaseError, InvalidError
 
 
@@ -36,11 +37,55 @@ def _postgresql_now(element: now, compiler: Any, **kw: Any) -> str:
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
 
 
+class _Integers(sa.TypeDecorator[Sequence[int]]):
+    """Integers as one parameter."""
+
+    impl = sa.String
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: sa.Dialect) -> Any:
+        kind = sa.String() if dialect.name == "sqlite" else postgresql.ARRAY(sa.BigInteger())
+        return dialect.type_descriptor(kind)
+
+    def process_bind_param(self, value: Iterable[int] | None, dialect: sa.Dialect) -> Any:
+        listed = list(value or ())
+        return orjson.dumps(listed).decode() if dialect.name == "sqlite" else listed
+
+
+class among(FunctionElement[Any]):  # noqa: N801 - reads as SQL
+    """The condition that a column is one of the integers given as the parameter `name`.
+
+    They are one parameter, however many there are, so that it stays one statement: made once, and
+    prepared once by the database.
+    """
+
+    type = sa.types.NULLTYPE  # a Boolean would be compared with 1, and SQLite then uses no index
+    inherit_cache = True
+
+    def __init__(self, column: Any, name: str = "ids") -> None:
+        super().__init__(column, sa.bindparam(name, type_=_Integers()))
+
+
+@compiles(among, "sqlite")
+def _sqlite_among(element: among, compiler: Any, **kw: Any) -> str:
+    column, given = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"{column} IN (SELECT value FROM json_each({given}))"  # noqa: S608
+
+
+@compiles(among, "postgresql")
+def _postgresql_among(element: among, compiler: Any, **kw: Any) -> str:
+    column, given = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"{column} = ANY({given})"
+
+
 def insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
     """An INSERT that has `on_conflict_do_…`, which both dialects spell alike."""
-    if connection.dialect.name == "sqlite":
-        return sqlite.insert(table)
-    return postgresql.insert(table)
+    return insert_for(connection.dialect.name, table)
+
+
+def insert_for(dialect: str, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+    """The same by the dialect's name, for statements that are made once."""
+    return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
 
 
 def values_table(
@@ -105,6 +150,12 @@ def normal_url(url: str) -> sa.URL:
     )
 
 
+# How long a server that has gone may keep a thread waiting: to connect, and for an answer, in seconds.
+_PATIENCE = {
+    "connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
+}  # fmt: skip
+
+
 class Store:
     """A database, with its transactions. Safe to share between threads.
 
@@ -126,13 +177,21 @@ class Store:
         }
         if self.is_sqlite:
             _check_file(Path(str(self.url.database)))
-            options |= {"connect_args": {"check_same_thread": False, "timeout": 60.0}}
+            # Each thread's next transaction finds its statements prepared: more than Python's 128.
+            connect = {"check_same_thread": False, "timeout": 60.0, "cached_statements": 512}
+            options |= {"connect_args": connect}
         else:
-            options |= {"pool_pre_ping": True, "pool_size": 16, "max_overflow": 32}
-        self.engine = sa.create_engine(self.url, **options)
+            options |= {
+                "pool_pre_ping": True, "pool_size": 16, "max_overflow": 32, "pool_timeout": 10.0,
+                "connect_args": _PATIENCE,
+            }  # fmt: skip
+        # The connection that was used last knows most: its statements and rows that never change.
+        self.engine = sa.create_engine(self.url, pool_use_lifo=True, **options)
+        memory.install(self.engine)
         if self.is_sqlite:
             sa.event.listen(self.engine, "connect", _configure_sqlite)
             sa.event.listen(self.engine, "begin", _begin_sqlite)
+        self._writer = self.engine.execution_options(plevel_write=True)
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -143,8 +202,7 @@ class Store:
     @contextlib.contextmanager
     def write(self) -> Iterator[sa.Connection]:
         """A transaction that writes."""
-        writing = self.engine.execution_options(plevel_write=True)
-        with _translated(), self._writing, writing.begin() as connection:
+        with _translated(), self._writing, self._writer.begin() as connection:
             yield connection
 
     def close(self) -> None:
@@ -159,9 +217,13 @@ def _translated() -> Iterator[None]:
     except (sa.exc.DataError, OverflowError) as error:
         first = str(getattr(error, "orig", error)).strip().partition("\n")[0]
         raise InvalidError(f"a value that the database cannot hold: {first}") from error
-    except sa.exc.OperationalError as error:
+    except sa.exc.DBAPIError as error:
+        if not (isinstance(error, sa.exc.OperationalError) or error.connection_invalidated):
+            raise
         first = (str(error.orig).strip().splitlines() or ["no reason given"])[0]
         raise DatabaseError(f"the database does not answer: {first}") from error
+    except sa.exc.TimeoutError as error:  # of the pool: all connections are in use
+        raise DatabaseError("the database does not answer: all connections wait for it") from error
 
 
 def _check_file(path: Path) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
 from service import catalogue
-from service.db import insert, now
+from service.db import among, insert, now
 from service.errors import LeaseLostError, NotFoundError
+from service.memory import recall
 from service.models import device, lease, target, worker, worker_device
 from strategy.record import Device, WorkerInfo
+
+# A sign of life is written once the last is this part of the time old for which a worker counts as alive.
+FRESH = 12
 
 
 class WorkerDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,41 +91,61 @@ def _put_device(connection: sa.Connection, described: Device) -> tuple[int, int]
     return int(device_id), target_id
 
 
-def see(connection: sa.Connection, worker_id: int) -> bool:
-    """Notes a sign of life; False for a worker that is not known or has left."""
-    seen = connection.execute(
-        sa.update(worker)
-        .where(worker.c.id == worker_id, worker.c.ended_at.is_(None))
-        .values(seen_at=now())
-    )
-    return bool(seen.rowcount)
+_HERE = sa.and_(among(worker.c.id), worker.c.ended_at.is_(None))
+# None of them leaves before this transaction ends; others may see them meanwhile.
+_KNOWN = sa.select(worker.c.id).where(_HERE).order_by(worker.c.id).with_for_update(read=True)
+# Whom another sees right now, or has just seen, need not be seen twice.
+_SEEN = (
+    sa.select(worker.c.id)
+    .where(_HERE, worker.c.seen_at < now() - sa.bindparam("alive_s", type_=sa.Double) / FRESH)
+    .with_for_update(skip_locked=True, key_share=True)
+)
+_SEE = sa.update(worker).where(worker.c.id.in_(_SEEN)).values(seen_at=now())
 
 
-def heartbeat(connection: sa.Connection, worker_id: int) -> None:
-    """Raises `NotFoundError` for a worker that is not known or has left: it registers again."""
-    if not see(connection, worker_id):
-        raise unknown_worker(worker_id)
+def see(connection: sa.Connection, workers: Collection[int], alive_s: float) -> None:
+    """Notes signs of life of workers that count as alive for `alive_s` after one."""
+    connection.execute(_SEE, {"ids": workers, "alive_s": alive_s})
+
+
+def heartbeat(connection: sa.Connection, workers: Collection[int], alive_s: float) -> set[int]:
+    """The same; returns the workers that are known, and stay while the transaction lasts.
+
+    The others have left, or never came: they register again.
+    """
+    see(connection, workers, alive_s)
+    return set(connection.scalars(_KNOWN, {"ids": workers}))
 
 
 def check_worker(connection: sa.Connection, worker_id: int, token_id: int | None) -> None:
     """Raises `NotFoundError` where a worker is another token's; without one (None) all are one's own."""
-    if token_id is None:
-        return
-    query = sa.select(worker.c.id).where(worker.c.id == worker_id, worker.c.token_id == token_id)
-    if connection.scalar(query) is None:
+    if token_id is not None and tokens(connection, [worker_id]).get(worker_id) != token_id:
         raise unknown_worker(worker_id)
 
 
-def check_lease(connection: sa.Connection, lease_id: int, token_id: int | None) -> None:
-    """The same for a worker's lease; raises `LeaseLostError`."""
+def tokens(connection: sa.Connection, workers: Collection[int]) -> Mapping[int, int | None]:
+    """The tokens that workers registered with, by their ids."""
+    return recall(connection, "token", workers, _find_tokens)
+
+
+def _find_tokens(connection: sa.Connection, ids: Collection[int]) -> dict[int, int | None]:
+    query = sa.select(worker.c.id, worker.c.token_id).where(among(worker.c.id))
+    return {row.id: row.token_id for row in connection.execute(query, {"ids": ids})}
+
+
+_OWN = (
+    sa.select(lease.c.id)
+    .join(worker, worker.c.id == lease.c.worker_id)
+    .where(among(lease.c.id), worker.c.token_id == sa.bindparam("token"))
+)
+
+
+def check_leases(connection: sa.Connection, leases: Collection[int], token_id: int | None) -> None:
+    """The same for workers' leases; raises `LeaseLostError`."""
     if token_id is None:
         return
-    query = (
-        sa.select(lease.c.id)
-        .join(worker, worker.c.id == lease.c.worker_id)
-        .where(lease.c.id == lease_id, worker.c.token_id == token_id)
-    )
-    if connection.scalar(query) is None:
+    own = connection.scalars(_OWN, {"ids": leases, "token": token_id}).all()
+    for lease_id in sorted(set(leases) - set(own)):
         raise LeaseLostError(f"lease {lease_id} is not of a worker that this token registered")
 
 

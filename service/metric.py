@@ -6,6 +6,7 @@ same from every process.
 
 from __future__ import annotations
 
+import collections
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from service import fleet, runs
 from service.db import Store, now
-from service.models import JobState, job, lease, run, target, worker, worker_device
+from service.models import JobState, cost_model, job, lease, run, target, worker, worker_device
 from strategy.record import Results
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
@@ -51,11 +52,11 @@ class Metrics:
 
     def count(self, sent: Results) -> None:
         """Counts results that were taken."""
-        for result in sent.results:
-            self._results.labels(result.error or "none").inc()
-            self._build.inc(result.build_s)
-            self._run.inc(result.run_s)
-            self._noisy.inc(result.drift is not None)
+        for error, number in collections.Counter(r.error for r in sent.results).items():
+            self._results.labels(error or "none").inc(number)
+        self._build.inc(sum(result.build_s for result in sent.results))
+        self._run.inc(sum(result.run_s for result in sent.results))
+        self._noisy.inc(sum(result.drift is not None for result in sent.results))
         medians = [statistics.median(r.samples_s) for r in sent.references]
         if len(medians) > 1:
             self._drift.observe(max(medians) / min(medians) - 1)
@@ -87,6 +88,7 @@ class _Standing(Collector):
                 _gauge("plevel_devices_alive", "Devices of live workers", ["target"],
                        _devices(connection, self._alive_s)),
                 _gauge("plevel_runs_live", "Runs that go on", ["state"], _runs(connection)),
+                *_models(connection),
             ]  # fmt: skip
         yield from found
 
@@ -147,3 +149,22 @@ def _devices(connection: sa.Connection, alive_s: float) -> Sequence[Any]:
 def _runs(connection: sa.Connection) -> Sequence[Any]:
     query = sa.select(run.c.state, sa.func.count()).where(run.c.state.in_(runs.LIVE))
     return connection.execute(query.group_by(run.c.state)).all()
+
+
+def _models(connection: sa.Connection) -> list[Metric]:
+    """How well the newest model of each operator and target ranks workloads that were held out of it."""
+    newest = sa.select(sa.func.max(cost_model.c.id)).group_by(cost_model.c.op, cost_model.c.target_id)
+    rows = connection.execute(
+        sa.select(
+            cost_model.c.op, target.c.key, cost_model.c.accuracy,
+            (now() - cost_model.c.created_at).label("age_s"),
+        )
+        .join(target, target.c.id == cost_model.c.target_id)
+        .where(cost_model.c.id.in_(newest))
+    ).all()  # fmt: skip
+    return [
+        _gauge("plevel_model_accuracy", "Pairs of configurations ranked as measured", ["op", "target"],
+               [(r.op, r.key, r.accuracy) for r in rows]),
+        _gauge("plevel_model_age_seconds", "Since it was trained", ["op", "target"],
+               [(r.op, r.key, r.age_s) for r in rows]),
+    ]  # fmt: skip

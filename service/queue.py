@@ -1,16 +1,16 @@
 """The job queue: enqueue, lease, renew, report, give back.
 
-A claim is one conditional UPDATE, correct by itself on SQLite and PostgreSQL: of two that claim
-one job, the second finds it no longer queued. Each claim raises the job's fence; its value is the
-lease's token, and every later call must match the token of a lease that is live by the
-database's clock. Functions run in the caller's transaction.
+Each claim of a job (`claim`) raises its fence; its value is the lease's token, and every later call
+must match the token of a lease that is live by the database's clock. What workers ask for at the same
+time is answered together, in the order in which they asked. Functions run in the caller's transaction.
 
 What becomes of a job whose worker is lost is in `retry`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,40 +18,21 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
-from service import catalogue, fleet, pause, records, retry
-from service.db import now
-from service.errors import DeviceBusyError, InvalidError, LeaseLostError
-from service.models import (
-    EntryState,
-    JobState,
-    device,
-    job,
-    job_entry,
-    lease,
-    run,
-    target,
-    task,
-    timing_policy,
-    worker,
-    worker_device,
-    workload,
-)
+from service import best, catalogue, claim, fleet, records, retry
+from service.claim import Ask
+from service.db import among, given_table, now, values_of
+from service.errors import DeviceBusyError, InvalidError, LeaseLostError, ServiceError
+from service.models import EntryState, JobState, job, job_entry, lease, task, workload
 from strategy.record import (
-    Job,
-    JobEntry,
     Lease,
     Phase,
     Renewed,
     Report,
-    Reported,
     Results,
     ResultsAccepted,
     TimingPolicy,
-    convert,
 )
 from strategy.space import Config
-from strategy.target import Target
-from strategy.workload import Workload
 
 URGENT, NORMAL = 0, 10  # priorities: the lower, the sooner
 
@@ -142,224 +123,129 @@ def _code_version(version: str) -> str:
     return version.partition(".")[0]
 
 
-def can_build(needs: str, operators: Mapping[str, Mapping[str, int]]) -> bool:
-    """Whether a worker with these operators and versions can build what a job needs."""
-    wanted = orjson.loads(needs)
-    known = operators.get(wanted["op"])
-    return known is not None and all(
-        str(known.get(name)) == version for name, version in wanted["versions"].items()
-    )
-
-
 def lease_jobs(
     connection: sa.Connection, worker_id: int, identity: str, terms: retry.Terms, most: int = 1
 ) -> list[Lease]:
-    """Leases the next jobs that this worker can build to one of its devices.
-
-    Afterwards it builds at most so many, beside the one that it times; two calls for one device at
-    the same moment may lease more under PostgreSQL, which only means that it has more to do.
+    """Leases the next jobs that a worker can build to one of its devices: `lease_many` for one.
 
     Raises:
         NotFoundError: the worker is not registered.
         InvalidError: the device is not the worker's.
     """
+    (found,) = lease_many(connection, [Ask(worker_id, identity, most)], terms)
+    if isinstance(found, ServiceError):
+        raise found
+    return found
+
+
+def lease_many(
+    connection: sa.Connection, asks: Sequence[Ask], terms: retry.Terms
+) -> list[list[Lease] | ServiceError]:
+    """Leases the next jobs to those who ask, in the order in which they ask.
+
+    Afterwards each device builds at most as many as were asked for, beside the one that it times; two
+    calls for one device at the same moment may lease more under PostgreSQL, which only means that it
+    has more to do.
+
+    Returns:
+        for each ask its leases, or why it is refused: `NotFoundError` for a worker that is not
+        registered, `InvalidError` for a device that is not its.
+    """
     retry.expire(connection, terms)
-    fleet.heartbeat(connection, worker_id)
-    found = connection.execute(
-        sa.select(device.c.id, worker_device.c.target_id, worker.c.operators)
-        .join(worker_device, worker_device.c.device_id == device.c.id)
-        .join(worker, worker.c.id == worker_device.c.worker_id)
-        .where(worker.c.id == worker_id, device.c.identity == identity)
-    ).one_or_none()
-    if found is None:
-        raise InvalidError(f"device {identity!r:.100} is not one that worker {worker_id} registered")
-    needs = None
-    if found.operators:
-        queued = sa.select(job.c.needs).distinct().where(
-            job.c.state == JobState.QUEUED, job.c.target_id == found.target_id
-        )
-        needs = [n for n in connection.scalars(queued) if can_build(n, found.operators)]
-        if not needs:
-            return []
-    building = sa.select(sa.func.count()).where(
-        lease.c.device_id == found.id, lease.c.ended_at.is_(None), lease.c.timing.is_(sa.false())
-    )
-    room = most - connection.execute(building).scalar_one()
-    if room <= 0:
-        return []
-    given = {
-        "asking": worker_id, "device": found.id, "target": found.target_id,
-        "alive_s": terms.alive_s, "known_needs": needs, "most": 1,
-    }  # fmt: skip
-    named = needs is not None
-    claimed = list(connection.execute(_claim(named=named, several=False), given).all())
-    if room > 1 and claimed and not claimed[0].attempts:
-        claim = _claim(named=named, several=True)
-        rest = connection.execute(claim, given | {"most": room - 1}).all()
-        claimed += sorted(rest, key=lambda row: (row.priority, row.turn, row.id))
-    return _lease(connection, claimed, worker_id, found.id, identity, terms) if claimed else []
+    known = fleet.heartbeat(connection, {a.worker_id for a in asks}, terms.alive_s)
+    answers: list[list[Lease] | ServiceError] = []
+    places: list[claim.Place | None] = []
+    for ask in asks:
+        answers.append([])
+        places.append(None)
+        try:
+            if ask.worker_id not in known:
+                raise fleet.unknown_worker(ask.worker_id)
+            places[-1] = claim.find_place(connection, ask)
+        except ServiceError as error:
+            answers[-1] = error
+    needs = claim.Needs(connection)
+    building = _building(connection, {p.device_id for p in places if p is not None})
+    taken: list[tuple[int, claim.Place, Any]] = []
+    for i, place in enumerate(places):
+        room = 0 if place is None else asks[i].most - building[place.device_id]
+        if place is None or room <= 0 or not needs.next(place.target_id):
+            continue
+        if any(earlier.worker_id == place.worker_id for _, earlier, _ in taken):
+            # What it gets depends on what it has.
+            _give(connection, taken, answers, terms)
+            taken = []
+        rows = claim.take(connection, place, room, needs, terms.alive_s)
+        building[place.device_id] += len(rows)
+        taken += [(i, place, row) for row in rows]
+    _give(connection, taken, answers, terms)
+    return answers
 
 
-def has_jobs(connection: sa.Connection, worker_id: int, identity: str) -> bool:
-    """Whether a look for jobs of a worker's device may find any."""
-    driven = (
-        sa.select(worker_device.c.target_id)
-        .join(device, device.c.id == worker_device.c.device_id)
-        .where(worker_device.c.worker_id == worker_id, device.c.identity == identity)
-    )
-    waiting = sa.select(job.c.id).where(
-        job.c.state == JobState.QUEUED, job.c.available_at <= now(), job.c.target_id.in_(driven)
-    )
-    return connection.scalar(waiting.limit(1)) is not None
+_BUILDING = (
+    sa.select(lease.c.device_id, sa.func.count().label("leases"))
+    .where(among(lease.c.device_id), lease.c.ended_at.is_(None), lease.c.timing.is_(sa.false()))
+    .group_by(lease.c.device_id)
+)
 
 
-def _lease(
-    connection: sa.Connection, claimed: Sequence[Any], worker_id: int, device_id: int, identity: str,
+def _building(connection: sa.Connection, devices: Collection[int]) -> Counter[int]:
+    """How many jobs devices have that they do not time yet."""
+    rows = connection.execute(_BUILDING, {"ids": devices})
+    return Counter({row.device_id: row.leases for row in rows})
+
+
+@cache
+def _insertion(lease_s: float) -> Any:
+    given = {"created_at": now(), "expires_at": now() + lease_s, "timing": False}
+    return sa.insert(lease).values(**given).returning(lease.c.id, lease.c.job_id)
+
+
+def _give(
+    connection: sa.Connection,
+    taken: Sequence[tuple[int, claim.Place, Any]],
+    answers: list[list[Lease] | ServiceError],
     terms: retry.Terms,
-) -> list[Lease]:  # fmt: skip
-    statement = sa.insert(lease).values(created_at=now(), expires_at=now() + terms.lease_s)
+) -> None:
+    """Makes leases of jobs that were claimed, and adds them to the answers of those who asked."""
+    if not taken:
+        return
     inserted = connection.execute(
-        statement.returning(lease.c.id, lease.c.job_id),
+        _insertion(terms.lease_s),
         [
-            {"job_id": c.id, "worker_id": worker_id, "device_id": device_id, "token": c.fence,
-             "timing": False}
-            for c in claimed
+            {"job_id": row.id, "worker_id": place.worker_id, "device_id": place.device_id,
+             "token": row.fence}
+            for _, place, row in taken
         ],
     )  # fmt: skip
     ids = {row.job_id: row.id for row in inserted}
     catalogue.note_all(
         connection, "leased",
         [
-            {"run_id": c.run_id, "job_id": c.id, "worker_id": worker_id,
-             "detail": {"lease": ids[c.id], "device": identity}}
-            for c in claimed
+            {"run_id": row.run_id, "job_id": row.id, "worker_id": place.worker_id,
+             "detail": {"lease": ids[row.id], "device": place.identity}}
+            for _, place, row in taken
         ],
     )  # fmt: skip
-    jobs = _wire_jobs(connection, list(ids))
-    return [
-        Lease(id=ids[c.id], token=c.fence, expires_in_s=terms.lease_s, job=jobs[c.id])
-        for c in claimed
-    ]
-
-
-@cache
-def _claim(*, named: bool, several: bool) -> sa.sql.dml.ReturningUpdate[Any]:
-    """The one statement that takes queued jobs, `most` of them: correct without any lock around it.
-
-    It is made once, as that takes longer than running it.
-
-    Args:
-        named: only those that need one of `needs`.
-        several: only those that were never lost and whose runs have no limit: of the others each
-            claim must see the one before.
-    """
-    worker_id, device_id, target_id = (
-        sa.bindparam(name, type_=sa.BigInteger) for name in ("asking", "device", "target")
-    )
-    held = sa.select(lease.c.id).where(lease.c.ended_at.is_(None))
-    of_run = job.alias("of_run")
-    running = (
-        sa.select(sa.func.count())
-        .where(of_run.c.run_id == job.c.run_id, of_run.c.state == JobState.LEASED)
-        .scalar_subquery()
-    )
-    limit = sa.select(run.c.max_jobs).where(run.c.id == job.c.run_id).scalar_subquery()
-    other_job = job.alias("other_job")
-    # A job that this device has lost twice waits for one that has not, where there is one.
-    lost_here = _lost_on(device_id).correlate(job).exists()
-    elsewhere = (
-        sa.select(worker_device.c.device_id)
-        .join(worker, worker.c.id == worker_device.c.worker_id)
-        .where(
-            worker_device.c.target_id == target_id,
-            fleet.is_alive(sa.bindparam("alive_s", type_=sa.Double)),
-            ~_lost_on(worker_device.c.device_id).correlate(job, worker_device).exists(),
+    jobs = claim.wire_jobs(connection, [row for _, _, row in taken])
+    for i, _, row in taken:
+        answer = answers[i]
+        assert isinstance(answer, list)
+        answer.append(
+            Lease(id=ids[row.id], token=row.fence, expires_in_s=terms.lease_s, job=jobs[row.id])
         )
-        .correlate(job)
-        .exists()
-    )
-    wanted = (
-        sa.select(job.c.id)
-        .where(
-            job.c.state == JobState.QUEUED,
-            job.c.target_id == target_id,
-            job.c.available_at <= now(),
-            sa.or_(limit.is_(None), running < limit),
-            ~pause.is_paused(device_id, target_id),
-            # A suspect runs alone on its worker.
-            ~held.join(other_job, other_job.c.id == lease.c.job_id)
-            .where(lease.c.worker_id == worker_id, other_job.c.attempts > 0)
-            .exists(),
-            sa.or_(job.c.attempts == 0, ~held.where(lease.c.worker_id == worker_id).exists()),
-            sa.or_(job.c.attempts < retry.SPLIT_ATTEMPTS, ~lost_here, ~elsewhere),
-        )
-        .order_by(job.c.priority, job.c.turn, job.c.id)
-        .limit(sa.bindparam("most", type_=sa.Integer))
-        # Only so that claims do not queue up behind each other; SQLite has no such clause.
-        .with_for_update(skip_locked=True, key_share=True)
-    )
-    if named:
-        wanted = wanted.where(job.c.needs.in_(sa.bindparam("known_needs", expanding=True)))
-    if several:
-        wanted = wanted.where(job.c.attempts == 0, limit.is_(None))
-    # Found once and then taken: PostgreSQL could look again for each row otherwise.
-    found = wanted.cte("wanted")
-    return (
-        sa.update(job)
-        .where(job.c.id.in_(sa.select(found.c.id)), job.c.state == JobState.QUEUED)
-        .values(state=JobState.LEASED, fence=job.c.fence + 1)
-        .returning(*job.c["id", "fence", "run_id", "attempts", "priority", "turn"])
-    )
 
 
-def _lost_on(device_id: Any) -> sa.Select[Any]:
-    """Leases of a device that count against the job of the enclosing query, or its parent."""
-    lost = lease.alias()
-    return sa.select(lost.c.id).where(
-        lost.c.device_id == device_id,
-        lost.c.end_reason.in_(retry.LOST),
-        sa.or_(lost.c.job_id == job.c.id, lost.c.job_id == job.c.parent_id),
-    )
-
-
-def _wire_jobs(connection: sa.Connection, jobs: Sequence[int]) -> dict[int, Job]:
-    rows = connection.execute(
-        sa.select(job, workload.c.body.label("workload"), run.c.request, target.c.body.label("target"),
-                  timing_policy.c.body.label("policy"))
-        .join(workload, workload.c.id == job.c.workload_id)
-        .join(run, run.c.id == job.c.run_id)
-        .join(target, target.c.id == job.c.target_id)
-        .join(timing_policy, timing_policy.c.id == job.c.policy_id)
-        .where(job.c.id.in_(jobs))
-    ).all()  # fmt: skip
-    entries: dict[int, list[JobEntry]] = {}
-    for e in connection.execute(
-        sa.select(job_entry, task.c.implementation, task.c.version)
-        .join(task, task.c.id == job_entry.c.task_id)
-        .where(job_entry.c.job_id.in_(jobs), job_entry.c.state == EntryState.PENDING)
-        .order_by(job_entry.c.job_id, job_entry.c.entry)
-    ):
-        entries.setdefault(e.job_id, []).append(
-            JobEntry(
-                index=e.entry, task_id=e.task_id, implementation=e.implementation,
-                version=e.version, config=Config(e.config), best_s=e.best_s,
-            )
-        )  # fmt: skip
-    # Jobs of one run have most of this in common.
-    workloads = {row.workload_id: row.workload for row in rows}
-    read = {i: convert(body, Workload) for i, body in workloads.items()}
-    # The run's own target: libraries and cache sizes are not part of the key.
-    requests = {row.run_id: row.request.get("target", row.target) for row in rows}
-    targets = {i: Target.parse(body) for i, body in requests.items()}
-    return {
-        row.id: Job(
-            id=row.id, run_id=row.run_id, workload=read[row.workload_id],
-            target=targets[row.run_id], phase=Phase(row.phase),
-            policy=convert(row.policy, TimingPolicy), seed=row.seed, attempt=row.attempts + 1,
-            entries=tuple(entries.get(row.id, ())),
-        )
-        for row in rows
-    }  # fmt: skip
+def may_lease(connection: sa.Connection, asks: Sequence[Ask]) -> list[bool]:
+    """Whether a look for jobs may find any, for each that asks: it reads only."""
+    targets: list[int | None] = []
+    for ask in asks:
+        try:
+            targets.append(claim.find_place(connection, ask).target_id)
+        except ServiceError:
+            targets.append(None)
+    found = claim.with_jobs(connection, {t for t in targets if t is not None})
+    return [t in found for t in targets]
 
 
 def _is_live(lease_id: int, token: int) -> sa.ColumnElement[bool]:
@@ -401,7 +287,7 @@ def renew(
         DeviceBusyError: another timing lease of the device is live.
     """
     row = touch(connection, lease_id, token, terms)
-    fleet.see(connection, row.worker_id)
+    fleet.see(connection, [row.worker_id], terms.alive_s)
     if timing and not row.timing:
         retry.expire(connection, terms)
         busy = connection.scalar(
@@ -457,7 +343,7 @@ def report(
         )
     ).one_or_none()
     held = ended or touch(connection, lease_id, sent.token, terms)
-    fleet.see(connection, held.worker_id)
+    fleet.see(connection, [held.worker_id], terms.alive_s)
     entries = _entries(connection, held.job_id, sent)
     fresh = [e for e in entries if e.state == EntryState.PENDING]
     if fresh:
@@ -475,63 +361,87 @@ def report(
 
 def report_many(
     connection: sa.Connection, reports: Sequence[Report], terms: retry.Terms
-) -> list[Reported]:
-    """Stores the results of several leases; what is wrong with one is said of that one alone.
+) -> list[ResultsAccepted | ServiceError]:
+    """Stores the results of several leases; what is wrong with one is the answer to that one alone.
 
     Those that end a job as they should are stored together, the others one by one.
     """
+    if len(reports) > 1 and connection.dialect.name != "sqlite":
+        # All at once, in one order: two services would wait for each other otherwise.
+        best.lock(connection, connection.scalars(_TASKS, {"ids": [r.lease_id for r in reports]}))
     answers = _finish_whole(connection, reports, terms)
-    for one in reports:
-        if one.lease_id in answers:
-            continue
-        try:
-            accepted = report(connection, one.lease_id, one.results, terms)
-        except (InvalidError, LeaseLostError) as error:
-            answers[one.lease_id] = Reported(lease_id=one.lease_id, problem=str(error))
-        else:
-            answers[one.lease_id] = Reported(lease_id=one.lease_id, accepted=accepted)
-    return [answers[one.lease_id] for one in reports]
+    for i, one in enumerate(reports):
+        if i not in answers:
+            try:
+                answers[i] = report(connection, one.lease_id, one.results, terms)
+            except (InvalidError, LeaseLostError) as error:
+                answers[i] = error
+    return [answers[i] for i in range(len(reports))]
+
+
+@cache
+def _live(dialect: str) -> sa.Select[Any]:
+    """Leases given by id and token that are live; they are nobody else's until this transaction ends."""
+    given = given_table(dialect, [lease.c.id, lease.c.token])
+    return (
+        sa.select(*lease.c["id", "job_id", "worker_id", "device_id"])
+        .join(given, sa.and_(given.c.id == lease.c.id, given.c.token == lease.c.token))
+        .where(lease.c.ended_at.is_(None), lease.c.expires_at > now())
+        .order_by(lease.c.id)
+        .with_for_update(of=lease, key_share=True)
+    )
+
+
+_TASKS = (
+    sa.select(job_entry.c.task_id)
+    .distinct()
+    .join(lease, lease.c.job_id == job_entry.c.job_id)
+    .where(among(lease.c.id))
+)
+_ENTRIES = sa.select(job_entry).where(among(job_entry.c.job_id))
+_END = sa.update(lease).where(among(lease.c.id)).values(ended_at=now(), end_reason="done")
 
 
 def _finish_whole(
     connection: sa.Connection, reports: Sequence[Report], terms: retry.Terms
-) -> dict[int, Reported]:
-    """Ends the live leases whose reports have a result for every entry of a job that had none."""
-    sent = {r.lease_id: r.results for r in reports if r.results.done and not r.results.references}
-    if len({r.lease_id for r in reports}) < len(reports):
-        return {}  # one of them twice: each in its turn
-    named = sa.tuple_(lease.c.id, lease.c.token).in_([(i, r.token) for i, r in sent.items()])
-    live = connection.execute(
-        sa.update(lease)
-        .where(named, lease.c.ended_at.is_(None), lease.c.expires_at > now())
-        .values(expires_at=now() + terms.lease_s)
-        .returning(lease)
-    ).all()
+) -> dict[int, ResultsAccepted | ServiceError]:
+    """Ends the live leases whose reports have a result for every entry of a job that had none.
+
+    The answers are by their place among the reports. Of a lease that is there twice, each report
+    has its turn later.
+    """
+    times = Counter(one.lease_id for one in reports)
+    places = {
+        one.lease_id: i
+        for i, one in enumerate(reports)
+        if one.results.done and times[one.lease_id] == 1
+    }
+    if not places:
+        return {}
+    named = values_of((i, reports[place].results.token) for i, place in places.items())
+    live = connection.execute(_live(connection.dialect.name), {"rows": named}).all()
     entries: dict[int, list[Any]] = {held.job_id: [] for held in live}
-    for row in connection.execute(sa.select(job_entry).where(job_entry.c.job_id.in_(entries))):
+    for row in connection.execute(_ENTRIES, {"ids": entries}):
         entries[row.job_id].append(row)
     parcels = [
         parcel
         for held in live
-        if _is_whole(parcel := records.Parcel(held, entries[held.job_id], sent[held.id]))
+        if _is_whole(
+            parcel := records.Parcel(held, entries[held.job_id], reports[places[held.id]].results)
+        )
     ]
     if not parcels:
         return {}
-    for worker_id in {p.held.worker_id for p in parcels}:
-        fleet.see(connection, worker_id)
     records.append(connection, parcels)
-    connection.execute(
-        sa.update(lease)
-        .where(lease.c.id.in_([p.held.id for p in parcels]))
-        .values(ended_at=now(), end_reason="done")
-    )
+    for parcel in parcels:
+        if parcel.sent.references:
+            records.append_references(connection, parcel.held, parcel.sent)
+    connection.execute(_END, {"ids": [p.held.id for p in parcels]})
     cancelled = retry.close_done(connection, [p.held.job_id for p in parcels])
+    fleet.see(connection, {p.held.worker_id for p in parcels}, terms.alive_s)
     return {
-        p.held.id: Reported(
-            lease_id=p.held.id,
-            accepted=ResultsAccepted(
-                accepted=len(p.entries), known=0, cancelled=p.held.job_id in cancelled
-            ),
+        places[p.held.id]: ResultsAccepted(
+            accepted=len(p.entries), known=0, cancelled=p.held.job_id in cancelled
         )
         for p in parcels
     }

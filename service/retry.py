@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service import catalogue, fleet, records
-from service.db import now
+from service.db import among, now
 from service.models import EntryState, JobState, job, job_entry, lease, run, worker, worker_device
 from strategy.record import RunState
 
@@ -45,17 +45,20 @@ def end_lease(connection: sa.Connection, lease_id: int, reason: str) -> None:
     )
 
 
+_OVERDUE = sa.and_(lease.c.ended_at.is_(None), lease.c.expires_at <= now())
+# What another is taking back right now is its business.
+_FREE = sa.select(lease.c.id).where(_OVERDUE).with_for_update(skip_locked=True, key_share=True)
+_EXPIRE = (
+    sa.update(lease)
+    .where(lease.c.id.in_(_FREE), _OVERDUE)
+    .values(ended_at=now(), end_reason="expired")
+    .returning(lease.c.job_id, lease.c.worker_id)
+)
+
+
 def expire(connection: sa.Connection, terms: Terms) -> int:
     """Takes expired leases from their workers; returns how many there were."""
-    overdue = sa.and_(lease.c.ended_at.is_(None), lease.c.expires_at <= now())
-    # What another is taking back right now is its business.
-    free = sa.select(lease.c.id).where(overdue).with_for_update(skip_locked=True, key_share=True)
-    dead = connection.execute(
-        sa.update(lease)
-        .where(lease.c.id.in_(free), overdue)
-        .values(ended_at=now(), end_reason="expired")
-        .returning(lease.c.job_id, lease.c.worker_id)
-    ).all()
+    dead = connection.execute(_EXPIRE).all()
     for row in sorted(dead, key=lambda r: r.job_id):
         catalogue.note(connection, "expired", job_id=row.job_id, worker_id=row.worker_id)
         reopen(connection, row.job_id, terms, blame=f"worker {row.worker_id} was lost with it")
@@ -142,18 +145,22 @@ def _is_guilty(connection: sa.Connection, row: Any, terms: Terms) -> bool:
     return not others
 
 
+_RUN_STATES = (
+    sa.select(job.c.id, job.c.run_id, run.c.state)
+    .join(run, run.c.id == job.c.run_id)
+    .where(among(job.c.id))
+)
+_CLOSE = (
+    sa.update(job)
+    .where(among(job.c.id))
+    .values(state=JobState.DONE, reason="", finished_at=now())
+)
+
+
 def close_done(connection: sa.Connection, jobs: Sequence[int]) -> set[int]:
     """Ends jobs whose entries are all done; returns those whose runs are cancelled."""
-    rows = connection.execute(
-        sa.select(job.c.id, job.c.run_id, run.c.state)
-        .join(run, run.c.id == job.c.run_id)
-        .where(job.c.id.in_(jobs))
-    ).all()
-    connection.execute(
-        sa.update(job)
-        .where(job.c.id.in_(jobs))
-        .values(state=JobState.DONE, reason="", finished_at=now())
-    )
+    rows = connection.execute(_RUN_STATES, {"ids": jobs}).all()
+    connection.execute(_CLOSE, {"ids": jobs})
     catalogue.note_all(
         connection, JobState.DONE.value,
         [{"run_id": r.run_id, "job_id": r.id, "worker_id": None, "detail": {}} for r in rows],

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from service import fleet, pause, queue
+from service import claim, fleet, pause
 from service.db import now
 from service.errors import NotFoundError
 from service.models import JobState, device, job, lease, run, target, worker, worker_device
-from strategy.record import RunState
+from strategy.record import Phase, RunState
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +61,9 @@ def _waits_for(connection: sa.Connection, row: Any, alive_s: float) -> list[str]
         reasons.append(f"run {row.run_id} is {row.run_state}")
     if row.available_at > row.now:
         reasons.append(f"it rests for {row.available_at - row.now:.0f} s more: {row.reason}")
+    left_s = row.available_at + claim.ELSEWHERE_S - row.now
+    if row.phase == Phase.CONFIRM and 0 < left_s <= claim.ELSEWHERE_S:
+        reasons.append(f"a final: for {left_s:.0f} s more it is left to devices that had no other of them")
     running = connection.scalar(
         sa.select(sa.func.count()).where(job.c.run_id == row.run_id, job.c.state == JobState.LEASED)
     )
@@ -84,7 +87,7 @@ def _able(connection: sa.Connection, row: Any, alive_s: float, reasons: list[str
     if not places:
         reasons.append(f"no worker is alive for target {row.key}")
         return []
-    building = [p for p in places if not p.operators or queue.can_build(row.needs, p.operators)]
+    building = [p for p in places if not p.operators or claim.can_build(row.needs, p.operators)]
     if not building:
         names = ", ".join(sorted({p.name for p in places}))
         reasons.append(f"no worker for the target can build {row.needs}: {names}")

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from service import fleet, queue
 from service.api.wire import body_of, describe, reply
-from service.auth import Who
+from service.auth import Actor, Who
+from service.claim import Ask
 from service.context import Context, context_of
+from service.desk import Answers, Delivery
+from service.errors import ServiceError
 from strategy.record import (
     Lease,
     LeaseRequest,
     Leases,
     Renewal,
     Renewed,
+    Report,
+    Reported,
     Reports,
     ReportsAnswered,
     Results,
@@ -40,31 +44,20 @@ Ctx = Annotated[Context, Depends(context_of)]
 async def lease(
     context: Ctx, who: Who, request: Request, asked: Annotated[LeaseRequest, body_of(LeaseRequest)]
 ) -> Response:
+    ask = Ask(asked.worker_id, asked.device, asked.jobs, who.token_id)
     looked = False
-
-    def claim() -> list[Lease]:
-        nonlocal looked
-        if looked:  # and there was nothing: who only waits should not write
-            with context.store.read() as connection:
-                if not queue.has_jobs(connection, asked.worker_id, asked.device):
-                    return []
-        looked = True
-        try:
-            with context.metrics.claim.time(), context.store.write() as connection:
-                fleet.check_worker(connection, asked.worker_id, who.token_id)
-                return queue.lease_jobs(
-                    connection, asked.worker_id, asked.device, context.terms, asked.jobs
-                )
-        except sa.exc.IntegrityError:
-            return []  # another call was faster
-
-    async for leased in context.looks(claim, context.queued, asked.wait_s):
-        if leased:
-            if await request.is_disconnected():
-                await run_in_threadpool(_give_back, context, leased)
-                break
-            context.changed.notify()
-            return reply(Leases(leases=tuple(leased)))
+    async for _ in context.moments(context.queued, asked.wait_s):
+        # Who only waits should not write.
+        if not looked or await context.desk.may_lease(ask):
+            looked = True
+            with context.metrics.claim.time():
+                leased = await context.desk.lease(ask)
+            if leased:
+                if await request.is_disconnected():
+                    await run_in_threadpool(_give_back, context, leased)
+                    break
+                context.changed.notify()
+                return reply(Leases(leases=tuple(leased)))
         if await request.is_disconnected():
             break
     return reply(Leases())
@@ -84,19 +77,28 @@ def _give_back(context: Context, leases: Sequence[Lease]) -> None:
         note="As the results of one, for each of them; a lease that is lost is said in its answer.",
     ),
 )  # fmt: skip
-def report_many(
+async def report_many(
     context: Ctx, who: Who, body: Annotated[Reports, body_of(Reports)]
 ) -> Response:
-    with context.store.write() as connection:
-        for one in body.reports:
-            fleet.check_lease(connection, one.lease_id, who.token_id)
-        answers = queue.report_many(connection, body.reports, context.terms)
-    for one, answer in zip(body.reports, answers, strict=True):
-        if answer.accepted is not None and answer.accepted.accepted:
+    found = await _deliver(context, who, body.reports)
+    answers = [
+        Reported(lease_id=one.lease_id, problem=str(answer))
+        if isinstance(answer, ServiceError)
+        else Reported(lease_id=one.lease_id, accepted=answer)
+        for one, answer in zip(body.reports, found, strict=True)
+    ]
+    return reply(ReportsAnswered(answers=tuple(answers)))
+
+
+async def _deliver(context: Context, who: Actor, reports: Sequence[Report]) -> Answers:
+    answers = await context.desk.report(Delivery(reports, who.token_id))
+    for one, answer in zip(reports, answers, strict=True):
+        if isinstance(answer, ResultsAccepted) and answer.accepted:
             context.metrics.count(one.results)
     context.changed.notify()
-    context.queued.notify()
-    return reply(ReportsAnswered(answers=tuple(answers)))
+    if any(one.results.done for one in reports):
+        context.queued.notify()
+    return answers
 
 
 @router.post(
@@ -111,7 +113,7 @@ def renew(
     context: Ctx, who: Who, lease_id: int, body: Annotated[Renewal, body_of(Renewal)]
 ) -> Response:
     with context.store.write() as connection:
-        fleet.check_lease(connection, lease_id, who.token_id)
+        fleet.check_leases(connection, [lease_id], who.token_id)
         renewed = queue.renew(connection, lease_id, body.token, body.timing, context.terms)
     if body.timing:
         context.queued.notify()  # its device may build the next job now
@@ -126,18 +128,13 @@ def renew(
         "with the last ends the lease. 409: the lease is lost, and nothing is stored.",
     ),
 )  # fmt: skip
-def report(
+async def report(
     context: Ctx, who: Who, lease_id: int, body: Annotated[Results, body_of(Results)]
 ) -> Response:
-    with context.store.write() as connection:
-        fleet.check_lease(connection, lease_id, who.token_id)
-        accepted = queue.report(connection, lease_id, body, context.terms)
-    if accepted.accepted:
-        context.metrics.count(body)
-    context.changed.notify()
-    if body.done:
-        context.queued.notify()
-    return reply(accepted)
+    (answer,) = await _deliver(context, who, [Report(lease_id=lease_id, results=body)])
+    if isinstance(answer, ServiceError):
+        raise answer
+    return reply(answer)
 
 
 @router.post(
@@ -151,7 +148,7 @@ def release(
     context: Ctx, who: Who, lease_id: int, body: Annotated[Renewal, body_of(Renewal)]
 ) -> Response:
     with context.store.write() as connection:
-        fleet.check_lease(connection, lease_id, who.token_id)
+        fleet.check_leases(connection, [lease_id], who.token_id)
         queue.release(connection, lease_id, body.token, context.terms)
     context.queued.notify()
     context.changed.notify()

@@ -50,10 +50,8 @@ def list_workers(context: Ctx) -> Response:
         note="404: the worker is not known (any more), and registers again.",
     ),
 )  # fmt: skip
-def heartbeat(context: Ctx, who: Who, worker_id: int) -> Response:
-    with context.store.write() as connection:
-        fleet.check_worker(connection, worker_id, who.token_id)
-        fleet.heartbeat(connection, worker_id)
+async def heartbeat(context: Ctx, who: Who, worker_id: int) -> Response:
+    await context.desk.see(worker_id, who.token_id)
     return Response(status_code=204)
 
 

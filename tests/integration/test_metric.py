@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.db import Store
+from service.db import Store, now
 from service.metric import Metrics
+from service.models import cost_model
 from strategy.record import ErrorKind, Reference, Results
 from tests.integration.scene import TARGET, TERMS, Scene, configs, failed, timed
 
@@ -30,6 +32,15 @@ def test_gauges_are_of_the_database(store: Store, empty: bool) -> None:
     for _ in range(3):
         scene.enqueue(configs(1))
     scene.leased(scene.register())
+    with store.write() as c:
+        for version, accuracy in ((1, 0.9), (2, 0.8)):
+            c.execute(
+                sa.insert(cost_model).values(
+                    op="filter", target_id=scene.target_id, version=version, created_at=now(),
+                    train_s=1.0, records=1, workloads=2, held_out=1, pairs=10, accuracy=accuracy,
+                    sigma_log=0.1, columns="[]", trees=b"", digest="d",
+                )
+            )  # fmt: skip
     found = values(Metrics(), store)
     assert found["plevel_jobs_queued", TARGET.key] == 2
     assert found["plevel_jobs_oldest_seconds", TARGET.key] >= 0
@@ -37,6 +48,8 @@ def test_gauges_are_of_the_database(store: Store, empty: bool) -> None:
     assert found["plevel_lease_oldest_seconds", "building"] >= 0
     assert found["plevel_devices_alive", TARGET.key] == 1
     assert found["plevel_runs_live", "running"] == 1
+    assert found["plevel_model_accuracy", "filter", TARGET.key] == 0.8  # of the newest
+    assert found["plevel_model_age_seconds", "filter", TARGET.key] >= 0
 
 
 def test_counters_are_of_what_was_taken(store: Store) -> None:

@@ -8,14 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
-from service import fleet, queue, retry
+from service import claim, fleet, queue, retry
 from service.db import Store, now
 from service.errors import DeviceBusyError, InvalidError, LeaseLostError, NotFoundError
 from service.models import event, job, job_entry, lease, worker
-from strategy.record import ErrorKind, Renewed, Result
+from strategy.record import ALL, ErrorKind, Renewed, Result
 from tests.integration.scene import (
     FAST,
     OTHER_TARGET,
+    SLOW,
     TERMS,
     Scene,
     configs,
@@ -90,7 +91,7 @@ def test_sixteen_threads_write_and_none_is_locked_out(scene: Scene) -> None:
     def write(i: int) -> None:
         for _ in range(20):
             with scene.store.write() as c:
-                fleet.heartbeat(c, workers[i])
+                fleet.heartbeat(c, [workers[i]], 0.0)
                 c.execute(
                     sa.insert(event).values(at=now(), kind="test", worker_id=workers[i], detail={})
                 )
@@ -307,10 +308,25 @@ def test_a_worker_gets_what_it_can_build(scene: Scene) -> None:
         ({"filter": {FAST.implementation: version + 1}}, False),
         ({"filter": {}}, False),
         ({"dense": {"dense_pack.cpu": 1}}, False),
+        ({"dense": {ALL: 0}}, False),
         ({"filter": {FAST.implementation: version}}, True),
     ):
         held = scene.lease(scene.register(operators=operators))
         assert (held is not None) == fits
+    scene.enqueue(configs(1))
+    other = scene.register(device("host-b/cpu:0"), operators={"filter": {ALL: 0}})
+    assert scene.lease(other, "host-b/cpu:0") is not None
+
+
+def test_what_a_worker_cannot_build_does_not_hide_what_it_can(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim, "NEXT", 1)
+    for _ in range(3):
+        scene.enqueue(configs(1))
+    wanted = [scene.enqueue(configs(1), task=SLOW.implementation) for _ in range(2)]
+    worker_id = scene.register(operators={"filter": {SLOW.implementation: 1}})
+    assert [held.job.id for held in scene.lease_many(worker_id, 3)] == wanted
 
 
 def test_a_worker_gets_jobs_of_its_target_only(scene: Scene) -> None:
@@ -364,7 +380,7 @@ def test_who_is_alive(scene: Scene) -> None:
         c.execute(sa.update(worker).values(seen_at=now() - 60.0))
         assert fleet.count_alive(c, scene.target_id, 10.0) == 0
         assert [w.alive for w in fleet.statuses(c, 10.0)] == [False]
-        fleet.heartbeat(c, worker_id)
+        assert fleet.heartbeat(c, [worker_id, worker_id + 1000], 10.0) == {worker_id}
         assert fleet.count_alive(c, scene.target_id, 10.0) == 1
 
 
