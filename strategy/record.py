@@ -123,6 +123,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: dict[str, Any] = {}  # cores, caches, features …
 
 
+ALL = "*"
+
+
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker says of itself when it registers."""
 
@@ -130,7 +133,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     devices: Annotated[tuple[Device, ...], Meta(min_length=1, max_length=64)]
-    # operator → implementation → version: what it can build. Empty: everything installed here.
+    # operator → implementation → version: what it can build. An implementation `ALL` stands for
+    # whatever the operator has, in any version; where there are no operators at all, for everything.
     operators: dict[str, dict[str, int]] = {}
     version: str = ""
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strategy.installed import installed
 from strategy.record import (
     Device,
     Lease,
@@ -329,5 +330,6 @@ class Daemon:
 def describe_worker(name: str, device: Device, version: str) -> WorkerInfo:
     """What this process registers as."""
     return WorkerInfo(
-        name=name, host=socket.gethostname(), pid=os.getpid(), devices=(device,), version=version
-    )
+        name=name, host=socket.gethostname(), pid=os.getpid(), devices=(device,), version=version,
+        operators=installed(),
+    )  # fmt: skip

@@ -7,7 +7,7 @@ neither, run
 
     python tests/unit/test_version.py --because "why records of before still hold"
 
-which writes the digests, and the reason where the version stayed.
+which writes the digests, the reason where the version stayed, and the list that workers register with.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ from typing import Any
 
 import pytest
 
+from strategy import op
 from strategy.generic_func import GenericFuncError
+from strategy.installed import installed
 from strategy.op import all_ops
 from strategy.op_strategy import OpImplementation, evaluate
+from strategy.record import ALL
 from strategy.target import Target
 from strategy.workload import Workload
 
 RECORDED = Path(__file__).parents[1] / "data" / "versions.json"
+LISTED = Path(__file__).parents[2] / "strategy" / "implementations.json"
 TARGETS = (
     Target.parse({"kind": "llvm", "mcpu": "znver4", "num-cores": 2, "libs": ["cblas"]}),
     Target.parse("cuda -arch=sm_90"),
@@ -96,8 +100,8 @@ EXAMPLES: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
 def implementations() -> dict[str, OpImplementation]:
     """All that the installed operators offer, by name; `op:name` where names are shared."""
     found = {}
-    for name, op in all_ops().items():
-        arguments = {a.name: "float32[4,4]" for a in op.arguments}
+    for name, found_op in all_ops().items():
+        arguments = {a.name: "float32[4,4]" for a in found_op.arguments}
         for inputs, attrs in EXAMPLES.get(name, [(arguments, {})]):
             workload = Workload.make(name, inputs, attrs)
             for target in TARGETS:
@@ -217,6 +221,24 @@ def test_a_change_of_code_changes_the_digest_and_a_comment_does_not(
     _code.cache_clear()
 
 
+def listed() -> dict[str, dict[str, int]]:
+    """Operator → implementation → version: what workers say that they can build."""
+    found: dict[str, dict[str, int]] = {}
+    for name, implementation in implementations().items():
+        found.setdefault(name.partition(":")[0], {})[implementation.name] = implementation.version
+    return found
+
+
+def test_workers_know_what_is_installed() -> None:
+    assert installed() == listed(), "see the first lines of this file"
+
+
+def test_of_another_package_only_the_operator_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = op.Op("other").set_attr("FTVMStrategy", object())
+    monkeypatch.setitem(op._ops, "other", other)
+    assert installed()["other"] == {ALL: 0}
+
+
 def record(because: str) -> None:
     """Writes the digests of what is there now."""
     known = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
@@ -231,6 +253,7 @@ def record(because: str) -> None:
                 entry["because"] = old["because"]
         written[name] = entry
     RECORDED.write_text(json.dumps(written, indent=1) + "\n")
+    LISTED.write_text(json.dumps(listed(), indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
