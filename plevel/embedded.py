@@ -26,6 +26,7 @@ READY_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 1.0
 STOP_TIMEOUT_S = 15.0
 KEPT_LOGS = 20
+KEPT_LOG_BYTES = 64 * 2**20
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
 
@@ -218,8 +219,13 @@ def log_directory() -> Path:
 
 
 def _drop_old(logs: Path) -> None:
-    for old in sorted(logs.glob("*.log"), key=lambda p: p.name.partition("-")[2])[:-KEPT_LOGS]:
-        old.unlink(missing_ok=True)
+    newest = sorted(logs.glob("*.log"), key=lambda p: p.name.partition("-")[2], reverse=True)
+    total = 0
+    for i, path in enumerate(newest):
+        with suppress(FileNotFoundError):  # another drops it right now
+            total += path.stat().st_size
+        if i >= KEPT_LOGS or total > KEPT_LOG_BYTES:
+            path.unlink(missing_ok=True)
 
 
 def _last_line(log: Path) -> str:

@@ -11,9 +11,7 @@ import contextlib
 import logging
 import os
 import queue
-import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
@@ -40,6 +38,7 @@ from workers.client import (
 )
 from workers.cpu import Cores, environment, hottest, machine_memory, timing_lock
 from workers.cuda_runner import SLOT
+from workers.folder import scratch
 from workers.lease import GOODBYE_S, Held, Holdings
 from workers.runner import TimingRunner
 from workers.sandbox import ForkServer, Interrupted
@@ -101,7 +100,6 @@ class Daemon:
         self._registered: Registered | None = None
         # What the timing thread's time went to, in seconds.
         self.spent: defaultdict[str, float] = defaultdict(float)
-        self._scratch = Path(tempfile.mkdtemp(prefix="plevel-worker-"))
 
     def run(self, patience_s: float) -> None:
         """Serves the service until `drain` or the stop event.
@@ -111,17 +109,14 @@ class Daemon:
             UnreachableError: the service did not answer within `patience_s`, at the start.
             ServiceError: it refused this worker.
         """
-        try:
-            with ForkServer(self._scratch, self._imports) as server:
-                self._registered = self._client.register(self._info, patience_s)
-                log.info(
-                    "%s registered with %s: %s, timing on cores %s, building on %s",
-                    self._info.name, self._client.url, self._device.target,
-                    self._cores.timing, self._cores.building,
-                )  # fmt: skip
-                self._serve(server)
-        finally:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        with scratch() as folder, ForkServer(folder, self._imports) as server:
+            self._registered = self._client.register(self._info, patience_s)
+            log.info(
+                "%s registered with %s: %s, timing on cores %s, building on %s",
+                self._info.name, self._client.url, self._device.target,
+                self._cores.timing, self._cores.building,
+            )  # fmt: skip
+            self._serve(server, folder)
 
     def drain(self) -> None:
         """Finishes the job that is being timed, gives back the one that is being built, and ends."""
@@ -133,9 +128,9 @@ class Daemon:
             if not held.timing:
                 held.ended.set()
 
-    def _serve(self, server: ForkServer) -> None:
+    def _serve(self, server: ForkServer, folder: Path) -> None:
         on_cuda = self._device.target.kind == "cuda"
-        pool = BuilderPool(server, self._cores.building, self._scratch, forks=on_cuda)
+        pool = BuilderPool(server, self._cores.building, folder, forks=on_cuda)
         if on_cuda:
             # A driver reserves more addresses than there is memory.
             runner = TimingRunner(

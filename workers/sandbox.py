@@ -7,6 +7,7 @@ other, from the child's own code).
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import select
@@ -107,15 +108,21 @@ class Child:
         return self.channel.progress[0]
 
     def _death(self) -> Died:
-        number, code = self.kill()
-        try:
-            log = self._log.read_bytes()[-_LOG_TAIL:].decode(errors="replace").strip()
-        except OSError:
-            log = ""
+        number, code = self._end()
+        log = ""
+        with contextlib.suppress(OSError), self._log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
+            log = file.read().decode(errors="replace").strip()
+        self._log.unlink(missing_ok=True)
         return Died(number, code, log)
 
-    def kill(self) -> tuple[int, int]:
-        """Ends the child and all it started; returns the signal it died of and its exit status."""
+    def kill(self) -> None:
+        """Ends the child and all it started."""
+        self._end()
+        self._log.unlink(missing_ok=True)
+
+    def _end(self) -> tuple[int, int]:
+        """The signal that it died of, and its exit status."""
         if not self.alive:
             return 0, 0
         self.alive = False

@@ -7,7 +7,6 @@ service has accepted it or has said that the lease is lost.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -30,8 +29,11 @@ from workers.client import (
     ServiceError,
     UnreachableError,
 )
+from workers.folder import hold, keep_newest, taken_over
 
 log = logging.getLogger(__name__)
+# The spool itself needs no limit: a worker that cannot report gets no jobs either.
+REFUSED_BYTES = 64 * 2**20
 
 
 class _Parcel(msgspec.Struct, frozen=True):
@@ -57,8 +59,7 @@ class Spool:
         self._base = root / hashlib.sha256(url.encode()).hexdigest()[:16]
         self._own = self._base / uuid.uuid4().hex
         self._own.mkdir(parents=True, mode=0o700)
-        self._lock_file = (self._own / "lock").open("w")
-        fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+        self._holding = hold(self._own)
         self._lock = threading.Lock()
         self._count = 0
         for left in sorted(self._base.iterdir()):
@@ -66,14 +67,11 @@ class Spool:
                 self._adopt(left)
 
     def _adopt(self, left: Path) -> None:
-        try:
-            with (left / "lock").open("r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(OSError), taken_over(left) as ours:
+            if ours:
                 for path in sorted(left.glob("*.json")):
                     path.rename(self._next_path())
                 shutil.rmtree(left, ignore_errors=True)
-        except OSError:
-            return  # its process lives, or somebody else adopts it
 
     def _next_path(self) -> Path:
         self._count += 1
@@ -125,12 +123,13 @@ class Spool:
             path.unlink(missing_ok=True)
 
     def refuse(self, paths: list[Path]) -> None:
-        """Sets aside what the service will never accept, so that a person can look at it."""
+        """Sets aside what the service will never accept, so that a person can look at the last of it."""
         refused = self._base.parent / "refused"
         refused.mkdir(exist_ok=True)
         for path in paths:
             with contextlib.suppress(OSError):
                 path.rename(refused / f"{self._own.name}-{path.name}")
+        keep_newest(refused, REFUSED_BYTES)
 
     @property
     def empty(self) -> bool:
@@ -140,7 +139,7 @@ class Spool:
         """Leaves what was not accepted for the next process to adopt."""
         if self.empty:
             shutil.rmtree(self._own, ignore_errors=True)
-        self._lock_file.close()
+        self._holding.close()
 
 
 def _joined(first: Results, second: Results) -> Results:

@@ -332,6 +332,19 @@ def test_results_that_are_refused_are_kept_for_a_person(
     assert b"samples_s" in kept.read_bytes()
 
 
+def test_what_was_refused_does_not_fill_the_disk(
+    tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.spool.REFUSED_BYTES", 1000)
+    for number in range(20):
+        spool.put(number, results(0))
+        found = spool.first()
+        assert found is not None
+        spool.refuse(found[2])
+    kept = list((tmp_path / "refused").iterdir())
+    assert 0 < sum(p.stat().st_size for p in kept) <= 1000
+
+
 def test_results_wait_for_more_of_their_job(start: Callable[..., tuple[Sender, Outcomes]]) -> None:
     service = Service(ResultsAccepted(accepted=3, known=0))
     sender, _ = start(service, linger_s=3600)
