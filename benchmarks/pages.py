@@ -72,6 +72,8 @@ PAINTED = """new Promise(done => new PerformanceObserver(list => {
   if (found) done(found.startTime);
 }).observe({type: "paint", buffered: true}))"""
 
+SETTLED = "!document.querySelector('.htmx-request, [data-curve] > noscript, .scatter > noscript')"
+
 
 def seed(url: str, size: int) -> dict[str, int]:
     """Fills an empty database with runs of many shapes side by side; the ids of what is looked at."""
@@ -218,7 +220,8 @@ def pages(ids: dict[str, int]) -> list[str]:
         "/", "/faster", "/runs", f"/runs/{ids['run']}", f"/runs/{ids['done']}",
         f"/runs/{ids['done']}/curve.json", f"/tasks/{ids['task']}", f"/tasks/{ids['big']}",
         f"/tasks/{ids['big']}?by=run", f"/tasks/{ids['big']}/curve.json",
-        f"/tasks/{ids['big']}/points.json", "/ops", "/ops/filter", "/select", f"/select?{asked}",
+        f"/tasks/{ids['big']}/points.json", f"/tasks/{ids['big']}/spread",
+        f"/tasks/{ids['big']}/failures", "/ops", "/ops/filter", "/select", f"/select?{asked}",
         "/devices", "/devices/1", "/models", "/models/1", "/records", "/records?error=compile",
         "/records?op=filter&error=crash", f"/records?task={ids['big']}&error=any",
         f"/records?run={ids['done']}&phase=confirm", "/records/17", "/import",
@@ -278,7 +281,7 @@ def chromium() -> Iterator[Any]:
 
 def is_page(path: str) -> bool:
     """Not what a page fetches once it is there."""
-    return path != "/faster" and ".json" not in path
+    return not path.endswith(("/faster", ".json", "/spread", "/failures"))
 
 
 def paint(browser: Any, url: str, path: str, visits: int) -> float | None:
@@ -289,6 +292,7 @@ def paint(browser: Any, url: str, path: str, visits: int) -> float | None:
     for _ in range(visits):
         browser.goto(url + path, wait_until="load")
         taken.append(browser.evaluate(PAINTED) / 1e3)
+        browser.wait_for_function(SETTLED)  # so that the next visit has the machine for itself
     return statistics.median(taken)
 
 

@@ -76,6 +76,7 @@ def _values(
 ) -> dict[str, Any]:
     row = query.head(connection, run_id)
     asked = query.request_of(row)
+    told = query.tally(connection, run_id)
     shown = query.first_workload(connection, run_id, workload)
     leaders = [] if shown is None else query.leaders(connection, run_id, shown)
     workers = fleet.count_alive(connection, row.target_id, context.settings.alive_s)
@@ -83,8 +84,9 @@ def _values(
     elapsed_s = (row.now if ended is None else ended) - row.created_at
     return {
         "run": row, "request": asked, "live": row.state in LIVE, "workers": workers,
-        "progress": query.progress(connection, run_id, asked), "shown": shown, "leaders": leaders,
-        "failures": query.failures(connection, run_id), "elapsed_s": elapsed_s,
+        "progress": query.progress(connection, run_id, asked, told), "tried": query.tried(told),
+        "shown": shown, "leaders": leaders, "failures": query.failures(connection, told),
+        "elapsed_s": elapsed_s,
         "flops": _flops(leaders[0].workload) if leaders else None,
     }  # fmt: skip
 

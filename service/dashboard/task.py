@@ -34,8 +34,7 @@ def show(
         siblings = query.siblings(connection, row)
         values = {
             "places": query.places(connection, task_id),
-            "spread": query.spread(connection, task_id),
-            "failures": query.failures(connection, task_id),
+            "counts": query.counts(connection, task_id),
         }
     return render(
         "task.html", task=row, by=by, x=x, first=first, second=second,
@@ -44,6 +43,20 @@ def show(
         versions=[s for s in siblings if s.implementation == row.implementation],
         knobs=_knobs(row.space, row.config), **values,
     )  # fmt: skip
+
+
+@router.get("/{task_id}/spread")
+def show_spread(context: Ctx, task_id: TaskId) -> Response:
+    """The part of the page that reads all records of the task: it comes after the first paint."""
+    with context.store.read() as connection:
+        return render("task_spread.html", spread=query.spread(connection, task_id))
+
+
+@router.get("/{task_id}/failures")
+def show_failures(context: Ctx, task_id: TaskId) -> Response:
+    """As `show_spread`."""
+    with context.store.read() as connection:
+        return render("task_failures.html", failures=query.failures(connection, task_id))
 
 
 def _current_version(row: Any, siblings: list[Any]) -> str | None:

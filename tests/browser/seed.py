@@ -6,6 +6,7 @@ Records go in through the queue, as a worker's would; times come from a formula.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -147,7 +148,7 @@ class Farm:
             if t.space is not None:
                 space = ConfigSpace.from_json(t.space)
                 configs = space.sample(self.rng, trials)
-            self._measure(run_id, t, configs, Phase.SEARCH)
+            self._measure(run_id, [(t, c) for c in configs], Phase.SEARCH)
 
     def confirm(self, run_id: int) -> None:
         with self.store.read() as c:
@@ -155,15 +156,18 @@ class Farm:
                 sa.text(
                     "SELECT t.id, t.workload_id, t.target_id, b.config FROM task t "
                     "JOIN run_task rt ON rt.task_id = t.id JOIN best b ON b.task_id = t.id "
-                    "WHERE rt.run_id = :run AND b.scope = 'target'"
+                    "WHERE rt.run_id = :run AND b.scope = 'target' ORDER BY t.workload_id, t.id"
                 ).columns(config=best.c.config.type),
                 {"run": run_id},
             ).all()
-        for t in found:
-            self._measure(run_id, t, [t.config], Phase.CONFIRM)
+        # The finals of a workload are one job.
+        for _, of_one in itertools.groupby(found, key=lambda t: t.workload_id):
+            self._measure(run_id, [(t, t.config) for t in of_one], Phase.CONFIRM)
 
-    def _measure(self, run_id: int, t, configs, phase: Phase) -> None:
-        entries = [queue.NewEntry(t.id, Config(c)) for c in configs]
+    def _measure(self, run_id: int, what, phase: Phase) -> None:
+        """One job of tasks with configurations, all of one workload."""
+        entries = [queue.NewEntry(t.id, Config(config)) for t, config in what]
+        t = what[0][0]
         with self.store.write() as c:
             queue.enqueue(
                 c, run_id, t.workload_id, t.target_id, phase, entries, SEARCH_POLICY, seed=1

@@ -69,7 +69,8 @@ def test_the_pages_agree_with_the_store(filled: tuple[Store, str, dict[str, int]
         "/", "/faster", "/runs?state=live&op=dense", f"/runs/{ids['done']}", f"/runs/{ids['live']}",
         f"/runs/{ids['done']}/curve.json", f"/tasks/{ids['task']}", f"/tasks/{ids['hostile_task']}",
         *(f"/tasks/{ids['task']}/curve.json?by={by}" for by in task_query.BY),
-        f"/tasks/{ids['task']}/points.json", "/ops", "/ops/dense", op_url(seed.HOSTILE_OP),
+        f"/tasks/{ids['task']}/points.json",
+        f"/tasks/{ids['task']}/spread", f"/tasks/{ids['task']}/failures", "/ops", "/ops/dense", op_url(seed.HOSTILE_OP),
         "/select", "/devices", "/records?error=any&op=dense", f"/records/{ids['failed_record']}",
         f"/devices/{ids['device']}", "/import", "/models",
         *(f"/models/{m}" for m in range(ids["model"] - 2, ids["model"] + 2)),
@@ -126,7 +127,8 @@ def _check_points(c: sa.Connection, task_id: int) -> None:
     points = task_query.points(c, task_id)
     assert min(p.median_s for p in points) == lowest
     spread = task_query.spread(c, task_id)
-    assert len(points) == spread["timed"] == spread["trials"] - spread["failed"]
+    failed = sum(f.n for f in task_query.failures(c, task_id))
+    assert len(points) == spread["timed"] == task_query.counts(c, task_id).trials - failed
     assert [n for _, n in spread["within"]] == sorted(n for _, n in spread["within"])
 
 
@@ -146,6 +148,7 @@ def _check_filters(c: sa.Connection, ids: dict[str, int]) -> None:
 def _check_progress(c: sa.Connection, ids: dict[str, int]) -> None:
     """Trials are counted as the run counts them: with `force` its own, else those of every run."""
     found = {}
+    told = run_query.tally(c, ids["live"])
     for force in (True, False):
         asked = msgspec.structs.replace(
             run_query.request_of(run_query.head(c, ids["live"])), force=force
@@ -158,7 +161,7 @@ def _check_progress(c: sa.Connection, ids: dict[str, int]) -> None:
             sa.select(sa.func.count()).select_from(record)
             .where(runs.trials_of(ids["live"], asked, policy_id), record.c.task_id.in_(tunable))
         )  # fmt: skip
-        found[force] = run_query.progress(c, ids["live"], asked)["trials"]
+        found[force] = run_query.progress(c, ids["live"], asked, told)["trials"]
         assert found[force] == wanted
     assert 0 < found[True] < found[False]
 

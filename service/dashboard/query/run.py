@@ -89,35 +89,62 @@ def version(connection: sa.Connection, run_id: int) -> tuple[Any, ...]:
     return tuple(row)
 
 
-def progress(connection: sa.Connection, run_id: int, request: RunRequest) -> dict[str, Any]:
+def tally(connection: sa.Connection, run_id: int) -> list[Any]:
+    """The run's own records by task, phase and error: how many, how many of them count, and their time.
+
+    `last_id` is the newest that counts.
+    """
+    query = (
+        sa.select(
+            record.c.task_id, record.c.phase, record.c.error, sa.func.count().label("n"),
+            sa.func.count().filter(standing()).label("standing"),
+            sa.func.max(record.c.id).filter(standing()).label("last_id"),
+            sa.func.sum(record.c.run_s).label("run_s"),
+        )
+        .where(record.c.run_id == run_id)
+        .group_by(record.c.task_id, record.c.phase, record.c.error)
+    )  # fmt: skip
+    return list(connection.execute(query))
+
+
+def progress(
+    connection: sa.Connection, run_id: int, request: RunRequest, told: list[Any]
+) -> dict[str, Any]:
     """Trials that count for the run, those of it that failed, and what its own records took."""
-    policy_id = catalogue.find_policy(connection, request.search_policy)
     own = (
         sa.select(run_task.c.task_id)
         .join(task, task.c.id == run_task.c.task_id)
         .where(run_task.c.run_id == run_id, task.c.space.is_not(None))
     )
-    searched = sa.and_(record.c.phase == Phase.SEARCH.value, record.c.task_id.in_(own))
-    mine = connection.execute(
-        sa.select(
-            sa.func.count().label("records"), sa.func.count(record.c.error).label("failed"),
-            sa.func.coalesce(sa.func.sum(record.c.run_s), 0.0).label("timing_s"),
-            sa.func.count().filter(searched).label("searched"),
-            sa.func.count().filter(searched, standing()).label("trials"),
-        ).where(record.c.run_id == run_id)
-    ).one()  # fmt: skip
-    trials = mine.trials
+    tunable = set(connection.scalars(own))
+    searched = [t for t in told if t.phase == Phase.SEARCH.value and t.task_id in tunable]
+    trials = sum(t.standing for t in searched)
     # Counted in the index alone: only where others have tried these tasks are their records read.
-    known = connection.scalar(sa.select(sa.func.count()).select_from(record).where(searched)) or 0
-    if known > mine.searched:
+    known = connection.scalar(
+        sa.select(sa.func.count()).select_from(record)
+        .where(record.c.phase == Phase.SEARCH.value, record.c.task_id.in_(own))
+    ) or 0  # fmt: skip
+    if known > sum(t.n for t in searched):
+        policy_id = catalogue.find_policy(connection, request.search_policy)
         trials = connection.scalar(
             sa.select(sa.func.count()).select_from(record)
             .where(trials_of(run_id, request, policy_id), record.c.task_id.in_(own))
-        )  # fmt: skip
+        ) or 0  # fmt: skip
     return {
-        "trials": min(trials, request.trials), "records": mine.records, "failed": mine.failed,
-        "timing_s": mine.timing_s,
+        "trials": min(trials, request.trials), "records": sum(t.n for t in told),
+        "failed": sum(t.n for t in told if t.error is not None),
+        "timing_s": sum(t.run_s for t in told),
     }  # fmt: skip
+
+
+def tried(told: list[Any]) -> dict[int, dict[str, int]]:
+    """Of each task the trials of its search in this run, and how many records of it failed."""
+    found: dict[int, dict[str, int]] = {}
+    for t in told:
+        of = found.setdefault(t.task_id, {"trials": 0, "failed": 0})
+        of["trials"] += t.n if t.phase == Phase.SEARCH.value else 0
+        of["failed"] += t.n if t.error is not None else 0
+    return found
 
 
 def workloads(connection: sa.Connection, run_id: int, offset: int) -> list[Any]:
@@ -140,20 +167,7 @@ def workloads(connection: sa.Connection, run_id: int, offset: int) -> list[Any]:
 
 
 def leaders(connection: sa.Connection, run_id: int, workload_id: int) -> list[Any]:
-    """The implementations of one workload of the run, the fastest first, with their counts."""
-    tried = (
-        sa.select(
-            record.c.task_id,
-            sa.func.count().filter(record.c.phase == Phase.SEARCH.value).label("trials"),
-            sa.func.count(record.c.error).label("failed"),
-        )
-        .where(
-            record.c.run_id == run_id,
-            record.c.task_id.in_(sa.select(task.c.id).where(task.c.workload_id == workload_id)),
-        )
-        .group_by(record.c.task_id)
-        .subquery()
-    )
+    """The implementations of one workload of the run, the fastest first."""
     query = (
         sa.select(
             task.c.id, task.c.implementation, task.c.version, task.c.plevel, task.c.library,
@@ -161,42 +175,33 @@ def leaders(connection: sa.Connection, run_id: int, workload_id: int) -> list[An
             run_task.c.state, run_task.c.message, workload.c.body.label("workload"),
             workload.c.op, workload.c.key,
             best.c.median_s, best.c.low_s, best.c.high_s, best.c.phase, best.c.config,
-            sa.func.coalesce(tried.c.trials, 0).label("trials"),
-            sa.func.coalesce(tried.c.failed, 0).label("failed"),
             (best.c.median_s / sa.func.min(best.c.median_s).over()).label("ratio"),
         )
         .join(run_task, run_task.c.task_id == task.c.id)
         .join(workload, workload.c.id == task.c.workload_id)
         .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
-        .outerjoin(tried, tried.c.task_id == task.c.id)
         .where(run_task.c.run_id == run_id, task.c.workload_id == workload_id)
         .order_by(best.c.median_s.is_(None), best.c.median_s, task.c.plevel.desc(), task.c.id)
     )  # fmt: skip
     return list(connection.execute(query))
 
 
-def failures(connection: sa.Connection, run_id: int) -> list[Any]:
+def failures(connection: sa.Connection, told: list[Any]) -> list[Any]:
     """Failures by kind and implementation, with the newest of each."""
-    grouped = (
+    found = [t for t in told if t.error is not None and t.standing]
+    found.sort(key=lambda t: (-t.standing, t.last_id))
+    counts = {t.last_id: t.standing for t in found[:30]}
+    rows = connection.execute(
         sa.select(
-            record.c.error, record.c.task_id, sa.func.count().label("n"),
-            sa.func.max(record.c.id).label("last_id"),
+            record.c.id, record.c.error, task.c.implementation,
+            sa.func.substr(record.c.message, 1, 200).label("message"),
         )
-        .where(record.c.run_id == run_id, record.c.error.is_not(None), standing())
-        .group_by(record.c.error, record.c.task_id)
-        .order_by(sa.func.count().desc())
-        .limit(30)
-        .subquery()
+        .join(task, task.c.id == record.c.task_id)
+        .where(record.c.id.in_(list(counts)))
     )  # fmt: skip
-    query = (
-        sa.select(
-            grouped, task.c.implementation, sa.func.substr(record.c.message, 1, 200).label("message")
-        )
-        .join(record, record.c.id == grouped.c.last_id)
-        .join(task, task.c.id == grouped.c.task_id)
-        .order_by(grouped.c.n.desc(), grouped.c.last_id)
+    return sorted(
+        ({**r._mapping, "n": counts[r.id]} for r in rows), key=lambda f: (-f["n"], f["id"])
     )
-    return list(connection.execute(query))
 
 
 def curves(connection: sa.Connection, run_id: int, workload_id: int) -> list[Curve]:

@@ -64,27 +64,39 @@ def places(connection: sa.Connection, task_id: int) -> list[Any]:
     return list(connection.execute(query))
 
 
-def spread(connection: sa.Connection, task_id: int) -> Any:
-    """Counts of the search's records, and how many times are close to the lowest of them.
+def counts(connection: sa.Connection, task_id: int) -> Any:
+    """Of the search: `trials`, and the different `configs` among them. An index holds all of it."""
+    return connection.execute(
+        sa.select(
+            sa.func.count().label("trials"),
+            sa.func.count(record.c.config_digest.distinct()).label("configs"),
+        ).where(record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, standing())
+    ).one()
+
+
+def spread(connection: sa.Connection, task_id: int) -> dict[str, Any]:
+    """How many of the search's trials were timed, and how many times are close to the lowest of them.
 
     `within` has pairs of a ratio and how many records are at most that much slower.
     """
-    searched = sa.and_(
-        record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, standing()
-    )
-    lowest = sa.select(sa.func.min(record.c.median_s)).where(searched).scalar_subquery()
-    row = connection.execute(
+    timed = sa.and_(
+        record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value,
+        record.c.median_s.is_not(None), standing(),
+    )  # fmt: skip
+    ends = connection.execute(
         sa.select(
-            sa.func.count().label("trials"), sa.func.count(record.c.error).label("failed"),
-            sa.func.min(record.c.median_s).label("low_s"),
+            sa.func.count().label("timed"), sa.func.min(record.c.median_s).label("low_s"),
             sa.func.max(record.c.median_s).label("high_s"),
-            sa.func.count(record.c.config_digest.distinct()).label("configs"),
-            *(sa.func.count().filter(record.c.median_s <= lowest * w).label(f"within_{i}")
-              for i, w in enumerate(WITHIN)),
-        ).where(searched)
-    ).one()  # fmt: skip
-    within = [(w, row[5 + i]) for i, w in enumerate(WITHIN)]
-    return {**row._mapping, "timed": row.trials - row.failed, "within": within}
+        ).where(timed)
+    ).one()
+    if not ends.timed:
+        return {**ends._mapping, "within": []}
+    close = connection.execute(
+        sa.select(
+            *(sa.func.count().filter(record.c.median_s <= ends.low_s * w) for w in WITHIN)
+        ).where(timed)
+    ).one()
+    return {**ends._mapping, "within": list(zip(WITHIN, close, strict=True))}
 
 
 def failures(connection: sa.Connection, task_id: int) -> list[Any]:
