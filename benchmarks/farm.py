@@ -54,6 +54,7 @@ SPACE = ConfigSpace([Knob("x", range(100)), Knob("y", range(1000))], fallback={"
 CANDIDATE = Candidate("noop.cpu", f"1.{SPACE.digest}", 10, None, SPACE)
 WORKLOAD = Workload("noop", (Input("data", "float32[4]"),))
 WORKERS = 50
+WARM_UP_S = 1.0
 SLEEP_S = 0.02
 
 
@@ -206,46 +207,50 @@ def report_of(leases: list[Held]) -> bytes:
 
 
 class Trips:
-    """What simulated workers saw."""
+    """What simulated workers saw between two moments: they do not all begin in the middle of the day."""
 
-    def __init__(self) -> None:
+    def __init__(self, since: float, until: float) -> None:
+        self.since = since
+        self.until = until
         self.jobs = 0
         self.leases_s: list[float] = []
         self.reports_s: list[float] = []
 
+    def add(self, began: float, leased: float, jobs: int) -> None:
+        ended = time.perf_counter()
+        if began >= self.since and ended <= self.until:
+            self.jobs += jobs
+            self.leases_s.append(leased - began)
+            self.reports_s.append(ended - leased)
 
-async def work(wire: Wire, worker_id: int, name: str, batch: int, until: float, seen: Trips) -> None:
+
+async def work(wire: Wire, worker_id: int, name: str, batch: int, seen: Trips) -> None:
     """Leases, does nothing, reports, until the time is over."""
     asked = encode(LeaseRequest(worker_id=worker_id, device=f"{name}/cpu:0", jobs=batch))
-    while (began := time.perf_counter()) < until:
+    while (began := time.perf_counter()) < seen.until:
         leases = read_leases(await wire.post("/v1/leases", asked)).leases
         leased = time.perf_counter()
-        seen.leases_s.append(leased - began)
         if not leases:
             raise RuntimeError("there were fewer jobs than the service could hand out: add some")
         answers = read_answers(await wire.post("/v1/leases:report", report_of(leases))).answers
-        seen.reports_s.append(time.perf_counter() - leased)
         problems = [a.problem for a in answers if a.problem]
         if problems:
             raise RuntimeError(problems[0])
-        seen.jobs += len(leases)
+        seen.add(began, leased, len(leases))
 
 
 async def round_trips(url: str, batch: int, seconds: float) -> tuple[float, Trips]:
-    seen = Trips()
     wires = [await Wire.open(url) for _ in range(WORKERS)]
     names = [f"w{batch}-{i}" for i in range(WORKERS)]
     ids = [await register(wire, name) for wire, name in zip(wires, names, strict=True)]
-    began = time.perf_counter()
-    until = began + seconds
+    since = time.perf_counter() + WARM_UP_S
+    seen = Trips(since, since + seconds)
     await asyncio.gather(
-        *(work(wire, i, name, batch, until, seen)
-          for wire, i, name in zip(wires, ids, names, strict=True))
+        *(work(wire, i, name, batch, seen) for wire, i, name in zip(wires, ids, names, strict=True))
     )
-    rate = seen.jobs / (time.perf_counter() - began)
     for wire in wires:
         await wire.close()
-    return rate, seen
+    return seen.jobs / seconds, seen
 
 
 async def crowd(url: str, size: int) -> list[float]:
@@ -301,7 +306,7 @@ def sleep_and_report(url: str, name: str, seconds: float) -> float:
 def show_trips(kind: str, url: str, folder: Path, seconds: float) -> None:
     goal = 1500 if kind == "SQLite" else 1000
     for batch in (8, 1):
-        farm = Farm(url, folder, jobs=int(seconds * (3000 if batch == 8 else 1000)))
+        farm = Farm(url, folder, jobs=int((seconds + WARM_UP_S) * (5000 if batch == 8 else 2000)))
         try:
             rate, seen = uvloop.run(round_trips(farm.url, batch, seconds))
         finally:

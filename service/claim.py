@@ -6,6 +6,7 @@ one job, the second finds it no longer queued. Functions run in the caller's tra
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -40,6 +41,7 @@ from strategy.workload import Workload
 Operators = Mapping[str, Mapping[str, int]]
 # How long a final waits for another device than had the other final: who is idle asks all the time.
 ELSEWHERE_S = 2.0
+TOGETHER = 3  # places from which on claiming for all at once takes fewer statements
 NEXT = 200  # jobs at the head of a queue, of which a look for what they need is quick
 
 
@@ -205,7 +207,7 @@ def _take(
     claimed = list(connection.execute(_claim(named=named, several=False), given))
     if most > 1 and claimed and not claimed[0].attempts:
         rest = connection.execute(_claim(named=named, several=True), given | {"most": most - 1})
-        claimed += sorted(rest, key=lambda row: (row.priority, row.turn, row.id))
+        claimed += sorted(rest, key=_order)
     return claimed
 
 
@@ -296,7 +298,11 @@ def _claim(*, named: bool, several: bool) -> sa.sql.dml.ReturningUpdate[Any]:
         wanted = wanted.where(
             job.c.attempts == 0, limit.is_(None), job.c.phase != Phase.CONFIRM.value
         )
-    # Found once and then taken: PostgreSQL could look again for each row otherwise.
+    return _taking(wanted)
+
+
+def _taking(wanted: sa.Select[Any]) -> sa.sql.dml.ReturningUpdate[Any]:
+    """The rows of a query, found once and then taken: PostgreSQL could look again for each otherwise."""
     found = wanted.cte("wanted")
     return (
         sa.update(job)
@@ -304,6 +310,78 @@ def _claim(*, named: bool, several: bool) -> sa.sql.dml.ReturningUpdate[Any]:
         .values(state=JobState.LEASED, fence=job.c.fence + 1)
         .returning(job)
     )
+
+
+# Those of which a claim must look at more than their place in the queue.
+_IS_SPECIAL = sa.or_(
+    job.c.attempts > 0,
+    job.c.phase == Phase.CONFIRM.value,
+    sa.exists().where(run.c.id == job.c.run_id, run.c.max_jobs.is_not(None)),
+)
+_SUSPECTS = (
+    sa.select(lease.c.worker_id)
+    .join(job, job.c.id == lease.c.job_id)
+    .where(among(lease.c.worker_id), lease.c.ended_at.is_(None), job.c.attempts > 0)
+)
+
+
+def take_together(
+    connection: sa.Connection, wanted: Sequence[tuple[int, Place, int]], needs: Needs
+) -> dict[int, list[Any]]:
+    """Claims jobs for many places in a few statements; of each its number, and how many it wants.
+
+    Returns:
+        the rows for each place that was served, by its number. The others are for `take`: those whose
+        queue has something at its head that needs a closer look, that hold a suspect, or are paused.
+    """
+    suspects = set(connection.scalars(_SUSPECTS, {"ids": {p.worker_id for _, p, _ in wanted}}))
+    paused = pause.paused_now(connection)
+    alike: dict[tuple[int, frozenset[str]], dict[int, int]] = {}
+    for i, place, room in wanted:
+        if place.worker_id in suspects or paused & {(place.device_id, None), (None, place.target_id)}:
+            continue
+        buildable = frozenset(filter(place.can_build, needs.next(place.target_id)))
+        alike.setdefault((place.target_id, buildable), {})[i] = room
+    served: dict[int, list[Any]] = {}
+    for (target_id, buildable), rooms in alike.items():
+        given = {
+            "target": target_id, "known_needs": sorted(buildable),
+            "most": sum(rooms.values()),
+        }  # fmt: skip
+        if not buildable or connection.scalar(_special(), given):
+            continue
+        rows = iter(sorted(connection.execute(_claim_plain(), given), key=_order))
+        for i, room in rooms.items():
+            served[i] = list(itertools.islice(rows, room))
+    return served
+
+
+def _order(row: Any) -> tuple[int, float, int]:
+    return row.priority, row.turn, row.id
+
+
+def _head() -> sa.Select[Any]:
+    """The first `most` queued jobs of a target that need one of `known_needs`."""
+    return (
+        sa.select(job.c.id)
+        .where(
+            _AVAILABLE, job.c.target_id == _TARGET,
+            job.c.needs.in_(sa.bindparam("known_needs", expanding=True)),
+        )
+        .order_by(job.c.priority, job.c.turn, job.c.id)
+        .limit(sa.bindparam("most", type_=sa.Integer))
+    )  # fmt: skip
+
+
+@cache
+def _special() -> sa.Select[Any]:
+    head = _head().add_columns(_IS_SPECIAL.label("special")).subquery()
+    return sa.select(head.c.id).where(head.c.special).limit(1)
+
+
+@cache
+def _claim_plain() -> sa.sql.dml.ReturningUpdate[Any]:
+    return _taking(_head().where(~_IS_SPECIAL).with_for_update(skip_locked=True, key_share=True))
 
 
 def _lost_on(device_id: Any) -> sa.Select[Any]:

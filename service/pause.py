@@ -84,6 +84,14 @@ def end(connection: sa.Connection, pause_id: int) -> None:
     catalogue.note(connection, "resumed", pause=pause_id)
 
 
+def paused_now(connection: sa.Connection) -> set[tuple[int | None, int | None]]:
+    """What is paused now: pairs of a device and a target, of which one is None."""
+    query = sa.select(pause.c.device_id, pause.c.target_id).where(
+        pause.c.starts_at <= now(), _not_over()
+    )
+    return {(row.device_id, row.target_id) for row in connection.execute(query)}
+
+
 def is_paused(device_id: Any, target_id: Any) -> sa.ColumnElement[bool]:
     """The condition that a device gets no jobs of a target now."""
     return (

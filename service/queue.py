@@ -166,17 +166,22 @@ def lease_many(
             answers[-1] = error
     needs = claim.Needs(connection)
     building = _building(connection, {p.device_id for p in places if p is not None})
-    taken: list[tuple[int, claim.Place, Any]] = []
+    wanted: list[tuple[int, claim.Place, int]] = []
     for i, place in enumerate(places):
         room = 0 if place is None else asks[i].most - building[place.device_id]
-        if place is None or room <= 0 or not needs.next(place.target_id):
-            continue
-        if any(earlier.worker_id == place.worker_id for _, earlier, _ in taken):
+        if place is not None and room > 0 and needs.next(place.target_id):
+            building[place.device_id] += room
+            wanted.append((i, place, room))
+    served: dict[int, list[Any]] = {}
+    if len(wanted) >= claim.TOGETHER:
+        served = claim.take_together(connection, wanted, needs)
+    taken: list[tuple[int, claim.Place, Any]] = []
+    for i, place, room in wanted:
+        if i not in served and any(earlier.worker_id == place.worker_id for _, earlier, _ in taken):
             # What it gets depends on what it has.
             _give(connection, taken, answers, terms)
             taken = []
-        rows = claim.take(connection, place, room, needs, terms.alive_s)
-        building[place.device_id] += len(rows)
+        rows = served[i] if i in served else claim.take(connection, place, room, needs, terms.alive_s)
         taken += [(i, place, row) for row in rows]
     _give(connection, taken, answers, terms)
     return answers

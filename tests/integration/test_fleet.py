@@ -202,6 +202,40 @@ def test_a_part_and_a_whole_in_one_report(scene: Scene) -> None:
     assert len(scene.records()) == 3
 
 
+def test_many_ask_at_once_and_are_served_in_their_order(scene: Scene) -> None:
+    names = [f"host-{i}/cpu:0" for i in range(4)]
+    workers = [scene.register(device(name)) for name in names]
+    ids = [scene.enqueue(configs(1)) for _ in range(7)]
+
+    def ask(*most: int) -> list[list[int]]:
+        asks = [Ask(w, name, n) for w, name, n in zip(workers, names, most, strict=True)]
+        with scene.store.write() as c:
+            return [[held.job.id for held in found] for found in queue.lease_many(c, asks, TERMS)]
+
+    with scene.store.write() as c:
+        pause.create(c, pause.PauseRequest(reason="new fans", device=names[1]))
+    assert ask(2, 2, 3, 1) == [ids[:2], [], ids[2:5], ids[5:6]]
+    assert ask(2, 2, 4, 1) == [[], [], ids[6:], []]  # what they build already counts
+
+
+def test_what_needs_a_closer_look_gets_it_where_many_ask(scene: Scene) -> None:
+    names = [f"host-{i}/cpu:0" for i in range(4)]
+    workers = [scene.register(device(name)) for name in names]
+    suspect = scene.enqueue(configs(1))
+    held = scene.leased(workers[0], names[0])
+    scene.lose(held)
+    plain = [scene.enqueue(configs(1)) for _ in range(4)]
+
+    def ask() -> list[list[int]]:
+        asks = [Ask(w, name, 2) for w, name in zip(workers, names, strict=True)]
+        with scene.store.write() as c:
+            return [[held.job.id for held in found] for found in queue.lease_many(c, asks, TERMS)]
+
+    assert ask() == [[suspect], plain[:2], plain[2:], []]
+    more = [scene.enqueue(configs(1)) for _ in range(2)]
+    assert ask() == [[], [], [], more], "a suspect runs alone"
+
+
 def test_a_suspect_ends_a_batch(scene: Scene) -> None:
     worker_id = scene.register()
     scene.enqueue(configs(1))
