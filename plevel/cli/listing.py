@@ -82,15 +82,16 @@ def records(
         print_json(page)
         return
     rows = [
-        (str(r["id"]), r["implementation"], r["phase"],
+        (str(r["id"]), str(r["task_id"]), r["implementation"], r["phase"],
          show_seconds(r["estimate"]["median_s"]) if r["estimate"] else r["error"],
          _config(r["config"]), show_ago(r["measured_at"]))
         for r in page["records"]
     ]  # fmt: skip
-    columns = ("record", "implementation", "phase", "median", "config", "measured")
+    columns = ("record", "task", "implementation", "phase", "median", "config", "measured")
     console = make_console()
     console.print(
-        make_table(columns, rows, right=("record", "median")) if rows else "no records that match"
+        make_table(columns, rows, right=("record", "task", "median")) if rows
+        else "no records that match"
     )
     if page["next"] is not None:
         console.print(f"more with --after {page['next']}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeGuard
 
 import typer
 
@@ -109,9 +109,18 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             import traceback
 
             traceback.print_exc()
-        code, message = _explain(error)
-        print(f"plevel: {message}", file=sys.stderr)
+        if _is_help(error):
+            code = 2
+            print(error.format_message(), file=sys.stderr)
+        else:
+            code, message = _explain(error)
+            print(f"plevel: {message}", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _is_help(error: Exception) -> TypeGuard[typer.TyperException]:
+    """A group without a command: its help comes as an error."""
+    return isinstance(error, typer.TyperException) and type(error).__name__ == "NoArgsIsHelpError"
 
 
 def _explain(error: Exception) -> tuple[int, str]:
@@ -119,7 +128,9 @@ def _explain(error: Exception) -> tuple[int, str]:
     if isinstance(error, CommandError):
         return error.exit_code, _line(error)
     if isinstance(error, typer.TyperException):
-        return error.exit_code, error.format_message().replace("\n", " ")
+        said = error.format_message().replace("\n", " ").rstrip(".")
+        context = getattr(error, "ctx", None)
+        return error.exit_code, said if context is None else f"{said}: see '{context.command_path} --help'"
     from plevel.client import ServiceError, UnreachableError
     from plevel.embedded import EmbeddedError
 

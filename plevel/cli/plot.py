@@ -16,6 +16,8 @@ from plevel.cli import option
 from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
+    from plevel.client import Client
+    from plevel.direct import Direct
     from strategy.record import TaskStatus
 
 SUFFIXES = (".svg", ".png", ".pdf")
@@ -81,7 +83,7 @@ def plot(
 
     with connect(place.url, place.database) as records:
         if what.isdecimal():
-            task = records.task(int(what))
+            task = _find(records, int(what))
             points = tuple((p["trial"], p["median_s"]) for p in records.curve(int(what)))
             found: Curve | HeatMap = Curve(task, points)
             if not points:
@@ -95,6 +97,17 @@ def plot(
     if out is not None:
         _draw(found, out)
         print(f"{out} is written", file=sys.stderr if as_json else sys.stdout)
+
+
+def _find(records: Client | Direct, task_id: int) -> TaskStatus:
+    from plevel.client import ServiceError
+
+    try:
+        return records.task(task_id)
+    except ServiceError as error:
+        if error.status != 404:
+            raise
+        raise CommandError(f"task {task_id} does not exist: 'plevel records' has those there are") from error
 
 
 def arrange(op: str, rows: Iterable[Mapping[str, Any]], target: str | None) -> HeatMap:
@@ -159,6 +172,9 @@ def _print(found: Curve | HeatMap) -> None:
         trials = max(found.task.trials, last[0])
         say(found.title)
         say(sparkline(found.points, trials))
+        if first == last:
+            say(f"{show_seconds(last[1])} at trial {last[0]} of {trials}: no other was faster")
+            return
         say(
             f"{show_seconds(first[1])} at trial {first[0]}, {show_seconds(last[1])} at trial {last[0]} "
             f"of {trials}: {first[1] / last[1]:.2f}× faster"

@@ -180,13 +180,29 @@ def test_usage_errors_name_the_field(
         pytest.param(("records", "--error", "bad"), ["--error", "wrong_answer"], id="error kind"),
         pytest.param(("worker",), ["--url", "PLEVEL_URL"], id="worker for nobody"),
         pytest.param(("serve", "--port", "70000"), ["--port"], id="port"),
-        pytest.param(("nonsense",), ["nonsense"], id="unknown command"),
+        pytest.param(("nonsense",), ["nonsense", "'plevel --help'"], id="unknown command"),
+        pytest.param(
+            ("select", "dense"), ["--input", "see 'plevel select --help'"], id="missing option"
+        ),
     ],
 )
 def test_usage_errors_of_single_commands(
     arguments: tuple[str, ...], words: list[str], called: Called
 ) -> None:
     assert_one_line(called(*arguments), 2, *words)
+
+
+@pytest.mark.parametrize("group", [(), ("db",)])
+def test_a_group_without_a_command_lists_its_commands(group: tuple[str, ...], called: Called) -> None:
+    done = called(*group)
+    assert done.returncode == 2
+    usage, *lines = done.stderr.splitlines()
+    assert usage.startswith(" ".join(("Usage: plevel", *group)))
+    assert any(line.strip().startswith("current " if group else "select ") for line in lines)
+
+
+def test_a_task_that_is_not_there(called: Called) -> None:
+    assert_one_line(called("plot", "99"), 1, "task 99 does not exist", "'plevel records'")
 
 
 def closed_port() -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plevel.cli.error import CommandError
-from plevel.cli.plot import Curve, HeatMap, _draw, arrange, sparkline
+from plevel.cli.plot import Curve, HeatMap, _draw, _print, arrange, sparkline
 from strategy.record import TaskStatus
 
 
@@ -39,6 +39,14 @@ def test_a_heat_map_has_shapes_in_the_order_of_their_extents_and_the_newest_vers
         arrange("op", rows, "x")
     with pytest.raises(CommandError, match="nothing is measured"):
         arrange("op", [], None)
+
+
+def test_a_curve_of_one_point_claims_no_gain(capsys: pytest.CaptureFixture[str]) -> None:
+    task = TaskStatus(
+        task_id=3, workload="op(f[9])", implementation="a", version="1", plevel=1, tunable=True, trials=8
+    )
+    _print(Curve(task, ((3, 2e-3),)))
+    assert "2.00 ms at trial 3 of 8: no other was faster" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("suffix", "begin"), [(".svg", b"<?xml"), (".png", b"\x89PNG")])
