@@ -9,7 +9,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.plevel-installed
-EXTRAS := service,worker,postgres,plot,docs,dev
+EXTRAS := service,worker,postgres,parquet,plot,docs,dev
 
 # The first Python on PATH that is new enough; make PYTHON=… names another.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \

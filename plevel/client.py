@@ -93,6 +93,7 @@ class Client:
         timeout_s: for one answer.
         patience_s: how long to go on trying while nothing answers.
         token: opens the service, where it asks for one.
+        namespace: whose runs, records and selections; the token's, or `default`, where none is given.
         lock: answers `select` while the service is away.
         transport: another way to reach the service than the network.
     """
@@ -104,6 +105,7 @@ class Client:
         timeout_s: float = 30.0,
         patience_s: float = 3.0,
         token: str | None = None,
+        namespace: str | None = None,
         lock: Lock | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
@@ -114,7 +116,8 @@ class Client:
         self._lock = lock
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._http = httpx.Client(
-            base_url=self.url, timeout=timeout_s, transport=transport, headers=headers
+            base_url=self.url, timeout=timeout_s, transport=transport, headers=headers,
+            params={} if namespace is None else {"namespace": namespace},
         )
         self._jitter = random.Random()
 
@@ -415,10 +418,16 @@ class Client:
         self._send("POST", "/v1/devices:rename", json={"old": old, "new": new}, again=False)
 
     def create_token(
-        self, name: str, scopes: Sequence[str], expires_in_s: float | None = None
+        self,
+        name: str,
+        scopes: Sequence[str],
+        expires_in_s: float | None = None,
+        namespace: str | None = None,
     ) -> dict[str, Any]:
-        """A new token: its `id` and its `secret`, which is shown this once."""
-        body = {"name": name, "scopes": scopes, "expires_in_s": expires_in_s}
+        """A new token, of one namespace or of all: its `id` and its `secret`, shown this once."""
+        body = {
+            "name": name, "scopes": scopes, "expires_in_s": expires_in_s, "namespace": namespace,
+        }  # fmt: skip
         return self._ask("POST", "/v1/tokens", dict[str, Any], json=body, again=False)
 
     def tokens(self) -> list[dict[str, Any]]:

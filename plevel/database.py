@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plevel.client import Client
-from plevel.direct import open_store, read_token
+from plevel.direct import open_store, read_namespace, read_token
+from service.namespace import DEFAULT
 from strategy.lock import Lock, LockDatabase
 from strategy.select import Database, Evidence, History, Measured
 from strategy.target import Target
@@ -26,7 +27,7 @@ CACHED = 4096  # answers that are kept, the least recently asked dropped first
 
 
 @contextmanager
-def plevel_database(where: str | Path) -> Iterator[Database]:
+def plevel_database(where: str | Path, *, namespace: str | None = None) -> Iterator[Database]:
     """The database at `where`, for `strategy.select.select` and `strategy.dispatch.dispatch`.
 
     What was asked once is kept until the end of the `with`: open it anew to see what is new.
@@ -34,6 +35,7 @@ def plevel_database(where: str | Path) -> Iterator[Database]:
     Args:
         where: a service (`http://…`), a database (`postgresql://…`, `sqlite:///…`, or the path of an
             SQLite file), or the path of a lock file.
+        namespace: whose records; the environment's, the token's or `default` where none is given.
 
     Raises:
         LockError: a file that is neither a database nor a lock.
@@ -42,13 +44,17 @@ def plevel_database(where: str | Path) -> Iterator[Database]:
     text = str(where)
     with ExitStack() as stack:
         if text.startswith(("http://", "https://")):
-            yield _Cached(stack.enter_context(Client(text, token=read_token())).evidence)
+            client = Client(text, token=read_token(), namespace=read_namespace(namespace))
+            yield _Cached(stack.enter_context(client).evidence)
         elif "://" not in text and _is_lock(Path(text)):
             yield LockDatabase(Lock.read(Path(text).read_bytes()))
         else:
             url = text if "://" in text else f"sqlite:///{Path(text).expanduser().absolute()}"
             store = stack.enter_context(open_store(url))
-            yield LockDatabase(Lock(selections=())) if store is None else _Cached(_reader(store))
+            if store is None:
+                yield LockDatabase(Lock(selections=()))
+            else:
+                yield _Cached(_reader(store, read_namespace(namespace) or DEFAULT))
 
 
 def _is_lock(path: Path) -> bool:
@@ -58,12 +64,15 @@ def _is_lock(path: Path) -> bool:
         return file.read(16) != b"SQLite format 3\0"
 
 
-def _reader(store: Store) -> Callable[[Workload, Target, str | None], Evidence]:
+def _reader(
+    store: Store, namespace: str
+) -> Callable[[Workload, Target, str | None], Evidence]:
     def read(workload: Workload, target: Target, device: str | None) -> Evidence:
         from service.evidence import RecordDatabase
 
         with store.read() as connection:
-            return Evidence.read(RecordDatabase(connection), workload, target, device)
+            database = RecordDatabase(connection, namespace=namespace)
+            return Evidence.read(database, workload, target, device)
 
     return read
 

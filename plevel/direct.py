@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from plevel.client import Client, ServiceError, UnreachableError
+from service.namespace import DEFAULT
 from strategy import select as rule
 from strategy.dispatch import DispatchTable, dispatch
 from strategy.lock import Lock, LockDatabase
@@ -28,19 +29,27 @@ _NOTHING = LockDatabase(Lock(selections=()))
 
 
 @contextmanager
-def connect(url: str | None, database: str | None) -> Generator[Client | Direct, None, None]:
-    """The service at `url`, or the database itself.
+def connect(
+    url: str | None, database: str | None, namespace: str | None = None
+) -> Generator[Client | Direct, None, None]:
+    """The service at `url`, or the database itself; in the namespace given, or the environment's.
 
     Raises:
         UnreachableError, ServiceError: neither can be used; the message says why, and the remedy.
     """
+    namespace = read_namespace(namespace)
     if url is not None:
-        with Client(url, token=read_token()) as client:
+        with Client(url, token=read_token(), namespace=namespace) as client:
             yield client
         return
     assert database is not None
     with open_store(database) as store:
-        yield Direct(store)
+        yield Direct(store, namespace or DEFAULT)
+
+
+def read_namespace(given: str | None) -> str | None:
+    """The namespace that is given, else the environment's; None for the token's or the default."""
+    return given or os.environ.get("PLEVEL_NAMESPACE") or None
 
 
 def read_token() -> str | None:
@@ -80,10 +89,11 @@ def open_store(database: str) -> Generator[Store | None, None, None]:
 
 
 class Direct:
-    """Answers from a database in this process. One thread uses it at a time."""
+    """Answers from a namespace of a database in this process. One thread uses it at a time."""
 
-    def __init__(self, store: Store | None) -> None:
+    def __init__(self, store: Store | None, namespace: str = DEFAULT) -> None:
         self._store = store
+        self._namespace = namespace
 
     def select(
         self,
@@ -109,7 +119,7 @@ class Direct:
         from service.evidence import RecordDatabase
 
         with self._store.read() as connection:
-            database = RecordDatabase(connection)
+            database = RecordDatabase(connection, namespace=self._namespace)
             try:
                 asked = candidate.normal(workload)
                 known = candidate.gather(
@@ -132,7 +142,8 @@ class Direct:
         from service.evidence import RecordDatabase
 
         with self._store.read() as connection:
-            return dispatch(workload, target, RecordDatabase(connection), device=device)
+            database = RecordDatabase(connection, namespace=self._namespace)
+            return dispatch(workload, target, database, device=device)
 
     def runs(self, limit: int = 20) -> tuple[RunStatus, ...]:
         """The latest runs, the newest first."""
@@ -141,7 +152,7 @@ class Direct:
         from service import runs
 
         with self._store.read() as connection:
-            return tuple(runs.recent(connection, limit, _alive_s()))
+            return tuple(runs.recent(connection, limit, _alive_s(), self._namespace))
 
     def cancel(self, run_id: int) -> RunStatus:
         """Stops a run; what it measured is kept."""
@@ -170,7 +181,7 @@ class Direct:
 
         with self._store.read() as connection:
             page = records.page(
-                connection, run_id=run_id, task_id=task_id,
+                connection, namespace=self._namespace, run_id=run_id, task_id=task_id,
                 phase=None if phase is None else Phase(phase),
                 error=None if error is None else ErrorKind(error),
                 limit=limit, cursor=cursor,
@@ -188,7 +199,9 @@ class Direct:
         cursor: int | None = 0
         while cursor is not None:
             with self._store.read() as connection:
-                page = coverage.list_best(connection, limit=500, cursor=cursor, **given)
+                page = coverage.list_best(
+                    connection, namespace=self._namespace, limit=500, cursor=cursor, **given
+                )
             yield from to_json(page.best)
             cursor = page.next
 
@@ -245,7 +258,7 @@ class Direct:
             items = read(Source(_Parts(parts), name), target=on)
         except FormatError as error:
             raise ServiceError(422, "The request is not valid", str(error)) from error
-        return import_items(self._store, items, tell).to_json()
+        return import_items(self._store, items, tell, namespace=self._namespace).to_json()
 
     def export_records(self, form: str, **wanted: Any) -> Iterator[bytes]:
         """The records in one of the formats, piece by piece; `wanted` names filters."""
@@ -254,7 +267,8 @@ class Direct:
         from service import exporter
         from service.filter import Wanted
 
-        return exporter.export(self._store, cast("exporter.Writable", form), Wanted(**wanted))
+        which = Wanted(namespace=self._namespace, **wanted)
+        return exporter.export(self._store, cast("exporter.Writable", form), which)
 
     def models(self) -> list[dict[str, Any]]:
         """The models of times, the newest first, with how well they rank."""
@@ -360,18 +374,23 @@ class Direct:
             yield connection
 
     def create_token(
-        self, name: str, scopes: Sequence[str], expires_in_s: float | None = None
+        self,
+        name: str,
+        scopes: Sequence[str],
+        expires_in_s: float | None = None,
+        namespace: str | None = None,
     ) -> dict[str, Any]:
-        """A new token: its `id` and its `secret`, which is shown this once."""
+        """A new token, of one namespace or of all: its `id` and its `secret`, shown this once."""
         assert self._store is not None, "making a token makes the database first"
         from service import audit, token
         from service.models import TokenScope
 
         allowed = [TokenScope(s) for s in scopes]
         with self._store.write() as connection:
-            made = token.create(connection, name, allowed, expires_in_s)
+            made = token.create(connection, name, allowed, expires_in_s, namespace)
             audit.note(
-                connection, audit.user(), "token.create", token=made.id, name=name, scopes=allowed
+                connection, audit.user(), "token.create", token=made.id, name=name, scopes=allowed,
+                namespace=namespace,
             )
         found: dict[str, Any] = to_json(made)
         return found

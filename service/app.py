@@ -33,6 +33,7 @@ from service.db import Store
 from service.settings import Settings
 from service.trainer import Trainer
 from service.tuner import Tuner
+from service.webhook import Postman
 
 DESCRIPTION = """An autotuning service with a tuning-log database.
 
@@ -61,6 +62,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             context.tuner.start()
             context.trainer = Trainer(context.opened, context.settings.poll_s)
             context.trainer.start()
+        postman = Postman(context.opened, context.settings)
+        postman.start()
         try:
             yield
         finally:
@@ -69,6 +72,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
                 context.tuner.stop()
             if context.trainer is not None:
                 context.trainer.stop()
+            postman.stop()
             cost_model.close()
             context.opened.close()
 

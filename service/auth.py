@@ -17,12 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 
 from service import token
 from service.db import Store
 from service.errors import ForbiddenError, TooManyError, UnauthorizedError
 from service.models import TokenScope
+from service.namespace import DEFAULT, PATTERN
 
 Mode = Literal["auto", "open", "token"]
 # A revoked token works for so long at most.
@@ -32,11 +33,15 @@ _REMEMBERED = 10_000
 
 @dataclass(frozen=True)
 class Actor:
-    """Who asks: the bearer of a token, or somebody on this host."""
+    """Who asks: the bearer of a token, or somebody on this host.
+
+    With a `namespace` that is the only one seen and written.
+    """
 
     name: str
     scopes: frozenset[TokenScope]
     token_id: int | None = None
+    namespace: str | None = None
 
     def check(self, needed: TokenScope) -> None:
         """Raises `ForbiddenError` where this is not allowed."""
@@ -46,17 +51,48 @@ class Actor:
                 f"{needed}: use another, or make one with `plevel token create --scope {needed}`"
             )
 
+    def enter(self, namespace: str | None) -> str:
+        """The namespace of a request: the one that it names, else the token's, else the default.
+
+        Raises:
+            ForbiddenError: the token is of another.
+        """
+        if self.namespace not in (None, namespace or self.namespace):
+            raise ForbiddenError(
+                f"token {self.name!r} is of namespace {self.namespace}: leave {namespace} to others, or "
+                "use another token"
+            )
+        return namespace or self.namespace or DEFAULT
+
 
 LOCAL = Actor("local", frozenset(TokenScope))
 
 
-def actor_of(request: Request) -> Actor:
+# Those that are not `async` get a thread for each request.
+async def actor_of(request: Request) -> Actor:
     """The dependency of routes that note or limit who asks."""
     actor: Actor = request.state.actor
     return actor
 
 
 Who = Annotated[Actor, Depends(actor_of)]
+
+
+async def namespace_of(
+    who: Who,
+    namespace: Annotated[
+        str | None,
+        Query(
+            pattern=PATTERN,
+            description="The project: `default`, or the token's, where none is named.",
+        ),
+    ] = None,
+) -> str:
+    """The dependency of routes that read or write what is in a namespace."""
+    return who.enter(namespace)
+
+
+Within = Annotated[str, Depends(namespace_of)]
 
 
 class Authority:
@@ -149,7 +185,9 @@ class Authority:
         digest = _digest(authorization)
         with self._store().read() as connection:
             found = token.find(connection, digest)
-        actor = None if found is None else Actor(found.name, frozenset(found.scopes), found.id)
+        actor = None
+        if found is not None:
+            actor = Actor(found.name, frozenset(found.scopes), found.id, found.namespace)
         with self._lock:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()

@@ -9,15 +9,38 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from service.db import insert, now, values_table
+from service.db import among, given_table, insert_for, now, values_of
 from service.models import Scope, best, device, purge, record, task, tombstone
 from strategy.record import ErrorKind, Estimate, Phase, estimate
 
 Place = tuple[int, Scope, str]  # a task, and over which devices
+_IDENTITY = ("task_id", "scope", "scope_value")
+# Made once, as that takes longer than running them.
+# Not against foreign keys, which every new record checks.
+_LOCK = (
+    sa.select(task.c.id)
+    .where(among(task.c.id))
+    .order_by(task.c.id)
+    .with_for_update(key_share=True)
+)
+_SAMPLES = sa.select(record.c.id, record.c.samples_s).where(among(record.c.id))
+_CONFIGS = sa.select(*record.c["id", "config", "config_digest"]).where(among(record.c.id))
+_DEVICES = sa.select(device.c.id, device.c.model, device.c.slot).where(among(device.c.id))
+
+
+class Change(NamedTuple):
+    """A record of a configuration: one that came, or, without a `phase`, one that went."""
+
+    task_id: int
+    device_id: int | None
+    config_digest: str
+    phase: str | None = None
+    median_s: float | None = None  # None of a failure
 
 
 def standing() -> sa.ColumnElement[bool]:
@@ -42,23 +65,28 @@ def lock(connection: sa.Connection, tasks: Iterable[int]) -> None:
     """
     if connection.dialect.name == "sqlite":
         return
-    locked = sa.select(task.c.id).where(task.c.id.in_(sorted(tasks))).order_by(task.c.id)
-    # Not against foreign keys, which every new record checks.
-    connection.execute(locked.with_for_update(key_share=True))
+    connection.execute(_LOCK, {"ids": sorted(tasks)})
 
 
-def refresh(connection: sa.Connection, changed: Iterable[tuple[int, int | None, str]]) -> None:
-    """Brings the rows up to date after records of these tasks, devices and configurations.
+def refresh(connection: sa.Connection, changed: Iterable[Change]) -> None:
+    """Brings the rows up to date after records that came or went.
 
-    A configuration is named by its digest. The number of statements does not depend on how many
-    there are, but for places whose best has become worse. The caller holds the tasks' locks.
+    The number of statements does not depend on how many there are, but for places whose best has
+    become worse. The caller holds the tasks' locks.
     """
-    places = _places(connection, set(changed))
+    changes = _places(connection, changed)
+    if not changes:
+        return
+    current = _current(connection, changes)
+    places = {
+        place: digests
+        for place, found in changes.items()
+        if (digests := {c.config_digest for c in found if _may_win(c, current.get(place))})
+    }
     if not places:
         return
-    current = _current(connection, places)
     wanted = {(place[0], digest) for place, digests in places.items() for digest in digests}
-    wanted |= {(place[0], row.config_digest) for place, row in current.items()}
+    wanted |= {(p[0], row.config_digest) for p, row in current.items() if p in places}
     attempts = _attempts(connection, wanted)
     samples = _samples(connection, _pooled_ids(attempts.values()))
     gone: list[Place] = []
@@ -74,12 +102,14 @@ def refresh(connection: sa.Connection, changed: Iterable[tuple[int, int | None, 
     for place in gone:
         connection.execute(sa.delete(best).where(_at(place)))
     if values:
-        statement = insert(connection, best).values(updated_at=now())
-        identity = ("task_id", "scope", "scope_value")
-        replaced = {n: statement.excluded[n] for n in (*values[0], "updated_at") if n not in identity}
-        connection.execute(
-            statement.on_conflict_do_update(index_elements=identity, set_=replaced), values
-        )
+        connection.execute(_replacement(connection.dialect.name), values)
+
+
+@cache
+def _replacement(dialect: str) -> sa.Insert:
+    statement = insert_for(dialect, best).values(updated_at=now())
+    replaced = {c.name: statement.excluded[c.name] for c in best.c if c.name not in _IDENTITY}
+    return statement.on_conflict_do_update(index_elements=_IDENTITY, set_=replaced)
 
 
 def _values(
@@ -99,10 +129,9 @@ def _values(
         old = current.get(place)
         if old is None or any(getattr(old, name) != value for name, value in new.items()):
             values.append({**new, "config": rows[0].id})
-    query = sa.select(record.c.id, record.c.config)
-    configs = {
-        row.id: row.config for row in _by_id(connection, query, {v["config"] for v in values})
-    }
+    ids = {v["config"] for v in values}
+    found = connection.execute(_CONFIGS, {"ids": ids}) if ids else ()
+    configs = {row.id: row.config for row in found}
     return [{**v, "config": configs[v["config"]]} for v in values]
 
 
@@ -116,52 +145,73 @@ def _pooled_ids(groups: Iterable[list[Any]]) -> set[int]:
 
 
 def _samples(connection: sa.Connection, ids: set[int]) -> dict[int, list[float]]:
-    query = sa.select(record.c.id, record.c.samples_s)
-    return {row.id: row.samples_s for row in _by_id(connection, query, ids)}
-
-
-def _by_id(connection: sa.Connection, query: sa.Select[Any], ids: set[int]) -> Iterable[Any]:
-    if not ids:
-        return ()
-    asked = values_table(connection, [record.c.id], [(i,) for i in sorted(ids)])
-    return connection.execute(query.join(asked, asked.c.id == record.c.id)).all()
+    rows = connection.execute(_SAMPLES, {"ids": ids}) if ids else ()
+    return {row.id: row.samples_s for row in rows}
 
 
 def _places(
-    connection: sa.Connection, changed: set[tuple[int, int | None, str]]
-) -> dict[Place, set[str]]:
-    """The rows that may change, each with the configurations that it may change for."""
-    ids = {device_id for _, device_id, _ in changed if device_id is not None}
-    rows = connection.execute(
-        sa.select(device.c.id, device.c.model, device.c.slot).where(device.c.id.in_(ids))
-    )
+    connection: sa.Connection, changed: Iterable[Change]
+) -> dict[Place, list[Change]]:
+    """The rows that may change, each with what it may change for."""
+    changed = list(changed)
+    ids = {c.device_id for c in changed if c.device_id is not None}
+    rows = connection.execute(_DEVICES, {"ids": ids}) if ids else ()
     scopes: dict[int | None, list[tuple[Scope, str]]] = {None: [(Scope.TARGET, "")]}
-    for row in rows if ids else ():
+    for row in rows:
         scopes[row.id] = [(Scope.MODEL, row.model), (Scope.TARGET, "")]
         if row.slot:  # a device, not only a model's name
             scopes[row.id].append((Scope.DEVICE, str(row.id)))
-    places: dict[Place, set[str]] = {}
-    for task_id, device_id, digest in changed:
-        for scope, value in scopes[device_id]:
-            places.setdefault((task_id, scope, value), set()).add(digest)
+    places: dict[Place, list[Change]] = {}
+    for change in changed:
+        for scope, value in scopes[change.device_id]:
+            places.setdefault((change.task_id, scope, value), []).append(change)
     return places
 
 
+def _may_win(change: Change, old: Any) -> bool:
+    """Whether a record may change the best of a place, which is `old`.
+
+    The median of pooled samples is no lower than the lowest of the pools' own: a record that is
+    slower than the best does not make its configuration better than that.
+    """
+    if old is None or change.phase is None or change.config_digest == old.config_digest:
+        return True
+    if change.median_s is None or (change.phase == old.phase and change.median_s > old.median_s):
+        return False
+    return change.phase in (old.phase, Phase.CONFIRM.value)
+
+
 def _current(connection: sa.Connection, places: Mapping[Place, Any]) -> dict[Place, Any]:
-    tasks = sorted({place[0] for place in places})
-    wanted = values_table(connection, [best.c.task_id], [(task_id,) for task_id in tasks])
-    rows = connection.execute(sa.select(best).join(wanted, wanted.c.task_id == best.c.task_id))
-    found = {(row.task_id, Scope(row.scope), row.scope_value): row for row in rows}
-    return {place: row for place, row in found.items() if place in places}
+    rows = connection.execute(
+        _standing_now(connection.dialect.name), {"rows": values_of(sorted(places))}
+    )
+    return {(row.task_id, Scope(row.scope), row.scope_value): row for row in rows}
+
+
+@cache
+def _standing_now(dialect: str) -> sa.Select[Any]:
+    given = given_table(dialect, [best.c[name] for name in _IDENTITY])
+    kept = (c for c in best.c if c is not best.c.config)
+    return sa.select(*kept).join(given, sa.and_(*(best.c[n] == given.c[n] for n in _IDENTITY)))
 
 
 def _attempts(
     connection: sa.Connection, wanted: Iterable[tuple[int, str]]
 ) -> dict[tuple[int, str], list[Any]]:
     """All records of these configurations that say something of their cost."""
-    asked = values_table(connection, [record.c.task_id, record.c.config_digest], sorted(wanted))
     found: dict[tuple[int, str], list[Any]] = {}
-    query = (
+    rows = connection.execute(
+        _telling_of(connection.dialect.name), {"rows": values_of(sorted(wanted))}
+    )
+    for row in rows:
+        found.setdefault((row.task_id, row.config_digest), []).append(row)
+    return found
+
+
+@cache
+def _telling_of(dialect: str) -> sa.Select[Any]:
+    asked = given_table(dialect, [record.c.task_id, record.c.config_digest])
+    return (
         telling(standing())
         .join_from(asked, record, sa.and_(
             record.c.task_id == asked.c.task_id, record.c.config_digest == asked.c.config_digest,
@@ -169,10 +219,8 @@ def _attempts(
             record.c.phase.in_([phase.value for phase in Phase]),
         ))
         .outerjoin(device, device.c.id == record.c.device_id)
+        .order_by(record.c.id)
     )  # fmt: skip
-    for row in connection.execute(query.order_by(record.c.id)).all():
-        found.setdefault((row.task_id, row.config_digest), []).append(row)
-    return found
 
 
 def telling(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
@@ -272,8 +320,8 @@ def pooled(
     """Every configuration with samples in the scope and its estimate, the fastest first."""
     ranked = _rank_place(connection, task_id, scope, value, phase)
     samples = _samples(connection, {row.id for _, _, pool in ranked for row in pool})
-    query = sa.select(record.c.id, record.c.config, record.c.config_digest)
-    rows = {r.id: r for r in _by_id(connection, query, {pool[0].id for _, _, pool in ranked})}
+    ids = {pool[0].id for _, _, pool in ranked}
+    rows = {r.id: r for r in connection.execute(_CONFIGS, {"ids": ids})} if ids else {}
     return [
         (rows[pool[0].id], estimate([s for row in pool for s in samples[row.id]]))
         for _, _, pool in ranked

@@ -23,6 +23,7 @@ from service.models import (
     timing_policy,
     workload,
 )
+from service.namespace import DEFAULT
 from strategy.op_strategy import Candidate
 from strategy.record import TimingPolicy, to_json
 from strategy.target import Target
@@ -139,7 +140,7 @@ def put_environment(connection: sa.Connection, value: Mapping[str, Any]) -> int:
 
 def put_task(
     connection: sa.Connection, workload_id: int, target_id: int, candidate: Candidate,
-    space_size: int | None,
+    space_size: int | None, namespace: str = DEFAULT,
 ) -> int:  # fmt: skip
     """The task of a candidate; its version is part of what it is."""
     condition, space = candidate.condition, candidate.space
@@ -149,6 +150,7 @@ def put_task(
         "implementation": candidate.implementation,
         "version": candidate.version,
         "space_digest": "" if space is None else space.digest,
+        "namespace": namespace,
     }
     known = connection.scalar(
         sa.select(task.c.id).where(*(task.c[name] == v for name, v in identity.items()))
@@ -184,11 +186,11 @@ def put_device(
     return _one(connection, device, {"identity": identity}, values)
 
 
-_TASK = ("workload_id", "target_id", "implementation", "version", "space_digest")
+_TASK = ("workload_id", "target_id", "implementation", "version", "space_digest", "namespace")
 
 
 def put_foreign_tasks(
-    connection: sa.Connection, values: Sequence[tuple[int, int, ImportedTask]]
+    connection: sa.Connection, values: Sequence[tuple[int, int, ImportedTask]], namespace: str
 ) -> list[int]:
     """The tasks of imported records, of workloads' and targets' ids, in their order.
 
@@ -200,7 +202,7 @@ def put_foreign_tasks(
             "workload_id": workload_id, "target_id": target_id, "implementation": t.implementation,
             "version": t.version, "space_digest": t.space, "plevel": t.plevel, "library": t.library,
             "condition": None if t.condition is None else t.condition.to_json(),
-            "space": spaces.get(t.space), "space_size": None,
+            "space": spaces.get(t.space), "space_size": None, "namespace": namespace,
         }
         for workload_id, target_id, t in values
     ]  # fmt: skip
@@ -252,9 +254,12 @@ def note(
     )
 
 
+_EVENT = sa.insert(event).values(at=now())
+
+
 def note_all(connection: sa.Connection, kind: str, events: Sequence[dict[str, Any]]) -> None:
     """Appends events of one kind: each with `run_id`, `job_id`, `worker_id` and `detail`."""
-    connection.execute(sa.insert(event).values(at=now(), kind=kind), events)
-    for one in events:
+    connection.execute(_EVENT, [{"kind": kind, **one} for one in events])
+    for one in events if log.isEnabledFor(logging.INFO) else ():
         ids = {"run": one["run_id"], "job": one["job_id"], "worker": one["worker_id"]}
         log.info("%s %s", kind, one["detail"], extra=ids)

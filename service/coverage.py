@@ -8,6 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from service.models import best, device, record, run, run_task, target, task, workload
+from service.namespace import DEFAULT
 from strategy.op import find_op
 from strategy.op_strategy import candidates
 from strategy.record import Estimate, Phase, convert
@@ -72,6 +73,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 def list_best(
     connection: sa.Connection,
     *,
+    namespace: str = DEFAULT,
     op: str | None = None,
     implementation: str | None = None,
     target_key: str | None = None,
@@ -80,7 +82,7 @@ def list_best(
     cursor: int = 0,
 ) -> BestPage:
     """The best of `limit` tasks after the one that `cursor` names."""
-    ids, following = _tasks(connection, op, implementation, target_key, limit, cursor)
+    ids, following = _tasks(connection, namespace, op, implementation, target_key, limit, cursor)
     query = (
         sa.select(best, task.c.implementation, task.c.version, workload.c.key.label("workload"),
                   target.c.key.label("target"), device.c.identity)
@@ -110,6 +112,7 @@ def list_best(
 def cover(
     connection: sa.Connection,
     *,
+    namespace: str = DEFAULT,
     op: str | None = None,
     implementation: str | None = None,
     target_key: str | None = None,
@@ -117,7 +120,7 @@ def cover(
     cursor: int = 0,
 ) -> Coverage:
     """How far `limit` tasks are, after the one that `cursor` names."""
-    ids, following = _tasks(connection, op, implementation, target_key, limit, cursor)
+    ids, following = _tasks(connection, namespace, op, implementation, target_key, limit, cursor)
     rows = connection.execute(
         sa.select(task, workload.c.key.label("workload"), workload.c.body.label("workload_body"),
                   target.c.key.label("target"), target.c.body.label("target_body"),
@@ -152,13 +155,15 @@ def cover(
 
 def _tasks(
     connection: sa.Connection,
+    namespace: str,
     op: str | None,
     implementation: str | None,
     target_key: str | None,
     limit: int,
     cursor: int,
 ) -> tuple[list[int], int | None]:
-    query = sa.select(task.c.id).where(task.c.id > cursor).order_by(task.c.id).limit(limit + 1)
+    query = sa.select(task.c.id).where(task.c.id > cursor, task.c.namespace == namespace)
+    query = query.order_by(task.c.id).limit(limit + 1)
     if op is not None:
         query = query.join(workload, workload.c.id == task.c.workload_id)
         query = query.where(workload.c.op == op)
@@ -225,7 +230,7 @@ class _Versions:
             sa.select(task.c.version)
             .where(
                 task.c.workload_id == r.workload_id, task.c.target_id == r.target_id,
-                task.c.implementation == r.implementation,
+                task.c.implementation == r.implementation, task.c.namespace == r.namespace,
             )
             .order_by(task.c.id.desc())
             .limit(1)

@@ -13,6 +13,7 @@ from service.db import given_table, values_of
 from service.models import Scope, best, device, task
 from service.models import target as target_table
 from service.models import workload as workload_table
+from service.namespace import DEFAULT
 from service.past import best_at
 from service.ranker import ModelRanker
 from strategy.op_strategy import Candidate
@@ -31,23 +32,26 @@ class RecordDatabase:
         together: workloads that will be asked for: what is known of all of them is read at once,
             when the first is.
         as_of: the instant whose records count; those of now where it is not given.
+        namespace: whose records count.
     """
 
     def __init__(
         self, connection: sa.Connection, together: Iterable[Workload] = (),
-        as_of: float | None = None,
+        as_of: float | None = None, namespace: str = DEFAULT,
     ) -> None:  # fmt: skip
         self.connection = connection
         self._together = {w.digest for w in together}
         self._as_of = as_of
+        self._namespace = namespace
         self._known: dict[str, dict[str, list[Any]]] = {}
         self._places: dict[str, tuple[str, str] | None] = {}
         self._targets: dict[int, tuple[str, frozenset[str]]] = {}
 
     @cached_property
     def ranker(self) -> ModelRanker | None:
-        """The models of times, which are of now: None for another instant."""
-        return ModelRanker(self.connection) if self._as_of is None else None
+        """The models of times, which are of now and of the default namespace: None for others."""
+        modelled = self._as_of is None and self._namespace == DEFAULT
+        return ModelRanker(self.connection) if modelled else None
 
     def _read(
         self, what: str, workload: Workload, read: Callable[[set[str]], Iterable[tuple[str, Any]]]
@@ -73,13 +77,15 @@ class RecordDatabase:
 
     def _read_best(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
         if self._as_of is not None:
-            rows: Iterable[Any] = best_at(self.connection, digests, self._as_of)
+            rows: Iterable[Any] = best_at(
+                self.connection, digests, self._as_of, self._namespace
+            )
         else:
             rows = self._of(_best_of_given, digests)
         return ((row.digest, row) for row in rows)
 
     def _of(self, query: Callable[[str], sa.Select[Any]], digests: set[str]) -> Sequence[Any]:
-        rows = {"rows": values_of((d,) for d in sorted(digests))}
+        rows = {"rows": values_of((d,) for d in sorted(digests)), "namespace": self._namespace}
         return self.connection.execute(query(self.connection.dialect.name), rows).all()
 
     def instances(
@@ -88,7 +94,9 @@ class RecordDatabase:
         """The concrete workloads on record that a symbolic one covers, each as `measured` has it."""
         of_op = workload_table.c.op == workload.op
         rows: dict[str, list[Any]] = {}
-        for row in self.connection.execute(_best_of().where(of_op)):
+        for row in self.connection.execute(
+            _best_of().where(of_op), {"namespace": self._namespace}
+        ):
             rows.setdefault(row.digest, []).append(row)
         bodies = self.connection.execute(
             sa.select(workload_table.c.digest, workload_table.c.body)
@@ -158,7 +166,7 @@ class RecordDatabase:
         """
 
         def read(digests: set[str]) -> list[tuple[str, History]]:
-            return history.read(self.connection, digests, self._as_of)
+            return history.read(self.connection, digests, self._namespace, self._as_of)
 
         return self._read("history", workload, read)
 
@@ -180,6 +188,9 @@ class RecordDatabase:
         return ((row.digest, row) for row in self._of(_foreign_of_given, digests))
 
 
+_OF_NAMESPACE = task.c.namespace == sa.bindparam("namespace")
+
+
 # Made once: most of a selection's time would go into making them.
 @cache
 def _best_of_given(dialect: str) -> sa.Select[Any]:
@@ -195,7 +206,7 @@ def _foreign_of_given(dialect: str) -> sa.Select[Any]:
         sa.select(workload_table.c.digest, *task.c[columns])
         .join(task, task.c.workload_id == workload_table.c.id)
         .join(given, given.c.digest == workload_table.c.digest)
-        .where(task.c.implementation.contains(":"))
+        .where(task.c.implementation.contains(":"), _OF_NAMESPACE)
         .order_by(task.c.id)
     )
 
@@ -207,5 +218,6 @@ def _best_of() -> sa.Select[Any]:
                   workload_table.c.digest)
         .join(task, task.c.id == best.c.task_id)
         .join(workload_table, workload_table.c.id == task.c.workload_id)
+        .where(_OF_NAMESPACE)
         .order_by(task.c.id)
     )  # fmt: skip

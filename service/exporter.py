@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from service.best import standing
 from service.db import Store
+from service.errors import InvalidError
 from service.filter import Wanted
 from service.formats import (
     Attachment,
@@ -23,6 +24,7 @@ from service.formats import (
     kernel_tuner,
     metaschedule,
     native,
+    parquet,
     table,
 )
 from service.models import (
@@ -47,12 +49,25 @@ MAX_CACHED = 20_000
 
 
 ALL = Wanted()
-Writable = Literal["native", "autotvm", "kernel_tuner", "metaschedule", "csv"]
+Writable = Literal["native", "autotvm", "kernel_tuner", "metaschedule", "csv", "parquet"]
 Items = Iterable[ImportedRecord | Attachment]
 
 
 def export(store: Store, form: Writable, wanted: Wanted = ALL) -> Iterator[bytes]:
-    """The bytes of an export; MetaSchedule's two files as one, the workloads first."""
+    """The bytes of an export; MetaSchedule's two files as one, the workloads first.
+
+    Raises:
+        InvalidError: at once, where what writes Parquet is not installed.
+    """
+    if form == "parquet" and not parquet.is_installed():
+        raise InvalidError(
+            "format parquet needs pyarrow where the database is read: install plevel[parquet] there, or "
+            "ask for CSV"
+        )
+    return _export(store, form, wanted)
+
+
+def _export(store: Store, form: Writable, wanted: Wanted) -> Iterator[bytes]:
     last = newest(store)
     if form == "metaschedule":
         # Records refer to workloads by their place: these are read first, and then all again.
@@ -63,7 +78,7 @@ def export(store: Store, form: Writable, wanted: Wanted = ALL) -> Iterator[bytes
         return
     writers: dict[str, Callable[[Items], Iterator[bytes]]] = {
         "native": native.write, "autotvm": autotvm.write, "kernel_tuner": kernel_tuner.write,
-        "csv": table.write,
+        "csv": table.write, "parquet": parquet.write,
     }  # fmt: skip
     yield from writers[form](export_items(store, wanted, last))
 

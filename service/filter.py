@@ -18,6 +18,7 @@ class Wanted:
     identity, `worker` a name.
     """
 
+    namespace: str | None = None
     op: str | None = None
     implementation: str | None = None
     target: str | None = None
@@ -35,7 +36,8 @@ class Wanted:
     def conditions(self) -> list[sa.ColumnElement[bool]]:
         """For a query that joins `task` and `workload` to `record`."""
         equal = [
-            (self.op, workload.c.op), (self.implementation, task.c.implementation),
+            (self.namespace, task.c.namespace), (self.op, workload.c.op),
+            (self.implementation, task.c.implementation),
             (self.source, record.c.source), (self.run_id, record.c.run_id),
             (self.task_id, record.c.task_id),
             (None if self.phase is None else self.phase.value, record.c.phase),

@@ -7,13 +7,14 @@ from the records in the transaction that stores them; purged records count for n
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from functools import cache
 from typing import Any
 
 import orjson
 import sqlalchemy as sa
 
 from service.best import standing, stood
-from service.db import insert, values_table
+from service.db import among, insert_for, values_table
 from service.models import device, history, record, target_variant, task, workload
 from strategy.select import History
 from strategy.space import Config
@@ -27,31 +28,37 @@ _NAMES = (*_IDENTITY, "mean_s", "config_digest", "config")
 
 def lower(connection: sa.Connection, attempts: Iterable[Attempt]) -> None:
     """Takes new successes into account. The caller holds the tasks' locks (`best.lock`)."""
-    lowest: dict[tuple[int, int, int | None], Attempt] = {}
-    for attempt in attempts:
-        known = lowest.setdefault(attempt[:3], attempt)
-        if attempt[3] < known[3]:
-            lowest[attempt[:3]] = attempt
-    ids = {device_id for _, _, device_id in lowest if device_id is not None}
+    found = list(attempts)
+    ids = {device_id for _, _, device_id, *_ in found if device_id is not None}
     models: dict[int | None, str] = {None: ""}
     if ids:
-        query = sa.select(device.c.id, device.c.model).where(device.c.id.in_(ids))
-        models |= {row.id: row.model for row in connection.execute(query)}
+        models |= {row.id: row.model for row in connection.execute(_MODELS, {"ids": ids})}
+    lowest: dict[tuple[int, int, str], Attempt] = {}
+    for attempt in found:
+        place = *attempt[:2], models[attempt[2]]
+        known = lowest.setdefault(place, attempt)
+        if attempt[3] < known[3]:
+            lowest[place] = attempt
     values = [
-        {"task_id": task_id, "variant_id": variant_id, "model": models[device_id],
-         "mean_s": mean_s, "config_digest": digest, "config": orjson.loads(key)}
-        for task_id, variant_id, device_id, mean_s, digest, key in lowest.values()
+        {**dict(zip(_IDENTITY, place, strict=True)), "mean_s": mean_s, "config_digest": digest,
+         "config": orjson.loads(key)}
+        for place, (*_, mean_s, digest, key) in lowest.items()
     ]  # fmt: skip
     if values:
-        statement = insert(connection, history)
-        connection.execute(
-            statement.on_conflict_do_update(
-                index_elements=_IDENTITY,
-                set_={name: statement.excluded[name] for name in _NAMES[3:]},
-                where=statement.excluded.mean_s < history.c.mean_s,
-            ),
-            values,
-        )
+        connection.execute(_lowering(connection.dialect.name), values)
+
+
+_MODELS = sa.select(device.c.id, device.c.model).where(among(device.c.id))
+
+
+@cache
+def _lowering(dialect: str) -> sa.Insert:
+    statement = insert_for(dialect, history)
+    return statement.on_conflict_do_update(
+        index_elements=_IDENTITY,
+        set_={name: statement.excluded[name] for name in _NAMES[3:]},
+        where=statement.excluded.mean_s < history.c.mean_s,
+    )
 
 
 def derive(connection: sa.Connection, tasks: Collection[int]) -> None:
@@ -65,7 +72,10 @@ def derive(connection: sa.Connection, tasks: Collection[int]) -> None:
 
 
 def read(
-    connection: sa.Connection, digests: Iterable[str], as_of: float | None = None
+    connection: sa.Connection,
+    digests: Iterable[str],
+    namespace: str,
+    as_of: float | None = None,
 ) -> list[tuple[str, History]]:
     """What is known of workloads, each row with its workload's digest.
 
@@ -74,6 +84,7 @@ def read(
     Args:
         connection: to the database.
         digests: of the workloads.
+        namespace: whose records count.
         as_of: the instant whose records count; those of now where it is not given.
     """
     given = values_table(connection, [workload.c.digest], [(d,) for d in sorted(digests)])
@@ -81,6 +92,7 @@ def read(
         sa.select(sa.func.max(task.c.id).label("id"))
         .join(workload, workload.c.id == task.c.workload_id)
         .join(given, given.c.digest == workload.c.digest)
+        .where(task.c.namespace == namespace)
         .group_by(task.c.workload_id, task.c.implementation, task.c.target_id)
     )
     if as_of is None:

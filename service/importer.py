@@ -29,6 +29,7 @@ from service.formats import (
 )
 from service.formats.entry import RejectError, reject
 from service.models import attachment, record
+from service.namespace import DEFAULT, check, within
 from strategy.record import Device, TimingPolicy, WireError, decode, encode
 from strategy.space import ConfigSpace
 from strategy.target import Target
@@ -36,6 +37,7 @@ from strategy.target import Target
 BATCH = 4000  # records at most
 BATCH_BYTES = 8 << 20  # about what they take in memory
 MAX_CACHED = 20_000
+MAX_ADMITTED = 1000  # values that were looked at, each kept whole
 MAX_KEY = 2000  # bytes of a text that is indexed: PostgreSQL takes 2700
 TRIES = 5  # of a batch that another's rows cross
 _CROSSED = ("40P01", "40001")  # PostgreSQL: deadlock, serialization failure
@@ -50,7 +52,7 @@ _COLUMNS = tuple(
 )  # fmt: skip
 
 _place = [c.name for c in _COLUMNS].index
-_changed = operator.itemgetter(*map(_place, ("task_id", "device_id", "config_digest")))
+_changed = operator.itemgetter(*map(_place, best.Change._fields))
 _attempt = operator.itemgetter(
     *map(_place, ("task_id", "variant_id", "device_id", "mean_s", "config_digest", "config"))
 )
@@ -65,6 +67,7 @@ def import_items(
     put_aside: Callable[[Rejected], None] | None = None,
     *,
     batch: int = BATCH,
+    namespace: str = DEFAULT,
 ) -> Summary:
     """Stores records and their attachments; returns what became of them.
 
@@ -75,13 +78,15 @@ def import_items(
         items: what a reader of `service.formats` gives.
         put_aside: is called with each entry that cannot be read or kept.
         batch: at most so many records in one transaction.
+        namespace: where they go.
 
     Raises:
         DatabaseError: it went away.
+        InvalidError: `namespace` is none.
     """
     summary = Summary()
     importer = Importer(store)
-    pending = Batch()
+    pending = Batch(namespace)
     for item in items:
         found = importer.take(pending, item)
         if found is not None:
@@ -90,7 +95,7 @@ def import_items(
                 put_aside(found)
         if len(pending.records) >= batch or pending.bytes >= BATCH_BYTES:
             _count(summary, pending, importer.store(pending))
-            pending = Batch()
+            pending = Batch(namespace)
     _count(summary, pending, importer.store(pending))
     return summary
 
@@ -100,9 +105,10 @@ def _count(summary: Summary, stored: Batch, new: Collection[bytes]) -> None:
 
 
 class Batch:
-    """What is written in one transaction."""
+    """What is written to one namespace in one transaction."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespace: str = DEFAULT) -> None:
+        self.namespace = check(namespace)
         self.records: list[ImportedRecord] = []
         self.attachments: list[Attachment] = []
         self.bytes = 0
@@ -121,8 +127,9 @@ class Importer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._admitted: set[tuple[str, object]] = set()
-        self._tasks: dict[str, tuple[int, int, int]] = {}  # task, variant, target
+        self._admitted: dict[int, object] = {}
+        # By namespace and key: task, variant, target.
+        self._tasks: dict[tuple[str, str], tuple[int, int, int]] = {}
         self._devices: dict[str, int] = {}
         self._environments: dict[bytes, int] = {}
         self._policies: dict[TimingPolicy, int] = {}
@@ -143,23 +150,20 @@ class Importer:
         if isinstance(item, Attachment):
             _check_attachment(item)
             return
-        of = item.task  # the level and the library are no part of its key
-        self._once("task", (of.key, of.plevel, of.library), lambda: _check_task(of))
+        self._once(_check_task, item.task)
         if item.device is not None:
-            given = item.device
-            self._once("device", encode(given), lambda: _check_device(given))
+            self._once(_check_device, item.device)
         if item.environment:
-            self._once(
-                "environment", encode(item.environment), lambda: _dumped(item.environment)
-            )
+            self._once(_dumped, item.environment)
 
-    def _once(self, what: str, key: object, check: Callable[[], object]) -> None:
-        if (what, key) in self._admitted:
+    def _once(self, check: Callable[[K], object], value: K) -> None:
+        """Looks at what many records share: readers give one object for what is equal."""
+        if self._admitted.get(id(value)) is value:
             return
-        check()
-        if len(self._admitted) >= MAX_CACHED:
+        check(value)
+        if len(self._admitted) >= MAX_ADMITTED:
             self._admitted.clear()
-        self._admitted.add((what, key))
+        self._admitted[id(value)] = value  # kept, so that its id stays its own
 
     def store(
         self, pending: Batch, also: Callable[[sa.Connection, frozenset[bytes]], None] | None = None
@@ -197,24 +201,27 @@ class Importer:
 
     def _write(self, connection: sa.Connection, pending: Batch) -> frozenset[bytes]:
         _put_attachments(connection, pending.attachments)
-        by_identity = {bytes.fromhex(item.identity): item for item in reversed(pending.records)}
+        where = pending.namespace
+        by_identity = {within(where, item.identity): item for item in reversed(pending.records)}
         for found in _known(connection, list(by_identity)):
             del by_identity[found]
         if not by_identity:
             return frozenset()
         fresh = list(reversed(by_identity.items()))  # in the order of the file
-        self._put_tasks(connection, [item for _, item in fresh])
-        best.lock(connection, {self._tasks[item.task.key][0] for _, item in fresh})
+        self._put_tasks(connection, [item for _, item in fresh], where)
+        best.lock(connection, {self._tasks[where, item.task.key][0] for _, item in fresh})
         clock = connection.execute(sa.select(now())).scalar_one()
-        rows = [self._row(connection, found, item, clock) for found, item in fresh]
+        rows = [self._row(connection, found, item, where, clock) for found, item in fresh]
         new = _insert(connection, rows)
-        best.refresh(connection, [_changed(row) for row in rows])
+        best.refresh(connection, [best.Change(*_changed(row)) for row in rows])
         history.lower(connection, [_attempt(row) for row in rows if row[_MEAN] is not None])
         return new
 
-    def _put_tasks(self, connection: sa.Connection, items: Sequence[ImportedRecord]) -> None:
+    def _put_tasks(
+        self, connection: sa.Connection, items: Sequence[ImportedRecord], where: str
+    ) -> None:
         """Makes the rows in one order, so that two imports do not wait for each other."""
-        tasks = {i.task.key: i.task for i in items if i.task.key not in self._tasks}
+        tasks = {i.task.key: i.task for i in items if (where, i.task.key) not in self._tasks}
         if not tasks:
             return
         # Most share a few targets: each is looked at once.
@@ -236,13 +243,15 @@ class Importer:
             (workload_ids[t.workload.digest], target_ids[digests[key]], t)
             for key, t in tasks.items()
         ]
-        for key, task_id in zip(tasks, catalogue.put_foreign_tasks(connection, values), strict=True):
-            self._tasks[key] = task_id, variant_ids[digests[key]], target_ids[digests[key]]
+        ids = catalogue.put_foreign_tasks(connection, values, where)
+        for key, task_id in zip(tasks, ids, strict=True):
+            self._tasks[where, key] = task_id, variant_ids[digests[key]], target_ids[digests[key]]
 
     def _row(
-        self, connection: sa.Connection, found: bytes, item: ImportedRecord, clock: float
+        self, connection: sa.Connection, found: bytes, item: ImportedRecord, where: str,
+        clock: float,
     ) -> tuple[Any, ...]:
-        task_id, variant_id, target_id = self._tasks[item.task.key]
+        task_id, variant_id, target_id = self._tasks[where, item.task.key]
         samples = item.samples_s
         environment_id = None
         if item.environment:

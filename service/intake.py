@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from service.db import Store
 from service.formats import Item, Rejected, Summary
 from service.importer import Batch, Importer
+from service.namespace import DEFAULT, within
 
 Note = Callable[[sa.Connection, Summary], None]
 
@@ -17,8 +18,8 @@ Note = Callable[[sa.Connection, Summary], None]
 class _Parcel:
     """One import: what it brings, and what became of it."""
 
-    def __init__(self, note: Note) -> None:
-        self.batch = Batch()
+    def __init__(self, note: Note, namespace: str) -> None:
+        self.batch = Batch(namespace)
         self.summary = Summary()
         self.note = note
         self.done = False
@@ -39,14 +40,18 @@ class Intake:
         self._waiting: list[_Parcel] = []
 
     def put(
-        self, items: Iterable[Item], put_aside: Callable[[Rejected], None], note: Note
+        self,
+        items: Iterable[Item],
+        put_aside: Callable[[Rejected], None],
+        note: Note,
+        namespace: str = DEFAULT,
     ) -> Summary:
         """As `import_items`; `note` is called in the transaction that stores the records.
 
         Raises:
             DatabaseError: it went away; nothing of this import is stored.
         """
-        parcel = _Parcel(note)
+        parcel = _Parcel(note, namespace)
         for item in items:
             found = self._importer.take(parcel.batch, item)
             if found is not None:
@@ -58,7 +63,8 @@ class Intake:
             if not parcel.done:
                 with self._gathering:
                     parcels, self._waiting = self._waiting, []
-                self._write(parcels)
+                for same in _by_namespace(parcels):
+                    self._write(same)
         if parcel.error is not None:
             raise parcel.error
         return parcel.summary
@@ -75,7 +81,7 @@ class Intake:
             parcel.done = True
 
     def _store(self, parcels: list[_Parcel]) -> None:
-        together = Batch()
+        together = Batch(parcels[0].batch.namespace)
         for parcel in parcels:
             together.records += parcel.batch.records
             together.attachments += parcel.batch.attachments
@@ -91,12 +97,21 @@ class Intake:
             parcel.summary = summary
 
 
+def _by_namespace(parcels: Iterable[_Parcel]) -> Iterable[list[_Parcel]]:
+    """Those of one namespace go into one transaction."""
+    groups: dict[str, list[_Parcel]] = {}
+    for parcel in parcels:
+        groups.setdefault(parcel.batch.namespace, []).append(parcel)
+    return groups.values()
+
+
 def _summaries(parcels: list[_Parcel], new: frozenset[bytes]) -> list[Summary]:
     """What became of each; a record that several brought is new for the first of them."""
     left = set(new)
     found = []
     for parcel in parcels:
-        own = {bytes.fromhex(r.identity) for r in parcel.batch.records} & left
+        where = parcel.batch.namespace
+        own = {within(where, r.identity) for r in parcel.batch.records} & left
         left -= own
         summary = Summary()
         summary.reasons = parcel.summary.reasons

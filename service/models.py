@@ -80,6 +80,11 @@ def _instant(name: str, *, nullable: bool = False) -> sa.Column[float]:
     return sa.Column(name, sa.Double(), nullable=nullable)
 
 
+def _namespace() -> sa.Column[str]:
+    """Of projects that do not see each other (`service.namespace`)."""
+    return sa.Column("namespace", sa.String(64), nullable=False, server_default="default")
+
+
 def _one_of(column: str, kinds: type[StrEnum], *, nullable: bool = False) -> sa.CheckConstraint:
     listed = ", ".join(f"'{k.value}'" for k in kinds)
     empty = f" OR {column} IS NULL" if nullable else ""
@@ -122,6 +127,7 @@ run = sa.Table(
     metadata,
     _id(),
     sa.Column("state", sa.String(16), nullable=False, index=True),
+    _namespace(),
     _ref("target_id", "target"),
     # Of workloads, candidates, target, policies and budget: an equal request joins a live run.
     sa.Column("digest", Digest, nullable=False, index=True),
@@ -135,6 +141,7 @@ run = sa.Table(
     _instant("tuner_until", nullable=True),
     _instant("created_at"),
     _instant("finished_at", nullable=True),
+    sa.Index(None, "namespace", "id"),
     _one_of("state", RunState),
 )
 
@@ -142,6 +149,7 @@ task = sa.Table(
     "task",
     metadata,
     _id(),
+    _namespace(),
     _ref("workload_id", "workload"),
     _ref("target_id", "target"),
     sa.Column("implementation", sa.String(200), nullable=False),
@@ -154,7 +162,8 @@ task = sa.Table(
     sa.Column("space_size", sa.BigInteger(), nullable=True),  # valid ones, where they can be counted
     _instant("created_at"),
     sa.UniqueConstraint(
-        "workload_id", "target_id", "implementation", "version", "space_digest", name="uq_task_identity"
+        "workload_id", "target_id", "implementation", "version", "space_digest", "namespace",
+        name="uq_task_identity",
     ),
 )
 
@@ -171,6 +180,24 @@ run_task = sa.Table(
     sa.Index(None, "task_id"),
     _one_of("state", TaskState),
 )
+
+# What is told of a run's end, and to whom: it is due when the run has ended.
+webhook = sa.Table(
+    "webhook",
+    metadata,
+    _id(),
+    _ref("run_id", "run"),
+    sa.Column("url", sa.String(1000), nullable=False),
+    sa.Column("attempts", sa.Integer(), nullable=False),
+    _instant("due_at"),  # not before then
+    _instant("ended_at", nullable=True),  # delivered, or given up
+    sa.Column("error", sa.Text(), nullable=False),  # what was wrong last, empty where nothing was
+    sa.UniqueConstraint("run_id", "url"),
+    sa.Index(
+        "ix_webhook_open", "due_at",
+        sqlite_where=sa.text("ended_at IS NULL"), postgresql_where=sa.text("ended_at IS NULL"),
+    ),
+)  # fmt: skip
 
 timing_policy = sa.Table(
     "timing_policy",
@@ -197,6 +224,7 @@ token = sa.Table(
     sa.Column("name", sa.String(200), nullable=False),
     sa.Column("digest", Digest, nullable=False, unique=True),
     sa.Column("scopes", Json, nullable=False),
+    sa.Column("namespace", sa.String(64), nullable=True),  # the only one that it opens
     _instant("created_at"),
     _instant("expires_at", nullable=True),
     _instant("revoked_at", nullable=True),

@@ -29,14 +29,16 @@ class Best(NamedTuple):
     samples: int
 
 
-def best_at(connection: sa.Connection, digests: Iterable[str], when: float) -> Iterator[Best]:
-    """The best of each task of these workloads, in the order of tasks."""
+def best_at(
+    connection: sa.Connection, digests: Iterable[str], when: float, namespace: str
+) -> Iterator[Best]:
+    """The best of each task of these workloads in a namespace, in the order of tasks."""
     given = values_table(connection, [workload.c.digest], [(d,) for d in sorted(digests)])
     tasks = connection.execute(
         sa.select(task, workload.c.digest)
         .join(workload, workload.c.id == task.c.workload_id)
         .join(given, given.c.digest == workload.c.digest)
-        .where(task.c.created_at <= when)
+        .where(task.c.created_at <= when, task.c.namespace == namespace)
         .order_by(task.c.id)
     ).all()  # fmt: skip
     for of in tasks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
 from typing import Any
 
@@ -12,9 +13,10 @@ import orjson
 import sqlalchemy as sa
 
 from service import best, catalogue, history
-from service.db import insert, now
+from service.db import among, insert_for, now
 from service.filter import Wanted
-from service.formats.entry import identity, task_key
+from service.formats.entry import config_key, identity, task_key
+from service.memory import recall
 from service.models import (
     EntryState,
     device,
@@ -28,6 +30,7 @@ from service.models import (
 )
 from service.models import target as target_table
 from service.models import workload as workload_table
+from service.namespace import within
 from strategy.op_strategy import Candidate
 from strategy.record import (
     ErrorKind,
@@ -61,35 +64,42 @@ def append(connection: sa.Connection, parcels: Sequence[Parcel]) -> None:
     """
     fresh = [(p, e) for p in parcels for e in p.entries if e.state == EntryState.PENDING]
     best.lock(connection, {entry.task_id for _, entry in fresh})
-    devices = connection.execute(
-        sa.select(device.c.id, device.c.identity).where(
-            device.c.id.in_({p.held.device_id for p in parcels})
-        )
-    )
+    devices = connection.execute(_IDENTITIES, {"ids": {p.held.device_id for p in parcels}})
     where = {row.id: row.identity for row in devices}
-    environments: dict[bytes, int] = {}
+    environments = recall(
+        connection, "environment", {_environment_key(p.sent) for p in parcels}, _put_environments
+    )
     results, held_by, places = [], [], []
     for parcel, entry in fresh:
         held, sent = parcel.held, parcel.sent
-        key = orjson.dumps(sent.environment, option=orjson.OPT_SORT_KEYS)
-        if key not in environments:
-            environments[key] = catalogue.put_environment(connection, sent.environment)
         results.append(next(r for r in sent.results if r.entry == entry.entry))
         places.append(where[held.device_id])
         held_by.append({
             "lease_id": held.id, "worker_id": held.worker_id, "device_id": held.device_id,
-            "environment_id": environments[key], "session": sent.session,
+            "environment_id": environments[_environment_key(sent)], "session": sent.session,
         })  # fmt: skip
     added = _store(connection, [entry for _, entry in fresh], results, held_by, places)
-    best.refresh(connection, [(r["task_id"], r["device_id"], r["config_digest"]) for r in added])
+    names = best.Change._fields
+    best.refresh(connection, [best.Change(*(r[name] for name in names)) for r in added])
     history.lower(
         connection,
         [
             (r["task_id"], r["variant_id"], r["device_id"], r["mean_s"], r["config_digest"],
-             Config(r["config"]).key)
+             config_key(r["config"]))
             for r in added if r["mean_s"] is not None
         ],
     )  # fmt: skip
+
+
+_IDENTITIES = sa.select(device.c.id, device.c.identity).where(among(device.c.id))
+
+
+def _environment_key(sent: Results) -> bytes:
+    return orjson.dumps(sent.environment, option=orjson.OPT_SORT_KEYS)
+
+
+def _put_environments(connection: sa.Connection, keys: Collection[bytes]) -> dict[bytes, int]:
+    return {k: catalogue.put_environment(connection, orjson.loads(k)) for k in sorted(keys)}
 
 
 def append_references(connection: sa.Connection, held: Any, sent: Results) -> None:
@@ -97,13 +107,15 @@ def append_references(connection: sa.Connection, held: Any, sent: Results) -> No
 
     They have no entries of the job: they are numbered down from -1.
     """
-    (owner, variant_id), = _owners(connection, {held.job_id}).values()
+    (owner, origin), = _owners(connection, {held.job_id}).values()
     environment_id = catalogue.put_environment(connection, sent.environment)
     where = connection.execute(
         sa.select(device.c.identity).where(device.c.id == held.device_id)
     ).scalar_one()
     workload_id = catalogue.put_workload(connection, REFERENCE)
-    task_id = catalogue.put_task(connection, workload_id, owner.target_id, REFERENCE_KERNEL, None)
+    task_id = catalogue.put_task(
+        connection, workload_id, owner.target_id, REFERENCE_KERNEL, None, origin.namespace
+    )
     least = connection.scalar(
         sa.select(sa.func.min(record.c.entry)).where(record.c.job_id == held.job_id)
     )
@@ -120,10 +132,10 @@ def append_references(connection: sa.Connection, held: Any, sent: Results) -> No
             "run_s": sum(one.samples_s), "code_digest": "", "measured_at": one.measured_at,
             "lease_id": held.id, "worker_id": held.worker_id,
             "device_id": held.device_id, "environment_id": environment_id,
-            "session": sent.session, "variant_id": variant_id,
+            "session": sent.session, "variant_id": origin.variant_id,
             "extra": orjson.dumps(one.state).decode() if one.state else None,
         })  # fmt: skip
-    _identify(connection, rows, [owner.target] * len(rows), [where] * len(rows))
+    _identify(connection, rows, [origin.target] * len(rows), [where] * len(rows))
     connection.execute(sa.insert(record).values(recorded_at=now()), rows)
 
 
@@ -143,38 +155,67 @@ def _store(
     held_by: Sequence[dict[str, Any]],
     where: Sequence[str],
 ) -> list[dict[str, Any]]:
-    """Inserts a record for each entry; returns those of entries that had none before."""
+    """Inserts a record for each entry, which had none before; returns them."""
     if not entries:
         return []
     owners = _owners(connection, {e.job_id for e in entries})
     rows, targets = [], []
     for entry, result, held in zip(entries, results, held_by, strict=True):
-        owner, variant_id = owners[entry.job_id]
-        rows.append({**_origin(owner, entry, result), **held, "variant_id": variant_id})
-        targets.append(owner.target)
+        owner, origin = owners[entry.job_id]
+        rows.append({**_described(owner, entry, result), **held, "variant_id": origin.variant_id})
+        targets.append(origin.target)
     _identify(connection, rows, targets, where)
-    statement = insert(connection, record).values(recorded_at=now()).on_conflict_do_nothing()
-    stored = connection.execute(statement.returning(record.c.job_id, record.c.entry), rows)
-    new = {tuple(row) for row in stored}
-    done = job_entry.c.id.in_([e.id for e in entries])
-    connection.execute(sa.update(job_entry).where(done).values(state=EntryState.DONE))
-    return [row for row in rows if (row["job_id"], row["entry"]) in new]
+    # One that conflicts says the same of the same moment: another brings it right now.
+    connection.execute(_insertion(connection.dialect.name), rows)
+    connection.execute(_DONE, {"ids": [e.id for e in entries]})
+    return rows
 
 
-def _owners(connection: sa.Connection, jobs: Collection[int]) -> dict[int, tuple[Any, int]]:
-    """The jobs with their runs' targets, and those targets as they were written."""
+_DONE = sa.update(job_entry).where(among(job_entry.c.id)).values(state=EntryState.DONE)
+
+
+@cache
+def _insertion(dialect: str) -> sa.Insert:
+    return insert_for(dialect, record).values(recorded_at=now()).on_conflict_do_nothing()
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """A run as its records see it: the target as it was written, and its row there."""
+
+    target: dict[str, Any]
+    namespace: str
+    variant_id: int
+
+
+_OWNERS = sa.select(
+    *job.c["id", "run_id", "target_id", "policy_id", "phase", "seed"], now().label("now")
+).where(among(job.c.id))
+
+
+def _owners(connection: sa.Connection, jobs: Collection[int]) -> dict[int, tuple[Any, _Origin]]:
+    """The jobs, each with what is known of its run."""
+    rows = connection.execute(_OWNERS, {"ids": jobs}).all()
+    origins = recall(connection, "origin", {row.run_id for row in rows}, _find_origins)
+    return {row.id: (row, origins[row.run_id]) for row in rows}
+
+
+def _find_origins(connection: sa.Connection, runs: Collection[int]) -> dict[int, _Origin]:
     rows = connection.execute(
-        sa.select(job, run.c.request["target"].label("target"), now().label("now"))
-        .join(run, run.c.id == job.c.run_id)
-        .where(job.c.id.in_(jobs))
+        sa.select(
+            run.c.id, run.c.target_id, run.c.namespace, run.c.request["target"].label("target")
+        )
+        .where(among(run.c.id))
+        .order_by(run.c.id),
+        {"ids": runs},
     ).all()
-    variants: dict[int, int] = {}
-    for row in rows:
-        if row.run_id not in variants:
-            variants[row.run_id] = catalogue.put_variant(
-                connection, row.target_id, row.target["keys"], row.target
-            )
-    return {row.id: (row, variants[row.run_id]) for row in rows}
+    return {
+        r.id: _Origin(
+            r.target, r.namespace,
+            catalogue.put_variant(connection, r.target_id, r.target["keys"], r.target),
+        )
+        for r in rows
+    }  # fmt: skip
 
 
 def _identify(
@@ -184,26 +225,19 @@ def _identify(
     where: Sequence[str],
 ) -> None:
     """Gives each row its identity: its own even where nobody could tell two attempts apart."""
-    tasks = connection.execute(
-        sa.select(
-            *task.c["id", "implementation", "version", "space_digest"], workload_table.c.key
-        )
-        .join(workload_table, workload_table.c.id == task.c.workload_id)
-        .where(task.c.id.in_({row["task_id"] for row in rows}))
-    )  # fmt: skip
-    known_tasks = {t.id: t for t in tasks}
+    known_tasks = recall(connection, "task", {row["task_id"] for row in rows}, _find_tasks)
     keys: dict[tuple[int, int], str] = {}
     for row, target, device_name in zip(rows, targets, where, strict=True):
         t = known_tasks[row["task_id"]]
         found = row["task_id"], row["variant_id"]
         if found not in keys:
             keys[found] = task_key(t.key, target, t.implementation, t.version, t.space_digest)
-        row["identity"] = identity(
-            keys[found], Config(row["config"]).key, row["phase"], row["error"],
+        happened = identity(
+            keys[found], config_key(row["config"]), row["phase"], row["error"],
             row["measured_at"], row["session"], device_name, row["samples_s"],
         )  # fmt: skip
-    known = sa.select(record.c.identity).where(record.c.identity.in_([r["identity"] for r in rows]))
-    taken = set(connection.scalars(known))
+        row["identity"] = within(t.namespace, happened)
+    taken = set(connection.scalars(_TAKEN, {"identities": [r["identity"] for r in rows]}))
     for row in rows:
         if row["identity"] in taken:
             place = b"%d/%d" % (row["job_id"], row["entry"])
@@ -211,7 +245,24 @@ def _identify(
         taken.add(row["identity"])
 
 
-def _origin(owner: Any, entry: Any, result: Result) -> dict[str, Any]:
+_TAKEN = sa.select(record.c.identity).where(
+    record.c.identity.in_(sa.bindparam("identities", expanding=True))
+)
+
+
+def _find_tasks(connection: sa.Connection, ids: Collection[int]) -> dict[int, Any]:
+    query = (
+        sa.select(
+            *task.c["id", "namespace", "implementation", "version", "space_digest"],
+            workload_table.c.key,
+        )
+        .join(workload_table, workload_table.c.id == task.c.workload_id)
+        .where(among(task.c.id))
+    )
+    return {row.id: row for row in connection.execute(query, {"ids": ids})}
+
+
+def _described(owner: Any, entry: Any, result: Result) -> dict[str, Any]:
     samples = result.samples_s
     return {
         "source": "plevel", "run_id": owner.run_id, "task_id": entry.task_id, "job_id": owner.id,

@@ -32,6 +32,7 @@ def find_sources(
 
     They are those of the same implementation, imported ones of that name included: of the task
     itself where they do not count as trials, of its other versions, of other targets and shapes.
+    None are of another namespace.
 
     Args:
         connection: to the database.
@@ -44,6 +45,7 @@ def find_sources(
         _tasks()
         .where(sa.or_(task.c.implementation == own.implementation,
                       task.c.implementation.in_(_imported(own.implementation))))
+        .where(task.c.namespace == own.namespace)
         .where(sa.exists().where(record.c.task_id == task.c.id))
         .order_by(task.c.id.desc())
         .limit(MOST_TASKS)
@@ -66,7 +68,7 @@ def find_champions(connection: sa.Connection, task_id: int) -> list[Config]:
     the first trials.
     """
     own = connection.execute(_tasks().where(task.c.id == task_id)).one()
-    same = ("workload_id", "target_id", "implementation")
+    same = ("workload_id", "target_id", "implementation", "namespace")
     rows = connection.scalars(
         sa.select(best.c.config)
         .join(task, task.c.id == best.c.task_id)
@@ -78,7 +80,7 @@ def find_champions(connection: sa.Connection, task_id: int) -> list[Config]:
 
 
 def _tasks() -> sa.Select[Any]:
-    columns = task.c["id", "workload_id", "target_id", "implementation", "version"]
+    columns = task.c["id", "namespace", "workload_id", "target_id", "implementation", "version"]
     return sa.select(*columns, workload.c.body).join(workload, workload.c.id == task.c.workload_id)
 
 

@@ -14,6 +14,7 @@ from service.db import now
 from service.errors import InvalidError, NotFoundError
 from service.models import TaskState, best, record, run, run_task, task, workload
 from service.models import target as target_table
+from service.namespace import DEFAULT
 from strategy.op import find_op
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import (
@@ -127,8 +128,11 @@ def _digest(request: RunRequest, planned: Sequence[Planned]) -> str:
     )  # fmt: skip
 
 
-def create(connection: sa.Connection, request: RunRequest, planned: Sequence[Planned]) -> int:
-    """A new run; returns its id.
+def create(
+    connection: sa.Connection, request: RunRequest, planned: Sequence[Planned],
+    namespace: str = DEFAULT,
+) -> int:  # fmt: skip
+    """A new run in a namespace; returns its id.
 
     An equal request joins the run that is under way. Where all is tuned enough (same versions,
     target and policies, at least this budget or stopped by its own rule), the run is done at once.
@@ -136,7 +140,9 @@ def create(connection: sa.Connection, request: RunRequest, planned: Sequence[Pla
     digest = _digest(request, planned)
     if not request.force:
         live = connection.scalar(
-            sa.select(run.c.id).where(run.c.digest == digest, run.c.state.in_(LIVE)).limit(1)
+            sa.select(run.c.id)
+            .where(run.c.digest == digest, run.c.namespace == namespace, run.c.state.in_(LIVE))
+            .limit(1)
         )
         if live is not None:
             catalogue.note(connection, "joined", run_id=live)
@@ -146,7 +152,7 @@ def create(connection: sa.Connection, request: RunRequest, planned: Sequence[Pla
         sa.insert(run)
         .values(
             state=RunState.RUNNING, target_id=target_id, digest=digest, request=to_json(request),
-            complete=False, max_jobs=request.max_jobs, created_at=now(),
+            namespace=namespace, complete=False, max_jobs=request.max_jobs, created_at=now(),
         )
         .returning(run.c.id)
     ).scalar_one()  # fmt: skip
@@ -154,7 +160,7 @@ def create(connection: sa.Connection, request: RunRequest, planned: Sequence[Pla
     for p in planned:
         workload_id = catalogue.put_workload(connection, p.workload)
         ids = [
-            catalogue.put_task(connection, workload_id, target_id, c, size)
+            catalogue.put_task(connection, workload_id, target_id, c, size, namespace)
             for c, size in zip(p.candidates, p.space_sizes, strict=True)
         ]
         tasks.append(ids)
@@ -171,14 +177,17 @@ def create(connection: sa.Connection, request: RunRequest, planned: Sequence[Pla
     return int(run_id)
 
 
-def newest(connection: sa.Connection, wanted: Workload, target: Target) -> int | None:
-    """The newest run that had a workload on a target, live or ended."""
+def newest(
+    connection: sa.Connection, wanted: Workload, target: Target, namespace: str
+) -> int | None:
+    """The newest run of a namespace that had a workload on a target, live or ended."""
     found: int | None = connection.scalar(
         sa.select(sa.func.max(run_task.c.run_id))
         .join(task, task.c.id == run_task.c.task_id)
         .join(workload, workload.c.id == task.c.workload_id)
         .join(target_table, target_table.c.id == task.c.target_id)
-        .where(workload.c.digest == wanted.digest, target_table.c.key == target.key)
+        .where(workload.c.digest == wanted.digest, target_table.c.key == target.key,
+               task.c.namespace == namespace)
     )
     return found
 
@@ -246,17 +255,23 @@ def finish(
     catalogue.note(connection, state.value, run_id=run_id, message=message)
 
 
-def cancel(connection: sa.Connection, run_id: int) -> None:
-    """Stops a run; what is measured stays. A run that has ended stays as it is."""
+def cancel(connection: sa.Connection, run_id: int, namespace: str | None = None) -> None:
+    """Stops a run, in whatever namespace where none is given; what is measured stays.
+
+    One that has ended stays as it is. Raises `NotFoundError`.
+    """
+    seen = [run.c.id == run_id]
+    if namespace is not None:
+        seen.append(run.c.namespace == namespace)
     cancelled = connection.execute(
         sa.update(run)
-        .where(run.c.id == run_id, run.c.state.in_(LIVE))
+        .where(*seen, run.c.state.in_(LIVE))
         .values(state=RunState.CANCELLED, message="cancelled", finished_at=now())
     )
     if cancelled.rowcount:
         catalogue.note(connection, "cancelled", run_id=run_id)
         queue.cancel(connection, run_id)
-    elif connection.scalar(sa.select(run.c.id).where(run.c.id == run_id)) is None:
+    elif connection.scalar(sa.select(run.c.id).where(*seen)) is None:
         raise unknown_run(run_id)
 
 
@@ -276,9 +291,14 @@ def trials_of(run_id: int, request: RunRequest, policy_id: int | None) -> sa.Col
     return sa.and_(of_search, sa.or_(record.c.policy_id == policy_id, record.c.run_id == run_id))
 
 
-def status(connection: sa.Connection, run_id: int, alive_s: float) -> RunStatus:
-    """How far a run is; raises `NotFoundError`."""
-    row = connection.execute(sa.select(run).where(run.c.id == run_id)).one_or_none()
+def status(
+    connection: sa.Connection, run_id: int, alive_s: float, namespace: str | None = None
+) -> RunStatus:
+    """How far a run is, in whatever namespace where none is given; raises `NotFoundError`."""
+    query = sa.select(run).where(run.c.id == run_id)
+    if namespace is not None:
+        query = query.where(run.c.namespace == namespace)
+    row = connection.execute(query).one_or_none()
     if row is None:
         raise unknown_run(run_id)
     request = convert(row.request, RunRequest)
@@ -331,9 +351,14 @@ def _tasks() -> sa.Select[Any]:
     )  # fmt: skip
 
 
-def task_status(connection: sa.Connection, task_id: int) -> TaskStatus:
-    """A task over all runs; raises `NotFoundError`."""
-    row = connection.execute(_tasks().where(task.c.id == task_id)).one_or_none()
+def task_status(
+    connection: sa.Connection, task_id: int, namespace: str | None = None
+) -> TaskStatus:
+    """A task over all runs, in whatever namespace where none is given; raises `NotFoundError`."""
+    query = _tasks().where(task.c.id == task_id)
+    if namespace is not None:
+        query = query.where(task.c.namespace == namespace)
+    row = connection.execute(query).one_or_none()
     if row is None:
         raise NotFoundError(f"task {task_id} does not exist")
     counts = connection.execute(
@@ -364,8 +389,14 @@ def _flops(body: Any) -> int | None:
     return None if find_op(asked.op) is None else asked.flops
 
 
-def recent(connection: sa.Connection, limit: int, alive_s: float) -> list[RunStatus]:
-    """The newest runs first."""
-    ids = connection.scalars(sa.select(run.c.id).order_by(run.c.id.desc()).limit(limit)).all()
+def recent(
+    connection: sa.Connection, limit: int, alive_s: float, namespace: str = DEFAULT
+) -> list[RunStatus]:
+    """The newest runs of a namespace first."""
+    ids = connection.scalars(
+        sa.select(run.c.id)
+        .where(run.c.namespace == namespace)
+        .order_by(run.c.id.desc())
+        .limit(limit)
+    ).all()
     return [status(connection, i, alive_s) for i in ids]
-

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import platformdirs
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.auth import Mode
@@ -39,6 +39,10 @@ class Settings(BaseSettings):
     heartbeat_s: float = Field(default=4.0, gt=0)
     # How often waiting endpoints look again by themselves: another process may have written.
     poll_s: float = Field(default=1.0, gt=0)
+    # Hosts that may be told of the ends of runs: `ci.lan, *.example.org`; none if not given.
+    webhook_hosts: str = ""
+    webhook_secret: SecretStr | None = None  # signs what they are told
+    webhook_retry_s: float = Field(default=10.0, gt=0)  # to the second try; then twice as long each time
     max_request_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     # Upgrade an older schema when starting; a fleet may prefer `plevel db upgrade`.
     migrate: bool = True

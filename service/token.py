@@ -16,16 +16,19 @@ import sqlalchemy as sa
 from service.db import now
 from service.errors import InvalidError, NotFoundError
 from service.models import TokenScope, token
+from service.namespace import check
 
 PREFIX = "plevel_"  # so that scanners for leaked secrets know one
+_NAMESPACED = frozenset({TokenScope.READ, TokenScope.SUBMIT})
 
 
 class TokenInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a token; the secret itself is not."""
+    """What is known of a token; the secret itself is not. With a `namespace` it opens no other."""
 
     id: int
     name: str
     scopes: tuple[TokenScope, ...]
+    namespace: str | None = None
     created_at: float
     expires_at: float | None = None
     revoked_at: float | None = None
@@ -47,15 +50,26 @@ def create(
     name: str,
     scopes: Collection[TokenScope],
     expires_in_s: float | None = None,
+    namespace: str | None = None,
 ) -> NewToken:
-    """A new token; raises `InvalidError` where it would allow nothing."""
+    """A new token.
+
+    Raises:
+        InvalidError: it would allow nothing, or more than its namespace: workers and administrators
+            serve all.
+    """
     if not scopes:
         raise InvalidError(f"scopes: a token allows something: {', '.join(TokenScope)}")
+    if namespace is not None and not _NAMESPACED.issuperset(scopes):
+        raise InvalidError("namespace: a token of one has scopes read and submit at most")
+    if namespace is not None:
+        check(namespace)
     secret = PREFIX + secrets.token_urlsafe(32)
     token_id = connection.execute(
         sa.insert(token)
         .values(
-            name=name, digest=digest_of(secret), scopes=sorted(set(scopes)), created_at=now(),
+            name=name, digest=digest_of(secret), scopes=sorted(set(scopes)), namespace=namespace,
+            created_at=now(),
             expires_at=None if expires_in_s is None else now() + expires_in_s,
         )
         .returning(token.c.id)
@@ -102,5 +116,6 @@ def _is_good() -> sa.ColumnElement[bool]:
 def _info(row: Any) -> TokenInfo:
     return TokenInfo(
         id=row.id, name=row.name, scopes=tuple(TokenScope(s) for s in row.scopes),
+        namespace=row.namespace,
         created_at=row.created_at, expires_at=row.expires_at, revoked_at=row.revoked_at,
     )  # fmt: skip

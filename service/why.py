@@ -23,14 +23,19 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...]
 
 
-def explain(connection: sa.Connection, job_id: int, alive_s: float) -> Explanation:
-    """Raises `NotFoundError`."""
-    row = connection.execute(
+def explain(
+    connection: sa.Connection, job_id: int, alive_s: float, namespace: str | None = None
+) -> Explanation:
+    """Of a job in whatever namespace where none is given; raises `NotFoundError`."""
+    query = (
         sa.select(job, run.c.state.label("run_state"), run.c.max_jobs, target.c.key, now().label("now"))
         .join(run, run.c.id == job.c.run_id)
         .join(target, target.c.id == job.c.target_id)
         .where(job.c.id == job_id)
-    ).one_or_none()
+    )
+    if namespace is not None:
+        query = query.where(run.c.namespace == namespace)
+    row = connection.execute(query).one_or_none()
     if row is None:
         raise NotFoundError(f"job {job_id} does not exist")
     if row.state == JobState.LEASED:

@@ -312,6 +312,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     force: bool = False  # tune even what is tuned enough
     priority: Annotated[int, Meta(ge=-10, le=10)] = 0  # the higher goes first; equals take turns
     max_jobs: Annotated[int, Meta(ge=1)] | None = None  # leased at once
+    # Where its end is told: its RunStatus is POSTed there, where the service allows that host.
+    webhook: Annotated[str, Meta(max_length=1000)] | None = None
 
 
 class RunState(StrEnum):

@@ -17,6 +17,7 @@ def runs(
     limit: Limit = 20,
     url: option.Url = None,
     database: option.Database = None,
+    namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:
     """List the latest runs.
@@ -26,8 +27,8 @@ def runs(
     from plevel.cli.output import make_console, make_table, print_json, show_ago
     from plevel.direct import connect
 
-    place = option.locate(url, database)
-    with connect(place.url, place.database) as records:
+    place = option.locate(url, database, namespace)
+    with connect(place.url, place.database, place.namespace) as records:
         found = records.runs(limit)
     if as_json:
         print_json(found)
@@ -58,6 +59,7 @@ def records(
     limit: Limit = 20,
     url: option.Url = None,
     database: option.Database = None,
+    namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:
     """List the log of measurements, failures included.
@@ -73,8 +75,8 @@ def records(
         raise UsageError(f"--phase {phase!r:.40}: one of {', '.join(_PHASES)}")
     if error is not None and error not in set(ErrorKind):
         raise UsageError(f"--error {error!r:.40}: one of {', '.join(ErrorKind)}")
-    place = option.locate(url, database)
-    with connect(place.url, place.database) as source:
+    place = option.locate(url, database, namespace)
+    with connect(place.url, place.database, place.namespace) as source:
         page = source.records(
             run_id=run, task_id=task, phase=phase, error=error, limit=limit, cursor=after
         )

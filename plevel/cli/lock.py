@@ -41,6 +41,7 @@ def lock(
     ] = None,
     url: option.Url = None,
     database: option.Database = None,
+    namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Write what is selected for a model's workloads to a file, or compare such a file with now.
@@ -49,7 +50,7 @@ def lock(
     """
     if check == (output is not None):
         raise UsageError("write a lock with -o FILE, or compare one with --check: one of them")
-    place = option.locate(url, database)
+    place = option.locate(url, database, namespace)
     if check:
         _report(read_lock(file), place, as_json)
         return
@@ -60,7 +61,7 @@ def lock(
 
     where = option.read_target(target, threads)
     wanted = read_model(file, far=place.url is not None)
-    with connect(place.url, place.database) as records:
+    with connect(place.url, place.database, place.namespace) as records:
         found = [_select(records, w.workload, where, device) for w in wanted]
     made = Lock.make(found, device)
     assert output is not None
@@ -86,13 +87,14 @@ def check(
     ] = 0.05,
     url: option.Url = None,
     database: option.Database = None,
+    namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:
     """Fail where a selection has become slower than the lock has it, or is not measured any more.
 
     Example: plevel check --against plevel.lock --tolerance 0.1
     """
-    changes = _report(read_lock(against), option.locate(url, database), as_json)
+    changes = _report(read_lock(against), option.locate(url, database, namespace), as_json)
     worse = [c for c in changes if c["ratio"] is None or c["ratio"] > 1 + tolerance]
     if worse:
         raise CommandError(
@@ -130,7 +132,7 @@ def _report(locked: Lock, place: option.Location, as_json: bool) -> list[dict[st
     from plevel.cli.output import print_json
     from plevel.direct import connect
 
-    with connect(place.url, place.database) as records:
+    with connect(place.url, place.database, place.namespace) as records:
         changes = [
             change for entry in locked.selections
             if (change := _compare(

@@ -64,6 +64,13 @@ Database = Annotated[
         help="A database, used directly [PLEVEL_DATABASE; else a file in your data directory].",
     ),
 ]  # fmt: skip
+Namespace = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace", metavar="NAME", show_default=False,
+        help="Of this project alone [PLEVEL_NAMESPACE; else default].",
+    ),
+]  # fmt: skip
 Log = Annotated[
     str | None, typer.Option("--log", metavar="text|json", help="The form of log lines.")
 ]
@@ -72,10 +79,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @dataclass(frozen=True)
 class Location:
-    """Where records are: behind a service, or in a database. One of the two is set."""
+    """Where records are: behind a service, or in a database (one of the two is set); and whose."""
 
     url: str | None = None
     database: str | None = None
+    namespace: str | None = None
 
     @property
     def shown(self) -> str:
@@ -85,6 +93,10 @@ class Location:
     @property
     def option(self) -> str:
         """What to type so that another command means the same place, empty for the default."""
+        return self._place + (f" --namespace {self.namespace}" if self.namespace else "")
+
+    @property
+    def _place(self) -> str:
         if self.url is not None:
             return "" if os.environ.get("PLEVEL_URL") == self.url else f" --url {self.shown}"
         if self.database == locate_database(None) and not os.environ.get("PLEVEL_URL"):
@@ -92,7 +104,9 @@ class Location:
         return f" --database {self.shown}"
 
 
-def locate(url: str | None, database: str | None) -> Location:
+def locate(
+    url: str | None, database: str | None, namespace: str | None = None
+) -> Location:
     """Where to go: what is said, else what the environment says, else this user's own file.
 
     Raises:
@@ -105,8 +119,8 @@ def locate(url: str | None, database: str | None) -> Location:
     if url is not None:
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"--url {url!r:.120}: expected http://host:port")
-        return Location(url=url.rstrip("/"))
-    return Location(database=locate_database(database))
+        return Location(url=url.rstrip("/"), namespace=namespace)
+    return Location(database=locate_database(database), namespace=namespace)
 
 
 def locate_database(database: str | None) -> str:

@@ -34,14 +34,17 @@ def select(
     ] = None,
     url: option.Url = None,
     database: option.Database = None,
+    namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:
     """Say which implementation to take, and why.
 
     Example: plevel select dense -i data=float32[128,768] -i weight=float32[3072,768]:const
     """
-    place = option.locate(url, database)
-    if lock is not None and (url or database or device or foreign or policy != "plevel"):
+    place = option.locate(url, database, namespace)
+    if lock is not None and (
+        url or database or namespace or device or foreign or policy != "plevel"
+    ):
         raise UsageError("--lock answers as it was written: leave the other options out")
     if policy not in ("plevel", "tvm"):
         raise UsageError(f"--policy {policy!r:.40}: plevel or tvm")
@@ -59,7 +62,7 @@ def select(
         if lock is not None:
             answer = read_lock(lock).find(workload, where).selection()
         else:
-            with connect(place.url, place.database) as records:
+            with connect(place.url, place.database, place.namespace) as records:
                 answer = records.select(
                     workload, where, device=device, policy="tvm" if policy == "tvm" else "plevel",
                     foreign=foreign,

@@ -26,6 +26,11 @@ def create(
         str | None, typer.Option("--expires", metavar="AGE", help="90d, 12h …; never if not given.")
     ] = None,
     url: option.Url = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", metavar="NAME", help="The only one that it opens.",
+                     show_default=False),
+    ] = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
@@ -43,7 +48,7 @@ def create(
     place = option.locate(url, database)
     option.make_database(place)
     with connect(place.url, place.database) as service:
-        made = service.create_token(name, scope, expires_in_s)
+        made = service.create_token(name, scope, expires_in_s, namespace)
     tell(made["secret"], made, as_json=as_json)
 
 

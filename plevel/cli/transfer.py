@@ -16,7 +16,7 @@ import typer
 from plevel.cli import option
 from plevel.cli.error import UsageError
 
-_FORMATS = ("native", "autotvm", "kernel_tuner", "metaschedule", "csv")
+_FORMATS = ("native", "autotvm", "kernel_tuner", "metaschedule", "csv", "parquet")
 _PIECE = 1 << 18
 
 
@@ -34,6 +34,7 @@ def import_files(
     ] = None,
     url: option.Url = None,
     database: option.Database = None,
+    namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:
     """Read tuning logs into the database; what is there already is left as it is.
@@ -42,7 +43,7 @@ def import_files(
 
     Example: plevel import tophub/*.log --rejects rejected.ndjson
     """
-    place = option.locate(url, database)
+    place = option.locate(url, database, namespace)
     on = None if target is None else json.dumps(option.read_target(target, None).to_json())
     for path in files:
         if not path.is_file():
@@ -56,7 +57,7 @@ def import_files(
     totals: dict[str, Any] = {"read": 0, "new": 0, "known": 0, "rejected": 0, "reasons": {}}
     with contextlib.ExitStack() as stack:
         aside = None if rejects is None else stack.enter_context(rejects.open("w"))
-        records = stack.enter_context(connect(place.url, place.database))
+        records = stack.enter_context(connect(place.url, place.database, place.namespace))
         for group in grouped(files):
             summary = records.import_records(
                 _pieces(group), name=str(group[-1]), target=on,
@@ -126,6 +127,7 @@ def export(
     task: Annotated[int | None, typer.Option("--task", metavar="ID", help="Of this task.")] = None,
     url: option.Url = None,
     database: option.Database = None,
+    namespace: option.Namespace = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="With --out, say what was written as JSON.")
     ] = False,
@@ -140,10 +142,10 @@ def export(
         if out is None:
             raise UsageError("--format metaschedule writes two files: name a folder with --out")
         source = source or "metaschedule"
-    place = option.locate(url, database)
+    place = option.locate(url, database, namespace)
     from plevel.direct import connect
 
-    with connect(place.url, place.database) as records:
+    with connect(place.url, place.database, place.namespace) as records:
         parts = records.export_records(
             form, op=op, implementation=implementation, source=source, run_id=run, task_id=task
         )

@@ -71,6 +71,7 @@ def tune(
     ] = False,
     url: option.Url = None,
     database: option.Database = None,
+    namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:
     """Measure implementations, and say which one to take.
@@ -80,7 +81,7 @@ def tune(
 
     Example: plevel tune dense -i data=float32[128,768] -i weight=float32[3072,768]:const
     """
-    place = option.locate(url, database)
+    place = option.locate(url, database, namespace)
     if timeout is not None and timeout <= 0:
         raise UsageError(f"--timeout {timeout:g}: more than 0 seconds")
     if tuner not in ("model", "random"):
@@ -175,11 +176,15 @@ def _connection(
     place: option.Location, target: Target, *, wait: bool
 ) -> Iterator[tuple[Client, Embedded | None]]:
     from plevel.client import Client
-    from plevel.direct import read_token
+    from plevel.direct import read_namespace, read_token
+
+    namespace = read_namespace(place.namespace)
 
     with ExitStack() as stack:
         if place.url is not None:
-            client = stack.enter_context(Client(place.url, token=read_token()))
+            client = stack.enter_context(
+                Client(place.url, token=read_token(), namespace=namespace)
+            )
             if not wait:
                 _require_worker(client, target, place.url)
             yield client, None
@@ -191,7 +196,7 @@ def _connection(
         require_worker()
         assert place.database is not None
         embedded = stack.enter_context(Embedded(place.database))
-        yield stack.enter_context(Client(embedded.url)), embedded
+        yield stack.enter_context(Client(embedded.url, namespace=namespace)), embedded
 
 
 def _require_host(target: Target) -> None:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from service import coverage, records, runs
 from service.api.wire import describe, reply
+from service.auth import Who, Within
 from service.context import Context, context_of
 from service.models import Scope
 
@@ -35,6 +36,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 )  # fmt: skip
 def list_best(
     context: Ctx,
+    within: Within,
     op: str | None = None,
     implementation: str | None = None,
     target: str | None = None,
@@ -44,7 +46,7 @@ def list_best(
 ) -> Response:
     with context.store.read() as connection:
         page = coverage.list_best(
-            connection, op=op, implementation=implementation, target_key=target,
+            connection, namespace=within, op=op, implementation=implementation, target_key=target,
             scope=None if scope is None else scope.value, limit=limit, cursor=cursor,
         )  # fmt: skip
     return reply(page)
@@ -54,11 +56,11 @@ def list_best(
     "/tasks/{task_id}/curve",
     **describe("How a task's best fell", gives=Curve, errors=(404,)),
 )
-def show_curve(context: Ctx, task_id: int, run_id: int | None = None) -> Response:
+def show_curve(context: Ctx, who: Who, task_id: int, run_id: int | None = None) -> Response:
     with context.store.read() as connection:
         points = records.curve(connection, task_id, run_id)
-        if not points:
-            runs.task_status(connection, task_id)  # 404 where there is no such task
+        if not points or who.namespace is not None:  # 404 where there is no such task
+            runs.task_status(connection, task_id, who.namespace)
     return reply(Curve(task_id=task_id, points=tuple(points)))
 
 
@@ -72,6 +74,7 @@ def show_curve(context: Ctx, task_id: int, run_id: int | None = None) -> Respons
 )  # fmt: skip
 def show_coverage(
     context: Ctx,
+    within: Within,
     op: str | None = None,
     implementation: str | None = None,
     target: str | None = None,
@@ -80,7 +83,7 @@ def show_coverage(
 ) -> Response:
     with context.store.read() as connection:
         found = coverage.cover(
-            connection, op=op, implementation=implementation, target_key=target, limit=limit,
-            cursor=cursor,
+            connection, namespace=within, op=op, implementation=implementation, target_key=target,
+            limit=limit, cursor=cursor,
         )  # fmt: skip
     return reply(found)

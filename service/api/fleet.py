@@ -34,9 +34,10 @@ class Renaming(msgspec.Struct, frozen=True, kw_only=True):
     "/jobs/{job_id}/why",
     **describe("Why a job is where it is", gives=why.Explanation, errors=(404,)),
 )
-def explain(context: Ctx, job_id: int) -> Response:
+def explain(context: Ctx, who: Who, job_id: int) -> Response:
     with context.store.read() as connection:
-        return reply(why.explain(connection, job_id, context.settings.alive_s))
+        found = why.explain(connection, job_id, context.settings.alive_s, who.namespace)
+    return reply(found)
 
 
 @router.post(

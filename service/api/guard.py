@@ -18,6 +18,11 @@ _READ_BY_POST = frozenset({"/v1/select", "/v1/select:batch", "/v1/dispatch", "/v
 _SUBMIT = ("/v1/runs", "/v1/records:import", "/runs/")
 _WORKER = ("/v1/workers", "/v1/leases")
 _ADMIN = ("/v1/tokens", "/v1/audit")  # reading them, too
+# What tells namespaces apart, or has nothing of any. The rest is of all, and no token of one gets it.
+_NAMESPACED = (
+    "/v1/runs", "/v1/select", "/v1/dispatch", "/v1/evidence", "/v1/records", "/v1/tasks/",
+    "/v1/coverage", "/v1/jobs/", "/v1/workers", "/v1/pauses", "/openapi.json", "/docs",
+)  # fmt: skip
 
 
 def needed(method: str, path: str) -> TokenScope | None:
@@ -77,6 +82,10 @@ class Guard:
         if actor.token_id is not None:
             self._authority.spend(actor.token_id)
         actor.check(wanted)
+        if actor.namespace is not None and not scope["path"].startswith(_NAMESPACED):
+            raise ForbiddenError(
+                f"token {actor.name!r} is of namespace {actor.namespace}, and this is of all of them"
+            )
         if scope["method"] not in ("GET", "HEAD"):
             _check_origin(headers)
         return actor

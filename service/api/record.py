@@ -9,6 +9,7 @@ from starlette.responses import StreamingResponse
 
 from service import exporter, records, runs
 from service.api.wire import describe, reply
+from service.auth import Who, Within
 from service.context import Context, context_of
 from service.filter import Wanted
 from strategy.record import ErrorKind, Phase, TaskStatus
@@ -18,6 +19,7 @@ Ctx = Annotated[Context, Depends(context_of)]
 
 
 def wanted(
+    within: Within,
     op: str | None = None,
     implementation: str | None = None,
     target: str | None = None,
@@ -33,8 +35,8 @@ def wanted(
 ) -> Wanted:
     """The dependency of routes that filter records."""
     return Wanted(
-        op=op, implementation=implementation, target=target, source=source, run_id=run_id,
-        task_id=task_id, device=device, worker=worker, phase=phase,
+        namespace=within, op=op, implementation=implementation, target=target, source=source,
+        run_id=run_id, task_id=task_id, device=device, worker=worker, phase=phase,
         error=None if error is None else str(error), since=since, until=until,
     )  # fmt: skip
 
@@ -48,8 +50,8 @@ Filter = Annotated[Wanted, Depends(wanted)]
         "List records", gives=records.RecordPage, errors=(422,),
         note="In the order in which they came; `next` is the cursor of the following page. `error` is "
         "a kind of failure, `any` for all failures, or `none` for successes; `target` is a target's key, "
-        "`since` and `until` are Unix times. `format=ndjson` (plevel's own, see docs/formats.md) and "
-        "`format=csv` give all that match as a stream, without pages.",
+        "`since` and `until` are Unix times. `format=ndjson` (plevel's own, see docs/formats.md), `csv` "
+        "and `parquet` give all that match as a stream, without pages.",
     ),
 )  # fmt: skip
 def list_records(
@@ -57,16 +59,19 @@ def list_records(
     which: Filter,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[int, Query(ge=0)] = 0,
-    format: Literal["json", "ndjson", "csv"] = "json",
+    format: Literal["json", "ndjson", "csv", "parquet"] = "json",
 ) -> Response:
     if format != "json":
-        return stream(context, "csv" if format == "csv" else "native", which)
+        return stream(context, "native" if format == "ndjson" else format, which)
     with context.store.read() as connection:
         page = records.page(connection, which, limit=limit, cursor=cursor)
     return reply(page)
 
 
-_MEDIA = {"kernel_tuner": "application/json", "csv": "text/csv"}
+_MEDIA = {
+    "kernel_tuner": "application/json", "csv": "text/csv",
+    "parquet": "application/vnd.apache.parquet",
+}  # fmt: skip
 _NDJSON = "application/x-ndjson"
 _EXPORT = describe(
     "Export records", errors=(422,),
@@ -93,6 +98,6 @@ def stream(context: Context, form: exporter.Writable, which: Wanted) -> Response
 
 
 @router.get("/tasks/{task_id}", **describe("A task over all runs", gives=TaskStatus, errors=(404,)))
-def show_task(context: Ctx, task_id: int) -> Response:
+def show_task(context: Ctx, who: Who, task_id: int) -> Response:
     with context.store.read() as connection:
-        return reply(runs.task_status(connection, task_id))
+        return reply(runs.task_status(connection, task_id, who.namespace))

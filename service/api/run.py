@@ -11,9 +11,9 @@ from fastapi import APIRouter, Depends, Query, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from service import audit, runs
+from service import audit, runs, webhook
 from service.api.wire import body_of, describe, reply
-from service.auth import Who
+from service.auth import Actor, Who, Within
 from service.context import Context, context_of
 from strategy.record import RunRequest, RunState, RunStatus, encode
 
@@ -37,13 +37,20 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
         note="Answers at once with the run's status. An equal request joins the run that is under "
         "way; one whose tasks are all tuned enough is done at once, having spent nothing, unless "
         "`force` is set. The target `cpu` means the host of this service; a client that means its "
-        "own host sends that target as an object.",
+        "own host sends that target as an object. `webhook` is a URL that is told of the run's end "
+        "(docs/operations.md).",
     ),
 )  # fmt: skip
-def create(context: Ctx, who: Who, body: Annotated[RunRequest, body_of(RunRequest)]) -> Response:
+def create(
+    context: Ctx, who: Who, within: Within, body: Annotated[RunRequest, body_of(RunRequest)]
+) -> Response:
+    if body.webhook is not None:
+        webhook.check(body.webhook, context.settings.webhook_hosts)
     planned = runs.plan(body)
     with context.store.write() as connection:
-        run_id = runs.create(connection, body, planned)
+        run_id = runs.create(connection, body, planned, within)
+        if body.webhook is not None:
+            webhook.subscribe(connection, run_id, body.webhook)
         audit.note(connection, who, "run.create", run=run_id, trials=body.trials)
         status = runs.status(connection, run_id, context.settings.alive_s)
     context.changed.notify()
@@ -51,20 +58,22 @@ def create(context: Ctx, who: Who, body: Annotated[RunRequest, body_of(RunReques
 
 
 @router.get("", **describe("List runs", gives=Runs))
-def list_runs(context: Ctx, limit: Annotated[int, Query(ge=1, le=1000)] = 20) -> Response:
+def list_runs(
+    context: Ctx, within: Within, limit: Annotated[int, Query(ge=1, le=1000)] = 20
+) -> Response:
     with context.store.read() as connection:
-        found = runs.recent(connection, limit, context.settings.alive_s)
+        found = runs.recent(connection, limit, context.settings.alive_s, within)
     return reply(Runs(runs=tuple(found)))
 
 
-def _status(context: Context, run_id: int) -> RunStatus:
+def _status(context: Context, who: Actor, run_id: int) -> RunStatus:
     with context.store.read() as connection:
-        return runs.status(connection, run_id, context.settings.alive_s)
+        return runs.status(connection, run_id, context.settings.alive_s, who.namespace)
 
 
 @router.get("/{run_id}", **describe("How far a run is", gives=RunStatus, errors=(404,)))
-def show(context: Ctx, run_id: int) -> Response:
-    return reply(_status(context, run_id))
+def show(context: Ctx, who: Who, run_id: int) -> Response:
+    return reply(_status(context, who, run_id))
 
 
 @router.get(
@@ -74,16 +83,19 @@ def show(context: Ctx, run_id: int) -> Response:
         note="Server-sent events: `status` with a RunStatus at each change, and `end` with the last.",
     ),
 )  # fmt: skip
-async def events(context: Ctx, run_id: int) -> Response:
-    await run_in_threadpool(_status, context, run_id)  # 404 before the stream begins
+async def events(context: Ctx, who: Who, run_id: int) -> Response:
+    await run_in_threadpool(_status, context, who, run_id)  # 404 before the stream begins
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(_stream(context, run_id), 200, headers, "text/event-stream")
+    return StreamingResponse(_stream(context, who, run_id), 200, headers, "text/event-stream")
 
 
-async def _stream(context: Context, run_id: int) -> AsyncIterator[bytes]:
+async def _stream(context: Context, who: Actor, run_id: int) -> AsyncIterator[bytes]:
+    def look() -> RunStatus:
+        return _status(context, who, run_id)
+
     last = b""
     quiet = 0
-    async for status in context.looks(lambda: _status(context, run_id), context.changed, _DAY_S):
+    async for status in context.looks(look, context.changed, _DAY_S):
         data = encode(status)
         ended = status.state in _ENDED
         if data != last or ended:
@@ -101,8 +113,8 @@ async def _stream(context: Context, run_id: int) -> AsyncIterator[bytes]:
 @router.post("/{run_id}/cancel", **describe("Stop a run", gives=RunStatus, errors=(404,)))
 def cancel(context: Ctx, who: Who, run_id: int) -> Response:
     with context.store.write() as connection:
-        runs.cancel(connection, run_id)
+        runs.cancel(connection, run_id, who.namespace)
         audit.note(connection, who, "run.cancel", run=run_id)
     context.changed.notify()
     context.queued.notify()
-    return reply(_status(context, run_id))
+    return reply(_status(context, who, run_id))

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Header, Response
 from service import audit, candidate, runs
 from service.api.problem import problem_of
 from service.api.wire import Problem, body_of, describe, reply, reply_tagged
-from service.auth import Actor, Who
+from service.auth import Actor, Who, Within
 from service.context import Context, context_of
 from service.errors import DatabaseError
 from service.evidence import RecordDatabase
@@ -60,29 +60,30 @@ Etag = Annotated[str | None, Header(alias="if-none-match", max_length=1000)]
 def choose(
     context: Annotated[Context, Depends(context_of)],
     who: Who,
+    within: Within,
     body: Annotated[SelectRequest, body_of(SelectRequest)],
     known: Etag = None,
 ) -> Response:
     asked = candidate.normal(body.workload)
     with context.store.read() as connection:
-        database = RecordDatabase(connection, as_of=body.as_of)
+        database = RecordDatabase(connection, as_of=body.as_of, namespace=within)
         found = _select(database, body, asked, "workload")
     headers = {}
     if body.tune_on_miss and found.reason in (Reason.PLEVEL, Reason.PREDICTED):
         who.check(TokenScope.SUBMIT)
-        headers["location"] = f"/v1/runs/{_tune(context, who, body)}"
+        headers["location"] = f"/v1/runs/{_tune(context, who, within, body)}"
     return reply_tagged(found, known, headers)
 
 
-def _tune(context: Context, who: Actor, body: SelectRequest) -> int:
+def _tune(context: Context, who: Actor, within: str, body: SelectRequest) -> int:
     """The run for a workload that was never measured: the newest of it, or else a new one."""
     wanted = RunWorkload(workload=body.workload, candidates=body.candidates)
     request = RunRequest(workloads=(wanted,), target=body.target)
     planned = runs.plan(request)
     with context.store.write() as connection:
-        run_id = runs.newest(connection, planned[0].workload, body.target)
+        run_id = runs.newest(connection, planned[0].workload, body.target, within)
         if run_id is None:
-            run_id = runs.create(connection, request, planned)
+            run_id = runs.create(connection, request, planned, within)
             audit.note(connection, who, "run.create", run=run_id)
     context.changed.notify()
     return run_id
@@ -130,6 +131,7 @@ class BatchAnswers(msgspec.Struct, frozen=True, kw_only=True):
 )  # fmt: skip
 def choose_many(
     context: Annotated[Context, Depends(context_of)],
+    within: Within,
     body: Annotated[BatchRequest, body_of(BatchRequest)],
 ) -> Response:
     workloads: list[Workload | Problem] = []
@@ -142,7 +144,8 @@ def choose_many(
     with context.store.read() as connection:
         together = [w for w in workloads if isinstance(w, Workload)]
         databases = {
-            at: RecordDatabase(connection, together, at) for at in {q.as_of for q in body.requests}
+            at: RecordDatabase(connection, together, at, within)
+            for at in {q.as_of for q in body.requests}
         }
         for i, (question, asked) in enumerate(zip(body.requests, workloads, strict=True)):
             if isinstance(asked, Problem):
@@ -179,6 +182,7 @@ class DispatchRequest(msgspec.Struct, frozen=True, kw_only=True):
 )  # fmt: skip
 def tabulate(
     context: Annotated[Context, Depends(context_of)],
+    within: Within,
     body: Annotated[DispatchRequest, body_of(DispatchRequest)],
 ) -> Response:
     workload, known = runs.known_candidates(
@@ -187,7 +191,8 @@ def tabulate(
     offered = None if body.candidates is None else known
     with context.store.read() as connection:
         table = dispatch(
-            workload, body.target, RecordDatabase(connection), device=body.device, offered=offered
+            workload, body.target, RecordDatabase(connection, namespace=within),
+            device=body.device, offered=offered,
         )
     return reply(table)
 
@@ -210,9 +215,11 @@ class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True):
 )  # fmt: skip
 def show_evidence(
     context: Annotated[Context, Depends(context_of)],
+    within: Within,
     body: Annotated[EvidenceRequest, body_of(EvidenceRequest)],
 ) -> Response:
     asked = candidate.normal(body.workload)
     with context.store.read() as connection:
-        found = Evidence.read(RecordDatabase(connection), asked, body.target, body.device)
+        database = RecordDatabase(connection, namespace=within)
+        found = Evidence.read(database, asked, body.target, body.device)
     return reply(found)

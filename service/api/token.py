@@ -13,6 +13,7 @@ from service.api.wire import body_of, describe, reply
 from service.auth import Who
 from service.context import Context, context_of
 from service.models import TokenScope
+from service.namespace import PATTERN
 from strategy.record import Name
 
 router = APIRouter(prefix="/v1", tags=["tokens"])
@@ -20,11 +21,15 @@ Ctx = Annotated[Context, Depends(context_of)]
 
 
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks for a token; one without `expires_in_s` lasts until it is revoked."""
+    """Asks for a token; one without `expires_in_s` lasts until it is revoked.
+
+    One with a `namespace` sees and writes only what is in it; its scopes are `read` and `submit` at most.
+    """
 
     name: Name
     scopes: Annotated[tuple[TokenScope, ...], Meta(min_length=1, max_length=4)]
     expires_in_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    namespace: Annotated[str, Meta(pattern=PATTERN)] | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,9 +56,12 @@ def create(
     context: Ctx, who: Who, body: Annotated[TokenRequest, body_of(TokenRequest)]
 ) -> Response:
     with context.store.write() as connection:
-        made = token.create(connection, body.name, body.scopes, body.expires_in_s)
+        made = token.create(
+            connection, body.name, body.scopes, body.expires_in_s, body.namespace
+        )
         audit.note(
-            connection, who, "token.create", token=made.id, name=body.name, scopes=body.scopes
+            connection, who, "token.create", token=made.id, name=body.name, scopes=body.scopes,
+            namespace=body.namespace,
         )
     return reply(made, 201)
 

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from service import audit
 from service.api.wire import describe, reply
-from service.auth import Who
+from service.auth import Who, Within
 from service.context import Context, context_of
 from service.errors import InvalidError
 from service.formats import Format, FormatError, Rejected, Source, Summary, read
@@ -87,6 +87,7 @@ _DESCRIBED = (
 async def import_records(
     context: Ctx,
     who: Who,
+    within: Within,
     request: Request,
     name: Annotated[str, Query(max_length=500)] = "",
     format: Format | None = None,
@@ -98,7 +99,9 @@ async def import_records(
     small = length.isascii() and length.isdigit() and int(length) <= SMALL
 
     def note(connection: sa.Connection, summary: Summary) -> None:
-        audit.note(connection, who, "import", name=name, new=summary.new)
+        audit.note(
+            connection, who, "import", name=name, new=summary.new, namespace=within
+        )
 
     def work(upload: Stream) -> Imported:
         shown: list[PutAside] = []
@@ -117,9 +120,9 @@ async def import_records(
         except FormatError as error:
             raise InvalidError(str(error)) from error
         if small:
-            summary = context.intake.put(items, put_aside, note)
+            summary = context.intake.put(items, put_aside, note, within)
         else:
-            summary = import_items(context.store, items, put_aside)
+            summary = import_items(context.store, items, put_aside, namespace=within)
             with context.store.write() as connection:
                 note(connection, summary)
         return Imported(**summary.to_json(), rejects=tuple(shown))

@@ -151,11 +151,11 @@ def run_again(context: Ctx, who: Who, request: Request, run_id: RunId) -> Respon
     """The same request once more, also where all is tuned enough."""
     _check_origin(request)
     with context.store.read() as connection:
-        asked = query.request_of(query.head(connection, run_id))
-    asked = msgspec.structs.replace(asked, force=True)
+        before = query.head(connection, run_id)
+    asked = msgspec.structs.replace(query.request_of(before), force=True)
     planned = runs.plan(asked)
     with context.store.write() as connection:
-        new = runs.create(connection, asked, planned)
+        new = runs.create(connection, asked, planned, before.namespace)
         audit.note(connection, who, "run.create", run=new, trials=asked.trials)
     context.changed.notify()
     return RedirectResponse(f"/runs/{new}", 303)

@@ -165,13 +165,13 @@ class ImportedRecord(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(self.config_key.encode()).hexdigest()[:16]
 
     @property
-    def identity(self) -> str:
-        """32 hexadecimal digits over what happened: two of the same are one record read twice."""
+    def identity(self) -> bytes:
+        """16 bytes over what happened: two of the same are one record read twice."""
         where = self.device.identity if self.device is not None else self.device_model
         return identity(
             self.task.key, self.config_key, self.phase, self.error, self.measured_at, self.session,
             where, self.samples_s,
-        ).hex()  # fmt: skip
+        )  # fmt: skip
 
 
 def identity(
@@ -184,7 +184,7 @@ def identity(
     where: str,
     samples_s: Sequence[float],
 ) -> bytes:
-    """What `ImportedRecord.identity` is, in 16 bytes, of the keys of its task and configuration."""
+    """What `ImportedRecord.identity` is, of the keys of its task and configuration."""
     text = f"{task}\n{config}\n{phase}\n{error or ''}\n{measured_at!r}\n{session}\n{where}\n"
     content = text.encode() + struct.pack(f"<{len(samples_s)}d", *samples_s)
     return hashlib.blake2b(content, digest_size=16).digest()

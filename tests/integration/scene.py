@@ -89,10 +89,12 @@ class Scene:
     tasks: dict[str, int]
 
     @classmethod
-    def make(cls, store: Store, asked: RunRequest | None = None) -> Scene:
+    def make(
+        cls, store: Store, asked: RunRequest | None = None, namespace: str = "default"
+    ) -> Scene:
         asked = asked or request()
         with store.write() as c:
-            run_id = runs.create(c, asked, runs.plan(asked))
+            run_id = runs.create(c, asked, runs.plan(asked), namespace)
             status = runs.status(c, run_id, TERMS.alive_s)
             first = c.execute(
                 sa.text("SELECT workload_id, target_id FROM task WHERE id = :id"),

@@ -233,6 +233,8 @@ def test_a_model_is_locked_and_compared(plevel: Plevel, tmp_path: Path) -> None:
     asked = ("-i", "data=float32[8,64]", "-i", "weight=float32[128,64]:const", "--target", SPEC)
     code, offline, _ = plevel("select", "dense", *asked, "--lock", str(locked), "--json")
     _, online, _ = plevel("select", "dense", *asked, *there, "--json")
+    _, nowhere, _ = plevel("select", "dense", *asked, *there, "--namespace", "other", "--json")
+    assert json.loads(nowhere)["reason"] == "plevel"
     for name in ("implementation", "config", "reason", "explanation"):
         assert json.loads(offline)[name] == json.loads(online)[name]
     assert plevel("select", "dense", *asked, "--lock", str(locked))[0] == 0
@@ -243,6 +245,8 @@ def test_a_model_is_locked_and_compared(plevel: Plevel, tmp_path: Path) -> None:
     code, out, _ = plevel("lock", "--check", str(locked), *there)
     assert (code, "3 selections, all as in the lock" in out) == (0, True)
     assert plevel("check", "--against", str(locked), *there)[0] == 0
+    code, out, _ = plevel("check", "--against", str(locked), *there, "--namespace", "other")
+    assert (code, out.count("is not measured any more")) == (1, 2)
 
     store = Store(str(path))
     import_items(store, [measured(16, 1, 1e-3), measured(24, 0, 5e-3)])

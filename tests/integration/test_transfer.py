@@ -2,34 +2,61 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from plevel.client import Client, ServiceError
 from plevel.direct import connect
+from service.formats import parquet
 from strategy.record import to_json
 from strategy.select import Reason
 from strategy.target import Target
+from tests.integration.process import Service
 from tests.integration.test_import import DATA, items_of, records_of
-from tests.integration.test_service import Service
 
 LOG = DATA / "autotvm_0_2.log"
 
 
+@dataclass
+class Project:
+    """A service as it is asked about one namespace."""
+
+    url: str
+    namespace: str
+    http: httpx.Client
+
+
+@pytest.fixture(scope="module")
+def started(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("transfer")
+    shutil.copyfile(migrated_file, folder / "plevel.db")
+    running = Service(f"sqlite:///{folder / 'plevel.db'}", folder)
+    yield running
+    running.close()
+
+
+_numbers = itertools.count(1)
+
+
 @pytest.fixture
-def service(sqlite_copy: str, tmp_path: Path) -> Iterator[Service]:
-    started = Service(sqlite_copy, tmp_path)
-    yield started
-    started.http.close()
-    started.process.terminate()
-    started.process.communicate(timeout=30)
+def service(started: Service) -> Iterator[Project]:
+    """One service for all tests of this module, with a namespace for each."""
+    namespace = f"test-{next(_numbers)}"
+    params = {"namespace": namespace}
+    with httpx.Client(base_url=started.url, timeout=30.0, params=params) as http:
+        yield Project(started.url, namespace, http)
 
 
 def drops(data: bytes, size: int) -> Iterator[bytes]:
@@ -37,7 +64,7 @@ def drops(data: bytes, size: int) -> Iterator[bytes]:
         yield data[at : at + size]
 
 
-def test_a_log_is_streamed_in_and_out(service: Service) -> None:
+def test_a_log_is_streamed_in_and_out(service: Project) -> None:
     data = LOG.read_bytes()
     # In pieces that end anywhere.
     answer = service.http.post("/v1/records:import", content=drops(data, 77), params={"rejects": 10})
@@ -57,7 +84,31 @@ def test_a_log_is_streamed_in_and_out(service: Service) -> None:
     assert {(r["source"], r["run_id"]) for r in page} == {("autotvm", None)}
 
 
-def test_what_is_no_log_is_refused(service: Service) -> None:
+def test_parquet_is_streamed(service: Project) -> None:
+    pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
+    from pyarrow.parquet import read_table
+
+    new = service.http.post("/v1/records:import", content=LOG.read_bytes()).json()["new"]
+    answer = service.http.get("/v1/records:export", params={"format": "parquet"})
+    assert answer.headers["content-type"] == "application/vnd.apache.parquet"
+    found = read_table(io.BytesIO(answer.content))
+    rows = service.http.get("/v1/records", params={"limit": 1000}).json()["records"]
+    assert found.num_rows == len(rows) == new
+    assert found["measured_at"].to_pylist() == [r["measured_at"] for r in rows]
+    params = {"format": "parquet", "error": "none"}
+    some = read_table(io.BytesIO(service.http.get("/v1/records", params=params).content))
+    assert 0 < some.num_rows == sum(r["error"] is None for r in rows) < new
+
+
+def test_parquet_says_what_it_needs(
+    sqlite_copy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "is_installed", lambda: False)
+    with pytest.raises(ServiceError, match=r"plevel\[parquet\]"), connect(None, sqlite_copy) as there:
+        there.export_records("parquet")
+
+
+def test_what_is_no_log_is_refused(service: Project) -> None:
     for data in (b"", b"\x00\x01\x02 binary", b"remember the milk"):
         answer = service.http.post("/v1/records:import", content=data)
         assert (answer.status_code, answer.headers["content-type"]) == (
@@ -71,7 +122,7 @@ def test_what_is_no_log_is_refused(service: Service) -> None:
     assert bad.status_code == 422
 
 
-def test_a_client_that_goes_away_leaves_what_was_whole(service: Service) -> None:
+def test_a_client_that_goes_away_leaves_what_was_whole(service: Project) -> None:
     def broken() -> Iterator[bytes]:
         yield LOG.read_bytes()[:3000]
         raise InterruptedError
@@ -82,8 +133,8 @@ def test_a_client_that_goes_away_leaves_what_was_whole(service: Service) -> None
     assert service.http.post("/v1/records:import", content=LOG.read_bytes()).json()["new"] > 0
 
 
-def test_foreign_records_answer_where_they_are_asked_for(service: Service) -> None:
-    with Client(service.url) as client:
+def test_foreign_records_answer_where_they_are_asked_for(service: Project) -> None:
+    with Client(service.url, namespace=service.namespace) as client:
         client.import_records([LOG.read_bytes()])
         first = next(r for r in records_of(items_of(LOG.name)) if r.error is None)
         workload, target = first.task.workload, Target.parse("cuda -model=v100")
@@ -140,17 +191,17 @@ def test_the_command_line_says_what_is_wrong(tmp_path: Path) -> None:
     assert "name a folder" in call("export", "--format", "metaschedule", *database, code=2)
 
 
-def test_the_command_line_sends_to_a_service(service: Service, tmp_path: Path) -> None:
-    said = call("import", str(LOG), "--url", service.url)
+def test_the_command_line_sends_to_a_service(service: Project, tmp_path: Path) -> None:
+    said = call("import", str(LOG), "--url", service.url, "--namespace", service.namespace)
     new = len({r.identity for r in records_of(items_of(LOG.name))})
     assert f"{new} new" in said
-    direct = call("export", "--url", service.url)
-    with connect(service.url, None) as source:
+    direct = call("export", "--url", service.url, PLEVEL_NAMESPACE=service.namespace)
+    with connect(service.url, None, service.namespace) as source:
         assert b"".join(source.export_records("native")).decode() == direct
     assert direct.startswith('{"kind":"plevel-records"')
 
 
-def test_records_are_asked_for_by_what_they_are(service: Service) -> None:
+def test_records_are_asked_for_by_what_they_are(service: Project) -> None:
     for name in (LOG.name, "kernel_tuner_cache.json"):
         service.http.post("/v1/records:import", content=(DATA / name).read_bytes())
     rows = service.http.get("/v1/records", params={"limit": 1000}).json()["records"]
@@ -182,7 +233,7 @@ def test_records_are_asked_for_by_what_they_are(service: Service) -> None:
     )
 
 
-def test_many_selections_in_one_request(service: Service) -> None:
+def test_many_selections_in_one_request(service: Project) -> None:
     service.http.post("/v1/records:import", content=LOG.read_bytes())
     rows = [r for r in records_of(items_of(LOG.name)) if r.error is None]
     asked = [
@@ -204,7 +255,7 @@ def test_many_selections_in_one_request(service: Service) -> None:
     assert service.http.post("/v1/select:batch", json={"requests": []}).status_code == 422
 
 
-def test_what_is_known_is_asked_for_over_http(service: Service) -> None:
+def test_what_is_known_is_asked_for_over_http(service: Project) -> None:
     service.http.post("/v1/records:import", content=LOG.read_bytes())
     best = service.http.get("/v1/records/best", params={"scope": "target"}).json()["best"]
     tasks = service.http.get("/v1/coverage").json()["tasks"]

@@ -14,7 +14,7 @@ from service.db import Store
 from service.evidence import RecordDatabase
 from service.formats import Source, read
 from service.importer import import_items
-from service.models import best, record, target_variant, task, tombstone
+from service.models import best, record, target_variant, task, token, tombstone
 from service.models import history as history_table
 from strategy.select import select
 from strategy.space import Config
@@ -33,6 +33,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def url_0002(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The same after its upgrade to 0002, with a log of AutoTVM's, of which a record was purged."""
     return _thaw("0002", request, tmp_path)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url_0003(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The same after its upgrade to 0003, with a token."""
+    return _thaw("0003", request, tmp_path)
 
 
 def _thaw(revision: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
@@ -173,3 +179,26 @@ def test_schema_0002_is_gone_back_to(url_0002: str) -> None:
     migration.downgrade(url_0002, "0002")
     assert migration.current(url_0002) == "0002"
     assert migration.upgrade(url_0002) == migration.head()
+
+
+def test_schema_0003_is_carried_forward_and_gone_back_to(url_0003: str) -> None:
+    assert migration.current(url_0003) == "0003"
+    assert migration.upgrade(url_0003) == migration.head()
+    store = Store(url_0003)
+    try:
+        assert {t["namespace"] for t in _rows(store, task)} == {"default"}
+        assert [t["namespace"] for t in _rows(store, token)] == [None]
+        with store.read() as c:
+            assert runs.recent(c, 10, 60.0)
+            answer = select(WORKLOAD, TARGET, RecordDatabase(c), offered=CANDIDATES)
+        assert answer.implementation == FAST.implementation
+        migration.downgrade(url_0003, "0003")
+        assert migration.upgrade(url_0003) == migration.head()
+        with (DATA / "formats" / "autotvm_0_2.log").open("rb") as file:
+            items = list(read(Source(file, "autotvm_0_2.log")))
+        assert import_items(store, items).new == 0
+        assert import_items(store, items, namespace="other").new == 20
+    finally:
+        store.close()
+    with pytest.raises(RuntimeError, match="cannot hold what is in task: other namespaces"):
+        migration.downgrade(url_0003, "0003")

@@ -1,0 +1,267 @@
+"""Namespaces: projects on one database that do not see each other, and tokens of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from plevel import plevel_database
+from plevel.client import ServiceError
+from plevel.direct import connect
+from service import catalogue, exporter, relative, runs, token
+from service.coverage import cover, list_best
+from service.db import Store
+from service.errors import ForbiddenError, InvalidError
+from service.evidence import RecordDatabase
+from service.filter import Wanted
+from service.formats import ImportedRecord, native
+from service.importer import import_items
+from service.models import TokenScope, record, task
+from service.namespace import DEFAULT, check, within
+from service.records import page
+from strategy.op_strategy import Candidate
+from strategy.record import RunStatus, decode, encode, to_json
+from strategy.select import Reason
+from strategy.workload import Input, Workload
+from tests.integration.scene import FAST, TARGET, WORKLOAD, Scene, configs, request, timed
+from tests.integration.test_auth import _enqueue, bearer, routes, serving
+from tests.integration.test_import import made
+
+ROWS = [made(i, (1.0 + i,)) for i in range(4)]
+MADE = Candidate(FAST.implementation, "1.0", 5)  # what `made` measures
+SYMBOLIC = Workload("filter", (Input("data", "float32[m,64]"),))
+OTHER = "vision.2"
+# What a token of a namespace may ask for, written down once more: a new route must be added here, and
+# tell namespaces apart, or be refused.
+SEEN = {
+    ("GET", "/v1/runs"), ("POST", "/v1/runs"), ("GET", "/v1/runs/1"), ("GET", "/v1/runs/1/events"),
+    ("POST", "/v1/runs/1/cancel"), ("POST", "/v1/select"), ("POST", "/v1/select:batch"),
+    ("POST", "/v1/dispatch"), ("POST", "/v1/evidence"), ("GET", "/v1/records"),
+    ("GET", "/v1/records:export"), ("POST", "/v1/records:import"), ("GET", "/v1/records/best"),
+    ("GET", "/v1/tasks/1"), ("GET", "/v1/tasks/1/curve"), ("GET", "/v1/coverage"),
+    ("GET", "/v1/jobs/1/why"),
+    # These have nothing of any namespace.
+    ("GET", "/v1/workers"), ("GET", "/v1/pauses"), ("GET", "/openapi.json"), ("GET", "/docs"),
+    ("GET", "/docs/oauth2-redirect"), ("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/static/1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["", "A", "a b", "-a", "ä", "a" * 65, "a\n"])
+def test_what_is_no_namespace_is_refused(name: str) -> None:
+    with pytest.raises(InvalidError, match="namespace"):
+        check(name)
+    assert check(f"{'a' * 60}.b-_") == "a" * 60 + ".b-_"
+
+
+def test_the_same_log_is_read_into_several(store: Store) -> None:
+    assert import_items(store, ROWS).new == 4
+    for _ in range(2):
+        summary = import_items(store, ROWS[:3], namespace=OTHER)
+    assert (summary.new, summary.known) == (0, 3)
+    with store.read() as c:
+        assert len(page(c, namespace=OTHER).records) == 3
+        assert len(page(c, namespace=DEFAULT).records) == 4
+        assert len(page(c).records) == 7
+        assert c.scalar(sa.select(sa.func.count(task.c.id))) == 2
+        mine, other = cover(c).tasks, cover(c, namespace=OTHER).tasks
+        assert [(t.trials, t.stale) for t in (*mine, *other)] == [(4, False), (3, False)]
+        assert {b.task_id for b in list_best(c, namespace=OTHER).best} == {other[0].task_id}
+    lines = b"".join(native.write(exporter.export_items(store, Wanted(namespace=OTHER))))
+    assert lines.count(b"\n") == 1 + 3
+    # In the default one a record is what it was before there were namespaces.
+    with store.read() as c:
+        known = set(c.scalars(sa.select(record.c.identity)))
+    assert known == {r.identity for r in ROWS} | {within(OTHER, r.identity) for r in ROWS[:3]}
+    with pytest.raises(InvalidError, match="namespace"):
+        import_items(store, ROWS, namespace="No")
+
+
+def test_a_selection_rests_on_its_own_records(store: Store) -> None:
+    import_items(store, [made(3, (3.0,))])
+    import_items(store, [made(2, (2.0,))], namespace=OTHER)
+    with store.write() as c:
+        clock = c.scalar(sa.select(sa.func.max(record.c.recorded_at)))
+    for as_of in (None, clock):
+        with store.read() as c:
+            found = {
+                name: (
+                    [m.estimate.median_s for m in database.measured(WORKLOAD, TARGET, None)],
+                    [h.mean_s for h in database.history(WORKLOAD)],
+                )
+                for name in (DEFAULT, OTHER, "nobody")
+                for database in [RecordDatabase(c, as_of=as_of, namespace=name)]
+            }
+        assert found == {DEFAULT: ([3.0], [3.0]), OTHER: ([2.0], [2.0]), "nobody": ([], [])}
+    with store.read() as c:
+        assert RecordDatabase(c).ranker is not None
+        assert RecordDatabase(c, namespace=OTHER).ranker is None
+
+
+def test_equal_requests_are_runs_of_their_own(store: Store) -> None:
+    def create(**where: str) -> int:
+        asked = request()
+        with store.write() as c:
+            return runs.create(c, asked, runs.plan(asked), **where)
+
+    first, other = create(), create(namespace=OTHER)
+    assert (create(), create(namespace=OTHER)) == (first, other)
+    assert first != other
+    with store.read() as c:
+        mine, theirs = (
+            {t.task_id for t in runs.status(c, i, 60.0).tasks} for i in (first, other)
+        )
+        assert mine.isdisjoint(theirs)
+        assert [r.id for r in runs.recent(c, 10, 60.0)] == [first]
+        assert [r.id for r in runs.recent(c, 10, 60.0, OTHER)] == [other]
+        assert runs.newest(c, WORKLOAD, TARGET, OTHER) == other
+        assert runs.newest(c, WORKLOAD, TARGET, "nobody") is None
+
+
+def test_what_a_worker_measures_goes_where_its_run_is(store: Store) -> None:
+    """And another project's search starts from nothing of it."""
+    scene = Scene.make(store, namespace=OTHER)
+    worker_id = scene.register()
+    scene.enqueue(configs(10))
+    held = scene.leased(worker_id)
+    scene.report(held, [timed(e) for e in held.job.entries])
+    before = {r.identity for r in scene.records()}
+    lines = list(exporter.export_items(store, Wanted(namespace=OTHER)))
+    assert import_items(store, lines, namespace=OTHER).new == 0
+    newer = msgspec.structs.replace(FAST, version="2.0")
+    with store.write() as c:
+        places = [
+            catalogue.put_task(c, scene.workload_id, scene.target_id, newer, None, name)
+            for name in (OTHER, DEFAULT)
+        ]
+        found = [
+            (len(relative.find_sources(c, i, sa.false())), len(relative.find_champions(c, i)))
+            for i in places
+        ]
+    assert found == [(1, 1), (0, 0)]
+    assert {r.identity for r in scene.records()} == before
+
+
+def test_a_token_of_a_namespace_allows_no_more_than_that(store: Store) -> None:
+    with store.write() as c:
+        for scope in (TokenScope.WORKER, TokenScope.ADMIN):
+            with pytest.raises(InvalidError, match="read and submit"):
+                token.create(c, "t", [TokenScope.READ, scope], namespace=OTHER)
+        with pytest.raises(InvalidError, match="up to 64"):
+            token.create(c, "t", [TokenScope.READ], namespace="No")
+
+
+@pytest.fixture
+def http(store: Store, url: str) -> Iterator[httpx.Client]:
+    with serving(url) as client:
+        yield client
+
+
+class Asker:
+    """Requests with one token."""
+
+    def __init__(self, http: httpx.Client, store: Store, namespace: str | None) -> None:
+        with store.write() as c:
+            scopes = [TokenScope.READ, TokenScope.SUBMIT]
+            made = token.create(c, f"of {namespace}", scopes, namespace=namespace)
+        self._http, self._headers = http, bearer(made.secret)
+
+    def __call__(self, method: str, path: str, body: Any = None, **params: Any) -> httpx.Response:
+        content = body if body is None or isinstance(body, bytes) else encode(body)
+        return self._http.request(
+            method, path, content=content, params=params, headers=self._headers
+        )
+
+
+def test_a_token_sees_and_writes_only_its_namespace(store: Store, http: httpx.Client) -> None:
+    mine, other, every = (Asker(http, store, name) for name in ("mine", OTHER, None))
+    lines = b"".join(native.write(ROWS))
+    ours: list[ImportedRecord] = [*ROWS, made(9, (0.5,))]
+    assert mine("POST", "/v1/records:import", lines).json()["new"] == 4
+    assert other("POST", "/v1/records:import", b"".join(native.write(ours))).json()["new"] == 5
+    assert every("POST", "/v1/records:import", lines, namespace="third").json()["new"] == 4
+
+    def counts(ask: Asker, **params: str) -> list[int]:
+        return [
+            len(ask("GET", "/v1/records", **params).json()["records"]),
+            ask("GET", "/v1/records:export", **params).content.count(b"\n") - 1,
+            ask("GET", "/v1/records", format="csv", **params).content.count(b"\n") - 1,
+            sum(t["trials"] for t in ask("GET", "/v1/coverage", **params).json()["tasks"]),
+            len(ask("GET", "/v1/records/best", scope="target", **params).json()["best"]),
+        ]
+
+    assert counts(mine) == counts(mine, namespace="mine") == [4, 4, 4, 4, 1]
+    assert counts(other) == [5, 5, 5, 5, 1]
+    assert counts(every) == [0, 0, 0, 0, 0]
+    assert counts(every, namespace=OTHER) == [5, 5, 5, 5, 1]
+
+    question = {"workload": WORKLOAD, "target": TARGET, "candidates": (MADE,)}
+    for ask, median_s in ((mine, 1.0), (other, 0.5)):
+        found = ask("POST", "/v1/select", question).json()
+        assert found["rivals"][0]["estimate"]["median_s"] == median_s
+        batch = ask("POST", "/v1/select:batch", {"requests": [question]}).json()["answers"]
+        assert batch[0]["selection"] == found
+        known = ask("POST", "/v1/evidence", {"workload": WORKLOAD, "target": TARGET}).json()
+        assert {m["estimate"]["median_s"] for m in known["measured"]} == {median_s}
+        table = ask("POST", "/v1/dispatch", question | {"workload": SYMBOLIC}).json()
+        shapes = [s["median_s"] for row in table["rows"] for s in row["shapes"]]
+        assert shapes == [{FAST.implementation: median_s}]
+    assert every("POST", "/v1/select", question).json()["reason"] == "plevel"
+
+    missed = question | {"workload": {**to_json(WORKLOAD), "op": "unfiltered"}, "tune_on_miss": True}
+    where = mine("POST", "/v1/select", missed).headers["location"]
+    assert other("POST", "/v1/select", missed).headers["location"] != where
+    run_id = decode(mine("POST", "/v1/runs", request()).content, RunStatus).id
+    _enqueue(store, run_id)
+    task_id = mine("GET", "/v1/coverage").json()["tasks"][0]["task_id"]
+    for path in (f"/v1/runs/{run_id}", f"/v1/tasks/{task_id}", f"/v1/tasks/{task_id}/curve",
+                 "/v1/jobs/1/why"):  # fmt: skip
+        assert [ask("GET", path).status_code for ask in (mine, every, other)] == [200, 200, 404]
+    assert other("GET", f"/v1/runs/{run_id}/events").status_code == 404
+    assert other("POST", f"/v1/runs/{run_id}/cancel").status_code == 404
+    listed = [[r["id"] for r in ask("GET", "/v1/runs").json()["runs"]] for ask in (mine, other)]
+    assert run_id in listed[0]
+    assert set(listed[0]).isdisjoint(listed[1])
+    assert mine("GET", f"/v1/runs/{run_id}").json()["state"] == "running"
+    assert mine("POST", f"/v1/runs/{run_id}/cancel").json()["state"] == "cancelled"
+
+
+def test_a_token_of_a_namespace_is_refused_the_rest(store: Store, http: httpx.Client) -> None:
+    mine = Asker(http, store, "mine")
+    for method, path in routes():
+        answer = mine(method, path)
+        refused = answer.status_code == ForbiddenError.status
+        assert refused is (("GET" if method == "HEAD" else method, path) not in SEEN), (method, path)
+        if not refused and path.startswith("/v1/"):
+            namespaced = path not in ("/v1/workers", "/v1/pauses") and "/1" not in path
+            status = mine(method, path, b"{}" if method == "POST" else None, namespace=OTHER).status_code
+            assert (status == ForbiddenError.status) is namespaced, (method, path, status)
+    assert mine("GET", "/v1/records", namespace="A b").status_code == 422
+
+
+def test_a_database_is_asked_without_a_service(
+    url: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connect(None, url, OTHER) as there:
+        assert there.import_records([b"".join(native.write(ROWS))])["new"] == 4
+    Scene.make(store, namespace=OTHER)
+    for namespace in (OTHER, "default"):
+        monkeypatch.setenv("PLEVEL_NAMESPACE", namespace)
+        known = namespace == OTHER
+        with connect(None, url) as there:
+            assert len(there.records()["records"]) == 4 * known
+            assert b"".join(there.export_records("native")).count(b"\n") == 1 + 4 * known
+            assert len(there.runs()) == known
+            assert len(list(there.iter_best(scope="target"))) == known
+            found = there.select(WORKLOAD, TARGET, candidates=[MADE])
+            assert found.reason == (Reason.MEASURED if known else Reason.PLEVEL)
+        with plevel_database(url) as database:
+            assert len(database.measured(WORKLOAD, TARGET, None)) == known
+        with plevel_database(url, namespace=OTHER) as database:
+            assert len(database.measured(WORKLOAD, TARGET, None)) == 1
+    with pytest.raises(ServiceError, match="up to 64"), connect(None, url, "No such") as there:
+        there.import_records([b"".join(native.write(ROWS))])

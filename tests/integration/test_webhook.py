@@ -1,0 +1,255 @@
+"""The end of a run is told to whom it names: a real receiver, and services that come and go."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import queue
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+import pytest
+import sqlalchemy as sa
+
+from service import runs, webhook
+from service.db import Store, now
+from service.errors import InvalidError
+from service.models import webhook as table
+from service.settings import Settings
+from strategy.record import RunState, RunStatus, decode
+from tests.integration.process import Start
+from tests.integration.scene import TERMS, Scene, request
+
+PATIENCE_S = 60.0  # for what must come; nothing is said of how soon
+
+
+class Got(NamedTuple):
+    """A request, and the status that it was answered with."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    status: int
+
+
+class Receiver:
+    """An HTTP server that keeps what it is sent, and answers as it is told, the last for ever."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, dict[str, str]]] = [(204, {})]
+        self.got: queue.Queue[Got] = queue.Queue()
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                more = len(receiver.answers) > 1
+                status, given = receiver.answers.pop(0) if more else receiver.answers[0]
+                self.send_response(status)
+                for name, value in given.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                receiver.got.put(Got(self.path, headers, body, status))
+
+            do_GET = do_POST
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self.server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}/hook?a=1"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def take(self) -> Got:
+        return self.got.get(timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def settings(**values: Any) -> Settings:
+    return Settings(**({"webhook_hosts": "127.0.0.1", "webhook_retry_s": 1e-3} | values))
+
+
+def ended(store: Store, url: str) -> int:
+    """A run that has ended, whose end is to be told."""
+    scene = Scene.make(store)
+    with store.write() as c:
+        webhook.subscribe(c, scene.run_id, url)
+        webhook.subscribe(c, scene.run_id, url)
+        runs.cancel(c, scene.run_id)
+    return scene.run_id
+
+
+def rows(store: Store) -> list[Any]:
+    with store.read() as c:
+        return list(c.execute(sa.select(table)))
+
+
+def due(store: Store) -> None:
+    """The time until the next try is over, by the database's clock."""
+    with store.write() as c:
+        c.execute(sa.update(table).values(due_at=now() - 1.0))
+
+
+def test_the_end_of_a_run_is_told_once(store: Store, receiver: Receiver) -> None:
+    postman = webhook.Postman(store, settings(webhook_secret="s3cret"))
+    scene = Scene.make(store)
+    with store.write() as c:
+        webhook.subscribe(c, scene.run_id, receiver.url)
+    assert not postman.step()  # it has not ended
+    with store.write() as c:
+        runs.finish(c, scene.run_id, RunState.DONE, "enough")
+    assert postman.step()
+    assert not postman.step()
+    path, headers, body, _ = receiver.take()
+    assert receiver.got.empty()
+    assert path == "/hook?a=1"
+    assert headers["host"] == f"127.0.0.1:{receiver.port}"
+    assert headers["content-type"] == "application/json"
+    signature = hmac.new(b"s3cret", body, hashlib.sha256).hexdigest()
+    assert headers["x-plevel-signature"] == f"sha256={signature}"
+    with store.read() as c:
+        assert decode(body, RunStatus) == runs.status(c, scene.run_id, TERMS.alive_s)
+    (row,) = rows(store)
+    assert (row.attempts, row.error) == (1, "")
+    assert row.ended_at is not None
+
+
+def test_a_receiver_that_fails_is_told_again(store: Store, receiver: Receiver) -> None:
+    # Where it would send the redirected is itself, and must not be asked.
+    away = {"location": f"http://127.0.0.1:{receiver.port}/elsewhere"}
+    receiver.answers = [(500, {}), (307, away), (200, {})]
+    ended(store, receiver.url)
+    for attempt, said in ((1, "500"), (2, "307"), (3, "")):
+        due(store)
+        assert webhook.Postman(store, settings()).step()
+        (row,) = rows(store)
+        assert (row.attempts, said in row.error) == (attempt, True)
+    told = [receiver.take() for _ in range(3)]
+    assert {t.path for t in told} == {"/hook?a=1"}
+    assert len({t.body for t in told}) == 1
+    assert receiver.got.empty()
+    assert not any("x-plevel-signature" in t.headers for t in told)
+
+
+def test_it_waits_longer_each_time_and_gives_up(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook, "LONGEST_S", 1e6 * 2**5)
+    ended(store, "http://127.0.0.1:9/")
+    postman = webhook.Postman(store, settings(webhook_retry_s=1e6))
+    waits = []
+    for _ in range(webhook.TRIES):
+        due(store)
+        assert postman.step()
+        with store.read() as c:
+            waits.append(c.execute(sa.select(table.c.due_at - now())).scalar_one())
+    assert [round(math.log2(w / 1e6)) for w in waits] == [0, 1, 2, 3, 4] + [5] * 7
+    due(store)
+    assert not postman.step()
+    (row,) = rows(store)
+    assert row.attempts == webhook.TRIES
+    assert row.ended_at is not None
+    assert "refused" in row.error
+
+
+def test_two_services_tell_it_once(store: Store, receiver: Receiver) -> None:
+    ended(store, receiver.url)
+    other = webhook.Postman(store, settings())
+    steps = iter([True])
+
+    class Slow:
+        """The store of a service that is overtaken after it has seen what is due."""
+
+        read = store.read
+
+        def write(self) -> Any:
+            if next(steps, False):
+                assert other.step()
+            return store.write()
+
+    assert webhook.Postman(Slow(), settings()).step()  # type: ignore[arg-type]
+    receiver.take()
+    assert receiver.got.empty()
+    assert rows(store)[0].attempts == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts", "message"),
+    [
+        ("http://ci.example/x", "", "not one that this service may tell"),
+        ("http://ci.example/x", "other.example,*.ci.example", "not one that"),
+        ("http://evil-ci.example/", "*.ci.example", "not one that"),
+        ("http://ci.example@evil.example/", "ci.example", "without a password"),
+        ("ftp://ci.example/", "ci.example", "no http"),
+        ("//ci.example/", "ci.example", "no http"),
+        ("http://", "ci.example", "no http"),
+        ("http://ci.example:x/", "ci.example", "no URL"),
+        ("http://[::1/", "::1", "no URL"),
+        ("", "", "no http"),
+    ],
+)
+def test_where_nothing_may_be_told(url: str, hosts: str, message: str) -> None:
+    with pytest.raises(InvalidError, match=message):
+        webhook.check(url, hosts)
+
+
+def test_hosts_are_listed_by_name_and_by_pattern() -> None:
+    hosts = "ci.lan, *.Example.org,::1"
+    for url in ("http://CI.lan:8080/x", "https://a.b.example.org", "http://[::1]:80/"):
+        webhook.check(url, hosts)
+
+
+def test_what_a_pattern_lists_is_not_private(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where a name points into a private network, nor where only one of its addresses does."""
+    found: list[str] = []
+    monkeypatch.setattr(
+        "socket.getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (a, 80)) for a in found]
+    )
+    ended(store, "http://ci.example.org/")
+    postman = webhook.Postman(store, settings(webhook_hosts="*.example.org"))
+    for private in ("127.0.0.1", "10.1.2.3", "169.254.169.254", "::1", "fe80::1%eth0",
+                    "::ffff:192.168.0.1", "0.0.0.0", "224.0.0.1"):  # fmt: skip
+        found[:] = ["93.184.216.34", private]
+        due(store)
+        with store.write() as c:
+            c.execute(sa.update(table).values(attempts=0))
+        assert postman.step()
+        assert "private network" in rows(store)[0].error, private
+    # One that the settings allow no more.
+    due(store)
+    assert webhook.Postman(store, settings(webhook_hosts="ci.lan")).step()
+    assert "not one that" in rows(store)[0].error
+
+
+def test_a_service_tells_it_after_a_restart(url: str, start: Start, receiver: Receiver) -> None:
+    given = {"PLEVEL_WEBHOOK_HOSTS": "127.0.0.1", "PLEVEL_WEBHOOK_RETRY_S": "0.1", "PLEVEL_POLL_S": "0.05"}
+    receiver.answers = [(503, {})]
+    service = start(url, **given)
+    refused = service.raw("POST", "/v1/runs", request(webhook="http://elsewhere/"))
+    assert refused.status_code == 422
+    assert "webhook" in refused.json()["detail"]
+    run = service.call("POST", "/v1/runs", request(webhook=receiver.url), RunStatus)
+    service.call("POST", f"/v1/runs/{run.id}/cancel", None, RunStatus)
+    receiver.take()
+    service.kill()
+    receiver.answers = [(204, {})]
+    store = Store(url)
+    due(store)  # had it died while it was sending, another would wait until then
+    store.close()
+    start(url, **given)
+    while (told := receiver.take()).status != 204:
+        pass
+    status = decode(told.body, RunStatus)
+    assert (status.id, status.state) == (run.id, RunState.CANCELLED)
