@@ -6,7 +6,8 @@
 For each implementation and some of its workloads: the size of the space, the share of it that is valid, and
 of configurations drawn at random the share within 10 % of the best found; how much slower than that
 best the median is, and the fallback, which is used without tuning. The best is that of those drawn and
-the fallback, each timed for a few milliseconds, so that it is a lower bound.
+the fallback, so that it is a lower bound. Each is timed for a few milliseconds in every round, all in turn:
+a moment in which something else ran counts against none of them alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from batch_matmul_cpu import Product
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from strategy.workload import Workload
 
 BURST_S = 0.005
+ROUNDS = 5
 WORKLOADS: dict[str, list[Workloads]] = {
     "conv2d": [
         Layer(64, 56, 64, 3), Layer(512, 7, 512, 3), Layer(128, 56, 128, 3, 2), Layer(256, 14, 1024, 1),
@@ -80,8 +82,9 @@ def _rows(layer: Workloads, arguments: argparse.Namespace) -> Iterator[dict[str,
         if candidate.condition is not None and not candidate.condition.decide():
             continue
         drawn = space.sample(random.Random(0), arguments.samples)
-        times = [_seconds(workload, target, name, config) for config in drawn]
-        fallback = _seconds(workload, target, name, space.fallback)
+        calls = [_call(workload, target, name, config) for config in (*drawn, space.fallback)]
+        rounds = [[_seconds(call) for call in calls] for _ in range(ROUNDS)]
+        *times, fallback = map(min, zip(*rounds, strict=True))
         best = min(*times, fallback)
         yield {
             "implementation": name,
@@ -103,8 +106,8 @@ def _valid_share(space: ConfigSpace) -> float:
     return sum(space.allows({k.name: rng.choice(k.values) for k in space.knobs}) for _ in range(tries)) / tries
 
 
-def _seconds(workload: Workload, target: Any, name: str, config: Any) -> float:
-    """The least of the means of three bursts."""
+def _call(workload: Workload, target: Any, name: str, config: Any) -> Callable[[], Any]:
+    """A call of one configuration with tensors of its own."""
     import tvm
 
     from strategy.lower import Role, lower
@@ -119,15 +122,17 @@ def _seconds(workload: Workload, target: Any, name: str, config: Any) -> float:
         for a in artefact.arguments
     ]
     main = artefact.main
-    main(*arguments)
-    found = []
-    for _ in range(3):
-        done, begin = 0, time.perf_counter()
-        while time.perf_counter() - begin < BURST_S or done < 2:
-            main(*arguments)
-            done += 1
-        found.append((time.perf_counter() - begin) / done)
-    return min(found)
+    return lambda: main(*arguments)
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    """The mean of a burst after a call that warms up."""
+    call()
+    done, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < BURST_S or done < 2:
+        call()
+        done += 1
+    return (time.perf_counter() - begin) / done
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
 from strategy.ops.dense.tile import accumulator, largest_divisor, round_up, up_to
 from strategy.schedule import (
     Outs,
+    dtype_bytes,
     find_stages,
     integer,
     join_epilogue,
@@ -54,6 +55,8 @@ def space(
     full = lanes_of(target, inputs[0].dtype)
     lanes = tuple([x for x in (full // 4, full // 2, full) if x >= 1])
     wide = max(1, -(-out_w // full))
+    image_bytes = int(inputs[0].shape[2]) * int(inputs[0].shape[3]) * dtype_bytes(inputs[0].dtype)
+    in_cache = image_bytes < target.capability.get("l1d_bytes", 32 * 1024)
 
     def fallback() -> dict[str, Any]:
         fitting = min((x for x in lanes if x >= min(out_w, full)), default=full)
@@ -63,7 +66,7 @@ def space(
             "vectors": vectors,
             "rows": max(r for r in _ROWS if out_h % r == 0 and r * vectors <= 8),
             "block": largest_divisor(_BLOCKS, channels, channels // (2 * target.threads)),
-            "pad": "task" if any(attrs.padding) else "apart",
+            "pad": ("task" if in_cache else "tile") if any(attrs.padding) else "apart",
             "window": "unrolled",
         }
 

@@ -56,15 +56,21 @@ def space(
     column_bytes = geometry.depth * geometry.out_w * dtype_bytes(dtype)
 
     def fallback() -> dict[str, Any]:
-        # As many rows as leave half of the second level to the weight, and each thread a part.
+        def in_cache(width: int) -> list[int]:
+            # As many rows as leave half of the second level to the weight, and each thread a part.
+            return [
+                h
+                for h in heights
+                if h * column_bytes <= target.l2_bytes // 2
+                and h * geometry.out_w % width == 0
+                and geometry.out_h // h * geometry.batch >= target.threads
+            ]
+
         rows, width = best_tile_of(o, geometry.pixels, lanes, target.vector_registers)
-        fitting = [
-            h
-            for h in heights
-            if h * column_bytes <= target.l2_bytes // 2
-            and h * geometry.out_w % width == 0
-            and geometry.out_h // h * geometry.batch >= target.threads
-        ]
+        narrow = best_tile_of(o, 2 * lanes, lanes, target.vector_registers)
+        if not in_cache(width) and in_cache(narrow[1]):
+            rows, width = narrow  # narrow panels end where rows of the image do more often
+        fitting = in_cache(width)
         image_rows = max(fitting, default=geometry.out_h)
         tiles = -(-o // rows)
         return {
