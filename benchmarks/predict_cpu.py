@@ -3,6 +3,7 @@
     python benchmarks/predict_cpu.py --record --seconds 380   times what is missing, and keeps it
     python benchmarks/predict_cpu.py                          trains, and says how well it ranks
     python benchmarks/predict_cpu.py --time                   and times what it picks for the unseen
+    python benchmarks/predict_cpu.py --study                  what the ranking depends on
 
 The model sees records of TRAIN only: of each of its shapes all tunable implementations, at random, with one
 thread, and the library. For each shape of TEST it picks an implementation and a configuration, without
@@ -215,18 +216,75 @@ def report(found: dict[str, Recording], model: Predictor) -> None:
         )
 
 
+def study(found: dict[str, Recording]) -> None:
+    """What the accuracy depends on: noise of the records, how many shapes they are of, and what is fitted."""
+    from service.predictor import Predictor
+
+    train, test = trials_of(found, TRAIN), trials_of(found, TEST)
+    print(f"regression of log-seconds: {Predictor.fit(train).rank(test).accuracy:.3f}")
+    print(f"rank:pairwise: {_fit_ranks(train).rank(test).accuracy:.3f}")
+    for shapes in (5, 10, 20):
+        few = trials_of(found, TRAIN[:: len(TRAIN) // shapes][:shapes])
+        print(f"of {shapes} shapes: {Predictor.fit(few).rank(test).accuracy:.3f}")
+    for sigma in (0.1, 0.3, 0.5):
+        known, asked = (_blurred(trials, sigma) for trials in (train, test))
+        model = Predictor.fit(known)
+        print(
+            f"times off by {sigma:.0%}: {model.rank(asked).accuracy:.3f} of the pairs as they were measured, "
+            f"{model.rank(test).accuracy:.3f} as they are"
+        )
+
+
+def _blurred(trials: Sequence[Trials], sigma: float) -> list[Trials]:
+    """Times as another program's bursts would leave them, whose intervals do not show it."""
+    rng = np.random.default_rng(0)
+    return [
+        t._replace(log_s=t.log_s + np.abs(rng.normal(0, sigma, len(t.log_s))), doubt=None) for t in trials
+    ]
+
+
+def _fit_ranks(trials: Sequence[Trials]) -> Predictor:
+    """The same features and trees, fitted to the order within each shape."""
+    import xgboost
+
+    from service.predictor import _PARAMETERS, ROUNDS, Predictor, _learnable
+
+    columns, x, y = _learnable(trials)
+    names = [t.workload.key for t in trials for _ in t.log_s]
+    place = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    shape = np.array([place[name] for name in names])
+    order = np.argsort(shape, kind="stable")
+    # What comes first is to be highest, and nothing negative.
+    data = xgboost.DMatrix(x[order], label=float(y.max()) - y[order], qid=shape[order])
+    parameters = {k: v for k, v in _PARAMETERS.items() if k != "base_score"}
+    booster = xgboost.train(
+        parameters | {"objective": "rank:pairwise", "lambdarank_pair_method": "mean",
+                      "lambdarank_num_pair_per_sample": 8}, data, ROUNDS,
+    )  # fmt: skip
+
+    class Ranks(Predictor):
+        def predict(self, *asked: Any) -> Any:
+            return -super().predict(*asked)
+
+    return Ranks(columns, booster)
+
+
 def main() -> int:
     from service.predictor import Predictor
 
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n\n", maxsplit=1)[0])
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--time", action="store_true", help="time what the model picks")
+    parser.add_argument("--study", action="store_true", help="what the accuracy depends on")
     parser.add_argument("--seconds", type=float, default=3600, help="after which timing stops")
     parser.add_argument("--log", type=Path, default=Path("build/predict_cpu.jsonl"), help="of the recording")
     given = parser.parse_args()
     if given.record:
         return 0 if record_all(given.log, given.seconds) else 3
     found = unpack(FILE)
+    if given.study:
+        study(found)
+        return 0
     began = time.perf_counter()
     model = Predictor.fit(trials_of(found, TRAIN))
     took = time.perf_counter() - began

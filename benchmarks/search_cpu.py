@@ -9,7 +9,10 @@ one thread. The search is replayed on them in batches of 8, and beside it chance
 MetaSchedule's evolution (`peer_search.py`) in plans of 64, as they do it. These are their strategies on our
 space: what MetaSchedule reaches in a space of its own is another question (`dense_cpu.py --metaschedule`).
 
-Warm: for dense, records of six other shapes, each from a search of 64 trials; for all three, 300
+An untuned configuration is written with each space, and is tried first. It is so good on some that it is
+searched without it too, from one at random in its place.
+
+Warm, without it: for dense, records of six other shapes, each from a search of 64 trials; for all three, 300
 configurations at random of the same workload with AVX2 in place of what this host has. What it costs to
 record: half an hour of one core. The least of five interleaved bursts counts, so other programs may run.
 """
@@ -26,6 +29,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +189,15 @@ class Replay:
     def ours(self, seed: int, sources: Sequence[Recording] = ()) -> Tuner:
         return _Rows(Ours(self.recording.task, seed, sources), self.keys)
 
+    def ours_unaided(self, seed: int, sources: Sequence[Recording] = ()) -> Tuner:
+        """The same, with a configuration at random in the place of the fallback."""
+        task = self.recording.task
+        space = task.space
+        assert space is not None
+        anywhere = task.config(self.keys[random.Random(seed).randrange(len(self.keys))])
+        other = type(space)(space.knobs, space.constraints, space.derived, anywhere)
+        return _Rows(Ours(replace(task, recorded=other), seed, sources), self.keys)
+
     def run(self, tuner: Tuner) -> list[float]:
         """How the best so far compares with the best of all, after each trial."""
         best, curve = np.inf, []
@@ -214,6 +227,7 @@ def compare(found: dict[str, Recording], seeds: int, only: str) -> None:
     for _, replay in _wanted(found, only):
         ways: dict[str, Callable[[int], Tuner]] = {
             "plevel": replay.ours,
+            "plevel, its fallback not told": replay.ours_unaided,
             "MetaSchedule's evolution": lambda s, r=replay: MetaSchedule(r.table, s),
             "AutoTVM's XGBoost and annealing": lambda s, r=replay: AutoTVM(r.table, s),
             "chance": lambda s, r=replay: Chance(r.table, s),
@@ -230,11 +244,12 @@ def compare_warm(found: dict[str, Recording], seeds: int, only: str) -> None:
             # The service takes up to four, the most alike first: those of least distance in doublings.
             ways["from six other shapes"] = sorted(six, key=lambda r: _distance(r.task, replay.recording.task))
         to = {
-            way: show(way, [replay.run(replay.ours(seed, sources)) for seed in range(seeds)])
+            way: show(way, [replay.run(replay.ours_unaided(seed, sources)) for seed in range(seeds)])
             for way, sources in ways.items()
         }
         for way in list(ways)[1:]:
-            shares = [f"{ratio - 1:.0%} in {w / c:.2f}" for ratio, w, c in zip(WITHIN, to[way], to["cold"], strict=True)]
+            both = zip(WITHIN, to[way], to["cold"], strict=True)
+            shares = [f"{ratio - 1:.0%} in {warm / cold:.2f}" for ratio, warm, cold in both]
             print(f"  {way}: within {', '.join(shares)} of the trials of a cold start")
 
 

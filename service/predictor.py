@@ -95,19 +95,7 @@ class Predictor:
         """Learns from trials, all of one operator and target."""
         import xgboost
 
-        skipped = _repeated([_extents(t.workload) for t in trials])
-        described = [_Description(t.workload, t.implementation, t.space, skipped) for t in trials]
-        columns = tuple(dict.fromkeys(itertools.chain.from_iterable(d.names for d in described)))
-        place = {name: i for i, name in enumerate(columns)}
-        rows = sum(len(t.log_s) for t in trials)
-        x = np.full((rows, len(columns)), np.nan, dtype=np.float32)
-        y = np.empty(rows, dtype=np.float32)
-        start = 0
-        for t, d in zip(trials, described, strict=True):
-            end = start + len(t.log_s)
-            x[start:end, [place[n] for n in d.names]] = d.matrix(t.digits)
-            y[start:end] = t.log_s - d.log_volume
-            start = end
+        columns, x, y = _learnable(trials)
         data = xgboost.QuantileDMatrix(
             x,
             label=y,
@@ -201,6 +189,24 @@ class Predictor:
         booster = xgboost.Booster({"nthread": 1})
         booster.load_model(bytearray(trees))
         return cls(json.loads(columns), booster)
+
+
+def _learnable(trials: Sequence[Trials]) -> tuple[tuple[str, ...], Matrix, Matrix]:
+    """The columns, the features of all trials, and what is learnt: log-seconds less the log of the volume."""
+    skipped = _repeated([_extents(t.workload) for t in trials])
+    described = [_Description(t.workload, t.implementation, t.space, skipped) for t in trials]
+    columns = tuple(dict.fromkeys(itertools.chain.from_iterable(d.names for d in described)))
+    place = {name: i for i, name in enumerate(columns)}
+    rows = sum(len(t.log_s) for t in trials)
+    x = np.full((rows, len(columns)), np.nan, dtype=np.float32)
+    y = np.empty(rows, dtype=np.float32)
+    start = 0
+    for t, d in zip(trials, described, strict=True):
+        end = start + len(t.log_s)
+        x[start:end, [place[n] for n in d.names]] = d.matrix(t.digits)
+        y[start:end] = t.log_s - d.log_volume
+        start = end
+    return columns, x, y
 
 
 class _Description:
