@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import os
 import re
 import shutil
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
 import sqlalchemy as sa
 import uvicorn
 
+from plevel.cli.main import main
 from plevel.client import Client, ServiceError
 from service import audit, auth, token
 from service.__main__ import listen
@@ -325,11 +327,17 @@ def test_a_scope_is_named_that_is_missing() -> None:
 
 
 def plevel(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`plevel …` with nothing else set, in this process."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("PLEVEL_")}
-    return subprocess.run(
-        [sys.executable, "-m", "plevel", *arguments], env=clean | environment,
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, clean | environment, clear=True),
+        contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):  # fmt: skip
+        main(list(arguments))
+    assert isinstance(ended.value.code, int)
+    return subprocess.CompletedProcess(arguments, ended.value.code, out.getvalue(), err.getvalue())
 
 
 def test_off_this_host_a_service_needs_a_token(sqlite_copy: str, tmp_path: Path) -> None:
