@@ -25,6 +25,7 @@ from strategy.ops.dense.tile import (
     ROWS,
     accumulators,
     best_tile_of,
+    block_knob,
     largest_divisor,
     register_constraint,
     up_to,
@@ -84,13 +85,15 @@ def space(
             "columns_apart": not fitting,
         }
 
+    high = up_to("rows", ROWS, 2 * o, "layout")
+    blocks = block_knob("o_block", BLOCKS, o, high).values
     return ConfigSpace(
         [
-            up_to("rows", ROWS, 2 * o, "layout"),
+            high,
             width_knob(lanes, geometry.pixels),
             up_to("unroll", (1, 2, 4, 8), geometry.depth),
             # All tiles too, whatever their number: tasks that unfold for themselves have them.
-            Knob("o_block", sorted({*(x for x in BLOCKS if x <= o), *(-(-o // rows) for rows in ROWS)})),
+            Knob("o_block", sorted({*blocks, *(-(-o // rows) for rows in ROWS)})),
             Knob("image_rows", heights, "layout"),
             INNER,
             # Vectors with gaps cannot check their bounds as they are read.

@@ -20,6 +20,7 @@ from strategy.ops.dense.tile import (
     ROWS,
     accumulators,
     best_tile_of,
+    block_knob,
     largest_divisor,
     register_constraint,
     up_to,
@@ -57,13 +58,14 @@ def space(
             "inner": "channels",
         }
 
+    high, wide = up_to("rows", ROWS, 2 * geometry.out_channels, "layout"), width_knob(lanes, geometry.pixels)
     return ConfigSpace(
         [
-            up_to("rows", ROWS, 2 * geometry.out_channels, "layout"),
-            width_knob(lanes, geometry.pixels),
+            high,
+            wide,
             up_to("unroll", (1, 2, 4, 8), geometry.depth),
-            up_to("o_block", BLOCKS, geometry.out_channels),
-            up_to("p_block", BLOCKS, -(-geometry.pixels // lanes)),
+            block_knob("o_block", BLOCKS, geometry.out_channels, high),
+            block_knob("p_block", BLOCKS, geometry.pixels, wide),
             INNER,
         ],
         [

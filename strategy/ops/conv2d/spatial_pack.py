@@ -19,10 +19,10 @@ from strategy.ops.dense.tile import (
     accumulator,
     accumulators,
     best_tile_of,
+    block_knob,
     largest_divisor,
     register_constraint,
     round_up,
-    up_to,
     whole_blocks,
     width_knob,
 )
@@ -36,7 +36,7 @@ from strategy.schedule import (
     stage,
     vectorize,
 )
-from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
@@ -50,9 +50,11 @@ def space(
     geometry = Geometry.of(inputs, out_type)
     lanes = lanes_of(target, inputs[0].dtype)
     out_w = geometry.out_w
+    # A tile is a part of a row of the image, or whole rows.
+    fitting = [r for r in ROWS if out_w % r == 0 or (r % out_w == 0 and r <= geometry.pixels)]
+    high, wide = Knob("rows", fitting), width_knob(lanes, geometry.out_channels)
 
     def fallback() -> dict[str, Any]:
-        fitting = [r for r in ROWS if out_w % r == 0 or (r % out_w == 0 and r <= geometry.pixels)]
         best = [best_tile_of(r, geometry.out_channels, lanes, target.vector_registers) for r in fitting]
         rows, width = max(
             ((r, w) for r, w in best if r in fitting), key=lambda t: (t[0] * t[1], t[1])
@@ -70,17 +72,15 @@ def space(
 
     return ConfigSpace(
         [
-            width_knob(lanes, geometry.out_channels),
-            up_to("rows", ROWS, geometry.pixels),
+            wide,
+            high,
             _WINDOW,
-            up_to("o_block", BLOCKS, -(-geometry.out_channels // lanes)),
-            up_to("p_block", BLOCKS, geometry.pixels),
+            block_knob("o_block", BLOCKS, geometry.out_channels, wide),
+            block_knob("p_block", BLOCKS, geometry.pixels, high),
             INNER,
         ],
         [
             register_constraint(target.vector_registers, lanes),
-            # A tile is a part of a row of the image, or whole rows.
-            (out_w % knob("rows") == 0) | (knob("rows") % out_w == 0),
             whole_blocks(geometry.out_channels, "width", "o_block"),
             whole_blocks(geometry.pixels, "rows", "p_block"),
         ],

@@ -19,6 +19,7 @@ from strategy.ops.dense.tile import (
     ROWS,
     accumulators,
     best_tile_of,
+    block_knob,
     largest_divisor,
     register_constraint,
     round_up,
@@ -71,13 +72,14 @@ def space(
             "order": "points",
         }
 
+    high, wide = up_to("rows", ROWS, 2 * geometry.out_channels, "layout"), width_knob(lanes, tiles)
     return ConfigSpace(
         [
-            up_to("rows", ROWS, 2 * geometry.out_channels, "layout"),
-            width_knob(lanes, tiles),
+            high,
+            wide,
             up_to("unroll", (1, 2, 4, 8), geometry.channels),
-            up_to("o_block", BLOCKS, geometry.out_channels),
-            up_to("p_block", BLOCKS, -(-tiles // lanes)),
+            block_knob("o_block", BLOCKS, geometry.out_channels, high),
+            block_knob("p_block", BLOCKS, tiles, wide),
             _ORDER,
         ],
         [

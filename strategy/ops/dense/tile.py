@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from strategy.condition import Clause, Expr, ceildiv
 from strategy.schedule import ScheduleError, lanes_of, stage, vectorize
@@ -125,6 +125,17 @@ def up_to(name: str, offered: tuple[int, ...], most: int, kind: KnobKind = "sche
 @lru_cache(maxsize=4096)
 def _sizes(name: str, offered: tuple[int, ...], most: int, kind: KnobKind) -> Knob:
     return Knob(name, [size for size in offered if size <= most] or offered[:1], kind)
+
+
+def block_knob(name: str, offered: tuple[int, ...], extent: int, tile: Knob) -> Knob:
+    """A knob of those of the `offered` sizes of blocks in which tiles of `extent` come, of some size of `tile`."""
+    return _blocks(name, offered, extent, cast("tuple[int, ...]", tile.values))
+
+
+@lru_cache(maxsize=4096)
+def _blocks(name: str, offered: tuple[int, ...], extent: int, tiles: tuple[int, ...]) -> Knob:
+    counts = {-(-extent // tile) for tile in tiles}
+    return Knob(name, [size for size in offered if any(count % size == 0 for count in counts)])
 
 
 def width_knob(lanes: int, n: int) -> Knob:
