@@ -6,11 +6,13 @@
   const colour = (i) => css(`--c${(i % 8) + 1}`);
   const DASHES = [[], [6, 3], [2, 3]];
 
+  // Three figures, as the pages write times.
+  const figures = (v) => v >= 100 ? v.toFixed(0) : v.toPrecision(3);
   const showSeconds = (s) => {
     if (s == null) return "–";
     for (const [factor, unit] of [[1, "s"], [1e3, "ms"], [1e6, "µs"]])
-      if (s * factor >= 0.9995) return `${Number((s * factor).toPrecision(3))} ${unit}`;
-    return `${Number((s * 1e9).toPrecision(3))} ns`;
+      if (s * factor >= 0.9995) return `${figures(s * factor)} ${unit}`;
+    return `${figures(s * 1e9)} ns`;
   };
   const showElapsed = (s) => s >= 7200 ? `${+(s / 3600).toPrecision(3)} h`
     : s >= 120 ? `${+(s / 60).toPrecision(3)} min` : `${+s.toPrecision(3)} s`;
