@@ -53,11 +53,11 @@ def check(artefact: Artefact, workload: Workload, seed: int) -> None:
 
 
 @pytest.mark.parametrize(("op", "inputs", "attrs", "implementation"), CASES)
-def test_right_for_every_size(op, inputs, attrs, implementation):
+def test_right_for_every_size(op, inputs, attrs, implementation, full):
     workload = Workload.make(op, inputs, attrs)
     space = find_implementation(workload, TARGET, implementation).space
     configs = [None]
-    if space is not None:
+    if space is not None and (full or op in ("softmax", "sum")):
         found = space(workload.attr_node, workload.input_types, workload.out_type, TARGET)
         configs += found.sample(random.Random(0), 1)
     for config in configs:
