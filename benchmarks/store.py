@@ -3,19 +3,20 @@
 Goals, at 10⁶ records over 10⁴ tasks: import of our own NDJSON ≥ 20,000 records/s and of AutoTVM's
 lines ≥ 8,000/s; selection at 200 requests/s with p50 ≤ 3 ms and p99 ≤ 20 ms, and ≤ 50 ms while
 an import runs; a batch ≥ 5,000 workloads/s; one record a request ≥ 1,000/s; start-up ≤ 2 s; resident
-memory ≤ 300 MB. The peers in the same run, where they are installed: Optuna's RDB storage by ask and
-tell on SQLite, and MetaSchedule's JSONDatabase loading as many records as it has time for.
+memory ≤ 300 MB. The peers in the same run, where they are installed (the extras `bench` and `worker`):
+Optuna's RDB storage by ask and tell on SQLite, and MetaSchedule's JSONDatabase loading as many records
+as it has time for.
 
-    python benchmarks/store.py [--records N] [--tasks N] [--postgresql URL]
+    python benchmarks/store.py [--records 1000000 --tasks 10000] [--postgresql URL]
 
-An empty PostgreSQL database is needed for the second; SQLite's is made in a temporary folder.
+An empty PostgreSQL database is needed for the second; SQLite's is made in a temporary folder. At a million
+records it takes some ten minutes and 3 GB there. The load comes from this process, on the same cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import io
 import itertools
 import json
 import random
@@ -23,11 +24,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -45,6 +46,20 @@ IMPLEMENTATIONS = 5
 RATE = 200  # requests/s
 PEER_TRIALS = 200
 PEER_RECORDS = 500
+Figures = dict[str, float]
+Peers = dict[str, float | None]
+GOALS: Figures = {
+    "import of own NDJSON, records/s": 20_000,
+    "import of AutoTVM lines, records/s": 8_000,
+    "memory of the import, MB": 300,
+    "start-up, s": 2,
+    f"select at {RATE}/s, p50, ms": 3,
+    f"select at {RATE}/s, p99, ms": 20,
+    "select while importing, p99, ms": 50,
+    "batch select, workloads/s": 5_000,
+    "one record a request, records/s": 1_000,
+    "memory of the service, MB": 300,
+}
 
 
 def workload(i: int) -> Workload:
@@ -124,11 +139,7 @@ def select_latency(url: str, tasks: int, seconds: float) -> tuple[float, float]:
                 client.post("/v1/select", json=body).raise_for_status()
                 taken.append(time.perf_counter() - due)
 
-    threads = [threading.Thread(target=send, args=(i,)) for i in range(senders)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    _in_threads(send, senders)
     return percentiles(taken)
 
 
@@ -137,24 +148,30 @@ def question(i: int) -> dict[str, Any]:
 
 
 def single_rate(url: str, tasks: int, seconds: float) -> float:
-    """Records per second that eight clients send one by one."""
-    sent = [0] * 8
+    """Records per second that eight clients send one by one, each of them written beforehand."""
+    clients = 8
+    rows = records(int(400 * clients * seconds), tasks, seed=1000)
+    bodies = [b"".join(native.write([row])) for row in rows]
+    sent = [0] * clients
     end = time.perf_counter() + seconds
 
     def send(which: int) -> None:
-        rows = records(1_000_000, tasks, seed=1000 + which)
         with httpx.Client(base_url=url, timeout=30.0) as client:
-            while time.perf_counter() < end:
-                body = b"".join(native.write([next(rows)]))
+            for body in bodies[which::clients]:
                 client.post("/v1/records:import", content=body).raise_for_status()
                 sent[which] += 1
+                if time.perf_counter() > end:
+                    return
 
-    threads = [threading.Thread(target=send, args=(i,)) for i in range(len(sent))]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    return sum(sent) / seconds
+    began = time.perf_counter()
+    _in_threads(send, clients)
+    return sum(sent) / (time.perf_counter() - began)
+
+
+def _in_threads(act: Callable[[int], None], count: int) -> None:
+    with ThreadPoolExecutor(count) as pool:
+        for done in [pool.submit(act, i) for i in range(count)]:
+            done.result()
 
 
 def batch_rate(url: str, tasks: int) -> float:
@@ -183,46 +200,81 @@ def serve(database: str, folder: Path) -> tuple[subprocess.Popen[bytes], str, fl
 
 
 def resident_mb(pid: int) -> float:
+    """The most that a process has had in memory."""
     status = Path(f"/proc/{pid}/status").read_text()
     line = next(x for x in status.splitlines() if x.startswith("VmHWM"))
     return int(line.split()[1]) / 1024
 
 
-def measure(name: str, url: str, folder: Path, count: int, tasks: int, seconds: float) -> float:
+def import_apart(url: str, path: Path) -> tuple[float, float]:
+    """Records per second, and the most memory in MB, of an import in a process of its own."""
+    code = (
+        "import os, sys; from pathlib import Path; from benchmarks import store; "
+        "opened = store.Store(sys.argv[1]); "
+        "print(store.import_rate(opened, Path(sys.argv[2])), store.resident_mb(os.getpid()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, url, str(path)], stdout=subprocess.PIPE, text=True, check=True,
+        cwd=Path(__file__).parents[1],
+    )  # fmt: skip
+    rate, memory = map(float, done.stdout.split())
+    return rate, memory
+
+
+def measure(name: str, url: str, files: Files, tasks: int, seconds: float) -> Figures:
+    """All figures of one database, told as they come."""
+    found: Figures = {}
+
+    def tell(what: str, value: float) -> None:
+        found[what] = value
+        print(f"{name}: {what} {value:,.2f}", file=sys.stderr, flush=True)
+
     migration.upgrade(url)
-    store = Store(url)
-    ours = import_rate(store, write(folder / "own.ndjson", native.write(records(count, tasks))))
-    part = max(count // 10, 1)
-    theirs = import_rate(store, write(folder / "tvm.log", autotvm_lines(part, max(tasks // 10, 1))))
-    store.close()
-    print(f"{name}: import of own NDJSON {ours:,.0f} records/s (goal 20,000)")
-    print(f"{name}: import of AutoTVM lines {theirs:,.0f} records/s (goal 8,000)")
-    process, address, start_s = serve(url, folder)
+    ours, memory = import_apart(url, files.own)
+    tell("import of own NDJSON, records/s", ours)
+    tell("import of AutoTVM lines, records/s", import_apart(url, files.autotvm)[0])
+    tell("memory of the import, MB", memory)
+    process, address, start_s = serve(url, files.own.parent)
     try:
-        print(f"{name}: start-up {start_s:.2f} s (goal 2)")
+        tell("start-up, s", start_s)
         p50, p99 = select_latency(address, tasks, seconds)
-        print(f"{name}: select p50 {p50:.2f} ms, p99 {p99:.2f} ms at {RATE}/s (goals 3, 20)")
-        more = b"".join(native.write(itertools.islice(records(2 * part, tasks), part, None)))
-        sender = threading.Thread(
-            target=lambda: httpx.post(
-                f"{address}/v1/records:import", content=io.BytesIO(more), timeout=600.0
-            ).raise_for_status()
-        )
-        sender.start()
-        _, busy = select_latency(address, tasks, seconds)
-        sender.join()
-        print(f"{name}: select p99 {busy:.2f} ms while importing (goal 50)")
-        print(f"{name}: batch select {batch_rate(address, tasks):,.0f} workloads/s (goal 5,000)")
-        rate = single_rate(address, tasks, seconds)
-        print(f"{name}: one record a request {rate:,.0f} records/s (goal 1,000)")
-        print(f"{name}: resident memory at most {resident_mb(process.pid):.0f} MB (goal 300)")
+        tell(f"select at {RATE}/s, p50, ms", p50)
+        tell(f"select at {RATE}/s, p99, ms", p99)
+        with ThreadPoolExecutor(1) as pool, files.more.open("rb") as more:
+            sent = pool.submit(
+                httpx.post, f"{address}/v1/records:import", content=more, timeout=600.0
+            )
+            _, busy = select_latency(address, tasks, seconds)
+            sent.result().raise_for_status()
+        tell("select while importing, p99, ms", busy)
+        tell("batch select, workloads/s", batch_rate(address, tasks))
+        tell("one record a request, records/s", single_rate(address, tasks, seconds))
+        tell("memory of the service, MB", resident_mb(process.pid))
     finally:
         process.terminate()
         process.wait(30)
-    return ours
+    return found
+
+
+class Files(NamedTuple):
+    """Logs to import: of all records and tasks, of a tenth of them, and of more records."""
+
+    own: Path
+    autotvm: Path
+    more: Path
+
+    @classmethod
+    def make(cls, folder: Path, count: int, tasks: int) -> Files:
+        part = max(count // 10, 1)
+        return cls(
+            write(folder / "own.ndjson", native.write(records(count, tasks))),
+            write(folder / "tvm.log", autotvm_lines(part, max(tasks // 10, 1))),
+            write(folder / "more.ndjson", native.write(records(part, tasks, seed=1))),
+        )
 
 
 def optuna_rate(folder: Path) -> float | None:
+    """Trials per second by ask and tell, on SQLite."""
     if importlib.util.find_spec("optuna") is None:
         return None
     import optuna
@@ -239,8 +291,8 @@ def optuna_rate(folder: Path) -> float | None:
     return PEER_TRIALS / (time.perf_counter() - began)
 
 
-def metaschedule_rate(folder: Path) -> float | None:
-    """How many records per second JSONDatabase loads: those of its own example, repeated."""
+def metaschedule_rate(folder: Path) -> tuple[float, float] | None:
+    """Records per second that JSONDatabase loads, of its own example repeated, and KB of memory for each."""
     example = Path(__file__).parents[1] / "tests" / "data" / "formats"
     if importlib.util.find_spec("tvm") is None:
         return None
@@ -252,15 +304,40 @@ def metaschedule_rate(folder: Path) -> float | None:
         itertools.islice(itertools.cycle(lines), PEER_RECORDS),
     )
     code = (
-        "import sys, time; from tvm.s_tir.meta_schedule.database import JSONDatabase; "
-        "b = time.perf_counter(); d = JSONDatabase(*sys.argv[1:]); "
-        "print(len(d.get_all_tuning_records()) / (time.perf_counter() - b))"
+        "import resource, sys, time; from tvm.s_tir.meta_schedule.database import JSONDatabase; "
+        "most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
+        "m = most(); b = time.perf_counter(); d = JSONDatabase(*sys.argv[1:]); "
+        "n = len(d.get_all_tuning_records()); print(n / (time.perf_counter() - b), (most() - m) / n)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(workloads), str(tuning)], capture_output=True, text=True,
         check=True,
     )  # fmt: skip
-    return float(done.stdout.split()[-1])
+    rate, memory = map(float, done.stdout.split()[-2:])
+    return rate, memory
+
+
+def show(found: dict[str, Figures], peers: Peers) -> None:
+    """A row for each figure with its goal, and how many times a peer's rate the import is."""
+    width = max(map(len, GOALS)) + 2
+    print(f"{'':{width}}{'goal':>12}" + "".join(f"{name:>14}" for name in found))
+    for what, goal in GOALS.items():
+        rows = "".join(f"{figures[what]:>14,.{_digits(goal)}f}" for figures in found.values())
+        print(f"{what:{width}}{goal:>12,}{rows}")
+    print()
+    for peer, rate in peers.items():
+        if rate is None:
+            print(f"{peer}: not installed")
+            continue
+        ours = ", ".join(
+            f"{name} {figures['import of own NDJSON, records/s'] / rate:,.0f}×"
+            for name, figures in found.items()
+        )
+        print(f"{peer}: {rate:,.0f}/s; import here: {ours}")
+
+
+def _digits(goal: float) -> int:
+    return 2 if goal <= 50 else 0
 
 
 def main() -> None:
@@ -272,22 +349,24 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        files = Files.make(folder, given.records, given.tasks)
         places = {"SQLite": f"sqlite:///{folder / 'plevel.db'}"}
         if given.postgresql:
             places["PostgreSQL"] = given.postgresql
-        rates = {
-            place: measure(place, url, folder, given.records, given.tasks, given.seconds)
+        found = {
+            place: measure(place, url, files, given.tasks, given.seconds)
             for place, url in places.items()
         }
-        for peer, rate in (
-            ("Optuna's RDB storage, trials by ask and tell", optuna_rate(folder)),
-            ("MetaSchedule's JSONDatabase, records loaded", metaschedule_rate(folder)),
-        ):
-            if rate is None:
-                print(f"{peer}: not installed")
-                continue
-            shown = ", ".join(f"{place} {r / rate:,.0f}×" for place, r in rates.items())
-            print(f"{peer}: {rate:,.0f}/s; import here: {shown}")
+        loaded = metaschedule_rate(folder)
+        show(
+            found,
+            {
+                "Optuna's RDB storage on SQLite, trials by ask and tell": optuna_rate(folder),
+                "MetaSchedule's JSONDatabase, records loaded": None if loaded is None else loaded[0],
+            },
+        )
+        if loaded is not None:
+            print(f"MetaSchedule's JSONDatabase keeps {loaded[1]:,.0f} KB of memory for each record")
 
 
 if __name__ == "__main__":
