@@ -34,6 +34,7 @@ _PARAMETERS = {
     "base_score": 0.0, "seed": 0,
 }  # fmt: skip
 THREADS = 2
+MANY = 50_000  # rows, below which a second thread waits more than it works, most of all on a busy machine
 MOST_EXTENTS = 8  # dimensions of a workload that are told apart
 POOL = 3000  # configurations that are scored to find the best, and then near to
 ELITE = 16  # of them
@@ -96,15 +97,16 @@ class Predictor:
         import xgboost
 
         columns, x, y = _learnable(trials)
+        threads = THREADS if len(y) >= MANY else 1
         data = xgboost.QuantileDMatrix(
             x,
             label=y,
             feature_names=_safe(columns),
-            nthread=THREADS,
+            nthread=threads,
             max_bin=_PARAMETERS["max_bin"],
         )
         del x
-        return cls(columns, xgboost.train({**_PARAMETERS, "nthread": THREADS}, data, ROUNDS))
+        return cls(columns, xgboost.train({**_PARAMETERS, "nthread": threads}, data, ROUNDS))
 
     def predict(
         self, workload: Workload, implementation: str, space: ConfigSpace | None, digits: Digits
