@@ -67,13 +67,14 @@ EXAMPLES: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
     "bias_add": [({"data": "float32[4,4]", "bias": "float32[4]"}, {})],
     "cast": [({"data": "float32[4,4]"}, {"dtype": "int32"})],
     "collapse_sum_like": [({"data": "float32[4,4]", "collapse_type": "float32[4]"}, {})],
-    **dict.fromkeys(
-        ("cumsum", "cumprod"), [({"data": "float32[4,4]"}, {}), ({"data": "float32[4,4]"}, {"axis": 0})]
-    ),
-    **dict.fromkeys(
-        ("sum", "mean", "max", "min", "prod"),
-        [({"data": "float32[4,4]"}, {"axis": [axis]}) for axis in (0, 1)],
-    ),
+    **{
+        scan: [({"data": "float32[4,4]"}, {}), ({"data": "float32[4,4]"}, {"axis": 0})]
+        for scan in ("cumsum", "cumprod")
+    },
+    **{
+        reduction: [({"data": "float32[4,4]"}, {"axis": [axis]}) for axis in (0, 1)]
+        for reduction in ("sum", "mean", "max", "min", "prod")
+    },
     "expand_dims": [({"data": "float32[4,4]"}, {"axis": [0]})],
     "clip": [({"data": "float32[4,4]"}, {"a_min": 0, "a_max": 1})],
     "global_avg_pool2d": [({"data": "float32[1,4,8,8]"}, {})],
