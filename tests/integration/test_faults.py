@@ -234,6 +234,7 @@ def test_a_service_that_is_killed_again_and_again(start: Start, url: str, tmp_pa
         proxy.close()
 
 
+@pytest.mark.full
 def test_postgresql_is_killed_and_comes_back(start: Start, tmp_path: Path) -> None:
     """In the middle of a run; its clients learn that it is away, and all goes on when it is back."""
     with PostgresServer() as server:
