@@ -131,6 +131,7 @@ class Importer:
         # By namespace and key: task, variant, target.
         self._tasks: dict[tuple[str, str], tuple[int, int, int]] = {}
         self._devices: dict[str, int] = {}
+        self._models: dict[str, int] = {}  # devices of which no more is known
         self._environments: dict[bytes, int] = {}
         self._policies: dict[TimingPolicy, int] = {}
 
@@ -189,14 +190,18 @@ class Importer:
             except BaseException:
                 self._forget()
                 raise
-        for cache in (self._tasks, self._devices, self._environments, self._policies):
+        for cache in self._caches:
             if len(cache) > MAX_CACHED:
                 cache.clear()
         return new
 
+    @property
+    def _caches(self) -> tuple[dict[Any, Any], ...]:
+        return self._tasks, self._devices, self._models, self._environments, self._policies
+
     def _forget(self) -> None:
         """Ids of rows that were rolled back must not be used."""
-        for cache in (self._tasks, self._devices, self._environments, self._policies):
+        for cache in self._caches:
             cache.clear()
 
     def _write(self, connection: sa.Connection, pending: Batch) -> frozenset[bytes]:
@@ -284,11 +289,11 @@ class Importer:
         if not item.device_model:
             return None
         # Known by nothing but the model's name: one row stands for all of them.
-        identity = f"model:{catalogue.digest_of(item.device_model)}"
         return _remembered(
-            self._devices, identity,
+            self._models, item.device_model,
             lambda: catalogue.put_device(
-                connection, identity, "", item.device_model, target_id, item.task.target.to_json(), {}
+                connection, f"model:{catalogue.digest_of(item.device_model)}", "", item.device_model,
+                target_id, item.task.target.to_json(), {},
             ),
         )  # fmt: skip
 
