@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import pytest
 
 from service.lane import Lane
+
+T = TypeVar("T")
 
 
 class Server:
@@ -27,6 +31,12 @@ class Server:
         return [r * r for r in requests]
 
 
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """In a loop of its own, in another thread: a browser's loop may run in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
 async def ask_all(lane: Lane[int, int], server: Server, requests: Sequence[int]) -> list[object]:
     """The first alone, as nobody else is there; the others come while it is served."""
     first = asyncio.create_task(lane.ask(requests[0]))
@@ -41,7 +51,7 @@ async def ask_all(lane: Lane[int, int], server: Server, requests: Sequence[int])
 
 def test_who_comes_meanwhile_is_served_together_and_in_order() -> None:
     server = Server()
-    answers = asyncio.run(ask_all(Lane(server, 10), server, [1, 2, 3, 4]))
+    answers = run(ask_all(Lane(server, 10), server, [1, 2, 3, 4]))
     assert answers == [1, 4, 9, 16]
     assert server.served == [[1], [2, 3, 4]]
 
@@ -49,13 +59,13 @@ def test_who_comes_meanwhile_is_served_together_and_in_order() -> None:
 def test_not_more_together_than_there_is_room_for_but_one_at_least() -> None:
     server = Server()
     lane = Lane(server, 5, size=lambda r: r)
-    assert asyncio.run(ask_all(lane, server, [1, 2, 3, 1, 9, 1])) == [1, 4, 9, 1, 81, 1]
+    assert run(ask_all(lane, server, [1, 2, 3, 1, 9, 1])) == [1, 4, 9, 1, 81, 1]
     assert server.served == [[1], [2, 3], [1], [9], [1]]
 
 
 def test_a_fault_is_its_own_only() -> None:
     server = Server()
-    answers = asyncio.run(ask_all(Lane(server, 10), server, [1, 2, -3, 4]))
+    answers = run(ask_all(Lane(server, 10), server, [1, 2, -3, 4]))
     assert (answers[0], answers[1], answers[3]) == (1, 4, 16)
     assert isinstance(answers[2], ValueError)
     assert server.served == [[1], [2, -3, 4], [2], [-3], [4]]
@@ -79,5 +89,5 @@ def test_who_has_gone_is_not_served() -> None:
         await first
         return await lane.ask(3)
 
-    assert asyncio.run(leave()) == 9
+    assert run(leave()) == 9
     assert server.served == [[1], [3]]
