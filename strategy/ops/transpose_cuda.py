@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.cuda.limit import limits_of
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
 from strategy.ops.transpose import TransposeAttrs, compute_transpose
@@ -48,7 +49,11 @@ def space(
     """The side of a tile, and how many of its rows are copied at a time."""
     return ConfigSpace(
         [Knob("tile", [8, 16, 32, 64]), Knob("rows", [1, 2, 4, 8, 16, 32])],
-        [knob("rows") <= knob("tile"), knob("rows") * knob("tile") >= 32],
+        [
+            knob("rows") <= knob("tile"),
+            knob("rows") * knob("tile") >= 32,
+            knob("rows") * knob("tile") <= limits_of(target).threads,
+        ],
         fallback={"tile": 32, "rows": 8},
     )
 
