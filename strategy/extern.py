@@ -16,6 +16,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+NVIDIA = ("cublas", "cudnn")  # libraries whose routines run on NVIDIA's GPUs
+_REMEDIES = {
+    "cblas": "install scipy-openblas32 (in plevel[worker]) or a system OpenBLAS",
+    "cublas": "install the CUDA toolkit or a wheel (nvidia-cublas-cu12, nvidia-cublas)",
+    "cudnn": "install cuDNN or a wheel (nvidia-cudnn-cu12, nvidia-cudnn-cu13)",
+}
+_UNKNOWN = "known are " + ", ".join(_REMEDIES)
+
 
 class ExternError(RuntimeError):
     """A library that is not there, cannot be loaded, or gives wrong answers; names the remedy."""
@@ -23,7 +31,7 @@ class ExternError(RuntimeError):
 
 @dataclass(frozen=True)
 class Library:
-    """A library as found: its role (`cblas`), its file, and what its symbols begin and end with."""
+    """A library as found: its role (`cblas`, …), its file, and what its symbols begin with."""
 
     role: str
     path: str
@@ -36,7 +44,9 @@ class Library:
 
 @cache
 def find_library(role: str) -> Library | None:
-    """The library that plays `role` on this host (`cblas`), None where there is none."""
+    """The library that plays a role here (`cblas`, `cublas`, `cudnn`), None where there is none."""
+    if role in NVIDIA:
+        return _find_nvidia(role)
     if role != "cblas":
         return None
     wheel = find_spec("scipy_openblas32")
@@ -47,6 +57,26 @@ def find_library(role: str) -> Library | None:
             return Library(role, str(path), "scipy_")
     system = ctypes.util.find_library("openblas")
     return Library(role, system) if system else None
+
+
+def _find_nvidia(role: str) -> Library | None:
+    """Of NVIDIA's wheels, the newest where there are several; else of the toolkit or the system."""
+    wheels = find_spec("nvidia")
+    roots = list(wheels.submodule_search_locations or ()) if wheels is not None else []
+    # cu13/lib in the wheels for CUDA 13, cublas/lib and cudnn/lib in those before.
+    found = [p for root in roots for p in Path(root).glob(f"*/lib/lib{role}.so.*")]
+    if not found:
+        home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+        found = [*Path(home).glob(f"lib64/lib{role}.so.*")]
+    if found:
+        return Library(role, str(max(found, key=_version)))
+    system = ctypes.util.find_library(role)
+    return Library(role, system) if system else None
+
+
+def _version(path: Path) -> list[int]:
+    """[13, 1] of `libcublas.so.13.1`."""
+    return [int(part) for part in path.name.partition(".so.")[2].split(".") if part.isdecimal()]
 
 
 @dataclass(frozen=True)
@@ -63,7 +93,7 @@ class LoadedLibrary:
         except AttributeError as error:
             raise ExternError(
                 f"{self.library.path} has no routine {self.library.symbol(name)}: "
-                f"install the extra plevel[worker], which brings OpenBLAS"
+                + _REMEDIES[self.library.role]
             ) from error
         found.restype = restype
         return found
@@ -88,23 +118,33 @@ class LoadedLibrary:
 
 
 @cache
-def load_library(role: str) -> LoadedLibrary:
-    """Loads the library, visible to compiled functions, and checks one small product.
+def open_library(role: str) -> LoadedLibrary:
+    """Loads the library, visible to compiled functions and to other libraries.
 
     Raises:
-        ExternError: it is not on this host, does not load, or computes wrongly.
+        ExternError: it is not on this host, or does not load.
     """
     library = find_library(role)
     if library is None:
         raise ExternError(
-            f"no library for {role!r:.40} on this host: install scipy-openblas32 (in plevel[worker]) "
-            f"or a system OpenBLAS, or leave it out of the target's libs"
+            f"no library for {role!r:.40} on this host: {_REMEDIES.get(role, _UNKNOWN)}, or leave it "
+            f"out of the target's libs"
         )
     try:
         handle = ctypes.CDLL(library.path, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise ExternError(f"{library.path} cannot be loaded: {error}") from error
-    loaded = LoadedLibrary(library, handle)
+    return LoadedLibrary(library, handle)
+
+
+@cache
+def load_library(role: str) -> LoadedLibrary:
+    """`open_library` of a CBLAS, after one small product has come out right.
+
+    Raises:
+        ExternError: it is not on this host, does not load, or computes wrongly.
+    """
+    loaded = open_library(role)
     _probe(loaded)
     return loaded
 

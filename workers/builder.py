@@ -84,7 +84,7 @@ def build(request: Build) -> Built:
         if request.target.kind == "cuda":
             artefact = compile_cuda(lowered)
             artefact.save(path)
-            digest = hashlib.sha256(artefact.cubin).hexdigest()
+            digest = artefact.digest
         else:
             digest = link(lowered, path)
     except (RefusedError, ConfigError, OpError, LimitError) as error:

@@ -17,7 +17,7 @@ from strategy.cuda.program import CudaArtefact, Launch, Pointer
 from strategy.record import Device, to_json
 from strategy.target import Target
 from workers.cpu import machine_id
-from workers.cuda_kernel import CudaError
+from workers.cuda_library import CudaError, installed_libraries
 
 if TYPE_CHECKING:
     from workers.reference import Array
@@ -57,6 +57,7 @@ class PycudaDriver:
         self._context = device.retain_primary_context()
         self._context.push()
         self._stream = cuda.Stream()
+        self.stream = int(self._stream.handle)
         self._begin, self._end = cuda.Event(), cuda.Event()
         self.l2_bytes = int(device.get_attribute(cuda.device_attribute.L2_CACHE_SIZE))
 
@@ -84,6 +85,9 @@ class PycudaDriver:
 
     def free(self, buffer: Any) -> None:
         buffer.free()
+
+    def address(self, buffer: Any) -> int:
+        return int(buffer)
 
     def upload(self, buffer: Any, array: Array) -> None:
         import numpy as np
@@ -132,13 +136,14 @@ class PycudaDriver:
         return found | _nvml_state(self._device.pci_bus_id())
 
     def target(self) -> Target:
-        """The target of this device, with its own limits."""
+        """The target of this device, with its own limits and the libraries of its host."""
         major, minor = self._device.compute_capability()
         get, names = self._device.get_attribute, self._cuda.device_attribute
         found = {
             "kind": "cuda",
             "arch": f"sm_{major}{minor}",
             "model": self._device.name(),
+            "libs": installed_libraries(),
             "max_threads_per_block": get(names.MAX_THREADS_PER_BLOCK),
             "max_shared_memory_per_block": get(names.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
             "registers_per_block": get(names.MAX_REGISTERS_PER_BLOCK),

@@ -13,23 +13,21 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from strategy.cuda.program import CudaArtefact, Launch, evaluate, symbols_of
+from strategy.cuda.program import CudaArtefact, Launch, LibraryCall, evaluate, symbols_of
 from strategy.lower import MAIN, Role
 from workers.builder import Built
+from workers.cuda_library import prepare_call
 from workers.kernel import Data, Kernel
 from workers.reference import Array, WrongAnswerError, compare, numpy_dtype, poison
 
 _COPIES = 16  # of all buffers at most, for calls to find nothing of their data in the L2 cache
 
 
-class CudaError(RuntimeError):
-    """A device, driver or library that is missing or failed; one line that names the remedy."""
-
-
 class Driver(Protocol):
-    """A device. Launches are queued in order; `synchronize` waits for them."""
+    """A device. Launches are queued in order on one stream; `synchronize` waits for them."""
 
     l2_bytes: int
+    stream: int  # as libraries are told of it
 
     def load(self, artefact: CudaArtefact) -> Any:
         """The kernels of an artefact; raises `CudaError` where this device cannot run them."""
@@ -38,6 +36,9 @@ class Driver(Protocol):
         """Memory, aligned to 256 bytes; raises `MemoryError` where there is none."""
 
     def free(self, buffer: Any) -> None: ...
+
+    def address(self, buffer: Any) -> int:
+        """Where a buffer lies, as libraries are told of it."""
 
     def upload(self, buffer: Any, array: Array) -> None: ...
 
@@ -74,7 +75,7 @@ class CudaKernel(Kernel):
         """Loads the cubin, uploads the inputs, and prepares constant ones, which is timed by itself."""
         artefact = CudaArtefact.load(Path(self.built.path))
         self._cuda = artefact
-        self._module = self._driver.load(artefact)
+        self._module = self._driver.load(artefact) if artefact.source else None
         shapes = {name: array.shape for name, array in self._data.inputs.items()}
         self._symbols = symbols_of(artefact.signature, shapes)
         size = 0
@@ -122,10 +123,19 @@ class CudaKernel(Kernel):
         memory = dict(buffers)
         for workspace in program.workspaces:
             memory[workspace.name] = self._allocate(evaluate(workspace.size_bytes, self._symbols))
-        return [
-            self._driver.prepare(self._module, launch.bind(self._symbols), memory)
-            for launch in program.launches
-        ]
+        return [self._prepare(step.bind(self._symbols), memory) for step in program.steps]
+
+    def _prepare(
+        self, step: Launch | LibraryCall, memory: Mapping[str, Any]
+    ) -> Callable[[], None]:
+        if isinstance(step, Launch):
+            return self._driver.prepare(self._module, step, memory)
+        addresses = {name: self._driver.address(buffer) for name, buffer in memory.items()}
+
+        def allocate(size_bytes: int) -> int:
+            return self._driver.address(self._allocate(size_bytes))
+
+        return prepare_call(step, self._driver.stream, addresses, allocate)
 
     def check(self) -> None:
         """Runs once on poisoned outputs and compares them with the reference.

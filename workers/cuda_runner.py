@@ -15,7 +15,8 @@ import numpy as np
 from strategy.record import convert
 from strategy.workload import Workload
 from workers.builder import Built
-from workers.cuda_kernel import CudaError, CudaKernel, Driver
+from workers.cuda_kernel import CudaKernel, Driver
+from workers.cuda_library import CudaError, describe_library
 from workers.fork import Channel
 from workers.kernel import Data, Kernel
 from workers.reference import random_inputs, reference, tolerances
@@ -43,8 +44,9 @@ class CudaRunner(Runner):
         self._driver = driver
 
     def toolchain(self) -> dict[str, Any]:
-        """The driver's version and the state of the device."""
-        return {"cuda": self._driver.describe()}
+        """The driver's version, the state of the device, and the versions of the libraries that were called."""
+        found = {role: describe_library(role) for role in sorted(self._libraries)}
+        return {"cuda": self._driver.describe(), **found}
 
     def _open(self, built: Built, data: Data) -> Kernel:
         return CudaKernel(built, data, self._driver)

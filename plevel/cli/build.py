@@ -157,7 +157,10 @@ def _build_cuda(
     for name, usage in artefact.usage.items():
         spilled = "" if usage.spill_bytes is None else f", {usage.spill_bytes} bytes spilled"
         print(f"{name}: {usage.registers} registers{spilled}")
-    print(f"{', '.join(files)} are written")
+    if artefact.cubin:
+        print(f"{', '.join(files)} are written")
+    else:
+        print(f"{files[0]} is written: what to call of {artefact.signature.library}, and with what")
 
 
 def show(
@@ -208,9 +211,15 @@ def show(
 
 def _code(lowered: Lowered, target: Target, form: str) -> str:
     if target.kind == "cuda" and (form == "cuda" or lowered.template is not None):
+        import msgspec
+
         from strategy.cuda.build import emit
 
-        return emit(lowered).code
+        source = emit(lowered)
+        if source.code:
+            return source.code
+        # Nothing but calls of libraries: what is called with what.
+        return msgspec.json.format(msgspec.json.encode(source.programs)).decode()
     if form == "tir":
         return str(lowered.module.script())
     if form == "cuda" or target.kind == "cuda":

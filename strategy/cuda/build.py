@@ -48,8 +48,13 @@ def compile_cuda(
         PlanError, LimitError, CompileError: see `emit`.
     """
     source = emit(lowered)
-    compiler = compiler or find_compiler()
     arch = require_arch(lowered.target)
+    if not source.code:  # nothing but calls of libraries
+        return CudaArtefact(
+            signature=lowered.signature, programs=source.programs, source="", arch=arch,
+            compiler="", cubin=b"", usage={},
+        )  # fmt: skip
+    compiler = compiler or find_compiler()
     compiled = compile_cached(source.code, arch, compiler, folder)
     for program in source.programs.values():
         for launch in program.launches:

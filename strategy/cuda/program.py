@@ -1,12 +1,13 @@
 """A compiled CUDA function as a value: what to launch with which arguments, and the code for it.
 
-A `Program` is what the host does: kernels launched in order, over the function's parameters and
-workspaces of its own. Sizes may depend on symbolic dimensions: then they are expressions of the small
-language (`strategy/condition.py`), as JSON.
+A `Program` is what the host does: kernels launched and routines of NVIDIA's libraries called, in
+order, over the function's parameters and workspaces of its own. Sizes may depend on symbolic
+dimensions: then they are expressions of the small language (`strategy/condition.py`), as JSON.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class Workspace(msgspec.Struct, frozen=True):
     size_bytes: Number
 
 
-class Launch(msgspec.Struct, frozen=True):
+class Launch(msgspec.Struct, frozen=True, tag="launch"):
     """One kernel launch. `shared_bytes` are of dynamic shared memory."""
 
     kernel: str
@@ -74,12 +75,102 @@ class Launch(msgspec.Struct, frozen=True):
         return Launch(self.kernel, arguments, (x, y, z), self.block, self.shared_bytes)
 
 
+class Gemm(msgspec.Struct, frozen=True, kw_only=True, tag="gemm"):
+    """A product by cuBLAS, as `cublasGemmStridedBatchedEx` takes it: c = op(a) · op(b), by columns.
+
+    op(a) is [m, k], op(b) is [k, n] and c is [m, n], for each entry of the batch. `ld…` is how far
+    neighbouring columns lie apart in memory, `stride_…` neighbouring entries, in elements. Sums are
+    in float32, those of float64 in float64.
+    """
+
+    a: str
+    b: str
+    c: str
+    dtype: str
+    out_dtype: str
+    transpose_a: bool
+    transpose_b: bool
+    m: Number
+    n: Number
+    k: Number
+    lda: Number
+    ldb: Number
+    ldc: Number
+    batch: Number = 1
+    stride_a: Number = 0
+    stride_b: Number = 0
+    stride_c: Number = 0
+
+    @property
+    def library(self) -> str:
+        return "cublas"
+
+    def bind(self, symbols: Mapping[str, int]) -> Gemm:
+        """The same product with all sizes known.
+
+        Raises:
+            LimitError: an extent is beyond the 32 bits that cuBLAS takes.
+        """
+        names = ("m", "n", "k", "lda", "ldb", "ldc", "batch", "stride_a", "stride_b", "stride_c")
+        sizes = {name: evaluate(getattr(self, name), symbols) for name in names}
+        for name, size in sizes.items():
+            if size >= 2**31 and not name.startswith("stride"):
+                raise LimitError(f"cuBLAS: {name} = {size}, it may be {2**31 - 1} at most")
+        return msgspec.structs.replace(self, **sizes)
+
+    def rename(self, names: Mapping[str, str]) -> Gemm:
+        """The same product over other buffers."""
+        return msgspec.structs.replace(self, a=names[self.a], b=names[self.b], c=names[self.c])
+
+
+class Convolution(msgspec.Struct, frozen=True, kw_only=True, tag="convolution"):
+    """A convolution by cuDNN: shapes in the order [n, c, h, w], the algorithm by cuDNN's name for it.
+
+    How much workspace it takes, the library on the device's host says.
+    """
+
+    data: str
+    weight: str
+    output: str
+    dtype: str
+    data_shape: tuple[int, int, int, int]
+    weight_shape: tuple[int, int, int, int]
+    output_shape: tuple[int, int, int, int]
+    padding: tuple[int, int]
+    strides: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+    algorithm: str
+
+    @property
+    def library(self) -> str:
+        return "cudnn"
+
+    def bind(self, symbols: Mapping[str, int]) -> Convolution:
+        """Itself: its sizes are known."""
+        return self
+
+    def rename(self, names: Mapping[str, str]) -> Convolution:
+        """The same convolution over other buffers."""
+        return msgspec.structs.replace(
+            self, data=names[self.data], weight=names[self.weight], output=names[self.output]
+        )
+
+
+LibraryCall = Gemm | Convolution
+
+
 class Program(msgspec.Struct, frozen=True):
-    """One function: its parameters in order, and what is launched over them."""
+    """One function: its parameters in order, and what is done over them."""
 
     parameters: tuple[str, ...]
-    launches: tuple[Launch, ...]
+    steps: tuple[Launch | Gemm | Convolution, ...]
     workspaces: tuple[Workspace, ...] = ()
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The steps that are kernels."""
+        return tuple(step for step in self.steps if isinstance(step, Launch))
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -95,7 +186,8 @@ class Usage(msgspec.Struct, frozen=True):
 class CudaArtefact(msgspec.Struct, frozen=True, kw_only=True):
     """Compiled CUDA code: all that a host with a driver needs to run it, and its source to be read.
 
-    `programs` has `main`, and one `prepare_…` for each argument that is prepared.
+    `programs` has `main`, and one `prepare_…` for each argument that is prepared. Source, compiler
+    and cubin are empty where nothing is done but to call libraries.
     """
 
     signature: Signature
@@ -106,21 +198,33 @@ class CudaArtefact(msgspec.Struct, frozen=True, kw_only=True):
     cubin: bytes
     usage: dict[str, Usage]
 
+    @property
+    def digest(self) -> str:
+        """Of what runs: the cubin, and what is done with it."""
+        plan = msgspec.json.encode(self.programs, order="sorted")
+        return hashlib.sha256(self.cubin + plan).hexdigest()
+
     def save(self, path: Path) -> None:
         """Writes all of it to one file, which `load` reads."""
         path.write_bytes(msgspec.json.encode(self))
 
-    def export(self, path: Path) -> tuple[Path, Path, Path]:
-        """Writes the cubin to `path`, and its source and all the rest beside it, to be used elsewhere."""
+    def export(self, path: Path) -> tuple[Path, ...]:
+        """Writes the cubin to `path`, and its source and all the rest beside it, to be used elsewhere.
+
+        Where nothing is done but to call libraries, the rest is all there is: it says which routines
+        are called, with what.
+        """
         source, plan = path.with_suffix(".cu"), path.with_suffix(".json")
         rest = {
             name: getattr(self, name)
             for name in self.__struct_fields__
             if name not in ("cubin", "source")
         }
+        plan.write_bytes(msgspec.json.format(msgspec.json.encode(rest)))
+        if not self.source:
+            return (plan,)
         path.write_bytes(self.cubin)
         source.write_text(self.source)
-        plan.write_bytes(msgspec.json.format(msgspec.json.encode(rest)))
         return path, source, plan
 
     @classmethod

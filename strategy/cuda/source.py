@@ -1,8 +1,8 @@
 """From a scheduled module to CUDA source and the launches that go with it; no GPU is needed.
 
 TVM splits a scheduled function into kernels and a host function that launches them. The host function
-is read as a plan, statement by statement, and refused where it does anything but launch: such a
-function would need TVM's runtime beside the driver.
+is read as a plan, statement by statement, and refused where it does anything but launch kernels and
+call libraries: such a function would need TVM's runtime beside the driver.
 """
 
 from __future__ import annotations
@@ -11,8 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from strategy.cuda.library import CALL, read_call
 from strategy.cuda.limit import check_launch, limits_of, require_arch
-from strategy.cuda.program import Launch, Number, Pointer, Program, Scalar, Workspace
+from strategy.cuda.program import (
+    Launch,
+    LibraryCall,
+    Number,
+    Pointer,
+    Program,
+    Scalar,
+    Workspace,
+)
 
 if TYPE_CHECKING:
     from strategy.target import Target
@@ -82,8 +91,10 @@ def emit_cuda(module: Any, target: Target, parameters: dict[str, tuple[str, ...]
         for launch in program.launches:
             check_launch(launch, _shared_bytes(calculate_allocated_bytes, kernels, launch), limits)
         programs[name] = program
-    if not kernels:
+    if any(not program.steps for program in programs.values()):
         raise PlanError("no part of the function runs on the device: bind its loops to threads")
+    if not kernels:
+        return CudaSource("", programs)
     code = tvm.get_global_func("target.build.cuda")(finish(kernels), where).inspect_source()
     return CudaSource(str(code), programs)
 
@@ -129,14 +140,14 @@ class _Reader:
         self._buffers: dict[Any, str] = {}  # by the variable of the buffer
         self._bound: dict[Any, Any] = {}
         self._workspaces: list[Workspace] = []
-        self._launches: list[Launch] = []
+        self._steps: list[Launch | LibraryCall] = []
 
     def read(self) -> Program:
         for parameter, name in zip(self._function.params, self._parameters, strict=True):
             self._buffers[parameter] = name
         for statement in _statements(self._function.body):
             self._read(statement)
-        return Program(self._parameters, tuple(self._launches), tuple(self._workspaces))
+        return Program(self._parameters, tuple(self._steps), tuple(self._workspaces))
 
     def _read(self, statement: Any) -> None:
         kind = type(statement).__name__
@@ -148,6 +159,8 @@ class _Reader:
             self._bound[statement.var] = statement.value
         elif kind == "Evaluate" and _called(statement.value) == "tirx.call_ffi_kernel":
             self._launch(statement.value)
+        elif kind == "Evaluate" and _is_library(statement.value):
+            self._call(statement.value)
         elif kind != "Evaluate" or _called(statement.value) is not None:
             raise PlanError(f"the host part has a {kind}, which is no launch: {statement!s:.200}")
 
@@ -196,9 +209,14 @@ class _Reader:
                 f"{name.value}: its block or shared memory depends on a symbolic dimension"
             )
         x, y, z = (sizes.get(f"blockIdx.{axis}", 1) for axis in "xyz")
-        self._launches.append(
+        self._steps.append(
             Launch(str(name.value), tuple(found), (x, y, z), tuple(map(int, block)), int(dynamic))  # type: ignore[arg-type]
         )
+
+    def _call(self, call: Any) -> None:
+        _, text, *pointers = call.args
+        names = [self._source_of(pointer) for pointer in pointers]
+        self._steps.append(read_call(str(text.value), names))
 
     def _number(self, expression: Any) -> Number:
         """An integer expression of TVM as a number or an expression of ours."""
@@ -233,6 +251,10 @@ def _called(value: Any) -> str | None:
     return (
         str(value.op.name) if type(value).__name__ == "Call" and hasattr(value.op, "name") else None
     )
+
+
+def _is_library(value: Any) -> bool:
+    return _called(value) == "tirx.call_extern" and str(value.args[0].value) == CALL
 
 
 def _times(left: Number, right: Number) -> Number:

@@ -275,7 +275,7 @@ def test_build_writes_a_cubin_with_its_source_and_launches(
     assert "main_kernel: " in capsys.readouterr().out
     assert "main_kernel" in read_usage(cubin.read_bytes())
     plan = json.loads(cubin.with_suffix(".json").read_text())
-    assert plan["programs"]["main"]["launches"][0]["block"] == [64, 1, 1]
+    assert plan["programs"]["main"]["steps"][0]["block"] == [64, 1, 1]
     assert plan["arch"] == "sm_80"
     assert "main_kernel(" in cubin.with_suffix(".cu").read_text()
 

@@ -23,7 +23,7 @@ from strategy.target import Target
 from strategy.workload import Workload
 from tests.kernel.emulation.device import EmulatedDriver
 from workers.builder import Built
-from workers.cuda_kernel import CudaError
+from workers.cuda_library import CudaError
 from workers.cuda_runner import CudaRunner
 from workers.runner import Session
 

@@ -38,7 +38,7 @@ RECORDED = Path(__file__).parents[1] / "data" / "versions.json"
 LISTED = Path(__file__).parents[2] / "strategy" / "implementations.json"
 TARGETS = (
     Target.parse({"kind": "llvm", "mcpu": "znver4", "num-cores": 2, "libs": ["cblas"]}),
-    Target.parse("cuda -arch=sm_90"),
+    Target.parse("cuda -arch=sm_90 -libs=cublas,cudnn"),
 )
 # What each operator is evaluated on, so that all of its implementations are offered.
 EXAMPLES: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.cuda.library import multiplies, schedule_library
 from strategy.cuda.limit import limits_of
 from strategy.cuda.matmul import (
     Product,
@@ -17,7 +18,7 @@ from strategy.cuda.matmul import (
 from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
-from strategy.ops.batch_matmul import BatchMatmulAttrs
+from strategy.ops.batch_matmul import BatchMatmulAttrs, cublas
 from strategy.pattern import extents_of
 from strategy.schedule import Outs, ScheduleError, join_epilogue, new_schedule
 from strategy.space import Config, ConfigSpace
@@ -34,6 +35,10 @@ def batch_matmul_strategy_cuda(
     if inputs[0].dtype in limits_of(target).tensor_cores:
         strategy.add_implementation(
             compute, schedule_tensors, "batch_matmul_tensor_core.cuda", 15, space=space_of_tensors
+        )
+    if "cublas" in target.libs and multiplies(inputs[0].dtype, out_type.dtype):
+        strategy.add_implementation(
+            cublas.compute, schedule_library, "batch_matmul_cublas.cuda", 25, library="cublas"
         )
     return strategy
 

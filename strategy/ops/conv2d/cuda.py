@@ -5,6 +5,7 @@ depthwise_conv2d_nchw.cuda             the same, where each channel is by itself
 conv2d_nchw_implicit_gemm.cuda         a product of the weight with windows that are never stored
 conv2d_nchw_implicit_gemm_tensor.cuda  the same on tensor cores, in float16 and bfloat16
 conv2d_nchw_winograd.cuda              F(2×2, 3×3), 4 multiplications where direct needs 9
+conv2d_cudnn.cuda                      the vendor's, where the target's libs name cudnn
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.cuda.library import schedule_library
 from strategy.cuda.limit import limits_of
 from strategy.cuda.matmul import (
     Product,
@@ -25,7 +27,7 @@ from strategy.cuda.schedule import bind_flat, reduction_loops
 from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
-from strategy.ops.conv2d import winograd_cuda
+from strategy.ops.conv2d import cudnn, winograd_cuda
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.schedule import (
     Outs,
@@ -53,6 +55,11 @@ def conv2d_strategy_cuda(
     depthwise = certainly(weight.shape[1] == 1) and certainly(data.shape[1] == attrs.groups)
     name = "depthwise_conv2d_nchw.cuda" if depthwise else "conv2d_nchw.cuda"
     strategy.add_implementation(compute_direct, schedule_direct, name, 5, space=space_of_threads)
+    if "cudnn" in target.libs and cudnn.takes(attrs, inputs, out_type):
+        strategy.add_implementation(
+            cudnn.compute, schedule_library, "conv2d_cudnn.cuda", 25,
+            space=cudnn.space, library="cudnn", symbolic=False,
+        )  # fmt: skip
     if not out_type.is_constant or attrs.groups != 1:
         return strategy
     strategy.add_implementation(

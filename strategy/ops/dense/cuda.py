@@ -13,6 +13,7 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.condition import SpecializedCondition
+from strategy.cuda.library import multiplies, schedule_library
 from strategy.cuda.limit import limits_of
 from strategy.cuda.matmul import (
     Product,
@@ -23,7 +24,7 @@ from strategy.cuda.matmul import (
 from strategy.cuda.source import tvm_target
 from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
 from strategy.op_strategy import OpStrategy
-from strategy.ops.dense import dense_strategy
+from strategy.ops.dense import cublas, dense_strategy
 from strategy.ops.dense.tile import Extents
 from strategy.schedule import (
     Outs,
@@ -55,6 +56,10 @@ def dense_strategy_cuda(
     with SpecializedCondition(m <= _GEMV_ROWS):
         strategy.add_implementation(
             compute_gemv, schedule_gemv, "dense_gemv.cuda", 20, space=space_of_gemv
+        )
+    if "cublas" in target.libs and multiplies(inputs[0].dtype, out_type.dtype):
+        strategy.add_implementation(
+            cublas.compute, schedule_library, "dense_cublas.cuda", 25, library="cublas"
         )
     # For narrower floats its rules import all of TVM's intrinsics, which takes half a minute.
     if inputs[0].dtype == out_type.dtype == "float32":

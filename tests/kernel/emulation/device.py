@@ -19,6 +19,7 @@ import numpy as np
 from strategy.cuda.program import CudaArtefact, Launch, Pointer, Program, evaluate
 
 HEADER = Path(__file__).with_name("cuda_emulation.h")
+VENDOR = Path(__file__).with_name("vendor.cpp")
 _C = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float}
 _FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-strict-aliasing")
 _INCLUDES = (
@@ -72,8 +73,9 @@ class Emulation:
             size = evaluate(workspace.size_bytes, symbols or {})
             memory[workspace.name] = aligned((size,), np.uint8)
             memory[workspace.name][...] = 0xFF
-        for launch in program.launches:
-            self.launch(launch.bind(symbols or {}), memory)
+        for step in program.steps:
+            assert isinstance(step, Launch), "libraries are called by a driver"
+            self.launch(step.bind(symbols or {}), memory)
 
     def launch(self, launch: Launch, memory: Mapping[str, Any]) -> None:
         """Runs one launch whose sizes are known."""
@@ -102,6 +104,15 @@ def _translate(source: str) -> str:
         source,
     )
     return re.sub(r"__shared__ (alignas\(\d+\) |)", r"\1static ", source)
+
+
+def compile_vendor(library: Path) -> None:
+    """The stand-in for cuBLAS and cuDNN, as a shared library."""
+    library.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        [str(find_cxx()), *_FLAGS, "-shared", f"-I{headers()}", "-o", str(library), str(VENDOR)],
+        check=True,
+    )
 
 
 @cache
@@ -136,6 +147,7 @@ class EmulatedDriver:
 
     def __init__(self, folder: Path, l2_bytes: int = 0, room_bytes: int = 1 << 30) -> None:
         self.l2_bytes = l2_bytes
+        self.stream = 0x5157  # libraries must be told of it; it leads nowhere
         self._folder = folder
         self._room = room_bytes
         self._loaded = 0
@@ -153,6 +165,9 @@ class EmulatedDriver:
 
     def free(self, buffer: Any) -> None:
         self._room += buffer.size
+
+    def address(self, buffer: Any) -> int:
+        return int(buffer.ctypes.data)
 
     def upload(self, buffer: Any, array: Any) -> None:
         buffer[...] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
