@@ -150,10 +150,14 @@ def normal_url(url: str) -> sa.URL:
     )
 
 
-# How long a server that has gone may keep a thread waiting: to connect, and for an answer, in seconds.
+# How long a server that has gone may keep a thread waiting: to connect, and for an answer, in seconds;
+# the last, for what was sent and never arrived, in milliseconds.
 _PATIENCE = {
     "connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
 }  # fmt: skip
+# How long a service that hangs in a transaction keeps its locks from the others, in seconds.
+HANGING_S = 60
 
 
 class Store:
@@ -191,6 +195,8 @@ class Store:
         if self.is_sqlite:
             sa.event.listen(self.engine, "connect", _configure_sqlite)
             sa.event.listen(self.engine, "begin", _begin_sqlite)
+        else:
+            sa.event.listen(self.engine, "connect", _configure_postgresql)
         self._writer = self.engine.execution_options(plevel_write=True)
 
     @contextlib.contextmanager
@@ -257,6 +263,11 @@ def _configure_sqlite(connection: Any, _record: Any) -> None:
         "foreign_keys = ON",
     ):
         connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _configure_postgresql(connection: Any, _record: Any) -> None:
+    connection.execute(f"SET idle_in_transaction_session_timeout = '{HANGING_S}s'")
+    connection.commit()
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:
