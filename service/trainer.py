@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from service import training
 from service.db import Store, now
+from service.errors import DatabaseError
 from service.models import cost_model, run, run_task, target, task, workload
 from service.namespace import DEFAULT
 from service.runs import LIVE
@@ -68,6 +69,8 @@ class Trainer:
         while not self._stopping.wait(self._poll_s):
             try:
                 self.step()
+            except DatabaseError as error:
+                log.debug("models are not brought up to date meanwhile: %s", error)  # the tuner says it
             except Exception:
                 log.exception("models of times are not brought up to date")
 

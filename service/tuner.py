@@ -94,13 +94,19 @@ class Tuner:
             log.warning("other services wait until this one's runs are free: %s", error)
 
     def _loop(self) -> None:
+        away = False  # the database
         while not self._stopping.is_set():
             try:
                 seen = self.changed.count
                 self.step()
+                away = False
                 self.changed.wait(seen, self.settings.poll_s)
-            except Exception:
-                log.exception("the tuner starts again after an error")
+            except Exception as error:
+                if not isinstance(error, DatabaseError):
+                    log.exception("the tuner starts again after an error")
+                elif not away:  # once, however long it lasts
+                    log.warning("runs are not tuned meanwhile: %s", error)
+                away = isinstance(error, DatabaseError)
                 self._runs.clear()
                 self._stopping.wait(self.settings.poll_s)
 

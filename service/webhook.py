@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from service import catalogue, runs
 from service.db import Store, insert, now
-from service.errors import InvalidError
+from service.errors import DatabaseError, InvalidError
 from service.models import run, webhook
 from service.settings import Settings
 from strategy.record import encode
@@ -100,6 +100,8 @@ class Postman:
             try:
                 while self.step() and not self._stopping.is_set():
                     pass
+            except DatabaseError as error:
+                log.debug("webhooks are not sent meanwhile: %s", error)  # the tuner says it
             except Exception:
                 log.exception("webhooks are not sent")
 

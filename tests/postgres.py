@@ -107,11 +107,14 @@ class PostgresServer:
     def kill(self) -> None:
         """SIGKILL; returns once its children, which notice, have let go of the shared memory."""
         assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)  # from here on it has no more children
+        while _state(self._process.pid) != "T":
+            time.sleep(0.001)
         children = _children(self._process.pid)
         self._process.kill()
         self._process.wait()
         give_up = time.monotonic() + 60
-        while any(_lives(pid) for pid in children):
+        while any(_state(pid) not in "ZX" for pid in children):
             assert time.monotonic() < give_up, "a process of PostgreSQL outlives its server"
             time.sleep(0.02)
 
@@ -126,8 +129,8 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _lives(pid: int) -> bool:
+def _state(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return "X"

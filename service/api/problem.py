@@ -58,7 +58,10 @@ def problem_of(error: Exception, request: str) -> Problem:
     """
     problem = _describe(error)
     if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        log.error("%s failed", request, exc_info=error)
+        if isinstance(error, ServiceError):  # a line says it: a database is away for many requests
+            log.error("%s failed: %s", request, error)
+        else:
+            log.error("%s failed", request, exc_info=error)
     return problem
 
 

@@ -40,16 +40,21 @@ class Service:
         self.ready = folder / "ready"
         self.ready.unlink(missing_ok=True)
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PLEVEL_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "service", "--database", database, "--port", "0",
-             "--ready-file", str(self.ready)],
-            env={**clean, "PLEVEL_LEASE_S": "2", "PLEVEL_HEARTBEAT_S": "1", **environment},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        # Files, as nobody reads meanwhile: one that has filled its pipe hangs at its next line of log.
+        number = len(list(folder.glob("service-*.out")))
+        self._out, self._err = (folder / f"service-{number}.{kind}" for kind in ("out", "err"))
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "service", "--database", database, "--port", "0",
+                 "--ready-file", str(self.ready)],
+                env={**clean, "PLEVEL_LEASE_S": "2", "PLEVEL_HEARTBEAT_S": "1", **environment},
+                stdout=out, stderr=err,
+            )  # fmt: skip
         give_up = time.monotonic() + DEADLINE_S
         while not self.ready.exists():
             if self.process.poll() is not None or time.monotonic() > give_up:
-                pytest.fail(f"the service did not start: {self.process.communicate()[1]}")
+                self.process.kill()
+                pytest.fail(f"the service did not start: {self._err.read_text()}")
             time.sleep(0.02)
         self.url = self.ready.read_text().strip()
         self.http = httpx.Client(base_url=self.url, timeout=30.0)
@@ -98,11 +103,11 @@ class Service:
         self.close()
 
     def close(self) -> tuple[int, str, str]:
+        """Ends it; its exit status, and what it has said."""
         self.http.close()
         if self.process.poll() is None:
             self.process.terminate()
-        out, err = self.process.communicate(timeout=30)
-        return self.process.returncode, out, err
+        return self.process.wait(timeout=30), self._out.read_text(), self._err.read_text()
 
 
 def refused(*arguments: str, **environment: str) -> str:

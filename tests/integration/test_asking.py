@@ -68,9 +68,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
 def service(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     started = Service(database, tmp_path_factory.mktemp("service"))
     yield started
-    started.http.close()
-    started.process.terminate()
-    started.process.communicate(timeout=30)
+    started.close()
 
 
 @pytest.fixture
@@ -150,9 +148,7 @@ def test_what_was_never_measured_is_tuned_once(tmp_path: Path) -> None:
         assert "location" not in hit.headers
         assert len(service.http.get("/v1/runs").json()["runs"]) == 1
     finally:
-        service.http.close()
-        service.process.terminate()
-        service.process.communicate(timeout=30)
+        service.close()
 
 
 def test_every_database_gives_the_same_selection(

@@ -23,10 +23,11 @@ import sqlalchemy as sa
 
 from service import migration
 from service.db import Store
-from service.models import JobState, job, job_entry, lease, record
+from service.errors import DatabaseError
+from service.models import JobState, job, job_entry, lease, record, run
 from strategy.record import LeaseRequest, RunState, RunStatus
 from tests.integration.process import DEADLINE_S, Service, Start
-from tests.integration.scene import device, info, request, timed
+from tests.integration.scene import Scene, device, info, request, timed
 from tests.postgres import PostgresServer
 from workers.client import Client, ServiceError, StoppedError, UnknownWorkerError
 from workers.lease import Holdings
@@ -165,9 +166,9 @@ def ends(service: Service, run_id: int) -> RunStatus:
     return status
 
 
-def check(url: str, status: RunStatus) -> None:
+def check(url: str, status: RunStatus, trials: int = TRIALS) -> None:
     """Every job ended, one record for each entry, no configuration measured twice in the search."""
-    assert (status.state, status.trials_done) == (RunState.DONE, TRIALS), status.message
+    assert (status.state, status.trials_done) == (RunState.DONE, trials), status.message
     store = Store(url)
     try:
         with store.read() as c:
@@ -193,14 +194,15 @@ def test_a_network_that_loses_halves_and_doubles(
     start: Start, url: str, tmp_path: Path, full: bool
 ) -> None:
     one = start(url, PLEVEL_LEASE_S="1")
-    run_id = one.call("POST", "/v1/runs", request(trials=TRIALS), RunStatus).id
+    trials = TRIALS if full else 10
+    run_id = one.call("POST", "/v1/runs", request(trials=trials), RunStatus).id
     proxies = [Proxy(seed) for seed in range(4 if full else 2)]
     workers = []
     try:
         for i, proxy in enumerate(proxies):
             proxy.upstream = one.url
             workers.append(Worker(proxy.url, tmp_path / str(i), f"host-{i}"))
-        check(url, ends(one, run_id))
+        check(url, ends(one, run_id), trials)
         met = sum((p.met for p in proxies), Counter[str]())
         assert met["pass"] > 0 and sum(met.values()) > met["pass"], met
     finally:
@@ -234,7 +236,6 @@ def test_a_service_that_is_killed_again_and_again(start: Start, url: str, tmp_pa
         proxy.close()
 
 
-@pytest.mark.full
 def test_postgresql_is_killed_and_comes_back(start: Start, tmp_path: Path) -> None:
     """In the middle of a run; its clients learn that it is away, and all goes on when it is back."""
     with PostgresServer() as server:
@@ -254,7 +255,36 @@ def test_postgresql_is_killed_and_comes_back(start: Start, tmp_path: Path) -> No
         finally:
             for worker in workers:
                 worker.close()
-            one.close()
+            _, _, said = one.close()
+    # A line for what failed: whoever reads them slowly would stop a service that says more.
+    assert "the database does not answer" in said
+    assert "Traceback" not in said
+
+
+def test_a_service_that_hangs_in_a_transaction_loses_its_locks(
+    monkeypatch: pytest.MonkeyPatch, postgres_copy: str
+) -> None:
+    """One that stands still (SIGSTOP, a host that has gone) must not hold what all others need."""
+    monkeypatch.setattr("service.db.HANGING_S", 1)
+    hanging, other = Store(postgres_copy), Store(postgres_copy)
+    try:
+        scene = Scene.make(other)
+        end = sa.update(run).where(run.c.id == scene.run_id).values(message="mine")
+
+        def hang() -> None:
+            with hanging.write() as c:
+                c.execute(end)
+                with other.write() as c2:  # waits until the server has ended the first
+                    c2.execute(end.values(message="other"))
+                c.execute(end)
+
+        with pytest.raises(DatabaseError):
+            hang()
+        with hanging.write() as c:
+            assert c.scalar(sa.select(run.c.message)) == "other"
+    finally:
+        hanging.close()
+        other.close()
 
 
 def test_a_service_whose_disk_is_full_says_so_and_goes_on(start: Start, sqlite_copy: str) -> None:

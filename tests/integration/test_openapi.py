@@ -95,9 +95,7 @@ def _range(schema: dict[str, Any], low: float, high: float) -> tuple[Any, Any]:
 def client(url: str, tmp_path: Path) -> Iterator[httpx.Client]:
     started = Service(url, tmp_path)
     yield started.http
-    started.http.close()
-    started.process.terminate()
-    started.process.communicate(timeout=30)
+    started.close()
 
 
 def operations(schema: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:

@@ -161,10 +161,11 @@ def test_a_signal_ends_it_though_somebody_waits(
         # It waits for certain once a later call on another connection has been answered.
         service.raw("GET", "/v1/workers")
         service.process.send_signal(kind)
-        out, err = service.process.communicate(timeout=20)
+        service.process.wait(timeout=20)
         with contextlib.suppress(httpx.TransportError):
             assert decode(waiting.result().content, Leases).leases == ()
-    assert service.process.returncode == 0, (out, err)
+    status, out, err = service.close()
+    assert status == 0, (out, err)
     assert "Traceback" not in err
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.api.problem import problem_of
-from service.errors import InvalidError
+from service.errors import DatabaseError, InvalidError
 
 
 def test_a_defect_is_logged_with_its_trace_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
@@ -21,3 +21,14 @@ def test_the_fault_of_a_request_is_not_logged(caplog: pytest.LogCaptureFixture) 
     problem = problem_of(InvalidError("inputs: none is given"), "POST /v1/select")
     assert (problem.status, problem.detail) == (422, "inputs: none is given")
     assert caplog.records == []
+
+
+def test_an_absent_database_takes_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        raise DatabaseError("the database does not answer: gone") from OSError("no route")
+    except DatabaseError as error:
+        problem = problem_of(error, "GET /readyz")
+    assert problem.status == 503
+    (record,) = caplog.records
+    assert record.getMessage() == "GET /readyz failed: the database does not answer: gone"
+    assert record.exc_info is None
