@@ -247,9 +247,9 @@ def _fit_ranks(trials: Sequence[Trials]) -> Predictor:
     """The same features and trees, fitted to the order within each shape."""
     import xgboost
 
-    from service.predictor import _PARAMETERS, ROUNDS, Predictor, _learnable
+    from service.predictor import _PARAMETERS, ROUNDS, Predictor, learnable
 
-    columns, x, y = _learnable(trials)
+    columns, x, y = learnable(trials)
     names = [t.workload.key for t in trials for _ in t.log_s]
     place = {name: i for i, name in enumerate(dict.fromkeys(names))}
     shape = np.array([place[name] for name in names])

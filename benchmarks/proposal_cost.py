@@ -22,7 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from service.cost_model import InlineModel
-from service.search import Search, Source
+from service.elsewhere import Source
+from service.search import Search
 from strategy.op_strategy import candidates
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target

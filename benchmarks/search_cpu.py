@@ -141,14 +141,17 @@ class Ours:
 
     def __init__(self, task: Task, seed: int, sources: Sequence[Recording] = ()) -> None:
         from service.cost_model import InlineModel
-        from service.search import Search, Source
+        from service.elsewhere import Source
+        from service.search import Search
 
         assert task.space is not None
         self._task = task
-        told = [
-            Source([r.task.config(k) for k in r.seconds], list(r.seconds.values())) for r in sources
-        ]
-        self._search = Search(task.space, seed, InlineModel(), told)
+        told = []
+        for r in sources:
+            configs, seconds = [r.task.config(k) for k in r.seconds], list(r.seconds.values())
+            same = r.task.workload == task.workload
+            told.append(Source(configs, seconds, *(() if same else (r.task.workload, "", r.task.space))))
+        self._search = Search(task.space, seed, InlineModel(), told, workload=task.workload)
 
     def ask(self, n: int) -> list[Key]:
         assert self._task.space is not None

@@ -1,7 +1,7 @@
 """The model of time and validity, and the process of its own in which it is fitted.
 
-`python -m service.cost_model` serves `learn` and `propose` over pipes: a JSON header and raw arrays
-each way.
+`python -m service.cost_model` serves `learn`, `grow` and `propose` over pipes: a JSON header and raw
+arrays each way.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from typing import IO, Any, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from service import prior, proposal
+from service import predictor, prior, proposal
 from service.embedding import Places
+from service.features import Matrix
 from service.gaussian_process import Floats
 from service.prior import Prior
 from service.proposal import Proposal, Request
@@ -51,6 +52,10 @@ class CostModel(Protocol):
         """What records of elsewhere say; None where they are too few. Raises `CostModelError`."""
         ...
 
+    def grow(self, features: Matrix, values: Matrix) -> NDArray[np.uint8]:
+        """The bytes of trees that predict values: see `service.predictor`. Raises `CostModelError`."""
+        ...
+
     def propose(self, request: Request) -> Proposal:
         """Candidates to try next. Raises `CostModelError`."""
         ...
@@ -61,6 +66,9 @@ class InlineModel:
 
     def learn(self, records: Records) -> Prior | None:
         return prior.learn(*records)
+
+    def grow(self, features: Matrix, values: Matrix) -> NDArray[np.uint8]:
+        return np.frombuffer(predictor.grow(features, values), dtype=np.uint8)
 
     def propose(self, request: Request) -> Proposal:
         columns = len(request.groups)
@@ -83,6 +91,10 @@ class ChildModel:
     def learn(self, records: Records) -> Prior | None:
         answer = self._call("learn", records)
         return Prior(*answer) if answer else None
+
+    def grow(self, features: Matrix, values: Matrix) -> NDArray[np.uint8]:
+        (trees,) = self._call("grow", (features, values))
+        return np.asarray(trees)
 
     def propose(self, request: Request) -> Proposal:
         return Proposal(*self._call("propose", request))
@@ -182,6 +194,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     model = InlineModel()
     verbs: dict[str, Callable[[list[Any]], tuple[Any, ...]]] = {
         "learn": lambda values: model.learn(Records(*values)) or (),
+        "grow": lambda values: (model.grow(*values),),
         "propose": lambda values: model.propose(Request(*values)),
     }
     while True:

@@ -94,35 +94,33 @@ class Predictor:
     @classmethod
     def fit(cls, trials: Sequence[Trials]) -> Predictor:
         """Learns from trials, all of one operator and target."""
-        import xgboost
-
-        columns, x, y = _learnable(trials)
-        threads = THREADS if len(y) >= MANY else 1
-        data = xgboost.QuantileDMatrix(
-            x,
-            label=y,
-            feature_names=_safe(columns),
-            nthread=threads,
-            max_bin=_PARAMETERS["max_bin"],
-        )
-        del x
-        return cls(columns, xgboost.train({**_PARAMETERS, "nthread": threads}, data, ROUNDS))
+        columns, x, y = learnable(trials)
+        data = _quantised(x, y, _safe(columns))
+        del x  # of a million records it is large
+        return cls(columns, _train(data))
 
     def predict(
         self, workload: Workload, implementation: str, space: ConfigSpace | None, digits: Digits
     ) -> Floats:
         """Log-seconds of configurations, one per row of digits."""
+        answers, log_volume = self.answer(workload, implementation, space, digits)
+        return answers + log_volume
+
+    def answer(
+        self, workload: Workload, implementation: str, space: ConfigSpace | None, digits: Digits
+    ) -> tuple[Floats, float]:
+        """What the trees say of each row of digits, and the logarithm of the workload's volume."""
         skipped = {i for i in range(MOST_EXTENTS) if _extent(i) not in self._place}
         described = _Description(workload, implementation, space, skipped)
         known = [(i, self._place[n]) for i, n in enumerate(described.names) if n in self._place]
         of, to = [i for i, _ in known], [j for _, j in known]
         x = np.full((min(CHUNK, len(digits)), len(self.columns)), np.nan, dtype=np.float32)
-        log_s = np.empty(len(digits))
+        answers = np.empty(len(digits))
         for start in range(0, len(digits), CHUNK):
             rows = digits[start : start + CHUNK]
             x[: len(rows), to] = described.matrix(rows)[:, of]
-            log_s[start : start + CHUNK] = self._booster.inplace_predict(x[: len(rows)])
-        return log_s + described.log_volume
+            answers[start : start + CHUNK] = self._booster.inplace_predict(x[: len(rows)])
+        return answers, described.log_volume
 
     def best(
         self, workload: Workload, implementation: str, space: ConfigSpace | None
@@ -193,7 +191,31 @@ class Predictor:
         return cls(json.loads(columns), booster)
 
 
-def _learnable(trials: Sequence[Trials]) -> tuple[tuple[str, ...], Matrix, Matrix]:
+def grow(features: Matrix, values: Matrix) -> bytes:
+    """Trees that predict values from features, in XGBoost's own format. Deterministic."""
+    return bytes(_train(_quantised(features, values)).save_raw("ubj"))
+
+
+def _quantised(x: Matrix, y: Matrix, names: list[str] | None = None) -> xgboost.QuantileDMatrix:
+    import xgboost
+
+    most = _PARAMETERS["max_bin"]
+    return xgboost.QuantileDMatrix(
+        x, label=y, feature_names=names, nthread=_threads(len(y)), max_bin=most
+    )
+
+
+def _train(data: xgboost.QuantileDMatrix) -> xgboost.Booster:
+    import xgboost
+
+    return xgboost.train({**_PARAMETERS, "nthread": _threads(data.num_row())}, data, ROUNDS)
+
+
+def _threads(rows: int) -> int:
+    return THREADS if rows >= MANY else 1
+
+
+def learnable(trials: Sequence[Trials]) -> tuple[tuple[str, ...], Matrix, Matrix]:
     """The columns, the features of all trials, and what is learnt: log-seconds less the log of the volume."""
     skipped = _repeated([_extents(t.workload) for t in trials])
     described = [_Description(t.workload, t.implementation, t.space, skipped) for t in trials]

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from service.best import standing
+from service.elsewhere import SOURCES, Source
 from service.models import best, record, task, workload
-from service.search import SOURCES, Source
 from strategy.record import ErrorKind, Phase, convert
-from strategy.space import Config
+from strategy.space import Config, ConfigError, ConfigSpace
 from strategy.types import TensorType
 from strategy.workload import Workload
 
 MOST_TASKS = 300  # the newest of an implementation, among which the most alike are chosen
 MOST_RECORDS = 1000  # of one task, the newest
+SHAPES = 16
+MOST_OF_SHAPE = 250  # records, the newest
 LEAST_RECORDS = 8
 MOST_CHAMPIONS = 8
 # Of failures that say nothing of a configuration.
@@ -32,7 +36,8 @@ def find_sources(
 
     They are those of the same implementation, imported ones of that name included: of the task
     itself where they do not count as trials, of its other versions, of other targets and shapes.
-    None are of another namespace.
+    None are of another namespace. Those of this shape come first: up to `SOURCES` of them, and up to
+    `SHAPES` others.
 
     Args:
         connection: to the database.
@@ -50,15 +55,22 @@ def find_sources(
         .order_by(task.c.id.desc())
         .limit(MOST_TASKS)
     ).all()  # fmt: skip
-    ranked = sorted(related, key=lambda r: (_distance(asked, own, r), -r.id))
-    sources: list[Source] = []
-    for relative in ranked:
-        source = _read(connection, relative.id, counted if relative.id == task_id else None)
-        if len(source.configs) >= LEAST_RECORDS:
-            sources.append(source)
-        if len(sources) == SOURCES:
-            break
-    return sources
+    here: list[Source] = []
+    shapes: list[Source] = []
+    theirs = {r.id: convert(r.body, Workload) for r in related}
+    for relative in sorted(related, key=lambda r: (_distance(asked, theirs[r.id], own, r), -r.id)):
+        if relative.has_space and _is_another_shape(asked, theirs[relative.id]):
+            if len(shapes) < SHAPES:
+                shapes += _enough(_read_shape(connection, theirs[relative.id], relative))
+        elif len(here) < SOURCES:
+            mine = counted if relative.id == task_id else None
+            rows = _read(connection, relative.id, MOST_RECORDS, mine)
+            here += _enough(Source([Config(r.config) for r in rows], [r.median_s for r in rows]))
+    return here + shapes
+
+
+def _enough(source: Source) -> list[Source]:
+    return [source] if len(source.configs) >= LEAST_RECORDS else []
 
 
 def find_champions(connection: sa.Connection, task_id: int) -> list[Config]:
@@ -81,7 +93,9 @@ def find_champions(connection: sa.Connection, task_id: int) -> list[Config]:
 
 def _tasks() -> sa.Select[Any]:
     columns = task.c["id", "namespace", "workload_id", "target_id", "implementation", "version"]
-    return sa.select(*columns, workload.c.body).join(workload, workload.c.id == task.c.workload_id)
+    return sa.select(
+        *columns, workload.c.body, task.c.space.is_not(None).label("has_space")
+    ).join(workload, workload.c.id == task.c.workload_id)
 
 
 def _imported(name: str) -> list[str]:
@@ -89,7 +103,9 @@ def _imported(name: str) -> list[str]:
     return [f"{tool}:{name}" for tool in ("autotvm", "kernel_tuner")]
 
 
-def _read(connection: sa.Connection, task_id: int, counted: sa.ColumnElement[bool] | None) -> Source:
+def _read(
+    connection: sa.Connection, task_id: int, most: int, counted: sa.ColumnElement[bool] | None = None
+) -> Sequence[Any]:
     query = (
         sa.select(record.c.config, record.c.median_s)
         .where(
@@ -97,27 +113,45 @@ def _read(connection: sa.Connection, task_id: int, counted: sa.ColumnElement[boo
             sa.or_(record.c.error.is_(None), record.c.error.not_in(_CHANCE)),
         )
         .order_by(record.c.id.desc())
-        .limit(MOST_RECORDS)
+        .limit(most)
     )  # fmt: skip
     if counted is not None:
         # What was imported has neither policy nor run: it is not counted.
         query = query.where(sa.not_(sa.func.coalesce(counted, sa.false())))
-    rows = connection.execute(query).all()
-    return Source([Config(r.config) for r in rows], [r.median_s for r in rows])
+    return connection.execute(query).all()
+
+
+def _read_shape(connection: sa.Connection, of: Workload, one: Any) -> Source:
+    """Records of another shape, less those that are not of its space."""
+    found = connection.execute(sa.select(task.c.space).where(task.c.id == one.id)).scalar_one()
+    space = convert(found, ConfigSpace)
+    configs, seconds = [], []
+    for row in _read(connection, one.id, MOST_OF_SHAPE):
+        config = Config(row.config)
+        with contextlib.suppress(ConfigError):
+            space.digits(config)
+            configs.append(config)
+            seconds.append(row.median_s)
+    return Source(configs, seconds, of, str(one.target_id), space)
+
+
+def _is_another_shape(asked: Workload, other: Workload) -> bool:
+    """Whether dimensions can be compared, and are not all the same."""
+    ranks = [[len(_extents(i.tensor)) for i in w.inputs] for w in (asked, other)]
+    return asked.key != other.key and ranks[0] == ranks[1] and 0 not in ranks[0]
 
 
 def _extents(type_: TensorType) -> tuple[int, ...]:
     return tuple(max(d, 1) for d in type_.concrete_shape) if type_.is_constant else ()
 
 
-def _distance(asked: Workload, own: Any, other: Any) -> float:
+def _distance(asked: Workload, theirs: Workload, own: Any, other: Any) -> float:
     """How far another task is: in doublings of dimensions, and what those differences count for."""
     found: float = 0.0 if other.version == own.version else _ANOTHER_VERSION
     if other.target_id != own.target_id:
         found += _ANOTHER_TARGET
     if other.workload_id == own.workload_id:
         return found
-    theirs = convert(other.body, Workload)
     names = asked.attrs.keys() | theirs.attrs.keys()
     found += _ANOTHER_ATTRIBUTE * sum(asked.attrs.get(n) != theirs.attrs.get(n) for n in names)
     found += _ANOTHER_ATTRIBUTE * (asked.epilogue != theirs.epilogue)

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from service.candidates import Candidates, Key
-from service.cost_model import CostModel, CostModelError, Records
-from service.embedding import Embedding, Places, nearest
+from service.cost_model import CostModel, CostModelError
+from service.elsewhere import Elsewhere, Source, lower
+from service.embedding import Embedding
 from service.features import Digits
 from service.gaussian_process import Floats
-from service.prior import Prior
 from service.proposal import VIEWS, Request, expected_improvement
 from strategy.space import Config, ConfigSpace
+from strategy.workload import Workload
 
 POOL = 2000
 LEAST_POOL = 800
@@ -28,21 +28,7 @@ EFFORT = 300_000  # trials times candidates: what a proposal takes grows with it
 PRIOR_POOL = 20_000  # of a table, of which a prior chooses half of the pool
 ELITE = 12  # configurations whose neighbours are candidates
 NEIGHBOURS = 400
-SOURCES = 4  # of records of elsewhere, the first of those given
-MOST_OF_ONE, MOST_OF_ALL = 500, 1000  # of their records: what a proposal takes grows with them
 REFIT = 1.25  # hyper-parameters are found anew when the trials have grown by this
-
-
-class Source(NamedTuple):
-    """Records of much the same knobs from elsewhere: another device, target, shape, or version.
-
-    Attributes:
-        configs: one that is not of the space counts for what is most like it (`embedding.nearest`).
-        seconds: one for each; None for a failure. Only their ratios count.
-    """
-
-    configs: Sequence[Mapping[str, object]]
-    seconds: Sequence[float | None]
 
 
 class Search:
@@ -62,6 +48,7 @@ class Search:
             by constraints.
         first: proposed before all others, where they are of this space: what was best in another
             version of it.
+        workload, target: whose space it is, for sources of other shapes.
     """
 
     def __init__(
@@ -72,6 +59,8 @@ class Search:
         sources: Sequence[Source] = (),
         listed: Digits | None = None,
         first: Sequence[Config] = (),
+        workload: Workload | None = None,
+        target: str = "",
     ) -> None:
         self.space = space
         self._first = list(first)
@@ -81,8 +70,9 @@ class Search:
         self._told: dict[Key, float] = {}  # log-seconds, NaN for a failure
         self._pending: dict[Key, None] = {}
         self._embedding = Embedding(space)
-        self._sources = sources[:SOURCES]
-        self._priors: list[Prior] | None = None
+        self._workload, self._target = workload, target
+        self._sources = list(sources)
+        self._elsewhere: Elsewhere | None = None
         self._table_prior: tuple[Floats, Floats] | None = None
         self._theta = np.full((VIEWS, len(self._embedding.reach) + 1), np.nan)
         self._tuned_at = 0
@@ -90,10 +80,9 @@ class Search:
 
     def teach(self, sources: Sequence[Source]) -> None:
         """Takes these records of elsewhere in the place of those it had, from the next `ask` on."""
-        sources = sources[:SOURCES]
-        if list(sources) != list(self._sources):
-            self._sources = sources
-            self._priors = self._table_prior = None
+        if list(sources) != self._sources:
+            self._sources = list(sources)
+            self._elsewhere = self._table_prior = None
 
     @property
     def trials(self) -> int:
@@ -141,7 +130,7 @@ class Search:
             return
         self._candidates.take(key)
         self._pending.pop(key, None)
-        self._told[key] = _lower(self._told.get(key, math.nan), seconds)
+        self._told[key] = lower(self._told.get(key, math.nan), seconds)
 
     def avoid(self, configs: Iterable[Mapping[str, object]]) -> None:
         """Configurations under way: they are not proposed again."""
@@ -210,12 +199,12 @@ class Search:
             return []
         assert self.model is not None
         try:
-            self._learn(self.model)
-            pool, prior, risk = self._pool()
+            elsewhere = self._learn(self.model)
+            pool, prior, risk = self._pool(elsewhere)
             if not len(pool):
                 return []
             tune = len(self._told) >= self._tuned_at * REFIT
-            proposal = self.model.propose(self._request(pool, prior, risk, n, tune=tune))
+            proposal = self.model.propose(self._request(elsewhere, pool, prior, risk, n, tune=tune))
         except CostModelError:
             return []  # random ones serve until the model is back
         if tune:
@@ -227,58 +216,39 @@ class Search:
             self._start(key)
         return chosen
 
-    def _request(self, pool: Digits, pool_prior: Floats, pool_risk: Floats, n: int, *, tune: bool) -> Request:
+    def _request(
+        self, elsewhere: Elsewhere, pool: Digits, pool_prior: Floats, pool_risk: Floats, n: int, *, tune: bool
+    ) -> Request:
         trials, pending = self._digits(self._told), self._digits(self._pending)
         place = self._embedding.place
-        prior, risk = self._prior_at(trials)
-        reach = self._embedding.reach
-        if self._priors:
-            # Which knobs count is much the same elsewhere.
-            reach = np.mean([p.theta[:-1] for p in self._priors], axis=0)
+        prior, risk = self._prior_at(elsewhere, trials)
         return Request(
-            groups=self._embedding.groups, reach=reach, theta=self._theta, tune=tune, n=n,
+            groups=self._embedding.groups, reach=elsewhere.reach, theta=self._theta, tune=tune, n=n,
             places=place(trials), log_s=np.array(list(self._told.values()), dtype=np.float64),
             prior=prior, risk=risk,
-            pending=place(pending), pending_prior=self._prior_at(pending)[0],
+            pending=place(pending), pending_prior=self._prior_at(elsewhere, pending)[0],
             pool=place(pool), pool_prior=pool_prior, pool_risk=pool_risk,
         )  # fmt: skip
 
-    def _learn(self, model: CostModel) -> None:
-        """Turns the sources into priors, once."""
-        if self._priors is not None:
-            return
-        priors = []
-        for i, source in enumerate(self._sources):
-            told: dict[Key, float] = {}
-            for config, seconds in zip(source.configs, source.seconds, strict=True):
-                key = nearest(self.space, config)
-                if key is not None:
-                    told[key] = _lower(told.get(key, math.nan), seconds)
-            log_s = np.array(list(told.values()), dtype=np.float64)
-            places = self._embedding.place(self._digits(told))
-            most = min(MOST_OF_ONE, MOST_OF_ALL // len(self._sources))
-            records = Records(
-                self._embedding.groups, self._embedding.reach, places, log_s, i, most
+    def _learn(self, model: CostModel) -> Elsewhere:
+        """What the sources say, learnt once."""
+        if self._elsewhere is None:
+            self._elsewhere = Elsewhere(
+                self.space, self._embedding, self._workload, self._target, self._sources, model
             )
-            priors.append(model.learn(records))
-        self._priors = [p for p in priors if p is not None]
-        if self._priors and self._candidates.table is not None:
-            self._table_prior = self._predict(self._embedding.place(self._candidates.table))
+            table = self._candidates.table
+            if self._elsewhere.count and table is not None:
+                self._table_prior = self._elsewhere.predict(table)
+        return self._elsewhere
 
-    def _prior_at(self, digits: Digits) -> tuple[Floats, Floats]:
-        """Log-seconds by each prior, and the risk of failure by all of them."""
-        if self._table_prior is not None:
-            rows = self._candidates.rows(digits)
-            return self._table_prior[0][rows], self._table_prior[1][rows]
-        return self._predict(self._embedding.place(digits))
+    def _prior_at(self, elsewhere: Elsewhere, digits: Digits) -> tuple[Floats, Floats]:
+        """What `elsewhere` predicts; of a table all is known beforehand."""
+        if self._table_prior is None:
+            return elsewhere.predict(digits)
+        rows = self._candidates.rows(digits)
+        return self._table_prior[0][rows], self._table_prior[1][rows]
 
-    def _predict(self, places: Places) -> tuple[Floats, Floats]:
-        if not self._priors or not len(places):
-            return np.zeros((len(places), len(self._priors or ()))), np.zeros(len(places))
-        predicted = [p.predict(self._embedding.groups, places) for p in self._priors]
-        return np.stack([t for t, _ in predicted], axis=1), np.mean([r for _, r in predicted], axis=0)
-
-    def _pool(self) -> tuple[Digits, Floats, Floats]:
+    def _pool(self, elsewhere: Elsewhere) -> tuple[Digits, Floats, Floats]:
         """Candidates: neighbours of the best, those that a prior likes, and others from anywhere.
 
         With what the priors say of each, as `_prior_at`.
@@ -287,11 +257,10 @@ class Search:
         near = self._candidates.near([key for _, key in ranked[:ELITE]], NEIGHBOURS)
         size = min(POOL, max(LEAST_POOL, EFFORT // max(len(self._told), 1)))
         drawn = size
-        if self._priors:
-            # Of a table all is known beforehand.
+        if elsewhere.count:
             drawn = PRIOR_POOL if self._table_prior is not None else 2 * size
         pool = self._distinct(np.concatenate([near, self._candidates.draw(drawn)]))
-        prior, risk = self._prior_at(pool)
+        prior, risk = self._prior_at(elsewhere, pool)
         if len(pool) > size + len(near):
             liked = len(near) + np.argsort(prior[len(near) :].mean(axis=1), kind="stable")
             kept = np.concatenate([np.arange(len(near)), liked[: size // 2], np.sort(liked[size // 2 :])[: size // 2]])
@@ -304,12 +273,6 @@ class Search:
     def _digits(self, keys: Iterable[Key]) -> Digits:
         rows = list(keys)
         return np.array(rows, dtype=np.int32).reshape(len(rows), len(self.space.knobs))
-
-
-def _lower(known: float, seconds: float | None) -> float:
-    """The lower of log-seconds that are known and seconds that are new; NaN stands for failures."""
-    found = math.nan if seconds is None else math.log(seconds)
-    return min(known, found) if known == known and found == found else found if known != known else known
 
 
 def _tuple(row: Digits) -> Key:

@@ -20,10 +20,12 @@ from service.models import (
     run,
     run_task,
     task,
+    workload,
 )
 from service.search import Search
 from strategy.record import ErrorKind, Phase, RunRequest, convert
 from strategy.space import Config, ConfigSpace
+from strategy.workload import Workload
 
 
 @dataclass
@@ -93,8 +95,9 @@ def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
     row = connection.execute(sa.select(run).where(run.c.id == run_id)).one()
     request = convert(row.request, RunRequest)
     rows = connection.execute(
-        sa.select(task, run_task.c.weight, run_task.c.state, run_task.c.message)
+        sa.select(task, workload.c.body, *run_task.c["weight", "state", "message"])
         .join(run_task, run_task.c.task_id == task.c.id)
+        .join(workload, workload.c.id == task.c.workload_id)
         .where(run_task.c.run_id == run_id)
         .order_by(run_task.c.id)
     ).all()
@@ -109,7 +112,10 @@ def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
             champions = relative.find_champions(connection, r.id)
             if request.tuner == "model":
                 sources = relative.find_sources(connection, r.id, counted)
-                search = Search(space, seed, model, sources, first=champions)
+                search = Search(
+                    space, seed, model, sources, first=champions,
+                    workload=convert(r.body, Workload), target=str(r.target_id),
+                )  # fmt: skip
             else:
                 search = Search(space, seed, first=champions)
         tasks.append(

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from service import relative, retention, runs
 from service.cost_model import InlineModel
 from service.db import Store
+from service.elsewhere import SOURCES, Source
 from service.models import record
-from service.search import Source
 from strategy.record import ErrorKind, Phase, RunRequest, RunWorkload
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
@@ -81,8 +81,32 @@ def test_the_most_alike_come_first(store: Store) -> None:
     for x, case in enumerate(cases):
         measured(store, case, [Config({"x": x, "y": y}) for y in range(8)])
     sources = found(store, asked(WORKLOAD))
-    # The fifth is too many.
-    assert [{c["x"] for c in s.configs} for s in sources] == [{4}, {3}, {2}, {1}]
+    assert [{c["x"] for c in s.configs} for s in sources] == [{4}, {3}, {2}, {1}, {0}]
+    # Of other shapes it is said what they are.
+    assert [s.workload for s in sources] == [None, None, None, shape(256, 64), shape(4096, 64)]
+    assert all(s.space == (FAST.space if s.workload else None) for s in sources)
+    assert len({s.target for s in sources[3:]}) == 1
+
+
+def test_those_of_this_shape_and_those_of_others_have_room_of_their_own(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relative, "SHAPES", 2)
+    assert FAST.space is not None
+    for n in range(SOURCES + 1):
+        other = ConfigSpace([*FAST.space.knobs, Knob("z", range(n + 1))])
+        version = msgspec.structs.replace(FAST, version=f"0.{other.digest}", space=other)
+        measured(store, asked(WORKLOAD, version), configs(8))
+    for m in (128, 256, 512):
+        measured(store, asked(shape(m, 64)), configs(8))
+    sources = found(store, asked(WORKLOAD))
+    assert [s.workload for s in sources] == [None] * SOURCES + [shape(128, 64), shape(256, 64)]
+
+
+def test_a_shape_of_another_rank_counts_for_this_one(store: Store) -> None:
+    measured(store, asked(shape(64, 64, 64)), configs(8))
+    (source,) = found(store, asked(WORKLOAD))
+    assert source.workload is None
 
 
 def test_what_says_nothing_of_a_configuration_is_left_out(store: Store) -> None:

@@ -169,6 +169,8 @@ def test_the_child_gives_the_same_answers() -> None:
         ours = inline.predict(EMBEDDING.groups, asked.pool)[0]
         assert np.allclose(prior.predict(EMBEDDING.groups, asked.pool)[0], ours, atol=1e-2)
         assert child.learn(records._replace(places=asked.places[:2], log_s=asked.log_s[:2])) is None
+        features, values = asked.places, asked.log_s.astype(np.float32)
+        assert (child.grow(features, values) == InlineModel().grow(features, values)).all()
 
 
 def test_a_dead_child_is_an_error_once_and_then_replaced() -> None:

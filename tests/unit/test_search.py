@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.cost_model import ChildModel, CostModelError, InlineModel
+from service.elsewhere import Source
 from service.proposal import Proposal, Request
-from service.search import Search, Source
+from service.search import Search
 from strategy.space import Config, ConfigSpace, Knob, knob, split
 
 BOWL = ConfigSpace(
