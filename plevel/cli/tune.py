@@ -56,7 +56,7 @@ def tune(
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option("--seed", help="Of the search and of the random inputs.")
+        int, typer.Option("--seed", min=0, help="Of the search and of the random inputs.")
     ] = 0,
     tuner: Annotated[
         str, typer.Option("--tuner", metavar="model|random", help="How to search.")
@@ -69,6 +69,13 @@ def tune(
     wait: Annotated[
         bool, typer.Option("--wait", help="With --url: queue the run where no worker is there yet.")
     ] = False,
+    webhook: Annotated[
+        str | None,
+        typer.Option(
+            "--webhook", metavar="URL", show_default=False,
+            help="With --url: where the service POSTs the run's status at its end.",
+        ),
+    ] = None,
     url: option.Url = None,
     database: option.Database = None,
     namespace: option.Namespace = None,
@@ -84,6 +91,11 @@ def tune(
     place = option.locate(url, database, namespace)
     if timeout is not None and timeout <= 0:
         raise UsageError(f"--timeout {timeout:g}: more than 0 seconds")
+    if webhook is not None and place.url is None:
+        raise UsageError(
+            "--webhook: a service tells of a run's end where its operator has listed the host in "
+            "PLEVEL_WEBHOOK_HOSTS: name that service with --url"
+        )
     if tuner not in ("model", "random"):
         raise UsageError(f"--tuner {tuner!r:.40}: model or random")
     least_gain = None if until_gain is None else _read_share(until_gain)
@@ -94,7 +106,7 @@ def tune(
 
     request = RunRequest(
         workloads=workloads, target=where, trials=trials, timeout_s=timeout,
-        until_gain=least_gain, seed=seed, tuner=tuner, force=force,
+        until_gain=least_gain, seed=seed, tuner=tuner, force=force, webhook=webhook,
         implementations=tuple(implementation) if implementation else None,
     )  # fmt: skip
     _check_names(request)

@@ -8,12 +8,15 @@ import math
 import queue
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 import pytest
 import sqlalchemy as sa
 
+from plevel.cli.main import main
+from plevel.client import Client
 from service import runs, webhook
 from service.db import Store, now
 from service.errors import InvalidError
@@ -253,3 +256,33 @@ def test_a_service_tells_it_after_a_restart(url: str, start: Start, receiver: Re
         pass
     status = decode(told.body, RunStatus)
     assert (status.id, status.state) == (run.id, RunState.CANCELLED)
+
+
+def test_the_command_line_names_a_webhook(
+    sqlite_copy: str, start: Start, receiver: Receiver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = start(sqlite_copy, PLEVEL_WEBHOOK_HOSTS="127.0.0.1")
+    command = [
+        "tune", "dense", "-i", "data=float32[4,8]", "-i", "weight=float32[8,8]:const", "--wait",
+        "--url", service.url, "--webhook",
+    ]  # fmt: skip
+    with pytest.raises(SystemExit) as refused:
+        main([*command, "http://elsewhere/"])
+    assert refused.value.code == 2
+    said = capsys.readouterr().err
+    assert "'elsewhere'" in said
+    assert "PLEVEL_WEBHOOK_HOSTS" in said
+
+    def cancel() -> RunStatus:
+        with Client(service.url) as client:
+            while not (found := client.runs()):
+                pass
+            return client.cancel(found[0].id)
+
+    with ThreadPoolExecutor(1) as other:
+        cancelled = other.submit(cancel)
+        with pytest.raises(SystemExit) as ended:
+            main([*command, receiver.url])
+    assert ended.value.code == 1  # nothing was tuned
+    told = decode(receiver.take().body, RunStatus)
+    assert (told.id, told.state) == (cancelled.result().id, RunState.CANCELLED)

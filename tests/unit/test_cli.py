@@ -163,8 +163,15 @@ def test_usage_errors_name_the_field(
     [
         pytest.param(("tune", *DENSE, "--trials", "0"), ["--trials"], id="trials"),
         pytest.param(("tune", *DENSE, "--timeout", "0"), ["--timeout"], id="timeout"),
+        pytest.param(("tune", *DENSE, "--seed", "-1"), ["--seed"], id="seed"),
+        pytest.param(("db", "prune", "--older-than", "²d"), ["--older-than", "90d"], id="age"),
         pytest.param(("tune", *DENSE, "--until-gain", "1.5"), ["--until-gain", "1%"], id="gain"),
         pytest.param(("tune", *DENSE, "--tuner", "magic"), ["--tuner", "model"], id="tuner"),
+        pytest.param(
+            ("tune", *DENSE, "--webhook", "http://ci.lan/"),
+            ["--webhook", "--url", "PLEVEL_WEBHOOK_HOSTS"],
+            id="webhook of nobody",
+        ),
         pytest.param(
             ("tune", *DENSE, "--implementation", "dense_gpu"),
             ["--implementation", "dense_pack.cpu"],
