@@ -10,6 +10,7 @@ not loaded, parallel loops run on OpenMP. TVM loads the same file as a module wi
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -31,6 +32,19 @@ _C_TYPES = {
     "float64": "double", "float32": "float", "float16": "uint16_t", "bfloat16": "uint16_t",
     "bool": "uint8_t",
 }  # fmt: skip
+# What C, and the entry's own code, has taken already; names with an underscore in front are the entry's.
+_TAKEN = frozenset(
+    "auto break case char const continue default do double else enum extern float for goto if inline "
+    "int long register restrict return short signed sizeof static struct switch typedef union unsigned "
+    "void volatile while alignas alignof bool constexpr false nullptr thread_local true typeof asm "
+    "linux unix errno stdin stdout stderr NAN INFINITY NULL INT64_C MIN MAX CPU Any Tensor Body log2 "
+    "ceil_div floor_div floor_mod tensor_of any_of "
+    # C++ includes the header, too.
+    "and and_eq bitand bitor catch class compl concept const_cast decltype delete dynamic_cast explicit "
+    "export friend mutable namespace new noexcept not not_eq operator or or_eq private protected public "
+    "reinterpret_cast requires static_assert static_cast template this throw try typeid typename using "
+    "virtual wchar_t xor xor_eq".split()
+)
 _DTYPE_CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
 
 
@@ -47,7 +61,7 @@ class LibraryRow:
 class _Parameter:
     """A parameter of the entry: an argument that one or more rows share."""
 
-    name: str
+    name: str  # in C
     argument: Argument
     row: int  # the first row that takes it: whose preparation makes it
 
@@ -91,9 +105,9 @@ def export_library(
     Raises:
         CompileError: no C compiler, or it failed.
     """
-    name = name or f"plevel_{workload.op.replace('.', '_')}"
-    parameters, by_row = _parameters(rows)
+    name = name or f"plevel_{_word(workload.op)}"
     dims = _dims(workload)
+    parameters, by_row = _parameters(rows, dims)
     header = _header(name, workload, rows, parameters, dims)
     source = header + _source(name, workload, rows, parameters, by_row, dims)
     with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
@@ -119,8 +133,10 @@ def _merge(rows: Sequence[LibraryRow]) -> Lowered:
     return Lowered(tvm.IRModule(functions), first.signature, first.target)
 
 
-def _parameters(rows: Sequence[LibraryRow]) -> tuple[list[_Parameter], list[list[int]]]:
-    """The entry's parameters, outputs last; and for each row which of them it takes."""
+def _parameters(
+    rows: Sequence[LibraryRow], dims: Iterable[str]
+) -> tuple[list[_Parameter], list[list[int]]]:
+    """The entry's parameters after `dims`, outputs last; and for each row which of them it takes."""
     found: dict[tuple[str, ...], _Parameter] = {}
     for i, row in enumerate(rows):
         for a in row.lowered.arguments:
@@ -129,10 +145,10 @@ def _parameters(rows: Sequence[LibraryRow]) -> tuple[list[_Parameter], list[list
                 # A row may be for one size only: the entry takes what is symbolic in another.
                 found[_identity(row, a)] = _Parameter(a.name, a, p.row)
     ordered = sorted(found.items(), key=lambda item: item[1].argument.role is Role.OUTPUT)
-    names: dict[str, int] = {}
+    names: dict[str, int] = {_c_name(d): 1 for d in dims}
     parameters = []
     for _, p in ordered:
-        base = p.name + ("_packed" if p.argument.role is Role.PREPARED else "")
+        base = _c_name(p.name) + ("_packed" if p.argument.role is Role.PREPARED else "")
         names[base] = names.get(base, 0) + 1
         unique = base if names[base] == 1 else f"{base}{names[base]}"
         parameters.append(_Parameter(unique, p.argument, p.row))
@@ -148,6 +164,17 @@ def _identity(row: LibraryRow, argument: Argument) -> tuple[str, ...]:
 
     packing = row.lowered.module[argument.preparation].without_attr("global_symbol")
     return (argument.name, argument.role, argument.type, str(structural_hash(packing)))
+
+
+def _word(text: str) -> str:
+    """A text as a part of a name in C: `data.0` is `data_0`."""
+    return re.sub(r"\W", "_", text, flags=re.ASCII)
+
+
+def _c_name(name: str) -> str:
+    """What C calls an input or a dimension: by its own name, unless that is taken."""
+    word = _word(name)
+    return f"x_{word}" if word in _TAKEN or word.startswith(("_", "x_")) or word[0].isdigit() else word
 
 
 def _dims(workload: Workload) -> dict[str, tuple[str, int]]:
@@ -223,7 +250,7 @@ def _source_type(workload: Workload, argument: Argument) -> TensorType:
 def _preparation_head(name: str, p: _Parameter, source: TensorType) -> str:
     """The C function that packs a constant input."""
     from_, to = _c_type(source.dtype), _c_type(p.argument.tensor.dtype)
-    return f"int {name}_prepare_{p.name}(const {from_} *{p.argument.name}, {to} *{p.name})"
+    return f"int {name}_prepare_{p.name}(const {from_} *{_c_name(p.argument.name)}, {to} *{p.name})"
 
 
 def _c_type(dtype: str) -> str:
@@ -231,7 +258,7 @@ def _c_type(dtype: str) -> str:
 
 
 def _c_arguments(parameters: Sequence[_Parameter], dims: Mapping[str, Any]) -> str:
-    parts = [f"int64_t {d}" for d in dims]
+    parts = [f"int64_t {_c_name(d)}" for d in dims]
     for p in parameters:
         const = "" if p.argument.role is Role.OUTPUT else "const "
         parts.append(f"{const}{_c_type(p.argument.tensor.dtype)} *{p.name}")
@@ -297,8 +324,8 @@ __attribute__((weak)) void TVMFFIErrorSetRaisedFromCStrParts(
   for (int32_t i = 0; i < count; ++i) if (parts[i]) fputs(parts[i], stderr);
   fputc('\\n', stderr);
 }
-static inline int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b > 0); }
 static inline int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a ^ b) < 0); }
+static inline int64_t ceil_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
 static inline int64_t floor_mod(int64_t a, int64_t b) { return a - b * floor_div(a, b); }
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
@@ -335,22 +362,22 @@ def _source(
         ]
     lines += [
         "",
-        "int __tvm_ffi_main(void *self, const Any *args, int32_t count, Any *result) {",
-        f"  if (count != {len(parameters)}) return -1;",
+        "int __tvm_ffi_main(void *_self, const Any *_args, int32_t _count, Any *_result) {",
+        f"  if (_count != {len(parameters)}) return -1;",
         "  plevel_ready();",
     ]
     for dim, (argument, axis) in dims.items():
         lines += [
-            f"  const Tensor *t_{dim} = tensor_of(&args[{place[argument]}]);",
-            f"  if (!t_{dim} || t_{dim}->ndim <= {axis}) return -1;",
-            f"  const int64_t {dim} = t_{dim}->shape[{axis}];",
+            f"  const Tensor *_t_{dim} = tensor_of(&_args[{place[argument]}]);",
+            f"  if (!_t_{dim} || _t_{dim}->ndim <= {axis}) return -1;",
+            f"  const int64_t {_c_name(dim)} = _t_{dim}->shape[{axis}];",
         ]
     for i, (row, taken) in enumerate(zip(rows, by_row, strict=True)):
         tests = [_c_condition(c) for c in row.must] + [f"!{_c_condition(c)}" for c in row.must_not]
         lines += [
             f"  if ({' && '.join(tests) or '1'}) {{",
-            f"    Any own[{len(taken)}] = {{{', '.join(f'args[{t}]' for t in taken)}}};",
-            f"    return __tvm_ffi_row{i}_main(self, own, {len(taken)}, result);",
+            f"    Any _own[{len(taken)}] = {{{', '.join(f'_args[{t}]' for t in taken)}}};",
+            f"    return __tvm_ffi_row{i}_main(_self, _own, {len(taken)}, _result);",
             "  }",
         ]
     lines += ["  return -2;", "}", ""]
@@ -374,12 +401,12 @@ def _library_threads(rows: Sequence[LibraryRow]) -> list[str]:
 def _c_entry(name: str, parameters: Sequence[_Parameter], dims: Mapping[str, Any]) -> list[str]:
     lines = [f"int {name}({_c_arguments(parameters, dims)}) {{"]
     for i, p in enumerate(parameters):
-        lines += _c_tensor(f"t{i}", p.name, p.argument.tensor)
-    anys = ", ".join(f"any_of(&t{i})" for i in range(len(parameters)))
+        lines += _c_tensor(f"_t{i}", p.name, p.argument.tensor)
+    anys = ", ".join(f"any_of(&_t{i})" for i in range(len(parameters)))
     return [
         *lines,
-        f"  Any args[{len(parameters)}] = {{{anys}}}, result = {{0}};",
-        f"  return __tvm_ffi_main(NULL, args, {len(parameters)}, &result);",
+        f"  Any _args[{len(parameters)}] = {{{anys}}}, _result = {{0}};",
+        f"  return __tvm_ffi_main(NULL, _args, {len(parameters)}, &_result);",
         "}",
     ]
 
@@ -388,10 +415,10 @@ def _c_preparation(name: str, p: _Parameter, source: TensorType) -> list[str]:
     return [
         f"{_preparation_head(name, p, source)} {{",
         "  plevel_ready();",
-        *_c_tensor("from", p.argument.name, source),
-        *_c_tensor("to", p.name, p.argument.tensor),
-        "  Any args[2] = {any_of(&from), any_of(&to)}, result = {0};",
-        f"  return __tvm_ffi_row{p.row}_{p.argument.preparation}(NULL, args, 2, &result);",
+        *_c_tensor("_from", _c_name(p.argument.name), source),
+        *_c_tensor("_to", p.name, p.argument.tensor),
+        "  Any _args[2] = {any_of(&_from), any_of(&_to)}, _result = {0};",
+        f"  return __tvm_ffi_row{p.row}_{p.argument.preparation}(NULL, _args, 2, &_result);",
         "}",
         f"int __tvm_ffi_prepare_{p.name}(void *self, const Any *args, int32_t count, Any *result) {{",
         "  plevel_ready();",
@@ -420,12 +447,12 @@ _C_INFIX = {"and": "&&", "or": "||", "/": "/ (double)"} | {
 
 
 def _c_expression(expr: Expr) -> str:
-    """The expression in C, over 64-bit integers named as the dimensions are."""
+    """The expression in C, over 64-bit integers named as `_c_name` has the dimensions."""
     if expr.op == "const":
         value = expr.args[0]
-        return f"INT64_C({value})" if isinstance(value, int) else repr(float(value))
+        return f"INT64_C({int(value)})" if isinstance(value, int) else repr(float(value))
     if expr.op == "var":
-        return str(expr.args[0]) if expr.value is None else f"INT64_C({expr.value})"
+        return _c_name(expr.args[0]) if expr.value is None else f"INT64_C({expr.value})"
     args = [_c_expression(a) for a in expr.args]
     if expr.op in _C_CALLS:
         return f"{_C_CALLS[expr.op]}({', '.join(args)})"

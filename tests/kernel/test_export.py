@@ -14,12 +14,14 @@ import pytest
 
 pytest.importorskip("tvm")
 
+from strategy.condition import ceildiv, maximum, minimum
 from strategy.dispatch import dispatch
 from strategy.export import LibraryRow, export_library, table_rows
 from strategy.lower import CompileError, lower
 from strategy.op_strategy import candidates
 from strategy.select import History, Measured
 from strategy.target import Target
+from strategy.types import Dim
 from strategy.workload import Workload
 
 TARGET = Target.parse("cpu").with_threads(2)
@@ -141,6 +143,51 @@ int main(void) {{
     np.testing.assert_array_equal(
         np.array(done.stdout.split(), float).reshape(5, N), data @ weight.T
     )
+
+
+@pytest.mark.parametrize("symbol", ["int", "Tensor", "_t0", "data"])
+def test_a_dimension_may_be_called_what_c_calls_something_else(symbol: str, tmp_path: Path) -> None:
+    workload = Workload.make("relu", {"data": f"float32[{symbol},8]"})
+    table = dispatch(workload, TARGET, Nothing())
+    export_library(workload, table_rows(table), tmp_path / "librelu.so")
+    library = ctypes.CDLL(str(tmp_path / "librelu.so"))
+    data, output = filled(np.random.default_rng(0), (3, 8)), aligned((3, 8))
+    pointers = (ctypes.c_void_p(a.ctypes.data) for a in (data, output))
+    assert library.plevel_relu(ctypes.c_int64(3), *pointers) == 0
+    np.testing.assert_array_equal(output, np.maximum(data, 0))
+
+
+def test_the_tensors_of_a_tuple_are_parameters_each(tmp_path: Path) -> None:
+    shape = {"data.0": "float32[4,8]", "data.1": "float32[2,8]"}
+    workload = Workload.make("concatenate", shape, {"axis": 0})
+    row = LibraryRow(lower(workload, TARGET, "injective.cpu"))
+    header = export_library(workload, [row], tmp_path / "libcat.so").read_text()
+    assert "const float *data_0, const float *data_1, float *output" in header
+    library = ctypes.CDLL(str(tmp_path / "libcat.so"))
+    rng = np.random.default_rng(0)
+    first, second, output = filled(rng, (4, 8)), filled(rng, (2, 8)), aligned((6, 8))
+    pointers = (ctypes.c_void_p(a.ctypes.data) for a in (first, second, output))
+    assert library.plevel_concatenate(*pointers) == 0
+    np.testing.assert_array_equal(output, np.concatenate([first, second]))
+
+
+def test_conditions_are_decided_in_c_as_in_python(tmp_path: Path) -> None:
+    relu = Workload.make("relu", {"data": "float32[m,8]"})
+    m = Dim("m")
+    conditions = [
+        (ceildiv(m, -3) >= -2) & (((m - 9) // 4 >= 0) | ((m - 9) % 4 == 3)),
+        (ceildiv(m - 9, 4) > 0) & ((minimum(m, 7) * 2 == m + 3) | (maximum(m, 7) / 2 >= 4.5)),
+    ]
+    lowered = lower(relu, TARGET, "broadcast.cpu")
+    for number, condition in enumerate(conditions):
+        path = tmp_path / f"lib{number}.so"
+        export_library(relu, [LibraryRow(lowered, must=(condition,))], path)
+        function = ctypes.CDLL(str(path)).plevel_relu
+        for size in range(1, 31):
+            data, output = aligned((size, 8)), aligned((size, 8))
+            pointers = (ctypes.c_void_p(a.ctypes.data) for a in (data, output))
+            held = function(ctypes.c_int64(size), *pointers) == 0
+            assert held == condition.evaluate({"m": size}), (str(condition), size)
 
 
 def test_tvm_loads_it_as_a_module(tmp_path: Path) -> None:

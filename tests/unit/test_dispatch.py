@@ -128,6 +128,25 @@ def test_two_dimensions_and_a_condition_over_both() -> None:
     assert len(table.rows) == 4
 
 
+@pytest.mark.parametrize("constants", [(16,), (1, 17, 100), (128, 4096)])
+@pytest.mark.parametrize("names", ["mn", "mnk"])
+def test_conditions_that_one_size_of_several_dimensions_meets_have_rows(
+    names: str, constants: tuple[int, ...]
+) -> None:
+    conditions = [SpecializedCondition(Dim(d) == c) for d in names for c in constants]
+    found = dict(satisfiable(conditions, tuple(names)))
+    # Each dimension is one of the constants, or none of them.
+    assert len(found) == (len(constants) + 1) ** len(names)
+    for holds_, example in found.items():
+        assert tuple(bool(c.evaluate(example)) for c in conditions) == holds_
+
+
+def test_a_dimension_without_conditions_does_not_make_another_inexact() -> None:
+    found = dict(satisfiable([SpecializedCondition(m * 7 % 1000 == 321)], ("k", "m", "n")))
+    assert found.keys() == {(True,), (False,)}
+    assert found[True,] == {"k": 1, "m": 903, "n": 1}
+
+
 def test_a_row_takes_the_geometric_mean_over_the_shapes_on_record() -> None:
     records = Records({
         (32, 64): {"common": 1.0, "large": 2.0},
