@@ -40,6 +40,7 @@ class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: Reason
     level: Level | None = None
     explanation: str = ""
+    unmeasured: tuple[str, ...] = ()
     rivals: tuple[Rival, ...] = ()
 
     @property
@@ -48,13 +49,17 @@ class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         own = (r.estimate for r in self.rivals if r.implementation == self.implementation)
         return next(own, None)
 
-    @property
-    def measured(self) -> list[Measured]:
-        """What the selection rests on: the best of each implementation at its level."""
+    def measured(self, device: str | None) -> list[Measured]:
+        """What the selection rests on: the best of each implementation at its level.
+
+        To who asks for another device than the lock is for, records of that one are its target's.
+        """
+        same = device == self.device
         return [
             Measured(
                 implementation=r.implementation, version=r.version, config=r.config,
-                level=r.level, estimate=r.estimate,
+                level=r.level if same or r.level is not Level.DEVICE else Level.TARGET,
+                estimate=r.estimate,
             )
             for r in self.rivals
             if r.config is not None and r.level is not None and r.estimate is not None
@@ -65,7 +70,8 @@ class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Selection(
             workload=self.workload, target=self.target, implementation=self.implementation,
             version=self.version, config=self.config, reason=self.reason, level=self.level,
-            explanation=self.explanation, rivals=self.rivals,
+            explanation=self.explanation, partial=bool(self.unmeasured), unmeasured=self.unmeasured,
+            rivals=self.rivals,
         )  # fmt: skip
 
 
@@ -137,7 +143,7 @@ class LockDatabase:
         self, workload: Workload, target: Target, device: str | None
     ) -> Sequence[Measured]:
         try:
-            return self._lock.find(workload, target).measured
+            return self._lock.find(workload, target).measured(device)
         except SelectionError:
             return ()
 
@@ -145,10 +151,10 @@ class LockDatabase:
         self, workload: Workload, target: Target, device: str | None
     ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
         return [
-            (entry.workload, entry.measured)
+            (entry.workload, measured)
             for entry in self._lock.selections
             if entry.target == target
-            and entry.measured
+            and (measured := entry.measured(device))
             and workload.match(entry.workload) is not None
         ]
 
@@ -161,7 +167,7 @@ def _locked(selection: Selection, device: str | None) -> Locked:
         workload=selection.workload, target=selection.target, device=device,
         implementation=selection.implementation, version=selection.version,
         config=selection.config, reason=selection.reason, level=selection.level,
-        explanation=selection.explanation,
+        explanation=selection.explanation, unmeasured=selection.unmeasured,
         rivals=tuple(r for r in selection.rivals if r.estimate is not None),
     )  # fmt: skip
 

@@ -156,7 +156,7 @@ def _compare(before: Locked, now: Selection) -> dict[str, Any] | None:
     same = (before.implementation, before.version, before.config, before.estimate) == (
         now.implementation, now.version, now.config, after,
     )  # fmt: skip
-    if same or (before.estimate is None and after is None):
+    if same:
         return None
     return {
         "workload": before.workload.key, "target": before.target.key,
@@ -179,6 +179,8 @@ def _line(change: dict[str, Any]) -> str:
     ratio = change["ratio"]
     if ratio is None:
         what = "is not measured any more"
+    elif change["now_s"] is None:
+        what = "is not measured"
     elif not ratio:
         what = f"is measured now: {show_seconds(change['now_s'])}"
     else:
