@@ -11,6 +11,7 @@ import msgspec
 from strategy.attrs import Attrs
 from strategy.condition import SpecializedCondition
 from strategy.op import OpError
+from strategy.schedule import ScheduleError
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -144,7 +145,8 @@ def evaluate(workload: Workload, target: Target) -> OpStrategy:
 def candidates(workload: Workload, target: Target) -> list[Candidate]:
     """The implementations of a workload on a target, as data.
 
-    All of them are listed, those whose condition does not hold too: the selector decides.
+    All of them are listed, those whose condition does not hold too: the selector decides. Left out are
+    those that decline the dimensions that are symbolic.
     """
     found = []
     for condition, implementation in evaluate(workload, target):
@@ -153,9 +155,14 @@ def candidates(workload: Workload, target: Target) -> list[Candidate]:
         if implementation.space is not None and (
             condition is None or condition.decide() is not False
         ):
-            space = implementation.space(
-                workload.attr_node, workload.input_types, workload.out_type, target
-            )
+            try:
+                space = implementation.space(
+                    workload.attr_node, workload.input_types, workload.out_type, target
+                )
+            except ScheduleError:
+                if workload.is_constant:
+                    raise
+                continue  # it declines these symbols
         digest = "0" if space is None else space.digest
         found.append(
             Candidate(

@@ -304,7 +304,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: Annotated[float, Meta(gt=0)] | None = None
     # Stop where no more than this share of the best time is expected to be gained.
     until_gain: Annotated[float, Meta(gt=0, lt=1)] | None = None
-    seed: int = 0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     tuner: Annotated[str, Meta(pattern="^(model|random)$")] = "model"
     implementations: tuple[str, ...] | None = None  # only these
     search_policy: TimingPolicy = SEARCH_POLICY

@@ -61,7 +61,8 @@ def parse_cores(text: str) -> tuple[int, ...]:
     cores: set[int] = set()
     for part in numbers.split(","):
         first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        known = first.isdecimal() and (not dash or last.isdecimal())
+        if not known or int(last or first) < int(first):
             raise DeviceError(
                 f"device {text!r:.40}: {part!r:.20} is no core; write cpu:0-3 or cpu:0,2"
             )

@@ -195,13 +195,18 @@ def show(
     from plevel.embedded import require_worker
 
     require_worker()
+    from strategy.cuda.limit import LimitError
+    from strategy.cuda.source import PlanError
     from strategy.lower import CompileError, InstantiationError
+    from strategy.target import TargetError
 
     try:
         chosen = _lower(workload, where, implementation, config, place)
         code = _code(chosen.lowered, where, form)
-    except (CompileError, InstantiationError) as error:
+    except (CompileError, InstantiationError, LimitError, PlanError) as error:
         raise CommandError(str(error)) from error
+    except TargetError as error:
+        raise UsageError(f"--target: {error}") from error
     if as_json:
         print_json({"form": form, **_described(chosen), "code": code})
         return
@@ -263,7 +268,10 @@ def read_config(
         find_implementation(workload, target, implementation)
     except OpError as error:
         raise UsageError(f"--implementation: {error}") from error
-    candidate = next(c for c in candidates(workload, target) if c.implementation == implementation)
+    offered = {c.implementation: c for c in candidates(workload, target)}
+    candidate = offered.get(implementation)
+    if candidate is None:
+        raise UsageError(f"--implementation: {implementation} needs numbers where {workload} has names")
     given = dict(option.read_attribute(text, "--config") for text in knobs or ())
     if candidate.space is None:
         if given:

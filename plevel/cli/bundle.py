@@ -61,7 +61,9 @@ def make(
     trials: Annotated[
         int, typer.Option("--trials", "-n", min=1, metavar="N", help="Configurations in all.")
     ] = 64,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of all random choices.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", min=0, help="Of all random choices.")
+    ] = 0,
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
@@ -225,8 +227,7 @@ def run(
     from workers.__main__ import describe_cuda
     from workers.bundle import BundleError, read_key, run_bundle, unseal
     from workers.cpu import DeviceError
-    from workers.cuda_runner import SLOT
-    from workers.runner import TimingRunner
+    from workers.cuda_runner import runner_on
     from workers.sandbox import ForkServer, SandboxError
 
     try:
@@ -234,7 +235,6 @@ def run(
         found = describe_cuda(device)
     except (BundleError, DeviceError) as error:
         raise CommandError(str(error)) from error
-    slot = {SLOT: found.slot.partition(":")[2]}
     session = f"bundle-{int(time.time())}"
     count = 0
     try:
@@ -243,9 +243,7 @@ def run(
             ForkServer(Path(scratch), ("numpy",)) as server,
             output.open("wb") as file,
         ):
-            runner = TimingRunner(
-                server, (0,), 1 << 46, module="workers.cuda_runner", environment=slot
-            )
+            runner = runner_on(server, (0,), found.slot)
 
             def time_job(job: Any, built: Any, report: Any) -> dict[str, Any]:
                 return runner.run(job, built, threading.Event(), report).environment

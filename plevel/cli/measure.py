@@ -15,6 +15,7 @@ from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
     from strategy.record import Job, Result
+    from strategy.target import Target
 
 
 def measure(
@@ -26,17 +27,23 @@ def measure(
     attr: option.Attributes = None,
     config: Knobs = None,
     threads: option.Threads = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the random inputs.")] = 0,
+    device: Annotated[
+        str, typer.Option("--device", metavar="SLOT", help="cpu, or a CUDA device such as cuda:0.")
+    ] = "cpu",
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", min=0, help="Of the random inputs.")
+    ] = 0,
     as_json: option.AsJson = False,
 ) -> None:
-    """Build, check and time one configuration on this host; nothing is stored.
+    """Build, check and time one configuration on a device of this host; nothing is stored.
 
     Example: plevel measure dense -i data=float32[128,768] -i weight=float32[3072,768]:const
     -I dense_pack.cpu -c rows=8
     """
-    workload, target = option.read_workload(op, inputs, attr), option.read_target("cpu", threads)
+    workload = option.read_workload(op, inputs, attr)
     if not workload.is_constant:
         raise UsageError(f"--input: {workload} has a symbolic dimension; give a number to measure")
+    target = _target_of(device, threads)
     values = read_config(workload, target, implementation, config)
 
     from plevel.cli.output import make_console, print_json, show_spread
@@ -55,7 +62,8 @@ def measure(
         Job(
             id=0, run_id=0, workload=workload, target=target, phase=Phase.CONFIRM, entries=(entry,),
             policy=CONFIRM_POLICY, seed=seed,
-        )
+        ),
+        device,
     )  # fmt: skip
     if as_json:
         print_json(result)
@@ -81,11 +89,25 @@ def measure(
     make_console().print("\n".join(lines), markup=False, soft_wrap=True)
 
 
-def _measure(job: Job) -> Result:
+def _target_of(device: str, threads: int | None) -> Target:
+    if device == "cpu":
+        return option.read_target("cpu", threads)
+    if threads is not None:
+        raise UsageError("--threads: these are the cores of a processor; leave it out with --device")
+    from workers.__main__ import describe_cuda
+    from workers.cpu import DeviceError
+
+    try:
+        return describe_cuda(device).target
+    except DeviceError as error:
+        raise CommandError(f"--device: {error}") from error
+
+
+def _measure(job: Job, device: str) -> Result:
     """The one result of a job of one entry."""
     from workers.builder import BuilderPool
-    from workers.cpu import DeviceError, assign, machine_memory, parse_cores, timing_lock
-    from workers.runner import TimingRunner
+    from workers.cpu import DeviceError, assign, parse_cores, timing_lock
+    from workers.cuda_runner import runner_on
     from workers.sandbox import ForkServer, SandboxError
 
     results: list[Result] = []
@@ -95,8 +117,10 @@ def _measure(job: Job) -> Result:
             tempfile.TemporaryDirectory(prefix="plevel-") as scratch,
             ForkServer(Path(scratch)) as server,
         ):
-            pool = BuilderPool(server, cores.building[:1], Path(scratch))
-            runner = TimingRunner(server, cores.timing, machine_memory() // 2)
+            pool = BuilderPool(
+                server, cores.building[:1], Path(scratch), forks=job.target.kind == "cuda"
+            )
+            runner = runner_on(server, cores.timing, device)
             try:
                 (built,) = pool.build(job, threading.Event())
                 if built.error is not None:

@@ -248,6 +248,6 @@ def read_target(spec: str, threads: int | None) -> Target:
 def read_age(option: str, text: str) -> float:
     """Seconds of `90d`, `12h`, `30m` or `45s`."""
     number, unit = text[:-1], {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}.get(text[-1:])
-    if unit is None or not number.isdigit():
+    if unit is None or not number.isdecimal():
         raise UsageError(f"{option} {text!r:.40}: write it as 90d, 12h, 30m or 45s")
     return int(number) * unit

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ pytest.importorskip("tvm")
 
 SMALL = ("dense", "-i", "data=float32[24,40]", "-i", "weight=float32[56,40]:const")
 ANY_M = ("dense", "-i", "data=float32[m,40]", "-i", "weight=float32[56,40]:const")
+ANY_K = ("dense", "-i", "data=float32[24,k]", "-i", "weight=float32[56,k]:const")
 
 
 def plevel(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
@@ -70,19 +72,38 @@ def _pointer(array: np.ndarray) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
+@pytest.fixture
+def printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """`plevel …` in this process, over a database that is not there: exit code, stdout and stderr."""
+    monkeypatch.delenv("PLEVEL_URL", raising=False)
+    monkeypatch.setenv("PLEVEL_DATABASE", str(tmp_path / "none.db"))
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments])
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, *capsys.readouterr()
+
+    return call
+
+
 @pytest.mark.parametrize(
     ("form", "words"), [("tir", "T.prim_func"), ("llvm", "define "), ("asm", ".text")]
 )
-def test_show_prints_the_code(form: str, words: str, tmp_path: Path) -> None:
-    done = plevel("show", *SMALL, "-I", "dense_pack.cpu", "--as", form, home=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert words in done.stdout
+def test_show_prints_the_code(
+    form: str, words: str, printed: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = printed("show", *SMALL, "-I", "dense_pack.cpu", "--as", form)
+    assert code == 0, err
+    assert words in out
 
 
-def test_show_of_the_selected_one_says_why(tmp_path: Path) -> None:
-    done = plevel("show", *SMALL, "-t", "llvm -num-cores=2", home=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("# dense_large_m.cpu: nothing is measured")
+def test_show_of_the_selected_one_says_why(printed: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = printed("show", *SMALL, "-t", "llvm -num-cores=2")
+    assert code == 0, err
+    assert out.startswith("# dense_large_m.cpu: nothing is measured")
 
 
 def test_measure_times_one_configuration(tmp_path: Path) -> None:
@@ -113,32 +134,39 @@ def test_measure_times_one_configuration(tmp_path: Path) -> None:
         ),
         pytest.param(("measure", *ANY_M, "-I", "dense_pack.cpu"), "symbolic", id="symbolic"),
         pytest.param(("build", *SMALL, "-o", "x.so", "--name", "a b"), "--name", id="C name"),
+        pytest.param(
+            ("show", *SMALL, "-t", "cuda -arch=sm_10", "--as", "cuda"), "sm_60", id="architecture"
+        ),
+        pytest.param(("show", *ANY_K, "-I", "dense_pack.cpu"), "numbers", id="declined"),
     ],
 )
-def test_wrong_usage_is_one_line(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
-    done = plevel(*arguments, home=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert words in done.stderr
+def test_wrong_usage_is_one_line(
+    arguments: tuple[str, ...], words: str, printed: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, _, said = printed(*arguments)
+    assert code == 2, said
+    assert len(said.splitlines()) == 1
+    assert words in said
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    done = plevel("build", *SMALL, "-o", str(tmp_path / "none" / "x.so"), home=tmp_path)
-    assert done.returncode == 1
-    assert "there is no folder" in done.stderr
+def test_a_missing_folder_is_named(
+    tmp_path: Path, printed: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, _, said = printed("build", *SMALL, "-o", str(tmp_path / "none" / "x.so"))
+    assert code == 1
+    assert "there is no folder" in said
 
 
 def test_what_is_built_and_shown_is_told_as_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, printed: Callable[..., tuple[int, str, str]]
 ) -> None:
-    output, place = tmp_path / "libdense.so", ("--database", str(tmp_path / "none.db"))
-    target = ("-t", "llvm -num-cores=1", "--json", *place)
+    output = tmp_path / "libdense.so"
+    target = ("-t", "llvm -num-cores=1", "--json")
 
     def told(*arguments: str) -> dict[str, Any]:
-        with pytest.raises(SystemExit) as ended:
-            main([*arguments])
-        assert ended.value.code == 0
-        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        code, out, err = printed(*arguments)
+        assert code == 0, err
+        found: dict[str, Any] = json.loads(out)
         return found
 
     built = told("build", *SMALL, *target, "-o", str(output))

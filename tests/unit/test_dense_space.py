@@ -33,3 +33,10 @@ def test_the_fallback_is_of_its_space(
     assert {"dense_nopack.cpu", "dense_pack.cpu"} <= spaces.keys()
     for space in spaces.values():
         assert space.contains(space.fallback)
+
+
+def test_what_declines_a_symbolic_dimension_is_no_candidate() -> None:
+    """A product's inner extent is a constant of the tiles, but OpenBLAS takes any."""
+    shapes = {"data": "float32[m,k]", "weight": "float32[8,k]"}
+    found = candidates(Workload.make("dense", shapes), Target.parse("llvm -libs=cblas"))
+    assert [c.implementation for c in found] == ["dense_cblas.cpu"]

@@ -158,6 +158,9 @@ def test_every_wire_type_is_frozen() -> None:
         assert kind.__struct_config__.frozen, kind
 
 
+NAMELESS = {"workload": {"op": "made_up", "inputs": []}}
+
+
 def result(**change: Any) -> dict[str, Any]:
     return {"token": 1, "session": "s", "results": [{"entry": 0, "samples_s": [1.0], **change}]}
 
@@ -179,6 +182,7 @@ def result(**change: Any) -> dict[str, Any]:
         ({"workloads": [], "target": "llvm"}, RunRequest, "length >= 1.*workloads"),
         ({"workloads": [5], "target": "llvm"}, RunRequest, r"workloads\[0\]"),
         ({"workloads": [], "target": "fpga"}, RunRequest, "workloads|unknown target 'fpga'"),
+        ({"workloads": [NAMELESS], "target": "llvm", "seed": -1}, RunRequest, ">= 0.*seed"),
         ({"min_repeats": 0}, TimingPolicy, "min_repeats"),
         ({"give_up_ratio": 0.5}, TimingPolicy, "give_up_ratio"),
         ({"name": "w", "host": "h", "pid": 1, "devices": []}, WorkerInfo, "devices"),
