@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -25,8 +26,15 @@ from service.db import Store
 from service.errors import ServiceError, StartError
 from service.settings import Settings
 from strategy.log import Form, configure
+from strategy.op import all_ops
 
 GRACE_S = 5
+# How long a thread that computes keeps the interpreter from the one that answers requests; Python's own
+# 5 ms are a lease's whole time.
+SWITCH_S = 0.001
+# How long a thread that computes keeps the others waiting for the interpreter. A selection asks for it a dozen
+# times, each of which costs that while an import runs: with Python's own 5 ms that is what one notices.
+SWITCH_S = 0.0005
 log = logging.getLogger(__name__)
 
 
@@ -51,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ServiceError as error:
         print(f"plevel service: {error}", file=sys.stderr)
         return 1
+    sys.setswitchinterval(SWITCH_S)
     with listening:
         try:
             prepare(settings)
@@ -118,6 +127,7 @@ def serve(settings: Settings, listening: socket.socket, ready_file: Path | None)
     scheme = "http" if settings.tls_cert is None else "https"
     url = _url(scheme, settings.host, listening.getsockname()[1])
     server = _Server(config, app.state.context, url, ready_file)
+    sys.setswitchinterval(SWITCH_S)
     server.run(sockets=[listening])
     if not server.started:
         raise StartError("the service did not start: its log says why")
@@ -166,6 +176,12 @@ class _Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         if not self.started:
             return
+        all_ops()  # loaded now, not while the first who asks waits
+        # What is loaded stays: a collection that looks at it again and again stops all requests for a tenth
+        # of a second. Most garbage needs none.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000, 20, 100)
         print(f"plevel service on {self._url}", flush=True)
         if self._ready_file is not None:
             # Renamed into place, so that who waits for it never reads half of it.

@@ -16,11 +16,9 @@ from service.retry import Terms
 from strategy.record import Lease, Report, ResultsAccepted
 
 # Served together at most: jobs to lease, jobs with results, and workers. A device idles until its lease
-# comes, while results are on their worker's disk: where there is one writer, leases wait for the results
-# before them, and those are fewer at a time.
+# comes, while results are on their worker's disk: leases go first, and wait for few results at a time.
 LEASED = 512
-REPORTED = 128
-REPORTED_ONE_WRITER = 32
+REPORTED = 32
 WORKERS = 1000
 
 
@@ -43,8 +41,9 @@ class Desk:
         self._terms = terms
         self._leases = Lane(self._lease, LEASED, lambda ask: ask.most)
         self._looks = Lane(self._look, WORKERS)
-        reported = REPORTED_ONE_WRITER if store.is_sqlite else REPORTED
-        self._deliveries = Lane(self._store_results, reported, lambda d: len(d.reports))
+        self._deliveries = Lane(
+            self._store_results, REPORTED, lambda d: len(d.reports), first=self._leases
+        )
         self._signs = Lane(self._see, WORKERS)
 
     async def lease(self, ask: Ask) -> list[Lease]:

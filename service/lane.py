@@ -1,7 +1,7 @@
 """Requests of one kind that come while others are served are then served together, in their order.
 
 What a transaction costs by itself is so shared by all that wait, and nobody who came later is served
-first.
+first. One kind may go before another.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
 A = TypeVar("A")
 R = TypeVar("R")
+GIVE_WAY_S = 0.1  # how long those of a lane wait for those of the one that goes first
 
 
 class Lane(Generic[A, R]):
@@ -26,6 +27,8 @@ class Lane(Generic[A, R]):
         serve: answers requests in one transaction, each at its place.
         most: how much is served together: the sum of the sizes, but at least one request.
         size: of a request.
+        first: a lane that goes before this one: its requests do not wait behind more than one round of
+            this one's, while this one's wait for `GIVE_WAY_S` at most before each round.
     """
 
     def __init__(
@@ -33,10 +36,12 @@ class Lane(Generic[A, R]):
         serve: Callable[[Sequence[A]], Sequence[R]],
         most: int,
         size: Callable[[A], int] = lambda _: 1,
+        first: Lane[Any, Any] | None = None,
     ) -> None:
         self._serve = serve
         self._most = most
         self._size = size
+        self._first = first
         self._waiting: deque[tuple[A, asyncio.Future[R]]] = deque()
         self._serving: asyncio.Task[None] | None = None
         self._limiter: CapacityLimiter | None = None
@@ -59,13 +64,24 @@ class Lane(Generic[A, R]):
             self._serving = asyncio.create_task(self._run())
         return await future
 
+    async def rest(self, timeout_s: float) -> None:
+        """Waits until nobody is served and nobody waits, or the time is over."""
+        if self._serving is not None:
+            await asyncio.wait({self._serving}, timeout=timeout_s)
+
     async def _run(self) -> None:
         # Not one of the threads that all requests share: they may be waiting for something slower.
         self._limiter = self._limiter or CapacityLimiter(1)
         try:
-            while taken := self._take():
+            while taken := await self._next():
                 requests = [request for request, _ in taken]
-                answers = await to_thread.run_sync(self._answer, requests, limiter=self._limiter)
+                answers: Sequence[R | _Failed]
+                try:
+                    answers = await to_thread.run_sync(
+                        self._answer, requests, limiter=self._limiter
+                    )
+                except Exception as error:  # no thread is to be had
+                    answers = [_Failed(error)] * len(taken)
                 for (_, future), answer in zip(taken, answers, strict=True):
                     if future.done():  # whoever asked has gone
                         continue
@@ -75,6 +91,11 @@ class Lane(Generic[A, R]):
                         future.set_result(answer)
         finally:
             self._serving = None
+
+    async def _next(self) -> list[tuple[A, asyncio.Future[R]]]:
+        if self._waiting and self._first is not None:
+            await self._first.rest(GIVE_WAY_S)
+        return self._take()
 
     def _take(self) -> list[tuple[A, asyncio.Future[R]]]:
         taken: list[tuple[A, asyncio.Future[R]]] = []

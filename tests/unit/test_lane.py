@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -91,3 +91,72 @@ def test_who_has_gone_is_not_served() -> None:
 
     assert run(leave()) == 9
     assert server.served == [[1], [3]]
+
+
+def test_the_lane_that_goes_first_is_served_between_two_rounds_of_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("service.lane.GIVE_WAY_S", 60.0)
+    served: list[str] = []
+    may = threading.Event()
+
+    def serve(kind: str) -> Callable[[Sequence[int]], Sequence[int]]:
+        def note(requests: Sequence[int]) -> Sequence[int]:
+            assert may.wait(60)
+            served.extend(f"{kind}{r}" for r in requests)
+            return requests
+
+        return note
+
+    async def both() -> None:
+        urgent = Lane(serve("urgent "), 1)
+        patient = Lane(serve("patient "), 1, first=urgent)
+        asked = [asyncio.create_task(patient.ask(i)) for i in range(2)]
+        while patient.waiting != 1:  # the first is being served
+            await asyncio.sleep(0)
+        asked += [asyncio.create_task(urgent.ask(i)) for i in range(2)]
+        while urgent.waiting != 1:
+            await asyncio.sleep(0)
+        may.set()
+        assert await asyncio.gather(*asked) == [0, 1, 0, 1]
+
+    run(both())
+    assert served[-1] == "patient 1"
+    assert sorted(served) == ["patient 0", "patient 1", "urgent 0", "urgent 1"]
+
+
+def test_who_goes_second_does_not_wait_for_ever() -> None:
+    may = threading.Event()
+
+    def hang(requests: Sequence[int]) -> Sequence[int]:
+        assert may.wait(60)
+        return requests
+
+    async def both() -> None:
+        urgent = Lane(hang, 1)
+        patient = Lane(lambda requests: requests, 1, first=urgent)
+        hanging = asyncio.create_task(urgent.ask(0))
+        while not urgent.serving:
+            await asyncio.sleep(0)
+        assert await patient.ask(1) == 1
+        may.set()
+        await hanging
+
+    run(both())
+
+
+def test_where_no_thread_is_to_be_had_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def ask_twice() -> int:
+        server = Server()
+        server.may.set()
+        lane = Lane(server, 10)
+        with monkeypatch.context() as patched:
+            patched.setattr("service.lane.to_thread.run_sync", refuse)
+            with pytest.raises(RuntimeError, match="new thread"):
+                await lane.ask(1)
+        return await lane.ask(2)
+
+    assert run(ask_twice()) == 4
