@@ -29,9 +29,6 @@ from strategy.log import Form, configure
 from strategy.op import all_ops
 
 GRACE_S = 5
-# How long a thread that computes keeps the interpreter from the one that answers requests; Python's own
-# 5 ms are a lease's whole time.
-SWITCH_S = 0.001
 # How long a thread that computes keeps the others waiting for the interpreter. A selection asks for it a dozen
 # times, each of which costs that while an import runs: with Python's own 5 ms that is what one notices.
 SWITCH_S = 0.0005
@@ -59,7 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ServiceError as error:
         print(f"plevel service: {error}", file=sys.stderr)
         return 1
-    sys.setswitchinterval(SWITCH_S)
     with listening:
         try:
             prepare(settings)
