@@ -140,9 +140,10 @@ class SymbolicFunction:
             assert isinstance(kind, TensorType)
             replacements[v] = Var(v.name, TensorType([_sized(v, d, dims) for d in kind.shape], kind.dtype))
         key = tuple(dims[name] for name in sorted(dims))
-        if key not in self._found:
-            self._found[key] = self._specialize(substitute(self.expr, replacements))
-        return self._found[key]
+        found = self._found.get(key)  # `refresh` may put another in its place meanwhile
+        if found is None:
+            found = self._found[key] = self._specialize(substitute(self.expr, replacements))
+        return found
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         """The value of the graph; arrays must agree on each symbolic dimension."""
