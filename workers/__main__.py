@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +25,7 @@ from workers.client import Client, ServiceError, StoppedError, UnreachableError
 from workers.cpu import DeviceError, assign, describe_device, parse_cores
 from workers.daemon import Daemon, describe_worker
 from workers.sandbox import SandboxError
+from workers.several import serve_each
 from workers.spool import Spool
 
 _PATIENCE_S = 10.0
@@ -39,7 +41,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=int,
         help="threads that kernels use, part of the target; default: all cores",
     )
-    parser.add_argument("--device", default="cpu", help="cpu, some of its cores: cpu:0-3, or cuda:0")
+    parser.add_argument(
+        "--device", action="append", dest="devices",
+        help="cpu, some of its cores: cpu:0-3, or cuda:0; again for each further one; default: cpu",
+    )  # fmt: skip
     parser.add_argument(
         "--token-file", type=Path, default=os.environ.get("PLEVEL_TOKEN_FILE"),
         help="what opens the service; default: PLEVEL_TOKEN_FILE",
@@ -62,7 +67,7 @@ def _state_directory() -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a worker until it is told to stop; the exit status."""
+    """Runs a worker for each device until it is told to stop; the exit status."""
     options = parse(arguments)
     level = logging.DEBUG if options.verbose else logging.INFO
     configure(options.log, "%(asctime)s %(levelname)s %(message)s", level)
@@ -70,13 +75,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger(library).setLevel(logging.WARNING)
     if not options.url.startswith(("http://", "https://")):
         return _fail(f"--url {options.url}: write it as http://host:port", 2)
+    devices: list[str] = options.devices or ["cpu"]
+    if len(set(devices)) < len(devices):
+        return _fail("--device: name each device once", 2)
+    if len(devices) == 1:
+        return serve(options, devices[0])
+    return serve_each(devices, partial(serve, options))
+
+
+def serve(options: argparse.Namespace, slot: str) -> int:
+    """Runs the worker of one device; the exit status."""
     try:
         _check_host()
-        if options.device.startswith("cuda"):
+        if slot.startswith("cuda"):
             assigned = assign(parse_cores("cpu"), 1)  # of the host, to queue launches with
-            device = describe_cuda(options.device)
+            device = describe_cuda(slot)
         else:
-            cores = parse_cores(options.device)
+            cores = parse_cores(slot)
             assigned = assign(cores, len(cores) if options.threads is None else options.threads)
             device = describe_device(assigned, len(assigned.timing))
     except DeviceError as error:

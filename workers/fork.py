@@ -214,16 +214,21 @@ def _restrict(limits: Limits) -> None:
         Path("/proc/self/oom_score_adj").write_text("900")
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _forbid_network(libc)
     if not limits.forks:
         _forbid_fork(libc)
 
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
-# AUDIT_ARCH, clone, fork, clone3; AArch64 has no fork.
+# AUDIT_ARCH, clone, fork, socket; AArch64 has no fork.
 _SYSCALLS = {
-    "x86_64": (0xC000003E, 56, 57, 435),
-    "aarch64": (0xC00000B7, 220, 0xFFFFFFFF, 435),
+    "x86_64": (0xC000003E, 56, 57, 41),
+    "aarch64": (0xC00000B7, 220, 0xFFFFFFFF, 198),
 }
+_CLONE3, _IO_URING_SETUP = 435, 425  # on both
+# Of the filters' language: what a step does, and what a system call is answered.
+_LOAD, _EQUAL, _HAS, _ANSWER = 0x20, 0x15, 0x45, 0x06
+_ALLOW, _FAIL = 0x7FFF0000, 0x50000
 
 
 class _Program(ctypes.Structure):
@@ -239,24 +244,54 @@ def _forbid_fork(libc: Any) -> None:
     numbers = _SYSCALLS.get(os.uname().machine)
     if numbers is None:
         return
-    arch, clone, fork, clone3 = numbers
-    load, equal, has, answer = 0x20, 0x15, 0x45, 0x06
-    allow, again, missing = 0x7FFF0000, 0x50000 | errno.EAGAIN, 0x50000 | errno.ENOSYS
+    arch, clone, fork, _ = numbers
     thread_or_vfork = 0x10000 | 0x4000
-    steps = (
-        (load, 0, 0, 4),  # the architecture
-        (equal, 0, 7, arch),
-        (load, 0, 0, 0),  # the system call
-        (equal, 6, 0, fork),
+    _install(
+        libc,
+        (_LOAD, 0, 0, 4),  # the architecture
+        (_EQUAL, 0, 7, arch),
+        (_LOAD, 0, 0, 0),  # the system call
+        (_EQUAL, 6, 0, fork),
         # glibc falls back from clone3, whose flags a filter cannot see, to clone.
-        (equal, 0, 1, clone3),
-        (answer, 0, 0, missing),
-        (equal, 0, 2, clone),
-        (load, 0, 0, 16),  # its flags
-        (has, 0, 1, thread_or_vfork),
-        (answer, 0, 0, allow),
-        (answer, 0, 0, again),
+        (_EQUAL, 0, 1, _CLONE3),
+        (_ANSWER, 0, 0, _FAIL | errno.ENOSYS),
+        (_EQUAL, 0, 2, clone),
+        (_LOAD, 0, 0, 16),  # its flags
+        (_HAS, 0, 1, thread_or_vfork),
+        (_ANSWER, 0, 0, _ALLOW),
+        (_ANSWER, 0, 0, _FAIL | errno.EAGAIN),
     )
+
+
+def _forbid_network(libc: Any) -> None:
+    """Lets this process open no socket of the internet, nor a ring that could open one unseen.
+
+    A namespace of its own would need rights that a worker has not. Sockets between the processes of a
+    host stay: drivers use them.
+    """
+    numbers = _SYSCALLS.get(os.uname().machine)
+    if numbers is None:
+        return
+    arch, _, _, make_socket = numbers
+    _install(
+        libc,
+        (_LOAD, 0, 0, 4),  # the architecture
+        (_EQUAL, 0, 7, arch),
+        (_LOAD, 0, 0, 0),  # the system call
+        (_EQUAL, 7, 0, _IO_URING_SETUP),
+        (_EQUAL, 0, 4, make_socket),
+        (_LOAD, 0, 0, 16),  # its family
+        (_EQUAL, 3, 0, socket.AF_INET),
+        (_EQUAL, 2, 0, socket.AF_INET6),
+        (_EQUAL, 1, 0, socket.AF_PACKET),
+        (_ANSWER, 0, 0, _ALLOW),
+        (_ANSWER, 0, 0, _FAIL | errno.EACCES),
+        (_ANSWER, 0, 0, _FAIL | errno.ENOSYS),
+    )
+
+
+def _install(libc: Any, *steps: tuple[int, int, int, int]) -> None:
+    """Adds a seccomp filter to those of this process; a kernel without them goes on without."""
     code = b"".join(struct.pack("HBBI", *step) for step in steps)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = _Program(len(steps), ctypes.addressof(buffer))

@@ -19,10 +19,13 @@ def worker(
             "--threads", metavar="N", min=1, help="The kernels' threads; all if not given."
         ),
     ] = None,
-    device: Annotated[
-        str,
-        typer.Option("--device", metavar="SLOT", help="cpu, some of its cores: cpu:0-3, or cuda:0."),
-    ] = "cpu",
+    devices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--device", metavar="SLOT",
+            help="cpu, some of its cores: cpu:0-3, or cuda:0; again for each further one.",
+        ),
+    ] = None,
     log: option.Log = None,
     hottest: Annotated[
         float | None,
@@ -56,7 +59,9 @@ def worker(
     require_worker()
     from workers.__main__ import main
 
-    arguments = ["--url", place.url, "--device", device]
+    arguments = ["--url", place.url]
+    for device in devices or ():
+        arguments += ["--device", device]
     if threads is not None:
         arguments += ["--threads", str(threads)]
     if token_file is not None:

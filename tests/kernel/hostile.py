@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -165,6 +166,14 @@ def hostile_strategy(attrs: Attrs, inputs: Any, out_type: Any, target: Target) -
 register_strategy("hostile", hostile_strategy)
 
 
+def _opens(family: socket.AddressFamily) -> bool:
+    try:
+        socket.socket(family).close()
+    except PermissionError:
+        return False
+    return True
+
+
 def serve(channel: Any) -> None:
     """A child that answers, leaves, hangs or writes garbage, as it is told."""
     while True:
@@ -185,5 +194,7 @@ def serve(channel: Any) -> None:
                 "loaded": "tvm" in sys.modules,
             }
             channel.send(answer)
+        elif asked == "sockets":
+            channel.send({f.name: _opens(f) for f in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)})
         else:
             channel.send({"echo": asked})

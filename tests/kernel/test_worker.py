@@ -108,6 +108,14 @@ def test_a_child_answers_and_is_set_up_as_asked(server: ForkServer) -> None:
     child.kill()
 
 
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_child_reaches_no_network(server: ForkServer, forks: bool) -> None:
+    child = server.spawn(Limits(module="hostile", forks=forks))
+    child.send("sockets")
+    assert child.receive(10) == {"AF_INET": False, "AF_INET6": False, "AF_UNIX": True}
+    child.kill()
+
+
 def test_a_late_child_is_told_from_a_dead_one(server: ForkServer) -> None:
     child = server.spawn(Limits(module="hostile"))
     child.send("hang")

@@ -1,0 +1,89 @@
+"""One process that starts and ends the workers of several devices."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from workers.__main__ import main
+
+ROOT = Path(__file__).parents[2]
+# Each worker says that it is there, and each signal that reaches it; it ends with the last that it waits
+# for. A bad one fails once another is there.
+PARENT = """
+import os, signal, sys
+from workers.several import serve_each
+
+ready, there = os.pipe()
+
+def serve(device):
+    if device == "bad":
+        os.read(ready, 1)
+        return 3
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    os.write(1, f"{device} begins\\n".encode())
+    os.write(there, b".")
+    for _ in range(int(sys.argv[1])):
+        signal.sigwait({signal.SIGTERM})
+        os.write(1, f"{device} hears\\n".encode())
+    return 0
+
+sys.exit(serve_each(sys.argv[2:], serve))
+"""
+Begin = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PARENT, *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+def read(process: subprocess.Popen[str], count: int) -> list[str]:
+    assert process.stdout is not None
+    return sorted(process.stdout.readline().strip() for _ in range(count))
+
+
+def test_each_signal_reaches_all_of_them(begin: Begin) -> None:
+    parent = begin("2", "cpu:0", "cpu:1")
+    assert read(parent, 2) == ["cpu:0 begins", "cpu:1 begins"]
+    parent.send_signal(signal.SIGINT)  # which is a SIGTERM for them
+    assert read(parent, 2) == ["cpu:0 hears", "cpu:1 hears"]
+    parent.send_signal(signal.SIGTERM)
+    assert read(parent, 2) == ["cpu:0 hears", "cpu:1 hears"]
+    assert parent.wait(60) == 0
+
+
+def test_one_that_fails_ends_the_others(begin: Begin) -> None:
+    parent = begin("1", "cpu:0", "bad")
+    assert read(parent, 2) == ["cpu:0 begins", "cpu:0 hears"]
+    assert parent.wait(60) == 3
+
+
+def test_they_end_with_their_parent(begin: Begin) -> None:
+    parent = begin("1", "cpu:0", "cpu:1")
+    read(parent, 2)
+    parent.kill()
+    assert read(parent, 2) == ["cpu:0 hears", "cpu:1 hears"]
+
+
+def test_a_device_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--url", "http://127.0.0.1:1", "--device", "cpu", "--device", "cpu"]
+    assert main(given) == 2
+    assert "once" in capsys.readouterr().err

@@ -1,0 +1,68 @@
+"""A worker for each of several devices of a host, under one process that starts and ends them."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
+
+_PR_SET_PDEATHSIG = 1
+_KINDS = (signal.SIGTERM, signal.SIGINT)
+log = logging.getLogger(__name__)
+
+
+def serve_each(devices: Sequence[str], serve: Callable[[str], int]) -> int:
+    """Runs `serve` for each device in a process of its own until all have ended.
+
+    SIGTERM and SIGINT are handed on to them. Where one fails, the others finish what they are timing
+    and end too, so that who started this process may start it again; they end with it when it dies.
+    To be called while this process has one thread.
+
+    Args:
+        devices: at least one.
+        serve: serves one device; what it returns is the exit status of its process.
+
+    Returns:
+        the exit status: of the first that failed, 0 where none did.
+    """
+    context = multiprocessing.get_context("fork")
+    parent = os.getpid()
+    children = [
+        context.Process(target=_begin, args=(parent, serve, device), name=device)
+        for device in devices
+    ]
+    signal.pthread_sigmask(signal.SIG_BLOCK, _KINDS)  # until there is somebody to hand them on to
+    for child in children:
+        child.start()
+
+    def hand_on(number: int, frame: object) -> None:
+        for child in children:
+            child.terminate()
+
+    for number in _KINDS:
+        signal.signal(number, hand_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _KINDS)
+    status, running = 0, children
+    while running:
+        wait([child.sentinel for child in running])
+        ended = [child for child in running if not child.is_alive()]
+        running = [child for child in running if child not in ended]
+        for child in ended:
+            if child.exitcode and not status:
+                status = max(child.exitcode, 1)  # a signal has a number below zero
+                log.error("the worker of %s failed: the others end", child.name)
+                hand_on(signal.SIGTERM, None)
+    return status
+
+
+def _begin(parent: int, serve: Callable[[str], int], device: str) -> None:
+    os.setsid()  # Ctrl-C is for the parent, which hands it on
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _KINDS)
+    if os.getppid() == parent:  # else it died before the question
+        sys.exit(serve(device))
