@@ -7,7 +7,7 @@ its child, and the daemon goes on in a new one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,31 @@ import numpy as np
 from strategy.record import convert
 from strategy.workload import Workload
 from workers.builder import Built
+from workers.cpu import machine_memory
 from workers.cuda_kernel import CudaKernel, Driver
 from workers.cuda_library import CudaError, describe_library
 from workers.fork import Channel
 from workers.kernel import Data, Kernel
 from workers.reference import random_inputs, reference, tolerances
-from workers.runner import Runner, Session
+from workers.runner import Runner, Session, TimingRunner
+from workers.sandbox import ForkServer
 
 SLOT = "PLEVEL_CUDA_SLOT"  # the environment of the child says which device is its own
+_ADDRESSES = 1 << 46  # bytes: a driver reserves more of them than there is memory
+
+
+def runner_on(server: ForkServer, cores: Sequence[int], slot: str) -> TimingRunner:
+    """The handle on the child that times on a device of this host, `cuda:0` or its cores.
+
+    Args:
+        cores: what the child runs on, also where it only queues work for a CUDA device.
+    """
+    kind, _, number = slot.partition(":")
+    if kind != "cuda":
+        return TimingRunner(server, cores, machine_memory() // 2)
+    return TimingRunner(
+        server, cores, _ADDRESSES, module="workers.cuda_runner", environment={SLOT: number or "0"}
+    )
 
 
 def serve(channel: Channel) -> None:

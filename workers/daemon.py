@@ -36,8 +36,8 @@ from workers.client import (
     StoppedError,
     UnknownWorkerError,
 )
-from workers.cpu import Cores, environment, hottest, machine_memory, timing_lock
-from workers.cuda_runner import SLOT
+from workers.cpu import Cores, environment, hottest, timing_lock
+from workers.cuda_runner import runner_on
 from workers.folder import scratch
 from workers.lease import GOODBYE_S, Held, Holdings
 from workers.runner import TimingRunner
@@ -131,14 +131,7 @@ class Daemon:
     def _serve(self, server: ForkServer, folder: Path) -> None:
         on_cuda = self._device.target.kind == "cuda"
         pool = BuilderPool(server, self._cores.building, folder, forks=on_cuda)
-        if on_cuda:
-            # A driver reserves more addresses than there is memory.
-            runner = TimingRunner(
-                server, self._cores.timing, 1 << 46, module="workers.cuda_runner",
-                environment={SLOT: self._device.slot.partition(":")[2]},
-            )  # fmt: skip
-        else:
-            runner = TimingRunner(server, self._cores.timing, machine_memory() // 2)
+        runner = runner_on(server, self._cores.timing, self._device.slot)
         leasing = threading.Thread(
             target=self._guard, args=(self._lease_and_build, pool), name="build"
         )

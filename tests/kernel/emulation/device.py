@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from strategy.cuda.program import CudaArtefact, Launch, Pointer, Program, evalua
 HEADER = Path(__file__).with_name("cuda_emulation.h")
 VENDOR = Path(__file__).with_name("vendor.cpp")
 _C = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float}
-_FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-strict-aliasing")
+_FLAGS = ("-std=c++17", "-O0", "-w", "-fPIC", "-fno-strict-aliasing")
 _INCLUDES = (
     "cstdint",
     "type_traits",
@@ -47,20 +47,9 @@ class Emulation:
 
     def __init__(self, source: str, programs: Mapping[str, Program], folder: Path) -> None:
         names = sorted({launch.kernel for p in programs.values() for launch in p.launches})
-        entries = [
-            f'extern "C" int run_{name}(int given, const unsigned* dims, size_t shared, void** arguments) '
-            f"{{ return emulation::launch({name}, given, dims, shared, arguments); }}"
-            for name in names
-        ]
         folder.mkdir(parents=True, exist_ok=True)
-        code, library = folder / "kernel.cpp", folder / "kernel.so"
-        code.write_text("\n".join([f'#include "{HEADER.name}"', _translate(source), *entries]))
-        done = subprocess.run(
-            [str(find_cxx()), *_FLAGS, "-shared", f"-I{headers()}", "-o", str(library), str(code)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[:4000]
-        self._library = ctypes.CDLL(str(library))
+        compile_kernels(source, names, folder / "kernel.so", headers())
+        self._library = ctypes.CDLL(str(folder / "kernel.so"))
         self._programs = programs
 
     def run(
@@ -85,12 +74,35 @@ class Emulation:
                 values.append(ctypes.c_void_p(memory[argument.buffer].ctypes.data))
             else:
                 values.append(_C[argument.dtype](argument.value))
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        dims = (ctypes.c_uint * 6)(*launch.grid, *launch.block)
-        taken = self._library[f"run_{launch.kernel}"](
-            len(values), dims, ctypes.c_size_t(launch.shared_bytes), pointers
+        launch_kernel(
+            self._library, launch.kernel, launch.grid, launch.block, launch.shared_bytes, values
         )
-        assert taken == -1, f"{launch.kernel} takes {taken} arguments, the plan has {len(values)}"
+
+
+def compile_kernels(source: str, names: Sequence[str], library: Path, include: Path) -> None:
+    """CUDA source as a library for this processor; `include` is what `headers` gave."""
+    entries = [
+        f'extern "C" int run_{name}(int given, const unsigned* dims, size_t shared, void** arguments) '
+        f"{{ return emulation::launch({name}, given, dims, shared, arguments); }}"
+        for name in names
+    ]
+    code = library.with_suffix(".cpp")
+    code.write_text("\n".join([f'#include "{HEADER.name}"', _translate(source), *entries]))
+    done = subprocess.run(
+        [str(find_cxx()), *_FLAGS, "-shared", f"-I{include}", "-o", str(library), str(code)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[:4000]
+
+
+def launch_kernel(
+    library: ctypes.CDLL, name: str, grid: Sequence[Any], block: Sequence[int], shared: int, values: Any
+) -> None:
+    """Runs one launch with its arguments as values of ctypes."""
+    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+    dims = (ctypes.c_uint * 6)(*grid, *block)
+    taken = library[f"run_{name}"](len(values), dims, ctypes.c_size_t(shared), pointers)
+    assert taken == -1, f"{name} takes {taken} arguments, it is given {len(values)}"
 
 
 def _translate(source: str) -> str:
