@@ -10,7 +10,9 @@ as it has time for.
     python benchmarks/store.py [--records 1000000 --tasks 10000] [--postgresql URL]
 
 An empty PostgreSQL database is needed for the second; SQLite's is made in a temporary folder. At a million
-records it takes some ten minutes and 3 GB there. The load comes from this process, on the same cores.
+records it takes some ten minutes and 3 GB there. The load comes from this process, on the same cores: its
+connections are open and its requests written before it begins, so that what a client costs is not taken for
+what the service does.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import argparse
 import importlib.util
 import itertools
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -27,16 +30,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import httpx
 
 from service import migration
-from service.db import Store
-from service.formats import ImportedRecord, Source, Task, native, read
-from service.importer import import_items
-from strategy.record import to_json
+from service.formats import ImportedRecord, Task, native
+from strategy.record import encode, to_json
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Input, Workload
@@ -110,14 +113,6 @@ def write(path: Path, lines: Iterator[bytes]) -> Path:
     return path
 
 
-def import_rate(store: Store, path: Path) -> float:
-    began = time.perf_counter()
-    with path.open("rb") as file:
-        summary = import_items(store, read(Source(file, path.name)))
-    assert summary.rejected == 0, summary.to_json()
-    return summary.read / (time.perf_counter() - began)
-
-
 def percentiles(seconds: list[float]) -> tuple[float, float]:
     cuts = statistics.quantiles(seconds, n=100)
     return 1e3 * cuts[49], 1e3 * cuts[98]
@@ -128,16 +123,18 @@ def select_latency(url: str, tasks: int, seconds: float) -> tuple[float, float]:
     rng = random.Random(2)
     taken: list[float] = []
     senders = 8
+    bodies = [
+        encode(question(rng.randrange(tasks // IMPLEMENTATIONS))) for _ in range(int(RATE * seconds))
+    ]
+    connections = [connect(url) for _ in range(senders)]
     begin = time.perf_counter() + 0.2
 
     def send(which: int) -> None:
-        with httpx.Client(base_url=url, timeout=30.0) as client:
-            for n in range(which, int(RATE * seconds), senders):
-                due = begin + n / RATE
-                body = question(rng.randrange(tasks // IMPLEMENTATIONS))
-                time.sleep(max(0.0, due - time.perf_counter()))
-                client.post("/v1/select", json=body).raise_for_status()
-                taken.append(time.perf_counter() - due)
+        for n in range(which, len(bodies), senders):
+            due = begin + n / RATE
+            time.sleep(max(0.0, due - time.perf_counter()))
+            post(connections[which], "/v1/select", bodies[n])
+            taken.append(time.perf_counter() - due)
 
     _in_threads(send, senders)
     return percentiles(taken)
@@ -147,23 +144,36 @@ def question(i: int) -> dict[str, Any]:
     return {"workload": to_json(workload(i)), "target": TARGET.to_json(), "foreign": True}
 
 
+def connect(url: str) -> HTTPConnection:
+    connection = HTTPConnection(urlsplit(url).netloc, timeout=600.0)
+    connection.connect()
+    return connection
+
+
+def post(connection: HTTPConnection, path: str, body: bytes) -> None:
+    connection.request("POST", path, body)
+    response = connection.getresponse()
+    answer = response.read()
+    if response.status >= 300:
+        raise SystemExit(f"POST {path}: {response.status}: {answer[:500].decode()}")
+
+
 def single_rate(url: str, tasks: int, seconds: float) -> float:
-    """Records per second that eight clients send one by one, each of them written beforehand."""
+    """Records per second that eight clients send one by one."""
     clients = 8
     rows = records(int(400 * clients * seconds), tasks, seed=1000)
     bodies = [b"".join(native.write([row])) for row in rows]
+    connections = [connect(url) for _ in range(clients)]
     sent = [0] * clients
-    end = time.perf_counter() + seconds
+    began = time.perf_counter()
 
     def send(which: int) -> None:
-        with httpx.Client(base_url=url, timeout=30.0) as client:
-            for body in bodies[which::clients]:
-                client.post("/v1/records:import", content=body).raise_for_status()
-                sent[which] += 1
-                if time.perf_counter() > end:
-                    return
+        for body in bodies[which::clients]:
+            post(connections[which], "/v1/records:import", body)
+            sent[which] += 1
+            if time.perf_counter() - began > seconds:
+                return
 
-    began = time.perf_counter()
     _in_threads(send, clients)
     return sum(sent) / (time.perf_counter() - began)
 
@@ -176,10 +186,11 @@ def _in_threads(act: Callable[[int], None], count: int) -> None:
 
 def batch_rate(url: str, tasks: int) -> float:
     asked = [question(i) for i in range(tasks // IMPLEMENTATIONS)][:5000]
-    with httpx.Client(base_url=url, timeout=600.0) as client:
-        began = time.perf_counter()
-        client.post("/v1/select:batch", json={"requests": asked}).raise_for_status()
-        return len(asked) / (time.perf_counter() - began)
+    body = encode({"requests": asked})
+    connection = connect(url)
+    began = time.perf_counter()
+    post(connection, "/v1/select:batch", body)
+    return len(asked) / (time.perf_counter() - began)
 
 
 def serve(database: str, folder: Path) -> tuple[subprocess.Popen[bytes], str, float]:
@@ -206,19 +217,19 @@ def resident_mb(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-def import_apart(url: str, path: Path) -> tuple[float, float]:
-    """Records per second, and the most memory in MB, of an import in a process of its own."""
-    code = (
-        "import os, sys; from pathlib import Path; from benchmarks import store; "
-        "opened = store.Store(sys.argv[1]); "
-        "print(store.import_rate(opened, Path(sys.argv[2])), store.resident_mb(os.getpid()))"
+def import_rate(url: str, path: Path) -> tuple[float, float]:
+    """Records per second of `plevel import`, its start included, and the most memory that it took, in MB."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "plevel", "import", str(path), "--database", url, "--json"],
+        stdout=subprocess.PIPE,
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, url, str(path)], stdout=subprocess.PIPE, text=True, check=True,
-        cwd=Path(__file__).parents[1],
-    )  # fmt: skip
-    rate, memory = map(float, done.stdout.split())
-    return rate, memory
+    with process:
+        assert process.stdout is not None
+        summary = json.loads(process.stdout.read())
+        _, process.returncode, used = os.wait4(process.pid, 0)
+    assert (process.returncode, summary["rejected"]) == (0, 0), summary
+    return summary["read"] / (time.perf_counter() - began), used.ru_maxrss / 1024
 
 
 def measure(name: str, url: str, files: Files, tasks: int, seconds: float) -> Figures:
@@ -230,9 +241,9 @@ def measure(name: str, url: str, files: Files, tasks: int, seconds: float) -> Fi
         print(f"{name}: {what} {value:,.2f}", file=sys.stderr, flush=True)
 
     migration.upgrade(url)
-    ours, memory = import_apart(url, files.own)
+    ours, memory = import_rate(url, files.own)
     tell("import of own NDJSON, records/s", ours)
-    tell("import of AutoTVM lines, records/s", import_apart(url, files.autotvm)[0])
+    tell("import of AutoTVM lines, records/s", import_rate(url, files.autotvm)[0])
     tell("memory of the import, MB", memory)
     process, address, start_s = serve(url, files.own.parent)
     try:

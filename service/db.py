@@ -158,6 +158,9 @@ _PATIENCE = {
 }  # fmt: skip
 # How long a service that hangs in a transaction keeps its locks from the others, in seconds.
 HANGING_S = 60
+# An import changes pages all over the indexes of SQLite. The writer keeps them until its transaction is
+# written, once, and the log a few transactions long, so that a page goes to the database once for all of them.
+_WRITER = ("cache_size = -32768", "wal_autocheckpoint = 8000")  # KiB, and pages of 4 KiB
 
 
 class Store:
@@ -165,7 +168,8 @@ class Store:
 
     `write()` commits at the end and rolls back on an exception. On SQLite it takes the write lock at
     its start, so that a transaction never finds half-way that another has written; threads of
-    one process queue up in memory before that, in place of polling the file's lock.
+    one process queue up in memory before that, in place of polling the file's lock. They share one
+    connection for it: any other forgets its pages whenever that one commits.
     """
 
     def __init__(self, url: str) -> None:
@@ -198,6 +202,7 @@ class Store:
         else:
             sa.event.listen(self.engine, "connect", _configure_postgresql)
         self._writer = self.engine.execution_options(plevel_write=True)
+        self._kept: sa.Connection | None = None  # all of SQLite's writing goes through it
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -208,10 +213,25 @@ class Store:
     @contextlib.contextmanager
     def write(self) -> Iterator[sa.Connection]:
         """A transaction that writes."""
-        with _translated(), self._writing, self._writer.begin() as connection:
+        with _translated(), self._writing, self._begin() as connection:
             yield connection
 
+    @contextlib.contextmanager
+    def _begin(self) -> Iterator[sa.Connection]:
+        if not self.is_sqlite:
+            with self._writer.begin() as connection:
+                yield connection
+            return
+        if self._kept is None:
+            self._kept = self._writer.connect()
+            _set_pragmas(self._kept.connection.driver_connection, _WRITER)
+        with self._kept.begin():
+            yield self._kept
+
     def close(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
         self.engine.dispose()
 
 
@@ -255,13 +275,20 @@ def _check_file(path: Path) -> None:
 
 def _configure_sqlite(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # BEGIN is ours: see _begin_sqlite
-    for pragma in (
-        "busy_timeout = 60000",
-        "journal_mode = WAL",
-        # A crash of the process loses nothing; one of the machine may lose the last transactions.
-        "synchronous = NORMAL",
-        "foreign_keys = ON",
-    ):
+    _set_pragmas(
+        connection,
+        (
+            "busy_timeout = 60000",
+            "journal_mode = WAL",
+            # A crash of the process loses nothing; one of the machine may lose the last transactions.
+            "synchronous = NORMAL",
+            "foreign_keys = ON",
+        ),
+    )
+
+
+def _set_pragmas(connection: Any, pragmas: Iterable[str]) -> None:
+    for pragma in pragmas:
         connection.execute(f"PRAGMA {pragma}").close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -58,6 +59,7 @@ def import_files(
     with contextlib.ExitStack() as stack:
         aside = None if rejects is None else stack.enter_context(rejects.open("w"))
         records = stack.enter_context(connect(place.url, place.database, place.namespace))
+        stack.enter_context(_seldom_collected())
         for group in grouped(files):
             summary = records.import_records(
                 _pieces(group), name=str(group[-1]), target=on,
@@ -70,6 +72,22 @@ def import_files(
         print_json(totals)
     elif len(files) > 1:
         _tell("in all", totals)
+
+
+@contextlib.contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Garbage that needs a collection is looked for less often: records leave none, and are many.
+
+    It would be a sixth of an import's time, most of it over what was loaded before.
+    """
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(50_000, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 def _pieces(group: list[Path]) -> Iterator[bytes]:

@@ -65,7 +65,7 @@ def test_a_database_that_goes_away_leaves_whole_batches(
 
     def interrupted() -> Iterator[ImportedRecord]:
         for i, row in enumerate(ROWS):
-            if i == 35:  # three batches are committed
+            if i == 35:  # two batches are committed, and the third is on its way
                 with psycopg.connect(
                     f"host={postgres_server} user=plevel dbname=postgres", autocommit=True
                 ) as admin:
@@ -84,7 +84,7 @@ def test_a_database_that_goes_away_leaves_whole_batches(
             f"host={postgres_server} user=plevel dbname=postgres", autocommit=True
         ) as admin:
             admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
-    assert count(store) == 30
+    assert count(store) in (20, 30)
     assert_whole(store)
     assert_goes_on(store)
     store.close()
