@@ -58,9 +58,13 @@ def read_token() -> str | None:
     if not name:
         return None
     try:
-        return Path(name).read_text().strip()
-    except OSError as error:
-        raise UnreachableError(f"PLEVEL_TOKEN_FILE {name}: {error.strerror}") from error
+        token = Path(name).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a text"
+        raise UnreachableError(f"PLEVEL_TOKEN_FILE {name}: {why}") from error
+    if not token.isascii() or len(token.split()) != 1:
+        raise UnreachableError(f"PLEVEL_TOKEN_FILE {name}: no token: it holds one word, and no more")
+    return token
 
 
 @contextmanager
@@ -446,6 +450,13 @@ class _Parts:
 
 
 def _alive_s() -> float:
+    from pydantic import ValidationError
+
     from service.settings import Settings
 
-    return Settings().alive_s
+    try:
+        return Settings().alive_s
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        name = "_".join(map(str, wrong["loc"])).upper()
+        raise ServiceError(422, "A setting is not valid", f"PLEVEL_{name}: {wrong['msg']}") from error

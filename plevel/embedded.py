@@ -149,10 +149,17 @@ class _Child:
 
     def __init__(self, module: str, arguments: Sequence[str], logs: Path) -> None:
         self.name = {"workers": "worker"}.get(module, module)
-        logs.mkdir(parents=True, exist_ok=True)
-        _drop_old(logs)
         self.log = logs / f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
-        with self.log.open("wb") as out:
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+            _drop_old(logs)
+            out = self.log.open("wb")
+        except OSError as error:
+            raise EmbeddedError(
+                f"log {self.log} cannot be written ({error.strerror}): name another folder in "
+                "XDG_STATE_HOME"
+            ) from error
+        with out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,

@@ -135,7 +135,7 @@ def normal_url(url: str) -> sa.URL:
         url = f"sqlite:///{Path(url).expanduser().absolute()}"
     try:
         parsed = sa.make_url(url)
-    except sa.exc.ArgumentError as error:
+    except (sa.exc.ArgumentError, ValueError) as error:  # the latter for a port that is no number
         raise DatabaseError(
             "the database is not a URL: write sqlite:///file or postgresql://user@host/name"
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from importlib import resources
 from typing import Any
@@ -43,12 +44,25 @@ def _revision(connection: sa.Connection) -> str | None:
     return MigrationContext.configure(connection).get_current_revision()
 
 
-def _refuse_newer(store: Store, revision: str | None) -> None:
+def _own_revision(store: Store, connection: sa.Connection) -> str | None:
+    """The database's revision, None where it is empty.
+
+    Raises:
+        SchemaError: the schema is newer, or another program's.
+    """
+    # Before the revision: who makes both at this moment commits them together.
+    tables = set(sa.inspect(connection).get_table_names()) - {"alembic_version"}
+    revision = _revision(connection)
+    if tables if revision is None else not re.fullmatch(r"\d{4}", revision):
+        raise SchemaError(
+            f"database {shown(store)} is another program's: name an empty one, or one of plevel's"
+        )
     if revision is not None and revision not in revisions():
         raise SchemaError(
             f"database {shown(store)} has schema {revision}, which is newer than {head()}, the newest "
             f"that this plevel knows: install a newer plevel, or name another database"
         )
+    return revision
 
 
 def shown(store: Store) -> str:
@@ -75,8 +89,7 @@ def check(url: str) -> None:
     store = Store(url)
     try:
         with store.read() as connection:
-            revision = _revision(connection)
-        _refuse_newer(store, revision)
+            revision = _own_revision(store, connection)
         if revision != head():
             raise SchemaError(
                 f"database {shown(store)} has {'schema ' + revision if revision else 'no schema yet'}, "
@@ -92,12 +105,11 @@ def upgrade(url: str) -> str:
     Everything happens in one transaction, and one process at a time does it.
 
     Raises:
-        SchemaError: the database is of a newer schema.
+        SchemaError: the database is of a newer schema, or another program's.
         DatabaseError: it cannot be opened or written.
     """
     with _moving(url) as (store, connection):
-        revision = _revision(connection)
-        _refuse_newer(store, revision)
+        revision = _own_revision(store, connection)
         if revision != head():
             command.upgrade(_config(connection), "head")
     return head()

@@ -82,6 +82,8 @@ def build(
     workload, where = option.read_workload(op, inputs, attr), option.read_target(target, threads)
     if name is not None and not name.isidentifier():
         raise UsageError(f"--name {name!r:.80}: a name of C has letters, digits and underscores")
+    if output.is_dir():
+        raise UsageError(f"--output {output} is a folder: name a file in it")
     if not output.parent.is_dir():
         raise CommandError(f"--output {output}: there is no folder {output.parent}")
     place = option.locate(url, database)
@@ -188,8 +190,7 @@ def show(
     Example: plevel show dense -i data=float32[128,768] -i weight=float32[3072,768]:const --as asm
     """
     workload, where = option.read_workload(op, inputs, attr), option.read_target(target, threads)
-    if form not in FORMS:
-        raise UsageError(f"--as {form!r:.40}: one of {', '.join(FORMS)}")
+    option.check_choice("--as", form, FORMS)
     place = option.locate(url, database)
     from plevel.cli.output import print_json
     from plevel.embedded import require_worker

@@ -164,6 +164,9 @@ def purge(
     """
     if worker is None and device is None and since is None and until is None:
         raise UsageError("name what to purge: --worker, --device, --since or --until")
+    begin, end = _instant(since), _instant(until)
+    if begin is not None and end is not None and begin >= end:
+        raise UsageError(f"--since {since}, --until {until}: the first must be the earlier")
     from plevel.cli.output import tell
 
     where = _existing(database)
@@ -172,7 +175,7 @@ def purge(
         from service import audit, retention
 
         which = retention.Doubtful(
-            worker=worker, device=device, since=_instant(since), until=_instant(until)
+            worker=worker, device=device, since=begin, until=end
         )
         with store.write() if yes else store.read() as connection:
             if yes:
@@ -183,7 +186,8 @@ def purge(
 
     n = _used(where, work)
     tell(
-        f"purged {n} records" if yes else f"would purge {n} records; --yes does it",
+        f"purged {n} records" if yes
+        else f"would purge {n} records; --yes does it" if n else "no record matches",
         {"done": yes, "records": n}, as_json=as_json,
     )  # fmt: skip
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from plevel.cli import option
-from plevel.cli.error import UsageError
 
 _PHASES = ("search", "confirm", "reference")
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many.")]
@@ -71,10 +70,8 @@ def records(
     from strategy.record import ErrorKind
     from strategy.select import show_seconds
 
-    if phase is not None and phase not in _PHASES:
-        raise UsageError(f"--phase {phase!r:.40}: one of {', '.join(_PHASES)}")
-    if error is not None and error not in set(ErrorKind):
-        raise UsageError(f"--error {error!r:.40}: one of {', '.join(ErrorKind)}")
+    option.check_choice("--phase", phase, _PHASES)
+    option.check_choice("--error", error, tuple(ErrorKind))
     place = option.locate(url, database, namespace)
     with connect(place.url, place.database, place.namespace) as source:
         page = source.records(

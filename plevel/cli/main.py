@@ -5,8 +5,10 @@ Exit codes: 0 done, 1 failure, 2 usage, 130 interrupted.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeGuard
 
 import typer
@@ -95,6 +97,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     debug = "--debug" in arguments
     # As an option of the whole it would have to stand before the command.
     arguments = [a for a in arguments if a != "--debug"]
+    _open_streams()
     try:
         command: Any = typer.main.get_command(app)
         code = command.main(arguments, prog_name="plevel", standalone_mode=False)
@@ -116,6 +119,16 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             code, message = _explain(error)
             print(f"plevel: {message}", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_streams() -> None:
+    """Where nobody listens there is still a stream; what an encoding lacks becomes a question mark."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - for as long as the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _is_help(error: Exception) -> TypeGuard[typer.TyperException]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -110,8 +110,9 @@ def locate(
     """Where to go: what is said, else what the environment says, else this user's own file.
 
     Raises:
-        UsageError: both a service and a database are named.
+        UsageError: both a service and a database are named, or what cannot be a namespace.
     """
+    _check_namespace(namespace)
     if url is not None and database is not None:
         raise UsageError("--url and --database: name one of them, a service or a database")
     if url is None and database is None:
@@ -121,6 +122,19 @@ def locate(
             raise UsageError(f"--url {url!r:.120}: expected http://host:port")
         return Location(url=url.rstrip("/"), namespace=namespace)
     return Location(database=locate_database(database), namespace=namespace)
+
+
+def _check_namespace(given: str | None) -> None:
+    from plevel.direct import read_namespace
+    from service import namespace
+    from service.errors import InvalidError
+
+    name = read_namespace(given)
+    try:
+        if name is not None:
+            namespace.check(name)
+    except InvalidError as error:
+        raise UsageError(f"{'--namespace' if given else 'PLEVEL_NAMESPACE'}: {error}") from error
 
 
 def locate_database(database: str | None) -> str:
@@ -243,6 +257,12 @@ def read_target(spec: str, threads: int | None) -> Target:
         return target if threads is None else target.with_threads(threads)
     except TargetError as error:
         raise UsageError(f"--target: {error}") from error
+
+
+def check_choice(option: str, text: str | None, choices: Sequence[str]) -> None:
+    """Raises `UsageError` for what is given and none of the choices."""
+    if text is not None and text not in choices:
+        raise UsageError(f"{option} {text!r:.40}: one of {', '.join(choices)}")
 
 
 def read_age(option: str, text: str) -> float:

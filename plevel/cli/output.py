@@ -53,9 +53,12 @@ def make_table(
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for column in columns:
+        number = column in right
+        # Where there is no room a name goes on below, and loses no letter.
         table.add_column(
-            column, justify="right" if column in right else "left", no_wrap=column in right
-        )
+            column, justify="right" if number else "left", no_wrap=number,
+            overflow="ellipsis" if number else "fold",
+        )  # fmt: skip
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table

@@ -76,4 +76,5 @@ def select(
     console.print(f"{answer.workload}  on {answer.target}", markup=False, soft_wrap=True)
     for line in selection_lines(answer):
         console.print(line, markup=False, soft_wrap=True)
-    console.print(rival_table(answer))
+    if policy == "plevel":  # TVM's rule goes by other times than those in the table
+        console.print(rival_table(answer))

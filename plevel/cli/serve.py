@@ -40,6 +40,8 @@ def serve(
     Example: plevel serve --database plevel.db --port 8765
     """
     where = option.locate_database(database)
+    option.check_choice("--auth", auth, ("auto", "open", "token"))
+    option.check_choice("--log", log, ("text", "json"))
     from plevel.embedded import make_folder, require_service
 
     require_service()

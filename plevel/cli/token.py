@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from plevel.cli import option
-from plevel.cli.error import UsageError
 
 _SCOPES = ("read", "submit", "worker", "admin")
 
@@ -42,8 +41,7 @@ def create(
     from plevel.direct import connect
 
     for one in scope:
-        if one not in _SCOPES:
-            raise UsageError(f"--scope {one!r:.40}: one of {', '.join(_SCOPES)}")
+        option.check_choice("--scope", one, _SCOPES)
     expires_in_s = None if expires is None else option.read_age("--expires", expires)
     place = option.locate(url, database)
     option.make_database(place)

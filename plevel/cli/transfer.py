@@ -47,8 +47,12 @@ def import_files(
     place = option.locate(url, database, namespace)
     on = None if target is None else json.dumps(option.read_target(target, None).to_json())
     for path in files:
-        if not path.is_file():
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder: name the files in it")
+        if not path.exists():
             raise UsageError(f"{path}: no such file")
+    if rejects is not None and (rejects.is_dir() or not rejects.parent.is_dir()):
+        raise UsageError(f"--rejects {rejects}: name a file in a folder that is there")
     option.make_database(place)
 
     from plevel.cli.output import print_json
@@ -154,12 +158,15 @@ def export(
 
     Example: plevel export --op dense -o dense.ndjson
     """
-    if form not in _FORMATS:
-        raise UsageError(f"--format {form!r:.40}: one of {', '.join(_FORMATS)}")
+    option.check_choice("--format", form, _FORMATS)
     if form == "metaschedule":
         if out is None:
             raise UsageError("--format metaschedule writes two files: name a folder with --out")
         source = source or "metaschedule"
+    elif out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise UsageError(f"--out {out}: name a file in a folder that is there")
+    if form == "parquet" and out is None and sys.stdout.isatty():
+        raise UsageError("--format parquet is nothing to read: name a file with --out")
     place = option.locate(url, database, namespace)
     from plevel.direct import connect
 
@@ -177,10 +184,10 @@ def export(
             with _whole(out) as file:
                 for part in parts:
                     file.write(part)
-    if as_json and out is not None:
-        from plevel.cli.output import print_json
+    if out is not None:
+        from plevel.cli.output import tell
 
-        print_json({"file": str(out), "format": form})
+        tell(f"{out} is written", {"file": str(out), "format": form}, as_json=as_json)
 
 
 def _write_pair(folder: Path, parts: Iterator[bytes]) -> None:

@@ -89,8 +89,8 @@ def tune(
     Example: plevel tune dense -i data=float32[128,768] -i weight=float32[3072,768]:const
     """
     place = option.locate(url, database, namespace)
-    if timeout is not None and timeout <= 0:
-        raise UsageError(f"--timeout {timeout:g}: more than 0 seconds")
+    if timeout is not None and not 0 < timeout < float("inf"):
+        raise UsageError(f"--timeout {timeout:g}: a number of seconds, more than 0")
     if webhook is not None and place.url is None:
         raise UsageError(
             "--webhook: a service tells of a run's end where its operator has listed the host in "
@@ -357,7 +357,7 @@ def _report_model(
     rows = [
         (a.workload.key, f"{one.weight:g}", a.implementation, str(a.reason),
          show_seconds(r.estimate.median_s) if r.estimate else "—",
-         f"{s / total:.0%}" if s is not None else "")
+         "" if s is None else "<1%" if s < total / 100 else f"{s / total:.0%}")
         for one, a, r, s in zip(workloads, answers, chosen, spent, strict=True)
     ]  # fmt: skip
     columns = ("workload", "weight", "selected", "reason", "median", "share")

@@ -54,6 +54,7 @@ def worker(
         raise UsageError(
             "--url: name the service to work for, as http://host:8765, or set PLEVEL_URL"
         )
+    option.check_choice("--log", log, ("text", "json"))
     from plevel.embedded import require_worker
 
     require_worker()

@@ -97,6 +97,29 @@ def test_a_newer_schema_is_refused(url: str, store: Store) -> None:
         assert connection.scalar(sa.text("SELECT version_num FROM alembic_version")) == "9999"
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        ["CREATE TABLE customer (id INTEGER)"],
+        [
+            "CREATE TABLE alembic_version (version_num VARCHAR(32))",
+            "INSERT INTO alembic_version VALUES ('a1b2c3d4e5f6')",
+        ],
+    ],
+    ids=["tables", "migrations"],
+)
+def test_another_programs_database_is_left_alone(url: str, store: Store, made: list[str]) -> None:
+    with store.write() as connection:
+        for statement in made:
+            connection.execute(sa.text(statement))
+        before = sa.inspect(connection).get_table_names()
+    for refuse in (migration.check, migration.upgrade):
+        with pytest.raises(SchemaError, match="another program's: name an empty one"):
+            refuse(url)
+    with store.read() as connection:
+        assert sa.inspect(connection).get_table_names() == before
+
+
 def test_two_processes_upgrade_at_once(url: str) -> None:
     code = "import sys; from service import migration; print(migration.upgrade(sys.argv[1]))"
     running = [

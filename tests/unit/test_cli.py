@@ -18,6 +18,7 @@ import pytest
 import typer
 
 from plevel.cli.main import app, main
+from plevel.client import Client
 
 DATA = ("--input", "data=float32[128,768]")
 WEIGHT = ("--input", "weight=float32[3072,768]:const")
@@ -187,6 +188,30 @@ def test_usage_errors_name_the_field(
         pytest.param(("records", "--error", "bad"), ["--error", "wrong_answer"], id="error kind"),
         pytest.param(("worker",), ["--url", "PLEVEL_URL"], id="worker for nobody"),
         pytest.param(("serve", "--port", "70000"), ["--port"], id="port"),
+        pytest.param(("serve", "--auth", "none"), ["--auth", "token"], id="auth"),
+        pytest.param(("serve", "--log", "xml"), ["--log", "json"], id="log of a service"),
+        pytest.param(
+            ("worker", "--url", "http://x", "--log", "xml"), ["--log", "json"], id="log of a worker"
+        ),
+        pytest.param(("tune", *DENSE, "--timeout", "inf"), ["--timeout", "inf"], id="for ever"),
+        pytest.param(
+            ("runs", "--namespace", "A B"), ["--namespace", "'A B'", "a-z"], id="namespace"
+        ),
+        pytest.param(("import", "/"), ["/ is a folder"], id="import of a folder"),
+        pytest.param(
+            ("import", __file__, "--rejects", "/"), ["--rejects /", "file"], id="rejects to a folder"
+        ),
+        pytest.param(("export", "-o", "/"), ["--out /", "file"], id="export to a folder"),
+        pytest.param(("build", *DENSE, "-o", "/"), ["--output /", "folder"], id="build of a folder"),
+        pytest.param(
+            ("db", "purge", "--reason", "x", "--since", "2026-02-02", "--until", "2026-02-01"),
+            ["--since", "--until", "earlier"],
+            id="purge of no time",
+        ),
+        pytest.param(
+            ("bundle", "run", "/none", "-k", "/none", "-o", "/none"), ["/none cannot be read"],
+            id="no bundle",
+        ),
         pytest.param(("nonsense",), ["nonsense", "'plevel --help'"], id="unknown command"),
         pytest.param(
             ("select", "dense"), ["--input", "see 'plevel select --help'"], id="missing option"
@@ -219,7 +244,12 @@ def closed_port() -> int:
 
 
 @pytest.mark.parametrize("command", ["tune", "select"])
-def test_a_service_that_is_not_there(command: str, called: Called) -> None:
+def test_a_service_that_is_not_there(
+    command: str, called: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults = Client.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "patience_s", defaults["patience_s"] / 10)
     url = f"http://127.0.0.1:{closed_port()}"
     done = called(command, *DENSE, "--url", url)
     assert_one_line(done, 1, url, "plevel serve", "--url")
@@ -229,6 +259,68 @@ def test_no_worker_for_the_target_on_this_machine(called: Called, tmp_path: Path
     done = called("tune", *DENSE, "--target", "llvm -mcpu=core2")
     assert_one_line(done, 1, "--target", "llvm/core2", "--url")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("PLEVEL_NAMESPACE", "A B", ["PLEVEL_NAMESPACE", "a-z"]),
+        ("PLEVEL_URL", "farm", ["--url", "http://"]),
+    ],
+)
+def test_the_environment_is_named_where_it_is_wrong(
+    variable: str, value: str, words: list[str], called: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert_one_line(called("runs"), 2, *words)
+
+
+def test_a_setting_that_is_no_number(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = ("--database", str(tmp_path / "plevel.db"))
+    assert called("db", "upgrade", *place).returncode == 0
+    monkeypatch.setenv("PLEVEL_LEASE_S", "soon")
+    assert_one_line(called("runs", *place), 2, "PLEVEL_LEASE_S", "number")
+
+
+def test_a_database_whose_port_is_no_number(called: Called) -> None:
+    assert_one_line(called("runs", "--database", "postgresql://h:p/n"), 1, "postgresql://user@host")
+
+
+@pytest.mark.parametrize("content", [b"", b"two words", b"\xff\xfe"])
+def test_a_token_file_without_a_token(
+    content: bytes, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    monkeypatch.setenv("PLEVEL_TOKEN_FILE", str(path))
+    done = called("runs", "--url", f"http://127.0.0.1:{closed_port()}")
+    assert_one_line(done, 1, f"PLEVEL_TOKEN_FILE {path}")
+
+
+def test_logs_that_cannot_be_written(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(file))
+    assert_one_line(called("tune", *DENSE), 1, f"log {file}", "XDG_STATE_HOME")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_an_encoding_lacks_is_a_question_mark(encoding: str, tmp_path: Path) -> None:
+    done = plevel("select", *DENSE, home=tmp_path, env={"PYTHONIOENCODING": encoding})
+    assert done.returncode == 0, done.stderr
+    assert "? dense_" in done.stdout  # the arrow
+
+
+def test_a_closed_output_is_no_defect(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "plevel", "runs", "--database", str(tmp_path / "no.db")]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_more_threads_than_cores(called: Called) -> None:
