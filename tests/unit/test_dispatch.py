@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategy.condition import SpecializedCondition
-from strategy.dispatch import DispatchTable, dispatch, satisfiable
-from strategy.op_strategy import Candidate
+from strategy.dispatch import DispatchTable, Row, dispatch, satisfiable
+from strategy.op_strategy import Candidate, candidates
 from strategy.record import Estimate, decode, encode
 from strategy.select import History, Level, Measured, Reason, SelectionError, choose, holds
 from strategy.space import Config, ConfigSpace, Knob
@@ -189,6 +189,75 @@ def test_it_agrees_with_select_at_every_shape_on_record_or_says_where_not(
         assert dissenting.get(shape[0], row.implementation) == answer.implementation
         if len(row.shapes) == 1:
             assert not row.dissent
+
+
+class Given(Records):
+    """What is measured of each m, with n = 64: implementation, median, half its interval, tile."""
+
+    def __init__(self, found: dict[int, list[tuple[str, float, float, int]]]) -> None:
+        super().__init__({(rows, 64): {} for rows in found})
+        self.found = found
+
+    def measured(self, w: Workload, target: Target, device: str | None) -> Sequence[Measured]:
+        rows, _ = w.inputs[0].tensor.concrete_shape
+        return [
+            Measured(
+                implementation=name, version="1.0", config=Config({"tile": tile}),
+                level=Level.TARGET, estimate=Estimate(s, s - half, s + half, 20),
+            )
+            for name, s, half, tile in self.found.get(rows, ())
+        ]  # fmt: skip
+
+
+def row_of(found: dict[int, list[tuple[str, float, float, int]]]) -> Row:
+    offered = [candidate("common", 5), candidate("other", 10)]
+    (row,) = dispatch(workload("m"), TARGET, Given(found), offered=offered).rows
+    return row
+
+
+def test_what_is_measured_at_fewer_shapes_is_not_compared() -> None:
+    once = row_of({8: [("common", 1.0, 0, 1)], 16: [("common", 1.0, 0, 1), ("other", 0.1, 0, 1)]})
+    assert (once.implementation, set(once.ratio)) == ("common", {"common"})
+
+
+def test_what_the_noise_cannot_tell_apart_is_decided_by_plevel_in_a_row_too() -> None:
+    def row(half: float) -> Row:
+        return row_of({8: [("common", 1.0, half, 1), ("other", 1.1, half, 1)]})
+
+    assert row(0.01).implementation == "common"
+    assert row(0.10).implementation == "other"
+
+
+def test_the_configuration_of_a_row_is_the_best_of_most_shapes_then_of_the_slowest() -> None:
+    most = row_of({8: [("common", 9.0, 0, 1)], 16: [("common", 1.0, 0, 4)], 32: [("common", 2.0, 0, 4)]})
+    assert most.config == Config({"tile": 4})
+    slowest = row_of({8: [("common", 2.0, 0, 1)], 16: [("common", 9.0, 0, 4)]})
+    assert slowest.config == Config({"tile": 4})
+    # Of another target's space: what this one has instead is its fallback.
+    assert row_of({8: [("common", 1.0, 0, 3)]}).config == Config({"tile": 2})
+
+
+def test_a_row_of_one_size_is_an_ordinary_selection() -> None:
+    """Implementations that take no symbols are among its candidates, with their own records."""
+    dense = Workload.make("dense", {"data": "float32[m,64]", "weight": "float32[32,64]"})
+    one = dense.bind({"m": 1})
+    (found,) = (c for c in candidates(one, TARGET) if c.implementation == "dense_nopack.cpu")
+
+    class OfOneRow(Records):
+        def measured(self, w: Workload, target: Target, device: str | None) -> Sequence[Measured]:
+            config = found.fallback if w == one else Config()
+            return [
+                Measured(
+                    implementation=found.implementation, version=found.version, config=config,
+                    level=Level.TARGET, estimate=Estimate(1.0, 1.0, 1.0, 20),
+                )
+            ]  # fmt: skip
+
+    table = dispatch(dense, TARGET, OfOneRow({}))
+    row = table.row(m=1)
+    assert (row.implementation, row.reason) == ("dense_nopack.cpu", Reason.MEASURED)
+    assert [s.dims for s in row.shapes] == [{"m": 1}]
+    assert table.row(m=2).reason is Reason.PLEVEL
 
 
 def test_implementations_that_decline_symbols_are_left_out() -> None:

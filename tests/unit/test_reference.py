@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategy.workload import Workload
+from strategy.workload import EpilogueStep, Input, Workload
 from workers.reference import (
     WrongAnswerError,
     compare,
@@ -48,6 +48,26 @@ def test_rounding_passes_and_a_missing_term_does_not(dtype: str, k: int, seed: i
         return  # eight bits of result hide one term of many
     with pytest.raises(WrongAnswerError, match="largest error"):
         compare(kernel(inputs["data"], inputs["weight"], skip=k // 2), right, tolerance)
+
+
+def test_of_many_elements_the_worst_rounding_passes_too() -> None:
+    workload = dense(64, m=1 << 16, n=1)
+    inputs = random_inputs(workload, 0)
+    (right,) = reference(workload, inputs)
+    (tolerance,) = tolerances(workload, inputs, [right])
+    found = np.add.accumulate(inputs["data"] * inputs["weight"], axis=1)[:, -1:]
+    assert np.abs(found - right).max() > tolerance / 4  # so that this says something
+    compare(found, right, tolerance)
+
+
+def test_the_narrowest_input_says_what_rounding_there_may_be() -> None:
+    bias = EpilogueStep("add", (None, Input("bias", "float16[40]")))
+    workload = Workload.make("dense", dense(64).inputs, epilogue=[bias])
+    inputs = random_inputs(workload, 0)
+    (right,) = reference(workload, inputs)
+    (tolerance,) = tolerances(workload, inputs, [right])
+    (precise,) = tolerances(dense(64), inputs, [right])
+    assert tolerance > 100 * precise
 
 
 def test_inputs_are_those_of_their_seed() -> None:

@@ -308,6 +308,24 @@ def test_times_of_different_targets_are_not_compared() -> None:
     assert "(slow host)" in answer.explanation
 
 
+def test_the_interval_that_others_must_reach_is_that_of_the_lowest_median() -> None:
+    known = [plain("wide", 5), plain("fast", 10), plain("other", 20)]
+    records = [measure("fast", 1.0, 0.01), measure("other", 1.1, 0.05), measure("wide", 1.5, 0.4)]
+    # `wide` reaches lower than all, and higher than `other` does: that is its own noise.
+    answer = choose(workload(8), TARGET, known, records)
+    assert answer.implementation == "fast"
+
+
+def test_of_two_versions_elsewhere_the_faster_is_transferred() -> None:
+    known = [Candidate("a", f"2.{SPACE.digest}", 10, None, SPACE)]
+    records = [
+        measure("a", seconds, version=f"2.{space}", config=Config({"tile": tile}),
+                level=Level.TRANSFERRED, target="haswell")
+        for seconds, space, tile in ((2.0, "wide", 1), (1.0, "narrow", 2), (3.0, "other", 4))
+    ]  # fmt: skip
+    assert choose(workload(8), TARGET, known, records).config == Config({"tile": 2})
+
+
 def test_a_transferred_config_must_be_of_this_space() -> None:
     known = [Candidate("a", f"2.{SPACE.digest}", 10, None, SPACE)]
     for version, tile, reason in (

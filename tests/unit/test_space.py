@@ -443,3 +443,9 @@ def test_a_space_without_knobs_has_one_configuration() -> None:
     space = ConfigSpace([])
     assert (space.size, space.count(), list(space), space.fallback) == (1, 1, [Config()], Config())
     assert space.index(Config()) == 0
+
+
+def test_a_value_of_another_type_is_another_value() -> None:
+    mixed = Knob("level", [1, "fast", 2.0])
+    assert mixed.has(1) and mixed.has("fast") and mixed.has(2.0)
+    assert not any(mixed.has(value) for value in (True, 1.0, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -155,6 +156,15 @@ def test_kernels_take_turns_and_each_turn_begins_uncounted() -> None:
     calls = [count for index, count in machine.calls if index == 0]
     assert calls[-TURN - 1 :] == [1, 2, 2, 2]
     assert all(len(t.samples_s) == 6 for t in timed)
+
+
+def test_the_order_of_each_round_is_drawn_anew() -> None:
+    machine = Machine()
+    policy = TimingPolicy(min_repeats=60, max_repeats=60, budget_s=1)
+    run([machine.kernel(i, 1e-3, noise=0.5) for i in range(3)], policy)
+    turns = machine.turns()
+    followers = set(itertools.pairwise(turns))
+    assert len(followers) == 6  # every kernel has followed every other
 
 
 def test_a_drift_falls_on_all_alike() -> None:
