@@ -252,12 +252,12 @@ def _derive(
     for phase in (Phase.CONFIRM, Phase.SEARCH):
         ranked = rank(rows, phase, samples)
         if ranked:
-            median_s, _, pool = ranked[0]
-            # Those not looked at were no better than the best, which counted by the same phase, or
+            median_s, digest, pool = ranked[0]
+            # Those not looked at come behind the best, which counted by the same phase, or
             # by a phase that counts less.
             if (
                 old is None
-                or (old.phase == phase and median_s <= old.median_s)
+                or (old.phase == phase and (median_s, digest) <= (old.median_s, old.config_digest))
                 or (phase is Phase.CONFIRM and old.phase != phase)
             ):
                 return pool

@@ -292,7 +292,7 @@ class Expr:
             raise ExpressionError(f"unknown operation {op!r:.40}; known: {' '.join(OPERATIONS)}")
         args = [cls._parse(x) for x in operands]
         if op in ("and", "or"):
-            return _join(op, args)
+            return _join(op, [x for a in args for x in ([a] if a.op != op else a._operands(op))])
         if len(args) != ARITY.get(op, 2):
             raise ExpressionError(f"{op!r} takes {ARITY.get(op, 2)} operands, got {len(args)}")
         return cls._operation(op, *args)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from service import exporter, queue, records
@@ -129,8 +129,17 @@ JOB = st.tuples(
 )
 
 
+# The best becomes worse while the last of its equals comes in: the one between them is the best now.
+_one, _two, _three = sorted(configs(3), key=lambda c: c.digest)
+EQUALS = [
+    (Phase.SEARCH, "a", {_one: (3.0,), _two: (3.0,)}),
+    (Phase.SEARCH, "a", {_one: (4.0,), _three: (3.0,)}),
+]
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(JOB, min_size=1, max_size=5))
+@example(EQUALS)
 def test_best_is_what_all_records_say(store: Store, jobs: list[Any]) -> None:
     workload = Workload(f"op{next(_numbers)}", (Input("data", "float32[4]"),))
     scene = Scene.make(store, request(workload))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strategy.condition import (
@@ -92,6 +92,7 @@ def in_python(tree: Any, env: dict[str, int]) -> Any:
 
 
 @given(expressions)
+@example(["and", ["<", "a", 0], ["and", ["<", "b", 0], ["<", "c", 0], ["<", "a", 1]]])
 def test_an_expression_survives_its_json(tree: Any) -> None:
     expr = Expr.from_json(tree)
     assert expr.same(Expr.from_json(expr.to_json()))
