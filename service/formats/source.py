@@ -58,6 +58,15 @@ class Stream(Protocol):
     def read(self, size: int = ..., /) -> bytes: ...
 
 
+def _read_fully(stream: Stream, size: int) -> bytes:
+    """So many bytes, or all there are: what a file is must not depend on how it arrives."""
+    pieces = []
+    while size > 0 and (piece := stream.read(size)):
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
+
+
 class Source:
     """One file or upload, read once from front to back.
 
@@ -71,7 +80,7 @@ class Source:
         self.name = name
         self._stream = stream
         self._fault: Rejected | None = None
-        first = stream.read(CHUNK)
+        first = _read_fully(stream, CHUNK)
         self._chunks = self._unpacked(first) if first[:3] == b"\x1f\x8b\x08" else self._plain(first)
         self.head = next(self._chunks, b"").removeprefix(b"\xef\xbb\xbf")
         self.ended_openly = False
