@@ -20,8 +20,6 @@ root=$("$nvcc" --dryrun -x cu /dev/null -o /dev/null 2>&1 | sed -n 's/^#\$ TOP=/
 root=${root:-$(dirname "$(dirname "$nvcc")")}
 [ -f "$root/include/cuda.h" ] || {
     echo "build-pycuda: $root/include has no cuda.h: install the toolkit's headers" >&2; exit 1; }
-# Partial toolkits have no curand, which nothing here needs.
-if [ -f "$root/include/curand.h" ]; then curand=True; else curand=False; fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -36,7 +34,8 @@ cat > "$source/siteconf.py" <<EOF
 CUDA_ROOT = "$root"
 CUDA_INC_DIR = ["$root/include"]
 CUDADRV_LIB_DIR = ["$work"]
-CUDA_ENABLE_CURAND = $curand
+# Nothing here needs it, and the wheel is for hosts without the toolkit's libraries.
+CUDA_ENABLE_CURAND = False
 EOF
 "$python" -m pip wheel --quiet --no-deps --wheel-dir "$folder" "$source"
 ls "$folder"/pycuda-*.whl

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,37 @@ def test_the_set_is_whole(compose: dict[str, Any]) -> None:
             assert needed in compose, name
     proxied = (ROOT / "deploy/Caddyfile").read_text()
     assert "service-1:8765 service-2:8765" in proxied and "proxy:8080" in proxied
+
+
+def test_workers_do_not_know_the_database(compose: dict[str, Any]) -> None:
+    """They run what they compile."""
+    for name, one in compose.items():
+        known = "PLEVEL_DATABASE" in one.get("environment", {})
+        assert known == (name in ("service-1", "service-2", "setup")), name
+
+
+def test_the_image_is_built_from_what_is_shipped(compose: dict[str, Any]) -> None:
+    rules = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in rules
+    let_in = {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    described = {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]}
+    assert let_in == {*packages, *described, "wheels"}
+    image = (ROOT / "deploy/Containerfile").read_text()
+    for_gpus = compose["worker-gpu"]["build"]["args"]["EXTRAS"]
+    extras = [*re.findall(r"EXTRAS=([\w,]+)", image), for_gpus]
+    for extra in ",".join(extras).split(","):
+        assert extra in project["project"]["optional-dependencies"]
+    # Who runs in it may write what is mounted for it.
+    owned = image.partition("--owner=plevel")[2].split()
+    mounted = {
+        volume.split(":")[1]
+        for name in ("setup", "worker")
+        for volume in compose[name]["volumes"]
+        if not volume.startswith("/")
+    }
+    assert mounted <= set(owned)
 
 
 @pytest.mark.parametrize("name", ["service-1", "worker", "worker-gpu", "setup"])
