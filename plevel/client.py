@@ -492,7 +492,10 @@ def _problem(response: httpx.Response) -> ServiceError:
         body = None
     if not isinstance(body, dict) or "title" not in body:
         text = response.text.strip().partition("\n")[0]
-        detail = f"{response.request.url} answered {response.status_code}: {text:.200}"
+        detail = (
+            f"{response.request.url} answered {response.status_code}, and not as a plevel service does: "
+            f"{text:.200}"
+        )
         return ServiceError(response.status_code, response.reason_phrase, detail)
     return _refusal({**body, "status": response.status_code})
 

@@ -501,6 +501,9 @@ def _link(made: Path, path: Path, roles: Iterable[str | None]) -> None:
         raise CompileError(f"{' '.join(command)} failed: {done.stderr.strip()[-2000:]}")
     # Moved into place whole, so that a failure or a full disk leaves the old file alone.
     partial = path.with_name(f".{path.name}.partial")
-    shutil.copyfile(target, partial)
-    partial.chmod(0o755)
-    partial.replace(path)
+    try:
+        shutil.copyfile(target, partial)
+        partial.chmod(0o755)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import IntEnum
 from functools import cache
 from importlib import import_module
@@ -227,7 +228,9 @@ def get_op(name: str) -> Op:
     """The operator of that name; raises `OpError` that lists the known ones."""
     op = find_op(name)
     if op is None:
-        raise OpError(f"unknown operator {name!r:.80}; known: {', '.join(sorted(_ops))}")
+        near = get_close_matches(name, _ops, 1)
+        meant = f", did you mean {near[0]}?" if near else ""
+        raise OpError(f"unknown operator {name!r:.80}{meant}; known: {', '.join(sorted(_ops))}")
     return op
 
 

@@ -9,6 +9,7 @@ import typer
 
 from plevel.cli import option
 from plevel.cli.error import CommandError, UsageError
+from plevel.cli.transfer import whole
 
 if TYPE_CHECKING:
     from plevel.client import Client
@@ -66,7 +67,8 @@ def lock(
     made = Lock.make(found, device)
     assert output is not None
     try:
-        output.write_text(made.write())
+        with whole(output) as kept:
+            kept.write(made.write().encode())
     except OSError as error:
         raise CommandError(f"{output} cannot be written: {error.strerror}") from error
     measured = sum(s.estimate is not None for s in made.selections)

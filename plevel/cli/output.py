@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from strategy.record import Estimate, RunStatus, TaskStatus
-    from strategy.select import Selection
+    from strategy.select import Rival, Selection
+
+NOISY = 0.05  # the dashboard calls a device so from there
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -120,8 +122,48 @@ def task_table(
     return make_table(columns, rows, right=columns[1:])
 
 
+def workload_table(tasks: Sequence[TaskStatus]) -> Table:
+    """The best so far of each workload, for a run of several."""
+    rows = []
+    for key, of in group_by_workload(tasks).items():
+        best = of[0].best
+        rows.append((
+            key,
+            of[0].implementation if best else "",
+            show_seconds(best.median_s) if best else "—",
+            show_spread(best) if best else "",
+            str(sum(t.trials for t in of)),
+            str(sum(t.failed for t in of) or ""),
+        ))  # fmt: skip
+    columns = ("workload", "best so far", "median", "95 %", "trials", "failed")
+    return make_table(columns, rows, right=columns[2:])
+
+
+def group_by_workload(tasks: Iterable[TaskStatus]) -> dict[str, list[TaskStatus]]:
+    """The tasks of each workload, in the order of the workloads; the fastest first."""
+    found: dict[str, list[TaskStatus]] = {}
+    for task in tasks:
+        found.setdefault(task.workload, []).append(task)
+    return {key: by_speed(of) for key, of in found.items()}
+
+
+def show_noise(estimates: Iterable[Estimate | None]) -> list[str]:
+    """A line where times are too uncertain to choose by, and the remedy."""
+    spreads = [e for e in estimates if e is not None and is_noisy(e)]
+    if not spreads:
+        return []
+    worst = max(spreads, key=lambda e: (e.high_s - e.low_s) / e.median_s)
+    remedy = "'plevel doctor' says what disturbs a host, 'plevel tune … --force' measures again"
+    return [f"noisy      the median is no surer than {show_spread(worst)}: {remedy}"]
+
+
+def is_noisy(estimate: Estimate) -> bool:
+    """Whether half the interval is above the 5 % from which devices are called noisy."""
+    return (estimate.high_s - estimate.low_s) / 2 > NOISY * estimate.median_s
+
+
 def selection_lines(selection: Selection) -> list[str]:
-    """The answer: what, with which configuration, at which level, and why."""
+    """The answer: what, with which configuration, at which level, and why; and how sure it is not."""
     config = str(selection.config) or "(nothing to configure)"
     level = f", level {selection.level}" if selection.level else ""
     partial = ", partial" if selection.partial else ""
@@ -130,7 +172,13 @@ def selection_lines(selection: Selection) -> list[str]:
         f"config     {config}",
         f"reason     {selection.reason}{level}{partial}",
         f"because    {selection.explanation}",
+        *show_noise([chosen(selection).estimate]),
     ]
+
+
+def chosen(selection: Selection) -> Rival:
+    """What is known of the implementation that was selected."""
+    return next(r for r in selection.rivals if r.implementation == selection.implementation)
 
 
 def rival_table(selection: Selection) -> Table:
@@ -193,7 +241,9 @@ class Progress:
             from rich.text import Text
 
             bar = ProgressBar(total=max(1, status.trials), completed=status.trials_done, width=40)
-            self._live.update(Group(Text(line), bar, task_table(status.tasks, ended=False)))
+            several = len(group_by_workload(status.tasks)) > 1
+            table = workload_table(status.tasks) if several else task_table(status.tasks, ended=False)
+            self._live.update(Group(Text(line), bar, table))
             return
         now = time.monotonic()
         said_at, said = self._said
@@ -203,9 +253,12 @@ class Progress:
 
     def _line(self, status: RunStatus) -> str:
         words = [f"{status.state} {status.trials_done}/{status.trials} trials"]
-        found = [t for t in by_speed(status.tasks) if t.best]
+        found = [t for t in status.tasks if t.best]
+        several = group_by_workload(status.tasks)
         fastest = min(found, key=lambda t: t.best.median_s if t.best else 0.0, default=None)
-        if fastest is not None and fastest.best is not None:
+        if len(several) > 1:
+            words.append(f"{len(group_by_workload(found))} of {len(several)} workloads measured")
+        elif fastest is not None and fastest.best is not None:
             words.append(f"best {fastest.implementation} {show_seconds(fastest.best.median_s)}")
         left = self._time_left_s(status)
         if left is not None:

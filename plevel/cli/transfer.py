@@ -181,7 +181,7 @@ def export(
             for part in parts:
                 sys.stdout.buffer.write(part)
         else:
-            with _whole(out) as file:
+            with whole(out) as file:
                 for part in parts:
                     file.write(part)
     if out is not None:
@@ -195,8 +195,8 @@ def _write_pair(folder: Path, parts: Iterator[bytes]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rest = b""
     with (
-        _whole(folder / "database_workload.json") as workloads,
-        _whole(folder / "database_tuning_record.json") as tuning,
+        whole(folder / "database_workload.json") as workloads,
+        whole(folder / "database_tuning_record.json") as tuning,
     ):
         for part in parts:
             *lines, rest = (rest + part).split(b"\n")
@@ -205,7 +205,7 @@ def _write_pair(folder: Path, parts: Iterator[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _whole(path: Path) -> Iterator[IO[bytes]]:
+def whole(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes its place only when all of it is written."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

@@ -345,26 +345,27 @@ def _report_model(
     place: option.Location,
 ) -> None:
     """A row for each workload: what is selected, its time, and its share of the model's."""
-    from plevel.cli.output import make_table
+    from plevel.cli.output import chosen, make_table, show_noise
     from strategy.select import show_seconds
 
-    chosen = [next(r for r in a.rivals if r.implementation == a.implementation) for a in answers]
+    best = [chosen(a).estimate for a in answers]
     spent = [
-        one.weight * r.estimate.median_s if r.estimate is not None else None
-        for one, r in zip(workloads, chosen, strict=True)
+        None if b is None else one.weight * b.median_s
+        for one, b in zip(workloads, best, strict=True)
     ]
     total = sum(s for s in spent if s is not None)
     rows = [
         (a.workload.key, f"{one.weight:g}", a.implementation, str(a.reason),
-         show_seconds(r.estimate.median_s) if r.estimate else "—",
+         show_seconds(b.median_s) if b else "—",
          "" if s is None else "<1%" if s < total / 100 else f"{s / total:.0%}")
-        for one, a, r, s in zip(workloads, answers, chosen, spent, strict=True)
+        for one, a, b, s in zip(workloads, answers, best, spent, strict=True)
     ]  # fmt: skip
     columns = ("workload", "weight", "selected", "reason", "median", "share")
     console.print(make_table(columns, rows, right=("weight", "median", "share")))
     part = "" if None not in spent else " without those that are not measured"
     for line in (
         f"in all     {show_seconds(total)}{part}: median × weight, summed" if total else "",
+        *show_noise(best),
         _ending(run),
         f"kept in    {place.shown}",
     ):

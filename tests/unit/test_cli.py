@@ -5,6 +5,7 @@ Where the process does not matter, `called` runs the entry point in this one, wh
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -97,7 +98,9 @@ def assert_one_line(done: subprocess.CompletedProcess[str], code: int, *words: s
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        pytest.param(("dens", *DATA), ["'dens'", "known: ", "dense"], id="unknown operator"),
+        pytest.param(
+            ("dens", *DATA), ["'dens'", "did you mean dense?", "known: "], id="unknown operator"
+        ),
         pytest.param(("dense", *DATA), ["'weight' is missing"], id="missing input"),
         pytest.param(
             (*DENSE, "--input", "bias=float32[3]"), ["no input 'bias'"], id="unknown input"
@@ -321,6 +324,24 @@ def test_a_closed_output_is_no_defect(tmp_path: Path) -> None:
         ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_lock_that_cannot_be_written_leaves_the_old_one(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, lock = tmp_path / "model.json", tmp_path / "plevel.lock"
+    model.write_text(json.dumps({"workloads": [{"op": "dense", "inputs": [DATA[1], WEIGHT[1]]}]}))
+    assert called("lock", str(model), "-o", str(lock)).returncode == 0
+    before = lock.read_bytes()
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    done = called("lock", str(model), "-o", str(lock), "--target", "llvm -mcpu=znver4")
+    assert_one_line(done, 1, f"{lock} cannot be written: No space left")
+    assert lock.read_bytes() == before
+    assert sorted(tmp_path.iterdir()) == [model, lock]
 
 
 def test_more_threads_than_cores(called: Called) -> None:

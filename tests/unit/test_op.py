@@ -72,7 +72,7 @@ def test_errors_of_registration():
     new_op()
     with pytest.raises(OpError, match="operator twice is registered already"):
         register_op("twice")
-    with pytest.raises(OpError, match=r"unknown operator 'thrice'; known: .*twice"):
+    with pytest.raises(OpError, match=r"unknown operator 'thrice', did you mean twice\?; known: .*twice"):
         get_op("thrice")
     with pytest.raises(OpError, match="operator thrice must be registered first"):
         register_compute("thrice", len)

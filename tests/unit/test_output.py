@@ -93,6 +93,39 @@ def test_time_left_follows_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "about 20 s left" in out.getvalue()
 
 
+def test_progress_of_several_workloads_names_none_of_them_the_best() -> None:
+    console, out = plain()
+    tasks = (
+        task("dense_pack.cpu", 2e-3), task("dense_nopack.cpu", 3e-3),
+        task("softmax.cpu", 1e-6, workload="softmax"), task("topk.cpu", None, workload="topk"),
+    )  # fmt: skip
+    output.Progress(console).show(run(4, *tasks))
+    assert "2 of 3 workloads measured" in out.getvalue()
+    assert "best" not in out.getvalue()
+
+    console, out = plain()
+    console.print(output.workload_table(tasks))
+    rows = [line.split()[:2] for line in out.getvalue().splitlines() if line.strip()][2:]
+    assert rows == [["dense", "dense_pack.cpu"], ["softmax", "softmax.cpu"], ["topk", "—"]]
+
+
+@pytest.mark.parametrize(("half", "told"), [(0.04, False), (0.4, True)])
+def test_uncertain_times_are_told_with_the_remedy(half: float, told: bool) -> None:
+    lines = output.show_noise([None, Estimate(1.0, 1 - half, 1 + half, 20)])
+    assert len(lines) == told
+    assert all("±40.0%" in line and "plevel doctor" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [40, 60, 200])
+def test_a_narrow_table_loses_no_letter_of_a_name(width: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=width)
+    console.print(output.make_table(("name", "n"), [("conv2d_nchw_" * 5 + ".cpu", "1")], right=("n",)))
+    assert re.sub(r"[^a-z0-9_.]", "", out.getvalue().splitlines()[1]) == "namen"
+    kept = re.sub(r"[^a-z_.2]", "", out.getvalue().partition("─ ")[2] or out.getvalue())
+    assert "conv2d_nchw_" * 5 + ".cpu" in kept
+
+
 def test_the_table_has_the_confirmed_first_and_names_failures() -> None:
     console, out = plain()
     tasks = [
