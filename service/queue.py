@@ -9,6 +9,7 @@ What becomes of a job whose worker is lost is in `retry`.
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from strategy.record import (
     Phase,
     Renewed,
     Report,
+    Result,
     Results,
     ResultsAccepted,
     TimingPolicy,
@@ -379,9 +381,33 @@ def report_many(
         if i not in answers:
             try:
                 answers[i] = report(connection, one.lease_id, one.results, terms)
-            except (InvalidError, LeaseLostError) as error:
+            except InvalidError as error:
+                answers[i] = error
+            except LeaseLostError as error:
+                _note_late(connection, one)
                 answers[i] = error
     return [answers[i] for i in range(len(reports))]
+
+
+def _note_late(connection: sa.Connection, late: Report) -> None:
+    """Keeps what came of a lease after its end, for who wonders: it changes nothing."""
+    held = connection.execute(
+        sa.select(lease.c.worker_id, lease.c.job_id, job.c.run_id)
+        .join(job, job.c.id == lease.c.job_id)
+        .where(lease.c.id == late.lease_id, lease.c.token == late.results.token)
+    ).one_or_none()
+    if held is not None and late.results.results:
+        found = [
+            {"entry": r.entry, "error": r.error, "median_s": _median(r)} for r in late.results.results
+        ]
+        catalogue.note(
+            connection, "late", run_id=held.run_id, job_id=held.job_id, worker_id=held.worker_id,
+            lease=late.lease_id, results=found,
+        )  # fmt: skip
+
+
+def _median(result: Result) -> float | None:
+    return statistics.median(result.samples_s) if result.samples_s else None
 
 
 @cache

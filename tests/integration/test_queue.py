@@ -12,7 +12,7 @@ from service import claim, fleet, queue, retry
 from service.db import Store, now
 from service.errors import DeviceBusyError, InvalidError, LeaseLostError, NotFoundError
 from service.models import event, job, job_entry, lease, worker
-from strategy.record import ALL, ErrorKind, Renewed, Result
+from strategy.record import ALL, ErrorKind, Renewed, Report, Result, Results
 from tests.integration.scene import (
     FAST,
     OTHER_TARGET,
@@ -22,6 +22,7 @@ from tests.integration.scene import (
     configs,
     device,
     failed,
+    seconds,
     timed,
 )
 
@@ -162,6 +163,26 @@ def test_a_late_result_is_refused_and_changes_nothing(scene: Scene) -> None:
     assert scene.states() == ["leased"]
     scene.report(held, [timed(e) for e in held.job.entries])
     assert len(scene.records()) == 2
+
+
+def test_a_late_result_is_kept_for_the_record(scene: Scene) -> None:
+    scene.enqueue(configs(2))
+    worker_id = scene.register()
+    late = scene.leased(worker_id)
+    scene.lose(late)
+    sent = Results(token=late.token, session="s", results=(timed(late.job.entries[0]), failed(1)))
+    unknown = Results(token=late.token + 7, session="s", results=sent.results)
+    reports = [Report(lease_id=late.id, results=r) for r in (sent, unknown)]
+    with scene.store.write() as c:
+        answers = queue.report_many(c, reports, TERMS)
+        (kept,) = c.execute(sa.select(event).where(event.c.kind == "late")).all()
+    assert all(isinstance(a, LeaseLostError) for a in answers)
+    assert (kept.run_id, kept.job_id, kept.worker_id) == (scene.run_id, late.job.id, worker_id)
+    first, second = kept.detail["results"]
+    assert first["median_s"] == pytest.approx(seconds(FAST.implementation, configs(1)[0]))
+    assert (second["entry"], second["error"], second["median_s"]) == (1, "compile", None)
+    assert scene.records() == []
+    assert scene.states() == ["queued"]
 
 
 def test_expiry_is_judged_by_the_database_even_before_anybody_sweeps(scene: Scene) -> None:
