@@ -195,18 +195,27 @@ class Direct:
 
     def iter_best(self, **wanted: Any) -> Iterator[dict[str, Any]]:
         """The best of each task that matches. See `Client.iter_best`."""
-        if self._store is None:
-            return
         from service import coverage
 
+        return self._pages(coverage.list_best, "best", wanted)
+
+    def iter_coverage(self, **wanted: Any) -> Iterator[dict[str, Any]]:
+        """How far each task that matches is tuned. See `Client.iter_coverage`."""
+        from service import coverage
+
+        return self._pages(coverage.cover, "tasks", wanted)
+
+    def _pages(
+        self, ask: Callable[..., Any], of: str, wanted: Mapping[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        if self._store is None:
+            return
         given = {k if k != "target" else "target_key": v for k, v in wanted.items()}
         cursor: int | None = 0
         while cursor is not None:
             with self._store.read() as connection:
-                page = coverage.list_best(
-                    connection, namespace=self._namespace, limit=500, cursor=cursor, **given
-                )
-            yield from to_json(page.best)
+                page = ask(connection, namespace=self._namespace, limit=500, cursor=cursor, **given)
+            yield from to_json(getattr(page, of))
             cursor = page.next
 
     def task(self, task_id: int) -> TaskStatus:

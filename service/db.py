@@ -194,7 +194,12 @@ class Store:
                 "connect_args": _PATIENCE,
             }  # fmt: skip
         # The connection that was used last knows most: its statements and rows that never change.
-        self.engine = sa.create_engine(self.url, pool_use_lifo=True, **options)
+        try:
+            self.engine = sa.create_engine(self.url, pool_use_lifo=True, **options)
+        except ModuleNotFoundError as error:
+            raise DatabaseError(
+                f"PostgreSQL needs {error.name}, which is not installed: pip install 'plevel[postgres]'"
+            ) from error
         memory.install(self.engine)
         if self.is_sqlite:
             sa.event.listen(self.engine, "connect", _configure_sqlite)

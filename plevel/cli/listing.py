@@ -1,4 +1,4 @@
-"""`plevel runs`, `records`, `workers`, `status` and `cancel`: what is there, and stopping a run."""
+"""`plevel runs`, `coverage`, `records`, `workers`, `status`, `cancel`: what is there, and stopping a run."""
 
 from __future__ import annotations
 
@@ -100,6 +100,54 @@ def _config(config: dict[str, Any]) -> str:
     from strategy.space import Config
 
     return str(Config(config))
+
+
+def coverage(
+    op: Annotated[str | None, typer.Option("--op", help="Of this operator.")] = None,
+    implementation: Annotated[
+        str | None, typer.Option("--implementation", help="Of this implementation.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="KEY", help="On this target, by its key.")
+    ] = None,
+    url: option.Url = None,
+    database: option.Database = None,
+    namespace: option.Namespace = None,
+    as_json: option.AsJson = False,
+) -> None:
+    """Say of each task how far it is tuned, and whether that still counts.
+
+    Example: plevel coverage --op dense
+    """
+    from plevel.cli.output import make_console, make_table, print_json, show_ago, show_spread
+    from plevel.direct import connect
+    from strategy.record import Estimate, convert
+    from strategy.select import show_seconds
+
+    place = option.locate(url, database, namespace)
+    with connect(place.url, place.database, place.namespace) as source:
+        found = list(source.iter_coverage(op=op, implementation=implementation, target=target))
+    if as_json:
+        print_json(found)
+        return
+    rows = []
+    for t in found:
+        if not t["trials"]:  # such as the kernel that workers time beside their batches
+            continue
+        best = None if t["best"] is None else convert(t["best"], Estimate)
+        rows.append((
+            str(t["task_id"]), t["workload"], t["target"], t["implementation"],
+            str(t["trials"]), str(t["failed"] or ""),
+            show_seconds(best.median_s) if best else "—", show_spread(best) if best else "",
+            "stale" if t["stale"] else "confirmed" if t["confirmed"] else "",
+            "" if t["measured_at"] is None else show_ago(t["measured_at"]),
+        ))  # fmt: skip
+    columns = (
+        "task", "workload", "target", "implementation", "trials", "failed", "best", "95 %", "state",
+        "measured",
+    )  # fmt: skip
+    right = ("task", "trials", "failed", "best", "95 %")
+    make_console().print(make_table(columns, rows, right=right) if rows else "no tasks that match")
 
 
 def workers(

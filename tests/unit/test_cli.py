@@ -287,6 +287,12 @@ def test_a_setting_that_is_no_number(
     assert_one_line(called("runs", *place), 2, "PLEVEL_LEASE_S", "number")
 
 
+def test_postgresql_without_its_driver(called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)  # importing it finds nothing
+    done = called("runs", "--database", "postgresql://h/n")
+    assert_one_line(done, 1, "psycopg", "pip install 'plevel[postgres]'")
+
+
 def test_a_database_whose_port_is_no_number(called: Called) -> None:
     assert_one_line(called("runs", "--database", "postgresql://h:p/n"), 1, "postgresql://user@host")
 
@@ -416,12 +422,31 @@ def test_version(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("command", [("runs",), ("records",), ("workers",), ("status",)])
+@pytest.mark.parametrize("command", [("runs",), ("coverage",), ("records",), ("workers",), ("status",)])
 def test_an_empty_place_is_no_error(command: tuple[str, ...], called: Called) -> None:
     plain = called(*command)
     assert plain.returncode == 0, plain.stderr
     assert plain.stdout
     json.loads(called(*command, "--json").stdout)
+
+
+def test_coverage_lists_the_tasks(called: Called, tmp_path: Path) -> None:
+    log = tmp_path / "vector_add.json"
+    log.write_text(json.dumps({
+        "device_name": "NVIDIA A100", "kernel_name": "vector_add", "problem_size": [1000],
+        "tune_params_keys": ["x"], "tune_params": {"x": [1, 2]}, "objective": "time",
+        "cache": {
+            "1": {"x": 1, "time": 0.07, "times": [0.07, 0.07, 0.07]},
+            "2": {"x": 2, "time": "RuntimeFailedConfig"},
+        },
+    }))  # fmt: skip
+    assert called("import", str(log)).returncode == 0
+    (task,) = json.loads(called("coverage", "--json").stdout)
+    assert (task["trials"], task["failed"], task["best"]["median_s"]) == (2, 1, 7e-5)
+    shown = called("coverage", "--target", task["target"]).stdout
+    for word in (task["workload"], task["implementation"], "70.0 µs"):
+        assert word in shown
+    assert called("coverage", "--op", "dense").stdout == "no tasks that match\n"
 
 
 def test_what_is_done_is_told_as_json(called: Called, tmp_path: Path) -> None:

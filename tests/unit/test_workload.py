@@ -140,7 +140,8 @@ def test_a_symbolic_workload() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: Workload.make("densee", {}), OpError, "unknown operator 'densee', did you mean dense\\?; known: .*dense"),
+        (lambda: Workload.make("densee", {}), OpError,
+         "unknown operator 'densee', did you mean dense\\?; known: .*dense"),
         (lambda: Workload.make("dense", {"data": "float32[8,32]"}), WorkloadError, "input 'weight' is missing"),
         (lambda: Workload.make("dense", {"date": "float32[8,32]"}), WorkloadError,
          "no input 'date'; its inputs: data, weight"),
