@@ -1,37 +1,51 @@
-"""Calls of NVIDIA's libraries as tensors of TE: what an implementation that is a library's routine computes.
+"""Steps of a program as tensors of TE: calls of NVIDIA's libraries, and kernels written by hand.
 
-The call stands in the host part of the lowered function, as text, and `strategy/cuda/source.py` reads
+The step stands in the host part of the lowered function, as text, and `strategy/cuda/source.py` reads
 it from there into the program: an epilogue becomes a kernel after it, over a workspace between them.
 Whoever runs the program calls the library (`workers/cuda_library.py`); TVM does not, nor the compiler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from strategy.attrs import Attrs
 from strategy.cuda.limit import limits_of
-from strategy.cuda.program import Convolution, Gemm, LibraryCall, Number
+from strategy.cuda.program import Convolution, Gemm, Launch, Number
 from strategy.cuda.schedule import bind_block
 from strategy.schedule import Outs, join_epilogue, new_schedule, stage
 from strategy.space import Config
 from strategy.target import Target
 
-CALL = "plevel_call_library"
-# What a call's buffers are named until the program's own names for them are known.
+CALL = "plevel_step"
+# What a step's buffers are named until the program's own names for them are known.
 LEFT, RIGHT, OUTPUT = "left", "right", "output"
 
 
-def call_library(
-    call: LibraryCall, inputs: Sequence[Any], shape: Sequence[Any], dtype: str, name: str
+class Handwritten(msgspec.Struct, frozen=True, tag="handwritten"):
+    """A kernel in CUDA C, with dynamic shared memory alone, and its launch."""
+
+    code: str
+    launch: Launch
+
+    def rename(self, names: Mapping[str, str]) -> Handwritten:
+        """The same launch over other buffers."""
+        return Handwritten(self.code, self.launch.rename(names))
+
+
+Step = Gemm | Convolution | Handwritten
+
+
+def call_in_place(
+    step: Step, inputs: Sequence[Any], shape: Sequence[Any], dtype: str, name: str
 ) -> Any:
-    """The tensor that a call over `LEFT` and `RIGHT` writes to `OUTPUT`."""
+    """The tensor that a step over `LEFT` and `RIGHT` writes to `OUTPUT`."""
     from tvm import te, tirx
 
-    text = msgspec.json.encode(call).decode()
+    text = msgspec.json.encode(step).decode()
 
     def whole(extents: Any, dtype: str) -> Any:
         # Without an offset, which the host part would have to be told.
@@ -42,19 +56,19 @@ def call_library(
         return tirx.Evaluate(tirx.call_extern("int32", CALL, text, *pointers))
 
     return te.extern(
-        tuple(shape), list(inputs), body, name=name, dtype=dtype, attrs=stage("library"),
+        tuple(shape), list(inputs), body, name=name, dtype=dtype, attrs=stage("step"),
         in_buffers=[whole(t.shape, t.dtype) for t in inputs], out_buffers=[whole(shape, dtype)],
     )  # fmt: skip
 
 
-def read_call(text: str, names: Sequence[str]) -> LibraryCall:
-    """The call that `call_library` wrote, over the buffers of these names: left, right, output."""
-    call = msgspec.json.decode(text, type=Gemm | Convolution)
-    return call.rename(dict(zip((LEFT, RIGHT, OUTPUT), names, strict=True)))
+def read_step(text: str, names: Sequence[str]) -> Step:
+    """The step that `call_in_place` wrote, over the buffers of these names: left, right, output."""
+    step = msgspec.json.decode(text, type=Gemm | Convolution | Handwritten)
+    return step.rename(dict(zip((LEFT, RIGHT, OUTPUT), names, strict=True)))
 
 
-def schedule_library(attrs: Attrs, outs: Outs, target: Target, *config: Config) -> Any:
-    """Nothing to schedule but an epilogue, over the library's finished output."""
+def schedule_in_place(attrs: Attrs, outs: Outs, target: Target, *config: Config) -> Any:
+    """Nothing to schedule but an epilogue, over the step's finished output."""
     from tvm import te
 
     sch = new_schedule(outs)

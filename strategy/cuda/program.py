@@ -74,6 +74,13 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
         )
         return Launch(self.kernel, arguments, (x, y, z), self.block, self.shared_bytes)
 
+    def rename(self, names: Mapping[str, str]) -> Launch:
+        """The same launch over other buffers."""
+        arguments = tuple(
+            Pointer(names[a.buffer]) if isinstance(a, Pointer) else a for a in self.arguments
+        )
+        return msgspec.structs.replace(self, arguments=arguments)
+
 
 class Gemm(msgspec.Struct, frozen=True, kw_only=True, tag="gemm"):
     """A product by cuBLAS, as `cublasGemmStridedBatchedEx` takes it: c = op(a) · op(b), by columns.

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from strategy.cuda.library import CALL, read_call
+from strategy.cuda.library import CALL, Handwritten, read_step
 from strategy.cuda.limit import check_launch, limits_of, require_arch
 from strategy.cuda.program import (
     Launch,
@@ -82,25 +82,29 @@ def emit_cuda(module: Any, target: Target, parameters: dict[str, tuple[str, ...]
         if "tirx.kernel_launch_params" in function.attrs
     }
     limits = limits_of(target)
-    programs = {}
+    programs, code = {}, ""
     for variable, function in split.functions.items():
         name = variable.name_hint
         if name in kernels:
             continue
-        program = _Reader(function, kernels, parameters[name]).read()
+        reader = _Reader(function, kernels, parameters[name])
+        program = reader.read()
+        code += reader.code
         for launch in program.launches:
             check_launch(launch, _shared_bytes(calculate_allocated_bytes, kernels, launch), limits)
         programs[name] = program
     if any(not program.steps for program in programs.values()):
         raise PlanError("no part of the function runs on the device: bind its loops to threads")
-    if not kernels:
-        return CudaSource("", programs)
-    code = tvm.get_global_func("target.build.cuda")(finish(kernels), where).inspect_source()
-    return CudaSource(str(code), programs)
+    if kernels:
+        printed = tvm.get_global_func("target.build.cuda")(finish(kernels), where).inspect_source()
+        code = str(printed) + code
+    return CudaSource(code, programs)
 
 
 def _shared_bytes(count: Any, kernels: dict[str, Any], launch: Launch) -> int:
-    """Bytes of static shared memory that a kernel declares."""
+    """Bytes of static shared memory that a kernel declares; those written by hand have none."""
+    if launch.kernel not in kernels:
+        return 0
     found = count(kernels[launch.kernel])
     sizes = found.get("main", found) if hasattr(found, "get") else {}
     return int(sizes.get("shared", 0))
@@ -140,6 +144,7 @@ class _Reader:
         self._buffers: dict[Any, str] = {}  # by the variable of the buffer
         self._bound: dict[Any, Any] = {}
         self._workspaces: list[Workspace] = []
+        self.code = ""  # of kernels that are written by hand
         self._steps: list[Launch | LibraryCall] = []
 
     def read(self) -> Program:
@@ -159,8 +164,8 @@ class _Reader:
             self._bound[statement.var] = statement.value
         elif kind == "Evaluate" and _called(statement.value) == "tirx.call_ffi_kernel":
             self._launch(statement.value)
-        elif kind == "Evaluate" and _is_library(statement.value):
-            self._call(statement.value)
+        elif kind == "Evaluate" and _is_step(statement.value):
+            self._step(statement.value)
         elif kind != "Evaluate" or _called(statement.value) is not None:
             raise PlanError(f"the host part has a {kind}, which is no launch: {statement!s:.200}")
 
@@ -213,10 +218,14 @@ class _Reader:
             Launch(str(name.value), tuple(found), (x, y, z), tuple(map(int, block)), int(dynamic))  # type: ignore[arg-type]
         )
 
-    def _call(self, call: Any) -> None:
+    def _step(self, call: Any) -> None:
         _, text, *pointers = call.args
-        names = [self._source_of(pointer) for pointer in pointers]
-        self._steps.append(read_call(str(text.value), names))
+        step = read_step(str(text.value), [self._source_of(pointer) for pointer in pointers])
+        if isinstance(step, Handwritten):
+            self.code += step.code
+            self._steps.append(step.launch)
+        else:
+            self._steps.append(step)
 
     def _number(self, expression: Any) -> Number:
         """An integer expression of TVM as a number or an expression of ours."""
@@ -253,7 +262,7 @@ def _called(value: Any) -> str | None:
     )
 
 
-def _is_library(value: Any) -> bool:
+def _is_step(value: Any) -> bool:
     return _called(value) == "tirx.call_extern" and str(value.args[0].value) == CALL
 
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("tvm")
 
 from strategy.cuda.build import emit
-from strategy.cuda.program import CudaArtefact
+from strategy.cuda.program import CudaArtefact, Launch, Program
 from strategy.lower import Role, lower
 from strategy.op_strategy import Candidate, candidates
 from strategy.space import Config
@@ -39,7 +39,10 @@ TUNABLE: list[tuple[Workload, set[str]]] = [
     (Workload.make("dense", {"data": "float32[50,37]", "weight": "float32[35,37]"}, {}, (), [BIAS, RELU]),
      {"dense_tiled.cuda"}),
     (Workload.make("dense", {"data": "float16[50,40]", "weight": "float16[35,40]"}),
-     {"dense_tiled.cuda", "dense_tensor_core.cuda"}),
+     {"dense_tiled.cuda", "dense_tensor_core.cuda", "dense_mma.cuda"}),
+    (Workload.make("dense", {"data": "bfloat16[20,72]", "weight": "bfloat16[35,72]"}, {"out_dtype": "float32"},
+                   (), [RELU]),
+     {"dense_mma.cuda"}),
     (Workload.make("dense", {"data": "bfloat16[3,70]", "weight": "bfloat16[35,70]"}),
      {"dense_tiled.cuda", "dense_tensor_core.cuda", "dense_gemv.cuda"}),
     (Workload.make("batch_matmul", {"x": "float16[3,20,17]", "y": "float16[1,20,30]"},
@@ -175,32 +178,59 @@ def test_dense_has_a_fallback_for_all_extents(shape: tuple[int, int, int], dtype
             assert candidate.space is None or candidate.space.contains(candidate.fallback)
 
 
-def test_a_symbolic_dimension_is_bound_at_the_launch(scratch: Path) -> None:
-    workload = Workload.make("dense", {"data": "float32[m,24]", "weight": "float32[20,24]"})
-    lowered = lower(workload, TARGET, "dense_tiled.cuda")
+@pytest.mark.parametrize(
+    ("implementation", "dtype"), [("dense_tiled.cuda", "float32"), ("dense_mma.cuda", "float16")]
+)
+def test_a_symbolic_dimension_is_bound_at_the_launch(
+    implementation: str, dtype: str, scratch: Path
+) -> None:
+    workload = Workload.make("dense", {"data": f"{dtype}[m,24]", "weight": f"{dtype}[20,24]"})
+    lowered = lower(workload, TARGET, implementation)
     source = emit(lowered)
     emulation = Emulation(source.code, source.programs, scratch / str(next(_numbers)))
     rng = np.random.default_rng(0)
     for m in (1, 5, 33):
-        data, weight, output = (aligned(s, "float32") for s in ((m, 24), (20, 24), (m, 20)))
+        data, weight, output = (aligned(s, dtype) for s in ((m, 24), (20, 24), (m, 20)))
         data[...], weight[...], output[...] = rng.random((m, 24)), rng.random((20, 24)), np.nan
         emulation.run("main", {"data": data, "weight": weight, "output": output}, {"m": m})
-        np.testing.assert_allclose(output, data @ weight.T, rtol=1e-5)
+        right = data.astype(np.float32) @ weight.astype(np.float32).T
+        np.testing.assert_allclose(output, right, rtol=1e-5 if dtype == "float32" else 1e-3)
 
 
-def test_the_emulation_notices_a_barrier_that_is_missing(scratch: Path) -> None:
-    workload = Workload.make("dense", {"data": "float32[64,64]", "weight": "float32[64,64]"})
-    source = emit(lower(workload, TARGET, "dense_tiled.cuda"))
-    assert "__syncthreads();" in source.code
-    arrays = {name: aligned((64, 64), "float32") for name in ("data", "weight", "output")}
+@pytest.mark.parametrize(
+    ("implementation", "dtype", "statement"),
+    [
+        ("dense_tiled.cuda", "float32", "__syncthreads();"),
+        ("dense_mma.cuda", "float16", "__syncthreads();"),
+        # What was copied has come only once it is waited for.
+        ("dense_mma.cuda", "float16",
+         'asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory");'),
+        ("dense_mma.cuda", "float16", "(STAGES - 2)"),
+    ],
+)  # fmt: skip
+def test_the_emulation_notices_what_is_missing(
+    implementation: str, dtype: str, statement: str, scratch: Path
+) -> None:
+    workload = Workload.make("dense", {"data": f"{dtype}[64,96]", "weight": f"{dtype}[64,96]"})
+    source = emit(lower(workload, TARGET, implementation))
+    assert statement in source.code
+    arrays = {name: aligned((64, 96), dtype) for name in ("data", "weight")}
+    arrays["output"] = aligned((64, 64), dtype)
     for name in ("data", "weight"):
-        arrays[name][...] = np.random.default_rng(0).random((64, 64))
-    right = arrays["data"] @ arrays["weight"].T
-    for code, same in ((source.code, True), (source.code.replace("__syncthreads();", ""), False)):
+        arrays[name][...] = np.random.default_rng(0).random((64, 96))
+    right = arrays["data"].astype(np.float32) @ arrays["weight"].astype(np.float32).T
+    instead = "(STAGES - 1)" if statement.startswith("(") else ""
+    for code, same in ((source.code, True), (source.code.replace(statement, instead), False)):
         emulation = Emulation(code, source.programs, scratch / str(next(_numbers)))
         arrays["output"][...] = np.nan
         emulation.run("main", arrays)
-        assert np.allclose(arrays["output"], right, rtol=1e-4) is same
+        assert np.allclose(arrays["output"], right, rtol=1e-3) is same
+
+
+def test_assembly_that_the_emulation_does_not_know_is_refused(scratch: Path) -> None:
+    code = 'extern "C" __global__ void f(int* x) { asm volatile("mov.u32 %0, %1;" : "=r"(*x) : "r"(1)); }'
+    with pytest.raises(AssertionError, match="inline_assembly_is_not_emulated"):
+        Emulation(code, {"main": Program((), (Launch("f", (), (1, 1, 1), (1, 1, 1)),))}, scratch / "f")
 
 
 def test_an_artefact_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from strategy.cuda.library import call_library, number_of, row_major_gemm
+from strategy.cuda.library import call_in_place, number_of, row_major_gemm
 from strategy.ops.batch_matmul.operator import BatchMatmulAttrs
 from strategy.pattern import extents_of
 from strategy.types import TensorType
@@ -21,4 +21,4 @@ def compute(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: TensorType
         transpose_left=attrs.transpose_a, transpose_right=attrs.transpose_b, batch=number_of(batch),
         one_left=number_of(x.shape[0]) == 1, one_right=number_of(y.shape[0]) == 1,
     )  # fmt: skip
-    return [call_library(call, inputs, (batch, m, n), out_type.dtype, "batch_matmul")]
+    return [call_in_place(call, inputs, (batch, m, n), out_type.dtype, "batch_matmul")]

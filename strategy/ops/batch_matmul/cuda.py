@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.cuda.library import multiplies, schedule_library
+from strategy.cuda.library import multiplies, schedule_in_place
 from strategy.cuda.limit import limits_of
 from strategy.cuda.matmul import (
     Product,
@@ -38,7 +38,7 @@ def batch_matmul_strategy_cuda(
         )
     if "cublas" in target.libs and multiplies(inputs[0].dtype, out_type.dtype):
         strategy.add_implementation(
-            cublas.compute, schedule_library, "batch_matmul_cublas.cuda", 25, library="cublas"
+            cublas.compute, schedule_in_place, "batch_matmul_cublas.cuda", 25, library="cublas"
         )
     return strategy
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.cuda.library import schedule_library
+from strategy.cuda.library import schedule_in_place
 from strategy.cuda.limit import limits_of
 from strategy.cuda.matmul import (
     Product,
@@ -57,7 +57,7 @@ def conv2d_strategy_cuda(
     strategy.add_implementation(compute_direct, schedule_direct, name, 5, space=space_of_threads)
     if "cudnn" in target.libs and cudnn.takes(attrs, inputs, out_type):
         strategy.add_implementation(
-            cudnn.compute, schedule_library, "conv2d_cudnn.cuda", 25,
+            cudnn.compute, schedule_in_place, "conv2d_cudnn.cuda", 25,
             space=cudnn.space, library="cudnn", symbolic=False,
         )  # fmt: skip
     if not out_type.is_constant or attrs.groups != 1:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.cuda.library import LEFT, OUTPUT, RIGHT, call_library
+from strategy.cuda.library import LEFT, OUTPUT, RIGHT, call_in_place
 from strategy.cuda.program import Convolution
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.space import Config, ConfigSpace, Knob
@@ -59,4 +59,4 @@ def compute(
         padding=attrs.padding[:2], strides=attrs.strides, dilation=attrs.dilation,
         groups=attrs.groups, algorithm=str(config["algorithm"]),
     )  # fmt: skip
-    return [call_library(call, inputs, out_type.concrete_shape, out_type.dtype, "conv2d")]
+    return [call_in_place(call, inputs, out_type.concrete_shape, out_type.dtype, "conv2d")]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.cuda.library import call_library, number_of, row_major_gemm
+from strategy.cuda.library import call_in_place, number_of, row_major_gemm
 from strategy.types import TensorType
 
 
@@ -18,4 +18,4 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType) -> list[A
         number_of(m), number_of(n), number_of(k), str(data.dtype), out_type.dtype,
         transpose_left=False, transpose_right=True,
     )  # fmt: skip
-    return [call_library(call, inputs, (m, n), out_type.dtype, "dense")]
+    return [call_in_place(call, inputs, (m, n), out_type.dtype, "dense")]

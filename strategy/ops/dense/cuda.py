@@ -2,6 +2,7 @@
 
 dense_tiled.cuda        any dtype: operands in shared memory, sums in registers
 dense_tensor_core.cuda  float16 and bfloat16, summed in float32 by tensor cores
+dense_mma.cuda          the same by mma.sync, copied ahead by cp.async; sm_80 and later
 dense_gemv.cuda         few rows: threads side by side along k
 dense_dlight.cuda       float32 by TVM's own rules, as a rival
 """
@@ -13,7 +14,7 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.condition import SpecializedCondition
-from strategy.cuda.library import multiplies, schedule_library
+from strategy.cuda.library import multiplies, schedule_in_place
 from strategy.cuda.limit import limits_of
 from strategy.cuda.matmul import (
     Product,
@@ -24,7 +25,7 @@ from strategy.cuda.matmul import (
 from strategy.cuda.source import tvm_target
 from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
 from strategy.op_strategy import OpStrategy
-from strategy.ops.dense import cublas, dense_strategy
+from strategy.ops.dense import cublas, dense_strategy, mma
 from strategy.ops.dense.tile import Extents
 from strategy.schedule import (
     Outs,
@@ -53,13 +54,17 @@ def dense_strategy_cuda(
         strategy.add_implementation(
             compute, schedule_tensors, "dense_tensor_core.cuda", 15, space=space_of_tensors
         )
+    if mma.takes(inputs, out_type, target):
+        strategy.add_implementation(
+            mma.compute, schedule_in_place, "dense_mma.cuda", 18, space=mma.space
+        )
     with SpecializedCondition(m <= _GEMV_ROWS):
         strategy.add_implementation(
             compute_gemv, schedule_gemv, "dense_gemv.cuda", 20, space=space_of_gemv
         )
     if "cublas" in target.libs and multiplies(inputs[0].dtype, out_type.dtype):
         strategy.add_implementation(
-            cublas.compute, schedule_library, "dense_cublas.cuda", 25, library="cublas"
+            cublas.compute, schedule_in_place, "dense_cublas.cuda", 25, library="cublas"
         )
     # For narrower floats its rules import all of TVM's intrinsics, which takes half a minute.
     if inputs[0].dtype == out_type.dtype == "float32":

@@ -2,8 +2,9 @@
 //
 // The threads of a block are fibres, switched at barriers and warp operations, where they wait for
 // the others. A kernel whose threads do not all come there is a deadlock, and ends the process. Warp
-// operations must not diverge within a warp. Tensor cores are done by the first lane of a warp, in
-// float32. Inline assembly is not known here: it does not compile.
+// operations must not diverge within a warp. The tensor cores of wmma are done by the first lane of a
+// warp, in float32. Of inline assembly it knows what `device.py` lists: copies by cp.async arrive when
+// they are waited for, not before; ldmatrix and mma.sync keep to the fragments of the PTX ISA.
 #pragma once
 #ifndef __x86_64__
 #include <ucontext.h>
@@ -15,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <tuple>
 #include <type_traits>
@@ -63,14 +65,17 @@ struct dim3 { unsigned x, y, z; };
 namespace emulation {
 constexpr int kWarp = 32;
 constexpr size_t kStack = 1 << 16;
+struct Copy { unsigned to; const void* from; int bytes; };
 struct Fibre {
   ucontext_t context;
   dim3 index;
   int number;
   bool done;
+  std::vector<Copy> copies;               // not in a group yet
+  std::deque<std::vector<Copy>> groups;  // not waited for
 };
 struct Barrier { int arrived; unsigned generation; };
-struct Warp { Barrier barrier; int alive; uint64_t slots[kWarp]; };
+struct Warp { Barrier barrier; int alive; uint64_t slots[kWarp]; uint32_t operands[kWarp][6]; };
 inline std::vector<Fibre> fibres;
 inline std::vector<Warp> warps;
 inline std::vector<char> stacks;
@@ -122,6 +127,8 @@ inline void run_block() {
     Fibre& fibre = fibres[i];
     fibre.number = i;
     fibre.done = false;
+    fibre.copies.clear();
+    fibre.groups.clear();
     fibre.index = {i % block_extent.x, i / block_extent.x % block_extent.y, i / block_extent.x / block_extent.y};
     ++warps[i / kWarp].alive;
     prepare_context(&fibre.context, &stacks[kStack * i], kStack, run_fibre);
@@ -150,6 +157,34 @@ template <class T> T exchange(T value, int from, bool valid) {
   return value;
 }
 
+inline void copy_async(unsigned to, const void* from, int bytes) { self->copies.push_back({to, from, bytes}); }
+inline void commit_copies() {
+  self->groups.push_back(std::move(self->copies));
+  self->copies.clear();
+}
+inline void wait_copies(size_t newest) {
+  for (; self->groups.size() > newest; self->groups.pop_front())
+    for (const Copy& copy : self->groups.front()) {
+      if ((copy.to | reinterpret_cast<uintptr_t>(copy.from)) % 16) std::abort();  // as the device would
+      std::memset(dynamic_shared + copy.to, 0, 16);
+      std::memcpy(dynamic_shared + copy.to, copy.from, copy.bytes);
+    }
+}
+
+// Four matrices of 8 × 8 numbers of 16 bits: lane 8 i + r says where row r of matrix i lies.
+inline void load_matrices(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned row) {
+  Warp& mine = warp();
+  int lane = self->number % kWarp;
+  mine.slots[lane] = row;
+  wait(mine.barrier, mine.alive);
+  unsigned* to[] = {&a, &b, &c, &d};
+  for (int i = 0; i < 4; ++i) {
+    if (mine.slots[i * 8 + lane / 4] % 16) std::abort();
+    std::memcpy(to[i], dynamic_shared + mine.slots[i * 8 + lane / 4] + lane % 4 * 4, 4);
+  }
+  wait(mine.barrier, mine.alive);
+}
+
 template <class... A, size_t... I>
 void apply(void (*kernel)(A...), void** arguments, std::index_sequence<I...>) {
   kernel(*static_cast<std::remove_reference_t<A>*>(arguments[I])...);
@@ -172,7 +207,9 @@ int launch(void (*kernel)(A...), int given, const unsigned* dims, size_t shared,
   entry_arguments = &call;
   grid_extent = {dims[0], dims[1], dims[2]};
   block_extent = {dims[3], dims[4], dims[5]};
-  dynamic_shared = static_cast<char*>(std::aligned_alloc(1024, (shared + 1023) / 1024 * 1024 + 1024));
+  size_t room = (shared + 1023) / 1024 * 1024 + 1024;
+  dynamic_shared = static_cast<char*>(std::aligned_alloc(1024, room));
+  std::memset(dynamic_shared, 0xFF, room);
   for (unsigned z = 0; z < dims[2]; ++z)
     for (unsigned y = 0; y < dims[1]; ++y)
       for (unsigned x = 0; x < dims[0]; ++x) {
@@ -283,6 +320,30 @@ using __nv_bfloat16 = nv_bfloat16;
   inline T hexp(T a) { return T(expf(a)); } inline T hlog(T a) { return T(logf(a)); } inline T hsqrt(T a) { return T(sqrtf(a)); } \
   inline T htanh(T a) { return T(tanhf(a)); }
 EMULATED_NARROW(half) EMULATED_NARROW(nv_bfloat16)
+namespace emulation {
+// mma.m16n8k16: sum[16, 8] += a[16, 16] · b[16, 8], each lane with its part of all three.
+template <class T>
+void multiply(float& s0, float& s1, float& s2, float& s3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+              unsigned b0, unsigned b1) {
+  Warp& mine = warp();
+  int lane = self->number % kWarp, row = lane / 4, column = lane % 4 * 2;
+  unsigned given[] = {a0, a1, a2, a3, b0, b1};
+  std::memcpy(mine.operands[lane], given, sizeof given);
+  wait(mine.barrier, mine.alive);
+  auto number = [&](int lane, int word, int k) {
+    T value;
+    value.bits = uint16_t(mine.operands[lane][word] >> (k % 2 * 16));
+    return float(value);
+  };
+  float* sums[] = {&s0, &s1, &s2, &s3};
+  for (int e = 0; e < 4; ++e)
+    for (int k = 0; k < 16; ++k)
+      *sums[e] += number(row * 4 + k % 8 / 2, e / 2 + k / 8 * 2, k) *
+                  number((column + e % 2) * 4 + k % 8 / 2, 4 + k / 8, k);
+  wait(mine.barrier, mine.alive);
+}
+}  // namespace emulation
+inline size_t __cvta_generic_to_shared(const void* p) { return size_t(static_cast<const char*>(p) - emulation::dynamic_shared); }
 inline half __float2half_rn(float x) { return half(x); }
 inline half __float2half(float x) { return half(x); }
 inline float __half2float(half x) { return float(x); }

@@ -31,6 +31,19 @@ _INCLUDES = (
     "mma.h",
     "math_constants.h",
 )
+# The instructions that the emulation knows, and what stands for them there: any other does not compile.
+_PTX = {
+    "cp.async.cg.shared.global [%0], [%1], 16, %2;": "emulation::copy_async",
+    "cp.async.commit_group;": "emulation::commit_copies",
+    "cp.async.wait_group %0;": "emulation::wait_copies",
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];": "emulation::load_matrices",
+} | {
+    f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
+    "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};": f"emulation::multiply<{number}>"
+    for kind, number in (("f16", "half"), ("bf16", "nv_bfloat16"))
+}
+_ASSEMBLY = re.compile(r'asm volatile\("([^"]+)"([^;]*)\);')
+_OPERAND = re.compile(r'"[=+]?\w"\(((?:[^()]|\([^()]*\))*)\)')
 
 
 def find_cxx() -> str | None:
@@ -106,7 +119,9 @@ def launch_kernel(
 
 
 def _translate(source: str) -> str:
-    """What differs between CUDA and C++: where shared memory is declared, and headers of the toolkit."""
+    """What differs between CUDA and C++: shared memory, inline assembly, and headers of the toolkit."""
+    source = re.sub(r'"\s*\n\s*"', "", source)  # texts in two parts
+    source = _ASSEMBLY.sub(_translate_assembly, source)
     source = re.sub(
         r"#include [<\"]([\w/.]+)[>\"]", lambda m: "" if m[1] in _INCLUDES else m[0], source
     )
@@ -116,6 +131,11 @@ def _translate(source: str) -> str:
         source,
     )
     return re.sub(r"__shared__ (alignas\(\d+\) |)", r"\1static ", source)
+
+
+def _translate_assembly(statement: re.Match[str]) -> str:
+    name = _PTX.get(statement[1])
+    return statement[0] if name is None else f"{name}({', '.join(_OPERAND.findall(statement[2]))});"
 
 
 def compile_vendor(library: Path) -> None:
