@@ -104,6 +104,23 @@ def test_a_table_compiles_to_one_function_that_is_right_for_every_m(tmp_path: Pa
     assert takes_weight or packed
 
 
+def test_the_row_of_one_size_may_come_first(tmp_path: Path) -> None:
+    names = ("dense_gemv.cpu", "dense_nopack.cpu")  # the first where m is 1, and packs nothing then
+    workload = Workload.make("dense", {"data": f"float32[m,{K}]", "weight": f"float32[{N},{K}]"})
+    offered = [c for c in candidates(workload, TARGET) if c.implementation in names]
+    table = dispatch(workload, TARGET, Nothing(), offered=offered)
+    assert [row.implementation for row in table.rows] == list(names)
+    export_library(workload, table_rows(table), tmp_path / "libdense.so")
+    library = ctypes.CDLL(str(tmp_path / "libdense.so"))
+    rng = np.random.default_rng(0)
+    weight = filled(rng, (N, K))
+    for m in (1, 7):
+        data, output = filled(rng, (m, K)), aligned((m, N))
+        pointers = (ctypes.c_void_p(a.ctypes.data) for a in (data, weight, output))
+        assert library.plevel_dense(ctypes.c_int64(m), *pointers) == 0
+        np.testing.assert_allclose(output, data @ weight.T, rtol=1e-4, atol=1e-4)
+
+
 def _nth_packed(declared: list[str], name: str) -> int:
     names = [p.split("*")[1].strip() for p in declared[1:]]
     return [x for x in names if x.startswith("weight_packed")].index(name)

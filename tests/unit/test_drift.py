@@ -26,7 +26,7 @@ from workers.builder import Built
 from workers.cpu import state
 from workers.drift import DRIFT, REPEATS, drift, time_reference
 from workers.runner import Session, TimingRunner
-from workers.sandbox import Interrupted
+from workers.sandbox import Died, Interrupted
 
 NEVER = threading.Event()
 TARGET = Target.parse("llvm -mcpu=znver4 -num-cores=1")
@@ -204,3 +204,30 @@ def test_the_reference_kernel_and_the_host_say_something() -> None:
     found = state((0,))
     assert found["load"] >= 0
     assert all(isinstance(v, int | float) for v in found.values())
+
+
+class Dying(Child):
+    """Dies at some entries, of each so many times."""
+
+    def __init__(self, deaths: dict[int, int]) -> None:
+        super().__init__([1.0] * 20, {})
+        self.deaths = deaths
+
+    def receive(self, stage_s: float, interrupt: threading.Event) -> Any:
+        message = super().receive(stage_s, interrupt)
+        entry = message.get("result", {}).get("entry")
+        if self.deaths.get(entry, 0):
+            self.deaths[entry] -= 1
+            self.stage = entry
+            raise Died(11, 0, "")
+        return message
+
+
+def test_an_entry_that_kills_the_child_is_tried_once_more_by_itself(tmp_path: Path) -> None:
+    """Memory that one kernel corrupts may kill another."""
+    child = Dying({1: 1, 2: 2})
+    results, _ = run(child, built(tmp_path, "a", "b", "c", "d"))
+    assert {entry: r.error for entry, r in results.items()} == {
+        0: None, 1: None, 2: ErrorKind.CRASH, 3: None,
+    }  # fmt: skip
+    assert sorted(child.sessions[-2:]) == [[1], [2]]

@@ -167,6 +167,21 @@ def test_an_assignment_that_conflicts_names_both_types():
     assert w._type is None, "a failed inference leaves no types behind"
 
 
+def test_one_variable_as_two_arguments_has_one_type(monkeypatch):
+    def relation(types, attrs, reporter):
+        for index, extent in enumerate((2, 3, 3)):
+            reporter.assign(index, TensorType([extent]))
+        return True
+
+    monkeypatch.setattr(registry, "_ops", dict(registry._ops))
+    register_op("pair").set_num_inputs(2).add_argument("a", "Tensor", "").add_argument(
+        "b", "Tensor", ""
+    ).add_type_rel("Pair", relation)
+    v = Var("v")
+    with pytest.raises(TypeRelationError, match=r"pair: Var\(v: v\) is float32\[2\], but must be float32\[3\]"):
+        infer_type(call("pair", v, v))
+
+
 def test_what_nothing_determines_is_named_with_its_use():
     with pytest.raises(TypeRelationError, match=r"type of Var\(v: v\), rhs of add,: give it a type"):
         infer_type(add(typed("float32[2]"), Var("v")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,6 +136,28 @@ def test_a_symbolic_workload() -> None:
         )
         is None
     )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"op": "other"},
+        {"attrs": {"axis": 2}},
+        {"epilogue": (EpilogueStep("relu", (None,)),)},
+        {"inputs": (Input("data", "float32[8,8]", True),)},
+        {"inputs": (Input("date", "float32[8,8]"),)},
+        {"inputs": (Input("data", "float64[8,8]"),)},
+        {"inputs": (Input("data", "float32[8,8,1]"),)},
+        {"inputs": (Input("data", "float32[8,9]"),)},
+        {"inputs": (Input("data", "float32[8,m]"),)},
+        {"inputs": (Input("data", "float32[8,8]"), Input("more", "float32[8,8]"))},
+    ],
+)
+def test_an_instance_differs_in_its_symbols_alone(change: dict[str, Any]) -> None:
+    square = Workload("made_up", (Input("data", "float32[m,m]"),), {"axis": 1})
+    instance = square.bind({"m": 8})
+    assert square.match(instance) == {"m": 8}
+    assert square.match(msgspec.structs.replace(instance, **change)) is None
 
 
 @pytest.mark.parametrize(
