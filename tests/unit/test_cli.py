@@ -442,7 +442,8 @@ def test_coverage_lists_the_tasks(called: Called, tmp_path: Path) -> None:
     }))  # fmt: skip
     assert called("import", str(log)).returncode == 0
     (task,) = json.loads(called("coverage", "--json").stdout)
-    assert (task["trials"], task["failed"], task["best"]["median_s"]) == (2, 1, 7e-5)
+    assert (task["trials"], task["failed"]) == (2, 1)
+    assert task["best"]["median_s"] == pytest.approx(7e-5)
     shown = called("coverage", "--target", task["target"]).stdout
     for word in (task["workload"], task["implementation"], "70.0 µs"):
         assert word in shown
