@@ -48,7 +48,7 @@ class _Integers(sa.TypeDecorator[Sequence[int]]):
         return dialect.type_descriptor(kind)
 
     def process_bind_param(self, value: Iterable[int] | None, dialect: sa.Dialect) -> Any:
-        listed = list(value or ())
+        listed = [i for i in value or () if -(2**63) <= i < 2**63]  # no row has any other
         return orjson.dumps(listed).decode() if dialect.name == "sqlite" else listed
 
 

@@ -26,6 +26,7 @@ T = TypeVar("T")
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
+Id = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # of a row: what a database can look for
 
 
 class WireError(ValueError):
@@ -175,7 +176,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Asks for jobs for one device; the service waits up to `wait_s` for one to come."""
 
-    worker_id: int
+    worker_id: Id
     device: Name
     wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
     jobs: Annotated[int, Meta(ge=1, le=64)] = 1  # at most so many, with what the device builds already
@@ -203,7 +204,7 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     lease at most.
     """
 
-    token: int
+    token: Id
     timing: bool = False
 
 
@@ -246,7 +247,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 class Results(msgspec.Struct, frozen=True, kw_only=True):
     """Results of a lease, as they come; `done` with the last. Sending one again changes nothing."""
 
-    token: int
+    token: Id
     session: Name
     results: tuple[Result, ...]
     environment: dict[str, Any] = {}  # toolchain, driver, governor
@@ -263,7 +264,7 @@ class ResultsAccepted(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The results of one lease among several."""
 
-    lease_id: int
+    lease_id: Id
     results: Results
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
 from starlette.responses import StreamingResponse
@@ -44,16 +44,25 @@ def wanted(
 Filter = Annotated[Wanted, Depends(wanted)]
 
 
-@router.get(
-    "/records",
-    **describe(
-        "List records", gives=records.RecordPage, errors=(422,),
-        note="In the order in which they came; `next` is the cursor of the following page. `error` is "
-        "a kind of failure, `any` for all failures, or `none` for successes; `target` is a target's key, "
-        "`since` and `until` are Unix times. `format=ndjson` (plevel's own, see docs/formats.md), `csv` "
-        "and `parquet` give all that match as a stream, without pages.",
-    ),
+_MEDIA = {
+    "kernel_tuner": "application/json", "csv": "text/csv",
+    "parquet": "application/vnd.apache.parquet",
+}  # fmt: skip
+_NDJSON = "application/x-ndjson"
+_STREAMS: dict[str, Any] = {
+    media: {"schema": {"type": "string"}} for media in (_NDJSON, *_MEDIA.values())
+}
+_LIST = describe(
+    "List records", gives=records.RecordPage, errors=(422,),
+    note="In the order in which they came; `next` is the cursor of the following page. `error` is "
+    "a kind of failure, `any` for all failures, or `none` for successes; `target` is a target's key, "
+    "`since` and `until` are Unix times. `format=ndjson` (plevel's own, see docs/formats.md), `csv` "
+    "and `parquet` give all that match as a stream, without pages.",
 )  # fmt: skip
+_LIST["responses"][200]["content"] = _STREAMS | _LIST["responses"][200]["content"]
+
+
+@router.get("/records", **_LIST)
 def list_records(
     context: Ctx,
     which: Filter,
@@ -68,20 +77,13 @@ def list_records(
     return reply(page)
 
 
-_MEDIA = {
-    "kernel_tuner": "application/json", "csv": "text/csv",
-    "parquet": "application/vnd.apache.parquet",
-}  # fmt: skip
-_NDJSON = "application/x-ndjson"
 _EXPORT = describe(
     "Export records", errors=(422,),
     note="All records that match, as a stream: `native` is plevel's own NDJSON, from which everything "
     "can be imported again; others leave out what they cannot say. MetaSchedule's two files come as "
     "one, the workloads first.",
 )  # fmt: skip
-_EXPORT["responses"][200]["content"] = {
-    media: {"schema": {"type": "string"}} for media in (_NDJSON, *_MEDIA.values())
-}
+_EXPORT["responses"][200]["content"] = _STREAMS
 
 
 @router.get("/records:export", **_EXPORT)
