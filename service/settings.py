@@ -47,6 +47,8 @@ class Settings(BaseSettings):
     # Upgrade an older schema when starting; a fleet may prefer `plevel db upgrade`.
     migrate: bool = True
     tune: bool = True  # run the tuner in this process
+    # How long after a run whose finals one device has measured they are measured again; 0: never.
+    second_look_s: float = Field(default=86_400.0, ge=0)
     batch: int = Field(default=8, ge=1, le=1000)  # configurations in one search job
 
     @property

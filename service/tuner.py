@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from service import best, budget, catalogue, fleet, queue, retry, runs, tuning_run
+from service import best, budget, catalogue, fleet, queue, retry, runs, second_look, tuning_run
 from service.cost_model import CostModel
 from service.db import Store, now
 from service.errors import DatabaseError
@@ -39,6 +40,7 @@ FINALISTS = 3
 CONFIRM_SESSIONS = 2
 MOST_NAMED = 8  # implementations in a run's message
 MIN_OPEN_JOBS = 2  # one being timed, one being built
+LOOK_EVERY_S = 60.0  # for finals of an earlier day
 log = logging.getLogger(__name__)
 
 
@@ -74,6 +76,7 @@ class Tuner:
         self.queued = queued
         self._tenure = Tenure(settings.lease_s, name)
         self._runs: dict[int, TuningRun] = {}
+        self._look_at = 0.0  # time.monotonic
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -133,8 +136,20 @@ class Tuner:
                     runs.finish(connection, run_id, RunState.FAILED, message)
                     queue.cancel(connection, run_id)
                 self.changed.notify()
-        if expired:
+        if expired or self._look_again():
             self.queued.notify()
+
+    def _look_again(self) -> bool:
+        """Now and then: whether finals of an earlier day were enqueued."""
+        if not self.settings.second_look_s or time.monotonic() < self._look_at:
+            return False
+        self._look_at = time.monotonic() + LOOK_EVERY_S
+        with self.store.write() as connection:
+            return bool(
+                second_look.enqueue_due(
+                    connection, self.settings.second_look_s, self.settings.alive_s
+                )
+            )
 
     def _step_run(self, run_id: int) -> None:
         with self.store.read() as connection:
