@@ -498,7 +498,9 @@ def _link(made: Path, path: Path, roles: Iterable[str | None]) -> None:
     command.append("-lm")
     done = subprocess.run(command, cwd=made, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise CompileError(f"{' '.join(command)} failed: {done.stderr.strip()[-2000:]}")
+        raise CompileError(
+            f"{' '.join(command)} failed (CC names another compiler): {done.stderr.strip()[-2000:]}"
+        )
     # Moved into place whole, so that a failure or a full disk leaves the old file alone.
     partial = path.with_name(f".{path.name}.partial")
     try:

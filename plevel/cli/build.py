@@ -91,6 +91,7 @@ def build(
     from plevel.embedded import require_worker
 
     require_worker()
+    _require_known(where)
     from strategy.export import LibraryRow, export_library, table_rows
     from strategy.lower import CompileError, InstantiationError
 
@@ -116,6 +117,17 @@ def build(
         f"{output} and {header} are written", {"files": [str(output), str(header)], **about},
         as_json=as_json,
     )  # fmt: skip
+
+
+def _require_known(target: Target) -> None:
+    """Raises `UsageError` for a processor that LLVM does not know: TVM would build for any, and say so aside."""
+    if target.kind != "llvm" or not target.arch:
+        return
+    from tvm.target import codegen
+
+    triple = target.to_tvm().get("mtriple") or codegen.llvm_get_system_triple()
+    if not codegen.llvm_is_valid_cpu(target.arch, triple):
+        raise UsageError(f"--target: LLVM knows no -mcpu={target.arch} of {triple}")
 
 
 def _described(chosen: _Chosen) -> dict[str, Any]:
@@ -196,6 +208,7 @@ def show(
     from plevel.embedded import require_worker
 
     require_worker()
+    _require_known(where)
     from strategy.cuda.limit import LimitError
     from strategy.cuda.source import PlanError
     from strategy.lower import CompileError, InstantiationError

@@ -138,6 +138,11 @@ def test_measure_times_one_configuration(tmp_path: Path) -> None:
             ("show", *SMALL, "-t", "cuda -arch=sm_10", "--as", "cuda"), "sm_60", id="architecture"
         ),
         pytest.param(("show", *ANY_K, "-I", "dense_pack.cpu"), "numbers", id="declined"),
+        pytest.param(("show", *SMALL, "-t", "llvm -mcpu=znver99"), "-mcpu=znver99", id="processor"),
+        pytest.param(
+            ("build", *SMALL, "-t", "llvm -mcpu=cortex-a76", "-o", "x.so"), "-mcpu=cortex-a76",
+            id="processor of another kind",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line(
