@@ -2,9 +2,9 @@
 
 A task is one implementation of a workload on a target with its space. What is timed goes line by line to
 a log, so that a recording can be stopped and taken up again; `pack` makes of it the small file that a
-replay reads. Kernels are built and run in this process, one thread each, in rounds of a few neighbours that
-take turns. What else the machine does only ever adds time: the least of the rounds is what counts, and
-how far the second lowest lies above it says how much to trust it.
+replay reads. Kernels are built and run in this process, with one thread where nothing else is said, in
+rounds of a few neighbours that take turns. What else the machine does only ever adds time: the least of
+the rounds is what counts, and how far the second lowest lies above it says how much to trust it.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
     python benchmarks/search_cpu.py                        replays benchmarks/data/search_cpu.json.gz
     python benchmarks/search_cpu.py --warm                 the same spaces, with records of elsewhere
     python benchmarks/search_cpu.py --record --seconds 380 times what is missing, and writes that file
+    python benchmarks/search_cpu.py --record --threads 2   the same for another number of threads
 
 The spaces are whole: every valid configuration of dense, conv2d and softmax at one shape was timed, with
 one thread. The search is replayed on them in batches of 8, and beside it chance, AutoTVM's tuner and
@@ -13,8 +14,10 @@ An untuned configuration is written with each space, and is tried first. It is s
 searched without it too, from one at random in its place.
 
 Warm, without it: for dense, records of six other shapes, each from a search of 64 trials; for all three, 300
-configurations at random of the same workload with AVX2 in place of what this host has. What it costs to
-record: half an hour of one core. The least of five interleaved bursts counts, so other programs may run.
+configurations at random of the same workload with AVX2 in place of what this host has, and as many with
+another number of threads (search_cpu_threads.json.gz). What it costs to record: half an hour of one core; five
+minutes with other threads, which need their cores to themselves. The least of five interleaved bursts
+counts, so with one thread other programs may run.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ import numpy as np
 from peer_search import AutoTVM, Chance, MetaSchedule, Table, Tuner
 from recording import DATA, Digits, Key, Log, Recording, Task, or_nan, pack, record, unpack
 
-FILE = DATA / "search_cpu.json.gz"
+FILE, THREADS_FILE = DATA / "search_cpu.json.gz", DATA / "search_cpu_threads.json.gz"
 NAMES = ("dense 37×64×512", "conv2d 32→64@28,3×3", "softmax 8×8192")
 TRIALS = 400
 BATCH = 8
@@ -103,6 +106,24 @@ def record_all(path: Path, seconds: float) -> bool:
         found[f"dense {'×'.join(map(str, shape))}"] = tuned
     pack(FILE, found)
     print(f"{FILE}: {FILE.stat().st_size / 1024:.0f} KiB")
+    return True
+
+
+def record_threads(path: Path, threads: int, seconds: float) -> bool:
+    """Times some configurations of each space with so many threads; writes the file once all are there."""
+    from strategy.target import Target
+
+    # Before TVM starts; its idle threads are not to keep the cores from what is timed next.
+    os.environ |= {"TVM_NUM_THREADS": str(threads), "TVM_THREAD_POOL_SPIN_COUNT": "4000"}
+    log, until = Log(path), time.monotonic() + seconds
+    found: dict[str, Recording] = {}
+    for name, task in spaces(Target.parse("cpu").with_threads(threads)).items():
+        keys = task.draw(OTHER_RECORDS, 0)
+        if not record(log, task, keys, until):
+            return _missing(log, task, keys)
+        found[name] = log.recording(task)
+    pack(THREADS_FILE, found)
+    print(f"{THREADS_FILE}: {THREADS_FILE.stat().st_size / 1024:.0f} KiB")
     return True
 
 
@@ -241,11 +262,14 @@ def compare(found: dict[str, Recording], seeds: int, only: str) -> None:
 
 def compare_warm(found: dict[str, Recording], seeds: int, only: str) -> None:
     six = [found[f"dense {'×'.join(map(str, shape))}"] for shape in SIX]
+    other_threads = unpack(THREADS_FILE) if THREADS_FILE.exists() else {}
     for name, replay in _wanted(found, only):
         ways = {"cold": [], "from AVX2": [found[f"{name} AVX2"]]}
+        if name in other_threads:
+            threads = other_threads[name].task.target.threads
+            ways[f"from {threads} threads"] = [other_threads[name]]
         if name.startswith("dense"):
-            # The service takes up to four, the most alike first: those of least distance in doublings.
-            ways["from six other shapes"] = sorted(six, key=lambda r: _distance(r.task, replay.recording.task))
+            ways["from six other shapes"] = six
         to = {
             way: show(way, [replay.run(replay.ours_unaided(seed, sources)) for seed in range(seeds)])
             for way, sources in ways.items()
@@ -269,22 +293,20 @@ def _wanted(found: dict[str, Recording], only: str) -> Any:
         yield name, replay
 
 
-def _distance(a: Task, b: Task) -> float:
-    shapes = [[d for i in t.workload.inputs for d in i.tensor.concrete_shape] for t in (a, b)]
-    return float(np.abs(np.log2(shapes[0]) - np.log2(shapes[1])).sum())
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n\n", maxsplit=1)[0])
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--seconds", type=float, default=3600, help="after which recording stops")
     parser.add_argument("--log", type=Path, default=Path("build/search_cpu.jsonl"), help="of the recording")
+    parser.add_argument("--threads", type=int, default=1, help="to record with; others are sources only")
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--only", default="", help="spaces whose name contains this")
     given = parser.parse_args()
     if given.record:
-        return 0 if record_all(given.log, given.seconds) else 3
+        if given.threads == 1:
+            return 0 if record_all(given.log, given.seconds) else 3
+        return 0 if record_threads(given.log, given.threads, given.seconds) else 3
     (compare_warm if given.warm else compare)(unpack(FILE), given.seeds, given.only)
     return 0
 

@@ -24,7 +24,7 @@ from strategy.space import ConfigSpace
 from strategy.workload import Workload
 
 SOURCES = 4  # that become processes, the first of those given
-MOST_OF_ONE, MOST_OF_ALL = 500, 1000  # of their records: what a proposal takes grows with them
+MOST_OF_ONE, MOST_OF_ALL = 500, 750  # of their records: what a proposal takes grows with them
 
 
 class Source(NamedTuple):

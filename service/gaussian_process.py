@@ -19,6 +19,7 @@ _Floating = TypeVar("_Floating", Floats, NDArray[np.float32])
 _LEAST_NOISE, _MOST_NOISE = np.log(1e-6), 0.0
 _STEPS = 15  # of the optimiser, from each start
 _SETTLED = 100
+_SMALL = 32  # triangles that are inverted as any matrix is
 
 
 class GaussianProcess:
@@ -86,7 +87,7 @@ class GaussianProcess:
             lower = np.linalg.cholesky(covariance)
         except np.linalg.LinAlgError:
             return np.inf, np.zeros_like(theta)
-        root = np.linalg.inv(lower)
+        root = _invert(lower)
         inverse = root.T @ root
         alpha = inverse @ values
         square = self._square(float(values @ alpha), n)
@@ -123,7 +124,7 @@ class GaussianProcess:
         while True:
             noisy = covariance + self.noise * np.eye(n)
             try:
-                root = np.linalg.inv(np.linalg.cholesky(noisy))
+                root = _invert(np.linalg.cholesky(noisy))
             except np.linalg.LinAlgError:
                 self.noise *= 10  # equal places: rounding has eaten what little noise there was
             else:
@@ -176,6 +177,19 @@ class Posterior:
         column = (covariance / scale).astype(np.float32)
         self._known.append(column[:, None])
         self.variance = np.maximum(self.variance - process.square * column.astype(np.float64) ** 2, 1e-9)
+
+
+def _invert(lower: NDArray[Any]) -> NDArray[Any]:
+    """The inverse of a lower triangle, by halves: an eighth of what a general inverse takes."""
+    n = len(lower)
+    if n <= _SMALL:
+        return np.linalg.inv(lower)
+    half = n // 2
+    inverse = np.zeros_like(lower)
+    inverse[:half, :half] = _invert(lower[:half, :half])
+    inverse[half:, half:] = _invert(lower[half:, half:])
+    inverse[half:, :half] = -inverse[half:, half:] @ lower[half:, :half] @ inverse[:half, :half]
+    return inverse
 
 
 def _squares(a: _Floating, b: _Floating) -> _Floating:

@@ -24,7 +24,7 @@ from strategy.workload import Workload
 
 POOL = 2000
 LEAST_POOL = 800
-EFFORT = 300_000  # trials times candidates: what a proposal takes grows with it
+EFFORT = 600_000  # trials times candidates times views: what a proposal takes grows with it
 PRIOR_POOL = 20_000  # of a table, of which a prior chooses half of the pool
 ELITE = 12  # configurations whose neighbours are candidates
 NEIGHBOURS = 400
@@ -255,7 +255,8 @@ class Search:
         """
         ranked = sorted((t, key) for key, t in self._told.items() if not math.isnan(t))
         near = self._candidates.near([key for _, key in ranked[:ELITE]], NEIGHBOURS)
-        size = min(POOL, max(LEAST_POOL, EFFORT // max(len(self._told), 1)))
+        views = 3 if elsewhere.count else 2
+        size = min(POOL, max(LEAST_POOL, EFFORT // (views * max(len(self._told), 1))))
         drawn = size
         if elsewhere.count:
             drawn = PRIOR_POOL if self._table_prior is not None else 2 * size
