@@ -11,14 +11,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.expr import Call, Constant, Expr, TupleGetItem, Var, free_vars, post_order
-from strategy.function import CompiledFunction, Kernel, SymbolicFunction
+from strategy.function import (
+    MAX_FUNCTIONS,
+    CompiledFunction,
+    Kernel,
+    Recent,
+    SymbolicFunction,
+)
 from strategy.fusion import describe, fuse
 from strategy.inference import infer_type
 from strategy.lower import Artefact, CompileError, InstantiationError, Role, lower
@@ -30,9 +35,7 @@ from strategy.workload import Workload
 
 logger = logging.getLogger("plevel.compile")
 
-T = TypeVar("T")
 MAX_KERNELS = 1024
-MAX_FUNCTIONS = 128
 
 
 class NoRecords:
@@ -61,9 +64,9 @@ class CompileEngine:
     """
 
     def __init__(self) -> None:
-        self._kernels: _Store[Artefact] = _Store(MAX_KERNELS)
-        self._functions: _Store[tuple[list[Selection], CompiledFunction]] = _Store(MAX_FUNCTIONS)
-        self._symbolic: _Store[SymbolicFunction] = _Store(MAX_FUNCTIONS)
+        self._kernels: Recent[Artefact] = Recent(MAX_KERNELS)
+        self._functions: Recent[tuple[list[Selection], CompiledFunction]] = Recent(MAX_FUNCTIONS)
+        self._symbolic: Recent[SymbolicFunction] = Recent(MAX_FUNCTIONS)
         self._lock = threading.RLock()
 
     def compile(
@@ -123,24 +126,6 @@ class CompileEngine:
             artefact = lowered.compile()
             self._kernels.put(key, artefact)
         return artefact
-
-
-class _Store(Generic[T]):
-    """The values used last, `limit` of them."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._values: OrderedDict[Any, T] = OrderedDict()
-
-    def get(self, key: Any) -> T | None:
-        if key in self._values:
-            self._values.move_to_end(key)
-        return self._values.get(key)
-
-    def put(self, key: Any, value: T) -> None:
-        self._values[key] = value
-        if len(self._values) > self._limit:
-            self._values.popitem(last=False)
 
 
 @cache

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from strategy.array import RunError, bind, checked, empty_tensor, to_tensor
 from strategy.expr import Call, Constant, Expr, Tuple, Var, free_vars, post_order, substitute
+from strategy.extern import load_library
 from strategy.fusion import Operand, resolve
 from strategy.lower import Artefact, Role
 from strategy.select import Reason, Selection
@@ -20,6 +23,9 @@ from strategy.target import Target
 from strategy.types import Dim, TensorType, TupleType
 
 logger = logging.getLogger("plevel.compile")
+
+T = TypeVar("T")
+MAX_FUNCTIONS = 128
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +69,7 @@ class CompiledFunction:
         self.target = target
         self.variables = free_vars(expr)
         self._kernels = tuple(kernels)
+        self._libraries = {k.artefact.signature.library for k in kernels} - {None}
         self._constants: dict[Expr, Any] = {
             n: to_tensor(n.value) for n in post_order(expr) if isinstance(n, Constant)
         }
@@ -93,6 +100,8 @@ class CompiledFunction:
         for variable in self.variables:
             values[variable, None] = to_tensor(checked(variable, given[variable.name], variable.checked_type))
         _use_threads(self.target)
+        for role in self._libraries:
+            load_library(str(role)).set_threads(self.target.threads)
         for kernel, prepared in zip(self._kernels, self._prepared, strict=True):
             inputs = [prepared.get(i, values.get(s)) for i, s in enumerate(kernel.sources)]
             kinds = kernel.output.checked_type
@@ -111,22 +120,51 @@ class CompiledFunction:
         return values[resolve(node)].numpy()
 
 
+class Recent(Generic[T]):
+    """The values used last, `limit` of them. Thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._values: OrderedDict[Any, T] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Any) -> T | None:
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
+    def put(self, key: Any, value: T) -> None:
+        with self._lock:
+            self._values[key] = value
+            if len(self._values) > self._limit:
+                self._values.popitem(last=False)
+
+    def all(self) -> list[T]:
+        """The values, the one that was used last at the end."""
+        with self._lock:
+            return list(self._values.values())
+
+
 class SymbolicFunction:
-    """A graph with symbolic dimensions: compiled for each combination of them that it is called with."""
+    """A graph with symbolic dimensions: compiled for each combination of them that it is called with.
+
+    Each holds its constants packed, so that only the `MAX_FUNCTIONS` used last are kept.
+    """
 
     def __init__(self, expr: Expr, specialize: Callable[[Expr], CompiledFunction]) -> None:
         self.expr = expr
         self.variables = free_vars(expr)
         self._specialize = specialize
-        self._found: dict[tuple[int, ...], CompiledFunction] = {}
+        self._found: Recent[CompiledFunction] = Recent(MAX_FUNCTIONS)
 
     def explain(self) -> list[Explanation]:
-        """The functions of every combination of dimensions met so far."""
-        return [e for f in self._found.values() for e in f.explain()]
+        """The functions of every combination of dimensions that is kept."""
+        return [e for f in self._found.all() for e in f.explain()]
 
     def refresh(self) -> None:
         """Selects anew at the next call, by what the database knows then."""
-        self._found = {}
+        self._found = Recent(MAX_FUNCTIONS)
 
     def at(self, dims: Mapping[str, int]) -> CompiledFunction:
         """The function for these values of the symbolic dimensions.
@@ -140,9 +178,11 @@ class SymbolicFunction:
             assert isinstance(kind, TensorType)
             replacements[v] = Var(v.name, TensorType([_sized(v, d, dims) for d in kind.shape], kind.dtype))
         key = tuple(dims[name] for name in sorted(dims))
-        found = self._found.get(key)  # `refresh` may put another in its place meanwhile
+        known = self._found  # `refresh` may put another in its place meanwhile
+        found = known.get(key)
         if found is None:
-            found = self._found[key] = self._specialize(substitute(self.expr, replacements))
+            found = self._specialize(substitute(self.expr, replacements))
+            known.put(key, found)
         return found
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:

@@ -98,10 +98,19 @@ def run_time_shape(expr: Expr, inputs: Mapping[str, Any]) -> Any:
             shapes[node] = shapes[node.tuple_value][node.index]
         elif isinstance(node, Call):
             tensors: list[Expr] = []
+            known: list[Any] = []
             for arg in node.args:
-                tensors.extend(arg.fields) if isinstance(arg, Tuple) else tensors.append(arg)
+                if isinstance(shapes[arg], list):  # a tuple's
+                    tensors += [TupleGetItem(arg, i) for i in range(len(shapes[arg]))]
+                    known += shapes[arg]
+                else:
+                    tensors.append(arg)
+                    known.append(shapes[arg])
             needed = data_dependence(node.op, len(tensors))
-            given = [evaluate(t, inputs) if n else shapes[t] for t, n in zip(tensors, needed, strict=True)]
+            given = [
+                evaluate(t, inputs) if n else shape
+                for t, shape, n in zip(tensors, known, needed, strict=True)
+            ]
             found = output_shapes(node.op, node.attrs, given)
             shapes[node] = found[0] if len(found) == 1 else found
     result = shapes[expr]

@@ -124,10 +124,12 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
                     f"{op}: input {name!r} is missing; give it as {name}=float32[…]"
                 )
         node = attrs if isinstance(attrs, Attrs) else known.attrs_type.from_json(attrs or {})
-        ordered = tuple(Input(n, str(given[n].tensor), given[n].constant) for n in names)
-        workload = cls(op, ordered, node.to_json(), tuple(epilogue))
-        _ = workload.out_type
-        return workload
+        ordered = tuple(
+            Input(n, str(given[n].tensor), given[n].constant or n in constants) for n in names
+        )
+        workload = cls(op, ordered, node.to_json())
+        steps = _checked_epilogue(workload.out_type, epilogue)
+        return msgspec.structs.replace(workload, epilogue=steps) if steps else workload
 
     def checked(self) -> Workload:
         """This workload in normal form, checked against the operator installed here."""
@@ -254,6 +256,23 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
     def __str__(self) -> str:
         return self.key
+
+
+def _checked_epilogue(
+    so_far: Type, steps: Sequence[EpilogueStep]
+) -> tuple[EpilogueStep, ...]:
+    """The steps with their attributes in normal form, once each takes the type before it."""
+    found = []
+    for step in steps:
+        op = get_op(step.op)
+        if None not in step.operands:
+            raise WorkloadError(
+                f"{step.op}: an epilogue's step has the value so far among its operands, as null"
+            )
+        attrs = op.attrs_type.from_json(step.attrs)
+        so_far = op.infer_type([so_far if o is None else o.tensor for o in step.operands], attrs)
+        found.append(EpilogueStep(step.op, step.operands, attrs.to_json()))
+    return tuple(found)
 
 
 def _input_names(op: Op, given: Collection[str]) -> list[str]:

@@ -15,6 +15,7 @@ from strategy.array import RunError
 from strategy.compile import CompileEngine
 from strategy.compile import compile as compile_graph
 from strategy.expr import Constant, Expr, Tuple, Var, const
+from strategy.extern import find_library, load_library
 from strategy.function import CompiledFunction, SymbolicFunction
 from strategy.fusion import describe, fuse
 from strategy.gradient import gradient
@@ -239,6 +240,24 @@ def test_symbolic_dimensions_are_bound_by_each_call(engine):
     pair = engine.compile(n + Var("z", "float32[m,5]"), TARGET)
     with pytest.raises(RunError, match="z: dimension m is 3 here, but 4 elsewhere"):
         pair(*values((4, 5), (3, 5)))
+
+
+def test_of_many_sizes_the_last_are_kept(engine, monkeypatch):
+    monkeypatch.setattr("strategy.function.MAX_FUNCTIONS", 2)
+    n = Var("many", "float32[m]")
+    function = engine.compile(relu(n), TARGET)
+    for m in (1, 2, 1, 3):
+        np.testing.assert_array_equal(function(-np.ones(m, "float32")), np.zeros(m))
+    assert [e.workload for e in function.explain()] == [f"relu(data=float32[{m}])" for m in (1, 3)]
+
+
+@pytest.mark.skipif(find_library("cblas") is None, reason="no OpenBLAS on this host")
+def test_a_library_has_the_targets_threads(engine):
+    for threads in (1, 2):
+        function = engine.compile(dense(x, Var("w", "float32[3,5]")), TARGET.with_threads(threads))
+        assert [e.implementation for e in function.explain()] == ["dense_cblas.cpu"]
+        function(*values((4, 5), (3, 5)))
+        assert load_library("cblas").threads == threads
 
 
 def test_dimensions_that_are_computed_follow(engine):

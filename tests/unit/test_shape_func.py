@@ -74,6 +74,7 @@ y = Var("y", "float32[k,n]")
         dense(x, y),
         Tuple(split(x, (1, 2), axis=-1)),
         call("topk", x, k=2),
+        call("concatenate", call("topk", cast(x, "int32"), k=2), axis=0),
         topk(x, k=1, axis=0, ret_type="indices"),
         max_pool2d(expand_dims(x, (0, 1)), 2, 2, padding=1),
         conv2d(expand_dims(x, (0, 1)), expand_dims(x, (0, 1)), 2, 2),

@@ -123,6 +123,23 @@ def test_a_workload_of_an_installed_operator() -> None:
     assert Workload.make("dense", workload.inputs).key == workload.key
 
 
+def finished(*steps: EpilogueStep) -> Workload:
+    return Workload.make("dense", dense(8).inputs, epilogue=steps)
+
+
+def test_an_epilogue_has_one_form() -> None:
+    bias = EpilogueStep("add", (None, Input("bias", "float32[64]")))
+    spelled = EpilogueStep("clip", (None,), {"a_max": 6, "a_min": 0})
+    usual = EpilogueStep("clip", (None,), {"a_min": 0.0, "a_max": 6.0})
+    assert finished(bias, spelled).key == finished(bias, usual).key == finished(bias, spelled).checked().key
+
+
+def test_constants_are_named_beside_inputs_too() -> None:
+    shapes = {"data": "float32[8,32]", "weight": "float32[64,32]"}
+    named = Workload.make("dense", Workload.make("dense", shapes).inputs, constants=["weight"])
+    assert [i.constant for i in named.inputs] == [False, True]
+
+
 def test_a_symbolic_workload() -> None:
     workload = dense("m")
     assert not workload.is_constant
@@ -181,6 +198,12 @@ def test_an_instance_differs_in_its_symbols_alone(change: dict[str, Any]) -> Non
          "at most 64 inputs, got 65"),
         (lambda: Workload("x", (Input("a", "int8[]"), Input("a", "int8[]"))), WorkloadError, "the same name"),
         (lambda: EpilogueStep("add", ()), WorkloadError, "1 to 64 operands, got 0"),
+        (lambda: finished(EpilogueStep("adds", (None,))), OpError, "unknown operator 'adds'"),
+        (lambda: finished(EpilogueStep("relu", (Input("x", "float32[8,64]"),))), WorkloadError,
+         "relu: .* the value so far"),
+        (lambda: finished(EpilogueStep("add", (None, Input("bias", "float32[63]")))), TypeRelationError,
+         "add: rhs is float32\\[63\\]"),
+        (lambda: finished(EpilogueStep("clip", (None,), {"a_min": 0})), AttrsError, "a_max is required"),
     ],
 )  # fmt: skip
 def test_what_no_operator_can_take(call: Any, error: type[Exception], message: str) -> None:
