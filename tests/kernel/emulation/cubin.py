@@ -6,6 +6,7 @@ library out again: so a worker's whole way, processes and all, is gone without a
 
 from __future__ import annotations
 
+import ctypes
 import re
 import struct
 import sys
@@ -13,15 +14,10 @@ from pathlib import Path
 
 from tests.kernel.emulation.device import compile_kernels
 
-_KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)\s*\{")
+_KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\([^)]*\)\s*\{")
 _LIBRARY = b"\0emulated library\0"
 _REGISTERS = 32
 _STRINGS, _SYMBOLS, _OTHER = 3, 2, 1  # types of ELF sections
-
-
-def kernels_of(source: str) -> dict[str, int]:
-    """The kernels that a source defines, and how many parameters each has."""
-    return {name: parameters.count(",") + 1 for name, parameters in _KERNEL.findall(source)}
 
 
 def make_cubin(kernels: dict[str, int], library: bytes) -> bytes:
@@ -75,7 +71,10 @@ def main(headers: str) -> None:
         return
     source, cubin = Path(sys.argv[-1]), Path(sys.argv[sys.argv.index("-o") + 1])
     text = source.read_text()
-    kernels = kernels_of(text)
+    names = _KERNEL.findall(text)
     library = cubin.with_suffix(".so")
-    compile_kernels(text, list(kernels), library, Path(headers))
+    compile_kernels(text, names, library, Path(headers))
+    loaded = ctypes.CDLL(str(library))
+    # Given another number of arguments than it takes, a kernel says how many that is.
+    kernels = {name: int(loaded[f"run_{name}"](-1, None, ctypes.c_size_t(0), None)) for name in names}
     cubin.write_bytes(make_cubin(kernels, library.read_bytes()))
