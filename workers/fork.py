@@ -118,8 +118,17 @@ def serve_forks(fileno: int, imports: list[str]) -> None:
         control.sendall(msgspec.json.encode({"error": f"{error}: install plevel[worker]"}) + b"\n")
         return
     gc.freeze()  # children share these pages as long as nobody writes to them
-    control.sendall(b"{}\n")
     children: set[int] = set()
+    with contextlib.suppress(ConnectionError):  # who asked has gone
+        control.sendall(b"{}\n")
+        _answer(control, children)
+    for pid in list(children):
+        kill_session(pid)
+        _reap(pid, children)
+
+
+def _answer(control: socket.socket, children: set[int]) -> None:
+    """Forks and waits as it is asked to, until the socket is closed."""
     while True:
         header, fds, _, _ = socket.recv_fds(control, LENGTH.size, 2)
         if len(header) < LENGTH.size:
@@ -127,7 +136,10 @@ def serve_forks(fileno: int, imports: list[str]) -> None:
         body = b""
         (length,) = LENGTH.unpack(header)
         while len(body) < length:
-            body += control.recv(length - len(body))
+            part = control.recv(length - len(body))
+            if not part:
+                return
+            body += part
         request = msgspec.json.decode(body)
         if "wait" in request:
             pid = request["wait"]
@@ -142,9 +154,6 @@ def serve_forks(fileno: int, imports: list[str]) -> None:
             os.close(fd)
         children.add(pid)
         control.sendall(msgspec.json.encode({"pid": pid}) + b"\n")
-    for pid in list(children):
-        kill_session(pid)
-        _reap(pid, children)
 
 
 def _reap(pid: int, children: set[int]) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -21,7 +23,7 @@ from strategy.target import Target
 from strategy.workload import Workload
 from workers.builder import BuilderPool, Built
 from workers.cpu import assign, parse_cores, timing_lock
-from workers.fork import Limits
+from workers.fork import LENGTH, Limits
 from workers.runner import TimingRunner
 from workers.sandbox import Died, ForkServer, Interrupted, Late, SandboxError
 
@@ -163,6 +165,20 @@ def test_children_end_with_their_server(tmp_path: Path) -> None:
     child.kill()
     with pytest.raises(SandboxError):
         short.spawn(Limits(module="hostile"))
+
+
+@pytest.mark.parametrize("sent", [b"", LENGTH.pack(9) + b"{"], ids=["nothing", "half a request"])
+def test_a_server_whose_daemon_has_gone_ends_without_a_word(sent: bytes) -> None:
+    mine, its = socket.socketpair()
+    with its:
+        mine.sendall(sent)
+        mine.close()
+        code = f"from workers.fork import serve_forks; serve_forks({its.fileno()}, [])"
+        done = subprocess.run(
+            [sys.executable, "-c", code], pass_fds=[its.fileno()], capture_output=True, check=False,
+            timeout=60,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_module_that_is_missing_is_named(tmp_path: Path) -> None:
