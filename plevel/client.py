@@ -21,7 +21,11 @@ from strategy.workload import Workload
 
 T = TypeVar("T")
 _RECONNECT_S = 0.2
-_BUSY = (httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.TOO_MANY_REQUESTS)
+# It, or the database behind it or the proxy before it, will answer in a while.
+_BUSY = (
+    httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.TOO_MANY_REQUESTS, httpx.codes.BAD_GATEWAY,
+    httpx.codes.GATEWAY_TIMEOUT,
+)  # fmt: skip
 FINISHED = frozenset({RunState.DONE, RunState.FAILED, RunState.CANCELLED})
 
 
@@ -86,7 +90,7 @@ class Client:
     """Talks to the service at `url`; a context manager that closes its connections.
 
     Calls that change nothing when repeated are tried again, with back-off, where the connection
-    fails; others only where they were certainly not received. One client serves one thread.
+    fails or the service is busy; others only where they were certainly not received. One client serves one thread.
 
     Args:
         url: `http://host:port`.
@@ -136,7 +140,7 @@ class Client:
         self._http.close()
 
     def is_ready(self) -> bool:
-        """Whether the service answers and can use its database; never raises, never waits."""
+        """Whether the service answers and can use its database; asked once, and never raises."""
         try:
             return self._http.get("/readyz").is_success
         except httpx.HTTPError:
@@ -186,6 +190,8 @@ class Client:
     def _events(self, run_id: int) -> Iterator[RunStatus]:
         timeout = httpx.Timeout(30.0, read=60.0)
         with self._http.stream("GET", f"/v1/runs/{run_id}/events", timeout=timeout) as response:
+            if response.status_code in _BUSY:
+                return
             if not response.is_success:
                 response.read()
                 raise _problem(response)
@@ -256,7 +262,10 @@ class Client:
         limit: int = 100,
         cursor: int = 0,
     ) -> dict[str, Any]:
-        """One page of the log: `records`, and `next`, the cursor of the following page."""
+        """One page of the log: `records`, and `next`, the cursor of the following page, if there is one.
+
+        Where those that match are rare, a page may be empty and have a `next`.
+        """
         given = {
             "run_id": run_id, "task_id": task_id, "phase": phase, "error": error, "limit": limit,
             "cursor": cursor,

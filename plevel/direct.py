@@ -79,17 +79,14 @@ def open_store(database: str) -> Generator[Store | None, None, None]:
     require_service()
     from service import migration
     from service.db import Store
-    from service.errors import ServiceError as Failure
 
-    try:
+    with _told():
         migration.check(database)
         store = Store(database)
         try:
             yield store
         finally:
             store.close()
-    except Failure as error:
-        raise ServiceError(error.status, error.title, str(error)) from error
 
 
 class Direct:
@@ -119,19 +116,15 @@ class Direct:
                 workload, target, _NOTHING, device=device, policy=policy, offered=candidates
             )
         from service import candidate
-        from service.errors import ServiceError as Failure
         from service.evidence import RecordDatabase
 
-        with self._store.read() as connection:
+        with self._read() as connection:
             database = RecordDatabase(connection, namespace=self._namespace)
-            try:
-                asked = candidate.normal(workload)
-                known = candidate.gather(
-                    database, asked, target, candidates, foreign=foreign or policy == "tvm",
-                    field="workload",
-                )  # fmt: skip
-            except Failure as error:
-                raise ServiceError(error.status, error.title, str(error)) from error
+            asked = candidate.normal(workload)
+            known = candidate.gather(
+                database, asked, target, candidates, foreign=foreign or policy == "tvm",
+                field="workload",
+            )  # fmt: skip
             return rule.select(
                 asked, target, database, device=device, ranker=database.ranker, policy=policy,
                 offered=known,
@@ -145,7 +138,7 @@ class Direct:
             return dispatch(workload, target, _NOTHING, device=device)
         from service.evidence import RecordDatabase
 
-        with self._store.read() as connection:
+        with self._read() as connection:
             database = RecordDatabase(connection, namespace=self._namespace)
             return dispatch(workload, target, database, device=device)
 
@@ -155,7 +148,7 @@ class Direct:
             return ()
         from service import runs
 
-        with self._store.read() as connection:
+        with self._read() as connection:
             return tuple(runs.recent(connection, limit, _alive_s(), self._namespace))
 
     def cancel(self, run_id: int) -> RunStatus:
@@ -164,7 +157,7 @@ class Direct:
             raise ServiceError(404, "There is no such thing", f"there is no run {run_id}")
         from service import runs
 
-        with self._store.write() as connection:
+        with self._write() as connection:
             runs.cancel(connection, run_id)
             return runs.status(connection, run_id, _alive_s())
 
@@ -178,12 +171,15 @@ class Direct:
         limit: int = 100,
         cursor: int = 0,
     ) -> dict[str, Any]:
-        """One page of the log: `records`, and `next`, the cursor of the following page."""
+        """One page of the log: `records`, and `next`, the cursor of the following page, if there is one.
+
+        Where those that match are rare, a page may be empty and have a `next`.
+        """
         if self._store is None:
             return {"records": [], "next": None}
         from service import records
 
-        with self._store.read() as connection:
+        with self._read() as connection:
             page = records.page(
                 connection, namespace=self._namespace, run_id=run_id, task_id=task_id,
                 phase=None if phase is None else Phase(phase),
@@ -213,7 +209,7 @@ class Direct:
         given = {k if k != "target" else "target_key": v for k, v in wanted.items()}
         cursor: int | None = 0
         while cursor is not None:
-            with self._store.read() as connection:
+            with self._read() as connection:
                 page = ask(connection, namespace=self._namespace, limit=500, cursor=cursor, **given)
             yield from to_json(getattr(page, of))
             cursor = page.next
@@ -223,13 +219,9 @@ class Direct:
         if self._store is None:
             raise ServiceError(404, "There is no such thing", f"there is no task {task_id}")
         from service import runs
-        from service.errors import ServiceError as Failure
 
-        with self._store.read() as connection:
-            try:
-                return runs.task_status(connection, task_id)
-            except Failure as error:
-                raise ServiceError(error.status, error.title, str(error)) from error
+        with self._read() as connection:
+            return runs.task_status(connection, task_id)
 
     def curve(self, task_id: int) -> list[dict[str, Any]]:
         """The trials of a task's search that improved on all before. See `Client.curve`."""
@@ -237,7 +229,7 @@ class Direct:
             return []
         from service import records
 
-        with self._store.read() as connection:
+        with self._read() as connection:
             points: list[dict[str, Any]] = to_json(records.curve(connection, task_id))
         return points
 
@@ -319,10 +311,9 @@ class Direct:
             return []
         from service import fleet
 
-        with self._store.read() as connection:
+        with self._read() as connection:
             found: list[dict[str, Any]] = to_json(fleet.statuses(connection, _alive_s()))
         return found
-
 
     def why(self, job_id: int) -> dict[str, Any]:
         """Why a job is where it is: its `state`, and the `reasons`."""
@@ -373,19 +364,6 @@ class Direct:
             fleet.rename(connection, old, new)
             audit.note(connection, audit.user(), "device.rename", old=old, new=new)
 
-    @contextmanager
-    def _read(self) -> Generator[sa.Connection, None, None]:
-        assert self._store is not None
-        with _told(), self._store.read() as connection:
-            yield connection
-
-    @contextmanager
-    def _write(self) -> Generator[sa.Connection, None, None]:
-        if self._store is None:
-            raise ServiceError(404, "There is no such thing", "the database does not exist yet")
-        with _told(), self._store.write() as connection:
-            yield connection
-
     def create_token(
         self,
         name: str,
@@ -399,7 +377,7 @@ class Direct:
         from service.models import TokenScope
 
         allowed = [TokenScope(s) for s in scopes]
-        with self._store.write() as connection:
+        with self._write() as connection:
             made = token.create(connection, name, allowed, expires_in_s, namespace)
             audit.note(
                 connection, audit.user(), "token.create", token=made.id, name=name, scopes=allowed,
@@ -414,7 +392,7 @@ class Direct:
             return []
         from service import token
 
-        with self._store.read() as connection:
+        with self._read() as connection:
             found: list[dict[str, Any]] = to_json(token.list_all(connection))
         return found
 
@@ -424,9 +402,22 @@ class Direct:
             raise ServiceError(404, "There is no such thing", f"there is no token {token_id}")
         from service import audit, token
 
-        with self._store.write() as connection:
+        with self._write() as connection:
             token.revoke(connection, token_id)
             audit.note(connection, audit.user(), "token.revoke", token=token_id)
+
+    @contextmanager
+    def _read(self) -> Generator[sa.Connection, None, None]:
+        assert self._store is not None
+        with _told(), self._store.read() as connection:
+            yield connection
+
+    @contextmanager
+    def _write(self) -> Generator[sa.Connection, None, None]:
+        if self._store is None:
+            raise ServiceError(404, "There is no such thing", "the database does not exist yet")
+        with _told(), self._store.write() as connection:
+            yield connection
 
 
 @contextmanager

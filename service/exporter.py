@@ -57,13 +57,16 @@ def export(store: Store, form: Writable, wanted: Wanted = ALL) -> Iterator[bytes
     """The bytes of an export; MetaSchedule's two files as one, the workloads first.
 
     Raises:
-        InvalidError: at once, where what writes Parquet is not installed.
+        InvalidError: at once, where what writes Parquet is not installed, or the database cannot hold what
+            is asked for.
     """
     if form == "parquet" and not parquet.is_installed():
         raise InvalidError(
             "format parquet needs pyarrow where the database is read: install plevel[parquet] there, or "
             "ask for CSV"
         )
+    with store.read() as connection:
+        connection.execute(_page(wanted, 0, 0))  # of no record: what is wrong with it is said now
     return _export(store, form, wanted)
 
 

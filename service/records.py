@@ -48,6 +48,10 @@ REFERENCE = Workload("reference", (Input("data", "float32[65536]"),))
 REFERENCE_KERNEL = Candidate("reference.sqrt", "1.0", 0)
 
 
+# Records looked at for one page where no index has the filter: none takes long, however long the log is.
+SCAN = 50_000
+
+
 @dataclass(frozen=True)
 class Parcel:
     """What a lease has sent, with the entries of its job that it speaks of."""
@@ -316,7 +320,11 @@ class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Records in the order in which they came; `next` is the cursor of the following page."""
+    """Records in the order in which they came; `next` is the cursor of the following page.
+
+    A page may hold fewer than asked for, or none, where those that match are rare: there are more as
+    long as there is a `next`.
+    """
 
     records: tuple[RecordRow, ...]
     next: int | None = None
@@ -330,8 +338,13 @@ def page(
     cursor: int = 0,
     **given: Any,
 ) -> RecordPage:
-    """Records after `cursor` that are wanted; `given` are the fields of a `Wanted`, where it is not."""
+    """Records after `cursor` that are wanted; `given` are the fields of a `Wanted`, where it is not.
+
+    Where no index finds them, `SCAN` records are looked at.
+    """
     wanted = wanted or Wanted(**given)
+    last = connection.scalar(sa.select(sa.func.max(record.c.id))) or 0
+    end = last if wanted.is_indexed else min(cursor + SCAN, last)
     query = (
         sa.select(record, task.c.implementation, task.c.version, workload_table.c.key.label("workload"),
                   target_table.c.key.label("target"), device.c.identity.label("device"),
@@ -344,13 +357,14 @@ def page(
         .outerjoin(device, device.c.id == record.c.device_id)
         .outerjoin(worker, worker.c.id == record.c.worker_id)
         .outerjoin(environment, environment.c.id == record.c.environment_id)
-        .where(record.c.id > cursor, best.standing(), *wanted.conditions)
+        .where(record.c.id > cursor, record.c.id <= end, best.standing(), *wanted.conditions)
         .order_by(record.c.id)
         .limit(limit + 1)
     )  # fmt: skip
     rows = connection.execute(query).all()
     shown = tuple(_row(r) for r in rows[:limit])
-    return RecordPage(records=shown, next=shown[-1].id if len(rows) > limit else None)
+    following = shown[-1].id if len(rows) > limit else end if end < last else None
+    return RecordPage(records=shown, next=following)
 
 
 def _row(r: Any) -> RecordRow:

@@ -74,9 +74,10 @@ def records(
     option.check_choice("--error", error, tuple(ErrorKind))
     place = option.locate(url, database, namespace)
     with connect(place.url, place.database, place.namespace) as source:
-        page = source.records(
-            run_id=run, task_id=task, phase=phase, error=error, limit=limit, cursor=after
-        )
+        wanted = {"run_id": run, "task_id": task, "phase": phase, "error": error, "limit": limit}
+        page = source.records(**wanted, cursor=after)
+        while not page["records"] and page["next"] is not None:  # those that match are rare
+            page = source.records(**wanted, cursor=page["next"])
     if as_json:
         print_json(page)
         return

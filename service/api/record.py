@@ -50,12 +50,14 @@ _MEDIA = {
 }  # fmt: skip
 _NDJSON = "application/x-ndjson"
 _STREAMS: dict[str, Any] = {
-    media: {"schema": {"type": "string"}} for media in (_NDJSON, *_MEDIA.values())
+    media: {"schema": {"type": "object" if media == "application/json" else "string"}}
+    for media in (_NDJSON, *_MEDIA.values())
 }
 _LIST = describe(
     "List records", gives=records.RecordPage, errors=(422,),
-    note="In the order in which they came; `next` is the cursor of the following page. `error` is "
-    "a kind of failure, `any` for all failures, or `none` for successes; `target` is a target's key, "
+    note="In the order in which they came; `next` is the cursor of the following page. A page may hold "
+    "fewer than `limit`, or none, where those that match are rare, and still have a `next`. `error` is a "
+    "kind of failure, `any` for all failures, or `none` for successes; `target` is a target's key, "
     "`since` and `until` are Unix times. `format=ndjson` (plevel's own, see docs/formats.md), `csv` "
     "and `parquet` give all that match as a stream, without pages.",
 )  # fmt: skip

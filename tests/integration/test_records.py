@@ -315,6 +315,27 @@ def test_pages_go_through_all_records_once(scene: Scene) -> None:
         assert len(records.page(c, task_id=scene.tasks[FAST.implementation]).records) == 7
 
 
+@pytest.mark.parametrize("by_op", [False, True])
+def test_what_no_index_finds_is_looked_for_a_part_at_a_time(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, by_op: bool
+) -> None:
+    monkeypatch.setattr(records, "SCAN", 3)
+    scene.enqueue(configs(7))
+    held = scene.leased(scene.register())
+    scene.report(held, [failed(e.index) if e.index == 5 else timed(e) for e in held.job.entries])
+    wanted = {"op": WORKLOAD.op, "error": "any"} if by_op else {"error": "any"}
+    found, pages, cursor = [], 0, 0
+    with scene.store.read() as c:
+        while cursor is not None:
+            page = records.page(c, limit=2, cursor=cursor, **wanted)
+            found += [r.error for r in page.records]
+            pages, cursor = pages + 1, page.next
+        assert (found, pages) == ([ErrorKind.COMPILE], 3)
+        page = records.page(c, limit=2, run_id=scene.run_id, error="any")
+        assert (len(page.records), page.next) == (1, None)
+        assert records.page(c, op="nothing", cursor=3).next == 6
+
+
 def test_the_curve_falls(scene: Scene) -> None:
     a, b, d, e = configs(4)
     results: dict[Config, Any] = {a: (3.0,), b: ErrorKind.CRASH, d: (4.0,), e: (2.0,)}

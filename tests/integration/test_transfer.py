@@ -115,6 +115,8 @@ def test_what_is_no_log_is_refused(service: Project) -> None:
         )  # fmt: skip
         assert "can be read" in answer.json()["detail"]
     assert service.http.get("/v1/records:export", params={"format": "xml"}).status_code == 422
+    # Said before the stream begins.
+    assert service.http.get("/v1/records:export", params={"task_id": 2**63}).status_code == 422
     bad = service.http.post(
         "/v1/records:import", content=LOG.read_bytes(), params={"target": "toaster"}
     )
