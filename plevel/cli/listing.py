@@ -74,7 +74,9 @@ def records(
     option.check_choice("--error", error, tuple(ErrorKind))
     place = option.locate(url, database, namespace)
     with connect(place.url, place.database, place.namespace) as source:
-        wanted = {"run_id": run, "task_id": task, "phase": phase, "error": error, "limit": limit}
+        wanted: dict[str, Any] = {
+            "run_id": run, "task_id": task, "phase": phase, "error": error, "limit": limit,
+        }  # fmt: skip
         page = source.records(**wanted, cursor=after)
         while not page["records"] and page["next"] is not None:  # those that match are rare
             page = source.records(**wanted, cursor=page["next"])
