@@ -135,7 +135,7 @@ def coverage(
         return
     rows = []
     for t in found:
-        if not t["trials"]:  # such as the kernel that workers time beside their batches
+        if t["budget"] is None and not t["trials"]:  # the kernel that workers time beside batches
             continue
         best = None if t["best"] is None else convert(t["best"], Estimate)
         rows.append((

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from strategy.record import Estimate, RunStatus, TaskStatus
-    from strategy.select import Rival, Selection
+    from strategy.select import Selection
 
 NOISY = 0.05  # the dashboard calls a device so from there
 
@@ -172,13 +172,14 @@ def selection_lines(selection: Selection) -> list[str]:
         f"config     {config}",
         f"reason     {selection.reason}{level}{partial}",
         f"because    {selection.explanation}",
-        *show_noise([chosen(selection).estimate]),
+        *show_noise([find_estimate(selection)]),
     ]
 
 
-def chosen(selection: Selection) -> Rival:
-    """What is known of the implementation that was selected."""
-    return next(r for r in selection.rivals if r.implementation == selection.implementation)
+def find_estimate(selection: Selection) -> Estimate | None:
+    """The time of the implementation that was selected, None where it is not measured."""
+    name = selection.implementation
+    return next((r.estimate for r in selection.rivals if r.implementation == name), None)
 
 
 def rival_table(selection: Selection) -> Table:

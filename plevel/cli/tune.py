@@ -345,10 +345,10 @@ def _report_model(
     place: option.Location,
 ) -> None:
     """A row for each workload: what is selected, its time, and its share of the model's."""
-    from plevel.cli.output import chosen, make_table, show_noise
+    from plevel.cli.output import find_estimate, make_table, show_noise
     from strategy.select import show_seconds
 
-    best = [chosen(a).estimate for a in answers]
+    best = [find_estimate(a) for a in answers]
     spent = [
         None if b is None else one.weight * b.median_s
         for one, b in zip(workloads, best, strict=True)

@@ -472,3 +472,5 @@ def test_what_is_done_is_told_as_json(called: Called, tmp_path: Path) -> None:
     lock = str(tmp_path / "plevel.lock")
     assert told("lock", str(model), "-o", lock) == {"lock": lock, "selections": 1, "measured": 0}
     assert told("lock", "--check", lock) == {"selections": 1, "changed": []}
+    answered = called("select", *DENSE, "--lock", lock)
+    assert (answered.returncode, "reason     plevel" in answered.stdout) == (0, True), answered.stderr
