@@ -210,12 +210,22 @@ def register_op(name: str) -> Op:
 
 @cache
 def _load_installed() -> None:
-    """Brings in our own operators, and those of packages in the entry-point group `plevel.ops`."""
+    """Brings in our own operators, and those of packages in the entry-point group `plevel.ops`.
+
+    Raises:
+        OpError: another package's cannot be loaded.
+    """
     from importlib.metadata import entry_points  # slow to import
 
     import_module("strategy.ops")
     for entry in entry_points(group="plevel.ops"):
-        entry.load()
+        try:
+            entry.load()
+        except Exception as error:  # whatever another package raises
+            raise OpError(
+                f"the operators of {entry.value} ({entry.name!r} in plevel.ops) cannot be loaded: "
+                f"{type(error).__name__}: {error}; mend or remove that package"
+            ) from error
 
 
 def find_op(name: str) -> Op | None:

@@ -6,6 +6,8 @@ import ast
 import os
 import subprocess
 import sys
+from importlib import metadata
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -219,6 +221,13 @@ def test_another_package_brings_operators_and_strategies(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["['broadcast.cpu']", "theirs", "False"]
+
+
+def test_another_package_that_cannot_be_loaded_is_named(monkeypatch):
+    broken = EntryPoint("swish", "no_such_package_of_operators", "plevel.ops")
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [broken])
+    with pytest.raises(OpError, match=r"'swish' in plevel\.ops.*No module named 'no_such_package"):
+        registry._load_installed.__wrapped__()
 
 
 def test_an_operator_has_one_strategy_per_level():
