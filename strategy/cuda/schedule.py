@@ -60,6 +60,10 @@ def bind_flat(sch: Any, loops: list[Any], threads: int = _THREADS, lanes: int = 
     """Runs loops over their elements, one vector of `lanes` by each thread; returns the threads' loop."""
     if not loops:
         raise ScheduleError("a function without loops has nothing to run on a device")
+    inner = _constant(sch, loops[-1])
+    if len(loops) > 1 and (inner is None or inner % lanes):
+        # Places that are found by division are vectors of indices, of which CUDA has four at most.
+        lanes = min(lanes, 4)
     flat = sch.fuse(*loops)
     extent = _constant(sch, flat)
     if extent is None or extent % lanes:

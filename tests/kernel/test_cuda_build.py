@@ -233,8 +233,9 @@ def test_sampled_configurations_compile(
     ("op", "implementation"),
     [
         ("dense", "dense_tensor_core.cuda"),
+        ("dense", "dense_mma.cuda"),
         pytest.param("cumsum", "cumsum_parts.cuda", marks=pytest.mark.full),
-        ("topk", "topk_sort.cuda"),
+        pytest.param("topk", "topk_sort.cuda", marks=pytest.mark.full),
     ],
 )
 def test_tensor_cores_and_templates_compile(op: str, implementation: str, tmp_path: Path) -> None:

@@ -48,6 +48,9 @@ TUNABLE: list[tuple[Workload, set[str]]] = [
     (Workload.make("batch_matmul", {"x": "float16[3,20,17]", "y": "float16[1,20,30]"},
                    {"transpose_a": True, "transpose_b": False}),
      {"batch_matmul_tiled.cuda", "batch_matmul_tensor_core.cuda"}),
+    (Workload.make("batch_matmul", {"x": "float16[3,20,24]", "y": "float16[3,30,24]"}, {}, (), [RELU]),
+     {"batch_matmul_mma.cuda"}),
+    (Workload.make("batch_matmul", {"x": "bfloat16[1,20,24]", "y": "bfloat16[3,30,24]"}), {"batch_matmul_mma.cuda"}),
     (Workload.make("conv2d", {"data": "float32[1,5,9,10]", "weight": "float32[18,5,3,3]"}, {"padding": [1, 0, 2, 1]},
                    ("weight",), [RELU]),
      {"conv2d_nchw.cuda", "conv2d_nchw_implicit_gemm.cuda", "conv2d_nchw_winograd.cuda"}),
@@ -78,6 +81,7 @@ TUNABLE: list[tuple[Workload, set[str]]] = [
 PLAIN: list[Workload] = [
     Workload.make("exp", {"data": "float32[33,7]"}),
     Workload.make("add", {"lhs": "float16[40,64]", "rhs": "float16[64]"}, epilogue=[RELU]),
+    Workload.make("multiply", {"lhs": "float16[8,30]", "rhs": "float16[30]"}),  # no vector of 8 fits a row
     Workload.make("greater", {"lhs": "float32[50,7]", "rhs": "float32[7]"}),
     Workload.make("sum", {"data": "float32[5,3,50]"}, {"axis": [1]}),
     Workload.make("sum", {"data": "bfloat16[5,300]"}, {"axis": [1]}),

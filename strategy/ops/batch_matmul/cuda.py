@@ -18,7 +18,7 @@ from strategy.cuda.matmul import (
 from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
-from strategy.ops.batch_matmul import BatchMatmulAttrs, cublas
+from strategy.ops.batch_matmul import BatchMatmulAttrs, cublas, mma
 from strategy.pattern import extents_of
 from strategy.schedule import Outs, ScheduleError, join_epilogue, new_schedule
 from strategy.space import Config, ConfigSpace
@@ -35,6 +35,10 @@ def batch_matmul_strategy_cuda(
     if inputs[0].dtype in limits_of(target).tensor_cores:
         strategy.add_implementation(
             compute, schedule_tensors, "batch_matmul_tensor_core.cuda", 15, space=space_of_tensors
+        )
+    if mma.takes(attrs, inputs, out_type, target):
+        strategy.add_implementation(
+            mma.compute, schedule_in_place, "batch_matmul_mma.cuda", 18, space=mma.space
         )
     if "cublas" in target.libs and multiplies(inputs[0].dtype, out_type.dtype):
         strategy.add_implementation(

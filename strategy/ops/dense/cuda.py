@@ -22,6 +22,7 @@ from strategy.cuda.matmul import (
     schedule_tiled,
     tiled_space,
 )
+from strategy.cuda.mma import takes_mma
 from strategy.cuda.source import tvm_target
 from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
 from strategy.op_strategy import OpStrategy
@@ -37,7 +38,7 @@ from strategy.schedule import (
 )
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
-from strategy.types import TensorType, Type
+from strategy.types import Dim, TensorType, Type
 
 _GEMV_ROWS = 16
 
@@ -54,7 +55,8 @@ def dense_strategy_cuda(
         strategy.add_implementation(
             compute, schedule_tensors, "dense_tensor_core.cuda", 15, space=space_of_tensors
         )
-    if mma.takes(inputs, out_type, target):
+    n, k = inputs[1].shape
+    if takes_mma(Dim(1), n, k, inputs[0].dtype, out_type.dtype, limits_of(target)):
         strategy.add_implementation(
             mma.compute, schedule_in_place, "dense_mma.cuda", 18, space=mma.space
         )

@@ -1,9 +1,4 @@
-"""`dense_mma.cuda`: tensor cores by `mma.sync`, fed by `cp.async` and `ldmatrix`; sm_80 and later.
-
-CUDA C by hand: TVM's wmma fragments go through registers and cannot be copied ahead of their use. Both
-operands lie along k, as `mma.sync` wants them, row by column. Tiles are copied to shared memory some
-steps ahead, 16 bytes at a time, so that k is a multiple of 8. What follows runs in a kernel of its own.
-"""
+"""`dense_mma.cuda`: see `strategy/cuda/mma.py`."""
 
 from __future__ import annotations
 
@@ -11,241 +6,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.condition import Clause
-from strategy.cuda.library import LEFT, OUTPUT, RIGHT, Handwritten, call_in_place, number_of
+from strategy.cuda.library import call_in_place, number_of
 from strategy.cuda.limit import limits_of
-from strategy.cuda.matmul import block_sizes
-from strategy.cuda.program import Launch, Pointer, Scalar
-from strategy.cuda.template import C_TYPES, Template
-from strategy.schedule import integer
-from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.cuda.mma import mma_product, mma_space
+from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.types import TensorType, Type
-
-_CHUNK = 8  # elements of 16 bytes, which is what one thread copies at a time
-_KINDS = {"float16": "f16", "bfloat16": "bf16"}
-
-# Fragments are those of the PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
-_SOURCE = r"""
-#include <cuda_fp16.h>
-#include <cuda_bf16.h>
-#define CHUNKS (BLOCK_K / CHUNK)
-#define WARPS_N (BLOCK_N / WARP_N)
-#define THREADS (BLOCK_M / WARP_M * WARPS_N * 32)
-#define STEPS ((DEPTH + BLOCK_K - 1) / BLOCK_K)
-#define STAGE ((BLOCK_M + BLOCK_N) * BLOCK_K)
-
-struct __align__(2 * sizeof(OUT)) Pair { OUT x, y; };
-
-// Where a chunk of a row lies: the same chunk of eight rows is in eight different groups of banks.
-__device__ __forceinline__ int place(int row, int chunk) {
-  int turn = CHUNKS == 8 ? row & 7 : row >> 1 & 3;
-  return (row * CHUNKS + (chunk ^ turn)) * CHUNK;
-}
-
-__device__ __forceinline__ unsigned address(const void* pointer) {
-  return (unsigned)__cvta_generic_to_shared(pointer);
-}
-
-// Some rows of an operand at one step of k, zeros where it ends.
-template <int ROWS>
-__device__ __forceinline__ void fetch(TYPE* to, const TYPE* from, int first, int extent, int step) {
-  #pragma unroll
-  for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
-    int row = i / CHUNKS, chunk = i % CHUNKS, k = step * BLOCK_K + chunk * CHUNK;
-    bool inside = first + row < extent && k < DEPTH;
-    unsigned target = address(to + place(row, chunk));
-    const TYPE* source = inside ? from + (long long)(first + row) * DEPTH + k : from;
-    int bytes = inside ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"(target), "l"(source), "r"(bytes) : "memory");
-  }
-}
-
-__device__ __forceinline__ void commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-__device__ __forceinline__ void load(unsigned (&to)[4], const TYPE* from) {
-  unsigned source = address(from);
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(source) : "memory");
-}
-
-__device__ __forceinline__
-void multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.KIND.KIND.f32 "
-               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) dense_mma(
-    const TYPE* __restrict__ data, const TYPE* __restrict__ weight, OUT* __restrict__ output, int m) {
-  extern __shared__ __align__(128) unsigned char storage[];
-  TYPE* shared = (TYPE*)storage;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  // Tiles of GROUP rows of tiles follow each other down the columns: they share what the L2 cache holds.
-  const int tiles_m = (m + BLOCK_M - 1) / BLOCK_M, tiles_n = (COLUMNS + BLOCK_N - 1) / BLOCK_N;
-  const int in_group = GROUP * tiles_n;
-  const int above = blockIdx.x / in_group * GROUP, within = blockIdx.x % in_group;
-  const int height = tiles_m - above < GROUP ? tiles_m - above : GROUP;
-  const int row = (above + within % height) * BLOCK_M, column = within / height * BLOCK_N;
-  const int warp_row = warp / WARPS_N * WARP_M, warp_column = warp % WARPS_N * WARP_N;
-
-  float sums[WARP_M / 16][WARP_N / 8][4];
-  #pragma unroll
-  for (int i = 0; i < WARP_M / 16; ++i)
-    #pragma unroll
-    for (int j = 0; j < WARP_N / 8; ++j)
-      #pragma unroll
-      for (int e = 0; e < 4; ++e) sums[i][j][e] = 0;
-
-  #pragma unroll
-  for (int step = 0; step < STAGES - 1; ++step) {
-    if (step < STEPS) {
-      fetch<BLOCK_M>(shared + step * STAGE, data, row, m, step);
-      fetch<BLOCK_N>(shared + step * STAGE + BLOCK_M * BLOCK_K, weight, column, COLUMNS, step);
-    }
-    commit();
-  }
-  for (int step = 0; step < STEPS; ++step) {
-    // All groups but the newest STAGES - 2 have come: this step's is among them.
-    asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory");
-    __syncthreads();
-    // Into the stage that was read in the step before, which all threads have left.
-    if (step + STAGES - 1 < STEPS) {
-      TYPE* next = shared + (step + STAGES - 1) % STAGES * STAGE;
-      fetch<BLOCK_M>(next, data, row, m, step + STAGES - 1);
-      fetch<BLOCK_N>(next + BLOCK_M * BLOCK_K, weight, column, COLUMNS, step + STAGES - 1);
-    }
-    commit();
-    const TYPE* a = shared + step % STAGES * STAGE;
-    const TYPE* b = a + BLOCK_M * BLOCK_K;
-    #pragma unroll
-    for (int k = 0; k < BLOCK_K / 16; ++k) {
-      unsigned left[WARP_M / 16][4], right[WARP_N / 16][4];
-      #pragma unroll
-      for (int i = 0; i < WARP_M / 16; ++i)
-        load(left[i], a + place(warp_row + i * 16 + lane % 16, k * 2 + lane / 16));
-      #pragma unroll
-      for (int j = 0; j < WARP_N / 16; ++j)
-        load(right[j], b + place(warp_column + j * 16 + lane % 8 + lane / 16 * 8, k * 2 + lane / 8 % 2));
-      #pragma unroll
-      for (int i = 0; i < WARP_M / 16; ++i)
-        #pragma unroll
-        for (int j = 0; j < WARP_N / 8; ++j)
-          multiply(sums[i][j], left[i], right[j / 2][j % 2 * 2], right[j / 2][j % 2 * 2 + 1]);
-    }
-  }
-
-  #pragma unroll
-  for (int i = 0; i < WARP_M / 16; ++i)
-    #pragma unroll
-    for (int j = 0; j < WARP_N / 8; ++j)
-      #pragma unroll
-      for (int half_tile = 0; half_tile < 2; ++half_tile) {
-        const int y = row + warp_row + i * 16 + half_tile * 8 + lane / 4;
-        const int x = column + warp_column + j * 8 + lane % 4 * 2;
-        OUT* to = output + (long long)y * COLUMNS + x;
-        const OUT first = OUT(sums[i][j][half_tile * 2]), second = OUT(sums[i][j][half_tile * 2 + 1]);
-        if (COLUMNS % 2 == 0) {
-          if (y < m && x < COLUMNS) *(Pair*)to = Pair{first, second};
-        } else {
-          if (y < m && x < COLUMNS) to[0] = first;
-          if (y < m && x + 1 < COLUMNS) to[1] = second;
-        }
-      }
-}
-"""
-
-
-def takes(inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> bool:
-    """Whether its copies are whole and the device has its instructions."""
-    n, k = inputs[1].shape
-    return (
-        limits_of(target).capability >= 80
-        and inputs[0].dtype in _KINDS
-        and out_type.dtype in (inputs[0].dtype, "float32")
-        and n.is_constant
-        and k.is_constant
-        and int(k) % _CHUNK == 0
-    )
 
 
 def space(
     attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> ConfigSpace:
-    """Tiles of blocks and warps, how many steps of k are on their way, and how tiles are grouped."""
-    limits = limits_of(target)
-    (m, _), (n, _) = inputs[0].shape, inputs[1].shape
-    rows, columns = int(m) if m.is_constant else 64, int(n)
-    block_m, block_n, block_k, warp_m, warp_n, stages = (
-        knob(name) for name in ("block_m", "block_n", "block_k", "warp_m", "warp_n", "stages")
-    )
-    warps = (block_m // warp_m) * (block_n // warp_n)
-    shared = (block_m + block_n) * block_k * 2 * stages
-    sums = warp_m * warp_n // limits.warp
-    # A thread holds its sums, its fragments of both operands, and addresses.
-    registers = sums + (warp_m + warp_n) // 4 + 48
-    constraints: list[Clause] = [
-        block_m % warp_m == 0,
-        block_n % warp_n == 0,
-        warps >= 1,
-        warps * limits.warp <= limits.threads,
-        shared <= limits.shared_bytes,
-        sums <= 128,
-        warps * limits.warp * registers <= limits.registers,
-    ]
-    return ConfigSpace(
-        [
-            Knob("block_m", block_sizes(rows)),
-            Knob("block_n", block_sizes(columns)),
-            Knob("block_k", [32, 64]),
-            Knob("warp_m", [16, 32, 64]),
-            Knob("warp_n", [16, 32, 64]),
-            Knob("stages", [2, 3, 4, 5]),
-            Knob("group", [1, 4, 8]),
-        ],
-        constraints,
-        derived={
-            "warps": warps, "sums": sums, "shared": shared,
-            "reuse": block_m * block_n / (block_m + block_n),
-        },
-        fallback=lambda: _fallback(rows, columns, limits.multiprocessors),
-    )  # fmt: skip
-
-
-def _fallback(m: int, n: int, multiprocessors: int) -> dict[str, int]:
-    """The largest tile that leaves a block for each multiprocessor, or else a small one."""
-    for block in (128, 64, 32):
-        high, wide = min(block, block_sizes(m)[-1]), min(block, block_sizes(n)[-1])
-        if -(-m // high) * -(-n // wide) >= multiprocessors:
-            break
-    return {
-        "block_m": high, "block_n": wide, "block_k": 32, "warp_m": max(16, high // 2),
-        "warp_n": max(16, wide // 2), "stages": 3, "group": 8,
-    }  # fmt: skip
+    """See `mma_space`."""
+    m, n = inputs[0].shape[0], inputs[1].shape[0]
+    return mma_space(limits_of(target), int(m) if m.is_constant else None, int(n))
 
 
 def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
-    """The product by one launch of the kernel above; m may be symbolic."""
+    """data[m, k] · weight[n, k]ᵀ by one launch; m may be symbolic."""
     data, weight = inputs
-    m, (n, k), dtype = number_of(data.shape[0]), (int(e) for e in weight.shape), str(data.dtype)
-    names = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "stages", "group")
-    knobs = {name.upper(): integer(config, name) for name in names}
-    block_m, block_n = knobs["BLOCK_M"], knobs["BLOCK_N"]
-    macros: dict[str, int | str] = {
-        **knobs, "TYPE": C_TYPES[dtype], "OUT": C_TYPES[out_type.dtype], "CHUNK": _CHUNK, "COLUMNS": n, "DEPTH": k,
-    }  # fmt: skip
-    across = -(-n // block_n)
-    down = -(-m // block_m) if isinstance(m, int) else ["//", ["+", m, block_m - 1], block_m]
-    blocks = down * across if isinstance(down, int) else ["*", down, across]
-    warps = (block_m // knobs["WARP_M"]) * (block_n // knobs["WARP_N"])
-    launch = Launch(
-        "dense_mma", (Pointer(LEFT), Pointer(RIGHT), Pointer(OUTPUT), Scalar("int32", m)),
-        (blocks, 1, 1), (warps * 32, 1, 1), (block_m + block_n) * knobs["BLOCK_K"] * 2 * knobs["STAGES"],
-    )  # fmt: skip
-    code = Template(_SOURCE.replace("KIND", _KINDS[dtype]), macros, (), (launch,)).code
-    shape = (data.shape[0], n)
-    return [call_in_place(Handwritten(code, launch), inputs, shape, out_type.dtype, "dense")]
+    m, (n, k) = data.shape[0], (int(e) for e in weight.shape)
+    product = mma_product(1, number_of(m), n, k, str(data.dtype), out_type.dtype, config)
+    return [call_in_place(product, inputs, (m, n), out_type.dtype, "dense")]
