@@ -117,6 +117,7 @@ class Weather:
         self.met: Counter[str] = Counter()
         self.bad = True
         self._rng = rng
+        self._relaying: set[asyncio.Task[None] | None] = set()  # or they were collected half-way
         ready = threading.Event()
         self._loop = asyncio.new_event_loop()
 
@@ -142,6 +143,8 @@ class Weather:
         self._thread.join()
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        self._relaying.add(task)
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             request = await _message(reader)
             fate = self._rng.choice(FATES) if self.bad else "pass"
@@ -156,6 +159,7 @@ class Weather:
                     writer.write(answer[: len(answer) // 2] if fate == "half" else answer)
                     await writer.drain()
         writer.close()
+        self._relaying.discard(task)
 
     async def _ask(self, request: bytes) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.upstream)

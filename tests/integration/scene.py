@@ -59,6 +59,11 @@ def request(workload: Workload = WORKLOAD, **values: Any) -> RunRequest:
     return RunRequest(**({"workloads": (asked,), "target": TARGET, "trials": 24} | values))
 
 
+def drawn(**values: Any) -> RunRequest:
+    """A request whose configurations are drawn: where what is tried does not matter, no model is started."""
+    return request(tuner="random", **values)
+
+
 def seconds(implementation: str, config: Config) -> float:
     """The formula: a bowl whose lowest point is x=8 y=3."""
     x, y = config.get("x", 2), config.get("y", 2)

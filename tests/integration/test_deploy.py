@@ -22,7 +22,7 @@ from service.db import Store
 from service.models import run
 from strategy.record import RunStatus
 from tests.integration.process import DEADLINE_S, Service
-from tests.integration.scene import request
+from tests.integration.scene import drawn
 from tests.integration.test_faults import TRIALS, Proxy, Worker, check, ends
 
 ROOT = Path(__file__).parents[2]
@@ -126,12 +126,12 @@ def test_two_services_share_a_run_and_one_dies(
         for folder in folders:
             folder.mkdir()
             services.append(
-                Service(postgres_copy, folder, PLEVEL_AUTH=auth, PLEVEL_LEASE_S="2", **migrate)
+                Service(postgres_copy, folder, PLEVEL_AUTH=auth, PLEVEL_POLL_S="0.1", **migrate)
             )
             services[-1].http.headers["authorization"] = f"Bearer {secret}"
         turns = itertools.cycle([one.url for one in services])
         proxy.choose = lambda: next(turns)
-        run_id = services[0].call("POST", "/v1/runs", request(trials=TRIALS), RunStatus).id
+        run_id = services[0].call("POST", "/v1/runs", drawn(trials=TRIALS), RunStatus).id
         workers = [Worker(proxy.url, tmp_path / f"w{i}", f"host-{i}") for i in range(2)]
         holder = _holder(postgres_copy, services)
         holder.process.kill()

@@ -27,7 +27,7 @@ from service.errors import DatabaseError
 from service.models import JobState, job, job_entry, lease, record, run
 from strategy.record import LeaseRequest, RunState, RunStatus
 from tests.integration.process import DEADLINE_S, Service, Start
-from tests.integration.scene import Scene, device, info, request, timed
+from tests.integration.scene import Scene, device, drawn, info, timed
 from tests.postgres import PostgresServer
 from workers.client import Client, ServiceError, StoppedError, UnknownWorkerError
 from workers.lease import Holdings
@@ -151,6 +151,14 @@ class Proxy:
         self.server.server_close()
 
 
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long workers wait before they ask again is for tests/unit/test_client.py."""
+    for module in ("client", "spool"):
+        monkeypatch.setattr(f"workers.{module}.FIRST_PAUSE_S", 0.02)
+        monkeypatch.setattr(f"workers.{module}.LONGEST_PAUSE_S", 1.0)
+
+
 def until(holds: Callable[[], bool]) -> None:
     give_up = time.monotonic() + DEADLINE_S
     while not holds():
@@ -193,9 +201,9 @@ def check(url: str, status: RunStatus, trials: int = TRIALS) -> None:
 def test_a_network_that_loses_halves_and_doubles(
     start: Start, url: str, tmp_path: Path, full: bool
 ) -> None:
-    one = start(url, PLEVEL_LEASE_S="1")
+    one = start(url, PLEVEL_LEASE_S="1", PLEVEL_POLL_S="0.1")
     trials = TRIALS if full else 10
-    run_id = one.call("POST", "/v1/runs", request(trials=trials), RunStatus).id
+    run_id = one.call("POST", "/v1/runs", drawn(trials=trials), RunStatus).id
     proxies = [Proxy(seed) for seed in range(4 if full else 2)]
     workers = []
     try:
@@ -221,14 +229,14 @@ def test_a_service_that_is_killed_again_and_again(start: Start, url: str, tmp_pa
     proxy = Proxy(0)
     proxy.FATES = ("pass",)
     one = start(url, PLEVEL_LEASE_S="2")
-    run_id = one.call("POST", "/v1/runs", request(trials=TRIALS), RunStatus).id
+    run_id = one.call("POST", "/v1/runs", drawn(trials=TRIALS), RunStatus).id
     proxy.upstream = one.url
     worker = Worker(proxy.url, tmp_path / "w", "host-0")
     try:
         for _ in range(10):
             time.sleep(rng.uniform(0.0, 0.3))
             one.kill()
-            one = start(url, PLEVEL_LEASE_S="2")
+            one = start(url, PLEVEL_LEASE_S="2", PLEVEL_POLL_S="0.1")
             proxy.upstream = one.url
         check(url, ends(one, run_id))
     finally:
@@ -241,8 +249,8 @@ def test_postgresql_is_killed_and_comes_back(start: Start, tmp_path: Path) -> No
     with PostgresServer() as server:
         url = f"postgresql://plevel@/postgres?host={server.home}"
         migration.upgrade(url)
-        one = start(url, PLEVEL_LEASE_S="2")
-        run_id = one.call("POST", "/v1/runs", request(trials=TRIALS), RunStatus).id
+        one = start(url, PLEVEL_LEASE_S="2", PLEVEL_POLL_S="0.1")
+        run_id = one.call("POST", "/v1/runs", drawn(trials=TRIALS), RunStatus).id
         workers = [Worker(one.url, tmp_path / str(i), f"host-{i}") for i in range(2)]
         try:
             until(lambda: one.status(run_id).trials_done > 0)
@@ -291,13 +299,13 @@ def test_a_service_whose_disk_is_full_says_so_and_goes_on(start: Start, sqlite_c
     """A limit on the size of its files stands for the disk: writing fails, reading goes on."""
     one = start(sqlite_copy)
     path = Path(sqlite_copy.removeprefix("sqlite:///"))
-    first = one.call("POST", "/v1/runs", request(trials=TRIALS), RunStatus).id
+    first = one.call("POST", "/v1/runs", drawn(trials=TRIALS), RunStatus).id
     full = max(path.stat().st_size, Path(f"{path}-wal").stat().st_size)
     unlimited = resource.prlimit(one.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(one.process.pid, resource.RLIMIT_FSIZE, (full, unlimited[1]))
     refused = None
     for seed in range(1, 200):
-        answer = one.raw("POST", "/v1/runs", request(trials=TRIALS, seed=seed))
+        answer = one.raw("POST", "/v1/runs", drawn(trials=TRIALS, seed=seed))
         if answer.status_code != 201:
             refused = answer
             break
@@ -305,7 +313,7 @@ def test_a_service_whose_disk_is_full_says_so_and_goes_on(start: Start, sqlite_c
     assert refused.json()["type"] == "urn:plevel:database"
     assert one.status(first).id == first
     resource.prlimit(one.process.pid, resource.RLIMIT_FSIZE, unlimited)
-    again = one.call("POST", "/v1/runs", request(trials=TRIALS, seed=1000), RunStatus)
+    again = one.call("POST", "/v1/runs", drawn(trials=TRIALS, seed=1000), RunStatus)
     assert again.state is RunState.RUNNING
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -316,7 +324,7 @@ def test_a_clock_that_is_wrong_changes_nothing(
 ) -> None:
     """Leases run by the database's clock: what a worker thinks of the date is only noted."""
     one = start(sqlite_copy)
-    run_id = one.call("POST", "/v1/runs", request(trials=8), RunStatus).id
+    run_id = one.call("POST", "/v1/runs", drawn(trials=8), RunStatus).id
     worker_id = one.register()
     monkeypatch.setattr(time, "time", lambda: 1.0)
     assert one.work(worker_id, run_id).state is RunState.DONE

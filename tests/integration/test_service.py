@@ -40,6 +40,7 @@ from tests.integration.scene import (
     TARGET,
     WORKLOAD,
     device,
+    drawn,
     failed,
     request,
     timed,
@@ -81,7 +82,7 @@ def test_a_run_over_http(start: Start, url: str) -> None:
 
 def test_a_killed_service_comes_back_and_the_run_goes_on(start: Start, url: str) -> None:
     service = start(url, PLEVEL_LEASE_S="60")
-    run_id = service.call("POST", "/v1/runs", request(trials=40), RunStatus).id
+    run_id = service.call("POST", "/v1/runs", drawn(trials=40), RunStatus).id
     worker_id = service.register()
     service.work(worker_id, run_id, jobs=2)
     held = service.lease(worker_id)
@@ -104,7 +105,7 @@ def test_a_killed_service_comes_back_and_the_run_goes_on(start: Start, url: str)
 
 def test_a_lost_worker_is_noticed_and_its_late_results_refused(start: Start, url: str) -> None:
     service = start(url, PLEVEL_LEASE_S="0.5")
-    run_id = service.call("POST", "/v1/runs", request(trials=24), RunStatus).id
+    run_id = service.call("POST", "/v1/runs", drawn(trials=24), RunStatus).id
     late = service.lease(service.register(), wait_s=10)
     assert late is not None
     other = service.register()
@@ -152,7 +153,7 @@ def test_a_signal_ends_it_though_somebody_waits(
 ) -> None:
     service = start(sqlite_copy)
     worker_id = service.register()
-    run_id = service.call("POST", "/v1/runs", request(trials=8), RunStatus).id
+    run_id = service.call("POST", "/v1/runs", drawn(trials=8), RunStatus).id
     service.work(worker_id, run_id)
     url = f"{service.url}/v1/leases"
     asked = encode(LeaseRequest(worker_id=worker_id, device=device().identity, wait_s=60))
@@ -171,7 +172,7 @@ def test_a_signal_ends_it_though_somebody_waits(
 
 def test_events_follow_a_run_to_its_end(start: Start, sqlite_copy: str) -> None:
     service = start(sqlite_copy)
-    run_id = service.call("POST", "/v1/runs", request(trials=16), RunStatus).id
+    run_id = service.call("POST", "/v1/runs", drawn(trials=16), RunStatus).id
     kinds: list[str] = []
     statuses: list[RunStatus] = []
     begun = threading.Event()
@@ -200,7 +201,7 @@ def test_events_follow_a_run_to_its_end(start: Start, sqlite_copy: str) -> None:
 
 def test_cancel(start: Start, sqlite_copy: str) -> None:
     service = start(sqlite_copy)
-    run_id = service.call("POST", "/v1/runs", request(trials=100), RunStatus).id
+    run_id = service.call("POST", "/v1/runs", drawn(trials=100), RunStatus).id
     worker_id = service.register()
     service.work(worker_id, run_id, jobs=1)
     held = service.lease(worker_id)
@@ -381,7 +382,7 @@ def test_an_old_schema_is_said_where_migrating_is_off(tmp_path: Path) -> None:
 
 def test_the_confirm_phase_is_in_the_log(start: Start, sqlite_copy: str) -> None:
     service = start(sqlite_copy)
-    run_id = service.call("POST", "/v1/runs", request(trials=16), RunStatus).id
+    run_id = service.call("POST", "/v1/runs", drawn(trials=16), RunStatus).id
     service.work(service.register(), run_id)
     page = service.raw("GET", f"/v1/records?run_id={run_id}&phase=confirm&limit=1000").json()
     sessions = {r["session"] for r in page["records"]}
