@@ -24,6 +24,7 @@ from service.auth import Mode, is_loopback
 from service.context import Context
 from service.db import Store
 from service.errors import ServiceError, StartError
+from service.evidence import warm
 from service.settings import Settings
 from strategy.log import Form, configure
 from strategy.op import all_ops
@@ -173,6 +174,8 @@ class _Server(uvicorn.Server):
         if not self.started:
             return
         all_ops()  # loaded now, not while the first who asks waits
+        with self._context.store.read() as connection:
+            warm(connection)
         # What is loaded stays: a collection that looks at it again and again stops all requests for a tenth
         # of a second. Most garbage needs none.
         gc.collect()

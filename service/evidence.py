@@ -21,7 +21,7 @@ from strategy.record import Estimate, convert
 from strategy.select import History, Level, Measured
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
-from strategy.workload import Workload
+from strategy.workload import Input, Workload
 
 
 class RecordDatabase:
@@ -186,6 +186,14 @@ class RecordDatabase:
 
     def _read_foreign(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
         return ((row.digest, row) for row in self._of(_foreign_of_given, digests))
+
+
+def warm(connection: sa.Connection) -> None:
+    """Makes the statements of a selection, so that those who ask first do not all make them."""
+    database = RecordDatabase(connection)
+    asked = Workload("nothing", (Input("data", "float32[1]"),))
+    database.measured(asked, Target.parse("llvm"), None)
+    database.foreign(asked, Target.parse("llvm"))
 
 
 _OF_NAMESPACE = task.c.namespace == sa.bindparam("namespace")
