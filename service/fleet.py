@@ -173,7 +173,7 @@ def rename(connection: sa.Connection, old: str, new: str) -> None:
     query = sa.select(device.c.identity, device.c.id).where(device.c.identity.in_((old, new)))
     ids = {row.identity: row.id for row in connection.execute(query)}
     if old not in ids:
-        raise NotFoundError(f"device {old!r:.200} is not known: `plevel workers` lists them")
+        raise NotFoundError(f"device {old!r:.200} is not known: `plevel workers --json` has them")
     names = {ids[old]: new} | ({ids[new]: old} if new in ids else {})
     for device_id in names:  # out of the way first: identities are unique at every step
         _update(connection, device_id, f"renaming {device_id}")

@@ -54,7 +54,7 @@ def create(connection: sa.Connection, asked: PauseRequest) -> Pause:
     )
     place = connection.scalar(sa.select(table.c.id).where(column == name))
     if place is None:
-        raise NotFoundError(f"{table.name} {name!r:.200} is not known: `plevel workers` lists them")
+        raise NotFoundError(f"{table.name} {name!r:.200} is not known: `plevel workers --json` has them")
     if asked.ends_at is not None and asked.ends_at <= (asked.starts_at or 0.0):
         raise InvalidError("ends_at: it lies before starts_at")
     pause_id = connection.execute(

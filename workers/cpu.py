@@ -55,7 +55,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
     kind, _, numbers = text.partition(":")
     allowed = sorted(os.sched_getaffinity(0))
     if kind != "cpu":
-        raise DeviceError(f"device {text!r:.40}: only cpu is supported; write cpu or cpu:0-3")
+        raise DeviceError(f"device {text!r:.40}: write cpu, cpu:0-3 or cuda:0")
     if not numbers:
         return tuple(allowed)
     cores: set[int] = set()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from strategy.record import encode
@@ -203,6 +205,21 @@ def rival_table(selection: Selection) -> Table:
         ))  # fmt: skip
     return make_table(("  implementation", "plevel", "median", "95 %", "state"), rows,
                       right=("plevel", "median", "95 %"))  # fmt: skip
+
+
+@contextmanager
+def follow_reading(console: Console, what: str, size: int) -> Iterator[Callable[[int], object]]:
+    """Shows how many of `size` bytes are read, on terminals; gives what to call with each further count."""
+    from rich import progress
+    from rich.markup import escape
+
+    columns = (
+        "{task.description}", progress.BarColumn(), progress.DownloadColumn(),
+        progress.TimeRemainingColumn(),
+    )  # fmt: skip
+    hidden = not console.is_terminal
+    with progress.Progress(*columns, console=console, transient=True, disable=hidden) as shown:
+        yield partial(shown.advance, shown.add_task(escape(what), total=size))
 
 
 class Progress:

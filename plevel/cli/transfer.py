@@ -7,7 +7,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -55,7 +55,7 @@ def import_files(
         raise UsageError(f"--rejects {rejects}: name a file in a folder that is there")
     option.make_database(place)
 
-    from plevel.cli.output import print_json
+    from plevel.cli.output import follow_reading, make_console, print_json
     from plevel.direct import connect
     from service.formats import grouped
 
@@ -65,10 +65,12 @@ def import_files(
         records = stack.enter_context(connect(place.url, place.database, place.namespace))
         stack.enter_context(_seldom_collected())
         for group in grouped(files):
-            summary = records.import_records(
-                _pieces(group), name=str(group[-1]), target=on,
-                put_aside=partial(_note, aside, group),
-            )  # fmt: skip
+            name, size = str(group[-1]), sum(path.stat().st_size for path in group)
+            with follow_reading(make_console(stderr=True), name, size) as advance:
+                summary = records.import_records(
+                    _pieces(group, advance), name=name, target=on,
+                    put_aside=partial(_note, aside, group),
+                )  # fmt: skip
             _add(totals, summary)
             if not as_json:
                 _tell(" + ".join(str(p) for p in group), summary)
@@ -94,13 +96,14 @@ def _seldom_collected() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _pieces(group: list[Path]) -> Iterator[bytes]:
+def _pieces(group: list[Path], advance: Callable[[int], object]) -> Iterator[bytes]:
     from service.formats import Joined
 
     joined = Joined(group)
     try:
         while piece := joined.read(_PIECE):
             yield piece
+            advance(len(piece))
     finally:
         joined.close()
 

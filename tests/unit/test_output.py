@@ -83,6 +83,19 @@ def test_progress_on_a_terminal_is_live_and_in_colour_where_that_is_wanted(
     assert bool(re.search(r"\x1b\[[39]\d", out.getvalue())) is not bool(no_color)
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_reading_is_followed_on_terminals(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=120)
+    with output.follow_reading(console, "[a].log", 4000) as advance:
+        advance(1000)
+        advance(3000)
+    assert ("[a].log" in out.getvalue()) is terminal
+    assert ("4.0/4.0 kB" in out.getvalue()) is terminal
+    assert terminal or not out.getvalue()
+
+
 def test_time_left_follows_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 0.0, 20.0, 20.0])
     monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
