@@ -20,7 +20,7 @@ import numpy as np
 from strategy.condition import Expr, ExpressionError, SpecializedCondition
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import Estimate
-from strategy.select import Database, Measured, Reason, SelectionError, choose, current
+from strategy.select import Database, Level, Measured, Reason, SelectionError, choose, current
 from strategy.select import holds as is_valid
 from strategy.space import Config
 from strategy.target import Target
@@ -42,8 +42,9 @@ class ShapeOnRecord(msgspec.Struct, frozen=True):
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One combination of the table's conditions, and the choice made there.
 
-    `ratio` is each implementation's geometric mean over `shapes` of its time to the best's, 1 for
-    one that is always the fastest; only those measured at as many shapes as any are compared.
+    `reason` is `transferred` where all of `shapes` were measured on other targets only. `ratio` is each
+    implementation's geometric mean over `shapes` of its time to the best's, 1 for one that is always
+    the fastest; only those measured at as many shapes as any are compared.
     """
 
     holds: tuple[bool, ...]
@@ -215,12 +216,13 @@ def _row(
             f"no implementation of {table.workload.op} with symbolic dimensions is valid "
             f"for {example} on {table.target}"
         )
-    shapes, medians = [], []
+    shapes, medians, levels = [], [], set()
     for binding, shape, measured in sorted(found, key=lambda f: sorted(f[0].items())):
         answer = choose(shape, table.target, _unconditional(valid), measured)
         if answer.level is not None:
             best = current(valid, measured)[answer.level]
             medians.append(best)
+            levels.add(answer.level)
             shapes.append(
                 ShapeOnRecord(
                     binding,
@@ -245,7 +247,8 @@ def _row(
     winner = max(close, key=lambda c: c.plevel)
     return Row(
         holds=holds, example=example, valid=names, implementation=winner.implementation,
-        version=winner.version, config=_common_config(winner, medians), reason=Reason.MEASURED,
+        version=winner.version, config=_common_config(winner, medians),
+        reason=Reason.TRANSFERRED if levels == {Level.TRANSFERRED} else Reason.MEASURED,
         ratio={name: span.median_s for name, span in spans.items()}, shapes=tuple(shapes),
     )  # fmt: skip
 

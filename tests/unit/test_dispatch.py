@@ -194,6 +194,8 @@ def test_it_agrees_with_select_at_every_shape_on_record_or_says_where_not(
 class Given(Records):
     """What is measured of each m, with n = 64: implementation, median, half its interval, tile."""
 
+    level = Level.TARGET
+
     def __init__(self, found: dict[int, list[tuple[str, float, float, int]]]) -> None:
         super().__init__({(rows, 64): {} for rows in found})
         self.found = found
@@ -203,10 +205,14 @@ class Given(Records):
         return [
             Measured(
                 implementation=name, version="1.0", config=Config({"tile": tile}),
-                level=Level.TARGET, estimate=Estimate(s, s - half, s + half, 20),
+                level=self.level, estimate=Estimate(s, s - half, s + half, 20),
             )
             for name, s, half, tile in self.found.get(rows, ())
         ]  # fmt: skip
+
+
+class Elsewhere(Given):
+    level = Level.TRANSFERRED
 
 
 def row_of(found: dict[int, list[tuple[str, float, float, int]]]) -> Row:
@@ -218,6 +224,14 @@ def row_of(found: dict[int, list[tuple[str, float, float, int]]]) -> Row:
 def test_what_is_measured_at_fewer_shapes_is_not_compared() -> None:
     once = row_of({8: [("common", 1.0, 0, 1)], 16: [("common", 1.0, 0, 1), ("other", 0.1, 0, 1)]})
     assert (once.implementation, set(once.ratio)) == ("common", {"common"})
+
+
+def test_a_row_says_where_all_was_measured_elsewhere() -> None:
+    offered = [candidate("common", 5), candidate("other", 10)]
+    records = Elsewhere({8: [("common", 1.0, 0, 1)]})
+    (row,) = dispatch(workload("m"), TARGET, records, offered=offered).rows
+    assert (row.implementation, row.reason) == ("common", Reason.TRANSFERRED)
+    assert row_of({8: [("common", 1.0, 0, 1)]}).reason is Reason.MEASURED
 
 
 def test_what_the_noise_cannot_tell_apart_is_decided_by_plevel_in_a_row_too() -> None:
