@@ -31,6 +31,11 @@ QUIET_S = 60.0  # without a run on the target, before one that has ended is look
 WINDOWS = 30  # a run that ended longer ago than so many times the wait is left alone
 
 
+def is_due(connection: sa.Connection, after_s: float, alive_s: float) -> bool:
+    """Whether `enqueue_due` would find a run: this only reads, and so keeps nobody from writing."""
+    return connection.execute(_due(after_s, alive_s)).first() is not None
+
+
 def enqueue_due(connection: sa.Connection, after_s: float, alive_s: float) -> list[int]:
     """Enqueues the finals of one run that are due; returns the new jobs.
 
@@ -39,7 +44,9 @@ def enqueue_due(connection: sa.Connection, after_s: float, alive_s: float) -> li
         after_s: how long after the end of a run.
         alive_s: how long after its last sign a worker counts as alive.
     """
-    due = connection.execute(_due(after_s, alive_s)).first()
+    # Another service that looks at the same moment finds another, or at worst has it measured once more.
+    unlocked = _due(after_s, alive_s).with_for_update(of=run, skip_locked=True, key_share=True)
+    due = connection.execute(unlocked).first()
     if due is None:
         return []
     able = connection.scalars(
@@ -64,10 +71,7 @@ _IS_FINAL = job.c.phase == Phase.CONFIRM.value
 
 
 def _due(after_s: float, alive_s: float) -> sa.Select[Any]:
-    """The run that ended first of those that are due.
-
-    Another service that looks at the same moment finds another run, or at worst has it measured once more.
-    """
+    """The run that ended first of those that are due."""
     of_run = sa.select(job.c.id).where(job.c.run_id == run.c.id, _IS_FINAL)
     devices = (
         sa.select(sa.func.count(lease.c.device_id.distinct()))
@@ -100,7 +104,6 @@ def _due(after_s: float, alive_s: float) -> sa.Select[Any]:
         )
         .order_by(run.c.finished_at)
         .limit(1)
-        .with_for_update(of=run, skip_locked=True, key_share=True)
     )  # fmt: skip
 
 

@@ -144,12 +144,12 @@ class Tuner:
         if not self.settings.second_look_s or time.monotonic() < self._look_at:
             return False
         self._look_at = time.monotonic() + LOOK_EVERY_S
+        terms = self.settings.second_look_s, self.settings.alive_s
+        with self.store.read() as connection:
+            if not second_look.is_due(connection, *terms):
+                return False
         with self.store.write() as connection:
-            return bool(
-                second_look.enqueue_due(
-                    connection, self.settings.second_look_s, self.settings.alive_s
-                )
-            )
+            return bool(second_look.enqueue_due(connection, *terms))
 
     def _step_run(self, run_id: int) -> None:
         with self.store.read() as connection:
