@@ -176,7 +176,7 @@ def _refusal(url: str, path: str, answer: httpx.Response) -> ServiceError:
         detail = str(problem.get("detail") or problem.get("title") or "")
         kind = str(problem.get("type"))
     except (msgspec.MsgspecError, AttributeError):
-        detail, kind = answer.text[:200], ""
+        detail, kind = answer.text.strip().partition("\n")[0][:200], ""
     message = f"{url}{path} answered {answer.status_code}: {detail}"
     if answer.status_code in _RETRIED:
         return UnreachableError(message)

@@ -169,6 +169,16 @@ def test_an_answer_of_another_kind_is_an_error() -> None:
         client_of(Service(Leases())).register(WORKER)
 
 
+def test_a_page_of_another_program_is_a_line() -> None:
+    transport = httpx.MockTransport(
+        lambda _: httpx.Response(501, text="<!DOCTYPE HTML>\n<html>\n  <body>no</body>\n</html>")
+    )
+    client = Client(URL, Pauses(), rng=random.Random(0), transport=transport)
+    with pytest.raises(ServiceError) as caught:
+        client.register(WORKER)
+    assert str(caught.value) == f"{URL}/v1/workers answered 501: <!DOCTYPE HTML>"
+
+
 def results(entry: int, done: bool = False, session: str = "s") -> Results:
     return Results(
         token=9, session=session, results=(Result(entry=entry, samples_s=(1e-3, 2e-3)),), done=done
