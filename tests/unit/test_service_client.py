@@ -70,6 +70,24 @@ def test_a_run_is_created_again_only_where_it_was_never_sent() -> None:
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_busy_service_is_asked_again_for_what_may_be_repeated(status: int) -> None:
+    seen: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.method)
+        return httpx.Response(status) if len(seen) < 3 else ok(run_status())
+
+    assert client_of(answer, 5).run(7).id == 7
+    assert seen == ["GET"] * 3
+    seen.clear()
+    with pytest.raises(ServiceError, match=f"answered {status}"):
+        client_of(answer, 5).create_run(REQUEST)
+    assert seen == ["POST"]
+    with pytest.raises(ServiceError, match=f"answered {status}"):  # patience ends
+        client_of(lambda request: httpx.Response(status), 0).run(7)
+
+
 def test_patience_ends() -> None:
     answer, _ = failing(10_000, httpx.ConnectError, ok(run_status()))
     with pytest.raises(UnreachableError, match="plevel serve"):
@@ -185,6 +203,15 @@ def test_follow_connects_again_and_ends_with_the_run() -> None:
 
     seen = [s.trials_done for s in client_of(answer).follow(7)]
     assert seen == [1, 2, 1, 8]
+
+
+def test_follow_goes_on_where_a_proxy_has_lost_the_service() -> None:
+    states = iter([run_status(), run_status(RunState.DONE)])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(502) if request.url.path.endswith("/events") else ok(next(states))
+
+    assert [s.state for s in client_of(answer).follow(7)] == [RunState.RUNNING, RunState.DONE]
 
 
 def test_follow_of_a_finished_run_is_its_status() -> None:
