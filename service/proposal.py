@@ -4,7 +4,7 @@ Three views of the trials are Gaussian processes: of log-seconds; of performance
 the time, in which the slow are all alike; and, where records of elsewhere give a prior, of the
 departure from what those say. A batch takes candidates of largest expected improvement one by one, each
 view taking what was chosen for measured (Ginsbourger et al., "Kriging is well-suited to parallelize
-optimization", 2010). Part of the batch stays free of the prior, which may mislead.
+optimization", 2010). Part of the proposals stays free of the prior, which may mislead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_TUNED = 200  # the same for hyper-parameters, where a fit takes many steps
 # What knows nothing yet takes the farthest of a few at random (Mitchell, "Spectrally optimal sampling for
 # distribution ray tracing", 1991): the farthest of all are corners, where kernels are slow.
 FEW = 12
-FREE = 0.125  # share of a batch that no prior has a say in
+FREE = 0.125  # share of the proposals that no prior has a say in
 UNLIKELY = 0.1  # of running, relative to the likeliest: no gain makes up for less
 _LIKELY = 0.5  # the same, to be counted on
 _INTERCEPT, _SLOPE = 3.0, 2.0  # deviations of the prior's coefficients, in units of the departure's
@@ -122,15 +122,14 @@ def propose(request: Request) -> Proposal:
     guided: list[_View] = []
     if request.prior.shape[1]:
         guided = [_guided_view(request, spot, theta)]
-    free = round(n * FREE) if guided else n
-    if guided and n == 1 and len(worked) % round(1 / FREE) == 0:
-        free = 1
+    free = FREE if guided else 1.0
+    before = len(worked) + len(request.pending)
     taken = np.zeros(size, dtype=bool)
     room = _distances(spot, request) if not open_views else None
     chosen: list[int] = []
     for i in range(n):
-        # The free ones are spread evenly over the batch.
-        turn_free = (i + 1) * free // n > i * free // n
+        # The free ones are spread evenly, over batches too.
+        turn_free = (before + i + 1) * free // 1 > (before + i) * free // 1
         if turn_free and room is not None:
             few = np.arange(size) % max(size // FEW, 1) == i % max(size // FEW, 1)
             worth = np.where(few, np.minimum(room, 1e9) * valid, 0.0)

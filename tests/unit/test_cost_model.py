@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from service.cost_model import ChildModel, CostModelError, InlineModel, Records
 from service.embedding import Embedding, Places
 from service.features import Digits
+from service.gaussian_process import _invert
 from service.proposal import MOST_TRIALS, VIEWS, Request, expected_improvement, propose
 from strategy.space import ConfigSpace, Knob
 
@@ -124,6 +125,33 @@ def test_a_prior_says_where_to_begin_and_part_stays_free_of_it() -> None:
     assert truth[chosen.rows[0]] == truth.min()
     good = truth[chosen.rows] < np.quantile(truth, 0.25)
     assert 8 <= good.sum() <= 14
+
+
+def test_one_by_one_an_eighth_stays_free_of_the_prior_too() -> None:
+    pool = grid(300, seed=6)
+    truth = log_seconds(pool)
+    asked = request(pool[:0], np.zeros(0), pool, n=1, prior=5 + 2 * truth[:, None])
+    chosen: list[int] = []
+    for _ in range(16):
+        rest = np.setdiff1d(np.arange(len(pool)), chosen)
+        waiting = asked._replace(
+            pending=asked.pool[chosen], pending_prior=asked.pool_prior[chosen],
+            pool=asked.pool[rest], pool_prior=asked.pool_prior[rest], pool_risk=asked.pool_risk[rest],
+        )  # fmt: skip
+        chosen.append(int(rest[propose(waiting).rows[0]]))
+    good = truth[chosen] < np.quantile(truth, 0.25)
+    assert not good[[7, 15]].any()
+    assert good.sum() >= 10
+
+
+def test_a_triangle_is_inverted_by_halves() -> None:
+    rng = np.random.default_rng(0)
+    for n in (5, 33, 200):
+        root = rng.normal(size=(n, n))
+        lower = np.linalg.cholesky(root @ root.T + np.eye(n))
+        inverse = _invert(lower)
+        assert np.allclose(inverse @ lower, np.eye(n))
+        assert (np.triu(inverse, 1) == 0).all()
 
 
 def test_a_prior_learnt_from_records_predicts_them() -> None:
