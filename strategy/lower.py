@@ -137,7 +137,7 @@ class Lowered:
 
 @dataclass(frozen=True)
 class Artefact:
-    """Compiled code with its signature: callable in this process, or exported to a file."""
+    """Compiled code with its signature: callable in this process, or written to a file."""
 
     executable: Any
     signature: Signature
@@ -174,21 +174,12 @@ class Artefact:
         except (OSError, RuntimeError) as error:
             raise CompileError(f"{path} cannot be written: {error}") from error
 
-    def export(self, path: Path) -> None:
-        """Writes a shared library, and its signature beside it as `path` + `.json`.
-
-        Raises:
-            CompileError: the C compiler that links it is missing or failed.
-        """
-        try:
-            self.executable.export_library(str(path))
-        except (OSError, RuntimeError) as error:
-            raise CompileError(f"{path} cannot be linked; is a C compiler installed? {error}") from error
-        path.with_name(path.name + ".json").write_bytes(msgspec.json.encode(self.signature))
-
 
 def load(path: Path) -> Artefact:
-    """What `Artefact.export` wrote. The file is code: load only what this host built or trusts."""
+    """A shared library, with its signature beside it as `path` + `.json` (`workers.builder.link`).
+
+    The file is code: load only what this host built or trusts.
+    """
     import tvm
 
     signature = msgspec.json.decode(path.with_name(path.name + ".json").read_bytes(), type=Signature)

@@ -230,15 +230,14 @@ class Progress:
 
     LINE_EVERY_S = 5.0
 
-    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._quiet = quiet
         self._live: Any = None
         self._start: tuple[float, int] | None = None
         self._said = (-1.0, "")
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal and not self._quiet:
+        if self._console.is_terminal:
             from rich.live import Live
 
             self._live = Live(console=self._console, transient=True, refresh_per_second=4)
@@ -251,8 +250,6 @@ class Progress:
 
     def show(self, status: RunStatus) -> None:
         line = self._line(status)
-        if self._quiet:
-            return
         if self._live is not None:
             from rich.console import Group
             from rich.progress_bar import ProgressBar
