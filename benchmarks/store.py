@@ -12,7 +12,7 @@ as it has time for.
 An empty PostgreSQL database is needed for the second; SQLite's is made in a temporary folder. At a million
 records it takes some ten minutes and 3 GB there. The load comes from this process, on the same cores: its
 connections are open and its requests written before it begins, so that what a client costs is not taken for
-what the service does.
+what the service does. Imports are those of `plevel import`, with its start: of few records that is most of it.
 """
 
 from __future__ import annotations
