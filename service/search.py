@@ -255,7 +255,8 @@ class Search:
         """
         ranked = sorted((t, key) for key, t in self._told.items() if not math.isnan(t))
         near = self._candidates.near([key for _, key in ranked[:ELITE]], NEIGHBOURS)
-        views = 3 if elsewhere.count else 2
+        # Outside of a table what the priors say is found anew each time, which is as much as a view.
+        views = 3 if elsewhere.count and self._table_prior is None else 2
         size = min(POOL, max(LEAST_POOL, EFFORT // (views * max(len(self._told), 1))))
         drawn = size
         if elsewhere.count:
