@@ -122,14 +122,14 @@ def propose(request: Request) -> Proposal:
     guided: list[_View] = []
     if request.prior.shape[1]:
         guided = [_guided_view(request, spot, theta)]
-    free = FREE if guided else 1.0
     before = len(worked) + len(request.pending)
+    free = int((before + n) * FREE) - int(before * FREE) if guided else n
     taken = np.zeros(size, dtype=bool)
     room = _distances(spot, request) if not open_views else None
     chosen: list[int] = []
     for i in range(n):
-        # The free ones are spread evenly, over batches too.
-        turn_free = (before + i + 1) * free // 1 > (before + i) * free // 1
+        # The free ones are spread evenly over the batch.
+        turn_free = (i + 1) * free // n > i * free // n
         if turn_free and room is not None:
             few = np.arange(size) % max(size // FEW, 1) == i % max(size // FEW, 1)
             worth = np.where(few, np.minimum(room, 1e9) * valid, 0.0)
