@@ -177,6 +177,11 @@ def _c_name(name: str) -> str:
     return f"x_{word}" if word in _TAKEN or word.startswith(("_", "x_")) or word[0].isdigit() else word
 
 
+def is_free(name: str) -> bool:
+    """Whether a function of C, and of C++, may be called so beside what a library's entry needs."""
+    return name.isascii() and name.isidentifier() and name not in _TAKEN
+
+
 def _dims(workload: Workload) -> dict[str, tuple[str, int]]:
     """Each symbolic dimension: of which input it is read, and on which axis."""
     found: dict[str, tuple[str, int]] = {}

@@ -46,7 +46,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="cpu, some of its cores: cpu:0-3, or cuda:0; again for each further one; default: cpu",
     )  # fmt: skip
     parser.add_argument(
-        "--token-file", type=Path, default=os.environ.get("PLEVEL_TOKEN_FILE"),
+        "--token-file", type=Path, default=os.environ.get("PLEVEL_TOKEN_FILE") or None,
         help="what opens the service; default: PLEVEL_TOKEN_FILE",
     )  # fmt: skip
     parser.add_argument("--name", default=socket.gethostname(), help="shown in lists of workers")

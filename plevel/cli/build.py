@@ -80,8 +80,6 @@ def build(
     Example: plevel build dense -i data=float32[m,768] -i weight=float32[3072,768]:const -o libdense.so
     """
     workload, where = option.read_workload(op, inputs, attr), option.read_target(target, threads)
-    if name is not None and not name.isidentifier():
-        raise UsageError(f"--name {name!r:.80}: a name of C has letters, digits and underscores")
     if output.is_dir():
         raise UsageError(f"--output {output} is a folder: name a file in it")
     if not output.parent.is_dir():
@@ -92,9 +90,13 @@ def build(
 
     require_worker()
     _require_known(where)
-    from strategy.export import LibraryRow, export_library, table_rows
+    from strategy.export import LibraryRow, export_library, is_free, table_rows
     from strategy.lower import CompileError, InstantiationError
 
+    if name is not None and not is_free(name):
+        raise UsageError(
+            f"--name {name!r:.80}: a name of C has letters, digits and underscores, and is no word of it"
+        )
     if where.kind == "cuda":
         _build_cuda(workload, where, implementation, config, place, output, as_json=as_json)
         return

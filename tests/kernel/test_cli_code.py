@@ -134,6 +134,7 @@ def test_measure_times_one_configuration(tmp_path: Path) -> None:
         ),
         pytest.param(("measure", *ANY_M, "-I", "dense_pack.cpu"), "symbolic", id="symbolic"),
         pytest.param(("build", *SMALL, "-o", "x.so", "--name", "a b"), "--name", id="C name"),
+        pytest.param(("build", *SMALL, "-o", "x.so", "--name", "int"), "--name", id="C word"),
         pytest.param(
             ("show", *SMALL, "-t", "cuda -arch=sm_10", "--as", "cuda"), "sm_60", id="architecture"
         ),

@@ -62,7 +62,7 @@ def test_of_many_elements_the_worst_rounding_passes_too() -> None:
 
 def test_the_narrowest_input_says_what_rounding_there_may_be() -> None:
     bias = EpilogueStep("add", (None, Input("bias", "float16[40]")))
-    workload = Workload.make("dense", dense(64).inputs, epilogue=[bias])
+    workload = Workload.make("dense", dense(64).inputs, {"out_dtype": "float16"}, epilogue=[bias])
     inputs = random_inputs(workload, 0)
     (right,) = reference(workload, inputs)
     (tolerance,) = tolerances(workload, inputs, [right])
@@ -107,6 +107,13 @@ def test_the_message_names_the_worst_place() -> None:
     found[0, 3] = np.nan
     with pytest.raises(WrongAnswerError, match=r"3 of 12 .* inf|3 of 12 .* nan at \[0, 3\]"):
         compare(found, right, 1e-6)
+
+
+def test_integers_are_compared_as_integers() -> None:
+    right = np.asarray([2**62, 5])
+    compare(right.copy(), right, 0.0)
+    with pytest.raises(WrongAnswerError, match="1 of 2"):
+        compare(right + np.asarray([1, 0]), right, 0.0)
 
 
 def test_infinities_and_nans_of_the_reference_are_right() -> None:
