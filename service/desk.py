@@ -18,7 +18,7 @@ from strategy.record import Lease, Report, ResultsAccepted
 # Served together at most: jobs to lease, jobs with results, and workers. A device idles until its lease
 # comes, while results are on their worker's disk: leases go first, and wait for few results at a time.
 LEASED = 512
-REPORTED = 32
+REPORTED = 48
 WORKERS = 1000
 
 
