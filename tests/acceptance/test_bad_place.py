@@ -64,10 +64,12 @@ def test_a_database_of_a_newer_schema(stage: Stage, command: int) -> None:
 
 
 def test_a_database_without_a_schema_is_not_guessed_at(stage: Stage) -> None:
+    stage.database.touch()
+    assert_fails(stage, ("select", *DENSE, "--database", str(stage.database)), "plevel db upgrade")
     with closing(sqlite3.connect(stage.database)) as connection:
         connection.execute("CREATE TABLE theirs (x)")
         connection.commit()
-    assert_fails(stage, ("select", *DENSE, "--database", str(stage.database)), "plevel db upgrade")
+    assert_fails(stage, ("select", *DENSE, "--database", str(stage.database)), "another program's")
 
 
 def test_an_unknown_kind_of_database(stage: Stage) -> None:
