@@ -249,8 +249,9 @@ def _derive(
         row for digest in looked for row in attempts.get((task_id, digest), ())
         if _covers(scope, value, row)
     ]  # fmt: skip
+    there = {row.phase for row in rows}
     for phase in (Phase.CONFIRM, Phase.SEARCH):
-        ranked = rank(rows, phase, samples)
+        ranked = rank(rows, phase, samples) if phase in there else ()
         if ranked:
             median_s, digest, pool = ranked[0]
             # Those not looked at come behind the best, which counted by the same phase, or
