@@ -79,18 +79,10 @@ def _due(after_s: float, alive_s: float) -> sa.Select[Any]:
         .where(job.c.run_id == run.c.id, _IS_FINAL, lease.c.end_reason == "done")
         .scalar_subquery()
     )
-    other = run.alias()
-    busy = sa.select(other.c.id).where(
-        other.c.target_id == run.c.target_id,
-        sa.or_(other.c.state.in_(LIVE), other.c.finished_at > now() - QUIET_S),
-    )
-    waiting = sa.select(job.c.id).where(
-        job.c.target_id == run.c.target_id, job.c.state.in_((JobState.QUEUED, JobState.LEASED))
-    )
     alive = (
-        sa.select(worker_device.c.device_id)
+        sa.select(worker_device.c.target_id)
         .join(worker, worker.c.id == worker_device.c.worker_id)
-        .where(worker_device.c.target_id == run.c.target_id, fleet.is_alive(alive_s))
+        .where(fleet.is_alive(alive_s))
     )
     return (
         sa.select(run.c.id, run.c.target_id)
@@ -98,13 +90,25 @@ def _due(after_s: float, alive_s: float) -> sa.Select[Any]:
             run.c.state == RunState.DONE.value,
             run.c.finished_at <= now() - after_s,
             run.c.finished_at > now() - WINDOWS * after_s,
-            alive.exists(), ~busy.exists(), ~waiting.exists(),
+            run.c.target_id.in_(alive), run.c.target_id.not_in(_busy_targets()),
             ~of_run.where(job.c.created_at > run.c.finished_at).exists(),
             devices == 1,
         )
         .order_by(run.c.finished_at)
         .limit(1)
     )  # fmt: skip
+
+
+def _busy_targets() -> sa.CompoundSelect[Any]:
+    """Those with work, or that had a run a moment ago: found once, not for each run, and by indexes."""
+    other = run.alias()
+    recent = sa.or_(other.c.state.in_(LIVE), other.c.finished_at > now() - QUIET_S)
+    return sa.union(
+        sa.select(other.c.target_id).where(recent),
+        # As it stands in the index of queued jobs.
+        sa.select(job.c.target_id).where(job.c.state == sa.literal_column(f"'{JobState.QUEUED}'")),
+        sa.select(job.c.target_id).join(lease, lease.c.job_id == job.c.id).where(lease.c.ended_at.is_(None)),
+    )
 
 
 def _repeat(connection: sa.Connection, final: Any) -> int:
