@@ -46,8 +46,7 @@ def select(
         url or database or namespace or device or foreign or policy != "plevel"
     ):
         raise UsageError("--lock answers as it was written: leave the other options out")
-    if policy not in ("plevel", "tvm"):
-        raise UsageError(f"--policy {policy!r:.40}: plevel or tvm")
+    option.check_choice("--policy", policy, ("plevel", "tvm"))
     # A log may know operators that are not installed here.
     far = lock is not None or place.url is not None or foreign or policy == "tvm"
     workload = option.read_workload(op, inputs, attr, far=far)

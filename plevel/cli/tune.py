@@ -96,8 +96,7 @@ def tune(
             "--webhook: a service tells of a run's end where its operator has listed the host in "
             "PLEVEL_WEBHOOK_HOSTS: name that service with --url"
         )
-    if tuner not in ("model", "random"):
-        raise UsageError(f"--tuner {tuner!r:.40}: model or random")
+    option.check_choice("--tuner", tuner, ("model", "random"))
     least_gain = None if until_gain is None else _read_share(until_gain)
     workloads = _read_workloads(op, inputs, attr, model, far=place.url is not None)
     where = option.read_target(target, threads)
