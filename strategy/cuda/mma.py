@@ -2,7 +2,8 @@
 
 CUDA C by hand: TVM's wmma fragments go through registers and cannot be copied ahead of their use. Both
 operands lie along k, as `mma.sync` wants them, row by column. Tiles are copied to shared memory some
-steps ahead, 16 bytes at a time, so that k is a multiple of 8. What follows runs in a kernel of its own.
+steps ahead, 16 bytes at a time, so that k is a multiple of 8, and fragments are read from there one step of
+16 ahead. What follows runs in a kernel of its own.
 """
 
 from __future__ import annotations
@@ -27,44 +28,41 @@ _SOURCE = r"""
 #define CHUNKS (BLOCK_K / CHUNK)
 #define WARPS_N (BLOCK_N / WARP_N)
 #define THREADS (BLOCK_M / WARP_M * WARPS_N * 32)
+#define PACE (THREADS / CHUNKS)  // rows that are copied at once, a chunk by each thread
 #define STEPS ((DEPTH + BLOCK_K - 1) / BLOCK_K)
-#define STAGE ((BLOCK_M + BLOCK_N) * BLOCK_K)
+#define ROW (BLOCK_K * 2)  // bytes of a row in shared memory, and of a stage of both operands
+#define STAGE ((BLOCK_M + BLOCK_N) * ROW)
 
 struct __align__(2 * sizeof(OUT)) Pair { OUT x, y; };
 
 // Where a chunk of a row lies: the same chunk of eight rows is in eight different groups of banks.
-__device__ __forceinline__ int place(int row, int chunk) {
+__device__ __forceinline__ unsigned place(int row, int chunk) {
   int turn = CHUNKS == 8 ? row & 7 : row >> 1 & 3;
-  return (row * CHUNKS + (chunk ^ turn)) * CHUNK;
+  return (row * CHUNKS + (chunk ^ turn)) * 16;
 }
 
-__device__ __forceinline__ unsigned address(const void* pointer) {
-  return (unsigned)__cvta_generic_to_shared(pointer);
-}
-
-// Some rows of an operand at one step of k, zeros where it ends.
+// A thread's chunks of ROWS rows of an operand at one step of k, zeros beyond the `left` rows there are.
 template <int ROWS>
-__device__ __forceinline__ void fetch(TYPE* to, const TYPE* from, int first, int extent, int step) {
+__device__ __forceinline__ void fetch(unsigned to, const TYPE* from, int left, int step) {
+  const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+  const bool along = DEPTH % BLOCK_K == 0 || step * BLOCK_K + chunk * CHUNK < DEPTH;
   #pragma unroll
-  for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
-    int row = i / CHUNKS, chunk = i % CHUNKS, k = step * BLOCK_K + chunk * CHUNK;
-    bool inside = first + row < extent && k < DEPTH;
-    unsigned target = address(to + place(row, chunk));
-    const TYPE* source = inside ? from + (long long)(first + row) * DEPTH + k : from;
-    int bytes = inside ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"(target), "l"(source), "r"(bytes) : "memory");
-  }
+  for (int i = 0; i < ROWS; i += PACE)
+    if (ROWS % PACE == 0 || row + i < ROWS) {
+      int bytes = along && row + i < left ? 16 : 0;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                   :: "r"(to + place(row + i, chunk)), "l"(from + (long long)i * DEPTH), "r"(bytes)
+                   : "memory");
+    }
 }
 
 __device__ __forceinline__ void commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-__device__ __forceinline__ void load(unsigned (&to)[4], const TYPE* from) {
-  unsigned source = address(from);
+__device__ __forceinline__ void load(unsigned (&to)[4], unsigned from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(source) : "memory");
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(from) : "memory");
 }
 
 __device__ __forceinline__
@@ -78,9 +76,7 @@ void multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
 extern "C" __global__ void __launch_bounds__(THREADS) product_mma(
     const TYPE* __restrict__ left, const TYPE* __restrict__ right, OUT* __restrict__ output, int m) {
   extern __shared__ __align__(128) unsigned char storage[];
-  TYPE* shared = (TYPE*)storage;
-  const TYPE* rows = left + (long long)(ONE_LEFT ? 0 : blockIdx.z) * m * DEPTH;
-  const TYPE* columns = right + (long long)(ONE_RIGHT ? 0 : blockIdx.z) * COLUMNS * DEPTH;
+  const unsigned shared = (unsigned)__cvta_generic_to_shared(storage);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   // Tiles of GROUP rows of tiles follow each other down the columns: they share what the L2 cache holds.
   const int tiles_m = (m + BLOCK_M - 1) / BLOCK_M, tiles_n = (COLUMNS + BLOCK_N - 1) / BLOCK_N;
@@ -89,6 +85,37 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_mma(
   const int height = tiles_m - above < GROUP ? tiles_m - above : GROUP;
   const int row = (above + within % height) * BLOCK_M, column = within / height * BLOCK_N;
   const int warp_row = warp / WARPS_N * WARP_M, warp_column = warp % WARPS_N * WARP_N;
+
+  // The thread's first chunk of each operand, which moves along k with what is fetched.
+  const long long first = (long long)(threadIdx.x / CHUNKS) * DEPTH + threadIdx.x % CHUNKS * CHUNK;
+  const TYPE* a_from = left + ((long long)(ONE_LEFT ? 0 : blockIdx.z) * m + row) * DEPTH + first;
+  const TYPE* b_from = right + ((long long)(ONE_RIGHT ? 0 : blockIdx.z) * COLUMNS + column) * DEPTH + first;
+  const int a_left = m - row, b_left = COLUMNS % BLOCK_N ? COLUMNS - column : BLOCK_N;
+  auto fetch_both = [&](int step, unsigned stage) {
+    if (step < STEPS) {
+      fetch<BLOCK_M>(stage, a_from, a_left, step);
+      fetch<BLOCK_N>(stage + BLOCK_M * ROW, b_from, b_left, step);
+      a_from += BLOCK_K;
+      b_from += BLOCK_K;
+    }
+    commit();
+  };
+
+  // Fragments of one step of 16 along k, whose chunks differ in bits of the place that are theirs alone.
+  unsigned a_tiles[2][WARP_M / 16][4], b_tiles[2][WARP_N / 16][4];
+  const unsigned a_place = place(warp_row + lane % 16, lane / 16);
+  const unsigned b_place = BLOCK_M * ROW + place(warp_column + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  auto load_both = [&](int buffer, unsigned stage, int k) {
+    #pragma unroll
+    for (int i = 0; i < WARP_M / 16; ++i) load(a_tiles[buffer][i], stage + (a_place ^ k * 32) + i * 16 * ROW);
+    #pragma unroll
+    for (int j = 0; j < WARP_N / 16; ++j) load(b_tiles[buffer][j], stage + (b_place ^ k * 32) + j * 16 * ROW);
+  };
+  // All groups but the newest STAGES - 2 have come: the stage that is read next is among them.
+  auto await = [] {
+    asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory");
+    __syncthreads();
+  };
 
   float sums[WARP_M / 16][WARP_N / 8][4];
   #pragma unroll
@@ -99,40 +126,32 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_mma(
       for (int e = 0; e < 4; ++e) sums[i][j][e] = 0;
 
   #pragma unroll
-  for (int step = 0; step < STAGES - 1; ++step) {
-    if (step < STEPS) {
-      fetch<BLOCK_M>(shared + step * STAGE, rows, row, m, step);
-      fetch<BLOCK_N>(shared + step * STAGE + BLOCK_M * BLOCK_K, columns, column, COLUMNS, step);
-    }
-    commit();
-  }
+  for (int step = 0; step < STAGES - 1; ++step) fetch_both(step, shared + step * STAGE);
+  await();
+  load_both(0, shared, 0);
+  unsigned read = shared, write = shared + (STAGES - 1) * STAGE;
   for (int step = 0; step < STEPS; ++step) {
-    // All groups but the newest STAGES - 2 have come: this step's is among them.
-    asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory");
-    __syncthreads();
-    // Into the stage that was read in the step before, which all threads have left.
-    if (step + STAGES - 1 < STEPS) {
-      TYPE* next = shared + (step + STAGES - 1) % STAGES * STAGE;
-      fetch<BLOCK_M>(next, rows, row, m, step + STAGES - 1);
-      fetch<BLOCK_N>(next + BLOCK_M * BLOCK_K, columns, column, COLUMNS, step + STAGES - 1);
-    }
-    commit();
-    const TYPE* a = shared + step % STAGES * STAGE;
-    const TYPE* b = a + BLOCK_M * BLOCK_K;
     #pragma unroll
     for (int k = 0; k < BLOCK_K / 16; ++k) {
-      unsigned a_tiles[WARP_M / 16][4], b_tiles[WARP_N / 16][4];
-      #pragma unroll
-      for (int i = 0; i < WARP_M / 16; ++i)
-        load(a_tiles[i], a + place(warp_row + i * 16 + lane % 16, k * 2 + lane / 16));
-      #pragma unroll
-      for (int j = 0; j < WARP_N / 16; ++j)
-        load(b_tiles[j], b + place(warp_column + j * 16 + lane % 8 + lane / 16 * 8, k * 2 + lane / 8 % 2));
+      // The fragments that are multiplied next are on their way while these are.
+      if (k + 1 < BLOCK_K / 16) {
+        load_both((k + 1) % 2, read, k + 1);
+      } else {
+        await();
+        read = read == shared + (STAGES - 1) * STAGE ? shared : read + STAGE;
+        load_both(0, read, 0);
+      }
+      if (k == 0) {
+        // Into the stage that was read in the step before, which all threads have left.
+        fetch_both(step + STAGES - 1, write);
+        write = write == shared + (STAGES - 1) * STAGE ? shared : write + STAGE;
+      }
       #pragma unroll
       for (int i = 0; i < WARP_M / 16; ++i)
         #pragma unroll
         for (int j = 0; j < WARP_N / 8; ++j)
-          multiply(sums[i][j], a_tiles[i], b_tiles[j / 2][j % 2 * 2], b_tiles[j / 2][j % 2 * 2 + 1]);
+          multiply(sums[i][j], a_tiles[k % 2][i], b_tiles[k % 2][j / 2][j % 2 * 2],
+                   b_tiles[k % 2][j / 2][j % 2 * 2 + 1]);
     }
   }
 
@@ -184,8 +203,8 @@ def mma_space(limits: DeviceLimits, m: int | None, n: int) -> ConfigSpace:
     warps = (block_m // warp_m) * (block_n // warp_n)
     shared = (block_m + block_n) * block_k * 2 * stages
     sums = warp_m * warp_n // limits.warp
-    # A thread holds its sums, its fragments of both operands, and addresses.
-    registers = sums + (warp_m + warp_n) // 4 + 48
+    # A thread holds its sums, two fragments of each operand, and addresses.
+    registers = sums + (warp_m + warp_n) // 2 + 48
     constraints: list[Clause] = [
         block_m % warp_m == 0,
         block_n % warp_n == 0,
@@ -210,19 +229,23 @@ def mma_space(limits: DeviceLimits, m: int | None, n: int) -> ConfigSpace:
             "warps": warps, "sums": sums, "shared": shared,
             "reuse": block_m * block_n / (block_m + block_n),
         },
-        fallback=lambda: _fallback(rows, n, limits.multiprocessors),
+        fallback=lambda: _fallback(rows, n, limits),
     )  # fmt: skip
 
 
-def _fallback(m: int, n: int, multiprocessors: int) -> dict[str, int]:
-    """The largest tile that leaves a block for each multiprocessor, or else a small one."""
+def _fallback(m: int, n: int, limits: DeviceLimits) -> dict[str, int]:
+    """The largest tile that leaves a block for each multiprocessor, or else a small one.
+
+    As many steps are on their way as leave room for two blocks.
+    """
     for block in (128, 64, 32):
         high, wide = min(block, block_sizes(m)[-1]), min(block, block_sizes(n)[-1])
-        if -(-m // high) * -(-n // wide) >= multiprocessors:
+        if -(-m // high) * -(-n // wide) >= limits.multiprocessors:
             break
+    room = limits.shared_bytes // 2 // ((high + wide) * 32 * 2)
     return {
         "block_m": high, "block_n": wide, "block_k": 32, "warp_m": max(16, high // 2),
-        "warp_n": max(16, wide // 2), "stages": 3, "group": 8,
+        "warp_n": max(16, wide // 2), "stages": max(2, min(4, room)), "group": 8,
     }  # fmt: skip
 
 

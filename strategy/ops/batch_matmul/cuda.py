@@ -38,7 +38,7 @@ def batch_matmul_strategy_cuda(
         )
     if mma.takes(attrs, inputs, out_type, target):
         strategy.add_implementation(
-            mma.compute, schedule_in_place, "batch_matmul_mma.cuda", 18, space=mma.space
+            mma.compute, schedule_in_place, "batch_matmul_mma.cuda", 18, version=2, space=mma.space
         )
     if "cublas" in target.libs and multiplies(inputs[0].dtype, out_type.dtype):
         strategy.add_implementation(

@@ -58,7 +58,7 @@ def dense_strategy_cuda(
     n, k = inputs[1].shape
     if takes_mma(Dim(1), n, k, inputs[0].dtype, out_type.dtype, limits_of(target)):
         strategy.add_implementation(
-            mma.compute, schedule_in_place, "dense_mma.cuda", 18, space=mma.space
+            mma.compute, schedule_in_place, "dense_mma.cuda", 18, version=2, space=mma.space
         )
     with SpecializedCondition(m <= _GEMV_ROWS):
         strategy.add_implementation(
