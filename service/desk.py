@@ -47,7 +47,7 @@ class Desk:
         self._signs = Lane(self._see, WORKERS)
 
     async def lease(self, ask: Ask) -> list[Lease]:
-        """As `queue.lease_jobs`; where another service was faster there are none."""
+        """The answer of `queue.lease_many`; where another service was faster there are no jobs."""
         answer = await self._leases.ask(ask)
         if isinstance(answer, ServiceError):
             raise answer

@@ -133,7 +133,6 @@ class GaussianProcess:
         self.square = self._square(float(values @ alpha), n)
         self._alpha = alpha.astype(np.float32)
         self._root = root.astype(np.float32)
-        self._residuals = alpha / (root * root).sum(axis=0)
         return self
 
     @property

@@ -125,7 +125,7 @@ def propose(request: Request) -> Proposal:
     before = len(worked) + len(request.pending)
     free = int((before + n) * FREE) - int(before * FREE) if guided else n
     taken = np.zeros(size, dtype=bool)
-    room = _distances(spot, request) if not open_views else None
+    room = _distances(request) if not open_views else None
     chosen: list[int] = []
     for i in range(n):
         # The free ones are spread evenly over the batch.
@@ -253,7 +253,7 @@ def _latest(failed: NDArray[np.bool_], most: int) -> NDArray[np.intp]:
     return np.sort(np.concatenate([np.flatnonzero(failed)[-half:], np.flatnonzero(~failed)[-half:]]))
 
 
-def _distances(spot: Places, request: Request) -> Floats:
+def _distances(request: Request) -> Floats:
     """Squared distances of the candidates to the nearest place known or under way."""
     nearest = np.full(len(request.pool), np.inf)
     for place in (*request.places, *request.pending):

@@ -125,21 +125,6 @@ def _code_version(version: str) -> str:
     return version.partition(".")[0]
 
 
-def lease_jobs(
-    connection: sa.Connection, worker_id: int, identity: str, terms: retry.Terms, most: int = 1
-) -> list[Lease]:
-    """Leases the next jobs that a worker can build to one of its devices: `lease_many` for one.
-
-    Raises:
-        NotFoundError: the worker is not registered.
-        InvalidError: the device is not the worker's.
-    """
-    (found,) = lease_many(connection, [Ask(worker_id, identity, most)], terms)
-    if isinstance(found, ServiceError):
-        raise found
-    return found
-
-
 def lease_many(
     connection: sa.Connection, asks: Sequence[Ask], terms: retry.Terms
 ) -> list[list[Lease] | ServiceError]:

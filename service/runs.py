@@ -371,7 +371,7 @@ def task_status(
 
 def _task_status(r: Any, counts: dict[str | None, int]) -> TaskStatus:
     cost = None if r.median_s is None else Estimate(r.median_s, r.low_s, r.high_s, r.samples)
-    flops = _flops(r.workload_body)
+    flops = flops_of(r.workload_body)
     return TaskStatus(
         task_id=r.id, workload=r.workload, implementation=r.implementation, version=r.version,
         plevel=r.plevel, tunable=r.space is not None, space_size=r.space_size,
@@ -383,8 +383,8 @@ def _task_status(r: Any, counts: dict[str | None, int]) -> TaskStatus:
     )  # fmt: skip
 
 
-def _flops(body: Any) -> int | None:
-    """Known where the operator is installed here."""
+def flops_of(body: Any) -> int | None:
+    """Of a workload's JSON form: known where the operator is installed here."""
     asked = convert(body, Workload)
     return None if find_op(asked.op) is None else asked.flops
 

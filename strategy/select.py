@@ -239,7 +239,7 @@ def choose(
             reason=Reason.TRANSFERRED if level is Level.TRANSFERRED else Reason.MEASURED, level=level,
             explanation=_explain_measured(winner, best, lowest, len(close), level, unmeasured),
             partial=bool(unmeasured), unmeasured=unmeasured,
-            rivals=_rivals(workload, known, valid, best),
+            rivals=_rivals(known, valid, best),
         )  # fmt: skip
     predictions = [] if ranker is None else list(ranker.rank(workload, target, valid))
     if predictions:
@@ -251,7 +251,7 @@ def choose(
             version=winner.version, config=first.config, reason=Reason.PREDICTED, level=None,
             explanation=f"nothing is measured for this workload; the cost model ranks "
             f"{winner.implementation} first, at about {show_seconds(first.median_s)}",
-            rivals=_rivals(workload, known, valid, {}, predicted),
+            rivals=_rivals(known, valid, {}, predicted),
         )  # fmt: skip
     winner = max(valid, key=lambda c: c.plevel)
     return Selection(
@@ -259,7 +259,7 @@ def choose(
         version=winner.version, config=winner.fallback, reason=Reason.PLEVEL, level=None,
         explanation=f"nothing is measured for this workload on {target}; {winner.implementation} has "
         f"the highest plevel ({winner.plevel}) of {len(valid)} valid, with its fallback configuration",
-        rivals=_rivals(workload, known, valid, {}),
+        rivals=_rivals(known, valid, {}),
     )  # fmt: skip
 
 
@@ -297,7 +297,7 @@ def choose_as_tvm(
     return Selection(
         workload=workload, target=target, implementation=winner.implementation, version=winner.version,
         config=config, reason=reason, level=None, explanation=why,
-        rivals=_rivals(workload, known, valid, {}),
+        rivals=_rivals(known, valid, {}),
     )  # fmt: skip
 
 
@@ -348,7 +348,6 @@ def _is_current(candidate: Candidate, m: Measured) -> bool:
 
 
 def _rivals(
-    workload: Workload,
     known: Sequence[Candidate],
     valid: Sequence[Candidate],
     best: dict[str, Measured],

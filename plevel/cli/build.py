@@ -71,11 +71,11 @@ def build(
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Compile the selected implementation into a shared library with a C header.
+    """Compile the selected implementation into a shared library.
 
-    With symbolic dimensions (data=float32[m,768]) the library holds the rows of the dispatch table
-    behind one function that checks the shapes and jumps. For a target such as 'cuda -arch=sm_90', a
-    cubin is written with its source and its launches; no GPU is needed.
+    A C header is written beside it. With symbolic dimensions (data=float32[m,768]) the library holds
+    the rows of the dispatch table behind one function that checks the shapes and jumps. For a target
+    such as 'cuda -arch=sm_90', a cubin is written with its source and its launches; no GPU is needed.
 
     Example: plevel build dense -i data=float32[m,768] -i weight=float32[3072,768]:const -o libdense.so
     """
@@ -278,7 +278,7 @@ def read_config(
     """
     from strategy.op import OpError
     from strategy.op_strategy import candidates, find_implementation
-    from strategy.space import Config, ConfigError
+    from strategy.space import Config, ConfigError, SpaceError
 
     try:
         find_implementation(workload, target, implementation)
@@ -293,15 +293,10 @@ def read_config(
         if given:
             raise UsageError(f"--config: {implementation} has nothing to tune")
         return Config()
-    values: dict[str, Any] = {**candidate.fallback, **{k: _knob(v) for k, v in given.items()}}
     try:
-        return candidate.space.check(values)
-    except ConfigError as error:
+        return candidate.space.check({**candidate.fallback, **given})
+    except (ConfigError, SpaceError) as error:
         raise UsageError(f"--config: {error}") from error
-
-
-def _knob(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _select(workload: Workload, target: Target, place: option.Location) -> Selection:

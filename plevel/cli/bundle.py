@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from strategy.workload import Workload
 
 app = typer.Typer(
-    help="Configurations built here, timed on a device that cannot reach a service.",
+    help="Configurations built here, timed on a host that reaches nobody.",
     no_args_is_help=True,
 )
 Key = Annotated[
@@ -177,12 +177,8 @@ def _known(
         samples = data.get("samples_s")
         seconds = estimate(samples).median_s if samples else None
         of = found.setdefault((task["implementation"], task["version"]), [])
-        of.append((Config({k: _value(v) for k, v in data["config"].items()}), seconds))
+        of.append((Config(data["config"]), seconds))
     return found
-
-
-def _value(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _build(entries: tuple[JobEntry, ...], workload: Workload, target: Target) -> tuple[Any, Any]:

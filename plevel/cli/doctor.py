@@ -19,7 +19,7 @@ def doctor(
     ] = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Say whether this host is fit for timing, and what to change where it is not.
+    """Say whether this host is fit for timing, and what to change.
 
     It exits with 1 where something should be changed.
 

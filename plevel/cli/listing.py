@@ -118,7 +118,7 @@ def coverage(
     namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Say of each task how far it is tuned, and whether that still counts.
+    """Say how far each task is tuned, and whether that still counts.
 
     Example: plevel coverage --op dense
     """

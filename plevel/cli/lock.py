@@ -45,7 +45,7 @@ def lock(
     namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """Write what is selected for a model's workloads to a file, or compare such a file with now.
+    """Write a model's selections to a file, or compare it with now.
 
     Example: plevel lock model.toml -o plevel.lock
     """
@@ -92,7 +92,9 @@ def check(
     namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Fail where a selection has become slower than the lock has it, or is not measured any more.
+    """Fail where a selection is slower than the lock has it.
+
+    And where it is not measured any more.
 
     Example: plevel check --against plevel.lock --tolerance 0.1
     """

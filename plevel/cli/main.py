@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeGuard
 
 import typer
+from typer.core import TyperGroup
 
 from plevel.cli import (
     build,
@@ -33,39 +34,55 @@ from plevel.cli import (
 )
 from plevel.cli.error import CommandError
 
+
+class _Panels(TyperGroup):
+    """A group whose help lists its commands by what they are for."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        known: dict[str, Any] = dict(self.commands)
+        panels: dict[str, dict[str, Any]] = {}
+        for name, command in known.items():
+            panels.setdefault(command.rich_help_panel, {})[name] = command
+        indent = max(map(len, known))
+        for panel, commands in panels.items():
+            with formatter.section(panel):
+                room = formatter.width - 6 - indent
+                formatter.write_dl(
+                    [(n.ljust(indent), c.get_short_help_str(room)) for n, c in commands.items()]
+                )
+
+
 app = typer.Typer(
     name="plevel",
+    cls=_Panels,
     help="Measures which implementation of an operator is fastest, remembers it, and answers.",
     epilog="It exits with 0 when done, 1 on a failure, 2 on wrong usage, 130 when interrupted.",
     no_args_is_help=True,
     rich_markup_mode=None,  # square brackets of types are no markup
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("tune")(tune.tune)
-app.command("select")(select.select)
-app.command("lock")(lock.lock)
-app.command("check")(lock.check)
-app.command("build")(build.build)
-app.command("show")(build.show)
-app.add_typer(bundle.app, name="bundle")
-app.command("measure")(measure.measure)
-app.command("serve")(serve.serve)
-app.command("worker")(worker.worker)
-app.command("doctor")(doctor.doctor)
-app.add_typer(db.app, name="db")
-app.add_typer(token.app, name="token")
-app.add_typer(model.app, name="model")
-app.add_typer(fleet.app, name="fleet")
-app.command("why")(fleet.why)
-app.command("runs")(listing.runs)
-app.command("coverage")(listing.coverage)
-app.command("records")(listing.records)
-app.command("import")(transfer.import_files)
-app.command("export")(transfer.export)
-app.command("workers")(listing.workers)
-app.command("status")(listing.status)
-app.command("plot")(plot.plot)
-app.command("cancel")(listing.cancel)
+_PANELS: dict[str, dict[str, Any]] = {
+    "Tune and select": {
+        "tune": tune.tune, "select": select.select, "lock": lock.lock, "check": lock.check,
+    },
+    "Compile": {"build": build.build, "show": build.show, "measure": measure.measure},
+    "What is on record": {
+        "runs": listing.runs, "coverage": listing.coverage, "records": listing.records,
+        "plot": plot.plot, "model": model.app, "import": transfer.import_files,
+        "export": transfer.export, "db": db.app,
+    },
+    "A farm": {
+        "serve": serve.serve, "worker": worker.worker, "workers": listing.workers,
+        "status": listing.status, "cancel": listing.cancel, "why": fleet.why,
+        "doctor": doctor.doctor, "fleet": fleet.app, "token": token.app, "bundle": bundle.app,
+    },
+}  # fmt: skip
+for _panel, _commands in _PANELS.items():
+    for _name, _command in _commands.items():
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name, rich_help_panel=_panel)
+        else:
+            app.command(_name, rich_help_panel=_panel)(_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -71,7 +71,7 @@ def plot(
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """Draw how a task's best fell with its trials, or what is fastest at each shape.
+    """Draw a task's progress, or what is fastest at each shape.
 
     Example: plevel plot 12 -o curve.svg
     """

@@ -38,9 +38,10 @@ def import_files(
     namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Read tuning logs into the database; what is there already is left as it is.
+    """Read tuning logs into the database.
 
-    The format is told from the content: AutoTVM, Kernel Tuner, MetaSchedule, plevel's own.
+    What is there already is left as it is. The format is told from the content: AutoTVM, Kernel
+    Tuner, MetaSchedule, plevel's own.
 
     Example: plevel import tophub/*.log --rejects rejected.ndjson
     """
@@ -157,7 +158,9 @@ def export(
         bool, typer.Option("--json", help="With --out, say what was written as JSON.")
     ] = False,
 ) -> None:
-    """Write records as plevel's own NDJSON, from which all can be read again, or for other tools.
+    """Write records as plevel's own NDJSON, or for other tools.
+
+    From its own all can be read again.
 
     Example: plevel export --op dense -o dense.ndjson
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -21,9 +21,7 @@ from service.dashboard.view import HEADERS, MAX_ID, Ctx, render, reply
 from service.db import now
 from service.errors import ServiceError
 from service.runs import LIVE
-from strategy.op import find_op
-from strategy.record import RunState, convert
-from strategy.workload import Workload
+from strategy.record import RunState
 
 router = APIRouter(prefix="/runs", include_in_schema=False)
 RunId = Annotated[int, Path(ge=1, le=MAX_ID)]
@@ -87,14 +85,8 @@ def _values(
         "progress": query.progress(connection, run_id, asked, told), "tried": query.tried(told),
         "shown": shown, "leaders": leaders, "failures": query.failures(connection, told),
         "elapsed_s": elapsed_s,
-        "flops": _flops(leaders[0].workload) if leaders else None,
+        "flops": runs.flops_of(leaders[0].workload) if leaders else None,
     }  # fmt: skip
-
-
-def _flops(body: Mapping[str, Any]) -> int | None:
-    """Known where the operator is installed here."""
-    asked = convert(body, Workload)
-    return None if find_op(asked.op) is None else asked.flops
 
 
 @router.get("/{run_id}/curve.json")

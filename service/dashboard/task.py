@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Response
 
 from service.dashboard.query import task as query
+from service.dashboard.query.task import By
 from service.dashboard.view import MAX_ID, Ctx, render, reply
 from strategy.op import find_op
 from strategy.op_strategy import candidates
@@ -19,7 +20,6 @@ from strategy.workload import Workload
 
 router = APIRouter(prefix="/tasks", include_in_schema=False)
 TaskId = Annotated[int, Path(ge=1, le=MAX_ID)]
-By = Literal["all", "run", "device", "version"]
 Name = Annotated[str, Query(max_length=300)]
 
 

@@ -34,6 +34,7 @@ from strategy.record import (
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.workload import Input, Workload
+from tests.integration.scene import lease_jobs
 
 TERMS = retry.Terms(lease_s=3600.0, alive_s=3600.0)
 TARGET = Target.parse(
@@ -175,7 +176,8 @@ class Farm:
         which = self.dispatched % 7 == 6
         self.dispatched += 1
         with self.store.write() as c:
-            (held,) = queue.lease_jobs(c, self.workers[which], self.devices[which].identity, TERMS)
+            identity = self.devices[which].identity
+            (held,) = lease_jobs(c, self.workers[which], identity, terms=TERMS)
         assert held is not None
         workload = held.job.workload
         results = tuple(

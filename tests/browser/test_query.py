@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import httpx
 import msgspec
@@ -68,7 +69,7 @@ def test_the_pages_agree_with_the_store(filled: tuple[Store, str, dict[str, int]
     paths = [
         "/", "/faster", "/runs?state=live&op=dense", f"/runs/{ids['done']}", f"/runs/{ids['live']}",
         f"/runs/{ids['done']}/curve.json", f"/tasks/{ids['task']}", f"/tasks/{ids['hostile_task']}",
-        *(f"/tasks/{ids['task']}/curve.json?by={by}" for by in task_query.BY),
+        *(f"/tasks/{ids['task']}/curve.json?by={by}" for by in get_args(task_query.By)),
         f"/tasks/{ids['task']}/points.json",
         f"/tasks/{ids['task']}/spread", f"/tasks/{ids['task']}/failures", "/ops", "/ops/dense", op_url(seed.HOSTILE_OP),
         "/select", "/devices", "/records?error=any&op=dense", f"/records/{ids['failed_record']}",

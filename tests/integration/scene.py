@@ -13,7 +13,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from service import fleet, queue, retry, runs
+from service.claim import Ask
 from service.db import Store, now
+from service.errors import ServiceError
 from service.models import job, lease, record
 from strategy.op_strategy import Candidate
 from strategy.record import (
@@ -83,6 +85,17 @@ def failed(entry: int, error: ErrorKind = ErrorKind.COMPILE) -> Result:
     return Result(entry=entry, error=error, message="it did not work")
 
 
+def lease_jobs(
+    connection: sa.Connection, worker_id: int, identity: str, most: int = 1,
+    terms: retry.Terms = TERMS,
+) -> list[Lease]:  # fmt: skip
+    """What one worker that asks for jobs gets; raises what it is refused with."""
+    (answer,) = queue.lease_many(connection, [Ask(worker_id, identity, most)], terms)
+    if isinstance(answer, ServiceError):
+        raise answer
+    return answer
+
+
 @dataclass
 class Scene:
     """A store with one run and its tasks, and one-line forms of what workers do."""
@@ -128,13 +141,13 @@ class Scene:
 
     def lease(self, worker_id: int, identity: str = "host-a/cpu:0-1") -> Lease | None:
         with self.store.write() as c:
-            return next(iter(queue.lease_jobs(c, worker_id, identity, TERMS)), None)
+            return next(iter(lease_jobs(c, worker_id, identity)), None)
 
     def lease_many(
         self, worker_id: int, most: int, identity: str = "host-a/cpu:0-1"
     ) -> list[Lease]:
         with self.store.write() as c:
-            return queue.lease_jobs(c, worker_id, identity, TERMS, most)
+            return lease_jobs(c, worker_id, identity, most)
 
     def leased(self, worker_id: int, identity: str = "host-a/cpu:0-1") -> Lease:
         found = self.lease(worker_id, identity)

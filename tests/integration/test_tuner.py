@@ -44,6 +44,7 @@ from tests.integration.scene import (
     WORKLOAD,
     failed,
     info,
+    lease_jobs,
     request,
     seconds,
     timed,
@@ -81,7 +82,7 @@ class Farm:
     def work(self) -> bool:
         """Takes one job and reports it; False where there is none."""
         with self.store.write() as c:
-            held = next(iter(queue.lease_jobs(c, self.worker_id, "host-a/cpu:0-1", TERMS)), None)
+            held = next(iter(lease_jobs(c, self.worker_id, "host-a/cpu:0-1")), None)
             if held is None:
                 return False
             results = tuple(self.answer(e) for e in held.job.entries)

@@ -132,6 +132,9 @@ def test_measure_times_one_configuration(tmp_path: Path) -> None:
         pytest.param(
             ("measure", *SMALL, "-I", "dense_pack.cpu", "-c", "colour=1"), "colour", id="knob"
         ),
+        pytest.param(
+            ("measure", *SMALL, "-I", "dense_pack.cpu", "-c", "rows=null"), "None cannot be", id="no value"
+        ),
         pytest.param(("measure", *ANY_M, "-I", "dense_pack.cpu"), "symbolic", id="symbolic"),
         pytest.param(("build", *SMALL, "-o", "x.so", "--name", "a b"), "--name", id="C name"),
         pytest.param(("build", *SMALL, "-o", "x.so", "--name", "int"), "--name", id="C word"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
@@ -15,7 +15,7 @@ from strategy.record import Phase
 MAX_POINTS = 1500  # of a scatter
 FASTEST = 150  # of them, the fastest, always shown
 WITHIN = (1.02, 1.05, 1.1, 1.25, 1.5, 2.0)
-BY = ("all", "run", "device", "version")
+By = Literal["all", "run", "device", "version"]
 
 
 def head(connection: sa.Connection, task_id: int) -> Any:
@@ -115,7 +115,7 @@ def failures(connection: sa.Connection, task_id: int) -> list[Any]:
     return list(connection.execute(query))
 
 
-def curves(connection: sa.Connection, row: Any, by: str) -> list[Curve]:
+def curves(connection: sa.Connection, row: Any, by: By) -> list[Curve]:
     """The best so far of the task as a whole, or by run, device or version."""
     own = record.c.task_id == row.id
     if by == "version":
