@@ -1,4 +1,7 @@
-"""softmax, log_softmax and layer_norm on NVIDIA's GPUs: a block of threads for each row, which is read once."""
+"""softmax, log_softmax and layer_norm on NVIDIA's GPUs: a block of threads for each row, which is read once.
+
+TVM's own schedules of them are rivals.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.cuda.dlight import schedule_by
 from strategy.cuda.limit import limits_of
 from strategy.cuda.matmul import accumulator
 from strategy.cuda.row import row_space, schedule_rows
@@ -34,6 +38,9 @@ def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     return schedule_rows(outs, (_axis(attrs) % len(outs.args[0].shape),), config)
 
 
+schedule_rule = schedule_by("GeneralReduction")
+
+
 def _axis(attrs: Any) -> int:
     """The axis along which the operator's rows lie."""
     return int(attrs.axis)
@@ -48,6 +55,7 @@ def _register(name: str, generic: Compute) -> None:
     ) -> OpStrategy:
         strategy = OpStrategy()
         strategy.add_implementation(compute, schedule, f"{name}_rows.cuda", 10, space=space)
+        strategy.add_implementation(generic, schedule_rule, f"{name}_dlight.cuda", 5)
         return strategy
 
     get_registered_op(name).get_attr("FTVMStrategy").register("cuda", strategy_cuda)

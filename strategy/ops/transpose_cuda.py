@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.cuda.dlight import schedule_by
 from strategy.cuda.limit import limits_of
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
@@ -26,9 +27,13 @@ _generic = get_registered_op("transpose").get_attr("FTVMStrategy")
 def transpose_strategy_cuda(
     attrs: TransposeAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> OpStrategy:
-    """The plain one of all targets, and the tiled one."""
+    """The plain one of all targets, the tiled one, and TVM's own of matrices."""
     strategy: OpStrategy = _generic.default(attrs, inputs, out_type, target)
     order = _order(attrs, inputs[0].ndim)
+    if order == (1, 0):
+        strategy.add_implementation(
+            compute_transpose, schedule_by("Transpose"), "transpose_dlight.cuda", 5
+        )
     if inputs[0].is_constant and order and order[-1] != len(order) - 1:
         strategy.add_implementation(
             compute, schedule, "transpose_tiled.cuda", 12, space=space, symbolic=False

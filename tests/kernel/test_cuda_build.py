@@ -30,7 +30,7 @@ from strategy.record import ErrorKind, JobEntry
 from strategy.space import Config
 from strategy.target import Target, TargetError
 from strategy.workload import Workload
-from tests.kernel.test_cuda_ops import TUNABLE
+from tests.kernel.test_cuda_ops import PLAIN, TUNABLE
 from workers.builder import Build, build
 
 SM_90 = Target.parse("cuda -arch=sm_90")
@@ -226,6 +226,19 @@ def test_sampled_configurations_compile(
             for launch in artefact.programs["main"].launches:
                 x, y, z = launch.block
                 assert artefact.usage[launch.kernel].registers * x * y * z <= limits.registers
+
+
+@compiled
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("workload", PLAIN, ids=lambda w: w.op)
+@pytest.mark.full
+def test_what_is_not_tuned_compiles(workload: Workload, arch: str, tmp_path: Path) -> None:
+    target = Target.parse(f"cuda -arch={arch}")
+    for candidate in candidates(workload, target):
+        offered = candidate.condition is None or candidate.condition.decide()
+        if offered and candidate.space is None:
+            artefact = compile_cuda(lower(workload, target, candidate.implementation), folder=tmp_path)
+            assert {n.kernel for n in artefact.programs["main"].launches} <= artefact.usage.keys()
 
 
 @compiled

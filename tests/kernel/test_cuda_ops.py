@@ -90,7 +90,14 @@ PLAIN: list[Workload] = [
     Workload.make("transpose", {"data": "int16[40,21]"}),
     Workload.make("argmax", {"data": "float32[8,30]"}, {"axis": [1]}),
     Workload.make("max_pool2d", {"data": "float32[1,3,9,11]"}, {"pool_size": 3, "strides": 2, "padding": 1}),
-    Workload.make("dense", {"data": "float32[20,30]", "weight": "float32[10,30]"}),  # and dlight
+    # What TVM's own rules make of it:
+    Workload.make("dense", {"data": "float32[20,30]", "weight": "float32[10,30]"}),
+    Workload.make("dense", {"data": "bfloat16[1,70]", "weight": "bfloat16[35,70]"}, epilogue=[RELU]),
+    Workload.make("batch_matmul", {"x": "float32[3,20,17]", "y": "float32[1,20,30]"},
+                  {"transpose_a": True, "transpose_b": False}, (), [RELU]),
+    Workload.make("softmax", {"data": "float16[4,60,3]"}, {"axis": 1}),
+    Workload.make("log_softmax", {"data": "float32[7,90]"}),
+    Workload.make("layer_norm", {"data": "float16[7,90]", "gamma": "float16[90]", "beta": "float16[90]"}),
 ]  # fmt: skip
 
 _numbers = itertools.count()

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.condition import SpecializedCondition
+from strategy.cuda.dlight import schedule_by
 from strategy.cuda.library import multiplies, schedule_in_place
 from strategy.cuda.limit import limits_of
 from strategy.cuda.matmul import (
@@ -19,6 +21,7 @@ from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
 from strategy.ops.batch_matmul import BatchMatmulAttrs, cublas, mma
+from strategy.ops.batch_matmul.operator import compute_batch_matmul
 from strategy.pattern import extents_of
 from strategy.schedule import Outs, ScheduleError, join_epilogue, new_schedule
 from strategy.space import Config, ConfigSpace
@@ -44,6 +47,12 @@ def batch_matmul_strategy_cuda(
         strategy.add_implementation(
             cublas.compute, schedule_in_place, "batch_matmul_cublas.cuda", 25, library="cublas"
         )
+    # Of narrow floats its rule imports all of TVM's intrinsics, which takes half a minute.
+    if inputs[0].dtype == out_type.dtype == "float32":
+        with SpecializedCondition(out_type.shape[1] > 1):
+            strategy.add_implementation(
+                compute_batch_matmul, schedule_by("Matmul"), "batch_matmul_dlight.cuda", 5
+            )
     return strategy
 
 

@@ -4,7 +4,7 @@ dense_tiled.cuda        any dtype: operands in shared memory, sums in registers
 dense_tensor_core.cuda  float16 and bfloat16, summed in float32 by tensor cores
 dense_mma.cuda          the same by mma.sync, copied ahead by cp.async; sm_80 and later
 dense_gemv.cuda         few rows: threads side by side along k
-dense_dlight.cuda       float32 by TVM's own rules, as a rival
+dense_dlight.cuda       float32, and one row of any float, by TVM's own rules, as a rival
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.condition import SpecializedCondition
+from strategy.cuda.dlight import schedule_by
 from strategy.cuda.library import multiplies, schedule_in_place
 from strategy.cuda.limit import limits_of
 from strategy.cuda.matmul import (
     Product,
+    accumulator,
     compute_product,
     schedule_tiled,
     tiled_space,
 )
 from strategy.cuda.mma import takes_mma
-from strategy.cuda.source import tvm_target
 from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
 from strategy.op_strategy import OpStrategy
 from strategy.ops.dense import cublas, dense_strategy, mma
@@ -68,9 +69,16 @@ def dense_strategy_cuda(
         strategy.add_implementation(
             cublas.compute, schedule_in_place, "dense_cublas.cuda", 25, library="cublas"
         )
-    # For narrower floats its rules import all of TVM's intrinsics, which takes half a minute.
     if inputs[0].dtype == out_type.dtype == "float32":
-        strategy.add_implementation(compute_plain, schedule_dlight, "dense_dlight.cuda", 5)
+        strategy.add_implementation(
+            compute_plain, schedule_by("Matmul", "GEMV"), "dense_dlight.cuda", 5, version=2
+        )
+    elif inputs[0].dtype in ("float16", "bfloat16"):
+        # The rule for tensor cores imports all of TVM's intrinsics, which takes half a minute.
+        with SpecializedCondition(m == 1):
+            strategy.add_implementation(
+                compute_plain, schedule_by("GEMV"), "dense_dlight.cuda", 5, version=2
+            )
     return strategy
 
 
@@ -196,33 +204,18 @@ def schedule_gemv(attrs: Attrs, outs: Outs, target: Target, config: Config) -> A
 
 
 def compute_plain(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType) -> list[Any]:
-    """The product as it is written."""
+    """The product as it is written, narrow floats summed in float32."""
     from tvm import te
 
     data, weight = inputs
     (m, k), n = data.shape, weight.shape[0]
     step = te.reduce_axis((0, k), name="step")
-    return [
-        te.compute(
-            (m, n), lambda i, j: te.sum(data[i, step] * weight[j, step], axis=step), name="dense"
-        )
-    ]
-
-
-def schedule_dlight(attrs: Attrs, outs: Outs, target: Target) -> Any:
-    """The first rule of `tvm.s_tir.dlight` that takes the function."""
-    import tvm
-    from tvm import s_tir
-    from tvm.s_tir import dlight
-
-    function = new_schedule(outs).mod["main"]
-    rules = (
-        dlight.gpu.Matmul(),
-        dlight.gpu.GEMV(),
-        dlight.gpu.Reduction(),
-        dlight.gpu.GeneralReduction(),
-        dlight.gpu.Fallback(),
+    dtype = accumulator(inputs[0].dtype)
+    product = te.compute(
+        (m, n),
+        lambda i, j: te.sum(data[i, step].astype(dtype) * weight[j, step].astype(dtype), axis=step),
+        name="product",
     )
-    with tvm_target(target):
-        module = dlight.ApplyDefaultSchedule(*rules)(tvm.IRModule({"main": function}))
-    return s_tir.Schedule(module)
+    if dtype == out_type.dtype:
+        return [product]
+    return [te.compute((m, n), lambda i, j: product[i, j].astype(out_type.dtype), name="dense")]
