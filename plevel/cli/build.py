@@ -12,7 +12,7 @@ from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
     from strategy.dispatch import DispatchTable
-    from strategy.export import LibraryRow
+    from strategy.entry import LibraryRow
     from strategy.lower import Lowered
     from strategy.select import Selection
     from strategy.space import Config
@@ -90,7 +90,8 @@ def build(
 
     require_worker()
     _require_known(where)
-    from strategy.export import LibraryRow, export_library, is_free, table_rows
+    from strategy.entry import LibraryRow, is_free
+    from strategy.export import export_library, table_rows
     from strategy.lower import CompileError, InstantiationError
 
     if name is not None and not is_free(name):

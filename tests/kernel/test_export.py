@@ -16,7 +16,8 @@ pytest.importorskip("tvm")
 
 from strategy.condition import ceildiv, maximum, minimum
 from strategy.dispatch import dispatch
-from strategy.export import LibraryRow, export_library, table_rows
+from strategy.entry import LibraryRow
+from strategy.export import export_library, table_rows
 from strategy.lower import CompileError, lower
 from strategy.op_strategy import candidates
 from strategy.select import History, Measured

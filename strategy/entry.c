@@ -1,0 +1,72 @@
+/* What the entries of all libraries have in common. It stands behind the library's header and the
+ * macros PLEVEL_THREADS, PLEVEL_ALIGNMENT and PLEVEL_LIBRARY_THREADS, and before what `entry.py` writes
+ * for the workload.
+ */
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* The C ABI of tvm_ffi, as far as a caller needs it. */
+typedef struct {
+  int32_t type_index;
+  uint32_t padding;
+  union { int64_t i; double d; void *p; } v;
+} Any;
+typedef struct {
+  void *data;
+  struct { int32_t type, id; } device;
+  int32_t ndim;
+  struct { uint8_t code, bits; uint16_t lanes; } dtype;
+  int64_t *shape, *strides;
+  uint64_t byte_offset;
+} Tensor;
+typedef int (*Body)(int task, void *group, void *data);
+enum { DLTENSOR_POINTER = 7, TENSOR_OBJECT = 70, OBJECT_HEADER = 24, CPU = 1 };
+
+/* The runtime of TVM sets these pointers when it loads the library. */
+extern int (*__TVMBackendParallelLaunch)(Body, void *, int) __attribute__((weak));
+extern void *(*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int) __attribute__((weak));
+extern int (*__TVMBackendFreeWorkspace)(int, int, void *) __attribute__((weak));
+
+static int plevel_launch(Body body, void *data, int tasks) {
+  struct { void *sync; int32_t tasks; } group = {NULL, tasks > 0 ? tasks : PLEVEL_THREADS};
+  int failed = 0;
+  #pragma omp parallel for schedule(static, 1) num_threads(group.tasks) reduction(|:failed)
+  for (int task = 0; task < group.tasks; ++task) failed |= body(task, &group, data);
+  return failed;
+}
+static void *plevel_alloc(int type, int id, uint64_t bytes, int code, int bits) {
+  (void)type, (void)id, (void)code, (void)bits;
+  return aligned_alloc(PLEVEL_ALIGNMENT, (bytes + PLEVEL_ALIGNMENT - 1) & ~(PLEVEL_ALIGNMENT - 1ULL));
+}
+static int plevel_free(int type, int id, void *memory) {
+  (void)type, (void)id;
+  free(memory);
+  return 0;
+}
+static void plevel_ready(void) {
+  PLEVEL_LIBRARY_THREADS;
+  if (&__TVMBackendAllocWorkspace && !__TVMBackendAllocWorkspace)
+    __TVMBackendAllocWorkspace = plevel_alloc;
+  if (&__TVMBackendFreeWorkspace && !__TVMBackendFreeWorkspace)
+    __TVMBackendFreeWorkspace = plevel_free;
+  if (&__TVMBackendParallelLaunch && !__TVMBackendParallelLaunch)
+    __TVMBackendParallelLaunch = plevel_launch;
+}
+__attribute__((weak)) void TVMFFIErrorSetRaisedFromCStrParts(
+    const char *kind, const char **parts, int32_t count) {
+  fprintf(stderr, "%s: ", kind);
+  for (int32_t i = 0; i < count; ++i) if (parts[i]) fputs(parts[i], stderr);
+  fputc('\n', stderr);
+}
+static inline int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a ^ b) < 0); }
+static inline int64_t ceil_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
+static inline int64_t floor_mod(int64_t a, int64_t b) { return a - b * floor_div(a, b); }
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+static inline Tensor *tensor_of(const Any *a) {
+  if (a->type_index == DLTENSOR_POINTER) return (Tensor *)a->v.p;
+  return a->type_index == TENSOR_OBJECT ? (Tensor *)((char *)a->v.p + OBJECT_HEADER) : NULL;
+}
+static inline Any any_of(Tensor *t) { Any a = {DLTENSOR_POINTER, 0, {.p = t}}; return a; }

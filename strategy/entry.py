@@ -1,0 +1,334 @@
+"""The entry of an exported library, in C: it reads the shapes, decides the rows' conditions, and jumps.
+
+What is the same in all libraries is in `entry.c`; what depends on the workload is written here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from strategy.condition import Expr, ExpressionError, SpecializedCondition
+from strategy.extern import find_library
+from strategy.lower import ALIGNMENT, Argument, Lowered, Role
+from strategy.types import TensorType
+from strategy.workload import Workload
+
+_C_TYPES = {
+    "float64": "double", "float32": "float", "float16": "uint16_t", "bfloat16": "uint16_t",
+    "bool": "uint8_t",
+}  # fmt: skip
+# What C, and the entry's own code, has taken already; names with an underscore in front are the entry's.
+_TAKEN = frozenset(
+    "auto break case char const continue default do double else enum extern float for goto if inline "
+    "int long register restrict return short signed sizeof static struct switch typedef union unsigned "
+    "void volatile while alignas alignof bool constexpr false nullptr thread_local true typeof asm "
+    "linux unix errno stdin stdout stderr NAN INFINITY NULL INT64_C MIN MAX CPU Any Tensor Body log2 "
+    "ceil_div floor_div floor_mod tensor_of any_of "
+    # C++ includes the header, too.
+    "and and_eq bitand bitor catch class compl concept const_cast decltype delete dynamic_cast explicit "
+    "export friend mutable namespace new noexcept not not_eq operator or or_eq private protected public "
+    "reinterpret_cast requires static_assert static_cast template this throw try typeid typename using "
+    "virtual wchar_t xor xor_eq".split()
+)
+_DTYPE_CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
+
+
+@dataclass(frozen=True)
+class LibraryRow:
+    """A lowered function, and the conditions (over symbols) that must and must not hold for it."""
+
+    lowered: Lowered
+    must: tuple[SpecializedCondition, ...] = ()
+    must_not: tuple[SpecializedCondition, ...] = ()
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the entry: an argument that one or more rows share."""
+
+    name: str  # in C
+    argument: Argument
+    row: int  # the first row that takes it: whose preparation makes it
+
+
+def c_word(text: str) -> str:
+    """A text as a part of a name in C: `data.0` is `data_0`."""
+    return re.sub(r"\W", "_", text, flags=re.ASCII)
+
+
+def _c_name(name: str) -> str:
+    """What C calls an input or a dimension: by its own name, unless that is taken."""
+    word = c_word(name)
+    return f"x_{word}" if word in _TAKEN or word.startswith(("_", "x_")) or word[0].isdigit() else word
+
+
+def is_free(name: str) -> bool:
+    """Whether a function of C, and of C++, may be called so beside what a library's entry needs."""
+    return name.isascii() and name.isidentifier() and name not in _TAKEN
+
+
+_HEADER = Template("""\
+/* $workload
+ * for $target
+ *
+$functions *
+ * All buffers are row-major, contiguous and aligned to $alignment bytes. Functions return 0, or
+ * another number where they failed. $threads
+ */
+#ifndef $guard
+#define $guard
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+$declarations
+#ifdef __cplusplus
+}
+#endif
+#endif
+""")
+
+
+class Entry:
+    """The function that a library is called by, and those that prepare its constant inputs.
+
+    Args:
+        name: what C calls the function.
+        workload: what it computes.
+        rows: the functions behind it; the first whose conditions hold is called.
+    """
+
+    def __init__(self, name: str, workload: Workload, rows: Sequence[LibraryRow]) -> None:
+        self.name = name
+        self.workload = workload
+        self.rows = tuple(rows)
+        # Each symbolic dimension: of which input it is read, and on which axis.
+        self.dims: dict[str, tuple[str, int]] = {}
+        for given in workload.inputs:
+            for axis, dim in enumerate(given.tensor.shape):
+                if not dim.is_constant:
+                    self.dims.setdefault(str(dim), (given.name, axis))
+        self.parameters, self._taken = _parameters(self.rows, self.dims)
+        self._threads = self.rows[0].lowered.signature.threads
+
+    def header(self) -> str:
+        """The text of the header, which needs no TVM."""
+        lines, declarations = [], []
+        for p in self.parameters:
+            a = p.argument
+            meaning = {
+                Role.INPUT: "input",
+                Role.CONSTANT: "constant input",
+                Role.OUTPUT: "output, written",
+                Role.PREPARED: f"prepared once from {a.name} by {self.name}_prepare_{p.name}",
+            }[a.role]
+            lines.append(f" *   {p.name}: {a.type}, {meaning}\n")
+            if a.role is Role.PREPARED:
+                declarations.append(f"{self._preparation_head(p)};")
+        declarations.append(f"int {self.name}({self._arguments()});")
+        for i, row in enumerate(self.rows):
+            when = [str(c) for c in row.must] + [f"not ({c})" for c in row.must_not]
+            lines.append(f" *   row {i}: {' and '.join(when) or 'always'}\n")
+        return _HEADER.substitute(
+            workload=str(self.workload).replace("*/", "* /"), target=self.rows[0].lowered.target,
+            functions="".join(lines), alignment=ALIGNMENT, guard=f"{self.name.upper()}_H",
+            threads=f"Parallel loops use {self._threads} thread{'s' if self._threads > 1 else ''}.",
+            declarations="\n".join(declarations),
+        )  # fmt: skip
+
+    def source(self) -> str:
+        """The text of the source, the header included."""
+        lines = [
+            self.header(),
+            f"#define PLEVEL_THREADS {self._threads}",
+            f"#define PLEVEL_ALIGNMENT {ALIGNMENT}",
+            *_library_threads(self.rows),
+            files("strategy").joinpath("entry.c").read_text(),
+            *self._main(),
+            *self._function(),
+        ]
+        for p in self.parameters:
+            if p.argument.preparation is not None:
+                lines += self._preparation(p)
+        return "\n".join(lines) + "\n"
+
+    def _main(self) -> list[str]:
+        """What TVM calls `main`: it finds the row, and calls it with its arguments."""
+        place = {
+            p.argument.name: i
+            for i, p in enumerate(self.parameters)
+            if p.argument.role is not Role.PREPARED
+        }
+        lines = []
+        for i, row in enumerate(self.rows):
+            lines += [
+                f"int __tvm_ffi_row{i}_{variable.name_hint}(void *, const Any *, int32_t, Any *);"
+                for variable in row.lowered.module.functions
+            ]
+        lines += [
+            "",
+            "int __tvm_ffi_main(void *_self, const Any *_args, int32_t _count, Any *_result) {",
+            f"  if (_count != {len(self.parameters)}) return -1;",
+            "  plevel_ready();",
+        ]
+        for dim, (argument, axis) in self.dims.items():
+            lines += [
+                f"  const Tensor *_t_{dim} = tensor_of(&_args[{place[argument]}]);",
+                f"  if (!_t_{dim} || _t_{dim}->ndim <= {axis}) return -1;",
+                f"  const int64_t {_c_name(dim)} = _t_{dim}->shape[{axis}];",
+            ]
+        for i, (row, taken) in enumerate(zip(self.rows, self._taken, strict=True)):
+            tests = [_c_condition(c) for c in row.must] + [f"!{_c_condition(c)}" for c in row.must_not]
+            lines += [
+                f"  if ({' && '.join(tests) or '1'}) {{",
+                f"    Any _own[{len(taken)}] = {{{', '.join(f'_args[{t}]' for t in taken)}}};",
+                f"    return __tvm_ffi_row{i}_main(_self, _own, {len(taken)}, _result);",
+                "  }",
+            ]
+        return [*lines, "  return -2;", "}", ""]
+
+    def _function(self) -> list[str]:
+        """What C calls: it makes tensors of pointers and extents."""
+        count = len(self.parameters)
+        lines = [f"int {self.name}({self._arguments()}) {{"]
+        for i, p in enumerate(self.parameters):
+            lines += _c_tensor(f"_t{i}", p.name, p.argument.tensor)
+        anys = ", ".join(f"any_of(&_t{i})" for i in range(count))
+        return [
+            *lines,
+            f"  Any _args[{count}] = {{{anys}}}, _result = {{0}};",
+            f"  return __tvm_ffi_main(NULL, _args, {count}, &_result);",
+            "}",
+        ]
+
+    def _arguments(self) -> str:
+        parts = [f"int64_t {_c_name(d)}" for d in self.dims]
+        for p in self.parameters:
+            const = "" if p.argument.role is Role.OUTPUT else "const "
+            parts.append(f"{const}{_c_type(p.argument.tensor.dtype)} *{p.name}")
+        return ", ".join(parts)
+
+    def _source_type(self, p: Parameter) -> TensorType:
+        """The type of the constant input that a preparation packs."""
+        return next(i.tensor for i in self.workload.inputs if i.name == p.argument.name)
+
+    def _preparation_head(self, p: Parameter) -> str:
+        """The C function that packs a constant input."""
+        from_, to = _c_type(self._source_type(p).dtype), _c_type(p.argument.tensor.dtype)
+        name = _c_name(p.argument.name)
+        return f"int {self.name}_prepare_{p.name}(const {from_} *{name}, {to} *{p.name})"
+
+    def _preparation(self, p: Parameter) -> list[str]:
+        return [
+            f"{self._preparation_head(p)} {{",
+            "  plevel_ready();",
+            *_c_tensor("_from", _c_name(p.argument.name), self._source_type(p)),
+            *_c_tensor("_to", p.name, p.argument.tensor),
+            "  Any _args[2] = {any_of(&_from), any_of(&_to)}, _result = {0};",
+            f"  return __tvm_ffi_row{p.row}_{p.argument.preparation}(NULL, _args, 2, &_result);",
+            "}",
+            f"int __tvm_ffi_prepare_{p.name}(void *self, const Any *args, int32_t count, Any *result) {{",
+            "  plevel_ready();",
+            f"  return __tvm_ffi_row{p.row}_{p.argument.preparation}(self, args, count, result);",
+            "}",
+        ]
+
+
+def _parameters(
+    rows: Sequence[LibraryRow], dims: Iterable[str]
+) -> tuple[list[Parameter], list[list[int]]]:
+    """The entry's parameters after `dims`, outputs last; and for each row which of them it takes."""
+    found: dict[tuple[str, ...], Parameter] = {}
+    for i, row in enumerate(rows):
+        for a in row.lowered.arguments:
+            p = found.setdefault(_identity(row, a), Parameter(a.name, a, i))
+            if p.argument.tensor.is_constant and not a.tensor.is_constant:
+                # A row may be for one size only: the entry takes what is symbolic in another.
+                found[_identity(row, a)] = Parameter(a.name, a, p.row)
+    ordered = sorted(found.items(), key=lambda item: item[1].argument.role is Role.OUTPUT)
+    names: dict[str, int] = {_c_name(d): 1 for d in dims}
+    parameters = []
+    for _, p in ordered:
+        base = _c_name(p.name) + ("_packed" if p.argument.role is Role.PREPARED else "")
+        names[base] = names.get(base, 0) + 1
+        unique = base if names[base] == 1 else f"{base}{names[base]}"
+        parameters.append(Parameter(unique, p.argument, p.row))
+    place = {key: i for i, (key, _) in enumerate(ordered)}
+    return parameters, [[place[_identity(row, a)] for a in row.lowered.arguments] for row in rows]
+
+
+def _identity(row: LibraryRow, argument: Argument) -> tuple[str, ...]:
+    """Arguments that rows can share: the same input, or the same packing of it."""
+    if argument.preparation is None:
+        return (argument.name, argument.role)
+    from tvm_ffi import structural_hash
+
+    packing = row.lowered.module[argument.preparation].without_attr("global_symbol")
+    return (argument.name, argument.role, argument.type, str(structural_hash(packing)))
+
+
+def _library_threads(rows: Sequence[LibraryRow]) -> list[str]:
+    """How the entry sets the threads of the vendor library that a row calls, if any does."""
+    roles = {row.lowered.signature.library for row in rows}
+    library = find_library("cblas") if "cblas" in roles else None
+    if library is None:
+        return ["#define PLEVEL_LIBRARY_THREADS"]
+    setter = library.symbol("openblas_set_num_threads")
+    return [f"void {setter}(int);", f"#define PLEVEL_LIBRARY_THREADS {setter}(PLEVEL_THREADS)"]
+
+
+def _c_type(dtype: str) -> str:
+    return _C_TYPES.get(dtype, f"{dtype}_t")
+
+
+def _c_tensor(variable: str, pointer: str, kind: Any) -> list[str]:
+    extents = [_c_expression(d) for d in kind.shape] or ["1"]
+    letters = kind.dtype.rstrip("0123456789")
+    dtype = f"{{{_DTYPE_CODES[letters]}, {kind.dtype[len(letters) :] or 8}, 1}}"
+    return [
+        f"  int64_t {variable}_shape[] = {{{', '.join(extents)}}};",
+        f"  Tensor {variable} = {{(void *){pointer}, {{CPU, 0}}, {kind.ndim}, {dtype}, {variable}_shape, NULL, 0}};",
+    ]
+
+
+_C_CALLS = {
+    "//": "floor_div", "%": "floor_mod", "ceildiv": "ceil_div", "min": "MIN", "max": "MAX",
+    "log2": "log2",
+}  # fmt: skip
+_C_INFIX = {"and": "&&", "or": "||", "/": "/ (double)"} | {
+    op: op for op in ("+", "-", "*", "<", "<=", ">", ">=", "==", "!=")
+}
+
+
+def _c_expression(expr: Expr) -> str:
+    """The expression in C, over 64-bit integers named as `_c_name` has the dimensions."""
+    if expr.op == "const":
+        value = expr.args[0]
+        return f"INT64_C({int(value)})" if isinstance(value, int) else repr(float(value))
+    if expr.op == "var":
+        return _c_name(expr.args[0]) if expr.value is None else f"INT64_C({expr.value})"
+    args = [_c_expression(a) for a in expr.args]
+    if expr.op in _C_CALLS:
+        return f"{_C_CALLS[expr.op]}({', '.join(args)})"
+    if expr.op in _C_INFIX:
+        return f"({args[0]} {_C_INFIX[expr.op]} {args[1]})"
+    if expr.op == "not":
+        return f"(!{args[0]})"
+    if expr.op == "if":
+        return f"({args[0]} ? {args[1]} : {args[2]})"
+    raise ExpressionError(
+        f"'{expr}' cannot be checked at run time: {expr.op} is not for dimensions"
+    )
+
+
+def _c_condition(condition: SpecializedCondition) -> str:
+    clauses = [
+        "(" + " || ".join(_c_expression(a) for a in clause.alternatives) + ")"
+        for clause in condition.clauses
+    ]
+    return f"({' && '.join(clauses) or '1'})"
