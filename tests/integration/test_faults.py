@@ -11,10 +11,11 @@ import http.client
 import random
 import resource
 import sqlite3
+import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -317,6 +318,53 @@ def test_a_service_whose_disk_is_full_says_so_and_goes_on(start: Start, sqlite_c
     assert again.state is RunState.RUNNING
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+@pytest.mark.full
+def test_postgresql_whose_disk_is_full_says_so_and_goes_on(start: Start, tmp_path: Path) -> None:
+    """Its tables are on a disk of 32 MB, in the middle of a run: what was acknowledged stays."""
+    with PostgresServer() as server, small_disk(server.home / "small") as small:
+        with server.connect() as connection:
+            connection.execute(f"CREATE TABLESPACE small LOCATION '{small}'")
+            connection.execute("CREATE DATABASE plevel TABLESPACE small")
+        url = f"postgresql://plevel@/plevel?host={server.home}"
+        migration.upgrade(url)
+        one = start(url, PLEVEL_LEASE_S="2")
+        run_id = one.call("POST", "/v1/runs", drawn(trials=TRIALS), RunStatus).id
+        worker = Worker(one.url, tmp_path / "w", "host-0")
+        try:
+            until(lambda: one.status(run_id).trials_done > 0)
+            ballast = small / "ballast"
+            with ballast.open("wb") as out, contextlib.suppress(OSError):
+                while True:
+                    out.write(bytes(1 << 16))
+            answers = (
+                one.raw("POST", "/v1/runs", drawn(trials=TRIALS, seed=n)) for n in range(1, 1000)
+            )
+            refused = next(answer for answer in answers if answer.status_code != 201)
+            assert refused.status_code == 503
+            assert "No space left on device" in refused.json()["detail"]
+            assert one.status(run_id).id == run_id
+            ballast.unlink()
+            assert ends(one, run_id).state is RunState.DONE
+        finally:
+            worker.close()
+            one.close()
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A disk of 32 MB that belongs to whoever owns the folder above it."""
+    folder.mkdir()
+    owner = folder.parent.stat().st_uid
+    options = f"size=32m,mode=700,uid={owner}"
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder]
+    if subprocess.run(mount, check=False).returncode:
+        pytest.skip("no small disk can be mounted: that needs root and CAP_SYS_ADMIN")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def test_a_clock_that_is_wrong_changes_nothing(
