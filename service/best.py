@@ -14,12 +14,21 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from service.db import among, given_table, insert_for, now, values_of
+from service.db import among, given_table, put_rows, values_of
 from service.models import Scope, best, device, purge, record, task, tombstone
 from strategy.record import ErrorKind, Estimate, Phase, estimate
 
 Place = tuple[int, Scope, str]  # a task, and over which devices
 _IDENTITY = ("task_id", "scope", "scope_value")
+_COLUMNS = tuple(
+    best.c[
+        (*_IDENTITY, "config_digest", "phase", "median_s", "low_s", "high_s", "samples", "config")
+    ]
+)
+_REPLACED = (
+    f"({', '.join(_IDENTITY)}) DO UPDATE SET "
+    f"{', '.join(f'{c.name} = excluded.{c.name}' for c in best.c if c.name not in _IDENTITY)}"
+)
 # Made once, as that takes longer than running them.
 # Not against foreign keys, which every new record checks.
 _LOCK = (
@@ -30,6 +39,9 @@ _LOCK = (
 )
 _SAMPLES = sa.select(record.c.id, record.c.samples_s).where(among(record.c.id))
 _CONFIGS = sa.select(*record.c["id", "config", "config_digest"]).where(among(record.c.id))
+_TEXTS = sa.select(record.c.id, sa.cast(record.c.config, sa.Text()).label("config")).where(
+    among(record.c.id)
+)
 _DEVICES = sa.select(device.c.id, device.c.model, device.c.slot).where(among(device.c.id))
 
 
@@ -81,7 +93,7 @@ def refresh(connection: sa.Connection, changed: Iterable[Change]) -> None:
     places = {
         place: digests
         for place, found in changes.items()
-        if (digests := {c.config_digest for c in found if _may_win(c, current.get(place))})
+        if (digests := _contenders(found, current.get(place)))
     }
     if not places:
         return
@@ -98,41 +110,31 @@ def refresh(connection: sa.Connection, changed: Iterable[Change]) -> None:
             winners[place] = found
         elif old is not None:
             gone.append(place)
-    values = _values(connection, winners, current)
+    rows = _rows(connection, winners, current)
     for place in gone:
         connection.execute(sa.delete(best).where(_at(place)))
-    if values:
-        connection.execute(_replacement(connection.dialect.name), values)
+    if rows:
+        put_rows(connection, _COLUMNS, rows, _REPLACED, clock=best.c.updated_at)
 
 
-@cache
-def _replacement(dialect: str) -> sa.Insert:
-    statement = insert_for(dialect, best).values(updated_at=now())
-    replaced = {c.name: statement.excluded[c.name] for c in best.c if c.name not in _IDENTITY}
-    return statement.on_conflict_do_update(index_elements=_IDENTITY, set_=replaced)
-
-
-def _values(
+def _rows(
     connection: sa.Connection, winners: Mapping[Place, list[Any]], current: Mapping[Place, Any]
-) -> list[dict[str, Any]]:
-    """The rows to write: those that are not as they were."""
+) -> list[tuple[Any, ...]]:
+    """The rows to write, by `_COLUMNS`: those that are not as they were."""
     samples = _samples(connection, {row.id for rows in winners.values() for row in rows})
-    values = []
+    found: list[tuple[int, tuple[Any, ...]]] = []
     for place, rows in winners.items():
         cost = estimate([s for row in rows for s in samples[row.id]])
-        new = {
-            "task_id": place[0], "scope": place[1].value, "scope_value": place[2],
-            "config_digest": rows[0].config_digest, "phase": rows[0].phase,
-            "median_s": cost.median_s, "low_s": cost.low_s, "high_s": cost.high_s,
-            "samples": cost.samples,
-        }  # fmt: skip
+        new = (
+            *place, rows[0].config_digest, rows[0].phase, cost.median_s, cost.low_s, cost.high_s,
+            cost.samples,
+        )  # fmt: skip
         old = current.get(place)
-        if old is None or any(getattr(old, name) != value for name, value in new.items()):
-            values.append({**new, "config": rows[0].id})
-    ids = {v["config"] for v in values}
-    found = connection.execute(_CONFIGS, {"ids": ids}) if ids else ()
-    configs = {row.id: row.config for row in found}
-    return [{**v, "config": configs[v["config"]]} for v in values]
+        if old is None or new != tuple(old):
+            found.append((rows[0].id, new))
+    ids = {record_id for record_id, _ in found}
+    texts = {row.id: row.config for row in connection.execute(_TEXTS, {"ids": ids})} if ids else {}
+    return [(*new, texts[record_id]) for record_id, new in found]
 
 
 def _pooled_ids(groups: Iterable[list[Any]]) -> set[int]:
@@ -168,17 +170,23 @@ def _places(
     return places
 
 
-def _may_win(change: Change, old: Any) -> bool:
-    """Whether a record may change the best of a place, which is `old`.
+def _contenders(changes: Iterable[Change], old: Any) -> set[str]:
+    """The configurations whose records may change the best of a place, which is `old`.
 
     The median of pooled samples is no lower than the lowest of the pools' own: a record that is
     slower than the best does not make its configuration better than that.
     """
-    if old is None or change.phase is None or change.config_digest == old.config_digest:
-        return True
-    if change.median_s is None or (change.phase == old.phase and change.median_s > old.median_s):
-        return False
-    return change.phase in (old.phase, Phase.CONFIRM.value)
+    if old is None:
+        return {c.config_digest for c in changes}
+    digest, phase, median_s = old.config_digest, old.phase, old.median_s
+    confirms = phase != Phase.CONFIRM.value  # one is worth more than all that was searched
+    return {
+        c.config_digest for c in changes
+        if c.phase is None or c.config_digest == digest or (
+            c.median_s is not None
+            and (c.median_s <= median_s if c.phase == phase else confirms and c.phase == Phase.CONFIRM)
+        )
+    }  # fmt: skip
 
 
 def _current(connection: sa.Connection, places: Mapping[Place, Any]) -> dict[Place, Any]:
@@ -191,8 +199,8 @@ def _current(connection: sa.Connection, places: Mapping[Place, Any]) -> dict[Pla
 @cache
 def _standing_now(dialect: str) -> sa.Select[Any]:
     given = given_table(dialect, [best.c[name] for name in _IDENTITY])
-    kept = (c for c in best.c if c is not best.c.config)
-    return sa.select(*kept).join(given, sa.and_(*(best.c[n] == given.c[n] for n in _IDENTITY)))
+    same = sa.and_(*(best.c[name] == given.c[name] for name in _IDENTITY))
+    return sa.select(*_COLUMNS[:-1]).join(given, same)
 
 
 def _attempts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +18,8 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from service import memory
 from service.errors import DatabaseError, InvalidError
+
+_ROWS = 100  # in a statement of SQLite: a tenth faster than one by one, and more gain nothing
 
 
 class now(FunctionElement[float]):  # noqa: N801 - SQL's name
@@ -125,6 +128,52 @@ def _given(
     return text.columns(*(sa.column(c.name, c.type) for c in columns)).subquery("given")
 
 
+def put_rows(
+    connection: sa.Connection,
+    columns: Sequence[sa.Column[Any]],
+    rows: Sequence[Sequence[Any]],
+    on_conflict: str,
+    clock: sa.Column[Any] | None = None,
+) -> None:
+    """Inserts many rows into a table by few statements.
+
+    Args:
+        connection: that writes.
+        columns: of one table, in the order of the values. Those of JSON come as text.
+        rows: the values.
+        on_conflict: what stands behind ON CONFLICT.
+        clock: one more column, which gets the time of the database.
+    """
+    names = [c.name for c in columns] + ([] if clock is None else [clock.name])
+    into = f"INSERT INTO {columns[0].table.name} ({', '.join(names)})"
+    time = [] if clock is None else [str(now().compile(dialect=connection.dialect))]
+    if connection.dialect.name == "sqlite":
+        row = f"({', '.join(['?'] * len(columns) + time)})"
+        for begin in range(0, len(rows), _ROWS):
+            some = rows[begin : begin + _ROWS]
+            values = ", ".join([row] * len(some))
+            connection.exec_driver_sql(
+                f"{into} VALUES {values} ON CONFLICT {on_conflict}",
+                tuple(itertools.chain.from_iterable(some)),
+            )
+        return
+    # All as one parameter: a fifth of the time that arrays take the driver.
+    taken, given = [], []
+    for i, c in enumerate(columns):
+        kind = c.type.compile(dialect=connection.dialect)
+        as_text = {"JSONB": "CAST(c{} AS JSONB)", "BYTEA": "decode(c{}, 'hex')"}.get(kind)
+        taken.append(f"c{i}" if as_text is None else as_text.format(i))
+        given.append(f"c{i} {kind if as_text is None else 'TEXT'}")
+    statement = (
+        f"{into} SELECT {', '.join(taken + time)} "  # noqa: S608
+        f"FROM json_to_recordset(%s) AS given({', '.join(given)}) ON CONFLICT {on_conflict}"
+    )
+    named = [f"c{i}" for i in range(len(columns))]
+    data = [dict(zip(named, row, strict=True)) for row in rows]
+    text = orjson.dumps(data, default=bytes.hex).decode()
+    connection.exec_driver_sql(statement, (text,))
+
+
 def normal_url(url: str) -> sa.URL:
     """The URL with its driver: `postgresql://…` uses psycopg, a bare path is a SQLite file.
 
@@ -158,9 +207,9 @@ _PATIENCE = {
 }  # fmt: skip
 # How long a service that hangs in a transaction keeps its locks from the others, in seconds.
 HANGING_S = 60
-# An import changes pages all over the indexes of SQLite. The writer keeps them until its transaction is
-# written, once, and the log a few transactions long, so that a page goes to the database once for all of them.
-_WRITER = ("cache_size = -32768", "wal_autocheckpoint = 8000")  # KiB, and pages of 4 KiB
+# An import changes pages all over the indexes of SQLite. The writer keeps as many of them as its transactions
+# come back to, and the log a dozen transactions long, so that a page goes to the database once for all of them.
+_WRITER = ("cache_size = -65536", "wal_autocheckpoint = 32000")  # KiB, and pages of 4 KiB
 
 
 class Store:

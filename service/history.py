@@ -6,15 +6,15 @@ from the records in the transaction that stores them; purged records count for n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any
 
-import orjson
 import sqlalchemy as sa
 
 from service.best import standing, stood
-from service.db import among, insert_for, values_table
+from service.db import among, given_table, put_rows, values_of, values_table
 from service.models import device, history, record, target_variant, task, workload
 from strategy.select import History
 from strategy.space import Config
@@ -24,41 +24,49 @@ Attempt = tuple[int, int, int | None, float, str, str]
 
 _IDENTITY = ("task_id", "variant_id", "model")
 _NAMES = (*_IDENTITY, "mean_s", "config_digest", "config")
+_COLUMNS = tuple(history.c[_NAMES])
+_REPLACED = (
+    f"({', '.join(_IDENTITY)}) DO UPDATE SET "
+    f"{', '.join(f'{name} = excluded.{name}' for name in _NAMES[3:])}"
+)
 
 
 def lower(connection: sa.Connection, attempts: Iterable[Attempt]) -> None:
     """Takes new successes into account. The caller holds the tasks' locks (`best.lock`)."""
-    found = list(attempts)
-    ids = {device_id for _, _, device_id, *_ in found if device_id is not None}
+    new = list(attempts)
+    ids = {device_id for _, _, device_id, *_ in new if device_id is not None}
     models: dict[int | None, str] = {None: ""}
     if ids:
         models |= {row.id: row.model for row in connection.execute(_MODELS, {"ids": ids})}
     lowest: dict[tuple[int, int, str], Attempt] = {}
-    for attempt in found:
+    for attempt in new:
         place = *attempt[:2], models[attempt[2]]
-        known = lowest.setdefault(place, attempt)
-        if attempt[3] < known[3]:
+        if attempt[3] < lowest.setdefault(place, attempt)[3]:
             lowest[place] = attempt
-    values = [
-        {**dict(zip(_IDENTITY, place, strict=True)), "mean_s": mean_s, "config_digest": digest,
-         "config": orjson.loads(key)}
-        for place, (*_, mean_s, digest, key) in lowest.items()
-    ]  # fmt: skip
-    if values:
-        connection.execute(_lowering(connection.dialect.name), values)
+    # Few records are the fastest of their task: reading the lowest takes less than writing them all again.
+    known = {
+        tuple(row[:3]): row.mean_s
+        for row in connection.execute(
+            _known_of(connection.dialect.name), {"rows": values_of(lowest)}
+        )
+    }
+    rows = [
+        (*place, *found[3:])
+        for place, found in lowest.items()
+        if found[3] < known.get(place, math.inf)
+    ]
+    if rows:
+        put_rows(connection, _COLUMNS, rows, _REPLACED)
 
 
 _MODELS = sa.select(device.c.id, device.c.model).where(among(device.c.id))
 
 
 @cache
-def _lowering(dialect: str) -> sa.Insert:
-    statement = insert_for(dialect, history)
-    return statement.on_conflict_do_update(
-        index_elements=_IDENTITY,
-        set_={name: statement.excluded[name] for name in _NAMES[3:]},
-        where=statement.excluded.mean_s < history.c.mean_s,
-    )
+def _known_of(dialect: str) -> sa.Select[Any]:
+    given = given_table(dialect, [history.c[name] for name in _IDENTITY])
+    same = sa.and_(*(history.c[name] == given.c[name] for name in _IDENTITY))
+    return sa.select(*history.c[(*_IDENTITY, "mean_s")]).join(given, same)
 
 
 def derive(connection: sa.Connection, tasks: Collection[int]) -> None:

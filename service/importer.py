@@ -6,7 +6,6 @@ Memory is bounded by a batch and the caches; ids are remembered once their batch
 
 from __future__ import annotations
 
-import itertools
 import operator
 import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -17,7 +16,7 @@ import orjson
 import sqlalchemy as sa
 
 from service import best, catalogue, history
-from service.db import Store, insert, now
+from service.db import Store, insert, now, put_rows
 from service.errors import DatabaseError
 from service.formats import (
     Attachment,
@@ -38,19 +37,19 @@ from strategy.target import Target
 
 BATCH = 4000  # records at most
 BATCH_BYTES = 8 << 20  # about what they take in memory
-ROWS = 100  # in a statement of SQLite: a tenth faster than one by one, and more gain nothing
 MAX_CACHED = 20_000
 MAX_ADMITTED = 1000  # values that were looked at, each kept whole
 MAX_KEY = 2000  # bytes of a text that is indexed: PostgreSQL takes 2700
 TRIES = 5  # of a batch that another's rows cross
 _CROSSED = ("40P01", "40001")  # PostgreSQL: deadlock, serialization failure
 
+# First what is known of a record by itself, and then what the database knows.
 _COLUMNS = tuple(
     record.c[
-        "identity", "source", "task_id", "variant_id", "device_id", "environment_id", "policy_id",
-        "origin_run", "origin_worker", "phase", "session", "seed", "config", "config_digest",
-        "error", "message", "samples_s", "median_s", "mean_s", "prepare_s", "build_s", "check_s",
-        "run_s", "code_digest", "extra", "measured_at", "recorded_at",
+        "identity", "source", "origin_run", "origin_worker", "phase", "session", "seed", "config",
+        "config_digest", "error", "message", "samples_s", "median_s", "mean_s", "prepare_s", "build_s",
+        "check_s", "run_s", "code_digest", "extra", "measured_at",
+        "task_id", "variant_id", "device_id", "environment_id", "policy_id", "recorded_at",
     ]
 )  # fmt: skip
 
@@ -60,6 +59,7 @@ _attempt = operator.itemgetter(
     *map(_place, ("task_id", "variant_id", "device_id", "mean_s", "config_digest", "config"))
 )
 _MEAN = _place("mean_s")
+_NOW = sa.select(now())
 
 K = TypeVar("K")
 
@@ -98,7 +98,7 @@ def import_items(
                 summary.put_aside(found)
                 if put_aside is not None:
                     put_aside(found)
-            if len(pending.records) >= batch or pending.bytes >= BATCH_BYTES:
+            if pending.count >= batch or pending.bytes >= BATCH_BYTES:
                 yield pending
                 pending = Batch(namespace)
         yield pending
@@ -121,15 +121,24 @@ def import_items(
 
 
 def _count(summary: Summary, stored: Batch, new: Collection[bytes]) -> None:
-    summary.add(new=len(new), known=len(stored.records) - len(new))
+    summary.add(new=len(new), known=stored.count - len(new))
 
 
 class Batch:
-    """What is written to one namespace in one transaction."""
+    """What is written to one namespace in one transaction.
+
+    Attributes:
+        namespace: where it goes.
+        rows: by their identities there, in their order: records, with the begins of their rows.
+        count: of the records that were added, those given twice counted twice.
+        attachments: what they refer to.
+        bytes: about what all of it takes in memory.
+    """
 
     def __init__(self, namespace: str = DEFAULT) -> None:
         self.namespace = check(namespace)
-        self.records: list[ImportedRecord] = []
+        self.rows: dict[bytes, tuple[ImportedRecord, tuple[Any, ...]]] = {}
+        self.count = 0
         self.attachments: list[Attachment] = []
         self.bytes = 0
 
@@ -137,9 +146,35 @@ class Batch:
         if isinstance(item, Attachment):
             self.attachments.append(item)
             self.bytes += len(item.text)
-        else:
-            self.records.append(item)
+            return
+        self.count += 1
+        identity = within(self.namespace, item.identity)
+        if identity not in self.rows:
+            self.rows[identity] = item, (identity, *_own_values(item))
             self.bytes += 32 * len(item.samples_s) + len(item.extra) + len(item.message)
+
+    def merge(self, other: Batch) -> None:
+        """Adds what another of the same namespace has."""
+        for identity, row in other.rows.items():
+            self.rows.setdefault(identity, row)
+        self.count += other.count
+        self.attachments += other.attachments
+        self.bytes += other.bytes
+
+
+def _own_values(item: ImportedRecord) -> tuple[Any, ...]:
+    """What a row has of its record alone, in the order of `_COLUMNS`, the identity left out."""
+    samples = item.samples_s
+    median_s = mean_s = samples[0] if samples else None
+    if len(samples) > 1:
+        median_s, mean_s = statistics.median(samples), sum(samples) / len(samples)
+    error = item.error
+    return (
+        item.source, item.run, item.worker or None, item.phase.value, item.session, item.seed,
+        item.config_key, item.config_digest, None if error is None else error.value, item.message,
+        orjson.dumps(samples).decode(), median_s, mean_s, item.prepare_s, item.build_s,
+        item.check_s, item.run_s, item.code_digest, item.extra.decode() or None, item.measured_at,
+    )  # fmt: skip
 
 
 class Importer:
@@ -193,7 +228,7 @@ class Importer:
 
         `also` is given them, and writes something more in the same transaction.
         """
-        if not pending.records and not pending.attachments and also is None:
+        if not pending.rows and not pending.attachments and also is None:
             return frozenset()
         for attempt in range(TRIES):
             try:
@@ -226,21 +261,25 @@ class Importer:
 
     def _write(self, connection: sa.Connection, pending: Batch) -> frozenset[bytes]:
         _put_attachments(connection, pending.attachments)
-        where = pending.namespace
-        by_identity = {within(where, item.identity): item for item in reversed(pending.records)}
-        for found in _known(connection, list(by_identity)):
-            del by_identity[found]
-        if not by_identity:
+        if not pending.rows:
             return frozenset()
-        fresh = list(reversed(by_identity.items()))  # in the order of the file
-        self._put_tasks(connection, [item for _, item in fresh], where)
-        best.lock(connection, {self._tasks[where, item.task.key][0] for _, item in fresh})
-        clock = connection.execute(sa.select(now())).scalar_one()
-        rows = [self._row(connection, found, item, where, clock) for found, item in fresh]
-        new = _insert(connection, rows)
-        best.refresh(connection, [best.Change(*_changed(row)) for row in rows])
-        history.lower(connection, [_attempt(row) for row in rows if row[_MEAN] is not None])
-        return new
+        where, rows = pending.namespace, pending.rows
+        self._put_tasks(connection, [item for item, _ in rows.values()], where)
+        best.lock(connection, {self._tasks[where, item.task.key][0] for item, _ in rows.values()})
+        # From here on nobody else stores records of these tasks, and an identity is of one task.
+        known = _known(connection, rows.keys())
+        if known:
+            rows = {identity: row for identity, row in rows.items() if identity not in known}
+        if not rows:
+            return frozenset()
+        clock = connection.execute(_NOW).scalar_one()
+        whole = [
+            (*own, *self._places(connection, item, where), clock) for item, own in rows.values()
+        ]
+        put_rows(connection, _COLUMNS, whole, "(identity) DO NOTHING")
+        best.refresh(connection, [best.Change(*_changed(row)) for row in whole])
+        history.lower(connection, [_attempt(row) for row in whole if row[_MEAN] is not None])
+        return frozenset(rows)
 
     def _put_tasks(
         self, connection: sa.Connection, items: Sequence[ImportedRecord], where: str
@@ -272,12 +311,11 @@ class Importer:
         for key, task_id in zip(tasks, ids, strict=True):
             self._tasks[where, key] = task_id, variant_ids[digests[key]], target_ids[digests[key]]
 
-    def _row(
-        self, connection: sa.Connection, found: bytes, item: ImportedRecord, where: str,
-        clock: float,
-    ) -> tuple[Any, ...]:
+    def _places(
+        self, connection: sa.Connection, item: ImportedRecord, where: str
+    ) -> tuple[int | None, ...]:
+        """The ids of a record's task, variant, device, environment and policy."""
         task_id, variant_id, target_id = self._tasks[where, item.task.key]
-        samples = item.samples_s
         environment_id = None
         if item.environment:
             environment_id = _remembered(
@@ -289,18 +327,8 @@ class Importer:
             policy_id = _remembered(
                 self._policies, policy, lambda: catalogue.put_policy(connection, policy)
             )
-        median_s = mean_s = samples[0] if samples else None
-        if len(samples) > 1:
-            median_s, mean_s = statistics.median(samples), sum(samples) / len(samples)
-        return (
-            found, item.source, task_id, variant_id, self._device(connection, item, target_id),
-            environment_id, policy_id, item.run, item.worker or None, item.phase.value,
-            item.session, item.seed, item.config_key, item.config_digest,
-            None if item.error is None else item.error.value, item.message,
-            orjson.dumps(samples).decode(), median_s, mean_s, item.prepare_s, item.build_s,
-            item.check_s, item.run_s, item.code_digest, item.extra.decode() or None,
-            item.measured_at, clock,
-        )  # fmt: skip
+        device_id = self._device(connection, item, target_id)
+        return task_id, variant_id, device_id, environment_id, policy_id
 
     def _device(self, connection: sa.Connection, item: ImportedRecord, target_id: int) -> int | None:
         given = item.device
@@ -342,45 +370,17 @@ def _put_attachments(connection: sa.Connection, given: Sequence[Attachment]) -> 
         connection.execute(insert(connection, attachment).on_conflict_do_nothing(), values)
 
 
-def _known(connection: sa.Connection, identities: list[bytes]) -> list[bytes]:
+def _known(connection: sa.Connection, identities: Collection[bytes]) -> frozenset[bytes]:
     """Those that are on record."""
-    if not identities:
-        return []
     query = "SELECT identity FROM record WHERE identity"
-    given: tuple[Any, ...] = tuple(identities)
     if connection.dialect.name == "sqlite":
         query += f" IN ({', '.join('?' * len(identities))})"
-    else:
-        query, given = f"{query} = ANY(%s)", (identities,)
-    return [bytes(row[0]) for row in connection.exec_driver_sql(query, given)]
-
-
-def _insert(connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> frozenset[bytes]:
-    """Inserts rows in the order of `_COLUMNS`; returns the identities of those that were not there."""
-    names = ", ".join(c.name for c in _COLUMNS)
-    done = "ON CONFLICT (identity) DO NOTHING"
-    if connection.dialect.name == "sqlite":
-        row = f"({', '.join('?' * len(_COLUMNS))})"
-        for begin in range(0, len(rows), ROWS):
-            some = rows[begin : begin + ROWS]
-            statement = f"INSERT INTO record ({names}) VALUES {', '.join([row] * len(some))} {done}"  # noqa: S608
-            connection.exec_driver_sql(statement, tuple(itertools.chain.from_iterable(some)))
-        return frozenset(r[0] for r in rows)  # nobody else writes meanwhile
-    # All rows as one parameter: a fifth of the time that arrays take the driver.
-    taken, given = [], []
-    for i, c in enumerate(_COLUMNS):
-        kind = c.type.compile(dialect=connection.dialect)
-        json = kind == "JSONB"
-        taken.append(f"CAST(c{i} AS JSONB)" if json else f"c{i}")
-        given.append(f"c{i} {'TEXT' if json else kind}")
-    statement = (
-        f"INSERT INTO record ({names}) SELECT {', '.join(taken)} "  # noqa: S608
-        f"FROM json_to_recordset(%s) AS given({', '.join(given)}) {done} RETURNING identity"
-    )
-    named = [f"c{i}" for i in range(len(_COLUMNS))]
-    data = [dict(zip(named, (rf"\x{row[0].hex()}", *row[1:]), strict=True)) for row in rows]
-    found = connection.exec_driver_sql(statement, (orjson.dumps(data).decode(),))
-    return frozenset(bytes(row[0]) for row in found)
+        given: tuple[Any, ...] = tuple(identities)
+    else:  # a list would be written by the driver, value by value: ten times as slow
+        query += " = ANY(CAST(%s AS BYTEA[]))"
+        listed = ",".join([rf"\\x{i.hex()}" for i in identities])
+        given = (f"{{{listed}}}",)
+    return frozenset(bytes(row[0]) for row in connection.exec_driver_sql(query, given))
 
 
 def _check_task(task: Task) -> None:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from service.db import Store
 from service.formats import Item, Rejected, Summary
 from service.importer import Batch, Importer
-from service.namespace import DEFAULT, within
+from service.namespace import DEFAULT
 
 Note = Callable[[sa.Connection, Summary], None]
 
@@ -83,8 +83,7 @@ class Intake:
     def _store(self, parcels: list[_Parcel]) -> None:
         together = Batch(parcels[0].batch.namespace)
         for parcel in parcels:
-            together.records += parcel.batch.records
-            together.attachments += parcel.batch.attachments
+            together.merge(parcel.batch)
         summaries: list[Summary] = []
 
         def note(connection: sa.Connection, new: frozenset[bytes]) -> None:
@@ -110,12 +109,11 @@ def _summaries(parcels: list[_Parcel], new: frozenset[bytes]) -> list[Summary]:
     left = set(new)
     found = []
     for parcel in parcels:
-        where = parcel.batch.namespace
-        own = {within(where, r.identity) for r in parcel.batch.records} & left
+        own = parcel.batch.rows.keys() & left
         left -= own
         summary = Summary()
         summary.reasons = parcel.summary.reasons
         summary.read = parcel.summary.rejected
-        summary.add(new=len(own), known=len(parcel.batch.records) - len(own))
+        summary.add(new=len(own), known=parcel.batch.count - len(own))
         found.append(summary)
     return found

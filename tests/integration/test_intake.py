@@ -82,7 +82,7 @@ def test_nobody_pays_for_another_s_fault(store: Store, monkeypatch: pytest.Monke
 
     def refuse(connection: sa.Connection, pending: Any) -> frozenset[bytes]:
         new = write(connection, pending)
-        if any(r.phase is Phase.CONFIRM for r in pending.records):
+        if any(item.phase is Phase.CONFIRM for item, _ in pending.rows.values()):
             raise DatabaseError("the database does not answer: gone")
         return new
 
