@@ -32,6 +32,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from race import BURST_S, OVERRIDES, tuning
+
 if TYPE_CHECKING:
     from plevel.client import Client
 
@@ -42,8 +44,6 @@ SHAPES: list[Shape] = [
     *((m, n, k) for m in (1, 16, 128, 384) for n, k in _PROJECTIONS),
     (512, 512, 512), (768, 768, 768), (1000, 1000, 1000), (37, 1003, 531),
 ]  # fmt: skip
-OVERRIDES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "OPENBLAS_VERBOSE", "OPENBLAS_MAIN_FREE")
-BURST_S = 0.03
 
 
 def goal(shape: Shape) -> float:
@@ -69,7 +69,7 @@ def main() -> int:
         database = arguments.database or f"sqlite:///{folder}/dense.db"
         for threads in arguments.threads:
             _print_head(threads, metaschedule=arguments.metaschedule)
-            with _tuning(database, threads) as client:
+            with tuning(database, threads) as client:
                 for shape in shapes:
                     row = _compare(shape, threads, client, Path(folder), arguments)
                     rows.append(row)
@@ -102,18 +102,6 @@ def _name(shape: Shape) -> str:
 
 
 # ------------------------------------------------------------------ tuning
-
-
-@contextmanager
-def _tuning(database: str, threads: int) -> Iterator[Client]:
-    """A client of a service with one worker, as `plevel tune` starts them."""
-    from plevel.client import Client
-    from plevel.embedded import Embedded
-
-    with Embedded(database) as embedded:
-        embedded.start_worker(threads)
-        with Client(embedded.url, timeout_s=120) as client:
-            yield client
 
 
 def _tune(shape: Shape, threads: int, client: Client, trials: int, *, constant: bool) -> dict[str, Any]:
