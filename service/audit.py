@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,13 +31,23 @@ def user() -> Actor:
     return Actor(f"user {name}", frozenset(TokenScope))
 
 
+_NOTE = sa.insert(audit).values(at=now())
+
+
 def note(connection: sa.Connection, actor: Actor, action: str, **detail: Any) -> None:
     """Appends to the log, in the transaction that does it."""
-    connection.execute(
-        sa.insert(audit).values(
-            at=now(), actor=actor.name[:200], token_id=actor.token_id, action=action, detail=detail
-        )
-    )
+    note_all(connection, action, [(actor, detail)])
+
+
+def note_all(
+    connection: sa.Connection, action: str, notes: Sequence[tuple[Actor, Mapping[str, Any]]]
+) -> None:
+    """Appends several entries of one action: who asked for it, and the detail."""
+    rows = [
+        {"actor": a.name[:200], "token_id": a.token_id, "action": action, "detail": detail}
+        for a, detail in notes
+    ]
+    connection.execute(_NOTE, rows)
 
 
 def page(connection: sa.Connection, limit: int) -> Sequence[AuditEntry]:

@@ -30,7 +30,7 @@ class Context:
     """Made by `create_app`, opened when the application starts."""
 
     settings: Settings
-    changed: Wakeup = field(default_factory=Wakeup)  # runs and records
+    changed: Wakeup = field(default_factory=Wakeup)  # runs, and results of their jobs
     queued: Wakeup = field(default_factory=Wakeup)  # jobs to lease
     opened: Store | None = None
     tuner: Tuner | None = None

@@ -2,118 +2,153 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
+from service import audit
+from service.auth import Actor
 from service.db import Store
-from service.formats import Item, Rejected, Summary
+from service.errors import InvalidError
+from service.formats import Format, FormatError, Rejected, Source, Summary, read
 from service.importer import Batch, Importer
+from service.lane import Lane
 from service.namespace import DEFAULT
+from strategy.target import Target
 
-Note = Callable[[sa.Connection, Summary], None]
+MOST = 1 << 20  # bytes that are read and written together
 
 
-class _Parcel:
-    """One import: what it brings, and what became of it."""
+@dataclass(frozen=True, kw_only=True)
+class Parcel:
+    """A log as it came.
 
-    def __init__(self, note: Note, namespace: str) -> None:
-        self.batch = Batch(namespace)
-        self.summary = Summary()
-        self.note = note
-        self.done = False
-        self.error: Exception | None = None
+    `form` and `target` are those of `service.formats.read`; of what is put aside the first
+    `shown` entries are told.
+    """
+
+    data: bytes
+    actor: Actor
+    name: str = ""
+    form: Format | None = None
+    target: Target | None = None
+    namespace: str = DEFAULT
+    shown: int = 0
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What became of a parcel."""
+
+    summary: Summary
+    rejects: Sequence[Rejected]
+
+
+@dataclass
+class _Opened:
+    """A parcel that is being stored."""
+
+    parcel: Parcel
+    batch: Batch
+    summary: Summary = field(default_factory=Summary)
+    rejects: list[Rejected] = field(default_factory=list)
+    error: Exception | None = None
 
 
 class Intake:
-    """Imports of a few records each; safe to share by threads.
+    """Imports of a few records each, of one event loop.
 
-    While one thread writes, others gather; the next writes what they all brought. What fails
-    together is tried again one by one, so that nobody pays for another's fault.
+    While some are written others gather, to be written together next. What fails together is
+    tried again one by one, so that nobody pays for another's fault.
     """
 
     def __init__(self, store: Store) -> None:
         self._importer = Importer(store)
-        self._gathering = threading.Lock()
-        self._writing = threading.Lock()
-        self._waiting: list[_Parcel] = []
+        self._lane = Lane(self._serve, MOST, lambda parcel: len(parcel.data))
 
-    def put(
-        self,
-        items: Iterable[Item],
-        put_aside: Callable[[Rejected], None],
-        note: Note,
-        namespace: str = DEFAULT,
-    ) -> Summary:
-        """As `import_items`; `note` is called in the transaction that stores the records.
+    async def put(self, parcel: Parcel) -> Arrived:
+        """Stores what a parcel holds, and a line of the audit log.
 
         Raises:
-            DatabaseError: it went away; nothing of this import is stored.
+            InvalidError: it is of no known format.
+            DatabaseError: the database went away; nothing of this import is stored.
         """
-        parcel = _Parcel(note, namespace)
-        for item in items:
-            found = self._importer.take(parcel.batch, item)
-            if found is not None:
-                parcel.summary.put_aside(found)
-                put_aside(found)
-        with self._gathering:
-            self._waiting.append(parcel)
-        with self._writing:
-            if not parcel.done:
-                with self._gathering:
-                    parcels, self._waiting = self._waiting, []
-                for same in _by_namespace(parcels):
-                    self._write(same)
-        if parcel.error is not None:
-            raise parcel.error
-        return parcel.summary
+        answer = await self._lane.ask(parcel)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    def _write(self, parcels: list[_Parcel]) -> None:
+    def _serve(self, parcels: Sequence[Parcel]) -> list[Arrived | Exception]:
+        opened = [self._open(parcel) for parcel in parcels]
+        for same in _by_namespace(o for o in opened if o.error is None):
+            self._write(same)
+        return [o.error or Arrived(o.summary, o.rejects) for o in opened]
+
+    def _open(self, parcel: Parcel) -> _Opened:
+        opened = _Opened(parcel, Batch(parcel.namespace))
         try:
-            self._store(parcels)
-        except Exception as error:
-            if len(parcels) == 1:
-                parcels[0].error = error
-            for parcel in parcels if len(parcels) > 1 else ():
-                self._write([parcel])
-        for parcel in parcels:
-            parcel.done = True
+            source = Source(io.BytesIO(parcel.data), parcel.name)
+            for item in read(source, parcel.form, parcel.target):
+                found = self._importer.take(opened.batch, item)
+                if found is not None:
+                    opened.summary.put_aside(found)
+                    if len(opened.rejects) < parcel.shown:
+                        opened.rejects.append(found)
+        except FormatError as error:
+            opened.error = InvalidError(str(error))
+        return opened
 
-    def _store(self, parcels: list[_Parcel]) -> None:
-        together = Batch(parcels[0].batch.namespace)
-        for parcel in parcels:
-            together.merge(parcel.batch)
+    def _write(self, opened: list[_Opened]) -> None:
+        try:
+            self._store(opened)
+        except Exception as error:
+            if len(opened) == 1:
+                opened[0].error = error
+            for one in opened if len(opened) > 1 else ():
+                self._write([one])
+
+    def _store(self, opened: list[_Opened]) -> None:
+        together = Batch(opened[0].parcel.namespace)
+        for one in opened:
+            together.merge(one.batch)
         summaries: list[Summary] = []
 
         def note(connection: sa.Connection, new: frozenset[bytes]) -> None:
-            summaries[:] = _summaries(parcels, new)
-            for parcel, summary in zip(parcels, summaries, strict=True):
-                parcel.note(connection, summary)
+            summaries[:] = _summaries(opened, new)
+            audit.note_all(
+                connection, "import",
+                [
+                    (o.parcel.actor, {"name": o.parcel.name, "new": summary.new,
+                                      "namespace": o.parcel.namespace})
+                    for o, summary in zip(opened, summaries, strict=True)
+                ],
+            )  # fmt: skip
 
         self._importer.store(together, note)
-        for parcel, summary in zip(parcels, summaries, strict=True):
-            parcel.summary = summary
+        for one, summary in zip(opened, summaries, strict=True):
+            one.summary = summary
 
 
-def _by_namespace(parcels: Iterable[_Parcel]) -> Iterable[list[_Parcel]]:
+def _by_namespace(opened: Iterable[_Opened]) -> Iterable[list[_Opened]]:
     """Those of one namespace go into one transaction."""
-    groups: dict[str, list[_Parcel]] = {}
-    for parcel in parcels:
-        groups.setdefault(parcel.batch.namespace, []).append(parcel)
+    groups: dict[str, list[_Opened]] = {}
+    for one in opened:
+        groups.setdefault(one.parcel.namespace, []).append(one)
     return groups.values()
 
 
-def _summaries(parcels: list[_Parcel], new: frozenset[bytes]) -> list[Summary]:
+def _summaries(opened: list[_Opened], new: frozenset[bytes]) -> list[Summary]:
     """What became of each; a record that several brought is new for the first of them."""
     left = set(new)
     found = []
-    for parcel in parcels:
-        own = parcel.batch.rows.keys() & left
+    for one in opened:
+        own = one.batch.rows.keys() & left
         left -= own
         summary = Summary()
-        summary.reasons = parcel.summary.reasons
-        summary.read = parcel.summary.rejected
-        summary.add(new=len(own), known=parcel.batch.count - len(own))
+        summary.reasons = one.summary.reasons
+        summary.read = one.summary.rejected
+        summary.add(new=len(own), known=one.batch.count - len(own))
         found.append(summary)
     return found

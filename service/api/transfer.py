@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from typing import Annotated
 
 import msgspec
-import sqlalchemy as sa
 from anyio import from_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -14,12 +12,12 @@ from starlette.requests import ClientDisconnect
 
 from service import audit
 from service.api.wire import describe, reply
-from service.auth import Who, Within
+from service.auth import Actor, Who, Within
 from service.context import Context, context_of
 from service.errors import InvalidError
-from service.formats import Format, FormatError, Rejected, Source, Summary, read
-from service.formats.source import Stream
+from service.formats import Format, FormatError, Rejected, Source, read
 from service.importer import import_items
+from service.intake import Arrived, Parcel
 from strategy.target import Target
 
 router = APIRouter(prefix="/v1", tags=["records"])
@@ -97,41 +95,48 @@ async def import_records(
     on = None if target is None else Target.parse(target)
     length = request.headers.get("content-length", "")
     small = length.isascii() and length.isdigit() and int(length) <= SMALL
-
-    def note(connection: sa.Connection, summary: Summary) -> None:
-        audit.note(
-            connection, who, "import", name=name, new=summary.new, namespace=within
-        )
-
-    def work(upload: Stream) -> Imported:
-        shown: list[PutAside] = []
-
-        def put_aside(found: Rejected) -> None:
-            if len(shown) < rejects:
-                text = found.text[:SHOWN_TEXT].decode(errors="replace")
-                shown.append(
-                    PutAside(
-                        line=found.line, reason=found.reason.value, detail=found.detail, text=text
-                    )
-                )
-
-        try:
-            items = read(Source(upload, name), format, on)
-        except FormatError as error:
-            raise InvalidError(str(error)) from error
-        if small:
-            summary = context.intake.put(items, put_aside, note, within)
-        else:
-            summary = import_items(context.store, items, put_aside, namespace=within)
-            with context.store.write() as connection:
-                note(connection, summary)
-        return Imported(**summary.to_json(), rejects=tuple(shown))
-
     try:
-        upload = io.BytesIO(await request.body()) if small else _Upload(request)
-        imported = await run_in_threadpool(work, upload)
+        if small:
+            parcel = Parcel(
+                data=await request.body(), actor=who, name=name, form=format, target=on,
+                namespace=within, shown=rejects,
+            )  # fmt: skip
+            arrived = await context.intake.put(parcel)
+        else:
+            arrived = await run_in_threadpool(
+                _store, context, _Upload(request), who, name, format, on, within, rejects
+            )
     except ClientDisconnect:
         return Response(status_code=400)  # to nobody: what came is kept, in whole batches
-    finally:
-        context.changed.notify()
+    imported = Imported(
+        **arrived.summary.to_json(),
+        rejects=tuple(
+            PutAside(
+                line=found.line, reason=found.reason.value, detail=found.detail,
+                text=found.text[:SHOWN_TEXT].decode(errors="replace"),
+            )
+            for found in arrived.rejects
+        ),
+    )  # fmt: skip
     return reply(imported)
+
+
+def _store(
+    context: Context, upload: _Upload, who: Actor, name: str, form: Format | None,
+    target: Target | None, namespace: str, shown: int,
+) -> Arrived:  # fmt: skip
+    """Imports what is larger, batch by batch as it comes."""
+    rejects: list[Rejected] = []
+
+    def put_aside(found: Rejected) -> None:
+        if len(rejects) < shown:
+            rejects.append(msgspec.structs.replace(found, text=found.text[:SHOWN_TEXT]))
+
+    try:
+        items = read(Source(upload, name), form, target)
+    except FormatError as error:
+        raise InvalidError(str(error)) from error
+    summary = import_items(context.store, items, put_aside, namespace=namespace)
+    with context.store.write() as connection:
+        audit.note(connection, who, "import", name=name, new=summary.new, namespace=namespace)
+    return Arrived(summary, rejects)
