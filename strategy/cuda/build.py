@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from strategy.cuda.compiler import Compiler, compile_cached, find_compiler
-from strategy.cuda.limit import check_launch, limits_of, require_arch
+from strategy.cuda.limit import check_launch, code_arch, limits_of, require_arch
 from strategy.cuda.program import CudaArtefact
 from strategy.cuda.source import CudaSource, emit_cuda
 from strategy.lower import MAIN, CompileError, Lowered
@@ -48,7 +48,7 @@ def compile_cuda(
         PlanError, LimitError, CompileError: see `emit`.
     """
     source = emit(lowered)
-    arch = require_arch(lowered.target)
+    arch = code_arch(require_arch(lowered.target))
     if not source.code:  # nothing but calls of libraries
         return CudaArtefact(
             signature=lowered.signature, programs=source.programs, source="", arch=arch,

@@ -84,6 +84,14 @@ def require_arch(target: Target) -> str:
     return target.arch
 
 
+def code_arch(arch: str) -> str:
+    """What is compiled for an architecture: sm_90a for sm_90, which has `wgmma` besides.
+
+    9.0 is the only capability of its generation, so that code for sm_90a runs wherever sm_90's does.
+    """
+    return "sm_90a" if arch == "sm_90" else arch
+
+
 def limits_of(target: Target) -> DeviceLimits:
     """The limits for a target: its own, then those of its capability, of the next older, or the oldest."""
     capability = capability_of(target) or OLDEST

@@ -1,64 +1,24 @@
-"""Products of matrices on tensor cores by `mma.sync`, fed by `cp.async` and `ldmatrix`; sm_80 and later.
+"""Products of matrices on tensor cores by `mma.sync`, read from shared memory by `ldmatrix`; sm_80 and later.
 
-CUDA C by hand: TVM's wmma fragments go through registers and cannot be copied ahead of their use. Both
-operands lie along k, as `mma.sync` wants them, row by column. Tiles are copied to shared memory some
-steps ahead, 16 bytes at a time, so that k is a multiple of 8, and fragments are read from there one step of
-16 ahead. What follows runs in a kernel of its own.
+CUDA C by hand: TVM's wmma fragments go through registers and cannot be copied ahead of their use. Tiles
+are copied as `strategy/cuda/staging.py` says, and fragments are read from there one step of 16 ahead.
 """
 
 from __future__ import annotations
 
 from strategy.condition import Clause
-from strategy.cuda.library import LEFT, OUTPUT, RIGHT, Handwritten
-from strategy.cuda.limit import GRID, DeviceLimits
+from strategy.cuda.library import Handwritten
+from strategy.cuda.limit import DeviceLimits
 from strategy.cuda.matmul import block_sizes
-from strategy.cuda.program import Launch, Number, Pointer, Scalar
-from strategy.cuda.template import C_TYPES, Template
+from strategy.cuda.program import Number
+from strategy.cuda.staging import PTX_TYPES, product_by_hand, takes_copies
 from strategy.schedule import integer
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.types import Dim
 
-_CHUNK = 8  # elements of 16 bytes, which is what one thread copies at a time
-_KINDS = {"float16": "f16", "bfloat16": "bf16"}
-
 # Fragments are those of the PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
 _SOURCE = r"""
-#include <cuda_fp16.h>
-#include <cuda_bf16.h>
-#define CHUNKS (BLOCK_K / CHUNK)
 #define WARPS_N (BLOCK_N / WARP_N)
-#define THREADS (BLOCK_M / WARP_M * WARPS_N * 32)
-#define PACE (THREADS / CHUNKS)  // rows that are copied at once, a chunk by each thread
-#define STEPS ((DEPTH + BLOCK_K - 1) / BLOCK_K)
-#define ROW (BLOCK_K * 2)  // bytes of a row in shared memory, and of a stage of both operands
-#define STAGE ((BLOCK_M + BLOCK_N) * ROW)
-
-struct __align__(2 * sizeof(OUT)) Pair { OUT x, y; };
-
-// Where a chunk of a row lies: the same chunk of eight rows is in eight different groups of banks.
-__device__ __forceinline__ unsigned place(int row, int chunk) {
-  int turn = CHUNKS == 8 ? row & 7 : row >> 1 & 3;
-  return (row * CHUNKS + (chunk ^ turn)) * 16;
-}
-
-// A thread's chunks of ROWS rows of an operand at one step of k, zeros beyond the `left` rows there are.
-template <int ROWS>
-__device__ __forceinline__ void fetch(unsigned to, const TYPE* from, int left, int step) {
-  const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-  const bool along = DEPTH % BLOCK_K == 0 || step * BLOCK_K + chunk * CHUNK < DEPTH;
-  #pragma unroll
-  for (int i = 0; i < ROWS; i += PACE)
-    if (ROWS % PACE == 0 || row + i < ROWS) {
-      int bytes = along && row + i < left ? 16 : 0;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                   :: "r"(to + place(row + i, chunk)), "l"(from + (long long)i * DEPTH), "r"(bytes)
-                   : "memory");
-    }
-}
-
-__device__ __forceinline__ void commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
 
 __device__ __forceinline__ void load(unsigned (&to)[4], unsigned from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -78,28 +38,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_mma(
   extern __shared__ __align__(128) unsigned char storage[];
   const unsigned shared = (unsigned)__cvta_generic_to_shared(storage);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  // Tiles of GROUP rows of tiles follow each other down the columns: they share what the L2 cache holds.
-  const int tiles_m = (m + BLOCK_M - 1) / BLOCK_M, tiles_n = (COLUMNS + BLOCK_N - 1) / BLOCK_N;
-  const int in_group = GROUP * tiles_n;
-  const int above = blockIdx.x / in_group * GROUP, within = blockIdx.x % in_group;
-  const int height = tiles_m - above < GROUP ? tiles_m - above : GROUP;
-  const int row = (above + within % height) * BLOCK_M, column = within / height * BLOCK_N;
+  Tile tile(left, right, m);
   const int warp_row = warp / WARPS_N * WARP_M, warp_column = warp % WARPS_N * WARP_N;
-
-  // The thread's first chunk of each operand, which moves along k with what is fetched.
-  const long long first = (long long)(threadIdx.x / CHUNKS) * DEPTH + threadIdx.x % CHUNKS * CHUNK;
-  const TYPE* a_from = left + ((long long)(ONE_LEFT ? 0 : blockIdx.z) * m + row) * DEPTH + first;
-  const TYPE* b_from = right + ((long long)(ONE_RIGHT ? 0 : blockIdx.z) * COLUMNS + column) * DEPTH + first;
-  const int a_left = m - row, b_left = COLUMNS % BLOCK_N ? COLUMNS - column : BLOCK_N;
-  auto fetch_both = [&](int step, unsigned stage) {
-    if (step < STEPS) {
-      fetch<BLOCK_M>(stage, a_from, a_left, step);
-      fetch<BLOCK_N>(stage + BLOCK_M * ROW, b_from, b_left, step);
-      a_from += BLOCK_K;
-      b_from += BLOCK_K;
-    }
-    commit();
-  };
 
   // Fragments of one step of 16 along k, whose chunks differ in bits of the place that are theirs alone.
   unsigned a_tiles[2][WARP_M / 16][4], b_tiles[2][WARP_N / 16][4];
@@ -126,10 +66,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_mma(
       for (int e = 0; e < 4; ++e) sums[i][j][e] = 0;
 
   #pragma unroll
-  for (int step = 0; step < STAGES - 1; ++step) fetch_both(step, shared + step * STAGE);
+  for (int step = 0; step < STAGES - 1; ++step) tile.fetch_both(step, shared + step * STAGE);
   await();
   load_both(0, shared, 0);
-  unsigned read = shared, write = shared + (STAGES - 1) * STAGE;
+  unsigned read = shared, next = shared + (STAGES - 1) * STAGE;
   for (int step = 0; step < STEPS; ++step) {
     #pragma unroll
     for (int k = 0; k < BLOCK_K / 16; ++k) {
@@ -138,13 +78,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_mma(
         load_both((k + 1) % 2, read, k + 1);
       } else {
         await();
-        read = read == shared + (STAGES - 1) * STAGE ? shared : read + STAGE;
+        read = after(read, shared);
         load_both(0, read, 0);
       }
       if (k == 0) {
         // Into the stage that was read in the step before, which all threads have left.
-        fetch_both(step + STAGES - 1, write);
-        write = write == shared + (STAGES - 1) * STAGE ? shared : write + STAGE;
+        tile.fetch_both(step + STAGES - 1, next);
+        next = after(next, shared);
       }
       #pragma unroll
       for (int i = 0; i < WARP_M / 16; ++i)
@@ -160,18 +100,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_mma(
     #pragma unroll
     for (int j = 0; j < WARP_N / 8; ++j)
       #pragma unroll
-      for (int half_tile = 0; half_tile < 2; ++half_tile) {
-        const int y = row + warp_row + i * 16 + half_tile * 8 + lane / 4;
-        const int x = column + warp_column + j * 8 + lane % 4 * 2;
-        OUT* to = output + ((long long)blockIdx.z * m + y) * COLUMNS + x;
-        const OUT first = OUT(sums[i][j][half_tile * 2]), second = OUT(sums[i][j][half_tile * 2 + 1]);
-        if (COLUMNS % 2 == 0) {
-          if (y < m && x < COLUMNS) *(Pair*)to = Pair{first, second};
-        } else {
-          if (y < m && x < COLUMNS) to[0] = first;
-          if (y < m && x + 1 < COLUMNS) to[1] = second;
-        }
-      }
+      for (int e = 0; e < 4; e += 2)
+        write(output, m, tile.row + warp_row + i * 16 + e / 2 * 8 + lane / 4,
+              tile.column + warp_column + j * 8 + lane % 4 * 2, sums[i][j][e], sums[i][j][e + 1]);
 }
 """
 
@@ -180,15 +111,7 @@ def takes_mma(
     batch: Dim, n: Dim, k: Dim, dtype: str, out_dtype: str, limits: DeviceLimits
 ) -> bool:
     """Whether copies of a product's operands are whole and the device has the instructions."""
-    return (
-        limits.capability >= 80
-        and dtype in _KINDS
-        and out_dtype in (dtype, "float32")
-        and not (batch.is_constant and int(batch) > GRID[2])
-        and n.is_constant
-        and k.is_constant
-        and int(k) % _CHUNK == 0
-    )
+    return limits.capability >= 80 and takes_copies(batch, n, k, dtype, out_dtype)
 
 
 def mma_space(limits: DeviceLimits, m: int | None, n: int) -> ConfigSpace:
@@ -261,25 +184,13 @@ def mma_product(
     one_left: bool = False,
     one_right: bool = False,
 ) -> Handwritten:
-    """The kernel of [batch, m, k] · [batch, n, k]ᵀ and its launch.
-
-    Args:
-        one_left, one_right: whether there is one of them for all entries of the batch.
-    """
+    """See `product_by_hand`."""
     names = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "stages", "group")
     knobs = {name.upper(): integer(config, name) for name in names}
     block_m, block_n = knobs["BLOCK_M"], knobs["BLOCK_N"]
-    macros: dict[str, int | str] = {
-        **knobs, "TYPE": C_TYPES[dtype], "OUT": C_TYPES[out_dtype], "CHUNK": _CHUNK, "COLUMNS": n,
-        "DEPTH": k, "ONE_LEFT": int(one_left), "ONE_RIGHT": int(one_right),
-    }  # fmt: skip
-    across = -(-n // block_n)
-    down: Number = -(-m // block_m) if isinstance(m, int) else ["//", ["+", m, block_m - 1], block_m]
-    blocks: Number = down * across if isinstance(down, int) else ["*", down, across]
     warps = (block_m // knobs["WARP_M"]) * (block_n // knobs["WARP_N"])
-    launch = Launch(
-        "product_mma", (Pointer(LEFT), Pointer(RIGHT), Pointer(OUTPUT), Scalar("int32", m)),
-        (blocks, 1, batch), (warps * 32, 1, 1), (block_m + block_n) * knobs["BLOCK_K"] * 2 * knobs["STAGES"],
+    return product_by_hand(
+        "product_mma", _SOURCE.replace("KIND", PTX_TYPES[dtype]), knobs, warps * 32,
+        (block_m + block_n) * knobs["BLOCK_K"] * 2 * knobs["STAGES"],
+        batch, m, n, k, dtype, out_dtype, one_left=one_left, one_right=one_right,
     )  # fmt: skip
-    code = Template(_SOURCE.replace("KIND", _KINDS[dtype]), macros, (), (launch,)).code
-    return Handwritten(code, launch)

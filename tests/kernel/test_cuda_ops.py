@@ -30,7 +30,7 @@ from workers.reference import (
     tolerances,
 )
 
-TARGET = Target.parse("cuda -arch=sm_80")
+TARGET = Target.parse("cuda -arch=sm_90")
 RELU = EpilogueStep("relu", (None,))
 BIAS = EpilogueStep("add", (None, Input("bias", "float32[35]", constant=True)))
 
@@ -39,17 +39,17 @@ TUNABLE: list[tuple[Workload, set[str]]] = [
     (Workload.make("dense", {"data": "float32[50,37]", "weight": "float32[35,37]"}, {}, (), [BIAS, RELU]),
      {"dense_tiled.cuda"}),
     (Workload.make("dense", {"data": "float16[50,40]", "weight": "float16[35,40]"}),
-     {"dense_tiled.cuda", "dense_tensor_core.cuda", "dense_mma.cuda"}),
-    (Workload.make("dense", {"data": "bfloat16[20,72]", "weight": "bfloat16[35,72]"}, {"out_dtype": "float32"},
+     {"dense_tiled.cuda", "dense_tensor_core.cuda", "dense_mma.cuda", "dense_wgmma.cuda"}),
+    (Workload.make("dense", {"data": "bfloat16[130,72]", "weight": "bfloat16[35,72]"}, {"out_dtype": "float32"},
                    (), [RELU]),
-     {"dense_mma.cuda"}),
+     {"dense_mma.cuda", "dense_wgmma.cuda"}),
     (Workload.make("dense", {"data": "bfloat16[3,70]", "weight": "bfloat16[35,70]"}),
      {"dense_tiled.cuda", "dense_tensor_core.cuda", "dense_gemv.cuda"}),
     (Workload.make("batch_matmul", {"x": "float16[3,20,17]", "y": "float16[1,20,30]"},
                    {"transpose_a": True, "transpose_b": False}),
      {"batch_matmul_tiled.cuda", "batch_matmul_tensor_core.cuda"}),
     (Workload.make("batch_matmul", {"x": "float16[3,20,24]", "y": "float16[3,30,24]"}, {}, (), [RELU]),
-     {"batch_matmul_mma.cuda"}),
+     {"batch_matmul_mma.cuda", "batch_matmul_wgmma.cuda"}),
     (Workload.make("batch_matmul", {"x": "bfloat16[1,20,24]", "y": "bfloat16[3,30,24]"}), {"batch_matmul_mma.cuda"}),
     (Workload.make("conv2d", {"data": "float32[1,5,9,10]", "weight": "float32[18,5,3,3]"}, {"padding": [1, 0, 2, 1]},
                    ("weight",), [RELU]),
@@ -190,7 +190,8 @@ def test_dense_has_a_fallback_for_all_extents(shape: tuple[int, int, int], dtype
 
 
 @pytest.mark.parametrize(
-    ("implementation", "dtype"), [("dense_tiled.cuda", "float32"), ("dense_mma.cuda", "float16")]
+    ("implementation", "dtype"),
+    [("dense_tiled.cuda", "float32"), ("dense_mma.cuda", "float16"), ("dense_wgmma.cuda", "float16")],
 )
 def test_a_symbolic_dimension_is_bound_at_the_launch(
     implementation: str, dtype: str, scratch: Path
@@ -208,34 +209,53 @@ def test_a_symbolic_dimension_is_bound_at_the_launch(
         np.testing.assert_allclose(output, right, rtol=1e-5 if dtype == "float32" else 1e-3)
 
 
-@pytest.mark.parametrize(
-    ("implementation", "dtype", "statement"),
-    [
-        ("dense_tiled.cuda", "float32", "__syncthreads();"),
-        ("dense_mma.cuda", "float16", "__syncthreads();"),
-        # What was copied has come only once it is waited for.
-        ("dense_mma.cuda", "float16",
-         'asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory");'),
-        ("dense_mma.cuda", "float16", "(STAGES - 2)"),
-    ],
-)  # fmt: skip
-def test_the_emulation_notices_what_is_missing(
-    implementation: str, dtype: str, statement: str, scratch: Path
+WAIT = 'asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory");'
+FENCES = [
+    f'asm volatile("{name}" ::: "memory");'
+    for name in ("fence.proxy.async.shared::cta;", "wgmma.fence.sync.aligned;")
+]
+# What of a kernel is replaced by what. Those of wgmma: order, then another swizzle, turns of four rows,
+# another distance of atoms, and half a step along k.
+BROKEN: list[tuple[str, str, list[tuple[str, str]]]] = [
+    ("dense_tiled.cuda", "float32", [("__syncthreads();", "")]),
+    # What was copied has come only once it is waited for.
+    ("dense_mma.cuda", "float16", [("__syncthreads();", ""), (WAIT, ""), ("(STAGES - 2)", "(STAGES - 1)")]),
+    ("dense_wgmma.cuda", "float16",
+     [(FENCES[0], ""), ("row & 7", "row & 3"), ('"n"(1)', '"n"(2)'), ("1ull << 62", "2ull << 62"),
+      (FENCES[1], ""), ("__syncthreads();", ""), ("settle(sums[t]);", ""), ("(STAGES - 3)", "(STAGES - 2)"),
+      ("(ATOM >> 4)", "(ATOM >> 5)"), ("k * 32", "k * 16")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("implementation", "dtype", "changes"), BROKEN, ids=[b[0] for b in BROKEN])
+def test_the_emulation_notices_what_is_wrong(
+    implementation: str, dtype: str, changes: list[tuple[str, str]], scratch: Path, full: bool
 ) -> None:
-    workload = Workload.make("dense", {"data": f"{dtype}[64,96]", "weight": f"{dtype}[64,96]"})
-    source = emit(lower(workload, TARGET, implementation))
-    assert statement in source.code
-    arrays = {name: aligned((64, 96), dtype) for name in ("data", "weight")}
-    arrays["output"] = aligned((64, 64), dtype)
-    for name in ("data", "weight"):
-        arrays[name][...] = np.random.default_rng(0).random((64, 96))
+    # So long that each stage of a pipeline is used again.
+    m, n, k = (128, 64, 520) if "wgmma" in implementation else (64, 64, 96)
+    config = {"block_m": 128, "block_n": 64, "groups": 2, "stages": 4, "group": 1}
+    workload = Workload.make("dense", {"data": f"{dtype}[{m},{k}]", "weight": f"{dtype}[{n},{k}]"})
+    given = Config(config) if "wgmma" in implementation else None
+    source = emit(lower(workload, TARGET, implementation, given))
+    rng = np.random.default_rng(0)
+    arrays = {"data": aligned((m, k), dtype), "weight": aligned((n, k), dtype), "output": aligned((m, n), dtype)}
+    arrays["data"][...], arrays["weight"][...] = rng.random((m, k)), rng.random((n, k))
     right = arrays["data"].astype(np.float32) @ arrays["weight"].astype(np.float32).T
-    instead = "(STAGES - 1)" if statement.startswith("(") else ""
-    for code, same in ((source.code, True), (source.code.replace(statement, instead), False)):
+
+    def is_right(code: str) -> bool:
         emulation = Emulation(code, source.programs, scratch / str(next(_numbers)))
         arrays["output"][...] = np.nan
-        emulation.run("main", arrays)
-        assert np.allclose(arrays["output"], right, rtol=1e-3) is same
+        try:
+            emulation.run("main", arrays)
+        except AssertionError as error:
+            assert "was ended" in str(error)
+            return False
+        return np.allclose(arrays["output"], right, rtol=1e-3)
+
+    assert is_right(source.code)
+    for old, new in changes if full else changes[:2]:
+        assert old in source.code
+        assert not is_right(source.code.replace(old, new)), old
 
 
 def test_assembly_that_the_emulation_does_not_know_is_refused(scratch: Path) -> None:

@@ -43,6 +43,11 @@ def batch_matmul_strategy_cuda(
         strategy.add_implementation(
             mma.compute, schedule_in_place, "batch_matmul_mma.cuda", 18, version=2, space=mma.space
         )
+    if mma.takes_groups(attrs, inputs, out_type, target):
+        strategy.add_implementation(
+            mma.compute_by_groups, schedule_in_place, "batch_matmul_wgmma.cuda", 19,
+            space=mma.space_of_groups,
+        )  # fmt: skip
     if "cublas" in target.libs and multiplies(inputs[0].dtype, out_type.dtype):
         strategy.add_implementation(
             cublas.compute, schedule_in_place, "batch_matmul_cublas.cuda", 25, library="cublas"

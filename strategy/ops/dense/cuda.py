@@ -3,6 +3,7 @@
 dense_tiled.cuda        any dtype: operands in shared memory, sums in registers
 dense_tensor_core.cuda  float16 and bfloat16, summed in float32 by tensor cores
 dense_mma.cuda          the same by mma.sync, copied ahead by cp.async; sm_80 and later
+dense_wgmma.cuda        the same by Hopper's wgmma
 dense_gemv.cuda         few rows: threads side by side along k
 dense_dlight.cuda       float32, and one row of any float, by TVM's own rules, as a rival
 """
@@ -26,6 +27,7 @@ from strategy.cuda.matmul import (
 )
 from strategy.cuda.mma import takes_mma
 from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
+from strategy.cuda.wgmma import takes_wgmma
 from strategy.op_strategy import OpStrategy
 from strategy.ops.dense import cublas, dense_strategy, mma
 from strategy.ops.dense.tile import Extents
@@ -61,6 +63,11 @@ def dense_strategy_cuda(
         strategy.add_implementation(
             mma.compute, schedule_in_place, "dense_mma.cuda", 18, version=2, space=mma.space
         )
+    if takes_wgmma(Dim(1), n, k, inputs[0].dtype, out_type.dtype, limits_of(target)):
+        strategy.add_implementation(
+            mma.compute_by_groups, schedule_in_place, "dense_wgmma.cuda", 19,
+            space=mma.space_of_groups,
+        )  # fmt: skip
     with SpecializedCondition(m <= _GEMV_ROWS):
         strategy.add_implementation(
             compute_gemv, schedule_gemv, "dense_gemv.cuda", 20, space=space_of_gemv

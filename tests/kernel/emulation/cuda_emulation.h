@@ -4,13 +4,15 @@
 // the others. A kernel whose threads do not all come there is a deadlock, and ends the process. Warp
 // operations must not diverge within a warp. The tensor cores of wmma are done by the first lane of a
 // warp, in float32. Of inline assembly it knows what `device.py` lists: copies by cp.async arrive when
-// they are waited for, not before; ldmatrix and mma.sync keep to the fragments of the PTX ISA.
+// they are waited for, not before; ldmatrix and mma.sync keep to the fragments of the PTX ISA; wgmma is
+// in warpgroup.h.
 #pragma once
 #ifndef __x86_64__
 #include <ucontext.h>
 #endif
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -18,6 +20,7 @@
 #include <cstring>
 #include <deque>
 #include <limits>
+#include <memory>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -84,8 +87,10 @@ inline ucontext_t scheduler;
 inline Barrier block_barrier;
 inline int alive;
 inline long progress;
+inline bool trapped;  // since the launch
 inline dim3 block_index, block_extent, grid_extent;
 inline char* dynamic_shared;
+inline size_t dynamic_bytes;
 inline void (*entry)(void*);
 inline void* entry_arguments;
 
@@ -105,8 +110,7 @@ inline void wait(Barrier& barrier, const int& count) {
 
 inline Warp& warp() { return warps[self->number / kWarp]; }
 
-inline void run_fibre() {
-  entry(entry_arguments);
+inline void end_fibre() {
   Fibre* me = self;
   me->done = true;
   ++progress;
@@ -116,6 +120,18 @@ inline void run_fibre() {
   yield();
 }
 
+// What warpgroup.h must know of copies and threads.
+inline void begin_products(size_t threads, size_t shared_bytes);
+inline void before_copy(unsigned to);
+inline void after_copy(unsigned to);
+inline void end_products();
+
+inline void run_fibre() {
+  entry(entry_arguments);
+  end_products();
+  end_fibre();
+}
+
 inline void run_block() {
   int count = int(block_extent.x * block_extent.y * block_extent.z);
   alive = count;
@@ -123,6 +139,7 @@ inline void run_block() {
   fibres.resize(count);
   stacks.resize(kStack * count);
   warps.assign((count + kWarp - 1) / kWarp, {});
+  begin_products(count, dynamic_bytes);
   for (int i = 0; i < count; ++i) {
     Fibre& fibre = fibres[i];
     fibre.number = i;
@@ -157,7 +174,10 @@ template <class T> T exchange(T value, int from, bool valid) {
   return value;
 }
 
-inline void copy_async(unsigned to, const void* from, int bytes) { self->copies.push_back({to, from, bytes}); }
+inline void copy_async(unsigned to, const void* from, int bytes) {
+  before_copy(to);
+  self->copies.push_back({to, from, bytes});
+}
 inline void commit_copies() {
   self->groups.push_back(std::move(self->copies));
   self->copies.clear();
@@ -168,6 +188,7 @@ inline void wait_copies(size_t newest) {
       if ((copy.to | reinterpret_cast<uintptr_t>(copy.from)) % 16) std::abort();  // as the device would
       std::memset(dynamic_shared + copy.to, 0, 16);
       std::memcpy(dynamic_shared + copy.to, copy.from, copy.bytes);
+      after_copy(copy.to);
     }
 }
 
@@ -202,11 +223,13 @@ template <class... A> struct Call {
 template <class... A>
 int launch(void (*kernel)(A...), int given, const unsigned* dims, size_t shared, void** arguments) {
   if (given != int(sizeof...(A))) return int(sizeof...(A));
+  trapped = false;
   Call<A...> call{kernel, arguments};
   entry = Call<A...>::run;
   entry_arguments = &call;
   grid_extent = {dims[0], dims[1], dims[2]};
   block_extent = {dims[3], dims[4], dims[5]};
+  dynamic_bytes = shared;
   size_t room = (shared + 1023) / 1024 * 1024 + 1024;
   dynamic_shared = static_cast<char*>(std::aligned_alloc(1024, room));
   std::memset(dynamic_shared, 0xFF, room);
@@ -218,9 +241,10 @@ int launch(void (*kernel)(A...), int given, const unsigned* dims, size_t shared,
         run_block();
       }
   std::free(dynamic_shared);
-  return -1;
+  return trapped ? -2 : -1;
 }
 }  // namespace emulation
+#include "warpgroup.h"
 
 #define threadIdx (emulation::self->index)
 #define blockIdx emulation::block_index

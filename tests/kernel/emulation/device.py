@@ -19,6 +19,7 @@ import numpy as np
 from strategy.cuda.program import CudaArtefact, Launch, Pointer, Program, evaluate
 
 HEADER = Path(__file__).with_name("cuda_emulation.h")
+WARPGROUP = Path(__file__).with_name("warpgroup.h")
 VENDOR = Path(__file__).with_name("vendor.cpp")
 _C = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float}
 _FLAGS = ("-std=c++17", "-O0", "-w", "-fPIC", "-fno-strict-aliasing")
@@ -37,9 +38,20 @@ _PTX = {
     "cp.async.commit_group;": "emulation::commit_copies",
     "cp.async.wait_group %0;": "emulation::wait_copies",
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];": "emulation::load_matrices",
+    "fence.proxy.async.shared::cta;": "emulation::fence_proxy",
+    "wgmma.fence.sync.aligned;": "emulation::fence_group",
+    "wgmma.commit_group.sync.aligned;": "emulation::commit_products",
+    "wgmma.wait_group.sync.aligned %0;": "emulation::wait_products",
+    "wgmma.wait_group.sync.aligned 0;": "emulation::wait_all_products",
 } | {
     f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
     "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};": f"emulation::multiply<{number}>"
+    for kind, number in (("f16", "half"), ("bf16", "nv_bfloat16"))
+} | {
+    f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} "
+    f"{{{', '.join(f'%{i}' for i in range(n // 2))}}}, %{n // 2}, %{n // 2 + 1}, 1, 1, 1, 0, 0;":
+    f"emulation::multiply_group<{number}>"
+    for n in range(8, 257, 8)
     for kind, number in (("f16", "half"), ("bf16", "nv_bfloat16"))
 }
 _ASSEMBLY = re.compile(r'asm volatile\("([^"]+)"([^;]*)\);')
@@ -115,6 +127,7 @@ def launch_kernel(
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
     dims = (ctypes.c_uint * 6)(*grid, *block)
     taken = library[f"run_{name}"](len(values), dims, ctypes.c_size_t(shared), pointers)
+    assert taken != -2, f"{name} was ended"
     assert taken == -1, f"{name} takes {taken} arguments, it is given {len(values)}"
 
 
@@ -153,6 +166,7 @@ def headers() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="plevel-emulation-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     shutil.copy(HEADER, folder)
+    shutil.copy(WARPGROUP, folder)
     copied = str(folder / HEADER.name)
     subprocess.run(
         [str(find_cxx()), *_FLAGS, "-x", "c++-header", "-o", f"{copied}.gch", copied], check=True

@@ -1,0 +1,146 @@
+"""What products share that are CUDA C by hand and copy tiles ahead of their use by `cp.async`.
+
+Both operands lie along k, a row after the other. Tiles of BLOCK_K steps of k are copied to shared
+memory into STAGES places in turn, 16 bytes at a time, so that k is a multiple of 8. What follows the
+product runs in a kernel of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from strategy.cuda.library import LEFT, OUTPUT, RIGHT, Handwritten
+from strategy.cuda.limit import GRID
+from strategy.cuda.program import Launch, Number, Pointer, Scalar
+from strategy.cuda.template import C_TYPES, Template
+from strategy.types import Dim
+
+_CHUNK = 8  # elements of 16 bytes, which is what one thread copies at a time
+PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}
+
+_COPIES = r"""
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+#define CHUNKS (BLOCK_K / CHUNK)
+#define PACE (THREADS / CHUNKS)  // rows that are copied at once, a chunk by each thread
+#define STEPS ((DEPTH + BLOCK_K - 1) / BLOCK_K)
+#define ROW (BLOCK_K * 2)  // bytes of a row in shared memory, and of a stage of both operands
+#define STAGE ((BLOCK_M + BLOCK_N) * ROW)
+
+struct __align__(2 * sizeof(OUT)) Pair { OUT x, y; };
+
+// Where a chunk of a row lies: the same chunk of eight rows is in eight different groups of banks.
+__device__ __forceinline__ unsigned place(int row, int chunk) {
+  int turn = CHUNKS == 8 ? row & 7 : row >> 1 & 3;
+  return (row * CHUNKS + (chunk ^ turn)) * 16;
+}
+
+// A thread's chunks of ROWS rows of an operand at one step of k, zeros beyond the `left` rows there are.
+template <int ROWS>
+__device__ __forceinline__ void fetch(unsigned to, const TYPE* from, int left, int step) {
+  const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+  const bool along = DEPTH % BLOCK_K == 0 || step * BLOCK_K + chunk * CHUNK < DEPTH;
+  #pragma unroll
+  for (int i = 0; i < ROWS; i += PACE)
+    if (ROWS % PACE == 0 || row + i < ROWS) {
+      int bytes = along && row + i < left ? 16 : 0;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                   :: "r"(to + place(row + i, chunk)), "l"(from + (long long)i * DEPTH), "r"(bytes)
+                   : "memory");
+    }
+}
+
+// A block's tile of the output, and what each of its threads copies next of the operands.
+struct Tile {
+  int row, column;
+  const TYPE *a, *b;
+  int a_left, b_left;
+
+  __device__ __forceinline__ Tile(const TYPE* left, const TYPE* right, int m) {
+    // Tiles of GROUP rows of tiles follow each other down the columns: they share what the L2 cache holds.
+    const int tiles_m = (m + BLOCK_M - 1) / BLOCK_M, tiles_n = (COLUMNS + BLOCK_N - 1) / BLOCK_N;
+    const int in_group = GROUP * tiles_n;
+    const int above = blockIdx.x / in_group * GROUP, within = blockIdx.x % in_group;
+    const int height = tiles_m - above < GROUP ? tiles_m - above : GROUP;
+    row = (above + within % height) * BLOCK_M, column = within / height * BLOCK_N;
+    const long long first = (long long)(threadIdx.x / CHUNKS) * DEPTH + threadIdx.x % CHUNKS * CHUNK;
+    a = left + ((long long)(ONE_LEFT ? 0 : blockIdx.z) * m + row) * DEPTH + first;
+    b = right + ((long long)(ONE_RIGHT ? 0 : blockIdx.z) * COLUMNS + column) * DEPTH + first;
+    a_left = m - row, b_left = COLUMNS % BLOCK_N ? COLUMNS - column : 0x7FFFFFFF;  // whole tiles have all
+  }
+
+  // Both operands of a step, if there is one, as a group of copies of its own.
+  __device__ __forceinline__ void fetch_both(int step, unsigned stage) {
+    if (step < STEPS) {
+      fetch<BLOCK_M>(stage, a, a_left, step);
+      fetch<BLOCK_N>(stage + BLOCK_M * ROW, b, b_left, step);
+      a += BLOCK_K, b += BLOCK_K;
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+};
+
+__device__ __forceinline__ unsigned after(unsigned stage, unsigned first) {
+  return stage == first + (STAGES - 1) * STAGE ? first : stage + STAGE;
+}
+
+// Two neighbours of a row of the output.
+__device__ __forceinline__ void write(OUT* output, int m, int y, int x, float first, float second) {
+  OUT* to = output + ((long long)blockIdx.z * m + y) * COLUMNS + x;
+  if (COLUMNS % 2 == 0) {
+    if (y < m && x < COLUMNS) *(Pair*)to = Pair{OUT(first), OUT(second)};
+  } else {
+    if (y < m && x < COLUMNS) to[0] = OUT(first);
+    if (y < m && x + 1 < COLUMNS) to[1] = OUT(second);
+  }
+}
+"""
+
+
+def takes_copies(batch: Dim, n: Dim, k: Dim, dtype: str, out_dtype: str) -> bool:
+    """Whether copies of a product's operands are whole, and its dtypes those of tensor cores."""
+    return (
+        dtype in PTX_TYPES
+        and out_dtype in (dtype, "float32")
+        and not (batch.is_constant and int(batch) > GRID[2])
+        and n.is_constant
+        and k.is_constant
+        and int(k) % _CHUNK == 0
+    )
+
+
+def product_by_hand(
+    kernel: str,
+    source: str,
+    knobs: Mapping[str, int],
+    threads: int,
+    shared_bytes: int,
+    batch: Number,
+    m: Number,
+    n: int,
+    k: int,
+    dtype: str,
+    out_dtype: str,
+    *,
+    one_left: bool = False,
+    one_right: bool = False,
+) -> Handwritten:
+    """The kernel of [batch, m, k] · [batch, n, k]ᵀ and its launch.
+
+    Args:
+        source: of `kernel`, which takes both operands, the output and m.
+        knobs: what stands for BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, and what the source has besides.
+        one_left, one_right: whether there is one of them for all entries of the batch.
+    """
+    macros: dict[str, int | str] = {
+        **knobs, "THREADS": threads, "TYPE": C_TYPES[dtype], "OUT": C_TYPES[out_dtype],
+        "CHUNK": _CHUNK, "COLUMNS": n, "DEPTH": k, "ONE_LEFT": int(one_left), "ONE_RIGHT": int(one_right),
+    }  # fmt: skip
+    block_m, across = knobs["BLOCK_M"], -(-n // knobs["BLOCK_N"])
+    down: Number = -(-m // block_m) if isinstance(m, int) else ["//", ["+", m, block_m - 1], block_m]
+    blocks: Number = down * across if isinstance(down, int) else ["*", down, across]
+    launch = Launch(
+        kernel, (Pointer(LEFT), Pointer(RIGHT), Pointer(OUTPUT), Scalar("int32", m)),
+        (blocks, 1, batch), (threads, 1, 1), shared_bytes,
+    )  # fmt: skip
+    return Handwritten(Template(_COPIES + source, macros, (), (launch,)).code, launch)
