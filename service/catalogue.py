@@ -123,13 +123,20 @@ def put_variant(
 
 def put_policy(connection: sa.Connection, value: TimingPolicy) -> int:
     body = to_json(value)
-    return _one(connection, timing_policy, {"digest": digest_of(body)}, {"body": body})
+    return _one(connection, timing_policy, {"digest": _policy_digest(value)}, {"body": body})
 
 
 def find_policy(connection: sa.Connection, value: TimingPolicy) -> int | None:
     """The id of a policy, None where nothing was ever timed under it."""
-    query = sa.select(timing_policy.c.id).where(timing_policy.c.digest == digest_of(to_json(value)))
+    query = sa.select(timing_policy.c.id).where(timing_policy.c.digest == _policy_digest(value))
     return connection.scalar(query)
+
+
+def _policy_digest(value: TimingPolicy) -> str:
+    body = to_json(value)
+    if not value.cache_flush:
+        del body["cache_flush"]  # which policies of older records do not name
+    return digest_of(body)
 
 
 def put_environment(connection: sa.Connection, value: Mapping[str, Any]) -> int:

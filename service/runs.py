@@ -136,7 +136,11 @@ def create(
 
     An equal request joins the run that is under way. Where all is tuned enough (same versions,
     target and policies, at least this budget or stopped by its own rule), the run is done at once.
+
+    Raises:
+        InvalidError: it times with cold caches, and not under a namespace of its own.
     """
+    _check_caches(request, namespace)
     digest = _digest(request, planned)
     if not request.force:
         live = connection.scalar(
@@ -175,6 +179,21 @@ def create(
     if not request.force:
         _finish_if_tuned(connection, run_id, request, planned, tasks)
     return int(run_id)
+
+
+def _check_caches(request: RunRequest, namespace: str) -> None:
+    """Selection compares all times of a namespace: those of cold caches are kept apart."""
+    cold = request.search_policy.cache_flush
+    if request.confirm_policy.cache_flush != cold:
+        raise InvalidError(
+            "confirm_policy.cache_flush: it differs from search_policy's: times of cold and of warm "
+            "caches are not compared"
+        )
+    if cold and namespace == DEFAULT:
+        raise InvalidError(
+            f"search_policy.cache_flush: times of cold caches are not compared with those of {DEFAULT!r}: "
+            "name a namespace for them"
+        )
 
 
 def newest(

@@ -61,6 +61,9 @@ class TimingPolicy(msgspec.Struct, frozen=True, kw_only=True):
     A repeat calls the kernel as often as `min_repeat_s` takes and gives one sample, the mean of its
     calls. Repeats go on until the 95 % interval of their median is within ± `spread` of it, at
     least `min_repeats`, at most `max_repeats`, and no longer than `budget_s`.
+
+    With `cache_flush` a processor's kernel finds what it reads and writes in no cache, but its first
+    argument, which whatever ran before it has left there. (A GPU's never finds any.)
     """
 
     warmup_s: Annotated[float, Meta(ge=0, le=60)] = 0.002
@@ -74,6 +77,7 @@ class TimingPolicy(msgspec.Struct, frozen=True, kw_only=True):
     give_up_ratio: Annotated[float, Meta(gt=1)] | None = None
     build_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
     run_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
+    cache_flush: bool = False
 
 
 SEARCH_POLICY = TimingPolicy(give_up_ratio=2.0)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from strategy.record import convert
+from strategy.record import TimingPolicy, convert
 from strategy.workload import Workload
 from workers.builder import Built
 from workers.cpu import machine_memory
@@ -65,8 +65,15 @@ class CudaRunner(Runner):
         found = {role: describe_library(role) for role in sorted(self._libraries)}
         return {"cuda": self._driver.describe(), **found}
 
-    def _open(self, built: Built, data: Data) -> Kernel:
+    def _open(self, built: Built, data: Data, policy: TimingPolicy) -> Kernel:
         return CudaKernel(built, data, self._driver)
+
+    def _fail(self, kernel: Kernel, error: Exception) -> None:
+        try:
+            self._driver.synchronize()
+        except CudaError as lost:
+            raise _lost(kernel, lost) from error
+        super()._fail(kernel, error)
 
     def _measure(self, kernel: Kernel) -> Callable[[int], float]:
         measure = super()._measure(kernel)
@@ -75,8 +82,7 @@ class CudaRunner(Runner):
             try:
                 return measure(calls)
             except CudaError as error:
-                # The context is lost with all that is in it: only a new process has another.
-                raise SystemExit(f"entry {kernel.entry}: {error}") from error
+                raise _lost(kernel, error) from error
 
         return timed
 
@@ -87,3 +93,8 @@ class CudaRunner(Runner):
             outputs = tuple(np.asarray(x) for x in reference(workload, inputs))
             self._data = Data(key, inputs, {}, outputs, tolerances(workload, inputs, outputs))
         return self._data
+
+
+def _lost(kernel: Kernel, error: CudaError) -> SystemExit:
+    """The context is lost with all that is in it: only a new process has another."""
+    return SystemExit(f"entry {kernel.entry}: {error}")

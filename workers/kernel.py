@@ -33,12 +33,13 @@ class Data:
 class Kernel:
     """One loaded library with its arguments."""
 
-    def __init__(self, built: Built, data: Data) -> None:
+    def __init__(self, built: Built, data: Data, *, cache_flush: bool = False) -> None:
         self.entry = built.entry
         self.prepare_s: float | None = None
         self.check_s = 0.0
         self._built = built
         self._data = data
+        self._cache_flush = cache_flush
         self._artefact: Artefact | None = None
         self._arguments: list[Any] = []
         self._outputs: list[Any] = []
@@ -101,6 +102,8 @@ class Kernel:
     def measure(self, calls: int) -> float:
         """Seconds that this many calls take together, in the tightest loop there is for them."""
         assert self._artefact is not None
+        if self._cache_flush:
+            return self._measure_cold(calls)
         if calls >= _LOOP_IN_C_FROM:
             import tvm
 
@@ -113,6 +116,16 @@ class Kernel:
         for _ in range(calls):
             main(*arguments)
         return (time.perf_counter_ns() - began) * 1e-9
+
+    def _measure_cold(self, calls: int) -> float:
+        """The same, where each call finds all but its first argument in no cache."""
+        assert self._artefact is not None
+        import tvm
+
+        evaluator = self._artefact.executable.time_evaluator(
+            "main", tvm.cpu(), number=1, repeat=calls, f_preproc="cache_flush_cpu_non_first_arg"
+        )
+        return float(sum(evaluator(*self._arguments).results))
 
     def release(self) -> None:
         """Frees memory: a job may have many entries with large packed inputs."""

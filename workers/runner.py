@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from strategy.extern import load_library
-from strategy.record import ErrorKind, Job, Reference, Result, convert, to_json
+from strategy.record import ErrorKind, Job, Reference, Result, TimingPolicy, convert, to_json
 from strategy.workload import Workload
 from workers.builder import Built, shorten
 from workers.cpu import pin_threads, state
@@ -67,7 +67,7 @@ class Runner:
         kernels: list[Kernel] = []
         for built in session.built:
             self._channel.mark(built.entry)
-            kernel = self._open(built, data)
+            kernel = self._open(built, data, job.policy)
             try:
                 library = kernel.load().signature.library
                 if library is not None:
@@ -76,7 +76,7 @@ class Runner:
                 # Thread pools begin at their first use.
                 pin_threads(session.cores, self._pinned)
             except Exception as error:
-                self._send(_failure(kernel, error))
+                self._fail(kernel, error)
                 continue
             kernels.append(kernel)
 
@@ -106,8 +106,12 @@ class Runner:
             found[role] = load_library(role).describe()
         return found
 
-    def _open(self, built: Built, data: Data) -> Kernel:
-        return Kernel(built, data)
+    def _open(self, built: Built, data: Data, policy: TimingPolicy) -> Kernel:
+        return Kernel(built, data, cache_flush=policy.cache_flush)
+
+    def _fail(self, kernel: Kernel, error: Exception) -> None:
+        kernel.release()
+        self._send(_failure(kernel, error))
 
     def _measure(self, kernel: Kernel) -> Callable[[int], float]:
         def measure(calls: int) -> float:

@@ -33,6 +33,7 @@ def measure(
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", min=0, help="Of the random inputs.")
     ] = 0,
+    cache_flush: option.CacheFlush = False,
     as_json: option.AsJson = False,
 ) -> None:
     """Build, check and time one configuration on a device of this host; nothing is stored.
@@ -45,6 +46,8 @@ def measure(
         raise UsageError(f"--input: {workload} has a symbolic dimension; give a number to measure")
     target = _target_of(device, threads)
     values = read_config(workload, target, implementation, config)
+
+    import msgspec
 
     from plevel.cli.output import make_console, print_json, show_spread
     from plevel.embedded import require_worker
@@ -61,7 +64,7 @@ def measure(
     result = _measure(
         Job(
             id=0, run_id=0, workload=workload, target=target, phase=Phase.CONFIRM, entries=(entry,),
-            policy=CONFIRM_POLICY, seed=seed,
+            policy=msgspec.structs.replace(CONFIRM_POLICY, cache_flush=cache_flush), seed=seed,
         ),
         device,
     )  # fmt: skip

@@ -71,6 +71,12 @@ Namespace = Annotated[
         help="Of this project alone [PLEVEL_NAMESPACE; else default].",
     ),
 ]  # fmt: skip
+CacheFlush = Annotated[
+    bool,
+    typer.Option(
+        "--cache-flush", help="Time with cold caches: only the first input is in them at each call."
+    ),
+]
 Log = Annotated[
     str | None, typer.Option("--log", metavar="text|json", help="The form of log lines.")
 ]

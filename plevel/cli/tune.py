@@ -65,6 +65,7 @@ def tune(
         list[str] | None,
         typer.Option("--implementation", metavar="NAME", help="Only this one; may be repeated."),
     ] = None,
+    cache_flush: option.CacheFlush = False,
     force: Annotated[bool, typer.Option("--force", help="Tune even what is tuned enough.")] = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="With --url: queue the run where no worker is there yet.")
@@ -101,12 +102,19 @@ def tune(
     workloads = _read_workloads(op, inputs, attr, model, far=place.url is not None)
     where = option.read_target(target, threads)
 
-    from strategy.record import RunRequest
+    import msgspec
 
+    from strategy.record import CONFIRM_POLICY, SEARCH_POLICY, RunRequest
+
+    search, confirm = (
+        msgspec.structs.replace(policy, cache_flush=cache_flush)
+        for policy in (SEARCH_POLICY, CONFIRM_POLICY)
+    )
     request = RunRequest(
         workloads=workloads, target=where, trials=trials, timeout_s=timeout,
         until_gain=least_gain, seed=seed, tuner=tuner, force=force, webhook=webhook,
         implementations=tuple(implementation) if implementation else None,
+        search_policy=search, confirm_policy=confirm,
     )  # fmt: skip
     _check_names(request)
     from plevel.cli.output import make_console, print_json

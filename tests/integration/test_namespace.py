@@ -21,7 +21,7 @@ from service.evidence import RecordDatabase
 from service.filter import Wanted
 from service.formats import ImportedRecord, native
 from service.importer import import_items
-from service.models import TokenScope, record, task
+from service.models import TokenScope, record, task, timing_policy
 from service.namespace import DEFAULT, check, within
 from service.records import page
 from strategy.op_strategy import Candidate
@@ -265,3 +265,33 @@ def test_a_database_is_asked_without_a_service(
             assert len(database.measured(WORKLOAD, TARGET, None)) == 1
     with pytest.raises(ServiceError, match="up to 64"), connect(None, url, "No such") as there:
         there.import_records([b"".join(native.write(ROWS))])
+
+
+def test_times_of_cold_caches_have_a_namespace_of_their_own(store: Store) -> None:
+    warm = request()
+    cold = msgspec.structs.replace(
+        warm,
+        search_policy=msgspec.structs.replace(warm.search_policy, cache_flush=True),
+        confirm_policy=msgspec.structs.replace(warm.confirm_policy, cache_flush=True),
+    )
+    half = msgspec.structs.replace(cold, confirm_policy=warm.confirm_policy)
+    planned = runs.plan(warm)
+    with store.write() as c:
+        with pytest.raises(InvalidError, match="search_policy.cache_flush"):
+            runs.create(c, cold, planned)
+        with pytest.raises(InvalidError, match="confirm_policy.cache_flush"):
+            runs.create(c, half, planned, OTHER)
+        run_id = runs.create(c, cold, planned, OTHER)
+        assert runs.create(c, cold, planned, OTHER) == run_id
+        assert runs.create(c, warm, planned, OTHER) != run_id
+
+
+def test_a_policy_is_known_by_what_older_records_name(store: Store) -> None:
+    policy = request().search_policy
+    body = {k: v for k, v in to_json(policy).items() if k != "cache_flush"}
+    cold = msgspec.structs.replace(policy, cache_flush=True)
+    with store.write() as c:
+        known = catalogue.put_policy(c, policy)
+        digest = c.scalar(sa.select(timing_policy.c.digest).where(timing_policy.c.id == known))
+        assert digest == catalogue.digest_of(body)
+        assert catalogue.put_policy(c, cold) != known == catalogue.find_policy(c, policy)

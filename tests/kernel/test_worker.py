@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import socket
@@ -13,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tvm
 
 from strategy.op_strategy import candidates
 from strategy.record import ErrorKind, Job, JobEntry, Phase, Result, TimingPolicy, estimate
@@ -23,8 +26,10 @@ from strategy.target import Target
 from strategy.workload import Workload
 from workers.builder import BuilderPool, Built
 from workers.cpu import assign, parse_cores, timing_lock
-from workers.fork import LENGTH, Limits
-from workers.runner import TimingRunner
+from workers.fork import LENGTH, Channel, Limits
+from workers.kernel import Data
+from workers.reference import random_inputs, reference, tolerances
+from workers.runner import Runner, TimingRunner
 from workers.sandbox import Died, ForkServer, Interrupted, Late, SandboxError
 
 sys.path.insert(0, str(Path(__file__).parent))  # where the children find the operator too
@@ -359,6 +364,40 @@ def test_every_implementation_of_dense_is_built_checked_and_timed(
         assert result.build_s > 0 and result.check_s > 0 and result.run_s > 0
         assert result.code_digest == built[index].code_digest
         assert abs(result.measured_at - time.time()) < 600
+
+
+def test_caches_are_flushed_before_each_call_where_that_is_asked(
+    builders: BuilderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = Workload.make("dense", {"data": "float32[4,32]", "weight": "float32[16,32]"})
+    (c,) = (c for c in candidates(workload, TARGET) if c.implementation == "dense_nopack.cpu")
+    assert c.fallback is not None
+    (built,) = builders.build(job_of(workload, [(c.implementation, c.version, c.fallback)]), NEVER)
+    inputs = random_inputs(workload, 0)
+    outputs = tuple(np.asarray(x) for x in reference(workload, inputs))
+    tensors = {name: tvm.runtime.tensor(array) for name, array in inputs.items()}
+    data = Data(("", 0), inputs, tensors, outputs, tolerances(workload, inputs, outputs))
+    asked: list[dict[str, Any]] = []
+    evaluate = tvm.runtime.Module.time_evaluator
+
+    def listen(module: Any, *arguments: Any, **options: Any) -> Any:
+        asked.append(options)
+        return evaluate(module, *arguments, **options)
+
+    monkeypatch.setattr(tvm.runtime.Module, "time_evaluator", listen)
+    mine, its = socket.socketpair()
+    with mine, its:
+        session = Runner(Channel(mine, mmap.mmap(-1, 64)))
+        for cache_flush in (False, True):
+            kernel = session._open(built, data, TimingPolicy(cache_flush=cache_flush))
+            kernel.load()
+            kernel.check()
+            assert kernel.measure(100) > 0
+            kernel.compare()
+    assert asked == [
+        {"number": 100, "repeat": 1},
+        {"number": 1, "repeat": 100, "f_preproc": "cache_flush_cpu_non_first_arg"},
+    ]
 
 
 def test_one_timing_at_a_time_on_a_host() -> None:
