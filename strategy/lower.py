@@ -9,7 +9,7 @@ destination passing: it takes its inputs, then what was prepared or constant, in
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -120,16 +120,14 @@ class Lowered:
         """
         import tvm
 
-        from strategy.masking import mask_vector_loops
+        from strategy.passes import processor_pipeline
 
         target = tvm.target.Target(self.target.to_tvm())
+        pipeline = processor_pipeline() if "cpu" in self.target.keys else "default"
         try:
             config = {"tirx.disable_assert": not checks}
             with target, tvm.transform.PassContext(opt_level=3, config=config):
-                module = tvm.tirx.transform.BindTarget(target)(self.module)
-                if "cpu" in self.target.keys:
-                    module = mask_vector_loops(_flatten(module))
-                executable = tvm.compile(module, target=target)
+                executable = tvm.compile(self.module, target=target, tir_pipeline=pipeline)
         except Exception as error:  # TVM raises what its passes and LLVM do
             raise CompileError(f"{type(error).__name__}: {error}") from error
         return Artefact(executable, self.signature)
@@ -345,23 +343,3 @@ def _transform_function(source: Any, packed: Any, target: Target) -> Any:
             schedule.vectorize(inner)
         schedule.parallel(loops[0])
     return schedule.mod[MAIN]
-
-
-def _flatten(module: Any) -> Any:
-    """TVM's own first passes, up to flat buffers: where vector loops can be masked."""
-    import tvm
-    from tvm import s_tir, tirx
-
-    passes: Iterable[Any] = (
-        s_tir.transform.CanonicalizeLoop(),
-        s_tir.transform.LowerInitBlock(),
-        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
-        s_tir.transform.ConvertBlocksToOpaque(),
-        s_tir.transform.CompactBufferAllocation(),
-        s_tir.transform.LowerMatchBuffer(),
-        s_tir.transform.StmtSimplify(),
-        s_tir.transform.LowerOpaqueBlock(),
-        tirx.transform.FlattenBuffer(),
-        tirx.transform.NarrowDataType(32),
-    )
-    return tvm.ir.transform.Sequential(list(passes))(module)
