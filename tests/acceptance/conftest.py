@@ -37,9 +37,10 @@ class Stage:
             "XDG_DATA_HOME": str(folder / "data"),
             "XDG_STATE_HOME": str(folder / "state"),
             "PYTHONUNBUFFERED": "1",
-            # A dead worker is given up soon.
+            # A dead worker is given up soon, and what nobody tells of is found soon.
             "PLEVEL_LEASE_S": "3",
             "PLEVEL_HEARTBEAT_S": "1",
+            "PLEVEL_POLL_S": "0.2",
         }
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from service import migration
 from tests.acceptance.conftest import Stage
 
 DENSE = (
@@ -54,7 +55,7 @@ def test_a_file_that_is_no_database(stage: Stage, command: int) -> None:
 @pytest.mark.parametrize("command", range(5))
 def test_a_database_of_a_newer_schema(stage: Stage, command: int) -> None:
     place = str(stage.database)
-    assert stage.run("db", "upgrade", "--database", place).returncode == 0
+    migration.upgrade(place)
     with closing(sqlite3.connect(stage.database)) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
         connection.commit()

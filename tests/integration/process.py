@@ -31,6 +31,8 @@ from tests.integration.scene import device, info, timed
 T = TypeVar("T")
 DEADLINE_S = 60.0
 ENDED = (RunState.DONE, RunState.FAILED, RunState.CANCELLED)
+# A worker that is lost is given up soon, and whatever nobody tells of is found soon.
+QUICK = {"PLEVEL_LEASE_S": "2", "PLEVEL_HEARTBEAT_S": "1", "PLEVEL_POLL_S": "0.1"}
 
 
 class Service:
@@ -47,7 +49,7 @@ class Service:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "service", "--database", database, "--port", "0",
                  "--ready-file", str(self.ready)],
-                env={**clean, "PLEVEL_LEASE_S": "2", "PLEVEL_HEARTBEAT_S": "1", **environment},
+                env={**clean, **QUICK, **environment},
                 stdout=out, stderr=err,
             )  # fmt: skip
         give_up = time.monotonic() + DEADLINE_S
@@ -88,7 +90,7 @@ class Service:
         give_up = time.monotonic() + DEADLINE_S
         while (status := self.status(run_id)).state not in ENDED and jobs > 0:
             assert time.monotonic() < give_up, status
-            held = self.lease(worker_id)
+            held = self.lease(worker_id, wait_s=0.1)  # after the last job there is none to wait for
             if held is None:
                 continue
             renewal = Renewal(token=held.token, timing=True)

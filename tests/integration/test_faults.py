@@ -57,7 +57,7 @@ class Worker:
     def _work(self) -> None:
         while not self.stop.is_set():
             asked = LeaseRequest(
-                worker_id=self.registered.worker_id, device=self.device.identity, wait_s=1.0
+                worker_id=self.registered.worker_id, device=self.device.identity, wait_s=0.2
             )
             try:
                 leases = self.client.lease(asked)

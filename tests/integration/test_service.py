@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from typing import Any
 import httpx
 import pytest
 
-from service import migration
 from strategy.op_strategy import Candidate
 from strategy.record import (
     LeaseRequest,
@@ -350,24 +348,6 @@ def test_openapi_is_complete(service: Service) -> None:
 def test_health(service: Service) -> None:
     assert service.raw("GET", "/healthz").json() == {"status": "ok"}
     assert service.raw("GET", "/readyz").json() == {"status": "ready"}
-
-
-def test_a_port_in_use_is_said(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        line = refused("--database", str(tmp_path / "p.db"), "--port", port)
-    assert f"port {port}" in line
-    assert "--port" in line
-    assert not (tmp_path / "p.db").exists()
-
-
-def test_a_newer_schema_is_said_and_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "p.db"
-    migration.upgrade(str(path))
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-        connection.commit()
-    assert "newer than" in refused("--database", str(path), "--port", "0")
 
 
 def test_a_place_that_cannot_be_written_is_said() -> None:

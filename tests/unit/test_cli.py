@@ -385,15 +385,17 @@ def test_asking_about_a_database_does_not_make_it(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
-    done = plevel("select", "dens", *DATA, "--debug", home=tmp_path)
+def test_debug_shows_where_an_error_came_from(called: Called) -> None:
+    done = called("select", "dens", *DATA, "--debug")
     assert done.returncode == 2
     assert "Traceback" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("plevel: unknown operator")
 
 
-def test_select_answers_by_plevel_where_nothing_is_measured(tmp_path: Path) -> None:
-    done = plevel("select", *DENSE, "--json", home=tmp_path)
+def test_select_answers_by_plevel_where_nothing_is_measured(
+    called: Called, tmp_path: Path
+) -> None:
+    done = called("select", *DENSE, "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["reason"] == "plevel"
@@ -402,7 +404,7 @@ def test_select_answers_by_plevel_where_nothing_is_measured(tmp_path: Path) -> N
     assert answer["implementation"] == best["implementation"]
     assert list(tmp_path.iterdir()) == []
 
-    shown = plevel("select", *DENSE, home=tmp_path).stdout
+    shown = called("select", *DENSE).stdout
     assert answer["explanation"] in shown
     assert "dense_gemv.cpu" in shown  # the rivals, with why one is not valid
     assert "data.shape[0] == 1" in shown
@@ -416,8 +418,8 @@ def test_select_resolves_cpu_to_this_host(called: Called) -> None:
     assert target["num-cores"] == 1
 
 
-def test_version(tmp_path: Path) -> None:
-    done = plevel("--version", home=tmp_path)
+def test_version(called: Called) -> None:
+    done = called("--version")
     assert done.stdout.startswith("plevel ")
     assert done.returncode == 0
 
