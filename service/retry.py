@@ -105,8 +105,7 @@ def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | No
 def _split_off(connection: sa.Connection, row: Any, entry: Any, values: Mapping[str, Any]) -> None:
     copied = (
         "run_id", "workload_id", "target_id", "policy_id", "phase", "priority", "turn", "fence",
-        "seed",
-        "needs", "created_at",
+        "seed", "needs", "created_at",
     )  # fmt: skip
     fields = {name: getattr(row, name) for name in copied}
     job_id = connection.execute(

@@ -18,9 +18,8 @@ from service.namespace import DEFAULT
 from service.runs import LIVE
 from strategy.record import RunState
 
-QUIET_S = (
-    30.0  # without a live run before training begins: it would take the cores of what is timed
-)
+# Without a live run before training begins: it would take the cores of what is timed.
+QUIET_S = 30.0
 GROWTH = 1.25  # records on those of the newest model, from which another is worth training
 log = logging.getLogger(__name__)
 
