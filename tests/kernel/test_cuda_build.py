@@ -102,7 +102,7 @@ def test_what_a_device_cannot_do_is_refused_before_anything_is_compiled() -> Non
     small = Target.parse({"kind": "cuda", "arch": "sm_90", "max_shared_memory_per_block": 4096})
     config = {
         "block_m": 128, "block_n": 128, "block_k": 32, "thread_m": 8, "thread_n": 8,
-        "interleave": 2, "vector": 4, "unroll": 0,
+        "vector": 4, "stages": 2, "split_k": 1,
     }  # fmt: skip
     wide = Workload.make("dense", {"data": "float32[512,64]", "weight": "float32[512,64]"})
     space = next(c.space for c in candidates(wide, SM_90) if c.implementation == "dense_tiled.cuda")

@@ -10,14 +10,9 @@ from strategy.condition import SpecializedCondition
 from strategy.cuda.dlight import schedule_by
 from strategy.cuda.library import multiplies, schedule_in_place
 from strategy.cuda.limit import limits_of
-from strategy.cuda.matmul import (
-    Product,
-    Read,
-    compute_product,
-    schedule_tiled,
-    tiled_space,
-)
+from strategy.cuda.matmul import Product, Read, compute_product
 from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
+from strategy.cuda.tiled import loops_of_parts, schedule_tiled, tiled_space
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
 from strategy.ops.batch_matmul import BatchMatmulAttrs, cublas, mma
@@ -34,7 +29,9 @@ def batch_matmul_strategy_cuda(
 ) -> OpStrategy:
     """The implementations for NVIDIA's GPUs."""
     strategy = OpStrategy()
-    strategy.add_implementation(compute, schedule, "batch_matmul_tiled.cuda", 10, space=space)
+    strategy.add_implementation(
+        compute, schedule, "batch_matmul_tiled.cuda", 10, version=2, space=space
+    )
     if inputs[0].dtype in limits_of(target).tensor_cores:
         strategy.add_implementation(
             compute, schedule_tensors, "batch_matmul_tensor_core.cuda", 15, space=space_of_tensors
@@ -66,7 +63,13 @@ def space(
 ) -> ConfigSpace:
     """Blocks, threads and loads."""
     assert isinstance(attrs, BatchMatmulAttrs)
-    return tiled_space(limits_of(target), inputs[0].dtype, *_extents(attrs, inputs))
+    batch = max(int(t.shape[0]) if t.shape[0].is_constant else 1 for t in inputs)
+    last = [t.shape[2] for t in inputs]
+    whole = all(extent.is_constant and int(extent) % 4 == 0 for extent in last)
+    return tiled_space(
+        limits_of(target), inputs[0].dtype, *_extents(attrs, inputs), batch=batch,
+        along_k=attrs.transpose_b and not attrs.transpose_a, vector=4 if whole else 1,
+    )  # fmt: skip
 
 
 def space_of_tensors(
@@ -125,9 +128,9 @@ def compute(
 def schedule(attrs: BatchMatmulAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """See `schedule_tiled`."""
     sch = new_schedule(outs)
-    batch, i, j = sch.get_loops(join_epilogue(sch))
+    loops = loops_of_parts(sch) or tuple(sch.get_loops(join_epilogue(sch)))
     schedule_tiled(
-        sch, (batch, i, j), config, a_along_k=not attrs.transpose_a, b_along_k=attrs.transpose_b
+        sch, loops, config, a_along_k=not attrs.transpose_a, b_along_k=attrs.transpose_b
     )
     return sch
 

@@ -16,18 +16,12 @@ from typing import Any
 from strategy.attrs import Attrs
 from strategy.cuda.library import schedule_in_place
 from strategy.cuda.limit import limits_of
-from strategy.cuda.matmul import (
-    Product,
-    accumulator,
-    compute_product,
-    schedule_tiled,
-    tiled_space,
-)
+from strategy.cuda.matmul import Product, accumulator, compute_product
 from strategy.cuda.schedule import bind_flat, reduction_loops
 from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
-from strategy.ops.conv2d import cudnn, winograd_cuda
+from strategy.ops.conv2d import cudnn, implicit_gemm, winograd_cuda
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.schedule import (
     Outs,
@@ -63,8 +57,8 @@ def conv2d_strategy_cuda(
     if not out_type.is_constant or attrs.groups != 1:
         return strategy
     strategy.add_implementation(
-        compute_product_of_windows, schedule_product, "conv2d_nchw_implicit_gemm.cuda", 10,
-        space=space_of_product,
+        implicit_gemm.compute, implicit_gemm.schedule, "conv2d_nchw_implicit_gemm.cuda", 10,
+        version=2, space=implicit_gemm.space, prepare=implicit_gemm.prepare,
     )  # fmt: skip
     if data.dtype in limits_of(target).tensor_cores:
         strategy.add_implementation(
@@ -78,7 +72,7 @@ def conv2d_strategy_cuda(
     ):
         strategy.add_implementation(
             winograd_cuda.compute, winograd_cuda.schedule, "conv2d_nchw_winograd.cuda", 11,
-            space=winograd_cuda.space, prepare=winograd_cuda.prepare,
+            version=2, space=winograd_cuda.space, prepare=winograd_cuda.prepare,
         )  # fmt: skip
     return strategy
 
@@ -91,20 +85,6 @@ def space_of_threads(
 ) -> ConfigSpace:
     """Threads of a block, and how far the window's loops are unrolled."""
     return ConfigSpace([_THREADS, _UNROLL], fallback={"threads": 256, "unroll": 64})
-
-
-def _padded(attrs: Conv2DAttrs, data: Any, n: Any, c: Any, y: Any, x: Any) -> Any:
-    """The data at a place of the padded image: zero in the padding."""
-    from tvm import tirx
-
-    top, left, bottom, right = attrs.padding
-    tests = []
-    if top or bottom:
-        tests += [y >= top, y - top < data.shape[2]]
-    if left or right:
-        tests += [x >= left, x - left < data.shape[3]]
-    value = data[n, c, y - top, x - left]
-    return tirx.if_then_else(tirx.all(*tests), value, tirx.const(0, data.dtype)) if tests else value
 
 
 def compute_direct(
@@ -135,7 +115,7 @@ def compute_direct(
     def term(n: Any, o: Any, h: Any, w: Any) -> Any:
         channel = c if attrs.groups == 1 else o // per_group * channels + c
         place = (h * stride_h + y * dilation_h, w * stride_w + x * dilation_w)
-        value = _padded(attrs, data, n, channel, *place).astype(dtype)
+        value = implicit_gemm.padded(attrs, data, n, channel, *place).astype(dtype)
         return te.sum(value * weight[o, c, y, x].astype(dtype), axis=[c, y, x])
 
     shape = (data.shape[0], out_channels, rows, columns)
@@ -164,28 +144,14 @@ def schedule_direct(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Conf
     return sch
 
 
-# The weight [o, c·kh·kw] times the windows [c·kh·kw, n·h·w]
-
-
-def _extents(inputs: Sequence[TensorType], out_type: Type) -> tuple[int, int, int]:
-    assert isinstance(out_type, TensorType)
-    batch, channels, height, width = out_type.concrete_shape
-    _, depth, window_h, window_w = inputs[1].concrete_shape
-    return channels, batch * height * width, depth * window_h * window_w
-
-
-def space_of_product(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
-) -> ConfigSpace:
-    """Blocks, threads and loads."""
-    return tiled_space(limits_of(target), inputs[0].dtype, *_extents(inputs, out_type))
+# The weight [o, c·kh·kw] times the windows [c·kh·kw, n·h·w], on tensor cores
 
 
 def space_of_tensors(
     attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> ConfigSpace:
     """Blocks, warps and loads."""
-    return tensor_space(limits_of(target), *_extents(inputs, out_type))
+    return tensor_space(limits_of(target), *implicit_gemm.extents(inputs, out_type))
 
 
 def compute_product_of_windows(
@@ -208,7 +174,7 @@ def compute_product_of_windows(
         n, h, w = place // (rows * columns), place // columns % rows, place % columns
         c, y, x = step // window, step % window // width, step % width
         y, x = h * stride_h + y * dilation_h, w * stride_w + x * dilation_w
-        return _padded(attrs, data, n, c, y, x)
+        return implicit_gemm.padded(attrs, data, n, c, y, x)
 
     product = compute_product(
         Product(1, out_channels, batch * rows * columns, channels * window),
@@ -223,28 +189,11 @@ def compute_product_of_windows(
     ]
 
 
-def schedule_product(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
-    """See `schedule_tiled`; neighbouring threads load neighbouring places of the image."""
-    sch = new_schedule(outs)
-    schedule_tiled(sch, _loops(sch), config, b_along_k=False)
-    return sch
-
-
 def schedule_tensors(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """See `schedule_tensor_core`."""
     sch = new_schedule(outs)
-    schedule_tensor_core(sch, _loops(sch), config, b_along_k=False)
+    schedule_tensor_core(sch, implicit_gemm.loops_of_places(sch), config, b_along_k=False)
     return sch
-
-
-def _loops(sch: Any) -> tuple[Any, Any, Any]:
-    """One batch, channels, and places: of the loops [n, o, h, w] of the output."""
-    output = join_epilogue(sch)
-    _, _, rows, columns = (int(sch.get(loop).extent) for loop in sch.get_loops(output))
-    # The block itself counts places: fused loops alone leave a division that TVM cannot see through.
-    sch.transform_block_layout(output, lambda n, o, h, w: (o, (n * rows + h) * columns + w))
-    channel, place = sch.get_loops(output)
-    return sch.add_unit_loop(channel), channel, place
 
 
 get_registered_op("conv2d").get_attr("FTVMStrategy").register("cuda", conv2d_strategy_cuda)

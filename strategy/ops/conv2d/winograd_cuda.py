@@ -10,8 +10,9 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.cuda.limit import limits_of
-from strategy.cuda.matmul import Product, compute_product, schedule_tiled, tiled_space
+from strategy.cuda.matmul import Product, compute_product
 from strategy.cuda.schedule import bind_flat
+from strategy.cuda.tiled import schedule_tiled, tiled_space
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.schedule import Outs, ScheduleError, find_stages, join_epilogue, new_schedule, stage
 from strategy.space import Config, ConfigSpace
@@ -63,9 +64,11 @@ def space(
 ) -> ConfigSpace:
     """Blocks, threads and loads of the products."""
     out_channels, channels, _, _ = inputs[1].concrete_shape
+    count = _tiles(out_type)[2]
     return tiled_space(
-        limits_of(target), inputs[0].dtype, out_channels, _tiles(out_type)[2], channels
-    )
+        limits_of(target), inputs[0].dtype, out_channels, count, channels, batch=_ALPHA * _ALPHA,
+        along_k=False, vector=4 if channels % 4 == count % 4 == 0 else 1, split=False,
+    )  # fmt: skip
 
 
 def prepare(
@@ -141,9 +144,21 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     if "sums" not in stages:
         raise ScheduleError("this is no convolution of compute")
     output = join_epilogue(sch)
-    for block in (stages["tiles"], output, stages.get("weight_transform")):
+    for block in (stages["tiles"], stages.get("weight_transform")):
         if block is not None:
-            bind_flat(sch, sch.get_loops(block))
+            place, *which = sch.get_loops(block)
+            _bind_tiles(sch, which, [place])
+    n, o, h, w = sch.get_loops(output)
+    (h, row), (w, column) = (sch.split(loop, [None, _TILE]) for loop in (h, w))
+    _bind_tiles(sch, [n, o, h, w], [row, column])
     batch, row, column = sch.get_loops(stages["sums"])
     schedule_tiled(sch, (batch, row, column), config, b_along_k=False)
     return sch
+
+
+def _bind_tiles(sch: Any, tiles: list[Any], places: list[Any]) -> None:
+    """A thread for each tile, which computes all of its places: what they share is read once."""
+    sch.reorder(*tiles, *places)
+    bind_flat(sch, tiles)
+    for place in places:
+        sch.unroll(place)

@@ -18,15 +18,10 @@ from strategy.condition import SpecializedCondition
 from strategy.cuda.dlight import schedule_by
 from strategy.cuda.library import multiplies, schedule_in_place
 from strategy.cuda.limit import limits_of
-from strategy.cuda.matmul import (
-    Product,
-    accumulator,
-    compute_product,
-    schedule_tiled,
-    tiled_space,
-)
+from strategy.cuda.matmul import Product, accumulator, compute_product
 from strategy.cuda.mma import takes_mma
 from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
+from strategy.cuda.tiled import loops_of_parts, schedule_tiled, tiled_space
 from strategy.cuda.wgmma import takes_wgmma
 from strategy.op_strategy import OpStrategy
 from strategy.ops.dense import cublas, dense_strategy, mma
@@ -53,7 +48,7 @@ def dense_strategy_cuda(
     """The implementations for NVIDIA's GPUs."""
     strategy = OpStrategy()
     m = inputs[0].shape[0]
-    strategy.add_implementation(compute, schedule, "dense_tiled.cuda", 10, space=space)
+    strategy.add_implementation(compute, schedule, "dense_tiled.cuda", 10, version=2, space=space)
     if inputs[0].dtype in limits_of(target).tensor_cores:
         strategy.add_implementation(
             compute, schedule_tensors, "dense_tensor_core.cuda", 15, space=space_of_tensors
@@ -93,7 +88,10 @@ def space(
     attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> ConfigSpace:
     """Blocks, threads and loads."""
-    return tiled_space(limits_of(target), inputs[0].dtype, *_extents(inputs))
+    m, n, k = _extents(inputs)
+    return tiled_space(
+        limits_of(target), inputs[0].dtype, m, n, k, vector=4 if k % 4 == 0 else 1
+    )
 
 
 def space_of_tensors(
@@ -128,7 +126,7 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: C
 def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     """See `schedule_tiled`."""
     sch = new_schedule(outs)
-    schedule_tiled(sch, _loops(sch), config)
+    schedule_tiled(sch, loops_of_parts(sch) or _loops(sch), config)
     return sch
 
 
