@@ -261,14 +261,16 @@ class Client:
         error: str | None = None,
         limit: int = 100,
         cursor: int = 0,
+        newest: bool = False,
     ) -> dict[str, Any]:
         """One page of the log: `records`, and `next`, the cursor of the following page, if there is one.
 
-        Where those that match are rare, a page may be empty and have a `next`.
+        It begins with the oldest, or with the `newest`. Where those that match are rare, a page may be
+        empty and have a `next`.
         """
         given = {
             "run_id": run_id, "task_id": task_id, "phase": phase, "error": error, "limit": limit,
-            "cursor": cursor,
+            "cursor": cursor, "newest": newest or None,
         }  # fmt: skip
         params = {k: v for k, v in given.items() if v is not None}
         page = self._ask("GET", "/v1/records", _Page, params=params)
@@ -298,7 +300,8 @@ class Client:
         """The records that match, in the order in which they came, asked for page by page.
 
         `wanted` names filters of `GET /v1/records`: `op`, `implementation`, `target`, `device`, `worker`,
-        `source`, `run_id`, `task_id`, `phase`, `error`, `since`, `until`.
+        `source`, `run_id`, `task_id`, `phase`, `error`, `since`, `until`; with `newest=True` the latest
+        come first.
         """
         return self._pages("/v1/records", "records", wanted)
 

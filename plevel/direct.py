@@ -170,10 +170,12 @@ class Direct:
         error: str | None = None,
         limit: int = 100,
         cursor: int = 0,
+        newest: bool = False,
     ) -> dict[str, Any]:
         """One page of the log: `records`, and `next`, the cursor of the following page, if there is one.
 
-        Where those that match are rare, a page may be empty and have a `next`.
+        It begins with the oldest, or with the `newest`. Where those that match are rare, a page may be
+        empty and have a `next`.
         """
         if self._store is None:
             return {"records": [], "next": None}
@@ -184,7 +186,7 @@ class Direct:
                 connection, namespace=self._namespace, run_id=run_id, task_id=task_id,
                 phase=None if phase is None else Phase(phase),
                 error=None if error is None else ErrorKind(error),
-                limit=limit, cursor=cursor,
+                limit=limit, cursor=cursor, newest=newest,
             )  # fmt: skip
         found: dict[str, Any] = to_json(page)
         return found

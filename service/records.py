@@ -320,7 +320,7 @@ class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Records in the order in which they came; `next` is the cursor of the following page.
+    """Records in the order asked for; `next` is the cursor of the following page.
 
     A page may hold fewer than asked for, or none, where those that match are rare: there are more as
     long as there is a `next`.
@@ -336,15 +336,24 @@ def page(
     *,
     limit: int = 100,
     cursor: int = 0,
+    newest: bool = False,
     **given: Any,
 ) -> RecordPage:
-    """Records after `cursor` that are wanted; `given` are the fields of a `Wanted`, where it is not.
+    """Records that are wanted; `given` are the fields of a `Wanted`, where it is not.
 
-    Where no index finds them, `SCAN` records are looked at.
+    They come in the order in which they were stored, or the `newest` first, from behind the one of
+    which `cursor` is the id, or from the first. Where no index finds them, `SCAN` records are looked at.
     """
     wanted = wanted or Wanted(**given)
     last = connection.scalar(sa.select(sa.func.max(record.c.id))) or 0
-    end = last if wanted.is_indexed else min(cursor + SCAN, last)
+    scan = last if wanted.is_indexed else SCAN
+    if newest:
+        end = min(cursor - 1, last) if cursor else last
+        begin = max(end - scan, 0)
+        following = begin + 1 if begin else None
+    else:
+        begin, end = cursor, min(cursor + scan, last)
+        following = end if end < last else None
     query = (
         sa.select(record, task.c.implementation, task.c.version, workload_table.c.key.label("workload"),
                   target_table.c.key.label("target"), device.c.identity.label("device"),
@@ -357,14 +366,13 @@ def page(
         .outerjoin(device, device.c.id == record.c.device_id)
         .outerjoin(worker, worker.c.id == record.c.worker_id)
         .outerjoin(environment, environment.c.id == record.c.environment_id)
-        .where(record.c.id > cursor, record.c.id <= end, best.standing(), *wanted.conditions)
-        .order_by(record.c.id)
+        .where(record.c.id > begin, record.c.id <= end, best.standing(), *wanted.conditions)
+        .order_by(record.c.id.desc() if newest else record.c.id)
         .limit(limit + 1)
     )  # fmt: skip
     rows = connection.execute(query).all()
     shown = tuple(_row(r) for r in rows[:limit])
-    following = shown[-1].id if len(rows) > limit else end if end < last else None
-    return RecordPage(records=shown, next=following)
+    return RecordPage(records=shown, next=shown[-1].id if len(rows) > limit else following)
 
 
 def _row(r: Any) -> RecordRow:

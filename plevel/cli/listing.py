@@ -52,6 +52,7 @@ def records(
     error: Annotated[
         str | None, typer.Option("--error", metavar="KIND", help="Failures of this kind.")
     ] = None,
+    newest: Annotated[bool, typer.Option("--newest", help="Begin with the latest.")] = False,
     after: Annotated[
         int, typer.Option("--after", metavar="ID", min=0, help="Those that follow this one.")
     ] = 0,
@@ -61,7 +62,7 @@ def records(
     namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """List the log of measurements, failures included.
+    """List the log of measurements, failures included, from the oldest on.
 
     Example: plevel records --run 12 --error compile
     """
@@ -76,6 +77,7 @@ def records(
     with connect(place.url, place.database, place.namespace) as source:
         wanted: dict[str, Any] = {
             "run_id": run, "task_id": task, "phase": phase, "error": error, "limit": limit,
+            "newest": newest,
         }  # fmt: skip
         page = source.records(**wanted, cursor=after)
         while not page["records"] and page["next"] is not None:  # those that match are rare
@@ -96,7 +98,7 @@ def records(
         else "no records that match"
     )
     if page["next"] is not None:
-        console.print(f"more with --after {page['next']}")
+        console.print(f"more with {'--newest ' if newest else ''}--after {page['next']}")
 
 
 def _config(config: dict[str, Any]) -> str:

@@ -55,7 +55,8 @@ _STREAMS: dict[str, Any] = {
 }
 _LIST = describe(
     "List records", gives=records.RecordPage, errors=(422,),
-    note="In the order in which they came; `next` is the cursor of the following page. A page may hold "
+    note="In the order in which they came, or the `newest` first; `next` is the cursor of the following "
+    "page of the same order. A page may hold "
     "fewer than `limit`, or none, where those that match are rare, and still have a `next`. `error` is a "
     "kind of failure, `any` for all failures, or `none` for successes; `target` is a target's key, "
     "`since` and `until` are Unix times. `format=ndjson` (plevel's own, see docs/formats.md), `csv` "
@@ -70,12 +71,13 @@ def list_records(
     which: Filter,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[int, Query(ge=0)] = 0,
+    newest: bool = False,
     format: Literal["json", "ndjson", "csv", "parquet"] = "json",
 ) -> Response:
     if format != "json":
         return stream(context, "native" if format == "ndjson" else format, which)
     with context.store.read() as connection:
-        page = records.page(connection, which, limit=limit, cursor=cursor)
+        page = records.page(connection, which, limit=limit, cursor=cursor, newest=newest)
     return reply(page)
 
 

@@ -293,7 +293,8 @@ def test_a_record_keeps_everything(scene: Scene) -> None:
     assert row.estimate.median_s == 2.0
 
 
-def test_pages_go_through_all_records_once(scene: Scene) -> None:
+@pytest.mark.parametrize("newest", [False, True])
+def test_pages_go_through_all_records_once(scene: Scene, newest: bool) -> None:
     scene.enqueue(configs(7))
     held = scene.leased(scene.register())
     entries = held.job.entries
@@ -302,10 +303,10 @@ def test_pages_go_through_all_records_once(scene: Scene) -> None:
     cursor: int | None = 0
     with scene.store.read() as c:
         while cursor is not None:
-            page = records.page(c, run_id=scene.run_id, limit=3, cursor=cursor)
+            page = records.page(c, run_id=scene.run_id, limit=3, cursor=cursor, newest=newest)
             seen += [r.id for r in page.records]
             cursor = page.next
-        assert seen == sorted(set(seen))
+        assert seen == sorted(set(seen), reverse=newest)
         assert len(seen) == 7
         assert len(records.page(c, error="any").records) == 4
         assert len(records.page(c, error="none").records) == 3
@@ -315,9 +316,9 @@ def test_pages_go_through_all_records_once(scene: Scene) -> None:
         assert len(records.page(c, task_id=scene.tasks[FAST.implementation]).records) == 7
 
 
-@pytest.mark.parametrize("by_op", [False, True])
+@pytest.mark.parametrize(("by_op", "newest"), [(False, False), (True, False), (False, True)])
 def test_what_no_index_finds_is_looked_for_a_part_at_a_time(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, by_op: bool
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, by_op: bool, newest: bool
 ) -> None:
     monkeypatch.setattr(records, "SCAN", 3)
     scene.enqueue(configs(7))
@@ -327,13 +328,15 @@ def test_what_no_index_finds_is_looked_for_a_part_at_a_time(
     found, pages, cursor = [], 0, 0
     with scene.store.read() as c:
         while cursor is not None:
-            page = records.page(c, limit=2, cursor=cursor, **wanted)
+            page = records.page(c, limit=2, cursor=cursor, newest=newest, **wanted)
             found += [r.error for r in page.records]
             pages, cursor = pages + 1, page.next
         assert (found, pages) == ([ErrorKind.COMPILE], 3)
         page = records.page(c, limit=2, run_id=scene.run_id, error="any")
         assert (len(page.records), page.next) == (1, None)
         assert records.page(c, op="nothing", cursor=3).next == 6
+        assert records.page(c, op="nothing", cursor=7, newest=True).next == 4
+        assert records.page(c, op="nothing", cursor=4, newest=True).next is None
 
 
 def test_the_curve_falls(scene: Scene) -> None:

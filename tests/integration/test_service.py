@@ -365,6 +365,8 @@ def test_the_confirm_phase_is_in_the_log(start: Start, sqlite_copy: str) -> None
     run_id = service.call("POST", "/v1/runs", drawn(trials=16), RunStatus).id
     service.work(service.register(), run_id)
     page = service.raw("GET", f"/v1/records?run_id={run_id}&phase=confirm&limit=1000").json()
+    back = service.raw("GET", f"/v1/records?run_id={run_id}&phase=confirm&newest=true").json()
+    assert back["records"] == page["records"][::-1]
     sessions = {r["session"] for r in page["records"]}
     assert len(sessions) == 2
     assert {r["phase"] for r in page["records"]} == {Phase.CONFIRM.value}
