@@ -7,6 +7,7 @@ import itertools
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -219,9 +220,13 @@ class Store:
     its start, so that a transaction never finds half-way that another has written; threads of
     one process queue up in memory before that, in place of polling the file's lock. They share one
     connection for it: any other forgets its pages whenever that one commits.
+
+    Args:
+        url: of the database; a SQLite file is made where there is none.
+        read_only: for one that may be another program's: a SQLite file stays as it is.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
         self.url = normal_url(url)
         self.is_sqlite = self.url.drivername == "sqlite"
         # Without one a write to PostgreSQL is a no-op context.
@@ -251,7 +256,8 @@ class Store:
             ) from error
         memory.install(self.engine)
         if self.is_sqlite:
-            sa.event.listen(self.engine, "connect", _configure_sqlite)
+            pragmas = _READER if read_only else _PRAGMAS
+            sa.event.listen(self.engine, "connect", partial(_configure_sqlite, pragmas))
             sa.event.listen(self.engine, "begin", _begin_sqlite)
         else:
             sa.event.listen(self.engine, "connect", _configure_postgresql)
@@ -327,18 +333,19 @@ def _check_file(path: Path) -> None:
                 raise DatabaseError(f"database {path} is not a SQLite file: name another")
 
 
-def _configure_sqlite(connection: Any, _record: Any) -> None:
+_PRAGMAS = (
+    "busy_timeout = 60000",
+    "journal_mode = WAL",  # is written into the file
+    # A crash of the process loses nothing; one of the machine may lose the last transactions.
+    "synchronous = NORMAL",
+    "foreign_keys = ON",
+)
+_READER = ("busy_timeout = 60000", "query_only = ON")
+
+
+def _configure_sqlite(pragmas: Iterable[str], connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # BEGIN is ours: see _begin_sqlite
-    _set_pragmas(
-        connection,
-        (
-            "busy_timeout = 60000",
-            "journal_mode = WAL",
-            # A crash of the process loses nothing; one of the machine may lose the last transactions.
-            "synchronous = NORMAL",
-            "foreign_keys = ON",
-        ),
-    )
+    _set_pragmas(connection, pragmas)
 
 
 def _set_pragmas(connection: Any, pragmas: Iterable[str]) -> None:

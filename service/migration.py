@@ -76,25 +76,28 @@ def current(url: str) -> str | None:
     Raises:
         DatabaseError: it cannot be opened.
     """
-    store = Store(url)
-    try:
-        with store.read() as connection:
-            return _revision(connection)
-    finally:
-        store.close()
+    with _looked_at(url) as (_, connection):
+        return _revision(connection)
 
 
 def check(url: str) -> None:
     """Raises `SchemaError` where the schema is not the one of this installation."""
-    store = Store(url)
-    try:
-        with store.read() as connection:
-            revision = _own_revision(store, connection)
+    with _looked_at(url) as (store, connection):
+        revision = _own_revision(store, connection)
         if revision != head():
             raise SchemaError(
                 f"database {shown(store)} has {'schema ' + revision if revision else 'no schema yet'}, "
                 f"this plevel needs {head()}: run `plevel db upgrade`"
             )
+
+
+@contextlib.contextmanager
+def _looked_at(url: str) -> Iterator[tuple[Store, sa.Connection]]:
+    """A transaction that reads what may be another program's: nothing of it is changed."""
+    store = Store(url, read_only=True)
+    try:
+        with store.read() as connection:
+            yield store, connection
     finally:
         store.close()
 
@@ -108,6 +111,8 @@ def upgrade(url: str) -> str:
         SchemaError: the database is of a newer schema, or another program's.
         DatabaseError: it cannot be opened or written.
     """
+    with _looked_at(url) as (store, connection):
+        _own_revision(store, connection)
     with _moving(url) as (store, connection):
         revision = _own_revision(store, connection)
         if revision != head():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -118,6 +120,18 @@ def test_another_programs_database_is_left_alone(url: str, store: Store, made: l
             refuse(url)
     with store.read() as connection:
         assert sa.inspect(connection).get_table_names() == before
+
+
+@pytest.mark.parametrize("asked", [migration.current, migration.check, migration.upgrade])
+def test_another_programs_file_is_not_touched(tmp_path: Path, asked: Callable[[str], object]) -> None:
+    file = tmp_path / "theirs.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+        connection.commit()
+    before = file.read_bytes()
+    with suppress(SchemaError):
+        asked(str(file))
+    assert (file.read_bytes(), list(tmp_path.iterdir())) == (before, [file])
 
 
 def test_two_processes_upgrade_at_once(url: str) -> None:
