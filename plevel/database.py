@@ -16,7 +16,8 @@ from plevel.client import Client
 from plevel.direct import open_store, read_namespace, read_token
 from service.namespace import DEFAULT
 from strategy.lock import Lock, LockDatabase
-from strategy.select import Database, Evidence, History, Measured
+from strategy.select import Evidence, History, Measured
+from strategy.selector import RevisedDatabase
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -27,8 +28,10 @@ CACHED = 4096  # answers that are kept, the least recently asked dropped first
 
 
 @contextmanager
-def plevel_database(where: str | Path, *, namespace: str | None = None) -> Iterator[Database]:
-    """The database at `where`, for `strategy.select.select` and `strategy.dispatch.dispatch`.
+def plevel_database(
+    where: str | Path, *, namespace: str | None = None
+) -> Iterator[RevisedDatabase]:
+    """The database at `where`, for `strategy.select.select`, `strategy.dispatch.dispatch` and a `Selector`.
 
     What was asked once is kept until the end of the `with`: open it anew to see what is new.
 
@@ -79,6 +82,8 @@ def _reader(
 
 class _Cached:
     """`strategy.select.Database` over one question, each asked once."""
+
+    revision = 0  # what was asked once is kept (`strategy.selector.RevisedDatabase`)
 
     def __init__(self, ask: Callable[[Workload, Target, str | None], Evidence]) -> None:
         self._ask = lru_cache(maxsize=CACHED)(ask)

@@ -87,11 +87,6 @@ def share(arms: Sequence[Arm], budget: int) -> int:
     return min(max(MIN_SHARE, budget // (2 * n)), max(budget // n, 1))
 
 
-def leader(arms: Sequence[Arm], others_s: Sequence[float] = ()) -> float | None:
-    """The lowest time of all implementations, those without a space among them."""
-    return min([a.best_s for a in arms if a.best_s is not None] + list(others_s), default=None)
-
-
 def hopeless(arm: Arm, lead_s: float | None, arms_share: int) -> str | None:
     """Why an implementation cannot win any more, None while it can."""
     if arm.told < arms_share or not arm.is_open:

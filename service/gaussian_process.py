@@ -19,6 +19,7 @@ _Floating = TypeVar("_Floating", Floats, NDArray[np.float32])
 _LEAST_NOISE, _MOST_NOISE = np.log(1e-6), 0.0
 _STEPS = 15  # of the optimiser, from each start
 _SETTLED = 100
+_NOISE_SD = 1.5  # how far off the expected logarithm of the noise may be
 _SMALL = 32  # triangles that are inverted as any matrix is
 
 
@@ -39,11 +40,11 @@ class GaussianProcess:
 
     def __init__(
         self, groups: NDArray[np.intp], reach: Floats, *, reach_sd: float = 0.8, noise: float = -5.8,
-        noise_sd: float = 1.5, scale: tuple[float, float] | None = None,
+        scale: tuple[float, float] | None = None,
     ) -> None:  # fmt: skip
         self._groups = groups
         self._expected = np.append(reach, noise)
-        self._deviation = np.append(np.full(len(reach), reach_sd), noise_sd)
+        self._deviation = np.append(np.full(len(reach), reach_sd), _NOISE_SD)
         self._expected_square, self._worth = (scale[0] ** 2, scale[1]) if scale else (0.0, 0.0)
         self.theta = self._expected.copy()
 

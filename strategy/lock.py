@@ -136,6 +136,8 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 class LockDatabase:
     """`strategy.select.Database` on a lock: what its selections rest on is all that is known."""
 
+    revision = 0  # it never changes (`strategy.selector.RevisedDatabase`)
+
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
 

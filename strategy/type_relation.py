@@ -57,9 +57,7 @@ def identity_relation(*, numbers: bool = True, floats: bool = False) -> TypeRela
     return relation
 
 
-def broadcast_relation(
-    *, floats: bool = False, numbers: bool = True, out_dtype: str | None = None
-) -> TypeRelation:
+def broadcast_relation(*, floats: bool = False, out_dtype: str | None = None) -> TypeRelation:
     """Two tensors of one dtype, broadcast as NumPy does; the output's dtype is theirs or `out_dtype`."""
 
     def relation(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
@@ -67,7 +65,7 @@ def broadcast_relation(
         for index, kind in ((0, lhs), (1, rhs)):
             if kind is not None and floats:
                 require_float(reporter, index, kind)
-            elif kind is not None and numbers:
+            elif kind is not None:
                 require_number(reporter, index, kind)
         if lhs is None or rhs is None:
             return False

@@ -23,6 +23,7 @@ from strategy.lock import Lock, LockDatabase, LockError
 from strategy.op_strategy import candidates
 from strategy.record import to_json
 from strategy.select import Reason, SelectionError, select
+from strategy.selector import Selector
 from strategy.target import Target
 from strategy.workload import Workload
 from tests.integration.process import Service
@@ -159,6 +160,9 @@ def test_every_database_gives_the_same_selection(
         with plevel_database(where) as known:
             found = [select(dense(m), TARGET, known) for m in (8, 16, 24)]
             table = dispatch(dense("m"), TARGET, known)
+            selector = Selector(known)
+            assert [selector.select(dense(m), TARGET) for m in (8, 16, 24)] == found
+            assert selector.select(dense(8), TARGET) is selector.select(dense(8), TARGET)
         answers.append(([s.implementation for s in found], [s.reason for s in found], table))
     assert all(a == answers[0] for a in answers)
     assert answers[0][1] == [Reason.MEASURED, Reason.MEASURED, Reason.PLEVEL]
