@@ -6,9 +6,12 @@ are copied as `strategy/cuda/staging.py` says, and fragments are read from there
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 from strategy.condition import Clause
 from strategy.cuda.library import Handwritten
-from strategy.cuda.limit import DeviceLimits
+from strategy.cuda.limit import REGISTERS_PER_THREAD, DeviceLimits
 from strategy.cuda.matmul import block_sizes
 from strategy.cuda.program import Number
 from strategy.cuda.staging import PTX_TYPES, product_by_hand, takes_copies
@@ -38,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_mma(
   extern __shared__ __align__(128) unsigned char storage[];
   const unsigned shared = (unsigned)__cvta_generic_to_shared(storage);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  Tile tile(left, right, m);
+  OPERANDS tile(left, right, m);
   const int warp_row = warp / WARPS_N * WARP_M, warp_column = warp % WARPS_N * WARP_N;
 
   // Fragments of one step of 16 along k, whose chunks differ in bits of the place that are theirs alone.
@@ -101,10 +104,26 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_mma(
     for (int j = 0; j < WARP_N / 8; ++j)
       #pragma unroll
       for (int e = 0; e < 4; e += 2)
-        write(output, m, tile.row + warp_row + i * 16 + e / 2 * 8 + lane / 4,
-              tile.column + warp_column + j * 8 + lane % 4 * 2, sums[i][j][e], sums[i][j][e + 1]);
+        tile.write(output, m, tile.row + warp_row + i * 16 + e / 2 * 8 + lane / 4,
+                   tile.column + warp_column + j * 8 + lane % 4 * 2, sums[i][j][e], sums[i][j][e + 1]);
 }
 """
+
+
+@dataclass(frozen=True)
+class Operands:
+    """CUDA C of a type that copies both operands and writes the output, as `Tile` of staging.py does.
+
+    Args:
+        macros: what stands in its source.
+    """
+
+    name: str = "Tile"
+    source: str = ""
+    macros: Mapping[str, int] = field(default_factory=dict)
+
+
+TILE = Operands()
 
 
 def takes_mma(
@@ -114,10 +133,14 @@ def takes_mma(
     return limits.capability >= 80 and takes_copies(batch, n, k, dtype, out_dtype)
 
 
-def mma_space(limits: DeviceLimits, m: int | None, n: int) -> ConfigSpace:
+def mma_space(
+    limits: DeviceLimits, m: int | None, n: int, *, gathered: bool = False
+) -> ConfigSpace:
     """Tiles of blocks and warps, how many steps of k are on their way, and how tiles are grouped.
 
-    m is None where it is symbolic.
+    Args:
+        m: None where it is symbolic.
+        gathered: whether threads hold what the right operand has at one step, each of one row.
     """
     rows = 64 if m is None else m
     block_m, block_n, block_k, warp_m, warp_n, stages = (
@@ -137,6 +160,15 @@ def mma_space(limits: DeviceLimits, m: int | None, n: int) -> ConfigSpace:
         sums <= 128,
         warps * limits.warp * registers <= limits.registers,
     ]
+    if gathered:
+        threads = warps * limits.warp
+        held = block_n * block_k // threads
+        constraints += [
+            threads % block_n == 0,
+            (block_n * block_k) % (threads * 8) == 0,
+            registers + held <= REGISTERS_PER_THREAD,
+            threads * (registers + held) <= limits.registers,
+        ]
     return ConfigSpace(
         [
             Knob("block_m", block_sizes(rows)),
@@ -152,14 +184,15 @@ def mma_space(limits: DeviceLimits, m: int | None, n: int) -> ConfigSpace:
             "warps": warps, "sums": sums, "shared": shared,
             "reuse": block_m * block_n / (block_m + block_n),
         },
-        fallback=lambda: _fallback(rows, n, limits),
+        fallback=lambda: _fallback(rows, n, limits, 4 if gathered else 2),
     )  # fmt: skip
 
 
-def _fallback(m: int, n: int, limits: DeviceLimits) -> dict[str, int]:
+def _fallback(m: int, n: int, limits: DeviceLimits, across: int) -> dict[str, int]:
     """The largest tile that leaves a block for each multiprocessor, or else a small one.
 
-    As many steps are on their way as leave room for two blocks.
+    As many steps are on their way as leave room for two blocks; two warps lie below each other, and so
+    many beside.
     """
     for block in (128, 64, 32):
         high, wide = min(block, block_sizes(m)[-1]), min(block, block_sizes(n)[-1])
@@ -168,7 +201,7 @@ def _fallback(m: int, n: int, limits: DeviceLimits) -> dict[str, int]:
     room = limits.shared_bytes // 2 // ((high + wide) * 32 * 2)
     return {
         "block_m": high, "block_n": wide, "block_k": 32, "warp_m": max(16, high // 2),
-        "warp_n": max(16, wide // 2), "stages": max(2, min(4, room)), "group": 8,
+        "warp_n": max(16, wide // across), "stages": max(2, min(4, room)), "group": 8,
     }  # fmt: skip
 
 
@@ -183,14 +216,16 @@ def mma_product(
     *,
     one_left: bool = False,
     one_right: bool = False,
+    operands: Operands = TILE,
 ) -> Handwritten:
-    """See `product_by_hand`."""
+    """See `product_by_hand`; `operands` says how they are read, and where the output lies."""
     names = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "stages", "group")
     knobs = {name.upper(): integer(config, name) for name in names}
     block_m, block_n = knobs["BLOCK_M"], knobs["BLOCK_N"]
     warps = (block_m // knobs["WARP_M"]) * (block_n // knobs["WARP_N"])
+    source = _SOURCE.replace("KIND", PTX_TYPES[dtype]).replace("OPERANDS", operands.name)
     return product_by_hand(
-        "product_mma", _SOURCE.replace("KIND", PTX_TYPES[dtype]), knobs, warps * 32,
+        "product_mma", operands.source + source, {**knobs, **operands.macros}, warps * 32,
         (block_m + block_n) * knobs["BLOCK_K"] * 2 * knobs["STAGES"],
         batch, m, n, k, dtype, out_dtype, one_left=one_left, one_right=one_right,
     )  # fmt: skip

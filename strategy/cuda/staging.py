@@ -50,6 +50,15 @@ __device__ __forceinline__ void fetch(unsigned to, const TYPE* from, int left, i
     }
 }
 
+// Tiles of GROUP rows of tiles follow each other down the columns: they share what the L2 cache holds.
+__device__ __forceinline__ void find_tile(int m, int& row, int& column) {
+  const int tiles_m = (m + BLOCK_M - 1) / BLOCK_M, tiles_n = (COLUMNS + BLOCK_N - 1) / BLOCK_N;
+  const int in_group = GROUP * tiles_n;
+  const int above = blockIdx.x / in_group * GROUP, within = blockIdx.x % in_group;
+  const int height = tiles_m - above < GROUP ? tiles_m - above : GROUP;
+  row = (above + within % height) * BLOCK_M, column = within / height * BLOCK_N;
+}
+
 // A block's tile of the output, and what each of its threads copies next of the operands.
 struct Tile {
   int row, column;
@@ -57,12 +66,7 @@ struct Tile {
   int a_left, b_left;
 
   __device__ __forceinline__ Tile(const TYPE* left, const TYPE* right, int m) {
-    // Tiles of GROUP rows of tiles follow each other down the columns: they share what the L2 cache holds.
-    const int tiles_m = (m + BLOCK_M - 1) / BLOCK_M, tiles_n = (COLUMNS + BLOCK_N - 1) / BLOCK_N;
-    const int in_group = GROUP * tiles_n;
-    const int above = blockIdx.x / in_group * GROUP, within = blockIdx.x % in_group;
-    const int height = tiles_m - above < GROUP ? tiles_m - above : GROUP;
-    row = (above + within % height) * BLOCK_M, column = within / height * BLOCK_N;
+    find_tile(m, row, column);
     const long long first = (long long)(threadIdx.x / CHUNKS) * DEPTH + threadIdx.x % CHUNKS * CHUNK;
     a = left + ((long long)(ONE_LEFT ? 0 : blockIdx.z) * m + row) * DEPTH + first;
     b = right + ((long long)(ONE_RIGHT ? 0 : blockIdx.z) * COLUMNS + column) * DEPTH + first;
@@ -78,21 +82,21 @@ struct Tile {
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
+
+  // Two neighbours of a row of the output.
+  __device__ __forceinline__ void write(OUT* output, int m, int y, int x, float first, float second) const {
+    OUT* to = output + ((long long)blockIdx.z * m + y) * COLUMNS + x;
+    if (COLUMNS % 2 == 0) {
+      if (y < m && x < COLUMNS) *(Pair*)to = Pair{OUT(first), OUT(second)};
+    } else {
+      if (y < m && x < COLUMNS) to[0] = OUT(first);
+      if (y < m && x + 1 < COLUMNS) to[1] = OUT(second);
+    }
+  }
 };
 
 __device__ __forceinline__ unsigned after(unsigned stage, unsigned first) {
   return stage == first + (STAGES - 1) * STAGE ? first : stage + STAGE;
-}
-
-// Two neighbours of a row of the output.
-__device__ __forceinline__ void write(OUT* output, int m, int y, int x, float first, float second) {
-  OUT* to = output + ((long long)blockIdx.z * m + y) * COLUMNS + x;
-  if (COLUMNS % 2 == 0) {
-    if (y < m && x < COLUMNS) *(Pair*)to = Pair{OUT(first), OUT(second)};
-  } else {
-    if (y < m && x < COLUMNS) to[0] = OUT(first);
-    if (y < m && x + 1 < COLUMNS) to[1] = OUT(second);
-  }
 }
 """
 

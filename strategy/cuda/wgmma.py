@@ -83,8 +83,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) product_wgmma(
     settle(sums[t]);
     #pragma unroll
     for (int e = 0; e < BLOCK_N / 2; e += 2)
-      write(output, m, tile.row + group_row + t * 64 + warp % 4 * 16 + e / 2 % 2 * 8 + lane / 4,
-            tile.column + e / 4 * 8 + lane % 4 * 2, sums[t][e], sums[t][e + 1]);
+      tile.write(output, m, tile.row + group_row + t * 64 + warp % 4 * 16 + e / 2 % 2 * 8 + lane / 4,
+                 tile.column + e / 4 * 8 + lane % 4 * 2, sums[t][e], sums[t][e + 1]);
   }
 }
 """

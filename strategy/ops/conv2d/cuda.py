@@ -4,6 +4,7 @@ conv2d_nchw.cuda                       the sum over the window, a thread for eac
 depthwise_conv2d_nchw.cuda             the same, where each channel is by itself
 conv2d_nchw_implicit_gemm.cuda         a product of the weight with windows that are never stored
 conv2d_nchw_implicit_gemm_tensor.cuda  the same on tensor cores, in float16 and bfloat16
+conv2d_nchw_mma.cuda                   the same by mma.sync, from 16 channels on; sm_80 and later
 conv2d_nchw_winograd.cuda              F(2×2, 3×3), 4 multiplications where direct needs 9
 conv2d_cudnn.cuda                      the vendor's, where the target's libs name cudnn
 """
@@ -21,7 +22,7 @@ from strategy.cuda.schedule import bind_flat, reduction_loops
 from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
-from strategy.ops.conv2d import cudnn, implicit_gemm, winograd_cuda
+from strategy.ops.conv2d import cudnn, implicit_gemm, mma, winograd_cuda
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.schedule import (
     Outs,
@@ -65,6 +66,10 @@ def conv2d_strategy_cuda(
             compute_product_of_windows, schedule_tensors,
             "conv2d_nchw_implicit_gemm_tensor.cuda", 12, space=space_of_tensors,
         )  # fmt: skip
+    if mma.takes(inputs, out_type, limits_of(target)):
+        strategy.add_implementation(
+            mma.compute, mma.schedule, "conv2d_nchw_mma.cuda", 14, space=mma.space, prepare=mma.prepare
+        )
     if (
         data.dtype in ("float32", "float64")
         and weight.concrete_shape[2:] == (3, 3)

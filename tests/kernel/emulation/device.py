@@ -38,6 +38,7 @@ _PTX = {
     "cp.async.commit_group;": "emulation::commit_copies",
     "cp.async.wait_group %0;": "emulation::wait_copies",
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];": "emulation::load_matrices",
+    "st.shared.v4.b32 [%0], {%1, %2, %3, %4};": "emulation::store_shared",
     "fence.proxy.async.shared::cta;": "emulation::fence_proxy",
     "wgmma.fence.sync.aligned;": "emulation::fence_group",
     "wgmma.commit_group.sync.aligned;": "emulation::commit_products",
@@ -56,6 +57,10 @@ _PTX = {
 }
 _ASSEMBLY = re.compile(r'asm volatile\("([^"]+)"([^;]*)\);')
 _OPERAND = re.compile(r'"[=+]?\w"\(((?:[^()]|\([^()]*\))*)\)')
+
+
+class TrapError(Exception):
+    """A kernel did what would end it on a device, or what the emulation knows to be wrong there."""
 
 
 def find_cxx() -> str | None:
@@ -127,7 +132,8 @@ def launch_kernel(
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
     dims = (ctypes.c_uint * 6)(*grid, *block)
     taken = library[f"run_{name}"](len(values), dims, ctypes.c_size_t(shared), pointers)
-    assert taken != -2, f"{name} was ended"
+    if taken == -2:
+        raise TrapError(name)
     assert taken == -1, f"{name} takes {taken} arguments, it is given {len(values)}"
 
 
