@@ -54,7 +54,7 @@ EXAMPLES: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
         ({"data": "float32[1,16,8,8]", "weight": "float32[4,16,3,3]"}, {}),
         ({"data": "float32[1,4,8,8]", "weight": "float32[4,4,1,1]"}, {}),
         ({"data": "float32[1,4,8,8]", "weight": "float32[4,1,3,3]"}, {"groups": 4}),
-        ({"data": "float16[1,4,8,8]", "weight": "float16[4,4,3,3]"}, {}),
+        ({"data": "float16[1,16,8,8]", "weight": "float16[4,16,3,3]"}, {}),
     ],
     "conv2d_backward_data": [
         ({"grad": "float32[1,4,6,6]", "weight": "float32[4,4,3,3]", "data": "float32[1,4,8,8]"}, {})
