@@ -8,6 +8,7 @@ other, from the child's own code).
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import os
 import select
@@ -27,6 +28,8 @@ from workers.fork import LENGTH, Channel, Limits, kill_session
 
 _POLL_S = 0.25
 _LOG_TAIL = 4000
+_LONGEST = 1000  # characters of the line that says what happened
+_logger = logging.getLogger(__name__)
 
 
 class SandboxError(RuntimeError):
@@ -34,20 +37,36 @@ class SandboxError(RuntimeError):
 
 
 class Died(Exception):
-    """A child is gone. `signal` is what killed it, 0 where it left by itself."""
+    """A child is gone. `signal` is what killed it, 0 where it left by itself.
+
+    `log` is the end of what it wrote. Where that is a trace of Python, the message has its last line,
+    which says what happened, and the rest is logged.
+    """
 
     def __init__(self, signal_number: int, code: int, log: str) -> None:
         self.signal = signal_number
         self.code = code
         self.log = log
         name = _signal_name(signal_number) if signal_number else f"exit status {code}"
-        super().__init__(f"the child died ({name})" + (f": {log}" if log else ""))
+        said = _last_words(log)
+        if said != log:
+            _logger.info("a child died (%s): %s", name, log)
+        super().__init__(f"the child died ({name})" + (f": {said}" if said else ""))
 
     @property
     def out_of_memory(self) -> bool:
         """Whether it died of its memory limit, or was the kernel's choice when memory ran out."""
         words = ("bad_alloc", "Cannot allocate memory", "MemoryError", "out of memory")
         return self.signal == signal.SIGKILL or any(word in self.log for word in words)
+
+
+def _last_words(log: str) -> str:
+    """The error that ends a trace of Python, or all where there is no trace."""
+    frames, _, rest = f"\n{log}".rpartition('\n  File "')
+    if not frames:
+        return log
+    after = [line for line in rest.splitlines()[1:] if line and not line[0].isspace()]
+    return after[0][:_LONGEST] if after else log
 
 
 class Late(Exception):
