@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from plevel.client import Client
+from tests.port import free_port
 
 DEADLINE_S = 120.0
 
@@ -42,9 +42,7 @@ class Stage:
             "PLEVEL_HEARTBEAT_S": "1",
             "PLEVEL_POLL_S": "0.2",
         }
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._processes: list[subprocess.Popen[str]] = []
 

@@ -6,18 +6,18 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.docs.page import PAGES, ROOT, Block, make_script, read_blocks
+from tests.port import free_port
 
 # Run as one program by tests/kernel/test_documentation.py.
 ELSEWHERE = {"operators.md"}
@@ -27,14 +27,6 @@ _COMMAND = re.compile(r"^(?:\$ )?(?:\w+=\S+ )*plevel((?: [a-z]+){1,2})\b(.*)$")
 
 def blocks_of(page: Path) -> list[Block]:
     return read_blocks(page.read_text())
-
-
-def free_ports(n: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(n)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 def run_page(page: Path, folder: Path, port: int, timeout_s: float = 120) -> None:
@@ -80,8 +72,8 @@ def runs(
     asked.sort(key=lambda p: p.name not in LONGEST)
     with ThreadPoolExecutor(2) as pool:
         yield {
-            page: pool.submit(run_page, page, tmp_path_factory.mktemp(page.stem), port)
-            for page, port in zip(asked, free_ports(len(asked)), strict=True)
+            page: pool.submit(run_page, page, tmp_path_factory.mktemp(page.stem), free_port())
+            for page in asked
         }
         pool.shutdown(cancel_futures=True)
 
@@ -95,7 +87,7 @@ def test_a_block_that_fails_fails_its_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text('```sh\ntrue\n```\n\n```python\nassert 1 == 2\n```\n\n```sh\ntouch "$HOME/on"\n```\n')
     with pytest.raises(AssertionError, match="the block at line 5 failed"):
-        run_page(page, tmp_path, *free_ports(1))
+        run_page(page, tmp_path, free_port())
 
 
 def commands() -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ import typer
 
 from plevel.cli.main import app, main
 from plevel.client import Client
+from tests.port import free_port
 
 DATA = ("--input", "data=float32[128,768]")
 WEIGHT = ("--input", "weight=float32[3072,768]:const")
@@ -240,12 +240,6 @@ def test_a_task_that_is_not_there(called: Called) -> None:
     assert_one_line(called("plot", "99"), 1, "task 99 does not exist", "'plevel records'")
 
 
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize("command", ["tune", "select"])
 def test_a_service_that_is_not_there(
     command: str, called: Called, monkeypatch: pytest.MonkeyPatch
@@ -253,7 +247,7 @@ def test_a_service_that_is_not_there(
     defaults = Client.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "patience_s", defaults["patience_s"] / 10)
-    url = f"http://127.0.0.1:{closed_port()}"
+    url = f"http://127.0.0.1:{free_port()}"
     done = called(command, *DENSE, "--url", url)
     assert_one_line(done, 1, url, "plevel serve", "--url")
 
@@ -304,7 +298,7 @@ def test_a_token_file_without_a_token(
     path = tmp_path / "token"
     path.write_bytes(content)
     monkeypatch.setenv("PLEVEL_TOKEN_FILE", str(path))
-    done = called("runs", "--url", f"http://127.0.0.1:{closed_port()}")
+    done = called("runs", "--url", f"http://127.0.0.1:{free_port()}")
     assert_one_line(done, 1, f"PLEVEL_TOKEN_FILE {path}")
 
 
