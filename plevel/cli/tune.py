@@ -257,6 +257,7 @@ def _follow(
     console: Console,
     place: option.Location,
 ) -> RunStatus:
+    from plevel.cli.follower import follow
     from plevel.cli.output import Progress
     from plevel.client import FINISHED, UnreachableError
 
@@ -267,7 +268,9 @@ def _follow(
         if embedded is not None:
             embedded.start_worker(request.target.threads)
         with Progress(console) as progress:
-            for status in client.follow(run.id):
+            for status in (
+                follow(client, run.id, place, console) if embedded is None else client.follow(run.id)
+            ):
                 run = status
                 progress.show(status)
                 if embedded is not None:

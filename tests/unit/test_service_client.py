@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
+from rich.console import Console
 
+from plevel.cli import follower
+from plevel.cli.error import CommandError
+from plevel.cli.option import Location
 from plevel.client import Client, ServiceError, UnreachableError
 from service.app import create_app
 from service.settings import Settings
@@ -212,6 +217,62 @@ def test_follow_goes_on_where_a_proxy_has_lost_the_service() -> None:
         return httpx.Response(502) if request.url.path.endswith("/events") else ok(next(states))
 
     assert [s.state for s in client_of(answer).follow(7)] == [RunState.RUNNING, RunState.DONE]
+
+
+class _Service:
+    """Is away, as often as `away` says, before it has another status of a run."""
+
+    def __init__(self, away: list[int]) -> None:
+        self.away = away
+        self.done = 0
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/events"):
+            return httpx.Response(502)
+        if self.away and self.away[0]:
+            self.away[0] -= 1
+            raise httpx.ConnectError("refused")
+        if not self.away:
+            return ok(run_status(RunState.DONE, 8))
+        self.away.pop(0)
+        self.done += 1
+        return ok(run_status(done=self.done))
+
+
+def followed(service: _Service) -> tuple[list[int], str]:
+    said = io.StringIO()
+    with client_of(service, patience_s=0) as client:
+        place, console = Location(url="http://farm"), Console(file=said, width=1000)
+        seen = [s.trials_done for s in follower.follow(client, 7, place, console)]
+    return seen, said.getvalue()
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody pauses before asking again."""
+    monkeypatch.setattr(follower, "PAUSE_S", 0.0)
+    monkeypatch.setattr("plevel.client._RECONNECT_S", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_command_waits_for_a_service_that_is_away_and_goes_on() -> None:
+    seen, said = followed(_Service([0, 3, 2]))
+    assert seen == [1, 2, 3, 8]
+    waiting = "waiting for http://farm, which does not answer; run 7 goes on there"
+    assert said.splitlines() == [waiting, "http://farm answers again"] * 2
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_command_does_not_wait_for_a_service_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "AWAY_S", -1.0)
+    with pytest.raises(CommandError, match="the same command follows run 7 again"):
+        followed(_Service([2]))
+
+
+def test_a_run_that_is_not_known_is_not_waited_for() -> None:
+    client = client_of(lambda request: httpx.Response(404, json={"title": "no such run"}))
+    with client, pytest.raises(ServiceError, match="no such run"):
+        list(follower.follow(client, 7, Location(url="http://farm"), Console(file=io.StringIO())))
 
 
 def test_follow_of_a_finished_run_is_its_status() -> None:

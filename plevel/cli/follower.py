@@ -1,0 +1,54 @@
+"""Following a run whose service may go away for a while: the run goes on, and so does the following."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from plevel.cli.error import CommandError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from plevel.cli.option import Location
+    from plevel.client import Client
+    from strategy.record import RunStatus
+
+AWAY_S = 3600.0  # how long a service is waited for
+PAUSE_S = 1.0
+_AWAY = (502, 503, 504)  # a proxy that has lost the service, or a service its database
+
+
+def follow(client: Client, run_id: int, place: Location, console: Console) -> Iterator[RunStatus]:
+    """A run's statuses as `Client.follow` gives them; where the service is away, it is waited for.
+
+    Raises:
+        CommandError: it has been away for `AWAY_S`.
+    """
+    from plevel.client import ServiceError, UnreachableError
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    since: float | None = None
+    while True:
+        try:
+            for status in client.follow(run_id):
+                if since is not None:
+                    since = None
+                    say(f"{place.shown} answers again")
+                yield status
+            return
+        except (UnreachableError, ServiceError) as error:
+            if isinstance(error, ServiceError) and error.status not in _AWAY:
+                raise
+            if since is None:
+                since = time.monotonic()
+                say(f"waiting for {place.shown}, which does not answer; run {run_id} goes on there")
+            elif time.monotonic() - since > AWAY_S:
+                raise CommandError(
+                    f"{place.shown} has not answered for {AWAY_S / 60:g} minutes: once it does, the same "
+                    f"command follows run {run_id} again"
+                ) from error
+        time.sleep(PAUSE_S)
