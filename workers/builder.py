@@ -7,14 +7,15 @@ A child lives on over configurations: only one that kills it, or takes too long,
 from __future__ import annotations
 
 import hashlib
-import queue
 import shutil
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -32,6 +33,7 @@ from strategy.target import Target
 from strategy.workload import Workload
 from workers.fork import Channel, Limits
 from workers.sandbox import Child, Died, ForkServer, Interrupted, Late
+from workers.turn import Turn
 
 _KEPT = 512  # libraries, of some 30 KB each
 # Compiled functions that a child keeps, the oldest first.
@@ -207,6 +209,16 @@ def shorten(message: str, most: int = 8000) -> str:
     return f"{message[: most // 2]}\n… {len(message) - most} characters …\n{message[-most // 2 :]}"
 
 
+class _Slot:
+    """A builder: a thread of the daemon, the child that it asks, and whose turn it needs for that."""
+
+    def __init__(self, limits: Limits, turn: Turn | None) -> None:
+        self.limits = limits
+        self.turn = turn
+        self.thread = ThreadPoolExecutor(1, "builder")
+        self.child: Child | None = None
+
+
 class BuilderPool:
     """One builder child per core, for the daemon, which never loads TVM itself.
 
@@ -218,6 +230,9 @@ class BuilderPool:
         directory: where libraries are kept, for as long as the pool lives.
         memory_bytes: that each child may use.
         forks: whether what they start may fork, as nvcc does.
+        shared: cores that time too, one child on each, which builds only while `turn` lets it; where
+            they are among `cores`, all children do.
+        turn: on the shared cores.
     """
 
     def __init__(
@@ -228,16 +243,18 @@ class BuilderPool:
         memory_bytes: int = 4 * 2**30,
         *,
         forks: bool = False,
+        shared: Sequence[int] = (),
+        turn: Turn | None = None,
     ) -> None:
         self._server = server
         self._directory = directory
-        self._limits = Limits(
+        limits = Limits(
             module="workers.builder", cores=tuple(cores), memory_bytes=memory_bytes, forks=forks
         )
-        self._children: queue.SimpleQueue[Child | None] = queue.SimpleQueue()
-        for _ in cores:
-            self._children.put(None)
-        self._threads = ThreadPoolExecutor(len(cores), "builder")
+        spare = tuple(core for core in shared if core not in cores)
+        overlap = len(spare) < len(shared)
+        self._slots = [_Slot(limits, turn if overlap else None) for _ in cores]
+        self._slots += [_Slot(msgspec.structs.replace(limits, cores=spare), turn) for _ in spare]
         self._kept: dict[str, Built] = {}  # by name of the library, the oldest first
         self._lock = threading.Lock()
 
@@ -253,12 +270,37 @@ class BuilderPool:
         when `interrupt` is set are left out.
         """
         self._forget(max(_KEPT, 2 * len(job.entries)))
+        waiting = deque((entry, Future[Built | None]()) for entry in job.entries)
+        futures = [future for _, future in waiting]
+        for slot in self._slots:
+            slot.thread.submit(self._work, slot, job, interrupt, waiting)
         found = []
-        for built in self._threads.map(partial(self._build, job, interrupt), job.entries):
+        for future in futures:
+            built = future.result()
             if built is not None:
                 report(built)
                 found.append(built)
         return found
+
+    def _work(
+        self,
+        slot: _Slot,
+        job: Job,
+        interrupt: threading.Event,
+        waiting: deque[tuple[JobEntry, Future[Built | None]]],
+    ) -> None:
+        """Builds what waits, until there is no more."""
+        while waiting:
+            # An entry is taken only in turn: another slot may have built them all by then.
+            with slot.turn.build() if slot.turn else nullcontext():
+                try:
+                    entry, future = waiting.popleft()
+                except IndexError:
+                    return
+                try:
+                    future.set_result(self._build(slot, job, interrupt, entry))
+                except BaseException as error:
+                    future.set_exception(error)
 
     def _forget(self, most: int) -> None:
         with self._lock:
@@ -267,7 +309,9 @@ class BuilderPool:
                 path.unlink(missing_ok=True)
                 path.with_name(path.name + ".json").unlink(missing_ok=True)
 
-    def _build(self, job: Job, interrupt: threading.Event, entry: JobEntry) -> Built | None:
+    def _build(
+        self, slot: _Slot, job: Job, interrupt: threading.Event, entry: JobEntry
+    ) -> Built | None:
         if interrupt.is_set():
             return None
         name = _library_name(job, entry)
@@ -278,20 +322,21 @@ class BuilderPool:
                 return msgspec.structs.replace(known, entry=entry.index, build_s=0.0)
         path = self._directory / name
         request = Build(workload=job.workload, target=job.target, entry=entry, path=str(path))
-        built = self._ask(request, job.policy.build_timeout_s, interrupt)
+        built = self._ask(slot, request, job.policy.build_timeout_s, interrupt)
         if built is not None and built.error is None:
             with self._lock:
                 self._kept[name] = built
         return built
 
-    def _ask(self, request: Build, timeout_s: float, interrupt: threading.Event) -> Built | None:
+    def _ask(
+        self, slot: _Slot, request: Build, timeout_s: float, interrupt: threading.Event
+    ) -> Built | None:
         began = time.perf_counter()
-        child = self._children.get()
         try:
-            if child is None or not child.alive:
-                child = self._server.spawn(self._limits)
-            child.send(to_json(request))
-            return convert(child.receive(timeout_s, interrupt), Built)
+            if slot.child is None or not slot.child.alive:
+                slot.child = self._server.spawn(slot.limits)
+            slot.child.send(to_json(request))
+            return convert(slot.child.receive(timeout_s, interrupt), Built)
         except Interrupted:
             return None
         except Late as error:
@@ -299,8 +344,6 @@ class BuilderPool:
         except Died as error:
             kind = ErrorKind.OOM if error.out_of_memory else ErrorKind.CRASH
             message = str(error)
-        finally:
-            self._children.put(child)
         return Built(
             entry=request.entry.index, error=kind, message=shorten(message),
             build_s=time.perf_counter() - began,
@@ -308,11 +351,10 @@ class BuilderPool:
 
     def close(self) -> None:
         """Ends the children."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        while not self._children.empty():
-            child = self._children.get()
-            if child is not None:
-                child.kill()
+        for slot in self._slots:
+            slot.thread.shutdown(wait=True, cancel_futures=True)
+            if slot.child is not None:
+                slot.child.kill()
 
 
 def _library_name(job: Job, entry: JobEntry) -> str:

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,7 @@ def _stolen_s(cores: Sequence[int]) -> float | None:
     return round(sum(ticks) / os.sysconf("SC_CLK_TCK"), 2) if ticks else None
 
 
+@cache
 def _installed(package: str) -> str:
     try:
         return version(package)
@@ -248,7 +250,9 @@ def pin_threads(cores: Sequence[int], known: dict[int, int]) -> None:
 
 
 @contextlib.contextmanager
-def timing_lock(stop: Callable[[], bool] = lambda: False) -> Iterator[bool]:
+def timing_lock(
+    stop: Callable[[], bool] = lambda: False, *, shared: bool = False
+) -> Iterator[bool]:
     """Holds this host's right to time, which all daemons on it share, whatever their user.
 
     It is a lock on a file in a place that all users share; it ends with the process that holds it.
@@ -256,12 +260,14 @@ def timing_lock(stop: Callable[[], bool] = lambda: False) -> Iterator[bool]:
 
     Args:
         stop: asked a few times a second while waiting; the lock is not held where it says yes.
+        shared: with all that only keep others from timing.
     """
     descriptor = _open_lock()
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
         while True:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             except BlockingIOError:
                 if stop():
                     yield False

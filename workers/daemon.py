@@ -1,8 +1,8 @@
 """The worker: leases jobs, builds them in children, times them in another, and reports.
 
 Two threads share the device. One leases a job and builds it; the other times what is built. They
-work at the same time where building and timing have cores of their own, and otherwise take turns.
-A third keeps leases alive, a fourth sends results.
+work at the same time where building has cores of its own; on those that time, it builds while they
+are idle. A third keeps leases alive, a fourth sends results.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from workers.client import (
     StoppedError,
     UnknownWorkerError,
 )
-from workers.cpu import Cores, environment, hottest, timing_lock
+from workers.cpu import Cores, environment, hottest
 from workers.cuda_runner import runner_on
 from workers.folder import scratch
 from workers.lease import GOODBYE_S, Held, Holdings
 from workers.runner import TimingRunner
 from workers.sandbox import ForkServer, Interrupted
 from workers.spool import Spool
+from workers.turn import Turn
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +95,7 @@ class Daemon:
         self._hottest_c = hottest_c
         self._draining = threading.Event()
         self._holdings = Holdings(client, spool)
-        # Held while a job is built or timed, where both use the same cores.
-        self._turn = threading.Lock() if cores.overlap else None
+        self._turn = Turn()
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._registered: Registered | None = None
         # What the timing thread's time went to, in seconds.
@@ -130,7 +130,10 @@ class Daemon:
 
     def _serve(self, server: ForkServer, folder: Path) -> None:
         on_cuda = self._device.target.kind == "cuda"
-        pool = BuilderPool(server, self._cores.building, folder, forks=on_cuda)
+        pool = BuilderPool(
+            server, self._cores.building, folder, forks=on_cuda,
+            shared=self._cores.timing, turn=self._turn,
+        )  # fmt: skip
         runner = runner_on(server, self._cores.timing, self._device.slot)
         leasing = threading.Thread(
             target=self._guard, args=(self._lease_and_build, pool), name="build"
@@ -205,8 +208,7 @@ class Daemon:
 
     def _build(self, held: Held, pool: BuilderPool) -> None:
         leased_at = time.monotonic()
-        with self._turn or contextlib.nullcontext():
-            built = pool.build(held.lease.job, held.ended, lambda b: self._report_failed(held, b))
+        built = pool.build(held.lease.job, held.ended, lambda b: self._report_failed(held, b))
         if held.ended.is_set():
             self._holdings.leave(held)
             return
@@ -235,7 +237,7 @@ class Daemon:
             since = self._spend("waiting for a build", max(since, batch.leased_at))
             self._cool_down(held)
             try:
-                with self._turn or contextlib.nullcontext(), timing_lock(held.ended.is_set) as mine:
+                with self._turn.time(held.ended.is_set) as mine:
                     if mine and self._begin_timing(held):
                         batch.taken.set()
                         since = self._spend("asking the service", since)
@@ -284,12 +286,11 @@ class Daemon:
 
     def _time_batch(self, batch: _Batch, runner: TimingRunner) -> None:
         held, job = batch.held, batch.held.lease.job
-        began, timed_s = time.monotonic(), 0.0
+        began = time.monotonic()
         outcomes: Counter[str] = Counter()
+        timed: list[Result] = []
 
         def report(result: Result) -> None:
-            nonlocal timed_s
-            timed_s += result.run_s
             parts = (
                 ("timing", result.run_s),
                 ("checking", result.check_s),
@@ -299,19 +300,23 @@ class Daemon:
                 self.spent[what] += seconds or 0.0
                 self.spent["loading and reporting"] -= seconds or 0.0  # it is part of that time
             outcomes[result.error.value if result.error else "timed"] += 1
-            self._holdings.report(held, result)
+            if result.error is None:
+                timed.append(result)  # all times come at the end, and are told at once
+            else:
+                self._holdings.report(held, result)
 
         try:
             conditions = runner.run(job, batch.built, held.ended, report)
         except Interrupted:
+            self._holdings.report(held, *timed)
             return
         toolchain = conditions.environment | {"TVM_NUM_THREADS": job.target.threads}
-        self._holdings.finish(held, environment() | toolchain, conditions.references)
+        self._holdings.finish(held, environment() | toolchain, conditions.references, timed)
         outcomes["not built"] = len(job.entries) - len(batch.built)
         shown = ", ".join(f"{count} {what}" for what, count in outcomes.items() if count)
         log.info(
-            "%s: %s in %.2f s, %.2f s of it timing", held, shown, time.monotonic() - began, timed_s,
-            extra=held.ids,
+            "%s: %s in %.2f s, %.2f s of it timing", held, shown, time.monotonic() - began,
+            sum(result.run_s for result in timed), extra=held.ids,
         )
 
 

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.record import Lease, Reference, Registered, Result, Results, ResultsAccepted
@@ -76,15 +76,20 @@ class Holdings:
 
     def report(self, held: Held, *results: Result) -> None:
         """Returns once the results are on disk; they are sent soon."""
-        self._put(held, results)
+        if results:
+            self._put(held, results)
 
     def finish(
-        self, held: Held, environment: dict[str, Any], references: tuple[Reference, ...] = ()
+        self,
+        held: Held,
+        environment: dict[str, Any],
+        references: tuple[Reference, ...] = (),
+        results: Sequence[Result] = (),
     ) -> None:
-        """Says that a job is done."""
+        """Says that a job is done, with its last results."""
         with self._lock:
             self._held.pop(held.lease.id, None)
-        self._put(held, (), environment=environment, references=references, done=True)
+        self._put(held, tuple(results), environment=environment, references=references, done=True)
 
     def leave(self, held: Held) -> None:
         """Ends a lease whose work stopped before it was finished, for whatever reason."""

@@ -150,7 +150,8 @@ def compare(found: Array, right: Array, tolerance: float) -> None:
     # float64 does not tell all integers apart.
     exact = found.dtype.kind in "iub" and right.dtype.kind in "iub"
     with np.errstate(invalid="ignore", over="ignore"):
-        error = np.abs(found.astype(np.float64) - right)
+        error = np.subtract(found, right, dtype=np.float64)
+        np.abs(error, out=error)
         # The elementwise bound is computed only where the absolute one does not settle it.
         if not exact and float(error.max()) <= tolerance:
             return

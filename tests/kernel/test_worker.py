@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from workers.kernel import Data
 from workers.reference import random_inputs, reference, tolerances
 from workers.runner import Runner, TimingRunner
 from workers.sandbox import Died, ForkServer, Interrupted, Late, SandboxError
+from workers.turn import Turn
 
 sys.path.insert(0, str(Path(__file__).parent))  # where the children find the operator too
 import hostile
@@ -268,6 +270,21 @@ def test_what_was_built_is_not_built_again(builders: BuilderPool, runner: Timing
     assert both[0].path == first.path and both[0].code_digest == first.code_digest
     assert both[0].build_s == 0 < both[1].build_s
     assert results[0].error is None and results[1].error is ErrorKind.WRONG_ANSWER
+
+
+def test_a_core_that_times_builds_only_while_it_does_not(server: ForkServer, tmp_path: Path) -> None:
+    turn = Turn()
+    elsewhere = (max(CORES.all) + 1,)  # no such core, which does not matter while it may not build
+    pool = BuilderPool(server, CORES.building, tmp_path, 2**30, shared=elsewhere, turn=turn)
+    shared = BuilderPool(server, (), tmp_path, 2**30, shared=CORES.timing, turn=turn)
+    with ThreadPoolExecutor(1) as thread:
+        with turn.time(NEVER.is_set):
+            waiting = thread.submit(shared.build, hostile_job("good", "slow"), NEVER)
+            assert [b.error for b in pool.build(hostile_job("good", "good"), NEVER)] == [None, None]
+            assert not waiting.done()
+        assert [b.error for b in waiting.result()] == [None, None]
+    pool.close()
+    shared.close()
 
 
 def test_the_digest_is_that_of_the_code(builders: BuilderPool) -> None:
