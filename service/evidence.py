@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from typing import Any
@@ -92,23 +93,20 @@ class RecordDatabase:
         self, workload: Workload, target: Target, device: str | None
     ) -> list[tuple[Workload, list[Measured]]]:
         """The concrete workloads on record that a symbolic one covers, each as `measured` has it."""
-        of_op = workload_table.c.op == workload.op
-        rows: dict[str, list[Any]] = {}
-        for row in self.connection.execute(
-            _best_of().where(of_op), {"namespace": self._namespace}
-        ):
-            rows.setdefault(row.digest, []).append(row)
         bodies = self.connection.execute(
-            sa.select(workload_table.c.digest, workload_table.c.body)
-            .where(of_op)
+            sa.select(workload_table.c.body)
+            .where(
+                workload_table.c.op == workload.op,
+                workload_table.c.key.like(_like(workload), escape="!"),
+            )
             .order_by(workload_table.c.id)
         )
-        concrete = [(convert(r.body, Workload), rows[r.digest]) for r in bodies if r.digest in rows]
-        measured = [
-            (w, list(self._matching(found, target, device)))
-            for w, found in concrete
-            if workload.match(w) is not None
-        ]
+        alike = [convert(body, Workload) for body in bodies.scalars()]
+        covered = [w for w in alike if workload.match(w) is not None]
+        rows: dict[str, list[Any]] = {w.digest: [] for w in covered}
+        for digest, row in self._read_best(set(rows)):
+            rows[digest].append(row)
+        measured = [(w, list(self._matching(rows[w.digest], target, device))) for w in covered]
         return [(w, found) for w, found in measured if found]
 
     def _matching(
@@ -194,6 +192,20 @@ def warm(connection: sa.Connection) -> None:
     asked = Workload("nothing", (Input("data", "float32[1]"),))
     database.measured(asked, Target.parse("llvm"), None)
     database.foreign(asked, Target.parse("llvm"))
+
+
+def _like(workload: Workload) -> str:
+    """The pattern of the keys of what a symbolic workload may cover; their attributes may be any."""
+    inputs = []
+    for given in workload.inputs:
+        kind, const = given.tensor, ":const" if given.constant else ""
+        shape = ",".join(str(d.value) if d.is_constant else "%" for d in kind.shape)
+        inputs.append(f"{_literal(f'{given.name}={kind.dtype}')}[{shape}]{const}")
+    return f"{_literal(workload.op)}({','.join(inputs)})%"
+
+
+def _literal(text: str) -> str:
+    return re.sub("[!%_]", r"!\g<0>", text)
 
 
 _OF_NAMESPACE = task.c.namespace == sa.bindparam("namespace")

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from service import history, retention
+from service import evidence, history, retention
 from service.db import Store, now
 from service.evidence import RecordDatabase
-from service.formats import ImportedRecord
+from service.formats import ImportedRecord, Task
 from service.importer import import_items
 from service.models import history as history_table
 from service.models import purge, record
 from service.retention import Doubtful, prune
-from strategy.record import Device, ErrorKind, Phase
+from strategy.record import Device, ErrorKind, Phase, convert
 from strategy.select import History, Level, select
 from strategy.workload import Input, Workload
 from tests.integration.scene import FAST, SLOW, TARGET, WORKLOAD, Scene, configs, device, timed
@@ -171,3 +172,36 @@ def test_as_of_now_is_what_is_derived_with_the_records(store: Store) -> None:
             assert sorted(a, key=str) == sorted(b, key=str)
         assert current.history(WORKLOAD) == then.history(WORKLOAD)
         assert all(isinstance(h, History) for h in then.history(WORKLOAD))
+
+
+def test_only_what_a_symbolic_workload_may_cover_is_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of(op: str, name: str, kind: str, **attrs: int) -> Workload:
+        return Workload(op, (Input(name, kind), Input("w", "float32[4,4]", True)), attrs)
+
+    same = [of("f_1%!", "a_b", "float32[8,4]", k=1), of("f_1%!", "a_b", "float32[16,4]", k=1)]
+    others = [
+        of("f_1%!", "a_b", "float32[8,5]", k=1), of("f_1%!", "a_b", "float16[8,4]", k=1),
+        of("f_1%!", "acb", "float32[8,4]", k=1), of("fx1%!", "a_b", "float32[8,4]", k=1),
+        of("f_1%!", "a_b", "float32[8,4,4]", k=1), of("f_1%!", "a_b", "float32[8,4]", k=2),
+    ]  # fmt: skip
+    import_items(store, [
+        ImportedRecord(
+            source="plevel", config_key="{}", samples_s=(1.0,),
+            task=Task(workload=w, target=TARGET, implementation="x", version="1.0"),
+        ) for w in [*others, *same]
+    ])  # fmt: skip
+    read: list[Workload] = []
+
+    def see(body: Any, kind: Any) -> Any:
+        read.append(convert(body, kind))
+        return read[-1]
+
+    monkeypatch.setattr(evidence, "convert", see)
+    with store.read() as c:
+        symbolic = of("f_1%!", "a_b", "float32[n,4]", k=1)
+        found = RecordDatabase(c).instances(symbolic, TARGET, None)
+    assert {w.key for w, _ in found} == {w.key for w in same}
+    # Attributes are compared as values.
+    assert {w.key for w in read} == {w.key for w in [*same, others[-1]]}
