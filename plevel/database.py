@@ -16,7 +16,7 @@ from plevel.client import Client
 from plevel.direct import open_store, read_namespace, read_token
 from service.namespace import DEFAULT
 from strategy.lock import Lock, LockDatabase
-from strategy.select import Evidence, History, Measured
+from strategy.select import NO_RECORDS, Evidence, History, Measured
 from strategy.selector import RevisedDatabase
 from strategy.target import Target
 from strategy.workload import Workload
@@ -55,7 +55,7 @@ def plevel_database(
             url = text if "://" in text else f"sqlite:///{Path(text).expanduser().absolute()}"
             store = stack.enter_context(open_store(url))
             if store is None:
-                yield LockDatabase(Lock(selections=()))
+                yield NO_RECORDS
             else:
                 yield _Cached(_reader(store, read_namespace(namespace) or DEFAULT))
 

@@ -12,10 +12,9 @@ from plevel.client import Client, ServiceError, UnreachableError
 from service.namespace import DEFAULT
 from strategy import select as rule
 from strategy.dispatch import DispatchTable, dispatch
-from strategy.lock import Lock, LockDatabase
 from strategy.op_strategy import Candidate
 from strategy.record import ErrorKind, Phase, RunStatus, TaskStatus, to_json
-from strategy.select import Policy, Selection
+from strategy.select import NO_RECORDS, Policy, Selection
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from service.db import Store
-
-# What is known where there is no database yet.
-_NOTHING = LockDatabase(Lock(selections=()))
 
 
 @contextmanager
@@ -113,7 +109,7 @@ class Direct:
         """
         if self._store is None:
             return rule.select(
-                workload, target, _NOTHING, device=device, policy=policy, offered=candidates
+                workload, target, NO_RECORDS, device=device, policy=policy, offered=candidates
             )
         from service import candidate
         from service.evidence import RecordDatabase
@@ -135,7 +131,7 @@ class Direct:
     ) -> DispatchTable:
         """The dispatch table of a workload with symbolic dimensions; raises as `select` does."""
         if self._store is None:
-            return dispatch(workload, target, _NOTHING, device=device)
+            return dispatch(workload, target, NO_RECORDS, device=device)
         from service.evidence import RecordDatabase
 
         with self._read() as connection:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -28,32 +27,13 @@ from strategy.fusion import describe, fuse
 from strategy.inference import infer_type
 from strategy.lower import Artefact, CompileError, InstantiationError, Role, lower
 from strategy.op import Op
-from strategy.select import Database, History, Measured, Selection, select
+from strategy.select import NO_RECORDS, Database, Selection, select
 from strategy.target import Target
 from strategy.types import TensorType, Type
-from strategy.workload import Workload
 
 logger = logging.getLogger("plevel.compile")
 
 MAX_KERNELS = 1024
-
-
-class NoRecords:
-    """A database without records: selection goes by plevel."""
-
-    def measured(self, workload: Workload, target: Target, device: str | None) -> Sequence[Measured]:
-        return ()
-
-    def instances(
-        self, workload: Workload, target: Target, device: str | None
-    ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
-        return ()
-
-    def history(self, workload: Workload) -> Sequence[History]:
-        return ()
-
-
-_NO_RECORDS = NoRecords()
 
 
 class CompileEngine:
@@ -79,7 +59,7 @@ class CompileEngine:
                 implementation. CompileError: the selected one cannot be compiled.
         """
         target = Target.parse(target)
-        records: Database = _NO_RECORDS if database is None else database
+        records: Database = NO_RECORDS if database is None else database
         infer_type(expr)
         with self._lock:
             if all(_is_constant(v.checked_type) for v in free_vars(expr)):

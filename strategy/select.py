@@ -97,6 +97,26 @@ class Database(Protocol):
         ...
 
 
+class NoRecords:
+    """A database in which nothing is: selection goes by plevel."""
+
+    revision = 0  # it never changes (`strategy.selector.RevisedDatabase`)
+
+    def measured(self, workload: Workload, target: Target, device: str | None) -> Sequence[Measured]:
+        return ()
+
+    def instances(
+        self, workload: Workload, target: Target, device: str | None
+    ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
+        return ()
+
+    def history(self, workload: Workload) -> Sequence[History]:
+        return ()
+
+
+NO_RECORDS = NoRecords()
+
+
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
     """A concrete workload that a symbolic one covers, and what is measured of it."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +19,13 @@ from strategy.entry import LibraryRow
 from strategy.export import export_library, table_rows
 from strategy.lower import CompileError, lower
 from strategy.op_strategy import candidates
-from strategy.select import History, Measured
+from strategy.select import NO_RECORDS
 from strategy.target import Target
 from strategy.types import Dim
 from strategy.workload import Workload
 
 TARGET = Target.parse("cpu").with_threads(2)
 N, K = 37, 29
-
-
-class Nothing:
-    """A database without records."""
-
-    def measured(self, w: Workload, t: Target, device: str | None) -> Sequence[Measured]:
-        return []
-
-    def instances(self, w: Workload, t: Target, device: str | None) -> Sequence[Any]:
-        return []
-
-    def history(self, w: Workload) -> Sequence[History]:
-        return []
 
 
 def dense(m: int | str) -> Workload:
@@ -69,7 +55,7 @@ def prepared_shape(header: str) -> tuple[int, ...]:
 
 def test_a_table_compiles_to_one_function_that_is_right_for_every_m(tmp_path: Path) -> None:
     offered = [c for c in candidates(dense("m"), TARGET) if c.library is None]
-    table = dispatch(dense("m"), TARGET, Nothing(), offered=offered)
+    table = dispatch(dense("m"), TARGET, NO_RECORDS, offered=offered)
     assert len({row.implementation for row in table.rows}) > 1
     header = export_library(dense("m"), table_rows(table), tmp_path / "libdense.so").read_text()
     library = ctypes.CDLL(str(tmp_path / "libdense.so"))
@@ -109,7 +95,7 @@ def test_the_row_of_one_size_may_come_first(tmp_path: Path) -> None:
     names = ("dense_gemv.cpu", "dense_nopack.cpu")  # the first where m is 1, and packs nothing then
     workload = Workload.make("dense", {"data": f"float32[m,{K}]", "weight": f"float32[{N},{K}]"})
     offered = [c for c in candidates(workload, TARGET) if c.implementation in names]
-    table = dispatch(workload, TARGET, Nothing(), offered=offered)
+    table = dispatch(workload, TARGET, NO_RECORDS, offered=offered)
     assert [row.implementation for row in table.rows] == list(names)
     export_library(workload, table_rows(table), tmp_path / "libdense.so")
     library = ctypes.CDLL(str(tmp_path / "libdense.so"))
@@ -166,7 +152,7 @@ int main(void) {{
 @pytest.mark.parametrize("symbol", ["int", "Tensor", "_t0", "data"])
 def test_a_dimension_may_be_called_what_c_calls_something_else(symbol: str, tmp_path: Path) -> None:
     workload = Workload.make("relu", {"data": f"float32[{symbol},8]"})
-    table = dispatch(workload, TARGET, Nothing())
+    table = dispatch(workload, TARGET, NO_RECORDS)
     export_library(workload, table_rows(table), tmp_path / "librelu.so")
     library = ctypes.CDLL(str(tmp_path / "librelu.so"))
     data, output = filled(np.random.default_rng(0), (3, 8)), aligned((3, 8))
