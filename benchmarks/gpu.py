@@ -1,5 +1,6 @@
 """All GPU figures in one run: correctness, best against the vendor, selection, repeatability, the runner's cost.
 
+    python benchmarks/gpu.py --small              # a minute: does everything work on this host?
     python benchmarks/gpu.py                      # everything, under ten minutes; writes gpu.json
     python benchmarks/gpu.py --only dense --trials 64
     python benchmarks/gpu.py --no-peer            # without PyTorch, the peer
@@ -8,15 +9,17 @@
 Needs a GPU with its driver, TVM (plevel[worker]), nvcc or NVRTC and pycuda (docs/gpu.md); for the
 peer's figures PyTorch with CUDA, whose products and convolutions are cuBLAS's and cuDNN's. Both are
 timed by CUDA events, the peer over as many copies of its operands as fill the L2 cache twice, as
-plevel's are.
+plevel's are; what is short is replayed as a CUDA graph in both.
 
 Configurations are drawn at random after the fallback, as many as can be built and timed in the time of
 a case; those of the next case are built meanwhile. The best of each implementation are timed three times
 more, taking turns: selection takes the fastest of the first time, and is judged by the other two, against
 the peer and against the one implementation that would be the best single choice for all cases of its
 kind. The spread of the three medians is the repeatability. Rows, scans and what is bound by memory are
-held against the bandwidth of a copy, too. Every case prints a line, and all are written with device,
-driver and date. A session that loses its context is reported, and the next case has a new one.
+held against the bandwidth of a copy, too. Every case prints a line, and after each the file is written
+with device, driver and date. A configuration that loses the context, or hangs, is left out, and its case
+goes on in a new process; a case that fails says so in its row. What is left of the time is shared by the
+cases that are left.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import (
     SEARCH_POLICY,
@@ -58,7 +63,7 @@ from strategy.workload import Workload
 from workers.__main__ import describe_cuda
 from workers.builder import BuilderPool, Built
 from workers.cpu import DeviceError
-from workers.cuda_kernel import CudaKernel
+from workers.cuda_kernel import REPLAYED, CudaKernel
 from workers.kernel import Data
 from workers.reference import numpy_dtype, random_inputs, reference, tolerances
 from workers.runner import Session
@@ -74,36 +79,45 @@ RESNET = (  # data, out channels, window, stride, padding
 )  # fmt: skip
 
 
-def cases() -> list[tuple[str, Workload]]:
-    """Pairs of a goal's name and what is measured for it."""
-    found = []
+def cases(most: int | None = None) -> list[tuple[str, Workload]]:
+    """Pairs of a goal's name and what is measured for it; with all extents cut to `most`, where given."""
+    found: list[tuple[str, Workload]] = []
+
+    def add(
+        goal: str, op: str, shapes: dict[str, tuple[str, list[int]]], attrs: Any = None, *constant: str
+    ) -> None:
+        inputs = {
+            name: f"{dtype}[{','.join(str(min(e, most or e)) for e in shape)}]"
+            for name, (dtype, shape) in shapes.items()
+        }
+        case = goal, Workload.make(op, inputs, attrs, constant)
+        if case not in found:
+            found.append(case)
+
     for dtype in ("float32", "float16"):
         shapes = [(1024, 1024, 1024), (4096, 4096, 4096), (511, 513, 1023)]
         shapes += [(m, n, k) for n, k in (*BERT, *LLAMA) for m in (1, 16, 512)]
         for m, n, k in shapes:
-            inputs = {"data": f"{dtype}[{m},{k}]", "weight": f"{dtype}[{n},{k}]"}
-            found.append((f"dense {dtype}", Workload.make("dense", inputs)))
+            operands = {"data": (dtype, [m, k]), "weight": (dtype, [n, k])}
+            add(f"dense {dtype}", "dense", operands)
         for (c, h, w), out, window, stride, padding in RESNET:
-            inputs = {
-                "data": f"{dtype}[1,{c},{h},{w}]",
-                "weight": f"{dtype}[{out},{c},{window},{window}]",
-            }
+            operands = {"data": (dtype, [1, c, h, w]), "weight": (dtype, [out, c, window, window])}
             attrs = {"strides": stride, "padding": padding}
-            found.append((f"conv2d {dtype}", Workload.make("conv2d", inputs, attrs, ["weight"])))
-    affine = {"gamma": "float32[768]", "beta": "float32[768]"}
-    found += [
-        ("rows", Workload.make("softmax", {"data": "float32[8192,1024]"})),
-        ("rows", Workload.make("softmax", {"data": "float16[3072,512]"})),
-        ("rows", Workload.make("layer_norm", {"data": "float32[8192,768]", **affine})),
-        ("scan", Workload.make("cumsum", {"data": "float32[16777216]"})),
-        ("scan", Workload.make("cumsum", {"data": "float32[4096,4096]"}, {"axis": 1})),
-        ("topk", Workload.make("topk", {"data": "float32[4096,4096]"}, {"k": 16})),
-        ("memory", Workload.make("add", {"lhs": "float32[64,1048576]", "rhs": "float32[1048576]"})),
-        ("memory", Workload.make("sum", {"data": "float32[8192,8192]"}, {"axis": [1]})),
-    ]
+            add(f"conv2d {dtype}", "conv2d", operands, attrs, "weight")
+    single = "float32"
+    affine = {"gamma": (single, [768]), "beta": (single, [768])}
+    add("rows", "softmax", {"data": (single, [8192, 1024])})
+    add("rows", "softmax", {"data": ("float16", [3072, 512])})
+    add("rows", "layer_norm", {"data": (single, [8192, 768]), **affine})
+    add("scan", "cumsum", {"data": (single, [16777216])})
+    add("scan", "cumsum", {"data": (single, [4096, 4096])}, {"axis": 1})
+    add("topk", "topk", {"data": (single, [4096, 4096])}, {"k": 16})
+    add("memory", "add", {"lhs": (single, [64, 1048576]), "rhs": (single, [1048576])})
+    add("memory", "sum", {"data": (single, [8192, 8192])}, {"axis": [1]})
     return found
 
 
+SMALL = 24  # extents of `--small` at most
 MEMORY_BOUND = ("rows", "scan", "memory")
 FINAL = TimingPolicy(min_repeats=10, max_repeats=100, spread=0.01, budget_s=0.1)
 
@@ -149,8 +163,15 @@ def build(
         timer.cancel()
 
 
-def measure(session: Session, driver: Any, seconds: float, *, peer: bool) -> dict[str, Any]:
-    """One case, in this process: shares of valid and correct, the best, selection, and the peer."""
+def measure(
+    session: Session, driver: Any, seconds: float, tell: Callable[[int], None], *, peer: bool
+) -> dict[str, Any]:
+    """One case, in this process: shares of valid and correct, the best, selection, and the peer.
+
+    Args:
+        tell: called with each entry before it is tried, and with -1 after the last.
+    """
+    until = time.monotonic() + seconds
     job = session.job
     workload = job.workload
     inputs = random_inputs(workload, job.seed)
@@ -159,18 +180,19 @@ def measure(session: Session, driver: Any, seconds: float, *, peer: bool) -> dic
         (workload.key, job.seed), inputs, {}, expected, tolerances(workload, inputs, expected)
     )
     entries = {entry.index: entry for entry in job.entries}
+    fallbacks = len({entry.task_id for entry in job.entries})
     failures: dict[str, int] = {}
     best: dict[str, tuple[float, Built]] = {}
     overheads: list[float] = []
     tried = correct = 0
-    until = time.monotonic() + seconds
     for built in session.built:
-        if time.monotonic() > until:
+        if time.monotonic() > until and tried >= fallbacks:
             break
         tried += 1
         if built.error is not None:
             failures[built.error.value] = failures.get(built.error.value, 0) + 1
             continue
+        tell(built.entry)
         kernel = CudaKernel(built, data, driver)
         try:
             began = time.perf_counter()
@@ -180,6 +202,7 @@ def measure(session: Session, driver: Any, seconds: float, *, peer: bool) -> dic
             ((median, timed_s),) = timed([kernel], SEARCH_POLICY)
             overheads.append(time.perf_counter() - began - kernel.check_s - timed_s)
         except Exception as error:
+            driver.synchronize()  # raises where the context is lost, and ends this process
             failures[type(error).__name__] = failures.get(type(error).__name__, 0) + 1
             continue
         finally:
@@ -187,9 +210,10 @@ def measure(session: Session, driver: Any, seconds: float, *, peer: bool) -> dic
         name = entries[built.entry].implementation
         if name not in best or median < best[name][0]:
             best[name] = (median, built)
+    tell(-1)
     result: dict[str, Any] = {
-        "workload": str(workload), "tried": tried, "correct": correct,
-        "built": sum(b.error is None for b in session.built[:tried]), "failures": failures,
+        "tried": tried, "correct": correct, "failures": failures,
+        "built": sum(b.error is None for b in session.built[:tried]),
         "overhead_s": statistics.median(overheads) if overheads else None,
         "state": driver.describe(),
     }  # fmt: skip
@@ -205,9 +229,19 @@ def measure(session: Session, driver: Any, seconds: float, *, peer: bool) -> dic
         moved = written + sum(a.nbytes for a in inputs.values())
         result["bytes_per_s"] = moved / result["best_s"]
         if peer:
-            result["peer_s"] = time_peer(workload, inputs, driver.l2_bytes)
-            result["ratio"] = result["peer_s"] / result["best_s"]
+            result |= against_peer(workload, inputs, driver.l2_bytes, result["best_s"])
     return result
+
+
+def against_peer(
+    workload: Workload, inputs: dict[str, Any], l2_bytes: int, best_s: float
+) -> dict[str, Any]:
+    """The peer's time and its ratio to ours, or why there is none: that does not cost us our row."""
+    try:
+        seconds = time_peer(workload, inputs, l2_bytes)
+    except Exception as error:
+        return {"peer_error": f"{type(error).__name__}: {error}"}
+    return {"peer_s": seconds, "ratio": seconds / best_s}
 
 
 def finals(kernels: dict[str, CudaKernel]) -> dict[str, Any]:
@@ -238,32 +272,69 @@ def timed(kernels: Sequence[CudaKernel], policy: TimingPolicy) -> list[tuple[flo
     return [(estimate(one.samples_s).median_s, one.run_s) for one in found]
 
 
-def copy_bandwidth() -> float:
-    """Bytes per second, read and written, that the device copies a gibibyte at."""
-    import torch
-
-    data = torch.empty(1 << 28, device="cuda")
-    to = torch.empty_like(data)
-    seconds = time_on_device(torch, lambda i: to.copy_(data))
-    return 2 * data.nbytes / seconds
-
-
-def time_on_device(torch: Any, run: Callable[[int], Any]) -> float:
-    """The median of a call of PyTorch's, given its number, by CUDA events."""
+def copy_bandwidth(driver: Any) -> float:
+    """Bytes per second, read and written, that the device copies a quarter of a gibibyte at."""
+    size = 1 << 28
+    source, to = driver.allocate(size), driver.allocate(size)
 
     def measure(calls: int) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for i in range(calls):
-            run(i)
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) * 1e-3
+        def queue() -> None:
+            for _ in range(calls):
+                driver.copy(to, source, size)
 
+        return float(driver.time(queue))
+
+    seconds = median_of(measure)
+    driver.free(source)
+    driver.free(to)
+    return 2 * size / seconds
+
+
+def median_of(measure: Callable[[int], float]) -> float:
     (found,) = time_kernels([measure], FINAL, rng=random.Random(0))
     if found.error is not None:
         raise found.error
     return estimate(found.samples_s).median_s
+
+
+def time_on_device(torch: Any, run: Callable[[int], Any], copies: int) -> float:
+    """The median of a call of PyTorch's, given its number, by CUDA events; many are replayed as a graph."""
+    size = -(-REPLAYED // copies) * copies
+    graph: Any = None
+
+    def queue(calls: int) -> None:
+        for i in range(calls):
+            run(i % copies)
+
+    def replay(times: int) -> None:
+        for _ in range(times):
+            graph.replay() if graph else queue(size)
+
+    def measure(calls: int) -> float:
+        nonlocal graph
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        times = calls // size
+        if times and graph is None:
+            graph = captured(torch, lambda: queue(size)) or False
+        begin.record()
+        replay(times) if times else queue(calls)
+        end.record()
+        end.synchronize()
+        took = float(begin.elapsed_time(end)) * 1e-3
+        return took * calls / (times * size) if times else took
+
+    return median_of(measure)
+
+
+def captured(torch: Any, queue: Callable[[], None]) -> Any:
+    """A CUDA graph of what `queue` does; None where PyTorch cannot make one of it."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            queue()
+    except RuntimeError:
+        return None
+    return graph
 
 
 def time_peer(workload: Workload, inputs: dict[str, Any], l2_bytes: int) -> float:
@@ -282,7 +353,7 @@ def time_peer(workload: Workload, inputs: dict[str, Any], l2_bytes: int) -> floa
     run = peer_of(workload, torch)
     with torch.inference_mode():
         run(sets[0])
-        return time_on_device(torch, lambda i: run(sets[i % copies]))
+        return time_on_device(torch, lambda i: run(sets[i]), copies)
 
 
 def peer_of(workload: Workload, torch: Any) -> Callable[[dict[str, Any]], Any]:
@@ -311,53 +382,75 @@ def peer_of(workload: Workload, torch: Any) -> Callable[[dict[str, Any]], Any]:
     }[workload.op]  # type: ignore[no-any-return]
 
 
-def _serve(pipe: Any, seconds: float, peer: bool) -> None:
+def _serve(pipe: Any, peer: bool) -> None:
     """The child's loop: a device, and cases until one fails, after which the context may be lost."""
     from workers.cuda import open_driver
 
+    def tell(entry: int) -> None:
+        pipe.send({"trying": entry})
+
     try:
         driver = open_driver(0)
-        pipe.send({"copy_bytes_per_s": copy_bandwidth() if peer else None})
+        pipe.send({"copy_bytes_per_s": copy_bandwidth(driver)})
         while True:
-            pipe.send(measure(decode(pipe.recv_bytes(), Session), driver, seconds, peer=peer))
+            seconds, session = pipe.recv_bytes().split(b" ", 1)
+            case = decode(session, Session)
+            pipe.send(measure(case, driver, float(seconds), tell, peer=peer))
+    except EOFError:
+        return
     except Exception as error:
         pipe.send({"error": f"{type(error).__name__}: {error}"})
 
 
 class ChildError(Exception):
-    """A case that failed, or did not end."""
+    """A process with the device that failed, or said nothing any more."""
 
 
 class Child:
     """A process with the device's context; another where that is lost, or hangs."""
 
-    def __init__(self, seconds: float, *, peer: bool) -> None:
-        self._arguments = (seconds, peer)
-        self._limit_s = max(60.0, 6 * seconds)
+    START_S, SILENT_S = 90.0, 40.0  # to load everything; to try one configuration, or make a reference
+
+    def __init__(self, *, peer: bool) -> None:
+        self._peer = peer
         self._process: Any = None
         self.copy_bytes_per_s: float | None = None
 
-    def ask(self, session: Session) -> dict[str, Any]:
-        try:
-            if self._process is None:
-                self._start()
-            self._pipe.send_bytes(encode(session))
-            return self._answer()
-        except (EOFError, OSError, ChildError) as error:
-            self.close()
-            return {"error": str(error) or "its process died"}
+    def ask(self, session: Session, seconds: float) -> dict[str, Any]:
+        """The row of a case; a configuration that ends the process is left out, and the rest is tried again."""
+        until = time.monotonic() + seconds
+        lost: list[str] = []
+        while True:
+            trying = -1
+            try:
+                if self._process is None:
+                    self._start()
+                left = max(0.1, until - time.monotonic())
+                self._pipe.send_bytes(b"%f " % left + encode(session))
+                while "trying" in (answer := self._answer(self.SILENT_S)):
+                    trying = answer["trying"]
+                return answer | ({"lost": lost} if lost else {})
+            except (EOFError, OSError, ChildError) as error:
+                self.close()
+                said = str(error) or "its process died"
+            entry = next((e for e in session.job.entries if e.index == trying), None)
+            if entry is None or len(lost) == 3:
+                return {"error": said, "lost": lost}
+            lost.append(f"{entry.implementation} {entry.config.to_json()}: {said}")
+            built = tuple(b for b in session.built if b.entry != trying)
+            session = msgspec.structs.replace(session, built=built)
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, *self._arguments))
+        self._process = context.Process(target=_serve, args=(theirs, self._peer))
         self._process.start()
         theirs.close()
-        self.copy_bytes_per_s = self._answer()["copy_bytes_per_s"]
+        self.copy_bytes_per_s = self._answer(self.START_S)["copy_bytes_per_s"]
 
-    def _answer(self) -> dict[str, Any]:
-        if not self._pipe.poll(self._limit_s):
-            raise ChildError(f"nothing after {self._limit_s:.0f} s")
+    def _answer(self, limit_s: float) -> dict[str, Any]:
+        if not self._pipe.poll(limit_s):
+            raise ChildError(f"nothing after {limit_s:.0f} s")
         answer: dict[str, Any] = self._pipe.recv()
         if "error" in answer:
             raise ChildError(answer["error"])
@@ -371,18 +464,21 @@ class Child:
 
 
 def main() -> int:
+    began = time.monotonic()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--only", help="cases whose name begins so")
     parser.add_argument("--trials", type=int, default=24, help="configurations per implementation")
-    parser.add_argument("--total", type=float, default=540, help="seconds for all cases")
+    parser.add_argument("--total", type=float, default=540, help="seconds for everything")
+    parser.add_argument("--small", action="store_true", help=f"extents of {SMALL} at most")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--plan", metavar="TARGET", nargs="?", const="cuda -arch=sm_90 -libs=cublas,cudnn")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("gpu.json"))
     options = parser.parse_args()
-    chosen = [(n, w) for n, w in cases() if n.startswith(options.only or "")]
+    offered = cases(SMALL if options.small else None)
+    chosen = [(n, w) for n, w in offered if n.startswith(options.only or "")]
     if not chosen:
         parser.error(f"--only {options.only}: one of {', '.join(dict.fromkeys(n for n, _ in cases()))}")
     if options.plan is not None:
@@ -396,14 +492,21 @@ def main() -> int:
     except DeviceError as error:
         print(error, file=sys.stderr)
         return 1
-    results, copied = run(chosen, device.target, options, peer=peer)
+    results: list[dict[str, Any]] = []
+
+    def write(found: dict[str, Any], copied: float | None) -> None:
+        results.append(found)
+        written = {
+            "date": dt.datetime.now(dt.UTC).isoformat(), "device": device.model,
+            "fingerprint": device.fingerprint, "copy_bytes_per_s": copied, "cases": results,
+        }  # fmt: skip
+        aside = options.out.with_suffix(".part")
+        aside.write_text(json.dumps(written, indent=1))
+        aside.replace(options.out)
+
+    copied = run(chosen, device.target, options, began + options.total, write, peer=peer)
     summarise(results, copied)
-    written = {
-        "date": dt.datetime.now(dt.UTC).isoformat(), "device": device.model,
-        "fingerprint": device.fingerprint, "copy_bytes_per_s": copied, "cases": results,
-    }  # fmt: skip
-    options.out.write_text(json.dumps(written, indent=1))
-    print(f"{options.out} is written")
+    print(f"{options.out} is written, after {time.monotonic() - began:.0f} s")
     return int(not any(r.get("correct") for r in results))
 
 
@@ -423,37 +526,52 @@ def plan(chosen: list[tuple[str, Workload]], options: argparse.Namespace) -> int
 
 
 def run(
-    chosen: list[tuple[str, Workload]], target: Target, options: argparse.Namespace, *, peer: bool
-) -> tuple[list[dict[str, Any]], float | None]:
-    """The results of all cases, and the bandwidth of a copy."""
-    seconds = options.total / len(chosen)
+    chosen: list[tuple[str, Workload]],
+    target: Target,
+    options: argparse.Namespace,
+    until: float,
+    write: Callable[[dict[str, Any], float | None], None],
+    *,
+    peer: bool,
+) -> float | None:
+    """Gives each case's row to `write` as it is there; the bandwidth of a copy."""
     cores = sorted(os.sched_getaffinity(0))
-    results = []
     with (
         tempfile.TemporaryDirectory(prefix="plevel-gpu-") as folder,
         ForkServer(Path(folder)) as server,
         ThreadPoolExecutor(1) as ahead,
     ):
         pool = BuilderPool(server, cores[1:] or cores, Path(folder), forks=True)
-        child = Child(0.5 * seconds, peer=peer)
+        child = Child(peer=peer)
 
-        def start(workload: Workload) -> Any:
-            given = (workload, target, options.trials, options.seed, 0.8 * seconds)
-            return ahead.submit(build, pool, *given)
+        def share(number: int) -> float:
+            """Seconds for each of the cases from this one on."""
+            return (until - time.monotonic()) / (len(chosen) - number)
+
+        def start(number: int) -> Any:
+            given = (target, options.trials, options.seed, max(1.0, 0.8 * share(number)))
+            return ahead.submit(build, pool, chosen[number][1], *given)
 
         try:
-            waiting = start(chosen[0][1])
+            waiting = start(0)
             for number, (goal, workload) in enumerate(chosen):
-                session = waiting.result()
+                found: dict[str, Any] = {"goal": goal, "workload": str(workload)}
+                built = waiting
                 if number + 1 < len(chosen):
-                    waiting = start(chosen[number + 1][1])
-                found = {"goal": goal, "workload": str(workload), **child.ask(session)}
-                results.append(found)
+                    waiting = start(number + 1)
+                try:
+                    session = built.result()
+                    if time.monotonic() > until:
+                        raise ChildError("no time was left")
+                    found |= child.ask(session, 0.5 * share(number))
+                except Exception as error:
+                    found["error"] = f"{type(error).__name__}: {error}"
+                write(found, child.copy_bytes_per_s)
                 show(goal, found)
         finally:
             child.close()
             pool.close()
-    return results, child.copy_bytes_per_s
+    return child.copy_bytes_per_s
 
 
 def summarise(results: list[dict[str, Any]], copied: float | None) -> None:
@@ -469,8 +587,9 @@ def summarise(results: list[dict[str, Any]], copied: float | None) -> None:
             continue
         spreads = [r["best"][r["selected"]]["spread"] for r in mine]
         said = [f"{len(mine)} cases", f"spread {100 * statistics.median(spreads):.1f} %"]
-        if all("ratio" in r for r in mine):
-            said.append(f"{statistics.geometric_mean(r['ratio'] for r in mine):.2f} of PyTorch's speed")
+        ratios = [r["ratio"] for r in mine if "ratio" in r]
+        if ratios:
+            said.append(f"{statistics.geometric_mean(ratios):.2f} of PyTorch's speed in {len(ratios)}")
         if copied and goal in MEMORY_BOUND:
             shares = [r["bytes_per_s"] / copied for r in mine]
             said.append(f"{statistics.geometric_mean(shares):.2f} of a copy's bandwidth")
@@ -496,14 +615,18 @@ def best_single(results: list[dict[str, Any]]) -> tuple[str, float] | None:
 
 
 def show(name: str, found: dict[str, Any]) -> None:
+    for lost in found.get("lost", ()):
+        print(f"{found['workload']}: left out: {lost}", flush=True)
     if "error" in found:
-        print(f"{found['workload']}: {found['error']}")
+        print(f"{found['workload']}: {found['error']}", flush=True)
         return
     line = f"{name:16} {found['workload']}: {found['correct']} of {found['tried']} correct"
     if "best_s" in found:
         which = found["selected"]
         line += f", best {found['best_s'] * 1e6:.1f} µs {which}"
         line += f", spread {100 * found['best'][which]['spread']:.1f} %"
+    if "peer_error" in found:
+        line += f", no peer: {found['peer_error']}"
     if "ratio" in found:
         line += f", peer {found['peer_s'] * 1e6:.1f} µs, ratio {found['ratio']:.2f}"
     print(line, flush=True)

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from strategy.cuda.program import CudaArtefact, Launch, Pointer
 from strategy.record import Device, to_json
 from strategy.target import Target
 from workers.cpu import machine_id
+from workers.cuda_graph import capture
 from workers.cuda_library import CudaError, installed_libraries
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ _FORMATS = {
     "int8": "b", "uint8": "B", "bool": "?", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I",
     "int64": "q", "uint64": "Q", "float32": "f", "float64": "d",
 }  # fmt: skip
+# A device that was idle for so long has lowered its clocks, and takes so long to raise them.
+_IDLE_S, _WAKE_S = 1.0, 0.2
 _GUIDE = "docs/gpu.md says how to get it"
 
 
@@ -36,6 +41,11 @@ def open_driver(slot: int) -> PycudaDriver:
     except ImportError as error:
         if "libcuda" in str(error):
             raise CudaError(f"cuda:{slot}: no NVIDIA driver on this host ({error})") from error
+        if "undefined symbol" in str(error):
+            raise CudaError(
+                f"cuda:{slot}: the driver is older than the toolkit that pycuda was built with "
+                f"({error}): update it, or build pycuda with an older one"
+            ) from error
         raise CudaError(f"cuda:{slot}: pycuda is not installed ({error}); {_GUIDE}") from error
     try:
         cuda.init()
@@ -56,9 +66,12 @@ class PycudaDriver:
         self._cuda, self._device, self._slot = cuda, device, slot
         self._context = device.retain_primary_context()
         self._context.push()
+        # pycuda aborts a process that ends while it has one.
+        atexit.register(self._context.detach)
         self._stream = cuda.Stream()
         self.stream = int(self._stream.handle)
         self._begin, self._end = cuda.Event(), cuda.Event()
+        self._worked = 0.0  # time.monotonic() when it last did
         self.l2_bytes = int(device.get_attribute(cuda.device_attribute.L2_CACHE_SIZE))
 
     def load(self, artefact: CudaArtefact) -> Any:
@@ -90,13 +103,14 @@ class PycudaDriver:
         return int(buffer)
 
     def upload(self, buffer: Any, array: Array) -> None:
-        import numpy as np
+        self._cuda.memcpy_htod(buffer, _bytes(array))
 
-        self._cuda.memcpy_htod(buffer, np.ascontiguousarray(array))
+    def copy(self, buffer: Any, source: Any, size_bytes: int) -> None:
+        self._cuda.memcpy_dtod(buffer, source, size_bytes)
 
     def download(self, buffer: Any, array: Array) -> None:
         self.synchronize()
-        self._cuda.memcpy_dtoh(array, buffer)
+        self._cuda.memcpy_dtoh(_bytes(array), buffer)
 
     def prepare(
         self, module: Any, launch: Launch, buffers: Mapping[str, Any]
@@ -114,6 +128,12 @@ class PycudaDriver:
         grid, block, shared = launch.grid, launch.block, launch.shared_bytes
         return lambda: call(grid, block, stream, *values, shared_size=shared)
 
+    def capture(self, queue: Callable[[], None]) -> Callable[[], None]:
+        try:
+            return capture(self.stream, queue)
+        except (CudaError, self._cuda.Error):
+            return queue
+
     def synchronize(self) -> None:
         try:
             self._stream.synchronize()
@@ -122,10 +142,17 @@ class PycudaDriver:
 
     def time(self, queue: Callable[[], None]) -> float:
         try:
+            now = time.monotonic()
+            until = now + _WAKE_S if now - self._worked > _IDLE_S else now
+            while now < until:
+                queue()
+                self._stream.synchronize()
+                now = time.monotonic()
             self._begin.record(self._stream)
             queue()
             self._end.record(self._stream)
             self._end.synchronize()
+            self._worked = time.monotonic()
             return float(self._begin.time_till(self._end)) * 1e-3
         except self._cuda.Error as error:
             raise CudaError(f"a kernel failed on the device: {error}") from error
@@ -168,6 +195,13 @@ class PycudaDriver:
         )  # fmt: skip
 
 
+def _bytes(array: Array) -> Array:
+    """The same memory as bytes: there are no buffers of bfloat16."""
+    import numpy as np
+
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
 def _nvml_state(bus_id: str) -> dict[str, Any]:
     """What NVML says of the device now; nothing where it is not there."""
     try:
@@ -182,11 +216,11 @@ def _nvml_state(bus_id: str) -> dict[str, Any]:
             "driver": pynvml.nvmlSystemGetDriverVersion,
             "sm_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
             "memory_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
-            "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(
+            "temperature_c": lambda: pynvml.nvmlDeviceGetTemperatureV(
                 handle, pynvml.NVML_TEMPERATURE_GPU
             ),
             "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-            "throttle_reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+            "throttle_reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
         }
         for name, read in reads.items():
             with contextlib.suppress(pynvml.NVMLError):  # not every device tells everything

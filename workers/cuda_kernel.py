@@ -1,6 +1,6 @@
 """One built CUDA configuration on a device: its buffers, its check, and its timed launches.
 
-The device is behind `Driver`, a seam of a dozen calls: `workers/cuda.py` fills it with pycuda, and
+The device is behind `Driver`, a seam of some calls: `workers/cuda.py` fills it with pycuda, and
 tests with a stand-in that runs the same source on a processor.
 """
 
@@ -21,6 +21,8 @@ from workers.kernel import Data, Kernel
 from workers.reference import Array, WrongAnswerError, compare, numpy_dtype, poison
 
 _COPIES = 16  # of all buffers at most, for calls to find nothing of their data in the L2 cache
+# As many calls are replayed together; fewer take long enough for the host to be ahead of the device.
+REPLAYED = 32
 
 
 class Driver(Protocol):
@@ -42,6 +44,9 @@ class Driver(Protocol):
 
     def upload(self, buffer: Any, array: Array) -> None: ...
 
+    def copy(self, buffer: Any, source: Any, size_bytes: int) -> None:
+        """Copies on the device."""
+
     def download(self, buffer: Any, array: Array) -> None:
         """Copies into a contiguous array, once what was launched is done."""
 
@@ -49,6 +54,9 @@ class Driver(Protocol):
         self, module: Any, launch: Launch, buffers: Mapping[str, Any]
     ) -> Callable[[], None]:
         """What queues one launch with everything looked up."""
+
+    def capture(self, queue: Callable[[], None]) -> Callable[[], None]:
+        """What queues all that `queue` does at once; `queue` itself where the driver cannot."""
 
     def synchronize(self) -> None:
         """Waits; raises `CudaError` where a kernel failed, after which the process must end."""
@@ -68,6 +76,7 @@ class CudaKernel(Kernel):
         self._driver = driver
         self._memory: list[Any] = []
         self._copies: list[list[Callable[[], None]]] = []
+        self._replay: Callable[[], None] | None = None
         self._buffers: dict[str, Any] = {}
         self._next = 0
 
@@ -96,7 +105,10 @@ class CudaKernel(Kernel):
         return buffer
 
     def _make_buffers(self) -> tuple[dict[str, Any], int]:
-        """One set of the buffers of `main` by its names for them, filled; and their bytes."""
+        """One set of the buffers of `main` by its names for them, filled; and their bytes.
+
+        The sets after the first are filled from it.
+        """
         program, found, total = self._cuda.programs[MAIN], {}, 0
         arguments = self._cuda.signature.arguments
         for name, argument in zip(program.parameters, arguments, strict=True):
@@ -106,6 +118,9 @@ class CudaKernel(Kernel):
             total += size
             if argument.role is Role.OUTPUT:
                 continue
+            if self._buffers:
+                self._driver.copy(buffer, self._buffers[name], size)
+                continue
             source = self._data.inputs[argument.name]
             if argument.preparation is None:
                 self._driver.upload(buffer, source)
@@ -114,8 +129,7 @@ class CudaKernel(Kernel):
             self._driver.upload(given, source)
             queue = self._launches(argument.preparation, {"source": given, "packed": buffer})
             took = self._driver.time(lambda queue=queue: _run(queue))  # type: ignore[misc]
-            if self._buffers == {}:
-                self.prepare_s = (self.prepare_s or 0.0) + took
+            self.prepare_s = (self.prepare_s or 0.0) + took
         return found, total
 
     def _launches(self, name: str, buffers: Mapping[str, Any]) -> list[Callable[[], None]]:
@@ -179,16 +193,28 @@ class CudaKernel(Kernel):
 
     def measure(self, calls: int) -> float:
         """Seconds that this many calls take together on the device, each on the next set of buffers."""
+        if calls < REPLAYED:
+            return self._driver.time(lambda: self._queue(calls))
+        # Whole rounds of the sets: after each, the next call is the first set's again.
+        size = -(-REPLAYED // len(self._copies)) * len(self._copies)
+        if self._replay is None:
+            self._replay = self._driver.capture(lambda: self._queue(size))
+        replay, times = self._replay, -(-calls // size)
 
         def queue() -> None:
-            for _ in range(calls):
-                _run(self._copies[self._next])
-                self._next = (self._next + 1) % len(self._copies)
+            for _ in range(times):
+                replay()
 
-        return self._driver.time(queue)
+        return self._driver.time(queue) * calls / (times * size)
+
+    def _queue(self, calls: int) -> None:
+        for _ in range(calls):
+            _run(self._copies[self._next])
+            self._next = (self._next + 1) % len(self._copies)
 
     def release(self) -> None:
         """Frees the memory of the device."""
+        self._replay = None
         for buffer in self._memory:
             self._driver.free(buffer)
         self._memory.clear()

@@ -1,7 +1,8 @@
-"""A CUDA worker end to end, without a GPU: real processes, with stand-ins for pycuda, nvcc and cuBLAS.
+"""A CUDA worker end to end, without a GPU: real processes, with stand-ins for the driver, nvcc and cuBLAS.
 
-The stand-ins are found where the real ones would be: pycuda and cuBLAS's wheel on PYTHONPATH, nvcc on
-PATH. Kernels are compiled from the same source, for this processor, and run there.
+The stand-ins are found where the real ones would be: cuBLAS's wheel on PYTHONPATH, nvcc on PATH, and the
+driver where the linker looks. Where pycuda is not installed, a stand-in takes its place too. Kernels are
+compiled from the same source, for this processor, and run there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from strategy.target import Target
 from strategy.workload import Workload
 from tests.acceptance.conftest import Stage, wait_until
 from tests.kernel.emulation.cubin import install_nvcc
-from tests.kernel.emulation.device import compile_vendor, find_cxx, headers
+from tests.kernel.emulation.device import (
+    compile_driver,
+    compile_vendor,
+    find_cxx,
+    headers,
+    missing_for_driver,
+)
 
 pytestmark = pytest.mark.skipif(find_cxx() is None, reason="no C++ compiler on this host")
 ROOT = Path(__file__).parents[2]
@@ -36,8 +43,13 @@ def emulate_cuda(stage: Stage) -> None:
     compile_vendor(packages / "nvidia/cublas/lib/libcublas.so.12")
     tools = stage.folder / "bin"
     install_nvcc(tools, headers())
-    paths = [ROOT / "tests/kernel/emulation/host", packages, ROOT]
+    paths = [packages, ROOT]
+    if missing_for_driver():
+        paths.insert(0, ROOT / "tests/kernel/emulation/host")
+    else:
+        compile_driver(stage.folder / "lib")
     stage.environment |= {
+        "LD_LIBRARY_PATH": str(stage.folder / "lib"),
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "XDG_CACHE_HOME": str(stage.folder / "cache"),

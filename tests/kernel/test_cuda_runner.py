@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,15 @@ from strategy.target import Target
 from strategy.workload import Workload
 from tests.kernel.emulation.device import EmulatedDriver
 from workers.builder import Built
+from workers.cuda_kernel import CudaKernel
 from workers.cuda_library import CudaError
 from workers.cuda_runner import CudaRunner
+from workers.kernel import Data
+from workers.reference import random_inputs
 from workers.runner import Session
 
 TARGET = Target.parse("cuda -arch=sm_80")
-POLICY = TimingPolicy(warmup_s=0, min_repeat_s=1e-6, min_repeats=2, max_repeats=3, budget_s=0.01)
+POLICY = TimingPolicy(warmup_s=0, min_repeat_s=1e-6, min_repeats=2, max_repeats=3, budget_s=60)
 
 
 class Channel:
@@ -86,7 +90,7 @@ def no_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_session_tells_right_from_wrong(tmp_path: Path) -> None:
     workload = Workload.make("exp", {"data": "float32[40,20]"})
     good = artefact_of(workload, "broadcast.cuda")
-    made = [good, _begin(good, "return;"), _begin(good, "data_ptr[0] = 0.5f;")]
+    made = [good, begin(good, "return;"), begin(good, "data_ptr[0] = 0.5f;")]
     channel, driver = Channel(), EmulatedDriver(tmp_path / "emulation", l2_bytes=10_000)
     runner = CudaRunner(channel, driver)  # type: ignore[arg-type]
     runner.run(session_of(workload, made, tmp_path))
@@ -100,7 +104,7 @@ def test_a_session_tells_right_from_wrong(tmp_path: Path) -> None:
     assert {0, 1, 2} <= set(channel.marks)
 
 
-def _begin(artefact: CudaArtefact, statement: str) -> CudaArtefact:
+def begin(artefact: CudaArtefact, statement: str) -> CudaArtefact:
     """The same with a statement more, where its kernel begins."""
     source, count = re.subn(r"(main_kernel\([^;{]*\) \{\n)", rf"\1  {statement}\n", artefact.source)
     assert count == 1
@@ -139,6 +143,33 @@ def test_a_context_that_is_lost_ends_the_child(tmp_path: Path) -> None:
     runner = CudaRunner(Channel(), Failing(tmp_path / "emulation"))  # type: ignore[arg-type]
     with pytest.raises(SystemExit, match="entry 0: a kernel failed"):
         runner.run(session_of(workload, [artefact_of(workload, "broadcast.cuda")], tmp_path))
+
+
+def test_many_calls_are_replayed_in_whole_rounds_of_the_copies(tmp_path: Path) -> None:
+    class Counting(EmulatedDriver):
+        def __init__(self) -> None:
+            super().__init__(tmp_path / "emulation", l2_bytes=9_000)
+            self.captured: list[int] = []
+
+        def capture(self, queue: Callable[[], None]) -> Callable[[], None]:
+            before = self.launched
+            queue()
+            self.captured.append(self.launched - before)
+            return queue
+
+        def time(self, queue: Callable[[], None]) -> float:
+            before = self.launched
+            queue()
+            return float(self.launched - before)
+
+    workload = Workload.make("exp", {"data": "float32[40,20]"})
+    driver, inputs = Counting(), random_inputs(workload, 0)
+    (built,) = session_of(workload, [artefact_of(workload, "broadcast.cuda")], tmp_path).built
+    kernel = CudaKernel(built, Data(("", 0), inputs, {}, (), ()), driver)  # type: ignore[arg-type]
+    kernel.load()
+    assert [kernel.measure(calls) for calls in (31, 100, 33)] == [31, 100, 33]
+    assert driver.captured == [33]  # three copies of all buffers
+    assert driver.launched == 31 + 33 + 4 * 33 + 33
 
 
 def test_a_worker_says_in_one_line_what_is_missing() -> None:

@@ -249,6 +249,13 @@ int launch(void (*kernel)(A...), int given, const unsigned* dims, size_t shared,
   std::free(dynamic_shared);
   return trapped ? -2 : -1;
 }
+
+// Where a kernel's arguments lie in a buffer that holds them one after the other, and its size.
+template <class... A> size_t lay(void (*)(A...), size_t* places) {
+  size_t end = 0;
+  ((*places++ = end = (end + alignof(A) - 1) / alignof(A) * alignof(A), end += sizeof(A)), ...);
+  return end;
+}
 }  // namespace emulation
 #include "warpgroup.h"
 
@@ -266,6 +273,7 @@ inline unsigned __activemask() {
     if (!emulation::fibres[first + i].done) mask |= 1u << i;
   return mask;
 }
+inline void __trap() { emulation::trapped = true; emulation::end_fibre(); }
 inline int emulated_lane() { return emulation::self->number % 32; }
 template <class T> T __shfl_sync(unsigned, T v, int from, int width = 32) {
   int base = emulated_lane() / width * width;

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from strategy.cuda.program import CudaArtefact, Launch, Pointer, Program, evalua
 HEADER = Path(__file__).with_name("cuda_emulation.h")
 WARPGROUP = Path(__file__).with_name("warpgroup.h")
 VENDOR = Path(__file__).with_name("vendor.cpp")
+DRIVER = Path(__file__).with_name("driver.cpp")
 _C = {"int32": ctypes.c_int32, "int64": ctypes.c_int64, "float32": ctypes.c_float}
 _FLAGS = ("-std=c++17", "-O0", "-w", "-fPIC", "-fno-strict-aliasing")
 _INCLUDES = (
@@ -113,7 +115,8 @@ def compile_kernels(source: str, names: Sequence[str], library: Path, include: P
     """CUDA source as a library for this processor; `include` is what `headers` gave."""
     entries = [
         f'extern "C" int run_{name}(int given, const unsigned* dims, size_t shared, void** arguments) '
-        f"{{ return emulation::launch({name}, given, dims, shared, arguments); }}"
+        f"{{ return emulation::launch({name}, given, dims, shared, arguments); }}\n"
+        f'extern "C" size_t lay_{name}(size_t* places) {{ return emulation::lay({name}, places); }}'
         for name in names
     ]
     code = library.with_suffix(".cpp")
@@ -164,6 +167,44 @@ def compile_vendor(library: Path) -> None:
         [str(find_cxx()), *_FLAGS, "-shared", f"-I{headers()}", "-o", str(library), str(VENDOR)],
         check=True,
     )
+
+
+def missing_for_driver() -> str:
+    """What this host has not that `compile_driver` needs; nothing where it has all."""
+    needs = {
+        "C++ compiler": find_cxx(), "pycuda (docs/gpu.md)": find_file("pycuda", "_driver."),
+        "cuda.h (nvidia-cuda-runtime)": find_file("nvidia-cuda-runtime", "cuda.h"),
+    }  # fmt: skip
+    return ", ".join(f"no {name}" for name, found in needs.items() if found is None)
+
+
+def compile_driver(folder: Path) -> None:
+    """The stand-in for NVIDIA's driver, as libcuda.so.1 and as the library of NVML.
+
+    What pycuda asks for besides is there, and does nothing.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    pycuda, header = find_file("pycuda", "_driver."), find_file("nvidia-cuda-runtime", "cuda.h")
+    assert pycuda is not None and header is not None, missing_for_driver()
+    names = sorted(set(re.findall(rb"(?<=\0)cu[A-Z]\w+(?=\0)", pycuda.read_bytes())))
+    rest = folder / "rest.c"
+    # 801 is CUDA_ERROR_NOT_SUPPORTED.
+    rest.write_text("".join(f"__attribute__((weak)) int {n.decode()}() {{ return 801; }}\n" for n in names))
+    flags = ["-std=c++17", "-O1", "-w", "-fPIC", "-shared", f"-I{header.parent}", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run(
+        [str(find_cxx()), *flags, "-o", str(folder / "libcuda.so.1"), str(DRIVER), "-x", "c", str(rest), "-ldl"],
+        check=True,
+    )
+    (folder / "libnvidia-ml.so.1").symlink_to("libcuda.so.1")
+
+
+def find_file(package: str, name: str) -> Path | None:
+    """The file of an installed package whose own name begins so."""
+    try:
+        found = [f for f in files(package) or () if f.name.startswith(name)]
+    except PackageNotFoundError:
+        return None
+    return Path(str(found[0].locate())) if found else None
 
 
 @cache
@@ -224,6 +265,9 @@ class EmulatedDriver:
     def upload(self, buffer: Any, array: Any) -> None:
         buffer[...] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
 
+    def copy(self, buffer: Any, source: Any, size_bytes: int) -> None:
+        buffer[:size_bytes] = source[:size_bytes]
+
     def download(self, buffer: Any, array: Any) -> None:
         array.reshape(-1).view(np.uint8)[...] = buffer
 
@@ -235,6 +279,9 @@ class EmulatedDriver:
             module.launch(launch, buffers)
 
         return run
+
+    def capture(self, queue: Callable[[], None]) -> Callable[[], None]:
+        return queue
 
     def synchronize(self) -> None:
         pass

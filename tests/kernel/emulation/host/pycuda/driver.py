@@ -62,7 +62,7 @@ class Device:
         assert slot == 0
 
     def retain_primary_context(self) -> Any:
-        return SimpleNamespace(push=lambda: None)
+        return SimpleNamespace(push=lambda: None, detach=lambda: None)
 
     def compute_capability(self) -> tuple[int, int]:
         return (8, 0)
@@ -115,6 +115,10 @@ def memcpy_htod(buffer: DeviceAllocation, array: Any) -> None:
 
 def memcpy_dtoh(array: Any, buffer: DeviceAllocation) -> None:
     ctypes.memmove(array.ctypes.data, int(buffer), array.nbytes)
+
+
+def memcpy_dtod(buffer: DeviceAllocation, source: DeviceAllocation, size: int) -> None:
+    ctypes.memmove(int(buffer), int(source), size)
 
 
 class Function:
