@@ -14,7 +14,7 @@ from strategy.record import Phase, estimate
 
 
 class Best(NamedTuple):
-    """A row of `best` as it was, with its task."""
+    """A row of `best`, as it is or as it was, with its task."""
 
     digest: str
     target_id: int
@@ -23,6 +23,7 @@ class Best(NamedTuple):
     scope: Scope
     scope_value: str
     config: Any
+    config_digest: str
     median_s: float
     low_s: float
     high_s: float
@@ -59,7 +60,7 @@ def best_at(
                 cost = estimate([s for row in pool for s in row.samples_s])
                 yield Best(
                     of.digest, of.target_id, of.implementation, of.version, scope, value,
-                    pool[0].config, cost.median_s, cost.low_s, cost.high_s, cost.samples,
+                    pool[0].config, pool[0].config_digest, cost.median_s, cost.low_s, cost.high_s, cost.samples,
                 )  # fmt: skip
 
 
