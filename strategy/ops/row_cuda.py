@@ -1,10 +1,11 @@
-"""softmax, log_softmax and layer_norm on NVIDIA's GPUs: a block of threads for each row, which is read once.
+"""softmax, log_softmax and layer_norm on NVIDIA's GPUs: some threads for each row, which is read once.
 
 TVM's own schedules of them are rivals.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,14 +29,16 @@ def space(
     attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> ConfigSpace:
     """See `row_space`."""
-    extent = inputs[0].shape[_axis(attrs)]
-    length = int(extent) if extent.is_constant else None
-    return row_space(limits_of(target), length, accumulator(inputs[0].dtype))
+    axis, data = _axis(attrs) % inputs[0].ndim, inputs[0]
+    others = [extent for i, extent in enumerate(data.shape) if i != axis]
+    length = int(data.shape[axis]) if data.shape[axis].is_constant else None
+    rows = math.prod(map(int, others)) if all(e.is_constant for e in others) else None
+    return row_space(limits_of(target), rows, length, accumulator(data.dtype), data.dtype)
 
 
 def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     """See `schedule_rows`."""
-    return schedule_rows(outs, (_axis(attrs) % len(outs.args[0].shape),), config)
+    return schedule_rows(outs, _axis(attrs) % len(outs.args[0].shape), config)
 
 
 schedule_rule = schedule_by("GeneralReduction")
@@ -54,7 +57,7 @@ def _register(name: str, generic: Compute) -> None:
         attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
     ) -> OpStrategy:
         strategy = OpStrategy()
-        strategy.add_implementation(compute, schedule, f"{name}_rows.cuda", 10, space=space)
+        strategy.add_implementation(compute, schedule, f"{name}_rows.cuda", 10, version=2, space=space)
         strategy.add_implementation(generic, schedule_rule, f"{name}_dlight.cuda", 5)
         return strategy
 

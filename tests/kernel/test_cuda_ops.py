@@ -67,8 +67,8 @@ TUNABLE: list[tuple[Workload, set[str]]] = [
     (Workload.make("softmax", {"data": "float32[7,301]"}), {"softmax_rows.cuda"}),
     (Workload.make("softmax", {"data": "float16[4,60,3]"}, {"axis": 1}), {"softmax_rows.cuda"}),
     (Workload.make("softmax", {"data": "float32[2,12000]"}), {"softmax_rows.cuda"}),  # too long to be kept
-    (Workload.make("log_softmax", {"data": "float32[7,90]"}), {"log_softmax_rows.cuda"}),
-    (Workload.make("layer_norm", {"data": "float32[7,90]", "gamma": "float32[90]", "beta": "float32[90]"}),
+    (Workload.make("log_softmax", {"data": "float32[12,96]"}), {"log_softmax_rows.cuda"}),
+    (Workload.make("layer_norm", {"data": "float16[6,256]", "gamma": "float16[256]", "beta": "float16[256]"}),
      {"layer_norm_rows.cuda"}),
     (Workload.make("transpose", {"data": "float32[3,20,33]"}, {"axes": [0, 2, 1]}, (), [RELU]),
      {"transpose_tiled.cuda"}),
@@ -100,7 +100,7 @@ PLAIN: list[Workload] = [
     Workload.make("batch_matmul", {"x": "float32[3,20,17]", "y": "float32[1,20,30]"},
                   {"transpose_a": True, "transpose_b": False}, (), [RELU]),
     Workload.make("softmax", {"data": "float16[4,60,3]"}, {"axis": 1}),
-    Workload.make("log_softmax", {"data": "float32[7,90]"}),
+    Workload.make("log_softmax", {"data": "float32[12,96]"}),
     Workload.make("layer_norm", {"data": "float16[7,90]", "gamma": "float16[90]", "beta": "float16[90]"}),
 ]  # fmt: skip
 
