@@ -19,6 +19,8 @@ from strategy.schedule import integer
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.types import Dim
 
+_STAGES = (2, 3, 4, 5, 8)
+
 # Fragments are those of the PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
 _SOURCE = r"""
 #define WARPS_N (BLOCK_N / WARP_N)
@@ -101,18 +103,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_mma(
   #pragma unroll
   for (int i = 0; i < WARP_M / 16; ++i)
     #pragma unroll
-    for (int j = 0; j < WARP_N / 8; ++j)
-      #pragma unroll
-      for (int e = 0; e < 4; e += 2)
-        tile.write(output, m, tile.row + warp_row + i * 16 + e / 2 * 8 + lane / 4,
-                   tile.column + warp_column + j * 8 + lane % 4 * 2, sums[i][j][e], sums[i][j][e + 1]);
+    for (int e = 0; e < 4; e += 2)
+      write_row<WARP_N / 8>(tile, output, m, tile.row + warp_row + i * 16 + e / 2 * 8 + lane / 4,
+                            tile.column + warp_column, &sums[i][0][e]);
 }
 """
 
 
 @dataclass(frozen=True)
 class Operands:
-    """CUDA C of a type that copies both operands and writes the output, as `Tile` of staging.py does.
+    """CUDA C of a type that copies both operands and says where the output lies, as `Tile` of staging.py does.
 
     Args:
         macros: what stands in its source.
@@ -176,7 +176,7 @@ def mma_space(
             Knob("block_k", [32, 64]),
             Knob("warp_m", [16, 32, 64]),
             Knob("warp_n", [16, 32, 64]),
-            Knob("stages", [2, 3, 4, 5]),
+            Knob("stages", _STAGES),
             Knob("group", [1, 4, 8]),
         ],
         constraints,
@@ -184,24 +184,26 @@ def mma_space(
             "warps": warps, "sums": sums, "shared": shared,
             "reuse": block_m * block_n / (block_m + block_n),
         },
-        fallback=lambda: _fallback(rows, n, limits, 4 if gathered else 2),
+        fallback=lambda: _fallback(rows, n, limits, gathered=gathered),
     )  # fmt: skip
 
 
-def _fallback(m: int, n: int, limits: DeviceLimits, across: int) -> dict[str, int]:
+def _fallback(m: int, n: int, limits: DeviceLimits, *, gathered: bool) -> dict[str, int]:
     """The largest tile that leaves a block for each multiprocessor, or else a small one.
 
-    As many steps are on their way as leave room for two blocks; two warps lie below each other, and so
-    many beside.
+    As many steps are on their way as leave room for two blocks, four of the largest tile. What threads
+    hold of a gathered operand takes registers: they have fewer sums.
     """
     for block in (128, 64, 32):
         high, wide = min(block, block_sizes(m)[-1]), min(block, block_sizes(n)[-1])
         if -(-m // high) * -(-n // wide) >= limits.multiprocessors:
             break
-    room = limits.shared_bytes // 2 // ((high + wide) * 32 * 2)
+    block_k = 32 if block == 128 or gathered else 64
+    room = min(limits.shared_bytes // 2 // ((high + wide) * block_k * 2), 4 if block == 128 else 8)
     return {
-        "block_m": high, "block_n": wide, "block_k": 32, "warp_m": max(16, high // 2),
-        "warp_n": max(16, wide // across), "stages": max(2, min(4, room)), "group": 8,
+        "block_m": high, "block_n": wide, "block_k": block_k, "warp_m": max(16, high // 2),
+        "warp_n": max(16, wide // (4 if gathered else 2)),
+        "stages": max((s for s in _STAGES if s <= room), default=_STAGES[0]), "group": 8,
     }  # fmt: skip
 
 

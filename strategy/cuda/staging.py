@@ -83,17 +83,61 @@ struct Tile {
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
 
-  // Two neighbours of a row of the output.
-  __device__ __forceinline__ void write(OUT* output, int m, int y, int x, float first, float second) const {
-    OUT* to = output + ((long long)blockIdx.z * m + y) * COLUMNS + x;
-    if (COLUMNS % 2 == 0) {
-      if (y < m && x < COLUMNS) *(Pair*)to = Pair{OUT(first), OUT(second)};
-    } else {
-      if (y < m && x < COLUMNS) to[0] = OUT(first);
-      if (y < m && x + 1 < COLUMNS) to[1] = OUT(second);
-    }
+  // Where a number of the output lies; `run` columns lie side by side.
+  static constexpr int run = COLUMNS;
+  __device__ __forceinline__ OUT* at(OUT* output, int m, int y, int x) const {
+    return output + ((long long)blockIdx.z * m + y) * COLUMNS + x;
   }
 };
+
+// What four lanes hold, a row each, by columns.
+__device__ __forceinline__ void transpose(unsigned (&rows)[4]) {
+  #pragma unroll
+  for (int by = 1; by <= 2; by *= 2) {
+    const bool upper = threadIdx.x & by;
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      unsigned &low = rows[i * (3 - by)], &high = rows[i * (3 - by) + by];
+      const unsigned got = __shfl_xor_sync(0xFFFFFFFF, upper ? low : high, by);
+      low = upper ? got : low, high = upper ? high : got;
+    }
+  }
+}
+
+// A row of a warp's fragments, from column x on: the lane has the first two of four numbers for each of
+// BLOCKS times eight columns. Where it can, it writes eight of a block that four lanes have.
+template <int BLOCKS, class Where>
+__device__ __forceinline__
+void write_row(const Where& tile, OUT* output, int m, int y, int x, const float* numbers) {
+  const int lane = threadIdx.x % 4;
+  if constexpr (sizeof(OUT) == 2 && Where::run % 8 == 0 && BLOCKS % 4 == 0) {
+    #pragma unroll
+    for (int j = 0; j < BLOCKS; j += 4) {
+      unsigned pairs[4];
+      #pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const Pair pair{OUT(numbers[(j + i) * 4]), OUT(numbers[(j + i) * 4 + 1])};
+        pairs[i] = *(const unsigned*)&pair;
+      }
+      transpose(pairs);
+      const int column = x + (j + lane) * 8;
+      if (y < m && column < COLUMNS)
+        *(uint4*)tile.at(output, m, y, column) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
+  } else {
+    #pragma unroll
+    for (int j = 0; j < BLOCKS; ++j) {
+      const int column = x + j * 8 + lane * 2;
+      const OUT first = OUT(numbers[j * 4]), second = OUT(numbers[j * 4 + 1]);
+      if (Where::run % 2 == 0) {
+        if (y < m && column < COLUMNS) *(Pair*)tile.at(output, m, y, column) = Pair{first, second};
+      } else {
+        if (y < m && column < COLUMNS) *tile.at(output, m, y, column) = first;
+        if (y < m && column + 1 < COLUMNS) *tile.at(output, m, y, column + 1) = second;
+      }
+    }
+  }
+}
 
 __device__ __forceinline__ unsigned after(unsigned stage, unsigned first) {
   return stage == first + (STAGES - 1) * STAGE ? first : stage + STAGE;

@@ -82,9 +82,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) product_wgmma(
   for (int t = 0; t < TILES; ++t) {
     settle(sums[t]);
     #pragma unroll
-    for (int e = 0; e < BLOCK_N / 2; e += 2)
-      tile.write(output, m, tile.row + group_row + t * 64 + warp % 4 * 16 + e / 2 % 2 * 8 + lane / 4,
-                 tile.column + e / 4 * 8 + lane % 4 * 2, sums[t][e], sums[t][e + 1]);
+    for (int e = 0; e < 4; e += 2)
+      write_row<BLOCK_N / 8>(
+          tile, output, m, tile.row + group_row + t * 64 + warp % 4 * 16 + e / 2 * 8 + lane / 4, tile.column,
+          &sums[t][e]);
   }
 }
 """

@@ -261,6 +261,8 @@ def test_tensor_cores_and_templates_compile(op: str, implementation: str, tmp_pa
     artefact = compile_cuda(lower(workload, SM_90, implementation), folder=tmp_path)
     assert artefact.arch == "sm_90a"  # which runs wherever sm_90 does, and has all instructions
     assert {n.kernel for n in artefact.programs["main"].launches} <= artefact.usage.keys()
+    # No array is in local memory, which takes the place of registers there.
+    assert not any(usage.stack_bytes or usage.spill_bytes for usage in artefact.usage.values())
 
 
 SOFTMAX = (

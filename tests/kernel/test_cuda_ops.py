@@ -38,7 +38,7 @@ BIAS = EpilogueStep("add", (None, Input("bias", "float32[35]", constant=True)))
 TUNABLE: list[tuple[Workload, set[str]]] = [
     (Workload.make("dense", {"data": "float32[50,37]", "weight": "float32[35,37]"}, {}, (), [BIAS, RELU]),
      {"dense_tiled.cuda"}),
-    (Workload.make("dense", {"data": "float16[50,40]", "weight": "float16[35,40]"}),
+    (Workload.make("dense", {"data": "float16[50,40]", "weight": "float16[40,40]"}),
      {"dense_tiled.cuda", "dense_tensor_core.cuda", "dense_mma.cuda", "dense_wgmma.cuda"}),
     (Workload.make("dense", {"data": "bfloat16[130,72]", "weight": "bfloat16[35,72]"}, {"out_dtype": "float32"},
                    (), [RELU]),

@@ -94,15 +94,9 @@ struct Windows {
     gather(step + 1);
   }
 
-  __device__ __forceinline__ void write(OUT* output, int m, int y, int x, float first, float second) const {
-    OUT* to = output + ((long long)(x / PLACES) * m + y) * PLACES + x % PLACES;
-    if (PLACES % 2 == 0) {
-      if (y < m && x < COLUMNS) *(Pair*)to = Pair{OUT(first), OUT(second)};
-    } else {
-      if (y < m && x < COLUMNS) to[0] = OUT(first);
-      ++x;
-      if (y < m && x < COLUMNS) output[((long long)(x / PLACES) * m + y) * PLACES + x % PLACES] = OUT(second);
-    }
+  static constexpr int run = PLACES;
+  __device__ __forceinline__ OUT* at(OUT* output, int m, int y, int x) const {
+    return output + ((long long)(x / PLACES) * m + y) * PLACES + x % PLACES;
   }
 };
 """
