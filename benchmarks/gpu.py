@@ -112,6 +112,7 @@ def cases(most: int | None = None) -> list[tuple[str, Workload]]:
     add("scan", "cumsum", {"data": (single, [16777216])})
     add("scan", "cumsum", {"data": (single, [4096, 4096])}, {"axis": 1})
     add("topk", "topk", {"data": (single, [4096, 4096])}, {"k": 16})
+    add("sort", "argsort", {"data": (single, [1048576])})
     add("memory", "add", {"lhs": (single, [64, 1048576]), "rhs": (single, [1048576])})
     add("memory", "sum", {"data": (single, [8192, 8192])}, {"axis": [1]})
     return found
@@ -377,6 +378,7 @@ def peer_of(workload: Workload, torch: Any) -> Callable[[dict[str, Any]], Any]:
         "softmax": lambda x: torch.softmax(x["data"], attrs.axis),
         "cumsum": lambda x: torch.cumsum(x["data"], attrs.axis or 0),
         "topk": lambda x: torch.topk(x["data"], attrs.k, attrs.axis),
+        "argsort": lambda x: torch.argsort(x["data"], attrs.axis, stable=True),
         "add": lambda x: torch.add(x["lhs"], x["rhs"]),
         "sum": lambda x: torch.sum(x["data"], attrs.axis),
     }[workload.op]  # type: ignore[no-any-return]

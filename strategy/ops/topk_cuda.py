@@ -1,7 +1,8 @@
 """topk and argsort on NVIDIA's GPUs, in CUDA C: a block of threads sorts a row piece by piece, and keeps the best.
 
 The best so far and the next piece lie in shared memory together; a bitonic sort of both leaves the
-best in front. So rows of any length take `SORT` places, a power of two of at least 2·k.
+best in front. So rows of any length take `SORT` places, a power of two of at least 2·k. Where those do not
+fit, and as a rival for long rows, `sort_cuda.py` has sorting through global memory.
 """
 
 from __future__ import annotations
@@ -13,10 +14,18 @@ from typing import Any
 from strategy.attrs import Attrs
 from strategy.cuda.limit import limits_of
 from strategy.cuda.program import Launch, Pointer
-from strategy.cuda.template import C_TYPES, Template, outputs_of, refuse_epilogue
+from strategy.cuda.template import Template, outputs_of, refuse_epilogue
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
 from strategy.ops.argsort import ArgsortAttrs
+from strategy.ops.sort_cuda import (
+    SORT_PLACES,
+    key_type,
+    level_of_merge,
+    outputs,
+    schedule_merge,
+    space_of_merge,
+)
 from strategy.ops.topk import TopKAttrs
 from strategy.pattern import element_bytes
 from strategy.schedule import Outs, integer
@@ -24,17 +33,9 @@ from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
-_SOURCE = r"""
-#include <cuda_fp16.h>
-#include <cuda_bf16.h>
-
-// Whether one element comes before another: by value, the lower index first among equals.
-__device__ bool comes_first(KEY a, int i, KEY b, int j) {
-  if (i < 0 || j < 0) return j < 0 && i >= 0;  // places without an element come last
-  if (a == b) return i < j;
-  return ASCENDING ? a < b : a > b;
-}
-
+_SOURCE = (
+    SORT_PLACES
+    + r"""
 extern "C" __global__ void __launch_bounds__(THREADS) topk_rows(
     const IN* __restrict__ data OUTPUTS) {
   extern __shared__ __align__(16) unsigned char shared[];
@@ -50,20 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) topk_rows(
       if (at < LENGTH) keys[i] = (KEY)data[base + (long long)at * INNER];
     }
     __syncthreads();
-    for (int size = 2; size <= SORT; size *= 2)
-      for (int apart = size / 2; apart > 0; apart /= 2) {
-        for (int pair = threadIdx.x; pair < SORT / 2; pair += THREADS) {
-          int i = pair / apart * apart * 2 + pair % apart, j = i + apart;
-          bool forward = (i & size) == 0;
-          bool swap = forward ? comes_first(keys[j], indices[j], keys[i], indices[i])
-                              : comes_first(keys[i], indices[i], keys[j], indices[j]);
-          if (swap) {
-            KEY key = keys[i]; keys[i] = keys[j]; keys[j] = key;
-            int index = indices[i]; indices[i] = indices[j]; indices[j] = index;
-          }
-        }
-        __syncthreads();
-      }
+    sort_places(keys, indices);
   }
   long long place = row / INNER * K * INNER + row % INNER;
   for (int i = threadIdx.x; i < K; i += THREADS) {
@@ -76,29 +64,32 @@ extern "C" __global__ void __launch_bounds__(THREADS) topk_rows(
   }
 }
 """
+)
 _SORTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 def topk_strategy_cuda(
     attrs: TopKAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> OpStrategy:
-    """The implementation for NVIDIA's GPUs, where 2·k elements fit shared memory."""
+    """The implementations for NVIDIA's GPUs: one where 2·k elements fit shared memory, one for long rows."""
     strategy = OpStrategy()
-    most = limits_of(target).shared_bytes
-    if inputs[0].is_constant and _fitting(inputs[0].dtype, attrs.k, most):
+    kind = inputs[0]
+    if not kind.is_constant:
+        return strategy
+    if _fitting(kind.dtype, attrs.k, limits_of(target).shared_bytes):
         strategy.add_implementation(
             compute, schedule, "topk_sort.cuda", 10, space=space, symbolic=False
+        )
+    level = level_of_merge(kind.concrete_shape, attrs.axis, limits_of(target))
+    if level is not None:
+        strategy.add_implementation(
+            compute, schedule_merge, "topk_merge.cuda", level, space=space_of_merge, symbolic=False
         )
     return strategy
 
 
-def _key(dtype: str) -> str:
-    """The dtype that is compared: float32 for narrower floats, which hold the same values."""
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
-
-
 def _fitting(dtype: str, k: int, most_bytes: int) -> list[int]:
-    each = element_bytes(_key(dtype)) + 4
+    each = element_bytes(key_type(dtype)) + 4
     return [s for s in _SORTS if 2 * k <= s and s * each <= most_bytes]
 
 
@@ -132,25 +123,16 @@ def schedule(attrs: TopKAttrs, outs: Outs, target: Target, config: Config) -> Te
     axis = attrs.axis % len(shape)
     inner, dtype = math.prod(shape[axis + 1 :]), str(data.dtype)
     threads, sort = integer(config, "threads"), integer(config, "sort")
-    with_values, with_indices = attrs.ret_type != "indices", attrs.ret_type != "values"
-    outputs = [
-        (f"{C_TYPES[dtype]}* __restrict__ values", "values", with_values),
-        (f"{C_TYPES[attrs.dtype]}* __restrict__ positions", "positions", with_indices),
-    ]
-    names = [name for _, name, wanted in outputs if wanted]
+    names, macros = outputs(attrs, dtype)
     launch = Launch(
         "topk_rows", tuple(Pointer(n) for n in ("data", *names)),
         (math.prod(shape[:axis]) * inner, 1, 1), (threads, 1, 1),
-        sort * (element_bytes(_key(dtype)) + 4),
+        sort * (element_bytes(key_type(dtype)) + 4),
     )  # fmt: skip
     return Template(
         source=_SOURCE,
         macros={
-            "IN": C_TYPES[dtype], "KEY": C_TYPES[_key(dtype)],
-            "OUTPUTS": "".join(f", {declared}" for declared, _, wanted in outputs if wanted),
-            "VALUES": int(with_values), "INDICES": int(with_indices),
-            "ASCENDING": int(attrs.is_ascend), "LENGTH": shape[axis], "INNER": inner, "K": attrs.k,
-            "THREADS": threads, "SORT": sort,
+            **macros, "LENGTH": shape[axis], "INNER": inner, "THREADS": threads, "SORT": sort,
         },
         parameters=("data", *names),
         launches=(launch,),
@@ -166,16 +148,23 @@ get_registered_op("topk").get_attr("FTVMStrategy").register("cuda", topk_strateg
 def argsort_strategy_cuda(
     attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> OpStrategy:
-    """The implementation for NVIDIA's GPUs, where twice a row fits shared memory."""
+    """The implementations for NVIDIA's GPUs: one where twice a row fits shared memory, one for long rows."""
     strategy = OpStrategy()
     kind = inputs[0]
-    if kind.is_constant:
-        k = _all_of(attrs, kind.concrete_shape).k
-        if _fitting(kind.dtype, k, limits_of(target).shared_bytes):
-            strategy.add_implementation(
-                compute, schedule_argsort, "argsort_sort.cuda", 10, space=space_of_argsort,
-                symbolic=False,
-            )  # fmt: skip
+    if not kind.is_constant:
+        return strategy
+    taken = _all_of(attrs, kind.concrete_shape)
+    if _fitting(kind.dtype, taken.k, limits_of(target).shared_bytes):
+        strategy.add_implementation(
+            compute, schedule_argsort, "argsort_sort.cuda", 10, space=space_of_argsort,
+            symbolic=False,
+        )  # fmt: skip
+    level = level_of_merge(kind.concrete_shape, taken.axis, limits_of(target))
+    if level is not None:
+        strategy.add_implementation(
+            compute, schedule_argsort_merge, "argsort_merge.cuda", level,
+            space=space_of_argsort_merge, symbolic=False,
+        )  # fmt: skip
     return strategy
 
 
@@ -197,6 +186,19 @@ def space_of_argsort(
 def schedule_argsort(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Template:
     """See `schedule`."""
     return schedule(_all_of(attrs, [int(e) for e in outs.args[0].shape]), outs, target, config)
+
+
+def space_of_argsort_merge(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """See `space_of_merge`."""
+    return space_of_merge(_all_of(attrs, inputs[0].concrete_shape), inputs, out_type, target)
+
+
+def schedule_argsort_merge(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Template:
+    """See `schedule_merge`."""
+    shape = [int(e) for e in outs.args[0].shape]
+    return schedule_merge(_all_of(attrs, shape), outs, target, config)
 
 
 get_registered_op("argsort").get_attr("FTVMStrategy").register("cuda", argsort_strategy_cuda)

@@ -77,10 +77,10 @@ TUNABLE: list[tuple[Workload, set[str]]] = [
      {"cumsum_parts.cuda"}),
     (Workload.make("cumprod", {"data": "float16[500]"}), {"cumprod_parts.cuda"}),
     (Workload.make("topk", {"data": "float32[3,300]"}, {"k": 30}), {"topk_sort.cuda"}),
-    (Workload.make("topk", {"data": "int32[3,300,2]"}, {"k": 5, "axis": 1, "is_ascend": True, "ret_type": "indices"}),
-     {"topk_sort.cuda"}),
-    (Workload.make("argsort", {"data": "float32[3,50]"}, {"is_ascend": False, "dtype": "int64"}),
-     {"argsort_sort.cuda"}),
+    (Workload.make("topk", {"data": "int8[2,1100,2]"}, {"k": 600, "axis": 1, "is_ascend": True, "ret_type": "indices"}),
+     {"topk_sort.cuda", "topk_merge.cuda"}),
+    (Workload.make("argsort", {"data": "float32[2,2500]"}, {"is_ascend": False, "dtype": "int64"}),
+     {"argsort_sort.cuda", "argsort_merge.cuda"}),
 ]  # fmt: skip
 PLAIN: list[Workload] = [
     Workload.make("exp", {"data": "float32[33,7]"}),
@@ -159,6 +159,21 @@ def test_sampled_configurations_are_right(
         configs = space.sample(rng, 12 if full else 1)
         for config in [space.fallback, *configs] if full else configs:
             check(workload, name, config, scratch)
+
+
+def test_runs_are_merged_and_equal_elements_stay_in_their_order(scratch: Path) -> None:
+    config = Config({"threads": 64, "items": 2, "tile": 512})
+    workload = Workload.make("topk", {"data": "int8[2,5000]"}, {"k": 700, "ret_type": "indices"})
+    check(workload, "topk_merge.cuda", config, scratch)
+
+
+@pytest.mark.full
+def test_a_row_of_a_million_elements_is_sorted(scratch: Path) -> None:
+    workload = Workload.make("argsort", {"data": "float16[1000003]"})  # of few values: many are equal
+    (candidate,) = offered(workload)
+    check(workload, candidate.implementation, None, scratch)
+    workload = Workload.make("topk", {"data": "float32[1000003]"}, {"k": 50_000})
+    check(workload, "topk_merge.cuda", None, scratch)
 
 
 @pytest.mark.parametrize("workload", PLAIN, ids=lambda w: w.op)

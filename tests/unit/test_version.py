@@ -86,6 +86,10 @@ EXAMPLES: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
     "reshape": [({"data": "float32[4,4]"}, {"newshape": [16]})],
     "reshape_like": [({"data": "float32[4,4]", "shape_like": "float32[16]"}, {})],
     "split": [({"data": "float32[4,4]"}, {"indices": [2]})],
+    **{
+        sort: [({"data": "float32[4,4]"}, {}), ({"data": "float32[4,4096]"}, {})]
+        for sort in ("argsort", "topk")
+    },
     "strided_slice": [({"data": "float32[4,4]"}, {"begin": [0], "end": [2]})],
     "strided_slice_backward": [
         ({"grad": "float32[2,4]", "data": "float32[4,4]"}, {"begin": [0], "end": [2]})
