@@ -117,7 +117,7 @@ def run(
 def test_products_are_right(workload: Workload, tmp_path: Path) -> None:
     result = run(workload, f"{workload.op}_cublas.cuda", tmp_path)
     assert result.error is None, result.message
-    assert len(result.samples_s) >= 2
+    assert result.samples_s
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_a_kernel_that_fails_takes_its_child_along_and_no_other_entry(tmp_path: 
         None, ErrorKind.CRASH, ErrorKind.WRONG_ANSWER, None,
     ], [r.message for r in results.values()]  # fmt: skip
     assert "unspecified launch failure" in results[1].message
-    assert min(len(results[0].samples_s), len(results[3].samples_s)) >= 2
+    assert results[0].samples_s and results[3].samples_s
     assert environment["cuda"] == {
         "driver_api": "13.0", "driver": "580.65.06", "sm_mhz": 1410, "memory_mhz": 1215,
         "temperature_c": 41, "power_w": 61.5, "throttle_reasons": 4,
