@@ -25,7 +25,7 @@ from strategy.select import holds
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Workload
-from workers.builder import BuilderPool, Built
+from workers.builder import BuilderPool, Built, library_name
 from workers.cpu import assign, parse_cores, timing_lock
 from workers.fork import LENGTH, Channel, Limits
 from workers.kernel import Data
@@ -207,11 +207,19 @@ def test_a_module_that_is_missing_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_build_fails_alone(
-    builders: BuilderPool, runner: TimingRunner, deed: str, kind: ErrorKind, words: str
+    builders: BuilderPool,
+    runner: TimingRunner,
+    tmp_path: Path,
+    deed: str,
+    kind: ErrorKind,
+    words: str,
 ) -> None:
     policy = IMPATIENT if deed.endswith("hangs") else QUICK
     job = hostile_job("good", deed, "good", policy=policy)
+    half_done = (tmp_path / library_name(job, job.entries[1])).with_suffix(".0.o")
+    half_done.touch()
     built, results = run(job, builders, runner)
+    assert not half_done.exists()
     assert [b.error for b in built] == [None, kind, None]
     assert words in built[1].message
     assert results.keys() == {0, 2}
