@@ -151,7 +151,7 @@ def test_waiting_can_be_interrupted(server: ForkServer) -> None:
     began = time.monotonic()
     with pytest.raises(Interrupted):
         child.receive(60, stop)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert not child.alive
     timer.join()
 
