@@ -6,15 +6,12 @@ are copied as `strategy/cuda/staging.py` says, and fragments are read from there
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from strategy.condition import Clause
 from strategy.cuda.library import Handwritten
 from strategy.cuda.limit import REGISTERS_PER_THREAD, DeviceLimits
 from strategy.cuda.matmul import block_sizes
 from strategy.cuda.program import Number
-from strategy.cuda.staging import PTX_TYPES, product_by_hand, takes_copies
+from strategy.cuda.staging import PTX_TYPES, TILE, Operands, product_by_hand, takes_copies
 from strategy.schedule import integer
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.types import Dim
@@ -108,22 +105,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_mma(
                             tile.column + warp_column, &sums[i][0][e]);
 }
 """
-
-
-@dataclass(frozen=True)
-class Operands:
-    """CUDA C of a type that copies both operands and says where the output lies, as `Tile` of staging.py does.
-
-    Args:
-        macros: what stands in its source.
-    """
-
-    name: str = "Tile"
-    source: str = ""
-    macros: Mapping[str, int] = field(default_factory=dict)
-
-
-TILE = Operands()
 
 
 def takes_mma(
@@ -225,9 +206,8 @@ def mma_product(
     knobs = {name.upper(): integer(config, name) for name in names}
     block_m, block_n = knobs["BLOCK_M"], knobs["BLOCK_N"]
     warps = (block_m // knobs["WARP_M"]) * (block_n // knobs["WARP_N"])
-    source = _SOURCE.replace("KIND", PTX_TYPES[dtype]).replace("OPERANDS", operands.name)
     return product_by_hand(
-        "product_mma", operands.source + source, {**knobs, **operands.macros}, warps * 32,
+        "product_mma", _SOURCE.replace("KIND", PTX_TYPES[dtype]), operands, knobs, warps * 32,
         (block_m + block_n) * knobs["BLOCK_K"] * 2 * knobs["STAGES"],
         batch, m, n, k, dtype, out_dtype, one_left=one_left, one_right=one_right,
     )  # fmt: skip

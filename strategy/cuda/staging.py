@@ -8,6 +8,7 @@ product runs in a kernel of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from strategy.cuda.library import LEFT, OUTPUT, RIGHT, Handwritten
 from strategy.cuda.limit import GRID
@@ -145,6 +146,22 @@ __device__ __forceinline__ unsigned after(unsigned stage, unsigned first) {
 """
 
 
+@dataclass(frozen=True)
+class Operands:
+    """CUDA C of a type that copies both operands and says where the output lies, as `Tile` does.
+
+    Args:
+        macros: what stands in its source.
+    """
+
+    name: str = "Tile"
+    source: str = ""
+    macros: Mapping[str, int] = field(default_factory=dict)
+
+
+TILE = Operands()
+
+
 def takes_copies(batch: Dim, n: Dim, k: Dim, dtype: str, out_dtype: str) -> bool:
     """Whether copies of a product's operands are whole, and its dtypes those of tensor cores."""
     return (
@@ -160,6 +177,7 @@ def takes_copies(batch: Dim, n: Dim, k: Dim, dtype: str, out_dtype: str) -> bool
 def product_by_hand(
     kernel: str,
     source: str,
+    operands: Operands,
     knobs: Mapping[str, int],
     threads: int,
     shared_bytes: int,
@@ -176,12 +194,12 @@ def product_by_hand(
     """The kernel of [batch, m, k] · [batch, n, k]ᵀ and its launch.
 
     Args:
-        source: of `kernel`, which takes both operands, the output and m.
+        source: of `kernel`, which takes both operands, the output and m; OPERANDS in it is the type.
         knobs: what stands for BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, and what the source has besides.
         one_left, one_right: whether there is one of them for all entries of the batch.
     """
     macros: dict[str, int | str] = {
-        **knobs, "THREADS": threads, "TYPE": C_TYPES[dtype], "OUT": C_TYPES[out_dtype],
+        **knobs, **operands.macros, "THREADS": threads, "TYPE": C_TYPES[dtype], "OUT": C_TYPES[out_dtype],
         "CHUNK": _CHUNK, "COLUMNS": n, "DEPTH": k, "ONE_LEFT": int(one_left), "ONE_RIGHT": int(one_right),
     }  # fmt: skip
     block_m, across = knobs["BLOCK_M"], -(-n // knobs["BLOCK_N"])
@@ -191,4 +209,5 @@ def product_by_hand(
         kernel, (Pointer(LEFT), Pointer(RIGHT), Pointer(OUTPUT), Scalar("int32", m)),
         (blocks, 1, batch), (threads, 1, 1), shared_bytes,
     )  # fmt: skip
-    return Handwritten(Template(_COPIES + source, macros, (), (launch,)).code, launch)
+    text = _COPIES + operands.source + source.replace("OPERANDS", operands.name)
+    return Handwritten(Template(text, macros, (), (launch,)).code, launch)

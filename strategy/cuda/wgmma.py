@@ -12,12 +12,12 @@ from strategy.condition import Clause
 from strategy.cuda.library import Handwritten
 from strategy.cuda.limit import REGISTERS_PER_THREAD, DeviceLimits
 from strategy.cuda.program import Number
-from strategy.cuda.staging import PTX_TYPES, product_by_hand, takes_copies
+from strategy.cuda.staging import PTX_TYPES, TILE, Operands, product_by_hand, takes_copies
 from strategy.schedule import integer
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.types import Dim
 
-_BLOCK_K = 64  # a row of 128 bytes: the widest swizzle
+BLOCK_K = 64  # a row of 128 bytes: the widest swizzle
 _GROUP = 128  # threads of a warpgroup
 _ATOM_BYTES = 1024  # eight rows; swizzled by the bits of their address, so that they lie at multiples
 
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) product_wgmma(
   const unsigned shared = ((unsigned)__cvta_generic_to_shared(storage) + ATOM - 1) & ~(ATOM - 1);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int group_row = warp / 4 * (BLOCK_M / GROUPS);
-  Tile tile(left, right, m);
+  OPERANDS tile(left, right, m);
 
   float sums[TILES][BLOCK_N / 2];
   #pragma unroll
@@ -98,23 +98,29 @@ def takes_wgmma(
     return limits.capability == 90 and takes_copies(batch, n, k, dtype, out_dtype)
 
 
-def wgmma_space(limits: DeviceLimits, m: int | None, n: int) -> ConfigSpace:
+def wgmma_space(
+    limits: DeviceLimits, m: int | None, n: int, *, gathered: bool = False
+) -> ConfigSpace:
     """Tiles of blocks, their warpgroups, how many steps of k are on their way, and how tiles are grouped.
 
-    m is None where it is symbolic.
+    Args:
+        m: None where it is symbolic.
+        gathered: whether threads hold what the right operand has at one step, each of one row.
     """
     rows = 256 if m is None else m
     block_m, block_n, groups = (knob(name) for name in ("block_m", "block_n", "groups"))
-    shared = (block_m + block_n) * _BLOCK_K * 2 * knob("stages") + _ATOM_BYTES
+    shared = (block_m + block_n) * BLOCK_K * 2 * knob("stages") + _ATOM_BYTES
     sums = block_m * block_n // (groups * _GROUP)
-    # A thread holds its sums, and addresses of what it copies.
-    registers = sums + 48
+    # A thread holds its sums, addresses of what it copies, and what it has read.
+    registers = sums + 48 + (block_n * BLOCK_K // (groups * _GROUP) if gathered else 0)
     constraints: list[Clause] = [
         block_m % (groups * 64) == 0,
         shared <= limits.shared_bytes,
         registers <= REGISTERS_PER_THREAD,
         registers * groups * _GROUP <= limits.registers,
     ]
+    if gathered:
+        constraints.append((groups * _GROUP) % block_n == 0)
     return ConfigSpace(
         [
             Knob("block_m", _sizes((64, 128, 256), rows)),
@@ -128,7 +134,7 @@ def wgmma_space(limits: DeviceLimits, m: int | None, n: int) -> ConfigSpace:
             "warps": groups * 4, "sums": sums, "shared": shared,
             "reuse": block_m * block_n / (block_m + block_n),
         },
-        fallback=lambda: _fallback(rows, n, limits),
+        fallback=lambda: _fallback(rows, n, limits, gathered=gathered),
     )  # fmt: skip
 
 
@@ -137,12 +143,14 @@ def _sizes(sizes: tuple[int, ...], extent: int) -> list[int]:
     return [s for i, s in enumerate(sizes) if i == 0 or sizes[i - 1] < extent]
 
 
-def _fallback(m: int, n: int, limits: DeviceLimits) -> dict[str, int]:
-    """The largest tile that leaves a block for each multiprocessor, or else a small one."""
+def _fallback(m: int, n: int, limits: DeviceLimits, *, gathered: bool) -> dict[str, int]:
+    """The largest tile that leaves a block for most multiprocessors, or else a small one."""
     tallest, widest = _sizes((64, 128), m)[-1], _sizes((32, 64, 128, 256), n)[-1]
     for tile_m, tile_n in ((128, 256), (128, 128), (64, 128), (64, 64)):
         high, wide = min(tile_m, tallest), min(tile_n, widest)
-        if -(-m // high) * -(-n // wide) >= limits.multiprocessors:
+        if gathered:
+            wide = min(wide, 128)  # with twice as many, what threads hold takes too many registers
+        if 4 * -(-m // high) * -(-n // wide) >= 3 * limits.multiprocessors:
             break
     return {"block_m": high, "block_n": wide, "groups": high // 64, "stages": 4, "group": 8}
 
@@ -158,15 +166,17 @@ def wgmma_product(
     *,
     one_left: bool = False,
     one_right: bool = False,
+    operands: Operands = TILE,
 ) -> Handwritten:
-    """See `product_by_hand`."""
+    """See `product_by_hand`; `operands` says how they are read, and where the output lies."""
     names = ("block_m", "block_n", "groups", "stages", "group")
-    knobs = {name.upper(): integer(config, name) for name in names} | {"BLOCK_K": _BLOCK_K}
+    knobs = {name.upper(): integer(config, name) for name in names} | {"BLOCK_K": BLOCK_K}
     block_m, block_n = knobs["BLOCK_M"], knobs["BLOCK_N"]
     source = _SOURCE.replace("MULTIPLY", _multiply(block_n, PTX_TYPES[dtype]))
     return product_by_hand(
-        "product_wgmma", source.replace("SETTLE", _settle(block_n)), knobs, knobs["GROUPS"] * _GROUP,
-        (block_m + block_n) * _BLOCK_K * 2 * knobs["STAGES"] + _ATOM_BYTES,
+        "product_wgmma", source.replace("SETTLE", _settle(block_n)), operands, knobs,
+        knobs["GROUPS"] * _GROUP,
+        (block_m + block_n) * BLOCK_K * 2 * knobs["STAGES"] + _ATOM_BYTES,
         batch, m, n, k, dtype, out_dtype, one_left=one_left, one_right=one_right,
     )  # fmt: skip
 

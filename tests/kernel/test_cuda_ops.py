@@ -60,7 +60,7 @@ TUNABLE: list[tuple[Workload, set[str]]] = [
       "conv2d_nchw_mma.cuda"}),
     (Workload.make("conv2d", {"data": "bfloat16[1,40,7,7]", "weight": "bfloat16[35,40,3,3]"},
                    {"padding": [1, 0, 1, 2]}, ("weight",)),
-     {"conv2d_nchw_mma.cuda"}),
+     {"conv2d_nchw_wgmma.cuda"}),
     (Workload.make("conv2d", {"data": "float32[2,6,9,10]", "weight": "float32[12,1,3,3]"}, {"groups": 6, "padding": 1},
                    (), [RELU]),
      {"depthwise_conv2d_nchw.cuda"}),

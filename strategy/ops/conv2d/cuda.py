@@ -5,6 +5,7 @@ depthwise_conv2d_nchw.cuda             the same, where each channel is by itself
 conv2d_nchw_implicit_gemm.cuda         a product of the weight with windows that are never stored
 conv2d_nchw_implicit_gemm_tensor.cuda  the same on tensor cores, in float16 and bfloat16
 conv2d_nchw_mma.cuda                   the same by mma.sync, from 16 channels on; sm_80 and later
+conv2d_nchw_wgmma.cuda                 the same by Hopper's wgmma
 conv2d_nchw_winograd.cuda              F(2×2, 3×3), 4 multiplications where direct needs 9
 conv2d_cudnn.cuda                      the vendor's, where the target's libs name cudnn
 """
@@ -70,6 +71,11 @@ def conv2d_strategy_cuda(
         strategy.add_implementation(
             mma.compute, mma.schedule, "conv2d_nchw_mma.cuda", 14, space=mma.space, prepare=mma.prepare
         )
+    if mma.takes(inputs, out_type, limits_of(target), by_groups=True):
+        strategy.add_implementation(
+            mma.compute_by_groups, mma.schedule, "conv2d_nchw_wgmma.cuda", 16,
+            space=mma.space_of_groups, prepare=mma.prepare,
+        )  # fmt: skip
     if (
         data.dtype in ("float32", "float64")
         and weight.concrete_shape[2:] == (3, 3)

@@ -1,9 +1,9 @@
-"""`conv2d_nchw_mma.cuda`: the weight times windows that are never stored, by `mma.sync`.
+"""`conv2d_nchw_mma.cuda` and `conv2d_nchw_wgmma.cuda`: the weight times windows that are never stored.
 
-The product is that of `strategy/cuda/mma.py`. The weight is packed as [o, kh, kw, c], with channels up to
-whole steps, so that at one step of the depth all channels are of one place of the window: a thread that
-reads for one output knows once for all of them where they lie, and whether that is in the padding. What
-it reads waits in registers for one step before it goes to shared memory.
+The products are those of `strategy/cuda/mma.py` and `wgmma.py`. The weight is packed as [o, kh, kw, c],
+with channels up to whole steps, so that at one step of the depth all channels are of one place of the
+window: a thread that reads for one output knows once for all of them where they lie, and whether that is
+in the padding. What it reads waits in registers for one step before it goes to shared memory.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.cuda.library import call_in_place
+from strategy.cuda.library import Handwritten, call_in_place
 from strategy.cuda.limit import DeviceLimits, limits_of
-from strategy.cuda.mma import Operands, mma_product, mma_space, takes_mma
+from strategy.cuda.mma import mma_product, mma_space, takes_mma
 from strategy.cuda.schedule import bind_block, bind_flat
+from strategy.cuda.staging import Operands
+from strategy.cuda.wgmma import BLOCK_K, takes_wgmma, wgmma_product, wgmma_space
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.schedule import Outs, find_stages, integer, join_epilogue, new_schedule, stage
 from strategy.space import Config, ConfigSpace
@@ -102,13 +104,20 @@ struct Windows {
 """
 
 
-def takes(inputs: Sequence[TensorType], out_type: TensorType, limits: DeviceLimits) -> bool:
+def takes(
+    inputs: Sequence[TensorType],
+    out_type: TensorType,
+    limits: DeviceLimits,
+    *,
+    by_groups: bool = False,
+) -> bool:
     """Whether a convolution of constant shape and without groups is worth it, and has the dtypes."""
     _, channels, height, width = inputs[1].concrete_shape
+    takes_product = takes_wgmma if by_groups else takes_mma
     return (
         channels >= _FEWEST_CHANNELS
         and height * width <= _LARGEST_WINDOW
-        and takes_mma(Dim(1), Dim(1), Dim(64), inputs[0].dtype, out_type.dtype, limits)
+        and takes_product(Dim(1), Dim(1), Dim(64), inputs[0].dtype, out_type.dtype, limits)
     )
 
 
@@ -116,21 +125,32 @@ def space(
     attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> ConfigSpace:
     """See `mma_space`."""
+    return mma_space(limits_of(target), *_extents(out_type), gathered=True)
+
+
+def space_of_groups(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """See `wgmma_space`."""
+    return wgmma_space(limits_of(target), *_extents(out_type), gathered=True)
+
+
+def _extents(out_type: Type) -> tuple[int, int]:
     assert isinstance(out_type, TensorType)
     batch, channels, rows, columns = out_type.concrete_shape
-    return mma_space(limits_of(target), channels, batch * rows * columns, gathered=True)
+    return channels, batch * rows * columns
 
 
 def prepare(
     attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config
 ) -> dict[int, Callable[[Any], Any]]:
     """The weight [o, c, kh, kw] as [o, kh, kw, c], with zeros up to whole steps of c."""
+    block = integer(config, "block_k") if "block_k" in config else BLOCK_K
 
     def pack(weight: Any) -> Any:
         from tvm import te, tirx
 
         out_channels, channels, height, width = (int(e) for e in weight.shape)
-        block = integer(config, "block_k")
 
         def read(o: Any, y: Any, x: Any, c: Any) -> Any:
             if channels % block == 0:
@@ -147,6 +167,23 @@ def compute(
     attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
 ) -> list[Any]:
     """The convolution by one launch, with a weight that `prepare` has packed."""
+    return _compute(mma_product, attrs, inputs, out_type, config)
+
+
+def compute_by_groups(
+    attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
+) -> list[Any]:
+    """The same by warpgroups."""
+    return _compute(wgmma_product, attrs, inputs, out_type, config)
+
+
+def _compute(
+    by: Callable[..., Handwritten],
+    attrs: Conv2DAttrs,
+    inputs: Sequence[Any],
+    out_type: TensorType,
+    config: Config,
+) -> list[Any]:
     data, weight = inputs
     _, channels, height, width = (int(e) for e in data.shape)
     batch, out_channels, rows, columns = out_type.concrete_shape
@@ -157,7 +194,7 @@ def compute(
         "STRIDE_H": attrs.strides[0], "STRIDE_W": attrs.strides[1],
         "DILATION_H": attrs.dilation[0], "DILATION_W": attrs.dilation[1],
     }  # fmt: skip
-    product = mma_product(
+    product = by(
         1, out_channels, batch * rows * columns, window_h * window_w * depth, str(data.dtype),
         out_type.dtype, config, operands=Operands("Windows", _WINDOWS, macros),
     )  # fmt: skip

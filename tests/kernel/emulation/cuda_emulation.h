@@ -195,7 +195,9 @@ inline void wait_copies(size_t newest) {
 inline void store_shared(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
   unsigned given[] = {a, b, c, d};
   if (to % 16) std::abort();
+  before_copy(to);
   std::memcpy(dynamic_shared + to, given, sizeof given);
+  after_copy(to);
 }
 
 // Four matrices of 8 × 8 numbers of 16 bits: lane 8 i + r says where row r of matrix i lies.
