@@ -188,6 +188,11 @@ class _Server(uvicorn.Server):
             partial.write_text(self._url + "\n")
             partial.replace(self._ready_file)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn's own leaves the app's end to the loop, which ends it with a trace
+            await self.lifespan.shutdown()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         # uvicorn's own raises the signal again when it is done; a stop that was asked for is no failure.

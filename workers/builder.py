@@ -314,7 +314,7 @@ class BuilderPool:
     ) -> Built | None:
         if interrupt.is_set():
             return None
-        name = _library_name(job, entry)
+        name = library_name(job, entry)
         with self._lock:
             known = self._kept.pop(name, None)
             if known is not None:
@@ -326,6 +326,9 @@ class BuilderPool:
         if built is not None and built.error is None:
             with self._lock:
                 self._kept[name] = built
+        else:
+            for left in self._directory.glob(f"{path.stem}.*"):  # by a child that was killed
+                left.unlink(missing_ok=True)
         return built
 
     def _ask(
@@ -357,7 +360,8 @@ class BuilderPool:
                 slot.child.kill()
 
 
-def _library_name(job: Job, entry: JobEntry) -> str:
+def library_name(job: Job, entry: JobEntry) -> str:
+    """The file name of what an entry is built to."""
     what = (
         job.workload.key, job.target.to_json(), entry.implementation, entry.version,
         entry.config.to_json(),

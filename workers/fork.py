@@ -260,9 +260,7 @@ def _forbid_fork(libc: Any) -> None:
     thread_or_vfork = 0x10000 | 0x4000
     _install(
         libc,
-        (_LOAD, 0, 0, 4),  # the architecture
-        (_EQUAL, 0, 7, arch),
-        (_LOAD, 0, 0, 0),  # the system call
+        arch,
         (_EQUAL, 6, 0, fork),
         # glibc falls back from clone3, whose flags a filter cannot see, to clone.
         (_EQUAL, 0, 1, _CLONE3),
@@ -287,9 +285,7 @@ def _forbid_network(libc: Any) -> None:
     arch, _, _, make_socket = numbers
     _install(
         libc,
-        (_LOAD, 0, 0, 4),  # the architecture
-        (_EQUAL, 0, 7, arch),
-        (_LOAD, 0, 0, 0),  # the system call
+        arch,
         (_EQUAL, 7, 0, _IO_URING_SETUP),
         (_EQUAL, 0, 4, make_socket),
         (_LOAD, 0, 0, 16),  # its family
@@ -302,8 +298,14 @@ def _forbid_network(libc: Any) -> None:
     )
 
 
-def _install(libc: Any, *steps: tuple[int, int, int, int]) -> None:
-    """Adds a seccomp filter to those of this process; a kernel without them goes on without."""
+def _install(libc: Any, arch: int, *steps: tuple[int, int, int, int]) -> None:
+    """Adds a seccomp filter to those of this process; a kernel without them goes on without.
+
+    Args:
+        arch: whose system calls are filtered; those of others are allowed.
+        steps: what is done with the number of a call.
+    """
+    steps = ((_LOAD, 0, 0, 4), (_EQUAL, 1, 0, arch), (_ANSWER, 0, 0, _ALLOW), (_LOAD, 0, 0, 0), *steps)
     code = b"".join(struct.pack("HBBI", *step) for step in steps)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = _Program(len(steps), ctypes.addressof(buffer))

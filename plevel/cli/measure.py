@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -111,18 +109,14 @@ def _measure(job: Job, device: str) -> Result:
     from workers.builder import BuilderPool
     from workers.cpu import DeviceError, assign, parse_cores, timing_lock
     from workers.cuda_runner import runner_on
+    from workers.folder import scratch
     from workers.sandbox import ForkServer, SandboxError
 
     results: list[Result] = []
     try:
         cores = assign(parse_cores("cpu"), job.target.threads)
-        with (
-            tempfile.TemporaryDirectory(prefix="plevel-") as scratch,
-            ForkServer(Path(scratch)) as server,
-        ):
-            pool = BuilderPool(
-                server, cores.building[:1], Path(scratch), forks=job.target.kind == "cuda"
-            )
+        with scratch() as folder, ForkServer(folder) as server:
+            pool = BuilderPool(server, cores.building[:1], folder, forks=job.target.kind == "cuda")
             runner = runner_on(server, cores.timing, device)
             try:
                 (built,) = pool.build(job, threading.Event())

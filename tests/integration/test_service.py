@@ -145,9 +145,9 @@ def test_many_wait_and_the_others_are_served(start: Start, sqlite_copy: str) -> 
             assert service.raw("GET", "/v1/workers").status_code == 200
 
 
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kinds", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
 def test_a_signal_ends_it_though_somebody_waits(
-    start: Start, sqlite_copy: str, kind: signal.Signals
+    start: Start, sqlite_copy: str, kinds: list[signal.Signals]
 ) -> None:
     service = start(sqlite_copy)
     worker_id = service.register()
@@ -159,7 +159,8 @@ def test_a_signal_ends_it_though_somebody_waits(
         waiting = pool.submit(httpx.post, url, content=asked, timeout=60)
         # It waits for certain once a later call on another connection has been answered.
         service.raw("GET", "/v1/workers")
-        service.process.send_signal(kind)
+        for kind in kinds:
+            service.process.send_signal(kind)
         service.process.wait(timeout=20)
         with contextlib.suppress(httpx.TransportError):
             assert decode(waiting.result().content, Leases).leases == ()
