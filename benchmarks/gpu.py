@@ -63,7 +63,7 @@ from strategy.workload import Workload
 from workers.__main__ import describe_cuda
 from workers.builder import BuilderPool, Built
 from workers.cpu import DeviceError
-from workers.cuda_kernel import REPLAYED, CudaKernel
+from workers.cuda_kernel import COPIES, REPLAYED, CudaKernel
 from workers.kernel import Data
 from workers.reference import numpy_dtype, random_inputs, reference, tolerances
 from workers.runner import Session
@@ -182,39 +182,45 @@ def measure(
     )
     entries = {entry.index: entry for entry in job.entries}
     fallbacks = len({entry.task_id for entry in job.entries})
-    failures: dict[str, int] = {}
+    shares: dict[str, dict[str, int]] = {}
+    failures: list[str] = []
     best: dict[str, tuple[float, Built]] = {}
     overheads: list[float] = []
-    tried = correct = 0
+    tried = 0
     for built in session.built:
         if time.monotonic() > until and tried >= fallbacks:
             break
         tried += 1
+        entry = entries[built.entry]
+        name = entry.implementation
+        share = shares.setdefault(name, dict.fromkeys(("tried", "built", "correct"), 0))
+        share["tried"] += 1
         if built.error is not None:
-            failures[built.error.value] = failures.get(built.error.value, 0) + 1
+            failures.append(f"{name} {entry.config.to_json()}: {built.error.value}: {built.message}")
             continue
+        share["built"] += 1
         tell(built.entry)
         kernel = CudaKernel(built, data, driver)
         try:
-            began = time.perf_counter()
+            began = time.perf_counter() - driver.waking_s
             kernel.load()
             kernel.check()
-            correct += 1
+            share["correct"] += 1
             ((median, timed_s),) = timed([kernel], SEARCH_POLICY)
-            overheads.append(time.perf_counter() - began - kernel.check_s - timed_s)
+            spent = time.perf_counter() - driver.waking_s - began
+            overheads.append(spent - kernel.check_s - timed_s)
         except Exception as error:
             driver.synchronize()  # raises where the context is lost, and ends this process
-            failures[type(error).__name__] = failures.get(type(error).__name__, 0) + 1
+            failures.append(f"{name} {entry.config.to_json()}: {type(error).__name__}: {error}")
             continue
         finally:
             kernel.release()
-        name = entries[built.entry].implementation
         if name not in best or median < best[name][0]:
             best[name] = (median, built)
     tell(-1)
     result: dict[str, Any] = {
-        "tried": tried, "correct": correct, "failures": failures,
-        "built": sum(b.error is None for b in session.built[:tried]),
+        **{what: sum(s[what] for s in shares.values()) for what in ("tried", "built", "correct")},
+        "shares": shares, "failures": failures,
         "overhead_s": statistics.median(overheads) if overheads else None,
         "state": driver.describe(),
     }  # fmt: skip
@@ -346,7 +352,7 @@ def time_peer(workload: Workload, inputs: dict[str, Any], l2_bytes: int) -> floa
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
     size = sum(a.nbytes for a in inputs.values())
-    copies = min(16, max(1, math.ceil(2 * l2_bytes / size)))
+    copies = min(COPIES, max(1, math.ceil(2 * l2_bytes / size)))
     sets = [
         {name: torch.from_numpy(array).cuda() for name, array in inputs.items()}
         for _ in range(copies)
@@ -580,6 +586,15 @@ def summarise(results: list[dict[str, Any]], copied: float | None) -> None:
     """Prints a line for all cases, and one for each goal."""
     sums = {k: sum(r.get(k, 0) for r in results) for k in ("tried", "built", "correct")}
     print(f"of {sums['tried']} tried, {sums['built']} were built and {sums['correct']} correct")
+    shares: dict[str, list[int]] = {}
+    for row in results:
+        for name, share in row.get("shares", {}).items():
+            sum_ = shares.setdefault(name, [0, 0, 0])
+            for place, what in enumerate(("tried", "built", "correct")):
+                sum_[place] += share[what]
+    for name, (tried, built, correct) in sorted(shares.items()):
+        if correct < tried:
+            print(f"  {name}: of {tried}, {built} were built and {correct} correct")
     overheads = [r["overhead_s"] for r in results if r.get("overhead_s") is not None]
     if overheads:
         print(f"the runner takes {1e3 * statistics.median(overheads):.1f} ms for a trial, beside its kernel")
@@ -619,6 +634,8 @@ def best_single(results: list[dict[str, Any]]) -> tuple[str, float] | None:
 def show(name: str, found: dict[str, Any]) -> None:
     for lost in found.get("lost", ()):
         print(f"{found['workload']}: left out: {lost}", flush=True)
+    for failed in found.get("failures", ())[:3]:
+        print(f"{found['workload']}: {failed[:300]}", flush=True)
     if "error" in found:
         print(f"{found['workload']}: {found['error']}", flush=True)
         return

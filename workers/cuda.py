@@ -72,6 +72,7 @@ class PycudaDriver:
         self.stream = int(self._stream.handle)
         self._begin, self._end = cuda.Event(), cuda.Event()
         self._worked = 0.0  # time.monotonic() when it last did
+        self.waking_s = 0.0  # all that was spent on its clocks
         self.l2_bytes = int(device.get_attribute(cuda.device_attribute.L2_CACHE_SIZE))
 
     def load(self, artefact: CudaArtefact) -> Any:
@@ -142,12 +143,11 @@ class PycudaDriver:
 
     def time(self, queue: Callable[[], None]) -> float:
         try:
-            now = time.monotonic()
-            until = now + _WAKE_S if now - self._worked > _IDLE_S else now
-            while now < until:
+            began = time.monotonic()
+            while began - self._worked > _IDLE_S and time.monotonic() < began + _WAKE_S:
                 queue()
                 self._stream.synchronize()
-                now = time.monotonic()
+            self.waking_s += time.monotonic() - began
             self._begin.record(self._stream)
             queue()
             self._end.record(self._stream)

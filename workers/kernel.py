@@ -88,7 +88,7 @@ class Kernel:
             given = self._data.inputs.get(argument.name)
             if argument.role not in (Role.INPUT, Role.CONSTANT) or given is None:
                 continue
-            if not np.array_equal(_bits(_view(tensor)), _bits(given)):
+            if not np.array_equal(bits(_view(tensor)), bits(given)):
                 tensor.copyfrom(given)  # the other configurations use it too
                 raise WrongAnswerError(f"it writes to its input {argument.name}")
 
@@ -143,7 +143,7 @@ def _view(tensor: Any) -> Array:
     return np.from_dlpack(tensor)
 
 
-def _bits(array: Array) -> Array:
+def bits(array: Array) -> Array:
     """The bytes of an array, in as few elements as they fill."""
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     whole = flat[: flat.size // 8 * 8].view(np.uint64)

@@ -70,6 +70,10 @@ def find_cxx() -> str | None:
     return shutil.which("g++") or shutil.which("clang++")
 
 
+# Libraries by their source: most of a test's time is theirs.
+_compiled: dict[str, Path] = {}
+
+
 class Emulation:
     """Some CUDA source, compiled for this processor.
 
@@ -79,9 +83,13 @@ class Emulation:
 
     def __init__(self, source: str, programs: Mapping[str, Program], folder: Path) -> None:
         names = sorted({launch.kernel for p in programs.values() for launch in p.launches})
-        folder.mkdir(parents=True, exist_ok=True)
-        compile_kernels(source, names, folder / "kernel.so", headers())
-        self._library = ctypes.CDLL(str(folder / "kernel.so"))
+        library = _compiled.get(source)
+        if library is None:
+            library = folder / "kernel.so"
+            folder.mkdir(parents=True, exist_ok=True)
+            compile_kernels(source, names, library, headers())
+            _compiled[source] = library
+        self._library = ctypes.CDLL(str(library))
         self._programs = programs
 
     def run(
