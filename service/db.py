@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -147,9 +148,9 @@ def put_rows(
     """
     names = [c.name for c in columns] + ([] if clock is None else [clock.name])
     into = f"INSERT INTO {columns[0].table.name} ({', '.join(names)})"
-    time = [] if clock is None else [str(now().compile(dialect=connection.dialect))]
+    instant = [] if clock is None else [str(now().compile(dialect=connection.dialect))]
     if connection.dialect.name == "sqlite":
-        row = f"({', '.join(['?'] * len(columns) + time)})"
+        row = f"({', '.join(['?'] * len(columns) + instant)})"
         for begin in range(0, len(rows), _ROWS):
             some = rows[begin : begin + _ROWS]
             values = ", ".join([row] * len(some))
@@ -166,7 +167,7 @@ def put_rows(
         taken.append(f"c{i}" if as_text is None else as_text.format(i))
         given.append(f"c{i} {kind if as_text is None else 'TEXT'}")
     statement = (
-        f"{into} SELECT {', '.join(taken + time)} "  # noqa: S608
+        f"{into} SELECT {', '.join(taken + instant)} "  # noqa: S608
         f"FROM json_to_recordset(%s) AS given({', '.join(given)}) ON CONFLICT {on_conflict}"
     )
     named = [f"c{i}" for i in range(len(columns))]
@@ -206,6 +207,7 @@ _PATIENCE = {
     "connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
 }  # fmt: skip
+FRESH_S = 1.0  # how long a connection that worked is trusted to do so
 # How long a service that hangs in a transaction keeps its locks from the others, in seconds.
 HANGING_S = 60
 # An import changes pages all over the indexes of SQLite. The writer keeps as many of them as its transactions
@@ -244,8 +246,7 @@ class Store:
             options |= {"connect_args": connect}
         else:
             options |= {
-                "pool_pre_ping": True, "pool_size": 16, "max_overflow": 32, "pool_timeout": 10.0,
-                "connect_args": _PATIENCE,
+                "pool_size": 16, "max_overflow": 32, "pool_timeout": 10.0, "connect_args": _PATIENCE,
             }  # fmt: skip
         # The connection that was used last knows most: its statements and rows that never change.
         try:
@@ -261,6 +262,8 @@ class Store:
             sa.event.listen(self.engine, "begin", _begin_sqlite)
         else:
             sa.event.listen(self.engine, "connect", _configure_postgresql)
+            sa.event.listen(self.engine, "checkin", _note_use)
+            sa.event.listen(self.engine, "checkout", partial(_try_idle, self.engine.dialect))
         self._writer = self.engine.execution_options(plevel_write=True)
         self._kept: sa.Connection | None = None  # all of SQLite's writing goes through it
 
@@ -356,6 +359,23 @@ def _set_pragmas(connection: Any, pragmas: Iterable[str]) -> None:
 def _configure_postgresql(connection: Any, _record: Any) -> None:
     connection.execute(f"SET idle_in_transaction_session_timeout = '{HANGING_S}s'")
     connection.commit()
+
+
+def _note_use(_connection: Any, record: Any) -> None:
+    record.info["used_at"] = time.monotonic()
+
+
+def _try_idle(dialect: Any, connection: Any, record: Any, _proxy: Any) -> None:
+    """Finds out whether the server of a connection is still there, unless it just was.
+
+    SQLAlchemy's own `pool_pre_ping` does so each time, which is one trip more for every transaction.
+    """
+    if time.monotonic() - record.info.get("used_at", 0.0) < FRESH_S:
+        return
+    try:
+        dialect.do_ping(connection)
+    except dialect.dbapi.Error as error:
+        raise sa.exc.InvalidatePoolError from error
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:

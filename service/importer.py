@@ -16,7 +16,7 @@ import orjson
 import sqlalchemy as sa
 
 from service import best, catalogue, history
-from service.db import Store, insert, now, put_rows
+from service.db import Store, insert, put_rows
 from service.errors import DatabaseError
 from service.formats import (
     Attachment,
@@ -49,7 +49,7 @@ _COLUMNS = tuple(
         "identity", "source", "origin_run", "origin_worker", "phase", "session", "seed", "config",
         "config_digest", "error", "message", "samples_s", "median_s", "mean_s", "prepare_s", "build_s",
         "check_s", "run_s", "code_digest", "extra", "measured_at",
-        "task_id", "variant_id", "device_id", "environment_id", "policy_id", "recorded_at",
+        "task_id", "variant_id", "device_id", "environment_id", "policy_id",
     ]
 )  # fmt: skip
 
@@ -59,7 +59,6 @@ _attempt = operator.itemgetter(
     *map(_place, ("task_id", "variant_id", "device_id", "mean_s", "config_digest", "config"))
 )
 _MEAN = _place("mean_s")
-_NOW = sa.select(now())
 
 K = TypeVar("K")
 
@@ -272,11 +271,8 @@ class Importer:
             rows = {identity: row for identity, row in rows.items() if identity not in known}
         if not rows:
             return frozenset()
-        clock = connection.execute(_NOW).scalar_one()
-        whole = [
-            (*own, *self._places(connection, item, where), clock) for item, own in rows.values()
-        ]
-        put_rows(connection, _COLUMNS, whole, "(identity) DO NOTHING")
+        whole = [(*own, *self._places(connection, item, where)) for item, own in rows.values()]
+        put_rows(connection, _COLUMNS, whole, "(identity) DO NOTHING", clock=record.c.recorded_at)
         best.refresh(connection, [best.Change(*_changed(row)) for row in whole])
         history.lower(connection, [_attempt(row) for row in whole if row[_MEAN] is not None])
         return frozenset(rows)

@@ -195,6 +195,14 @@ def test_select_many_has_each_answer_or_its_error_in_its_place() -> None:
     assert {q["policy"] for q in sent[0]["requests"]} == {"tvm"}
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody pauses before asking again."""
+    monkeypatch.setattr(follower, "PAUSE_S", 0.0)
+    monkeypatch.setattr("plevel.client._RECONNECT_S", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
 def test_follow_connects_again_and_ends_with_the_run() -> None:
     event = b"event: status\ndata: " + encode(run_status(done=2)) + b"\n\n"
     end = b": hello\n\nevent: end\ndata: " + encode(run_status(RunState.DONE, 8)) + b"\n\n"
@@ -210,6 +218,7 @@ def test_follow_connects_again_and_ends_with_the_run() -> None:
     assert seen == [1, 2, 1, 8]
 
 
+@pytest.mark.usefixtures("at_once")
 def test_follow_goes_on_where_a_proxy_has_lost_the_service() -> None:
     states = iter([run_status(), run_status(RunState.DONE)])
 
@@ -245,13 +254,6 @@ def followed(service: _Service) -> tuple[list[int], str]:
         place, console = Location(url="http://farm"), Console(file=said, width=1000)
         seen = [s.trials_done for s in follower.follow(client, 7, place, console)]
     return seen, said.getvalue()
-
-
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pauses before asking again."""
-    monkeypatch.setattr(follower, "PAUSE_S", 0.0)
-    monkeypatch.setattr("plevel.client._RECONNECT_S", 0.0)
 
 
 @pytest.mark.usefixtures("at_once")
