@@ -70,6 +70,7 @@ def import_items(
     *,
     batch: int = BATCH,
     namespace: str = DEFAULT,
+    ahead: bool = True,
 ) -> Summary:
     """Stores records and their attachments; returns what became of them.
 
@@ -81,6 +82,8 @@ def import_items(
         put_aside: is called with each entry that cannot be read or kept.
         batch: at most so many records in one transaction.
         namespace: where they go.
+        ahead: while PostgreSQL stores one batch, the next is read. A process that answers others
+            meanwhile lets it be: they would wait for two threads that compute.
 
     Raises:
         DatabaseError: it went away.
@@ -102,11 +105,11 @@ def import_items(
                 pending = Batch(namespace)
         yield pending
 
-    if store.is_sqlite:  # it works in this process: reading ahead would only stand in its way
+    # SQLite works in this process: reading ahead would only stand in its way.
+    if store.is_sqlite or not ahead:
         for read in batches():
             _count(summary, read, importer.store(read))
         return summary
-    # While PostgreSQL stores one batch, the next is read.
     with ThreadPoolExecutor(1, "import") as writer:
         storing: list[tuple[Batch, Future[frozenset[bytes]]]] = []
         for read in batches():

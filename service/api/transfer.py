@@ -136,7 +136,7 @@ def _store(
         items = read(Source(upload, name), form, target)
     except FormatError as error:
         raise InvalidError(str(error)) from error
-    summary = import_items(context.store, items, put_aside, namespace=namespace)
+    summary = import_items(context.store, items, put_aside, namespace=namespace, ahead=False)
     with context.store.write() as connection:
         audit.note(connection, who, "import", name=name, new=summary.new, namespace=namespace)
     return Arrived(summary, rejects)
