@@ -6,7 +6,6 @@ from the records in the transaction that stores them; purged records count for n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.best import standing, stood
-from service.db import among, given_table, put_rows, values_of, values_table
+from service.db import given_table, put_rows, values_of, values_table
 from service.models import device, history, record, target_variant, task, workload
 from strategy.select import History
 from strategy.space import Config
@@ -33,40 +32,39 @@ _REPLACED = (
 
 def lower(connection: sa.Connection, attempts: Iterable[Attempt]) -> None:
     """Takes new successes into account. The caller holds the tasks' locks (`best.lock`)."""
-    new = list(attempts)
-    ids = {device_id for _, _, device_id, *_ in new if device_id is not None}
-    models: dict[int | None, str] = {None: ""}
-    if ids:
-        models |= {row.id: row.model for row in connection.execute(_MODELS, {"ids": ids})}
-    lowest: dict[tuple[int, int, str], Attempt] = {}
-    for attempt in new:
-        place = *attempt[:2], models[attempt[2]]
-        if attempt[3] < lowest.setdefault(place, attempt)[3]:
-            lowest[place] = attempt
+    fastest: dict[tuple[int, int, int | None], Attempt] = {}
+    for attempt in attempts:
+        if attempt[3] < fastest.setdefault(attempt[:3], attempt)[3]:
+            fastest[attempt[:3]] = attempt
     # Few records are the fastest of their task: reading the lowest takes less than writing them all again.
-    known = {
-        tuple(row[:3]): row.mean_s
-        for row in connection.execute(
-            _known_of(connection.dialect.name), {"rows": values_of(lowest)}
-        )
-    }
-    rows = [
-        (*place, *found[3:])
-        for place, found in lowest.items()
-        if found[3] < known.get(place, math.inf)
-    ]
-    if rows:
+    read = connection.execute(_known_of(connection.dialect.name), {"rows": values_of(fastest)})
+    known = {tuple(row[:3]): (row.model, row.mean_s) for row in read}
+    lower: dict[tuple[int, int, str], Attempt] = {}
+    for place, attempt in fastest.items():
+        model, mean_s = known[place]
+        if mean_s is None or attempt[3] < mean_s:
+            of_model = *place[:2], model
+            if attempt[3] < lower.setdefault(of_model, attempt)[3]:
+                lower[of_model] = attempt
+    if lower:
+        rows = [(*of_model, *attempt[3:]) for of_model, attempt in lower.items()]
         put_rows(connection, _COLUMNS, rows, _REPLACED)
-
-
-_MODELS = sa.select(device.c.id, device.c.model).where(among(device.c.id))
 
 
 @cache
 def _known_of(dialect: str) -> sa.Select[Any]:
-    given = given_table(dialect, [history.c[name] for name in _IDENTITY])
-    same = sa.and_(*(history.c[name] == given.c[name] for name in _IDENTITY))
-    return sa.select(*history.c[(*_IDENTITY, "mean_s")]).join(given, same)
+    """The model of each task, variant and device, and the lowest mean so far, if there is any."""
+    given = given_table(dialect, list(record.c["task_id", "variant_id", "device_id"]))
+    model = sa.func.coalesce(device.c.model, "")
+    same = sa.and_(
+        history.c.task_id == given.c.task_id, history.c.variant_id == given.c.variant_id,
+        history.c.model == model,
+    )  # fmt: skip
+    return (
+        sa.select(*given.c, model.label("model"), history.c.mean_s)
+        .outerjoin_from(given, device, device.c.id == given.c.device_id)
+        .outerjoin(history, same)
+    )
 
 
 def derive(connection: sa.Connection, tasks: Collection[int]) -> None:

@@ -187,6 +187,7 @@ class Importer:
         self._admitted: dict[int, object] = {}
         # By namespace and key: task, variant, target.
         self._tasks: dict[tuple[str, str], tuple[int, int, int]] = {}
+        self._targets: dict[str, tuple[int, int]] = {}  # by the digest of the JSON: target, variant
         self._devices: dict[str, int] = {}
         self._models: dict[str, int] = {}  # devices of which no more is known
         self._environments: dict[bytes, int] = {}
@@ -254,7 +255,10 @@ class Importer:
 
     @property
     def _caches(self) -> tuple[dict[Any, Any], ...]:
-        return self._tasks, self._devices, self._models, self._environments, self._policies
+        return (
+            self._tasks, self._targets, self._devices, self._models, self._environments,
+            self._policies,
+        )  # fmt: skip
 
     def _forget(self) -> None:
         """Ids of rows that were rolled back must not be used."""
@@ -293,22 +297,29 @@ class Importer:
         for key, t in tasks.items():
             digests[key] = catalogue.digest_of(t.target.to_json())
             written[digests[key]] = t.target
-        target_ids = {
-            d: catalogue.put_target(connection, written[d])
-            for d in sorted(written, key=lambda d: (written[d].key, d))
-        }
-        variant_ids = {
-            d: catalogue.put_variant(connection, target_ids[d], written[d].keys, written[d].to_json())
-            for d in sorted(written)
-        }
+        self._put_targets(connection, written)
         workload_ids = catalogue.put_workloads(connection, [t.workload for t in tasks.values()])
         values = [
-            (workload_ids[t.workload.digest], target_ids[digests[key]], t)
+            (workload_ids[t.workload.digest], self._targets[digests[key]][0], t)
             for key, t in tasks.items()
         ]
         ids = catalogue.put_foreign_tasks(connection, values, where)
         for key, task_id in zip(tasks, ids, strict=True):
-            self._tasks[where, key] = task_id, variant_ids[digests[key]], target_ids[digests[key]]
+            target_id, variant_id = self._targets[digests[key]]
+            self._tasks[where, key] = task_id, variant_id, target_id
+
+    def _put_targets(self, connection: sa.Connection, written: dict[str, Target]) -> None:
+        """By the digests of what was written."""
+        fresh = written.keys() - self._targets.keys()
+        target_ids = {
+            d: catalogue.put_target(connection, written[d])
+            for d in sorted(fresh, key=lambda d: (written[d].key, d))
+        }
+        for d in sorted(fresh):
+            variant_id = catalogue.put_variant(
+                connection, target_ids[d], written[d].keys, written[d].to_json()
+            )
+            self._targets[d] = target_ids[d], variant_id
 
     def _places(
         self, connection: sa.Connection, item: ImportedRecord, where: str
