@@ -25,6 +25,7 @@ from tests.kernel.emulation.device import (
     compile_driver,
     compile_kernels,
     compile_vendor,
+    find_cxx,
     headers,
     missing_for_driver,
 )
@@ -205,3 +206,14 @@ def test_the_benchmark_runs_to_its_end_and_leaves_out_what_loses_the_context(
     assert "unspecified launch failure" in lost
     assert written["copy_bytes_per_s"] > 0
     assert written["fingerprint"]["driver"] == "580.65.06"
+
+
+def test_a_driver_older_than_its_toolkit_is_named(tmp_path: Path) -> None:
+    library = tmp_path / "libcuda.so.1"  # that has none of the names
+    subprocess.run([str(find_cxx()), "-shared", "-o", str(library), "-x", "c", os.devnull], check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "workers.cuda", "0"], env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)},
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "the driver is older than the toolkit" in done.stderr.splitlines()[-1]
