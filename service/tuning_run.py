@@ -163,13 +163,26 @@ def teach(store: Store, tuning: TuningRun, t: TuningTask) -> None:
 def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
     """Tells the searches what has been recorded since the last time."""
     counted = runs.trials_of(tuning.id, tuning.request, tuning.policy_id)
+    # Before the records: what is reported between the two is found by both, rather than by neither.
+    under_way = connection.execute(
+        sa.select(job_entry.c["job_id", "entry", "task_id", "config"])
+        .join(job, job.c.id == job_entry.c.job_id)
+        .where(
+            job.c.run_id == tuning.id,
+            job.c.phase == Phase.SEARCH.value,
+            job.c.state.in_((JobState.QUEUED, JobState.LEASED)),
+            job_entry.c.state == EntryState.PENDING,
+        )
+    ).all()
+    reported: set[tuple[int, int]] = set()
     for t in tuning.tasks:
         rows = connection.execute(
-            sa.select(record.c.id, record.c.config, record.c.error, record.c.median_s)
+            sa.select(record.c["id", "job_id", "entry", "config", "error", "median_s"])
             .where(counted, record.c.task_id == t.id, record.c.id > t.cursor)
             .order_by(record.c.id)
         ).all()
         for r in rows:
+            reported.add((r.job_id, r.entry))
             t.cursor = r.id
             t.told += 1
             if r.median_s is not None:
@@ -180,16 +193,9 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
                 t.search.tell(Config(r.config), r.median_s)
         t.pending = 0
     by_id = {t.id: t for t in tuning.tasks}
-    for e in connection.execute(
-        sa.select(job_entry.c.task_id, job_entry.c.config)
-        .join(job, job.c.id == job_entry.c.job_id)
-        .where(
-            job.c.run_id == tuning.id,
-            job.c.phase == Phase.SEARCH.value,
-            job.c.state.in_((JobState.QUEUED, JobState.LEASED)),
-            job_entry.c.state == EntryState.PENDING,
-        )
-    ):
+    for e in under_way:
+        if (e.job_id, e.entry) in reported:
+            continue
         t = by_id[e.task_id]
         t.pending += 1
         if t.search is not None:

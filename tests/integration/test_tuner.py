@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import pytest
 import sqlalchemy as sa
 
-from service import fleet, queue, runs
+from service import fleet, queue, runs, tuning_run
 from service.budget import PATIENCE
 from service.cost_model import ChildModel, CostModel
 from service.db import Store, now
@@ -42,6 +43,8 @@ from tests.integration.scene import (
     TARGET,
     TERMS,
     WORKLOAD,
+    Scene,
+    configs,
     failed,
     info,
     lease_jobs,
@@ -439,3 +442,33 @@ def test_lost_configurations_are_not_proposed_again(farm: Farm) -> None:
     assert (status.state, status.trials_done) == (RunState.DONE, 24)
     task = {t.implementation: t for t in status.tasks}
     assert sum(t.failures.get("lost", 0) for t in task.values()) == len(lost) == 8
+
+
+def test_what_is_reported_while_a_run_is_read_is_not_missed(store: Store, model: CostModel) -> None:
+    """A tuner that has just started reads what is under way, and what is on record, one after the other."""
+    scene = Scene.make(store, request(tuner="random"))
+    scene.enqueue(configs(2))
+    held = scene.leased(scene.register())
+    reports = [[timed(e) for e in held.job.entries]]
+
+    def report(_c: object, _cursor: object, statement: str, given: Any, *_rest: object) -> None:
+        values = given.values() if isinstance(given, dict) else given
+        read = "FROM job_entry" in statement or (
+            "FROM record" in statement and scene.tasks[FAST.implementation] in values
+        )
+        if read and reports:
+            scene.report(held, reports.pop())
+
+    with store.read() as c:
+        tuning = tuning_run.load(c, scene.run_id, model)
+        sa.event.listen(store.engine, "after_cursor_execute", report)
+        tuning_run.absorb(c, tuning)
+        sa.event.remove(store.engine, "after_cursor_execute", report)
+    assert not reports
+    for _ in range(2):
+        (t,) = (t for t in tuning.tasks if t.id == scene.tasks[FAST.implementation])
+        assert (t.told + t.pending, t.search is not None) == (2, True)
+        with store.read() as c:
+            tuning_run.absorb(c, tuning)
+    assert t.told == 2
+    assert t.search is not None and not set(t.search.ask(SPACE.count() or 0)) & set(configs(2))
