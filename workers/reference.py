@@ -150,8 +150,8 @@ def compare(found: Array, right: Array, tolerance: float) -> None:
     # float64 does not tell all integers apart.
     exact = found.dtype.kind in "iub" and right.dtype.kind in "iub"
     with np.errstate(invalid="ignore", over="ignore"):
-        error = np.subtract(found, right, dtype=np.float64)
-        np.abs(error, out=error)
+        error = np.empty(found.shape)  # given, as a number is no array
+        np.abs(np.subtract(found, right, out=error, dtype=np.float64), out=error)
         # The elementwise bound is computed only where the absolute one does not settle it.
         if not exact and float(error.max()) <= tolerance:
             return
