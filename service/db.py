@@ -211,8 +211,8 @@ FRESH_S = 1.0  # how long a connection that worked is trusted to do so
 # How long a service that hangs in a transaction keeps its locks from the others, in seconds.
 HANGING_S = 60
 # An import changes pages all over the indexes of SQLite. The writer keeps as many of them as its transactions
-# come back to, and the log a dozen transactions long, so that a page goes to the database once for all of them.
-_WRITER = ("cache_size = -65536", "wal_autocheckpoint = 32000")  # KiB, and pages of 4 KiB
+# come back to, and the log several transactions long, so that a page goes to the database once for all of them.
+_WRITER = ("cache_size = -65536", "wal_autocheckpoint = 16000")  # KiB, and pages of 4 KiB
 
 
 class Store:

@@ -185,10 +185,11 @@ def check(text: bytes) -> None:
     Raises:
         RejectError: any of these. Whether it is JSON at all is not looked at.
     """
-    try:
-        text.decode()
-    except UnicodeDecodeError as error:
-        raise RejectError(Reason.JSON, f"not UTF-8: {error}") from error
+    if not text.isascii():
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            raise RejectError(Reason.JSON, f"not UTF-8: {error}") from error
     if text.count(b"[") + text.count(b"{") > MAX_DEPTH:
         depth = 0
         for found in _BRACKET.finditer(text):
