@@ -47,7 +47,8 @@ def tiled_space(
         knob(name) for name in ("block_m", "block_n", "block_k", "thread_m", "thread_n")
     )
     threads = (block_m // thread_m) * (block_n // thread_n)
-    sums = thread_m * thread_n * (size // 4)
+    words = max(1, size // 4)  # registers of one number
+    sums = thread_m * thread_n * words
     copied = (block_m + block_n) * block_k
     # One copy in shared memory at two stages too, where the next one waits in registers.
     shared = (copied + block_k * (128 // loaded)) * loaded * (1 + knob("stages") // 3)
@@ -62,7 +63,7 @@ def tiled_space(
         sums <= 128,
         # What a thread holds beside its sums: a row and a column of operands, what it has loaded
         # for the next step, and addresses.
-        threads * (sums + (thread_m + thread_n) * (size // 4) + waiting + 24) <= limits.registers,
+        threads * (sums + (thread_m + thread_n) * words + waiting + 24) <= limits.registers,
         (block_m * block_k) % threads == 0,
         (block_n * block_k) % threads == 0,
         # All of a step is unrolled, twice.
@@ -72,6 +73,8 @@ def tiled_space(
         # Threads beside each other load a whole step of a tile at once.
         constraints += [threads >= block_m, threads >= block_n]
     rows = 64 if m is None else m
+    # With vectors of bytes, TVM's source has instructions that no processor can check.
+    vectors = [1, 2, 4] if loaded > 1 else [1]
     splits = [s for s in _SPLITS if s == 1 or (split and k >= 128 * s)]
     return ConfigSpace(
         [
@@ -80,7 +83,7 @@ def tiled_space(
             Knob("block_k", [8, 16, 32]),
             Knob("thread_m", [1, 2, 4, 8]),
             Knob("thread_n", [1, 2, 4, 8]),
-            Knob("vector", [1, 2, 4]),
+            Knob("vector", vectors),
             Knob("stages", [1, 2, 3]),
             Knob("split_k", splits),
         ],
@@ -91,7 +94,9 @@ def tiled_space(
             "shared": shared,
             "reuse": block_m * block_n / (block_m + block_n),
         },
-        fallback=lambda: _tiled_fallback(rows, n, k, batch, splits, vector, limits),
+        fallback=lambda: _tiled_fallback(
+            rows, n, k, batch, splits, min(vector, vectors[-1]), limits
+        ),
     )
 
 

@@ -2,7 +2,8 @@
 
 A first kernel sums each part, a second scans it from the sum of those before: so a long row keeps the
 whole device busy. With one part for each row the first is left out. The elements of a row lie side by
-side where the axis is the last one, and then reads and writes are coalesced.
+side where the axis is the last one, and then a thread reads and writes 16 bytes at once, as many times
+as it has vectors, before threads wait for each other.
 """
 
 from __future__ import annotations
@@ -54,6 +55,14 @@ __device__ ACC scan_block(ACC value, ACC* warps, ACC* total) {
   return found;
 }
 
+// What a thread reads, and writes, at once.
+struct __align__(WIDTH * sizeof(IN)) Read { IN at[WIDTH]; };
+// Stored as one number: parts of a structure nvcc may store one by one.
+union Written { OUT at[WIDTH]; STORED whole; };
+#define WARPS (THREADS / 32)
+#define SUMS (VECTORS * WARPS)
+#define SUMS_OF_LANE ((SUMS + 31) / 32)
+
 __device__ long long place(long long row, long long i) {
   return (row / INNER * LENGTH + i) * INNER + row % INNER;
 }
@@ -66,8 +75,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) scan_totals(
   long long from = (long long)blockIdx.x * PART;
   long long to = from + PART < LENGTH ? from + PART : LENGTH;
   ACC sum = (ACC)IDENTITY;
-  for (long long i = from + threadIdx.x; i < to; i += THREADS)
-    sum = OPERATION(sum, (ACC)data[place(row, i)]);
+#pragma unroll 8
+  for (long long i = from + threadIdx.x * WIDTH; i < to; i += THREADS * WIDTH) {
+    Read read = *(const Read*)(data + place(row, i));
+#pragma unroll
+    for (int w = 0; w < WIDTH; ++w) sum = OPERATION(sum, (ACC)read.at[w]);
+  }
   ACC total;
   scan_block(sum, warps, &total);
   if (threadIdx.x == 0) totals[row * PARTS + blockIdx.x] = total;
@@ -75,46 +88,84 @@ extern "C" __global__ void __launch_bounds__(THREADS) scan_totals(
 
 extern "C" __global__ void __launch_bounds__(THREADS) scan_parts(
     const IN* __restrict__ data, const ACC* __restrict__ totals, OUT* __restrict__ output) {
-  __shared__ ACC warps[32];
+  __shared__ ACC warps[SUMS > 32 ? SUMS : 32];
   long long row = blockIdx.y + (long long)blockIdx.z * ROWS_Y;
   if (row >= ROWS) return;
-  ACC before = (ACC)IDENTITY, total;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  // The last part first: of what the totals were made of, the cache holds the end.
+  const int part = PARTS - 1 - blockIdx.x;
+  ACC before = (ACC)IDENTITY;
 #if PARTS > 1
-  for (int part = threadIdx.x; part < blockIdx.x; part += THREADS)
-    before = OPERATION(before, totals[row * PARTS + part]);
-  scan_block(before, warps, &total);
-  before = total;
+  ACC sum = (ACC)IDENTITY;
+  for (int i = threadIdx.x; i < part; i += THREADS) sum = OPERATION(sum, totals[row * PARTS + i]);
+  scan_block(sum, warps, &before);
 #endif
-  long long from = (long long)blockIdx.x * PART;
+  long long from = (long long)part * PART;
   long long to = from + PART < LENGTH ? from + PART : LENGTH;
-  for (long long chunk = from; chunk < to; chunk += THREADS * ITEMS) {
-    long long first = chunk + (long long)threadIdx.x * ITEMS;
-    ACC values[ITEMS], sum = (ACC)IDENTITY;
+  for (long long chunk = from; chunk < to; chunk += THREADS * WIDTH * VECTORS) {
+    // The vectors of a warp lie side by side; those of one thread, a block's width apart.
+    ACC values[VECTORS][WIDTH], sums[VECTORS];
+    Read read[VECTORS];
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      values[i] = first + i < to ? (ACC)data[place(row, first + i)] : (ACC)IDENTITY;
-      sum = OPERATION(sum, values[i]);
+    for (int v = 0; v < VECTORS; ++v) {
+      long long first = chunk + (v * THREADS + threadIdx.x) * WIDTH;
+      if (first < to) read[v] = *(const Read*)(data + place(row, first));
     }
-    ACC found = scan_block(sum, warps, &total);
-    // What comes before this thread's first value: the scan of the thread before it.
-    ACC running = __shfl_up_sync(0xffffffffu, found, 1);
-    if (threadIdx.x % 32 == 31) warps[threadIdx.x / 32] = found;
-    __syncthreads();
-    if (threadIdx.x % 32 == 0)
-      running = threadIdx.x ? warps[threadIdx.x / 32 - 1] : (ACC)IDENTITY;
-    __syncthreads();
-    running = OPERATION(before, running);
 #pragma unroll
-    for (int i = 0; i < ITEMS; ++i) {
-      ACC next = OPERATION(running, values[i]);
-      if (first + i < to) output[place(row, first + i)] = (OUT)(EXCLUSIVE ? running : next);
-      running = next;
+    for (int v = 0; v < VECTORS; ++v) {
+      bool inside = chunk + (v * THREADS + threadIdx.x) * WIDTH < to;
+#pragma unroll
+      for (int w = 0; w < WIDTH; ++w) {
+        ACC value = inside ? (ACC)read[v].at[w] : (ACC)IDENTITY;
+        values[v][w] = w ? OPERATION(values[v][w ? w - 1 : 0], value) : value;
+      }
+      sums[v] = scan_warp(values[v][WIDTH - 1]);
+      if (lane == 31) warps[v * WARPS + warp] = sums[v];
     }
-    before = OPERATION(before, total);
+    __syncthreads();
+    if (warp == 0) {
+      ACC mine[SUMS_OF_LANE];
+#pragma unroll
+      for (int e = 0; e < SUMS_OF_LANE; ++e) {
+        int at = lane * SUMS_OF_LANE + e;
+        ACC value = at < SUMS ? warps[at] : (ACC)IDENTITY;
+        mine[e] = e ? OPERATION(mine[e ? e - 1 : 0], value) : value;
+      }
+      ACC found = scan_warp(mine[SUMS_OF_LANE - 1]);
+      ACC earlier = __shfl_up_sync(0xffffffffu, found, 1);
+#pragma unroll
+      for (int e = 0; e < SUMS_OF_LANE; ++e) {
+        int at = lane * SUMS_OF_LANE + e;
+        if (at < SUMS) warps[at] = lane ? OPERATION(earlier, mine[e]) : mine[e];
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+      int at = v * WARPS + warp;
+      ACC running = at ? OPERATION(before, warps[at ? at - 1 : 0]) : before;
+      ACC earlier = __shfl_up_sync(0xffffffffu, sums[v], 1);
+      if (lane) running = OPERATION(running, earlier);
+      Written written;
+#pragma unroll
+      for (int w = 0; w < WIDTH; ++w) {
+        ACC next = OPERATION(running, values[v][w]);
+        if (EXCLUSIVE) next = w ? OPERATION(running, values[v][w ? w - 1 : 0]) : running;
+        written.at[w] = (OUT)next;
+      }
+      long long first = chunk + (v * THREADS + threadIdx.x) * WIDTH;
+      if (first < to) __stcs((STORED*)(output + place(row, first)), written.whole);
+    }
+    before = OPERATION(before, warps[SUMS - 1]);
+    __syncthreads();
   }
 }
 """
 _ROWS_Y = 32768
+_STORED = {
+    1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "uint2",
+    16: "uint4",
+}  # fmt: skip
 
 
 def _strategy(name: str, operation: str, identity: int) -> None:
@@ -129,7 +180,7 @@ def _strategy(name: str, operation: str, identity: int) -> None:
             return schedule_scan(attrs, outs, config, operation, identity)
 
         strategy.add_implementation(
-            compute, schedule, f"{name}_parts.cuda", 10, space=space, symbolic=False
+            compute, schedule, f"{name}_parts.cuda", 10, version=2, space=space, symbolic=False
         )
         return strategy
 
@@ -148,21 +199,31 @@ def _rows(attrs: ScanopAttrs, shape: Sequence[int]) -> tuple[int, int, int]:
 def space(
     attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> ConfigSpace:
-    """Threads of a block, elements that each holds, and parts of a row."""
+    """Threads of a block, accesses that each makes at once, and parts of a row."""
     assert isinstance(attrs, ScanopAttrs)
+    assert isinstance(out_type, TensorType)
     limits = limits_of(target)
-    rows, length, _ = _rows(attrs, inputs[0].concrete_shape)
+    rows, length, inner = _rows(attrs, inputs[0].concrete_shape)
+    width = _width(length, inner, inputs[0].dtype, out_type.dtype)
     sizes = [t for t in (32, 64, 128, 256, 512, 1024) if t == 32 or t < 2 * length]
-    parts = [p for p in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if p == 1 or p * 64 <= length]
+    parts = [p for p in (2**e for e in range(12)) if p == 1 or p * 64 <= length]
     # As many parts as keep the device busy, but each worth a block's while.
-    wanted = max(1, min(2 * limits.multiprocessors // rows, length // 1024))
+    wanted = max(1, min(8 * limits.multiprocessors // rows, length // 4096))
     size = min(sizes[-1], 256)
+    vectors = [v for v in (1, 2, 4, 8) if v * width <= 64]
+    few = max(v for v in vectors if v == 1 or (v <= 4 and v * width * size < 2 * length))
     return ConfigSpace(
-        [Knob("threads", sizes), Knob("items", [1, 2, 4, 8, 16]), Knob("parts", parts)],
+        [Knob("threads", sizes), Knob("vectors", vectors), Knob("parts", parts)],
         [knob("threads") <= limits.threads],
-        derived={"chunk": knob("threads") * knob("items")},
-        fallback={"threads": size, "items": 4, "parts": max(p for p in parts if p <= wanted)},
+        derived={"chunk": knob("threads") * knob("vectors") * width},
+        fallback={"threads": size, "vectors": few, "parts": max(p for p in parts if p <= wanted)},
     )
+
+
+def _width(length: int, inner: int, dtype: str, out_dtype: str) -> int:
+    """How many elements lie side by side for one access of a thread: 16 bytes of the wider dtype."""
+    width = 16 // max(element_bytes(dtype), element_bytes(out_dtype))
+    return width if inner == 1 and length % width == 0 else 1
 
 
 def compute(attrs: ScanopAttrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:
@@ -179,8 +240,9 @@ def schedule_scan(
     dtype = str(output.dtype)
     summed = accumulator(dtype)
     rows, length, inner = _rows(attrs, [int(e) for e in data.shape])
-    threads, items, parts = (integer(config, name) for name in ("threads", "items", "parts"))
-    part = -(-length // parts)
+    threads, vectors, parts = (integer(config, name) for name in ("threads", "vectors", "parts"))
+    width = _width(length, inner, str(data.dtype), dtype)
+    part = -(-length // (parts * width)) * width
     grid = (parts, min(rows, _ROWS_Y), -(-rows // _ROWS_Y))
     block = (threads, 1, 1)
     source, totals, result = Pointer("data"), Pointer("totals"), Pointer("output")
@@ -192,12 +254,16 @@ def schedule_scan(
             "IN": C_TYPES[str(data.dtype)], "ACC": C_TYPES[summed], "OUT": C_TYPES[dtype],
             "OPERATION(a, b)": f"((a) {operation} (b))", "IDENTITY": identity,
             "EXCLUSIVE": int(attrs.exclusive), "ROWS": rows, "ROWS_Y": _ROWS_Y, "LENGTH": length,
-            "INNER": inner, "THREADS": threads, "ITEMS": items, "PARTS": parts, "PART": part,
+            "INNER": inner, "THREADS": threads, "VECTORS": vectors, "WIDTH": width, "PARTS": parts,
+            "PART": part, "STORED": _STORED[width * element_bytes(dtype)],
         },
         parameters=("data", "output"),
         launches=(last,) if parts == 1 else (first, last),
         workspaces=(Workspace("totals", rows * parts * element_bytes(summed)),),
-        shared_bytes=dict.fromkeys(("scan_totals", "scan_parts"), 32 * element_bytes(summed)),
+        shared_bytes={
+            "scan_totals": 32 * element_bytes(summed),
+            "scan_parts": max(32, vectors * threads // 32) * element_bytes(summed),
+        },
     )  # fmt: skip
 
 

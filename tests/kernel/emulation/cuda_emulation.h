@@ -285,6 +285,7 @@ template <class T> T __shfl_down_sync(unsigned, T v, unsigned by, int width = 32
   int from = emulated_lane() + int(by);
   return emulation::exchange(v, from, from / width == emulated_lane() / width);
 }
+template <class T> void __stcs(T* to, T value) { *to = value; }
 template <class T> T __shfl_up_sync(unsigned, T v, unsigned by, int width = 32) {
   int from = emulated_lane() - int(by);
   return emulation::exchange(v, from, from >= emulated_lane() / width * width);
