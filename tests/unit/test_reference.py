@@ -133,6 +133,12 @@ def test_infinities_do_not_widen_the_tolerance() -> None:
     assert tolerance == pytest.approx(narrow, rel=0.01)
 
 
+def test_a_number_is_compared_as_an_array_is() -> None:
+    compare(np.asarray(2.5, "float32"), np.asarray(2.5), 1e-6)
+    with pytest.raises(WrongAnswerError, match="largest error"):
+        compare(np.asarray(2.6, "float32"), np.asarray(2.5), 1e-6)
+
+
 def test_a_wrong_shape_is_wrong() -> None:
     with pytest.raises(WrongAnswerError, match=r"\(2, 3\), expected \(3, 2\)"):
         compare(np.zeros((2, 3), np.float32), np.zeros((3, 2)), 1.0)
