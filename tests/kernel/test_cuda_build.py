@@ -289,7 +289,8 @@ def test_build_writes_a_cubin_with_its_source_and_launches(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cubin = tmp_path / "softmax.cubin"
-    assert plevel("build", *SOFTMAX, "-c", "threads=64", "-o", str(cubin)) == 0
+    chosen = ("-c", "threads=64", "-c", "vector=1", "-c", "rows=1")
+    assert plevel("build", *SOFTMAX, *chosen, "-o", str(cubin)) == 0
     assert "main_kernel: " in capsys.readouterr().out
     assert "main_kernel" in read_usage(cubin.read_bytes())
     plan = json.loads(cubin.with_suffix(".json").read_text())
