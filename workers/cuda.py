@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from strategy.cuda.limit import STATIC_SHARED_BYTES
 from strategy.cuda.program import CudaArtefact, Launch, Pointer
 from strategy.record import Device, to_json
 from strategy.target import Target
@@ -119,7 +118,7 @@ class PycudaDriver:
         function = module.get_function(launch.kernel)
         kinds = ["P" if isinstance(a, Pointer) else _FORMATS[a.dtype] for a in launch.arguments]
         function.prepare("".join(kinds))
-        if launch.shared_bytes > STATIC_SHARED_BYTES:
+        if launch.shared_bytes:  # what needs no asking depends on what the kernel declares besides
             attribute = self._cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
             function.set_attribute(attribute, launch.shared_bytes)
         values = [

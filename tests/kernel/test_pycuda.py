@@ -138,16 +138,19 @@ extern "C" __global__ void main_kernel(PARAMETERS) {
 
 
 @pytest.mark.usefixtures("emulated")
-def test_arguments_of_all_types_and_much_shared_memory_arrive(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [48 * 1024, 100_000])
+def test_arguments_of_all_types_and_much_shared_memory_arrive(
+    shared: int, tmp_path: Path
+) -> None:
     scalars = tuple(Scalar(dtype, number) for number, dtype in enumerate(_FORMATS, 1))
     declared = [f"{C_TYPES[s.dtype]} n{s.value}" for s in scalars]
     checked = [f"n{s.value} == ({C_TYPES[s.dtype]}){s.value}" for s in scalars]
     # Pointers among them: where each lies depends on those before.
     declared = ["bool n0", "const float* data", *declared, "float* output"]
-    source = f"#define PARAMETERS {', '.join(declared)}\n#define WORDS 25000\n"
+    source = f"#define PARAMETERS {', '.join(declared)}\n#define WORDS {shared // 4}\n"
     source += f"#define CONDITION {' && '.join(checked)}{_GATHER}"
     arguments = (Scalar("bool", 1), Pointer("data"), *scalars, Pointer("output"))
-    launch = Launch("main_kernel", arguments, (8, 1, 1), (100, 1, 1), 100_000)
+    launch = Launch("main_kernel", arguments, (8, 1, 1), (100, 1, 1), shared)
     artefact = msgspec.structs.replace(
         artefact_of(EXP, "broadcast.cuda"), source=source,
         programs={"main": Program(("data", "output"), (launch,))},

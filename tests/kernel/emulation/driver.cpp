@@ -22,13 +22,15 @@
 
 namespace {
 
-constexpr int kMajor = 8, kMinor = 0, kStaticShared = 48 << 10, kMostShared = 163 << 10;
+// What a launch may use without asking: 48 KB, less what the kernel declares, taken to be 1 KB here.
+constexpr int kUnaskedShared = 47 << 10;
+constexpr int kMajor = 8, kMinor = 0, kMostShared = 163 << 10;
 constexpr unsigned kMostThreads = 1024;
 const char kMark[] = "\0emulated library";  // and its last zero: cubin.py's _LIBRARY
 
 using Run = int (*)(int, const unsigned*, size_t, void**);
 using Lay = size_t (*)(size_t*);
-struct Function { Run run; Lay lay; bool traps; int shared = kStaticShared; };
+struct Function { Run run; Lay lay; bool traps; int shared = kUnaskedShared; };
 struct Module { void* library; bool traps; std::map<std::string, Function> functions; };
 using Work = std::function<CUresult()>;
 struct Stream { bool capturing = false; std::vector<Work> captured; };
