@@ -165,7 +165,7 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
     counted = runs.trials_of(tuning.id, tuning.request, tuning.policy_id)
     # Before the records: what is reported between the two is found by both, rather than by neither.
     under_way = connection.execute(
-        sa.select(job_entry.c["job_id", "entry", "task_id", "config"])
+        sa.select(*job_entry.c["job_id", "entry", "task_id", "config"])
         .join(job, job.c.id == job_entry.c.job_id)
         .where(
             job.c.run_id == tuning.id,
@@ -177,7 +177,7 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
     reported: set[tuple[int, int]] = set()
     for t in tuning.tasks:
         rows = connection.execute(
-            sa.select(record.c["id", "job_id", "entry", "config", "error", "median_s"])
+            sa.select(*record.c["id", "job_id", "entry", "config", "error", "median_s"])
             .where(counted, record.c.task_id == t.id, record.c.id > t.cursor)
             .order_by(record.c.id)
         ).all()
