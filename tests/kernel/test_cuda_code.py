@@ -1,0 +1,75 @@
+"""What the compiler makes of the configurations that run untuned: no device is needed to see spilled registers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tvm")
+
+from strategy.cuda.build import compile_cuda, emit
+from strategy.cuda.compiler import find_nvcc
+from strategy.cuda.limit import limits_of
+from strategy.lower import lower
+from strategy.target import Target
+from strategy.workload import Workload
+
+compiled = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc on this host")
+
+
+def dense(m: int, n: int, k: int) -> Workload:
+    return Workload.make("dense", {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"})
+
+
+IMAGE: dict[str, Any] = {"data": "float32[1,64,56,56]", "weight": "float32[64,64,3,3]"}
+# And how many blocks a multiprocessor has registers for.
+FALLBACKS = [
+    (dense(4096, 4096, 4096), "dense_tiled.cuda", 2),
+    *(
+        pytest.param(*case, marks=pytest.mark.full)
+        for case in (
+            (dense(1024, 1024, 1024), "dense_tiled.cuda", 2),
+            (dense(1, 4096, 4096), "dense_gemv.cuda", 8),
+            (dense(16, 11008, 4096), "dense_gemv.cuda", 4),
+            (Workload.make("conv2d", IMAGE, {"padding": 1}, ("weight",)), "conv2d_nchw_implicit_gemm.cuda", 6),
+            (Workload.make("conv2d", IMAGE, {"padding": 1}, ("weight",)), "conv2d_nchw_winograd.cuda", 3),
+            (Workload.make("softmax", {"data": "float32[8192,1024]"}), "softmax_rows.cuda", 8),
+            (Workload.make("cumsum", {"data": "float32[16777216]"}), "cumsum_parts.cuda", 3),
+        )
+    ),
+]  # fmt: skip
+
+
+@compiled
+@pytest.mark.parametrize(("workload", "implementation", "blocks"), FALLBACKS)
+@pytest.mark.parametrize("arch", ["sm_90", pytest.param("sm_80", marks=pytest.mark.full)])
+def test_a_fallback_spills_nothing_and_leaves_room_for_other_blocks(
+    workload: Workload, implementation: str, blocks: int, arch: str, tmp_path: Path
+) -> None:
+    target = Target.parse(f"cuda -arch={arch}")
+    artefact = compile_cuda(lower(workload, target, implementation), find_nvcc(), tmp_path)
+    for launch in artefact.programs["main"].launches:
+        usage, (x, y, z) = artefact.usage[launch.kernel], launch.block
+        assert (usage.spill_bytes, usage.stack_bytes) == (0, 0)
+        # Registers are given to warps eight at a time for each thread.
+        taken = -(-usage.registers // 8) * 8 * x * y * z
+        assert blocks * taken <= limits_of(target).registers
+
+
+@pytest.mark.parametrize(
+    ("workload", "implementation", "loads"),
+    [
+        (dense(4096, 4096, 4096), "dense_tiled.cuda", ("data", "weight")),
+        (dense(16, 4096, 4096), "dense_gemv.cuda", ("data", "weight")),
+        (Workload.make("softmax", {"data": "float32[8192,1024]"}), "softmax_rows.cuda", ("data",)),
+    ],
+)
+def test_a_fallback_loads_16_bytes_at_once(
+    workload: Workload, implementation: str, loads: tuple[str, ...]
+) -> None:
+    code = emit(lower(workload, Target.parse("cuda -arch=sm_90"), implementation)).code
+    for name in loads:
+        # All of its loads: the parameter is declared twice, and else stands in them alone.
+        assert code.count(f"*(float4*)({name}_ptr") == code.count(f"{name}_ptr") - 2 > 0
