@@ -34,7 +34,8 @@ $(STAMP): pyproject.toml
 	 install one (Debian: apt install gcc g++), or name it in CXX"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	 echo >&2 "$(PYTHON) cannot make a virtual environment (Debian: apt install python3-venv)"; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@# Python compiles what is imported when it first is; all that is installed would take 20 s of processor time.
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
 
 tune: $(STAMP)
