@@ -2,7 +2,7 @@
 #
 #   make tune       tune BERT-base's feed-forward layer on this machine, and say what is fastest
 #   make check      lint, types, and who imports whom
-#   make test       the tests, in under eight minutes on two cores
+#   make test       the tests, in some eight minutes on two cores
 #   make test-full  all of them, with larger samples
 #   make docs       the documentation as a site, in build/site; a link that leads nowhere is an error
 
