@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
 
@@ -289,18 +289,32 @@ class BuilderPool:
         interrupt: threading.Event,
         waiting: deque[tuple[JobEntry, Future[Built | None]]],
     ) -> None:
-        """Builds what waits, until there is no more."""
-        while waiting:
-            # An entry is taken only in turn: another slot may have built them all by then.
-            with slot.turn.build() if slot.turn else nullcontext():
-                try:
-                    entry, future = waiting.popleft()
-                except IndexError:
-                    return
-                try:
-                    future.set_result(self._build(slot, job, interrupt, entry))
-                except BaseException as error:
-                    future.set_exception(error)
+        """Builds what waits, until there is no more; what goes wrong is told to whoever waits for it."""
+        try:
+            while waiting:
+                # An entry is taken only in turn: another slot may have built them all by then.
+                with slot.turn.build() if slot.turn else nullcontext():
+                    self._build_next(slot, job, interrupt, waiting)
+        except BaseException as error:  # there are no turns: the lock on timing cannot be had
+            with suppress(IndexError):
+                while True:
+                    waiting.popleft()[1].set_exception(error)
+
+    def _build_next(
+        self,
+        slot: _Slot,
+        job: Job,
+        interrupt: threading.Event,
+        waiting: deque[tuple[JobEntry, Future[Built | None]]],
+    ) -> None:
+        try:
+            entry, future = waiting.popleft()
+        except IndexError:
+            return
+        try:
+            future.set_result(self._build(slot, job, interrupt, entry))
+        except BaseException as error:
+            future.set_exception(error)
 
     def _forget(self, most: int) -> None:
         with self._lock:

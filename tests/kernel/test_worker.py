@@ -25,6 +25,7 @@ from strategy.select import holds
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Workload
+from workers import cpu
 from workers.builder import BuilderPool, Built, library_name
 from workers.cpu import assign, parse_cores, timing_lock
 from workers.fork import LENGTH, Channel, Limits
@@ -293,6 +294,20 @@ def test_a_core_that_times_builds_only_while_it_does_not(server: ForkServer, tmp
         assert [b.error for b in waiting.result()] == [None, None]
     pool.close()
     shared.close()
+
+
+def test_a_build_without_a_turn_is_told_and_does_not_wait_for_ever(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lock").symlink_to("elsewhere")  # somebody's trap, which is not followed
+    monkeypatch.setattr(cpu, "_SHARED", (tmp_path,))
+    monkeypatch.setattr(cpu, "_LOCK_NAME", "lock")
+    shared = BuilderPool(server, (), tmp_path, 2**30, shared=CORES.timing, turn=Turn())
+    try:
+        with pytest.raises(cpu.DeviceError, match="lock cannot be opened"):
+            shared.build(hostile_job("good", "good"), NEVER)
+    finally:
+        shared.close()
 
 
 def test_the_digest_is_that_of_the_code(builders: BuilderPool) -> None:
