@@ -169,8 +169,6 @@ def compute_product_of_windows(
     attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: Config
 ) -> list[Any]:
     """The product, read back as [n, o, h, w]."""
-    from tvm import te
-
     assert isinstance(out_type, TensorType)
     data, weight = inputs
     batch, out_channels, rows, columns = out_type.concrete_shape
@@ -191,13 +189,7 @@ def compute_product_of_windows(
         Product(1, out_channels, batch * rows * columns, channels * window),
         of_weight, of_windows, str(data.dtype), config,
     )  # fmt: skip
-    return [
-        te.compute(
-            (batch, out_channels, rows, columns),
-            lambda n, o, h, w: product[0, o, (n * rows + h) * columns + w].astype(out_type.dtype),
-            name="conv2d",
-        )
-    ]
+    return [implicit_gemm.as_image(product, out_type)]
 
 
 def schedule_tensors(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:

@@ -75,15 +75,11 @@ def prepare(
 
 def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:
     """The product with a weight that `prepare` has packed, read back as [n, o, h, w]."""
-    from tvm import te
-
     assert isinstance(out_type, TensorType)
     data, weight = inputs
     batch, out_channels, rows, columns = out_type.concrete_shape
     height, width, channels, _ = (int(e) for e in weight.shape)
     (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
-
-
     block_k = integer(config, "block_k")
 
     def place(turn: Any, within: Any) -> tuple[Any, Any, Any]:
@@ -108,13 +104,19 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: C
         Product(1, out_channels, batch * rows * columns, channels * height * width),
         of_weight, of_windows, str(data.dtype), config, turns=True,
     )  # fmt: skip
-    return [
-        te.compute(
-            (batch, out_channels, rows, columns),
-            lambda n, o, h, w: product[0, o, (n * rows + h) * columns + w].astype(out_type.dtype),
-            name="conv2d",
-        )
-    ]
+    return [as_image(product, out_type)]
+
+
+def as_image(product: Any, out_type: TensorType) -> Any:
+    """A product [1, o, places] as [n, o, h, w]."""
+    from tvm import te
+
+    _, _, rows, columns = shape = out_type.concrete_shape
+    return te.compute(
+        shape,
+        lambda n, o, h, w: product[0, o, (n * rows + h) * columns + w].astype(out_type.dtype),
+        name="conv2d",
+    )
 
 
 def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
