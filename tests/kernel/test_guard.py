@@ -1,0 +1,142 @@
+"""Guarded buffers, in memory that is really protected: what is outside kills, or is noticed."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tvm
+
+from strategy.lower import ALIGNMENT
+from strategy.types import DTYPES
+from workers.guard import OutOfBoundsError, Placement, Region, allocate, locate
+from workers.reference import numpy_dtype
+
+SHAPES = [(), (1,), (5,), (3, 7), (16,), (2, 1024), (0, 4), (1031,)]
+
+
+def died(action: Callable[[], object]) -> int:
+    """The signal that a fork dies of, 0 where it lives."""
+    pid = os.fork()
+    if pid == 0:
+        action()
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] & 0x7F
+
+
+@pytest.mark.parametrize("placement", Placement)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_a_buffer_is_an_aligned_array_of_any_dtype(
+    dtype: str, shape: tuple[int, ...], placement: Placement
+) -> None:
+    buffer = allocate("data", shape, dtype, placement)
+    assert buffer.pointer == buffer.array.ctypes.data
+    assert buffer.pointer % ALIGNMENT == 0
+    given = np.random.default_rng(1).integers(0, 2, shape).astype(numpy_dtype(dtype))
+    buffer.array[...] = given
+    tensor = buffer.tensor
+    assert (str(tensor.dtype), tuple(tensor.shape)) == (dtype, shape)
+    assert np.array_equal(tensor.numpy(), given)
+    tensor.copyfrom(1 - given if dtype != "bool" else ~given)
+    assert not np.any(buffer.array == given)
+    buffer.verify()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_page_behind_the_end_is_inaccessible(shape: tuple[int, ...]) -> None:
+    buffer = allocate("data", shape, "float32")
+    gap = -buffer.array.nbytes % ALIGNMENT
+    end = buffer.span.end + gap
+    assert end % mmap.PAGESIZE == 0
+    for address in (end, end + 100_000):
+        assert died(lambda a=address: ctypes.string_at(a, 1)) == signal.SIGSEGV
+        assert died(lambda a=address: ctypes.memset(a, 0, 1)) == signal.SIGSEGV
+    assert died(lambda: ctypes.string_at(buffer.pointer, end - buffer.pointer)) == 0
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_page_before_the_beginning_is_inaccessible(shape: tuple[int, ...]) -> None:
+    buffer = allocate("data", shape, "float32", Placement.BEGIN)
+    for address in (buffer.pointer - 1, buffer.pointer - 100_000):
+        assert died(lambda a=address: ctypes.string_at(a, 1)) == signal.SIGSEGV
+        assert died(lambda a=address: ctypes.memset(a, 0, 1)) == signal.SIGSEGV
+
+
+@pytest.mark.parametrize("placement", Placement)
+@pytest.mark.parametrize(
+    ("offset", "size", "words"),
+    [
+        (20, 1, "1 bytes, the last of them 1 bytes past the end"),
+        (20, 44, "44 bytes, the last of them 44 bytes past the end"),
+        (60, 4, "4 bytes, the last of them 44 bytes past the end"),
+    ],
+)
+def test_a_write_into_the_alignment_gap_is_noticed(
+    placement: Placement, offset: int, size: int, words: str
+) -> None:
+    buffer = allocate("data", (5,), "float32", placement)
+    ctypes.memset(buffer.pointer + offset, 0, size)
+    with pytest.raises(OutOfBoundsError, match=rf"outside of data: {words} of float32\[5\]"):
+        buffer.verify()
+
+
+def test_a_write_before_the_beginning_is_noticed() -> None:
+    buffer = allocate("data", (5,), "float32")
+    ctypes.memset(buffer.pointer - 8, 0, 4)
+    with pytest.raises(
+        OutOfBoundsError, match="4 bytes, the last of them 8 bytes before the beginning"
+    ):
+        buffer.verify()
+
+
+def test_a_canary_copied_from_another_buffer_is_noticed() -> None:
+    source, target = (allocate(name, (5,), "float32") for name in "ab")
+    source.verify()
+    ctypes.memmove(target.pointer, source.pointer, ALIGNMENT)
+    with pytest.raises(OutOfBoundsError, match="outside of b"):
+        target.verify()
+
+
+@pytest.mark.parametrize("placement", Placement)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_what_lies_around_an_array_is_no_number(dtype: str, placement: Placement) -> None:
+    kind = numpy_dtype(dtype)
+    buffer = allocate("data", (3,), dtype, placement)
+    gap = (ALIGNMENT - buffer.array.nbytes) // kind.itemsize
+    around = np.frombuffer(ctypes.string_at(buffer.span.end, gap * kind.itemsize), kind)
+    assert np.isnan(around.astype(np.float64)).all()
+
+
+def test_a_region_serves_one_buffer_after_another() -> None:
+    region = Region(10_000)
+    assert region.capacity == 3 * mmap.PAGESIZE
+    for shape in ((2500,), (1,), (3072,), (0,)):
+        for placement in Placement:
+            buffer = region.place("data", shape, "float32", placement)
+            buffer.array[...] = 0
+            buffer.verify()
+    with pytest.raises(ValueError, match="data has 12292 bytes: the region has 12288"):
+        region.place("data", (3073,), "float32")
+
+
+def test_memory_is_kept_for_as_long_as_a_view_of_it() -> None:
+    tensor = allocate("data", (1000,), "float32").tensor
+    tensor.copyfrom(np.arange(1000, dtype=np.float32))
+    assert float(tensor.numpy()[999]) == 999
+
+
+def test_an_address_is_explained() -> None:
+    buffers = [allocate(name, (5,), "float32", p) for name, p in zip("ab", Placement, strict=True)]
+    spans = [b.span for b in buffers]
+    a, b = spans
+    assert locate(spans, a.end + 44) == "it accesses memory 45 bytes past the end of a"
+    assert locate(spans, b.begin - 1) == "it accesses memory 1 bytes before the beginning of b"
+    assert locate(spans, a.begin) is None
+    assert locate(spans, 1) is None
+    assert isinstance(buffers[0].tensor, tvm.runtime.Tensor)

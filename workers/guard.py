@@ -1,0 +1,173 @@
+"""Guarded buffers: arrays that end or begin at an inaccessible page, with canaries around them.
+
+An access that reaches the page kills the process with a fault address that `locate` explains; one that
+stays in the alignment gap damages a canary, which `Buffer.verify` reports. Canaries are NaN in every
+width of floating point, so that a kernel that reads them gives a wrong answer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import count
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from strategy.lower import ALIGNMENT
+from workers.reference import numpy_dtype
+
+_GUARD = 1 << 20  # bytes on each side: a stray access is rarely further away
+_NONE = 0  # PROT_NONE
+_libc = ctypes.CDLL(None, use_errno=True)
+# No shift of it is itself, so that a kernel cannot repair a canary by copying another.
+_NOISE = np.random.default_rng(0).integers(0xF1, 0x100, (1 << 16, 2), np.uint8)
+_NOISE[:, 1] = 0xFF
+_serial = count()
+
+
+class OutOfBoundsError(Exception):
+    """An access outside of a buffer; the message names it and how far outside."""
+
+
+class Placement(StrEnum):
+    """The side of a buffer that touches an inaccessible page."""
+
+    END = "end"  # up to the gap that alignment leaves
+    BEGIN = "begin"
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Addresses: of an array, and of the inaccessible pages around it."""
+
+    name: str
+    begin: int
+    end: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """An array in guarded memory, which is freed with the last view of it."""
+
+    name: str
+    array: NDArray[Any]
+    span: Span
+    _dtype: str
+    _before: NDArray[np.uint8]
+    _behind: NDArray[np.uint8]
+    _canaries: tuple[NDArray[np.uint8], NDArray[np.uint8]]
+
+    @property
+    def pointer(self) -> int:
+        """The address of the first element."""
+        return self.span.begin
+
+    @property
+    def tensor(self) -> Any:
+        """The same memory as kernels take it."""
+        import tvm
+
+        if self._dtype != "bfloat16":
+            return tvm.runtime.from_dlpack(self.array)
+        raw = tvm.runtime.from_dlpack(self.array.view(np.uint16))  # NumPy's DLPack knows no bfloat16
+        return raw._create_view(self.array.shape, self._dtype)
+
+    def verify(self) -> None:
+        """Raises `OutOfBoundsError` where something was written right before or behind the array."""
+        for found, right, where in zip(
+            (self._before[::-1], self._behind),
+            (self._canaries[0][::-1], self._canaries[1]),
+            ("before the beginning", "past the end"),
+            strict=True,
+        ):
+            if not np.array_equal(found, right):
+                damaged = np.flatnonzero(found != right)
+                raise OutOfBoundsError(
+                    f"it writes outside of {self.name}: {len(damaged)} bytes, the last of them "
+                    f"{damaged[-1] + 1} bytes {where} of {self._dtype}{list(self.array.shape)}"
+                )
+
+
+class Region:
+    """Memory between inaccessible pages, in which buffers are placed one after another.
+
+    Args:
+        capacity: the bytes of the largest array.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        page = mmap.PAGESIZE
+        self.capacity = max(page, -(-capacity // page) * page)
+        self._memory = mmap.mmap(
+            -1, self.capacity + 2 * _GUARD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._start = start + _GUARD
+        for guard in (start, self._start + self.capacity):
+            if _libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(_GUARD), _NONE):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def place(
+        self, name: str, shape: Sequence[int], dtype: str, placement: Placement = Placement.END
+    ) -> Buffer:
+        """A buffer with fresh canaries; what was placed here before is no longer verified.
+
+        Args:
+            name: what messages call it.
+            shape: of at most `capacity` bytes.
+        """
+        kind = numpy_dtype(dtype)
+        size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        if size > self.capacity:
+            raise ValueError(f"{name} has {size} bytes: the region has {self.capacity}")
+        begin = 0 if placement is Placement.BEGIN else (self.capacity - size) // ALIGNMENT * ALIGNMENT
+        end = begin + size
+        before = self._bytes(max(0, begin - mmap.PAGESIZE), begin)
+        behind = self._bytes(end, min(self.capacity, end + mmap.PAGESIZE))
+        canaries = _canary(before), _canary(behind)
+        span = Span(
+            name, self._start + begin, self._start + end, self._start - _GUARD,
+            self._start + self.capacity + _GUARD,
+        )  # fmt: skip
+        array: NDArray[Any] = np.ndarray(shape, kind, self._memory, _GUARD + begin)
+        return Buffer(name, array, span, dtype, before, behind, canaries)
+
+    def _bytes(self, begin: int, end: int) -> NDArray[np.uint8]:
+        return np.ndarray((end - begin,), np.uint8, self._memory, _GUARD + begin)
+
+
+def _canary(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Fills memory with what no other memory is filled with, and returns it."""
+    first = next(_serial) * 61 % (len(_NOISE) - mmap.PAGESIZE)
+    # High bytes of numbers lie at odd addresses.
+    odd = memory.ctypes.data % 2
+    canary = _NOISE[first:].reshape(-1)[odd : odd + len(memory)]
+    memory[...] = canary
+    return canary
+
+
+def allocate(
+    name: str, shape: Sequence[int], dtype: str, placement: Placement = Placement.END
+) -> Buffer:
+    """A buffer in a region of its own."""
+    size = int(np.prod(shape, dtype=np.int64)) * numpy_dtype(dtype).itemsize
+    return Region(size).place(name, shape, dtype, placement)
+
+
+def locate(spans: Iterable[Span], address: int) -> str | None:
+    """What an access to this address does, None where it is not near any of the buffers."""
+    for span in spans:
+        if span.end <= address < span.high:
+            return f"it accesses memory {address - span.end + 1} bytes past the end of {span.name}"
+        if span.low <= address < span.begin:
+            far = span.begin - address
+            return f"it accesses memory {far} bytes before the beginning of {span.name}"
+    return None
