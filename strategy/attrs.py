@@ -14,6 +14,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, Union, dataclass_transform
 
+from strategy.suggestion import suggest
+
 
 class AttrsError(ValueError):
     """An attribute that is unknown, missing, of the wrong type, or out of its bounds."""
@@ -147,7 +149,8 @@ class Attrs:
         unknown = sorted(values.keys() - self._fields.keys())
         if unknown:
             known = ", ".join(self._fields) or "none"
-            raise AttrsError(f"{owner} has no attribute {unknown[0]!r:.80}; it has: {known}")
+            meant = suggest(unknown[0], self._fields)
+            raise AttrsError(f"{owner} has no attribute {unknown[0]!r:.80}{meant}; it has: {known}")
         for name, declared in self._fields.items():
             value = values.get(name, declared.default)
             if value is REQUIRED:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import IntEnum
 from functools import cache
 from importlib import import_module
@@ -19,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 from strategy.attrs import Attrs
 from strategy.condition import Clause
+from strategy.suggestion import suggest
 from strategy.types import IncompleteType, TensorType, Type, may_equal
 
 F = TypeVar("F")
@@ -238,9 +238,8 @@ def get_op(name: str) -> Op:
     """The operator of that name; raises `OpError` that lists the known ones."""
     op = find_op(name)
     if op is None:
-        near = get_close_matches(name, _ops, 1)
-        meant = f", did you mean {near[0]}?" if near else ""
-        raise OpError(f"unknown operator {name!r:.80}{meant}; known: {', '.join(sorted(_ops))}")
+        known = ", ".join(sorted(_ops))
+        raise OpError(f"unknown operator {name!r:.80}{suggest(name, _ops)}; known: {known}")
     return op
 
 

@@ -13,6 +13,7 @@ from strategy.condition import SpecializedCondition
 from strategy.op import OpError
 from strategy.schedule import ScheduleError
 from strategy.space import Config, ConfigSpace
+from strategy.suggestion import suggest
 from strategy.target import Target
 from strategy.types import TensorType, Type
 from strategy.workload import Workload
@@ -181,5 +182,6 @@ def find_implementation(workload: Workload, target: Target, name: str) -> OpImpl
             return implementation
         names.append(implementation.name)
     raise OpError(
-        f"{workload.op} has no implementation {name!r:.80} on {target}; it has: {', '.join(names)}"
+        f"{workload.op} has no implementation {name!r:.80} on {target}{suggest(name, names)}; "
+        f"it has: {', '.join(names)}"
     )

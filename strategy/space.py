@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from strategy.condition import Clause, Expr, ExpressionError
+from strategy.suggestion import suggest
 
 MAX_KNOBS = 100
 MAX_VALUES = 10_000
@@ -337,7 +338,8 @@ class ConfigSpace:
         unknown = sorted(config.keys() - self._by_name.keys())
         if unknown:
             known = ", ".join(self._by_name) or "none"
-            return f"no knob is called {unknown[0]!r:.80}; knobs: {known}"
+            meant = suggest(unknown[0], self._by_name)
+            return f"no knob is called {unknown[0]!r:.80}{meant}; knobs: {known}"
         for k in self.knobs:
             if k.name not in config:
                 return f"knob {k.name!r} is missing; it may be {_shown(k.values)}"

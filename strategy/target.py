@@ -13,6 +13,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+from strategy.suggestion import suggest
+
 KINDS: dict[str, tuple[str, ...]] = {
     "llvm": ("cpu",),
     "c": ("cpu",),
@@ -48,7 +50,11 @@ _ALIASES = {
     "l2_cache_size_bytes": "l2_bytes",
 }
 # TVM's own bookkeeping, which says nothing about the code.
-_IGNORED = frozenset("tag host mfloat-abi link-params system-lib runtime executor".split())
+_SWITCHES = frozenset("link-params system-lib".split())
+_IGNORED = _SWITCHES | frozenset("tag host mfloat-abi runtime executor".split())
+_READ = frozenset("keys device mcpu arch mattr mtriple num-cores libs model".split())
+# An empty list says that there are none: `cpu -libs=`.
+_LISTS = frozenset("libs mattr".split())
 # What names in a target may be: they make up its key, whose parts "/" separates.
 _NAME = re.compile(r"[^\s/]{1,128}")
 MAX_WORDS = 64
@@ -111,7 +117,8 @@ class Target:
         `cpu` takes options too: `cpu -num-cores=1`.
 
         Raises:
-            TargetError: an unknown kind or option, or a value of the wrong type.
+            TargetError: an unknown kind or option, one without its value or given twice, or a value
+                of the wrong type.
         """
         if isinstance(spec, Target):
             return spec
@@ -125,7 +132,9 @@ class Target:
             import json
 
             try:
-                data = json.loads(spec)
+                data = json.loads(spec, object_pairs_hook=_once)
+            except TargetError:
+                raise
             except (ValueError, RecursionError) as error:
                 raise TargetError(f"target {spec!r:.80} is not valid JSON: {error}") from error
             return _from_mapping(data)
@@ -180,7 +189,7 @@ class Target:
     def with_threads(self, threads: int) -> Target:
         if threads < 1:
             raise TargetError(f"threads = {threads}: at least 1")
-        return Target.parse({**self.to_json(), "threads": threads})
+        return Target.parse({**self.to_json(), "num-cores": threads})
 
     def to_tvm(self) -> dict[str, Any]:
         """The dict that `tvm.target.Target` of TVM 0.27 takes."""
@@ -240,28 +249,49 @@ def _from_string(spec: str) -> Target:
         words = shlex.split(spec)
     except ValueError as error:
         raise TargetError(f"target {spec!r:.80}: {error}") from error
-    options: dict[str, Any] = {"kind": words[0]}
+    kind, *words = words
+    options: list[tuple[str, Any]] = [("kind", kind)]
     words.reverse()
-    words.pop()
     while words:
         word = words.pop()
-        if not word.startswith("-"):
+        name, equals, value = word.lstrip("-").partition("=")
+        if not word.startswith("-") or not name:
             raise TargetError(
                 f"target {spec!r:.80}: {word!r:.40} is not an option; write -name=value"
             )
-        name, equals, value = word.lstrip("-").partition("=")
-        if not equals:
-            # `-name value`, or a switch such as -link-params.
-            value = words.pop() if words and not words[-1].startswith("-") else "1"
+        if not equals and words and not words[-1].startswith("-"):
+            value = words.pop()
+        elif not equals and name in _SWITCHES:
+            value = "1"
+        if not value and (not equals or name not in _LISTS):
+            raise TargetError(
+                f"target {spec!r:.80}: {word!r:.40} has no value; write -{name}=value, or leave it out"
+            )
+        options.append((name, value))
+    return _from_mapping(_once(options))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The options as a mapping; raises `TargetError` where one is given twice."""
+    options: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in options:
+            raise TargetError(f"target option {name!r:.40} is given twice: leave one out")
         options[name] = value
-    return _from_mapping(options)
+    return options
 
 
 def _from_mapping(data: Mapping[str, Any]) -> Target:
     options = {str(name): value for name, value in data.items()}
-    for other, name in _ALIASES.items():
+    for other, name in (*_ALIASES.items(), ("arch", "mcpu")):
         if other in options:
-            options[name] = options.pop(other)
+            value = options.pop(other)
+            # TVM gives some in both ways, which then agree.
+            if str(options.setdefault(name, value)) != str(value):
+                raise TargetError(
+                    f"target.{name} = {options[name]!r:.40}, but {other}, which is the same, "
+                    f"is {value!r:.40}: leave one out"
+                )
     kind = options.pop("kind", None)
     if not isinstance(kind, str):
         raise TargetError("target.kind is missing: name one of cpu, " + ", ".join(KINDS))
@@ -272,8 +302,9 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
     elif kind in KINDS:
         base = Target(kind, KINDS[kind])
     else:
+        meant = suggest(kind, ("cpu", *KINDS))
         raise TargetError(
-            f"unknown target {kind!r:.40}; known: cpu (this host), {', '.join(KINDS)}"
+            f"unknown target {kind!r:.40}{meant}; known: cpu (this host), {', '.join(KINDS)}"
         )
     keys = _words("keys", options.pop("keys", ()))
     device = options.pop("device", None)
@@ -282,7 +313,7 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
     capability = dict(base.capability)
     for name in _CAPABILITIES & options.keys():
         capability[name] = _count(name, options.pop(name))
-    arch = options.pop("mcpu", None) or options.pop("arch", None) or base.arch
+    arch = options.pop("mcpu", None) or base.arch
     triple = options.pop("mtriple", base.triple)
     model = options.pop("model", base.model)
     if not isinstance(model, str) or len(model) > 200:
@@ -300,7 +331,8 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
     )
     unknown = sorted(options.keys() - _IGNORED)
     if unknown:
-        raise TargetError(f"target {kind}: unknown option {unknown[0]!r:.40}; leave it out")
+        meant = suggest(unknown[0], _READ | _ALIASES.keys() | _CAPABILITIES | _SWITCHES)
+        raise TargetError(f"target {kind}: unknown option {unknown[0]!r:.40}{meant or '; leave it out'}")
     return target
 
 

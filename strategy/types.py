@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from strategy.condition import Expr, ExpressionError
+from strategy.suggestion import suggest
 
 DTYPES = frozenset(
     "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()
@@ -94,7 +95,8 @@ class TensorType(Type):
 
     def __init__(self, shape: Iterable[int | str | Expr], dtype: str = "float32") -> None:
         if dtype not in DTYPES:
-            raise TypeSyntaxError(f"unknown dtype {dtype!r:.40}; known: {' '.join(sorted(DTYPES))}")
+            known = " ".join(sorted(DTYPES))
+            raise TypeSyntaxError(f"unknown dtype {dtype!r:.40}{suggest(dtype, DTYPES)}; known: {known}")
         self.shape: tuple[Dim, ...] = tuple(d if type(d) is Dim else Dim(d) for d in shape)
         if len(self.shape) > MAX_RANK:
             raise TypeSyntaxError(

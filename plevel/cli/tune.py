@@ -177,6 +177,7 @@ def _check_names(request: RunRequest) -> None:
     """Raises `UsageError` for an implementation that no workload has, where all are known here."""
     from strategy.op import find_op
     from strategy.op_strategy import candidates
+    from strategy.suggestion import suggest
 
     workloads = [w.workload for w in request.workloads]
     if request.implementations is None or any(find_op(w.op) is None for w in workloads):
@@ -186,7 +187,8 @@ def _check_names(request: RunRequest) -> None:
         if name not in known:
             ops = ", ".join(dict.fromkeys(w.op for w in workloads))
             raise UsageError(
-                f"--implementation {name!r:.80}: {ops} has on {request.target}: {', '.join(known)}"
+                f"--implementation {name!r:.80}{suggest(name, known)}: {ops} has on "
+                f"{request.target}: {', '.join(known)}"
             )
 
 

@@ -34,7 +34,8 @@ def test_defaults_and_access():
     ("values", "message"),
     [
         ({}, "PoolAttrs.size is required: Height and width"),
-        ({"size": (1, 1), "sise": 1}, "PoolAttrs has no attribute 'sise'; it has: size, mode, scale, axes, flag"),
+        ({"size": (1, 1), "sise": 1},
+         r"PoolAttrs has no attribute 'sise', did you mean size\?; it has: size, mode, scale, axes, flag"),
         ({"size": (0, 1)}, r"PoolAttrs.size = \(0, 1\) is out of bounds: 1 … 64"),
         ({"size": (1, 65)}, r"PoolAttrs.size = \(1, 65\) is out of bounds: 1 … 64"),
         ({"size": (1, 1, 1)}, r"PoolAttrs.size = \(1, 1, 1\): expected tuple\[int, int\]"),

@@ -298,7 +298,7 @@ SPACE = ConfigSpace(
         ({"order": "row"}, "order='row' is not a value of this knob; it may be rows, columns"),
         ({"pack": 1}, "pack=1 is not a value of this knob; it may be False, True"),
         ({"tile": 4}, "constraint 'tile < 4' does not hold for order=rows pack=True tile=4"),
-        ({"tiles": 2}, "no knob is called 'tiles'; knobs: tile, order, pack"),
+        ({"tiles": 2}, "no knob is called 'tiles', did you mean tile?; knobs: tile, order, pack"),
     ],
 )
 def test_a_wrong_config_names_the_knob_and_what_it_may_be(

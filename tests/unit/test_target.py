@@ -223,3 +223,45 @@ def test_a_target_is_immutable() -> None:
         target.capability["l2_bytes"] = 1  # type: ignore[index]
     assert Target.parse(target) is target
     assert target != "llvm"
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        ("llvm -mcpu", "'-mcpu' has no value; write -mcpu=value"),
+        ("llvm -mcpu -num-cores=2", "'-mcpu' has no value"),
+        ("llvm -num-cores", "'-num-cores' has no value"),
+        ("llvm -mattr", "'-mattr' has no value"), ("cuda -libs", "'-libs' has no value"),
+        ("cuda -model", "'-model' has no value"), ("llvm -l2_bytes", "'-l2_bytes' has no value"),
+        ("cuda -nonsense", "'-nonsense' has no value"), ("llvm -mcpu ''", "'-mcpu' has no value"),
+        ("llvm -mcpu=", "'-mcpu=' has no value"), ("llvm -keys=", "'-keys=' has no value"),
+        ("cuda -arch=", "'-arch=' has no value"), ("cuda -model=", "'-model=' has no value"),
+        ("llvm -device=", "'-device=' has no value"), ("llvm -mtriple=", "'-mtriple=' has no value"),
+        ("llvm -num-cores=", "'-num-cores=' has no value"),
+        ("llvm -mcpu=znver4 -mcpu=znver5", "'mcpu' is given twice"),
+        ("llvm -mcpu=znver4 -mcpu=znver4", "'mcpu' is given twice"),
+        ("llvm -mcpu=znver4 --mcpu znver4", "'mcpu' is given twice"),
+        ("llvm -kind=cuda", "'kind' is given twice"),
+        ('{"kind": "llvm", "mcpu": "a", "mcpu": "b"}', "'mcpu' is given twice"),
+        ("llvm -num-cores=2 -threads=3", "target.num-cores = '2', but threads, which is the same, is '3'"),
+        ("llvm -mcpu=znver4 -arch=znver5", "target.mcpu = 'znver4', but arch, which is the same, is 'znver5'"),
+        ("llvm -target=a -mtriple=b", "target.mtriple = 'b', but target"),
+        ("llvm -", "'-' is not an option"), ("llvm --", "'--' is not an option"),
+        ("llvm -=x", "'-=x' is not an option"), ("llvm -mcpu znver4 znver5", "'znver5' is not an option"),
+        ("lvm", "unknown target 'lvm', did you mean llvm?"), ("Cuda", "unknown target 'Cuda', did you mean cuda?"),
+        ("llvm -mcpuu=x", "unknown option 'mcpuu', did you mean mcpu?"),
+        ("cuda -max_shared_memory=1", "unknown option 'max_shared_memory', did you mean"),
+    ],
+)  # fmt: skip
+def test_an_option_has_one_value(spec: str, named: str) -> None:
+    with pytest.raises(TargetError) as caught:
+        Target.parse(spec)
+    assert named in str(caught.value)
+
+
+def test_what_needs_no_value() -> None:
+    assert Target.parse("llvm -link-params -system-lib").key == "llvm/generic/threads=1"
+    assert Target.parse("llvm -mattr= -libs=").features == ()
+    # TVM's own dicts say some things in both ways.
+    both = {"kind": "cuda", "max_num_threads": 1024, "max_threads_per_block": 1024}
+    assert Target.parse(both).capability == {"max_threads_per_block": 1024}

@@ -46,7 +46,7 @@ def test_what_is_no_dimension(entry):
         ("float32", "'float32' is not a tensor type: write it as"),
         ("float32[1,2", "is not a tensor type"),
         ("float32[1,,2]", "'' is not a dimension"),
-        ("float33[1]", "unknown dtype 'float33'; known: bfloat16"),
+        ("float33[1]", r"unknown dtype 'float33', did you mean float32\?; known: bfloat16"),
         ("float32[-1]", "'-1' is not a dimension"),
         ("float32[99999999999999999999]", "is not a dimension"),
         (f"float32[{MAX_DIM + 1}]", "is out of range"),
