@@ -60,7 +60,8 @@ class TimingPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     A repeat calls the kernel as often as `min_repeat_s` takes and gives one sample, the mean of its
     calls. Repeats go on until the 95 % interval of their median is within ± `spread` of it, at
-    least `min_repeats`, at most `max_repeats`, and no longer than `budget_s`.
+    least `min_repeats`, at most `max_repeats`, and until its own calls have taken `budget_s`: what a
+    stalled machine adds to them does not count, up to ten times as much.
 
     With `cache_flush` a processor's kernel finds what it reads and writes in no cache, but its first
     argument, which whatever ran before it has left there. (A GPU's never finds any.)

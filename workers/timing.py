@@ -20,6 +20,10 @@ Measure = Callable[[int], float]
 # kernels have used the caches since; a turn of several samples keeps that cheap.
 TURN = 3
 MAX_CALLS = 10_000_000
+# From so many samples on a median withstands that a third of them were held up.
+_SOUND = 6
+# A machine that stalls on and on ends a kernel's timing at this multiple of its budget.
+STALLED = 10
 # A measurement of this length tells how many calls fill a repeat.
 _RELIABLE_S = 0.0005
 
@@ -30,7 +34,9 @@ class Timed:
 
     samples_s: list[float] = field(default_factory=list)
     run_s: float = 0.0  # all the time that its calls took, those to warm up included
-    calls: int = 1  # of each sample
+    calls: int = 1  # of the next sample
+    called: int = 0  # in all
+    fastest_s: float = math.inf  # per call, in any repeat of more than one tick of the clock
     gave_up: bool = False
     error: Exception | None = None
     done: bool = False
@@ -49,7 +55,8 @@ def time_kernels(
 
     Args:
         kernels: what to time; one that raises ends with that error, the others go on.
-        policy: see `TimingPolicy`; its budget counts the time of each kernel's own calls.
+        policy: see `TimingPolicy`; its budget counts the time of each kernel's own calls, stalls
+            of the machine left out.
         tasks: which kernels compete with each other, for `give_up_ratio`; all where empty.
         best_s: the best median of each kernel's task before this session, where there is one.
         rng: the order within each round, so that no kernel always follows the same other one.
@@ -69,7 +76,7 @@ def time_kernels(
             if not state.samples_s:
                 _warm_up(kernels[index], policy, state, limit)
             else:
-                state.run_s += kernels[index](1)
+                _repeat(kernels[index], state, 1)
             _sample(kernels[index], policy, state, limit)
         except Exception as error:
             state.error, state.done = error, True
@@ -94,28 +101,37 @@ def _limit(policy: TimingPolicy, best_s: float | None) -> float:
     return policy.give_up_ratio * best_s
 
 
+def _repeat(measure: Measure, state: Timed, calls: int) -> float:
+    """Seconds that so many calls take together, which are counted."""
+    took = measure(calls)
+    state.run_s += took
+    state.called += calls
+    if took > 0:
+        state.fastest_s = min(state.fastest_s, took / calls)
+    return took
+
+
 def _warm_up(measure: Measure, policy: TimingPolicy, state: Timed, limit_s: float) -> None:
     """Warms up and finds how many calls fill a repeat.
 
-    A first call far beyond the limit is all there is to know of a kernel: it is its only sample.
+    Two calls far beyond the limit are all there is to know of a kernel: the faster is its only
+    sample. One may have been held up by the machine.
     """
-    spent = per_call = measure(1)
-    # Twice the limit: the first call finds its code and its operands in no cache.
-    if per_call > 2 * limit_s and policy.min_repeat_s <= per_call:
-        state.run_s += spent
-        state.samples_s.append(per_call)
-        state.gave_up = state.done = True
-        return
-    took, calls = spent, 1
+    took = _repeat(measure, state, 1)
+    # Twice the limit: the first calls find their code and operands in no cache.
+    if took > 2 * limit_s and policy.min_repeat_s <= took:
+        took = _repeat(measure, state, 1)
+        if took > 2 * limit_s and policy.min_repeat_s <= took:
+            state.samples_s.append(state.fastest_s)
+            state.gave_up = state.done = True
+            return
+    calls = 1
     reliable_s = min(policy.min_repeat_s, _RELIABLE_S)
-    while calls < MAX_CALLS and (spent < policy.warmup_s or took < reliable_s):
+    while calls < MAX_CALLS and (state.run_s < policy.warmup_s or took < reliable_s):
         # At most tenfold at a time: a clock too coarse for one call says it takes no time.
-        calls = min(_calls(policy, per_call), calls * 10)
-        took = measure(calls)
-        spent += took
-        per_call = took / calls
-    state.calls = _calls(policy, per_call)
-    state.run_s += spent
+        calls = min(_calls(policy, took / calls), calls * 10)
+        took = _repeat(measure, state, calls)
+    state.calls = _calls(policy, took / calls)
 
 
 def _calls(policy: TimingPolicy, per_call_s: float) -> int:
@@ -128,26 +144,38 @@ def _sample(measure: Measure, policy: TimingPolicy, state: Timed, limit_s: float
     for _ in range(TURN):
         if state.done:
             return
-        took = measure(state.calls)
-        state.run_s += took
-        if took < 0.5 * policy.min_repeat_s and state.calls < MAX_CALLS:
-            # Warmer than when the calls were counted: such a repeat is too short to be a sample.
-            state.calls = min(MAX_CALLS, max(state.calls * 2, _calls(policy, took / state.calls)))
-            if state.run_s <= policy.budget_s:
-                continue
+        calls = state.calls
+        took = _repeat(measure, state, calls)
+        if took < 0.5 * policy.min_repeat_s and calls < MAX_CALLS:
+            # Too short to be a sample, whatever the budget: warmer than when the calls were counted,
+            # or they were counted while the machine stalled. Doubling ends it.
+            state.calls = min(MAX_CALLS, max(calls * 2, _calls(policy, took / calls)))
+            state.done = bool(state.samples_s) and _spent(policy, state)
+            continue
         if took <= 0:
-            raise ValueError(f"{state.calls} calls took {took} s: the clock is too coarse")
-        state.samples_s.append(took / state.calls)
+            raise ValueError(f"{calls} calls took {took} s: the clock is too coarse")
+        state.samples_s.append(took / calls)
         state.gave_up = len(state.samples_s) >= 2 and min(state.samples_s) > limit_s
         state.done = state.gave_up or _enough(policy, state)
 
 
 def _enough(policy: TimingPolicy, state: Timed) -> bool:
     n = len(state.samples_s)
-    if n >= policy.max_repeats or state.run_s >= policy.budget_s:
+    found = estimate(state.samples_s)
+    if n < min(_SOUND, policy.max_repeats) and found.median_s > 2 * state.fastest_s:
+        return False  # the time of a stall
+    if n >= policy.max_repeats or _spent(policy, state):
         return True
     if n < policy.min_repeats:
         return False
-    found = estimate(state.samples_s)
     widest = max(found.high_s - found.median_s, found.median_s - found.low_s)
     return widest <= policy.spread * found.median_s
+
+
+def _spent(policy: TimingPolicy, state: Timed) -> bool:
+    """The budget is used up by the kernel's own calls, or many times over by stalls.
+
+    A repeat that took over twice as long as the fastest says was held up by the machine.
+    """
+    own_s = min(state.run_s, 2 * state.fastest_s * state.called)
+    return own_s >= policy.budget_s or state.run_s >= STALLED * policy.budget_s
