@@ -16,7 +16,7 @@ import orjson
 import sqlalchemy as sa
 
 from service import fleet, pause, retry
-from service.db import among, now
+from service.db import among, is_due
 from service.errors import InvalidError
 from service.memory import recall
 from service.models import (
@@ -127,7 +127,9 @@ def _read_needs(needs: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     return wanted["op"], tuple(wanted["versions"].items())
 
 
-_AVAILABLE = sa.and_(job.c.state == JobState.QUEUED, job.c.available_at <= now())
+_AVAILABLE = sa.and_(
+    job.c.state == JobState.QUEUED, is_due(job.c.available_at, retry.MAX_BACKOFF_S)
+)
 _TARGET = sa.bindparam("target", type_=sa.BigInteger)
 _ANY = sa.select(job.c.id).where(_AVAILABLE, job.c.target_id == _TARGET).limit(1)
 
@@ -283,7 +285,7 @@ def _claim(*, named: bool, several: bool) -> sa.sql.dml.ReturningUpdate[Any]:
             sa.or_(job.c.attempts < retry.SPLIT_ATTEMPTS, ~lost_here, ~elsewhere),
             sa.or_(
                 job.c.phase != Phase.CONFIRM.value, job.c.attempts > 0,
-                job.c.available_at <= now() - ELSEWHERE_S,
+                is_due(job.c.available_at + ELSEWHERE_S, retry.MAX_BACKOFF_S + ELSEWHERE_S),
                 ~final_here, ~another,
             ),
         )

@@ -42,6 +42,15 @@ def _postgresql_now(element: now, compiler: Any, **kw: Any) -> str:
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
 
 
+def is_due(at: sa.ColumnElement[float], longest_s: Any) -> sa.ColumnElement[bool]:
+    """The condition that an instant is past, or more than `longest_s` ahead.
+
+    `longest_s` is the longest term that the instant is ever set to. What lies further ahead was written
+    before the clock was set back.
+    """
+    return sa.or_(at <= now(), at > now() + longest_s)
+
+
 class _Integers(sa.TypeDecorator[Sequence[int]]):
     """Integers as one parameter."""
 

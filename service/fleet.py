@@ -97,7 +97,13 @@ _KNOWN = sa.select(worker.c.id).where(_HERE).order_by(worker.c.id).with_for_upda
 # Whom another sees right now, or has just seen, need not be seen twice.
 _SEEN = (
     sa.select(worker.c.id)
-    .where(_HERE, worker.c.seen_at < now() - sa.bindparam("alive_s", type_=sa.Double) / FRESH)
+    .where(
+        _HERE,
+        sa.or_(
+            worker.c.seen_at < now() - sa.bindparam("alive_s", type_=sa.Double) / FRESH,
+            worker.c.seen_at > now(),
+        ),
+    )
     .with_for_update(skip_locked=True, key_share=True)
 )
 _SEE = sa.update(worker).where(worker.c.id.in_(_SEEN)).values(seen_at=now())
@@ -196,7 +202,11 @@ def _update(connection: sa.Connection, device_id: int, identity: str) -> None:
 
 def is_alive(alive_s: float | sa.BindParameter[float]) -> sa.ColumnElement[bool]:
     """The condition on `worker` that it has not left and has been seen lately."""
-    return sa.and_(worker.c.ended_at.is_(None), worker.c.seen_at > now() - alive_s)
+    return sa.and_(
+        worker.c.ended_at.is_(None),
+        worker.c.seen_at > now() - alive_s,
+        worker.c.seen_at < now() + alive_s,  # else by a clock that has been set back
+    )
 
 
 def count_alive(connection: sa.Connection, target_id: int, alive_s: float) -> int:

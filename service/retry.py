@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service import catalogue, fleet, records
-from service.db import among, now
+from service.db import among, is_due, now
 from service.models import EntryState, JobState, job, job_entry, lease, run, worker, worker_device
 from strategy.record import RunState
 
@@ -45,20 +45,28 @@ def end_lease(connection: sa.Connection, lease_id: int, reason: str) -> None:
     )
 
 
-_OVERDUE = sa.and_(lease.c.ended_at.is_(None), lease.c.expires_at <= now())
+_TERM = sa.bindparam("lease_s", type_=sa.Double)
+_OVERDUE = sa.and_(lease.c.ended_at.is_(None), is_due(lease.c.expires_at, _TERM))
+_IS_AHEAD = lease.c.expires_at > now() + _TERM
 # What another is taking back right now is its business.
 _FREE = sa.select(lease.c.id).where(_OVERDUE).with_for_update(skip_locked=True, key_share=True)
+# The clock was set back under a lease that is ahead: its worker, if it lives, renews it within a term.
 _EXPIRE = (
     sa.update(lease)
     .where(lease.c.id.in_(_FREE), _OVERDUE)
-    .values(ended_at=now(), end_reason="expired")
-    .returning(lease.c.job_id, lease.c.worker_id)
+    .values(
+        expires_at=sa.case((_IS_AHEAD, now() + _TERM), else_=lease.c.expires_at),
+        ended_at=sa.case((_IS_AHEAD, None), else_=now()),
+        end_reason=sa.case((_IS_AHEAD, None), else_="expired"),
+    )
+    .returning(lease.c.job_id, lease.c.worker_id, lease.c.ended_at)
 )
 
 
 def expire(connection: sa.Connection, terms: Terms) -> int:
     """Takes expired leases from their workers; returns how many there were."""
-    dead = connection.execute(_EXPIRE).all()
+    due = connection.execute(_EXPIRE, {"lease_s": terms.lease_s})
+    dead = [row for row in due if row.ended_at is not None]
     for row in sorted(dead, key=lambda r: r.job_id):
         catalogue.note(connection, "expired", job_id=row.job_id, worker_id=row.worker_id)
         reopen(connection, row.job_id, terms, blame=f"worker {row.worker_id} was lost with it")

@@ -102,7 +102,8 @@ def _due(after_s: float, alive_s: float) -> sa.Select[Any]:
 def _busy_targets() -> sa.CompoundSelect[Any]:
     """Those with work, or that had a run a moment ago: found once, not for each run, and by indexes."""
     other = run.alias()
-    recent = sa.or_(other.c.state.in_(LIVE), other.c.finished_at > now() - QUIET_S)
+    just_ended = sa.and_(other.c.finished_at > now() - QUIET_S, other.c.finished_at <= now())
+    recent = sa.or_(other.c.state.in_(LIVE), just_ended)
     return sa.union(
         sa.select(other.c.target_id).where(recent),
         # As it stands in the index of queued jobs.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from service.db import Store, now
+from service.db import Store, is_due, now
 from service.models import run
 from service.runs import LIVE
 
@@ -32,16 +32,17 @@ class Tenure:
     def hold(self, store: Store) -> list[int]:
         """Takes and keeps what runs it can; returns all live ones that it holds, the oldest first."""
         with store.read() as connection:
+            left_s = (run.c.tuner_until - now()).label("left_s")
             rows = connection.execute(
-                sa.select(run.c.id, run.c.tuner, (run.c.tuner_until - now()).label("left_s"))
+                sa.select(run.c.id, run.c.tuner, left_s, self._is_over().label("over"))
                 .where(run.c.state.in_(LIVE))
                 .order_by(run.c.id)
             ).all()
         held, wanted, dead = set(), [], set()
         for row in rows:
-            if row.tuner == self._name and row.left_s > self._term_s / 2:
+            if row.tuner == self._name and self._term_s / 2 < row.left_s <= self._term_s:
                 held.add(row.id)
-            elif row.tuner in (None, self._name) or row.left_s <= 0:
+            elif row.tuner in (None, self._name) or row.over:
                 wanted.append(row.id)
             elif is_gone(row.tuner):
                 dead.add(row.tuner)
@@ -51,9 +52,13 @@ class Tenure:
                 held |= self._take(connection, wanted, dead)
         return [row.id for row in rows if row.id in held]
 
+    def _is_over(self) -> sa.ColumnElement[bool]:
+        # Not one term: the clock may be set back a little under a holder that lives.
+        return is_due(run.c.tuner_until, 2 * self._term_s)
+
     def _take(self, connection: sa.Connection, wanted: list[int], dead: set[str]) -> set[int]:
         free = sa.or_(
-            run.c.tuner.is_(None), run.c.tuner_until <= now(), run.c.tuner.in_({self._name, *dead})
+            run.c.tuner.is_(None), self._is_over(), run.c.tuner.in_({self._name, *dead})
         )
         taken = connection.execute(
             sa.update(run)

@@ -18,7 +18,7 @@ import httpx
 import sqlalchemy as sa
 
 from service import catalogue, runs
-from service.db import Store, insert, now
+from service.db import Store, insert, is_due, now
 from service.errors import DatabaseError, InvalidError
 from service.models import run, webhook
 from service.settings import Settings
@@ -108,7 +108,7 @@ class Postman:
     def step(self) -> bool:
         """Sends what has been due the longest; False where nothing is."""
         with self._store.read() as connection:
-            due = connection.execute(_due()).one_or_none()
+            due = connection.execute(_due(self._settings.webhook_retry_s)).one_or_none()
         if due is None:
             return False
         tried = due.attempts + 1
@@ -159,12 +159,14 @@ class Postman:
             return f"{error}"[:500] or type(error).__name__
 
 
-def _due() -> sa.Select[Any]:
+def _due(retry_s: float) -> sa.Select[Any]:
+    longest_s = CLAIM_S + retry_s * sa.literal(1).bitwise_lshift(webhook.c.attempts)
     return (
         sa.select(webhook)
         .join(run, run.c.id == webhook.c.run_id)
         .where(
-            webhook.c.ended_at.is_(None), webhook.c.due_at <= now(), run.c.state.not_in(runs.LIVE)
+            webhook.c.ended_at.is_(None), run.c.state.not_in(runs.LIVE),
+            sa.or_(is_due(webhook.c.due_at, LONGEST_S), is_due(webhook.c.due_at, longest_s)),
         )
         .order_by(webhook.c.due_at)
         .limit(1)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from service import claim, fleet, pause
+from service import claim, fleet, pause, retry
 from service.db import now
 from service.errors import NotFoundError
 from service.models import JobState, device, job, lease, run, target, worker, worker_device
@@ -64,7 +64,7 @@ def _waits_for(connection: sa.Connection, row: Any, alive_s: float) -> list[str]
     reasons = []
     if row.run_state not in (RunState.RUNNING, RunState.CONFIRMING):
         reasons.append(f"run {row.run_id} is {row.run_state}")
-    if row.available_at > row.now:
+    if 0 < row.available_at - row.now <= retry.MAX_BACKOFF_S:
         reasons.append(f"it rests for {row.available_at - row.now:.0f} s more: {row.reason}")
     left_s = row.available_at + claim.ELSEWHERE_S - row.now
     if row.phase == Phase.CONFIRM and 0 < left_s <= claim.ELSEWHERE_S:
