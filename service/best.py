@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from service.db import among, given_table, put_rows, values_of
 from service.models import Scope, best, device, purge, record, task, tombstone
-from strategy.record import ErrorKind, Estimate, Phase, estimate
+from strategy.record import REFUTING, Estimate, Phase, estimate
 
 Place = tuple[int, Scope, str]  # a task, and over which devices
 _IDENTITY = ("task_id", "scope", "scope_value")
@@ -232,12 +232,12 @@ def _telling_of(dialect: str) -> sa.Select[Any]:
 
 
 def telling(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    """Records that say something of a cost: successes, and wrong answers, which refute it."""
+    """Records that say something of a cost: successes, and failures that refute it."""
     return sa.select(
         *record.c["id", "task_id", "config_digest", "device_id", "phase", "error", "median_s"],
         device.c.model,
     ).where(
-        sa.or_(record.c.error.is_(None), record.c.error == ErrorKind.WRONG_ANSWER.value),
+        sa.or_(record.c.error.is_(None), record.c.error.in_([k.value for k in REFUTING])),
         *conditions,
     )  # fmt: skip
 

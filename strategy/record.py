@@ -43,10 +43,15 @@ class ErrorKind(StrEnum):
     CRASH = "crash"  # the child process died
     OOM = "oom"
     WRONG_ANSWER = "wrong_answer"
+    OUT_OF_BOUNDS = "out_of_bounds"  # the code reads or writes outside of its buffers
     BUILD_TIMEOUT = "build_timeout"
     RUN_TIMEOUT = "run_timeout"
     LOST = "lost"  # its worker never answered
     CANCELLED = "cancelled"
+
+
+# Of code that must not run: a time of the same configuration, measured before, counts no more.
+REFUTING = (ErrorKind.WRONG_ANSWER, ErrorKind.OUT_OF_BOUNDS)
 
 
 class Phase(StrEnum):

@@ -68,7 +68,7 @@ _MESSAGES = {
 _NUMBERS = {
     ErrorKind.INVALID: 1, ErrorKind.INSTANTIATION: 1, ErrorKind.COMPILE: 2, ErrorKind.RUNTIME: 4,
     ErrorKind.OOM: 4, ErrorKind.WRONG_ANSWER: 5, ErrorKind.BUILD_TIMEOUT: 6,
-    ErrorKind.RUN_TIMEOUT: 7,
+    ErrorKind.RUN_TIMEOUT: 7, ErrorKind.OUT_OF_BOUNDS: 4,
 }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ from service.formats import (
 )
 from service.importer import import_items
 from service.models import attachment, best, device, record, task
-from strategy.record import Device, ErrorKind, Phase, estimate
+from strategy.record import REFUTING, Device, ErrorKind, Phase, estimate
 from strategy.select import Reason as Why
 from strategy.select import select
 from strategy.space import Config, ConfigSpace, Knob
@@ -175,7 +175,7 @@ def expected_best(rows: list[ImportedRecord]) -> dict[tuple[str, str], tuple[str
             places["model", model].append(r)
     found = {}
     for place, of_place in places.items():
-        wrong = {r.config_digest for r in of_place if r.error is ErrorKind.WRONG_ANSWER}
+        wrong = {r.config_digest for r in of_place if r.error in REFUTING}
         for phase in (Phase.CONFIRM, Phase.SEARCH):
             pools = defaultdict(list)
             for r in of_place:
@@ -199,7 +199,7 @@ def test_the_best_is_kept_however_records_come(store: Store, batch: int, seed: i
             made(
                 rng.randrange(8),
                 () if failed else tuple(rng.choice((1.0, 2.0, 3.0)) for _ in range(rng.randint(1, 3))),
-                error=rng.choice((ErrorKind.WRONG_ANSWER, ErrorKind.COMPILE)) if failed else None,
+                error=rng.choice((*REFUTING, ErrorKind.COMPILE)) if failed else None,
                 phase=rng.choice((Phase.SEARCH, Phase.SEARCH, Phase.CONFIRM)),
                 device_model=rng.choice(("", "Model A", "Model B")), measured_at=float(i),
             )

@@ -18,7 +18,7 @@ from service.db import Store, now
 from service.evidence import RecordDatabase
 from service.models import best, environment, job, record
 from service.models import device as table
-from strategy.record import ErrorKind, Phase, Reference, Result, Results
+from strategy.record import REFUTING, ErrorKind, Phase, Reference, Result, Results
 from strategy.select import History, Level, Measured, select
 from strategy.space import Config
 from strategy.target import Target
@@ -81,7 +81,7 @@ def brute_force(rows: list[Any]) -> dict[tuple[int, str, str], tuple[str, str, f
             places[r.task_id, *scope].append(r)
     found = {}
     for place, of_place in places.items():
-        wrong = {r.config_digest for r in of_place if r.error == "wrong_answer"}
+        wrong = {r.config_digest for r in of_place if r.error in REFUTING}
         for phase in ("confirm", "search"):
             pools = defaultdict(list)
             for r in of_place:
@@ -119,7 +119,7 @@ def logged(scene: Scene, task_id: int) -> list[Any]:
 
 
 SAMPLES = st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0, 5.0]), min_size=1, max_size=3).map(tuple)
-FAILURES = st.sampled_from([ErrorKind.COMPILE, ErrorKind.WRONG_ANSWER])
+FAILURES = st.sampled_from([ErrorKind.COMPILE, *REFUTING])
 JOB = st.tuples(
     st.sampled_from([Phase.SEARCH, Phase.SEARCH, Phase.CONFIRM]),
     st.sampled_from(sorted(DEVICES)),
@@ -159,10 +159,11 @@ def test_failures_have_no_cost_and_are_never_the_best(scene: Scene) -> None:
         c.execute(sa.update(record).values(median_s=1e9))
 
 
-def test_a_wrong_answer_unseats_the_best(scene: Scene) -> None:
+@pytest.mark.parametrize("kind", [ErrorKind.WRONG_ANSWER, ErrorKind.OUT_OF_BOUNDS])
+def test_code_that_must_not_run_unseats_the_best(scene: Scene, kind: ErrorKind) -> None:
     one, two = configs(2)
     measure(scene, FAST.implementation, {one: (1.0,), two: (2.0,)})
-    measure(scene, FAST.implementation, {one: ErrorKind.WRONG_ANSWER}, Phase.CONFIRM)
+    measure(scene, FAST.implementation, {one: kind}, Phase.CONFIRM)
     found = measured(scene, "a/cpu:0")
     assert {m.config for m in found} == {two}
 

@@ -41,6 +41,12 @@ def url_0003(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return _thaw("0003", request, tmp_path)
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url_0004(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The same after its upgrade to 0004."""
+    return _thaw("0004", request, tmp_path)
+
+
 def _thaw(revision: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     path = tmp_path / "frozen.db"
     with sqlite3.connect(path) as connection:
@@ -202,3 +208,34 @@ def test_schema_0003_is_carried_forward_and_gone_back_to(url_0003: str) -> None:
         store.close()
     with pytest.raises(RuntimeError, match="cannot hold what is in task: other namespaces"):
         migration.downgrade(url_0003, "0003")
+
+
+def test_schema_0004_is_carried_forward_and_gone_back_to(url_0004: str) -> None:
+    def put(error: str) -> None:
+        store = Store(url_0004)
+        try:
+            with store.write() as c:
+                failed = sa.select(sa.func.min(record.c.id)).where(record.c.error.is_not(None))
+                c.execute(
+                    sa.update(record)
+                    .where(record.c.id == failed.scalar_subquery())
+                    .values(error=error)
+                )
+        finally:
+            store.close()
+
+    assert migration.current(url_0004) == "0004"
+    with pytest.raises(sa.exc.IntegrityError):
+        put("out_of_bounds")
+    assert migration.upgrade(url_0004) == migration.head()
+    put("out_of_bounds")
+    with pytest.raises(sa.exc.IntegrityError):
+        put("bad_luck")
+    with pytest.raises(RuntimeError, match="cannot hold what is in record: errors of kind out_of"):
+        migration.downgrade(url_0004, "0004")
+    assert migration.current(url_0004) == migration.head()
+    put("wrong_answer")
+    migration.downgrade(url_0004, "0004")
+    with pytest.raises(sa.exc.IntegrityError):
+        put("out_of_bounds")
+    assert migration.upgrade(url_0004) == migration.head()
