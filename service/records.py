@@ -32,15 +32,18 @@ from service.models import target as target_table
 from service.models import workload as workload_table
 from service.namespace import within
 from strategy.op_strategy import Candidate
+from strategy.peak import least_seconds
 from strategy.record import (
     ErrorKind,
     Estimate,
     Phase,
     Result,
     Results,
+    convert,
     estimate,
 )
 from strategy.space import Config
+from strategy.target import Target
 from strategy.workload import Input, Workload
 
 # What workers time beside every batch (workers/drift.py), as a task of its own.
@@ -163,16 +166,44 @@ def _store(
     if not entries:
         return []
     owners = _owners(connection, {e.job_id for e in entries})
+    least = recall(connection, "least", {e.task_id for e in entries}, _find_least)
     rows, targets = [], []
     for entry, result, held in zip(entries, results, held_by, strict=True):
         owner, origin = owners[entry.job_id]
-        rows.append({**_described(owner, entry, result), **held, "variant_id": origin.variant_id})
+        believed = _believed(result, least[entry.task_id])
+        rows.append({**_described(owner, entry, believed), **held, "variant_id": origin.variant_id})
         targets.append(origin.target)
     _identify(connection, rows, targets, where)
     # One that conflicts says the same of the same moment: another brings it right now.
     connection.execute(_insertion(connection.dialect.name), rows)
     connection.execute(_DONE, {"ids": [e.id for e in entries]})
     return rows
+
+
+def _find_least(connection: sa.Connection, tasks: Collection[int]) -> dict[int, float]:
+    """The shortest time that is believed of a call, by task."""
+    rows = connection.execute(_WORKLOADS, {"ids": tasks})
+    return {r.id: least_seconds(convert(r.body, Workload), Target.parse(r.target)) for r in rows}
+
+
+_WORKLOADS = (
+    sa.select(task.c.id, workload_table.c.body, target_table.c.body.label("target"))
+    .join(workload_table, workload_table.c.id == task.c.workload_id)
+    .join(target_table, target_table.c.id == task.c.target_id)
+    .where(among(task.c.id))
+)
+
+
+def _believed(result: Result, least_s: float) -> Result:
+    """The result, or a failure in its place: workers check their own times, but not all are ours."""
+    fastest_s = min(result.samples_s, default=least_s)
+    if fastest_s >= least_s:
+        return result
+    return msgspec.structs.replace(
+        result, error=ErrorKind.IMPLAUSIBLE, samples_s=(),
+        message=f"{fastest_s:.3g} s a call, and the target needs {least_s:.3g} s at its peak: "
+        "the worker's clock or its count of calls is wrong; `plevel doctor` there looks at the host",
+    )  # fmt: skip
 
 
 _DONE = sa.update(job_entry).where(among(job_entry.c.id)).values(state=EntryState.DONE)

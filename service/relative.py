@@ -24,7 +24,7 @@ MOST_OF_SHAPE = 250  # records, the newest
 LEAST_RECORDS = 8
 MOST_CHAMPIONS = 8
 # Of failures that say nothing of a configuration.
-_CHANCE = (ErrorKind.CANCELLED, ErrorKind.LOST)
+_CHANCE = (ErrorKind.CANCELLED, ErrorKind.LOST, ErrorKind.IMPLAUSIBLE)
 # Distances, in doublings of a dimension.
 _ANOTHER_VERSION, _ANOTHER_TARGET, _ANOTHER_ATTRIBUTE, _ANOTHER_RANK = 0.1, 1.0, 1.0, 8.0
 

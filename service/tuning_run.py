@@ -188,8 +188,9 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
             if r.median_s is not None:
                 t.best_s = min(r.median_s, t.best_s or r.median_s)
             t.bests_s.append(t.best_s)
-            # A cancelled one says nothing of the configuration.
-            if t.search is not None and r.error != ErrorKind.CANCELLED:
+            # What was cancelled, or mistimed, says nothing of the configuration.
+            chance = r.error in (ErrorKind.CANCELLED, ErrorKind.IMPLAUSIBLE)
+            if t.search is not None and not chance:
                 t.search.tell(Config(r.config), r.median_s)
         t.pending = 0
     by_id = {t.id: t for t in tuning.tasks}

@@ -293,6 +293,15 @@ def register_flops(name: str, flops: Any = None, level: int = 10) -> Callable[[F
     return register_op_attr(name, "FFlops", flops, level)
 
 
+def register_least_flops(name: str, flops: Any = None, level: int = 10) -> Callable[[F], F]:
+    """Registers the same of the algorithm that needs fewest; a lower bound will do.
+
+    Needed only where there are implementations with fewer operations than `register_flops` says
+    (winograd, zeros that are skipped): times beyond the device's peak are refused.
+    """
+    return register_op_attr(name, "FLeastFlops", flops, level)
+
+
 def register_terms(name: str, terms: Any = None, level: int = 10) -> Callable[[F], F]:
     """Registers `terms(attrs, inputs, out_type) -> int`: what rounding errors of an output add up from.
 

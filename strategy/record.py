@@ -44,6 +44,7 @@ class ErrorKind(StrEnum):
     OOM = "oom"
     WRONG_ANSWER = "wrong_answer"
     OUT_OF_BOUNDS = "out_of_bounds"  # the code reads or writes outside of its buffers
+    IMPLAUSIBLE = "implausible"  # faster than the peak of the device: no time, but a broken clock
     BUILD_TIMEOUT = "build_timeout"
     RUN_TIMEOUT = "run_timeout"
     LOST = "lost"  # its worker never answered

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from strategy.extern import load_library
+from strategy.peak import least_seconds
 from strategy.record import ErrorKind, Job, Reference, Result, TimingPolicy, convert, to_json
 from strategy.workload import Workload
 from workers.builder import Built, shorten
@@ -27,7 +28,7 @@ from workers.fork import Channel, Limits
 from workers.kernel import Data, Kernel
 from workers.reference import WrongAnswerError, random_inputs, reference, tolerances
 from workers.sandbox import Child, Died, ForkServer, Late
-from workers.timing import Timed, time_kernels
+from workers.timing import ImplausibleError, Timed, time_kernels
 
 # OpenBLAS's threads wait for their next call by spinning for 2²⁶ cycles, on cores on which the next
 # kernel of the session runs by then. 2²⁰ outlast any gap between calls of one kernel.
@@ -92,6 +93,7 @@ class Runner:
             job.policy,
             tasks=[entries[k.entry].task_id for k in kernels],
             best_s=[entries[k.entry].best_s for k in kernels],
+            least_s=least_seconds(job.workload, job.target),
             rng=random.Random(job.seed),
             finished=finished,
         )
@@ -142,6 +144,8 @@ class Runner:
 def _failure(kernel: Kernel, error: Exception) -> Result:
     if isinstance(error, WrongAnswerError):
         kind, message = ErrorKind.WRONG_ANSWER, str(error)
+    elif isinstance(error, ImplausibleError):
+        kind, message = ErrorKind.IMPLAUSIBLE, str(error)
     elif isinstance(error, MemoryError) or "bad_alloc" in str(error):
         kind, message = ErrorKind.OOM, "the runner's memory limit was reached"
     else:

@@ -28,6 +28,10 @@ STALLED = 10
 _RELIABLE_S = 0.0005
 
 
+class ImplausibleError(Exception):
+    """A sample that no device of its kind can reach: its clock or its calls are wrong."""
+
+
 @dataclass
 class Timed:
     """What is known of one kernel. `samples_s` are all there are, each the mean of its calls."""
@@ -48,6 +52,7 @@ def time_kernels(
     *,
     tasks: Sequence[int] = (),
     best_s: Sequence[float | None] = (),
+    least_s: float = 0.0,
     rng: random.Random,
     finished: Callable[[int, Timed], None] = lambda index, timed: None,
 ) -> list[Timed]:
@@ -59,6 +64,8 @@ def time_kernels(
             of the machine left out.
         tasks: which kernels compete with each other, for `give_up_ratio`; all where empty.
         best_s: the best median of each kernel's task before this session, where there is one.
+        least_s: the shortest time of a call that is believed; a kernel with a sample below it ends
+            with an `ImplausibleError`, and is no best that others are given up against.
         rng: the order within each round, so that no kernel always follows the same other one.
         finished: called with a kernel's index as soon as it is done, right after its last call.
     """
@@ -78,6 +85,12 @@ def time_kernels(
             else:
                 _repeat(kernels[index], state, 1)
             _sample(kernels[index], policy, state, limit)
+            fastest_s = min(state.samples_s, default=math.inf)
+            if fastest_s < least_s:
+                raise ImplausibleError(
+                    f"{fastest_s:.3g} s a call, and the device needs {least_s:.3g} s at its peak: "
+                    "its clock or the count of calls is wrong; `plevel doctor` looks at the host"
+                )
         except Exception as error:
             state.error, state.done = error, True
         if state.done and state.error is None and not state.gave_up:

@@ -104,6 +104,19 @@ def test_a_session_tells_right_from_wrong(tmp_path: Path) -> None:
     assert {0, 1, 2} <= set(channel.marks)
 
 
+@pytest.mark.usefixtures("no_pinning")
+def test_a_time_below_the_peak_of_the_device_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = Workload.make("exp", {"data": "float32[40,20]"})
+    monkeypatch.setattr("workers.runner.least_seconds", lambda workload, target: 1000.0)
+    channel, driver = Channel(), EmulatedDriver(tmp_path / "emulation")
+    made = [artefact_of(workload, "broadcast.cuda")]
+    CudaRunner(channel, driver).run(session_of(workload, made, tmp_path))  # type: ignore[arg-type]
+    assert channel.results[0].error is ErrorKind.IMPLAUSIBLE
+    assert channel.results[0].samples_s == ()
+
+
 def begin(artefact: CudaArtefact, statement: str) -> CudaArtefact:
     """The same with a statement more, where its kernel begins."""
     source, count = re.subn(r"(main_kernel\([^;{]*\) \{\n)", rf"\1  {statement}\n", artefact.source)

@@ -228,6 +228,7 @@ def test_schema_0004_is_carried_forward_and_gone_back_to(url_0004: str) -> None:
     with pytest.raises(sa.exc.IntegrityError):
         put("out_of_bounds")
     assert migration.upgrade(url_0004) == migration.head()
+    put("implausible")
     put("out_of_bounds")
     with pytest.raises(sa.exc.IntegrityError):
         put("bad_luck")

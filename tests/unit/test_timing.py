@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategy.record import CONFIRM_POLICY, SEARCH_POLICY, TimingPolicy, estimate
-from workers.timing import STALLED, TURN, Timed, time_kernels
+from workers.timing import STALLED, TURN, ImplausibleError, Timed, time_kernels
 
 
 class Machine:
@@ -198,6 +198,19 @@ def stalling(
         return measure(calls) + stall_s
 
     return held
+
+
+def test_what_is_faster_than_the_device_is_no_time_and_no_best() -> None:
+    machine = Machine()
+    broken, good = run(
+        [machine.kernel(0, 1e-8), machine.kernel(1, 1e-5)],
+        TimingPolicy(give_up_ratio=2.0),
+        least_s=1e-7,
+    )
+    assert isinstance(broken.error, ImplausibleError)
+    assert "1e-08 s a call, and the device needs 1e-07 s at its peak" in str(broken.error)
+    assert good.error is None and not good.gave_up
+    assert good.samples_s == pytest.approx([1e-5] * 6)
 
 
 def test_the_median_withstands_spikes() -> None:

@@ -14,10 +14,11 @@ from strategy.op import (
     TypeReporter,
     register_compute,
     register_flops,
+    register_least_flops,
     register_op,
     register_reference,
 )
-from strategy.ops.conv2d.operator import Conv2DAttrs, conv2d
+from strategy.ops.conv2d.operator import Conv2DAttrs, conv2d, least_flops
 from strategy.ops.conv2d.pad import pad_zeros
 from strategy.ops.window import windows
 from strategy.pattern import extents_of, in_float32, register_schedule, schedule_plain_cpu
@@ -165,6 +166,21 @@ def flops_backward_data(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_ty
 @register_flops("conv2d_backward_weight")
 def flops_backward_weight(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
     return _convolution_flops(inputs[0], inputs[2])
+
+
+@register_least_flops("conv2d_backward_data")
+def least_flops_backward_data(
+    attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: Type
+) -> int:
+    assert isinstance(out_type, TensorType)
+    return least_flops(attrs, out_type, inputs[1], inputs[0])
+
+
+@register_least_flops("conv2d_backward_weight")
+def least_flops_backward_weight(
+    attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: Type
+) -> int:
+    return least_flops(attrs, inputs[1], inputs[2], inputs[0])
 
 
 def _convolution_flops(grad: TensorType, weight: TensorType) -> int:

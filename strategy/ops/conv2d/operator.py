@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.expr import Expr, call
-from strategy.op import TOpPattern, TypeReporter, register_flops, register_op, register_reference
+from strategy.op import (
+    TOpPattern,
+    TypeReporter,
+    register_flops,
+    register_least_flops,
+    register_op,
+    register_reference,
+)
 from strategy.ops.window import four_sides, pair, windowed_extent, windows
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
@@ -109,6 +117,27 @@ def flops_conv2d(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: Typ
     assert isinstance(out_type, TensorType)
     _, channels, height, width = inputs[1].concrete_shape
     return 2 * out_type.size * channels * height * width
+
+
+def least_flops(attrs: Conv2DAttrs, data: TensorType, weight: TensorType, out: TensorType) -> int:
+    """Operations where each output costs one place of its window, and padding none.
+
+    That is the limit of winograd's algorithms for large tiles; F(4×4, 3×3) saves four of nine places.
+    """
+    batch, channels, *extents = out.concrete_shape
+    places = (
+        min(extent, inner // stride)
+        for extent, inner, stride in zip(
+            extents, data.concrete_shape[2:], attrs.strides, strict=True
+        )
+    )
+    return 2 * batch * channels * weight.concrete_shape[1] * math.prod(places)
+
+
+@register_least_flops("conv2d")
+def least_flops_conv2d(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
+    assert isinstance(out_type, TensorType)
+    return least_flops(attrs, inputs[0], inputs[1], out_type)
 
 
 @register_shape_func("conv2d", False)

@@ -1,4 +1,4 @@
-"""A kind of failure: code that reads or writes outside of its buffers."""
+"""Kinds of failure: code that reads or writes outside of its buffers, and times that cannot be."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ branch_labels = None
 depends_on = None
 
 NAME = "ck_record_error"
-NEW = "out_of_bounds"
+NEW = ("out_of_bounds", "implausible")
 BEFORE = (
     "invalid", "instantiation", "compile", "runtime", "crash", "oom", "wrong_answer",
     "build_timeout", "run_timeout", "lost", "cancelled",
 )  # fmt: skip
-AFTER = (*BEFORE[:7], NEW, *BEFORE[7:])
+AFTER = (*BEFORE[:7], *NEW, *BEFORE[7:])
 
 
 def upgrade() -> None:
@@ -25,9 +25,10 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     record = sa.table("record", sa.column("error"))
-    found = sa.select(sa.literal(1)).select_from(record).where(record.c.error == NEW).limit(1)
+    found = sa.select(sa.literal(1)).select_from(record).where(record.c.error.in_(NEW)).limit(1)
     if op.get_bind().scalar(found):
-        raise RuntimeError(f"schema 0004 cannot hold what is in record: errors of kind {NEW}")
+        kinds = " or ".join(NEW)
+        raise RuntimeError(f"schema 0004 cannot hold what is in record: errors of kind {kinds}")
     _change(AFTER, BEFORE)
 
 

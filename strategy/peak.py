@@ -1,0 +1,80 @@
+"""The shortest time that a call may take: what is faster was not measured.
+
+The bound is the peak of the device for the workload's operations and for the bytes that it writes.
+It is generous, so that it refuses no true time; a clock that was misread, calls that were miscounted
+and invented times are beyond it by far.
+"""
+
+from __future__ import annotations
+
+import math
+
+from strategy.op import find_op
+from strategy.target import Target
+from strategy.types import TensorType, TupleType
+from strategy.workload import Workload
+
+CALL_S = 1e-9  # a call of a function that does nothing
+_MARGIN = 2  # for faster clocks, and products with fewer multiplications (Strassen's)
+
+# Of a processor's core: two fused multiply-adds of 64 bytes in a cycle, and two stores. Libraries
+# choose their code by the processor, and so the target's vectors are no bound. Matrix units (AMX)
+# multiply eight times as many narrow numbers.
+_CORE_HZ = 6e9
+_CORE_BYTES = 2 * 64
+_MATRIX_UNIT = 8
+# Of a multiprocessor of a GPU, with tensor cores: 8192 operations on float16 in a cycle, and one
+# store of 128 bytes. None has more than 256 of them; records of one target may be of smaller devices.
+_GPU_HZ = 3e9
+_GPU_CORES = 256
+_GPU_OPERATIONS = 16384  # for each byte of an operand
+_GPU_BYTES = 128
+
+
+def least_seconds(workload: Workload, target: Target) -> float:
+    """The bound for one call of a workload on a target.
+
+    Of operators that are not installed and of other kinds of targets than processors and CUDA only
+    the time of a call itself is known.
+    """
+    peak = _peak(workload, target)
+    if peak is None or find_op(workload.op) is None:
+        return CALL_S
+    operations_per_s, bytes_per_s = peak
+    return max(
+        CALL_S, _least_flops(workload) / operations_per_s, _written_bytes(workload) / bytes_per_s
+    )
+
+
+def _peak(workload: Workload, target: Target) -> tuple[float, float] | None:
+    """Operations and written bytes per second, margin included."""
+    width = min((_itemsize(i.tensor) for i in workload.inputs), default=1)
+    if target.kind == "cuda":
+        cycles = _MARGIN * _GPU_HZ * _GPU_CORES
+        return cycles * _GPU_OPERATIONS / width, cycles * _GPU_BYTES
+    if "cpu" in target.keys:
+        cycles = _MARGIN * _CORE_HZ * target.threads
+        narrow = _MATRIX_UNIT if width <= 2 else 1
+        return cycles * 2 * _CORE_BYTES / width * narrow, cycles * _CORE_BYTES
+    return None
+
+
+def _least_flops(workload: Workload) -> int:
+    """Operations by the algorithm that needs fewest."""
+    count = workload.operator.get_attr("FLeastFlops")
+    if count is None:
+        return workload.flops or 0
+    return int(count(workload.attr_node, workload.input_types, workload.out_type))
+
+
+def _written_bytes(workload: Workload) -> int:
+    """Bytes of the outputs; of what an epilogue makes of them, one for each element."""
+    out = workload.out_type
+    fields = out.fields if isinstance(out, TupleType) else (out,)
+    tensors = [t for t in fields if isinstance(t, TensorType)]
+    return sum(math.prod(t.concrete_shape) * (1 if workload.epilogue else _itemsize(t)) for t in tensors)
+
+
+def _itemsize(kind: TensorType) -> int:
+    digits = "".join(c for c in kind.dtype if c.isdigit())
+    return max(1, int(digits or 8) // 8)
