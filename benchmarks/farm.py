@@ -29,9 +29,11 @@ import msgspec
 import sqlalchemy as sa
 import uvloop
 
-from service import migration, queue, runs
-from service.db import Store
-from service.models import job, job_entry
+from service.queue import job as queue
+from service.store import migration
+from service.store.db import Store
+from service.store.tables import job, job_entry
+from service.tuning import run as runs
 from strategy.op_strategy import Candidate
 from strategy.record import (
     SEARCH_POLICY,

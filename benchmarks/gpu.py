@@ -63,7 +63,7 @@ from strategy.workload import Workload
 from workers.__main__ import describe_cuda
 from workers.builder import BuilderPool, Built
 from workers.cpu import DeviceError
-from workers.cuda_kernel import COPIES, REPLAYED, CudaKernel
+from workers.cuda.kernel import COPIES, REPLAYED, CudaKernel
 from workers.kernel import Data
 from workers.reference import numpy_dtype, random_inputs, reference, tolerances
 from workers.runner import Session
@@ -392,7 +392,7 @@ def peer_of(workload: Workload, torch: Any) -> Callable[[dict[str, Any]], Any]:
 
 def _serve(pipe: Any, peer: bool) -> None:
     """The child's loop: a device, and cases until one fails, after which the context may be lost."""
-    from workers.cuda import open_driver
+    from workers.cuda.driver import open_driver
 
     def tell(entry: int) -> None:
         pipe.send({"trying": entry})

@@ -24,11 +24,12 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from benchmarks.store import IMPLEMENTATIONS, TARGET, records, workload
-from service import candidate, catalogue, migration
-from service.db import Store
-from service.evidence import RecordDatabase
-from service.importer import import_items
-from service.models import best, history, record, task
+from service.records.importer import import_items
+from service.selection import candidate
+from service.selection.database import RecordDatabase
+from service.store import catalogue, migration
+from service.store.db import Store
+from service.store.tables import best, history, record, task
 from strategy.select import select
 
 FIRST = 10_000

@@ -25,11 +25,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from service import catalogue, migration, training
-from service.candidates import Candidates
-from service.db import Store
-from service.models import cost_model
-from service.predictor import Predictor
+from service.predict import training
+from service.search.pool import Candidates
+from service.search.predictor import Predictor
+from service.store import catalogue, migration
+from service.store.db import Store
+from service.store.tables import cost_model
 from strategy.op_strategy import Candidate, candidates
 from strategy.target import Target
 from strategy.workload import Workload

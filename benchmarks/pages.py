@@ -31,10 +31,12 @@ from urllib.parse import urlencode
 import httpx
 import sqlalchemy as sa
 
-from service import catalogue, fleet, migration, runs
-from service.db import Store, now
-from service.models import best, cost_model, job, record, run, run_task, task
-from service.records import REFERENCE, REFERENCE_KERNEL
+from service.queue import fleet
+from service.records.log import REFERENCE, REFERENCE_KERNEL
+from service.store import catalogue, migration
+from service.store.db import Store, now
+from service.store.tables import best, cost_model, job, record, run, run_task, task
+from service.tuning import run as runs
 from strategy.op_strategy import Candidate
 from strategy.record import (
     SEARCH_POLICY,

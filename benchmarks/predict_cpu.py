@@ -33,7 +33,7 @@ import numpy as np
 from recording import DATA, Key, Log, Recording, Task, or_nan, pack, record, unpack
 
 if TYPE_CHECKING:
-    from service.predictor import Predictor, Trials
+    from service.search.predictor import Predictor, Trials
     from strategy.workload import Workload
 
 FILE = DATA / "predict_cpu.json.gz"
@@ -112,7 +112,7 @@ def keep(log: Log) -> None:
 
 
 def trials_of(found: dict[str, Recording], shapes: Sequence[Shape]) -> list[Trials]:
-    from service.predictor import Trials
+    from service.search.predictor import Trials
 
     wanted = {workload(shape).key for shape in shapes}
     return [
@@ -218,7 +218,7 @@ def report(found: dict[str, Recording], model: Predictor) -> None:
 
 def study(found: dict[str, Recording]) -> None:
     """What the accuracy depends on: noise of the records, how many shapes they are of, and what is fitted."""
-    from service.predictor import Predictor
+    from service.search.predictor import Predictor
 
     train, test = trials_of(found, TRAIN), trials_of(found, TEST)
     print(f"regression of log-seconds: {Predictor.fit(train).rank(test).accuracy:.3f}")
@@ -247,7 +247,7 @@ def _fit_ranks(trials: Sequence[Trials]) -> Predictor:
     """The same features and trees, fitted to the order within each shape."""
     import xgboost
 
-    from service.predictor import _PARAMETERS, ROUNDS, Predictor, learnable
+    from service.search.predictor import _PARAMETERS, ROUNDS, Predictor, learnable
 
     columns, x, y = learnable(trials)
     names = [t.workload.key for t in trials for _ in t.log_s]
@@ -270,7 +270,7 @@ def _fit_ranks(trials: Sequence[Trials]) -> Predictor:
 
 
 def main() -> int:
-    from service.predictor import Predictor
+    from service.search.predictor import Predictor
 
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n\n", maxsplit=1)[0])
     parser.add_argument("--record", action="store_true")

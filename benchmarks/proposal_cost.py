@@ -21,9 +21,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from service.cost_model import InlineModel
-from service.elsewhere import Source
-from service.search import Search
+from service.search.child import InlineModel
+from service.search.search import Search
+from service.search.transfer import Source
 from strategy.op_strategy import candidates
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target

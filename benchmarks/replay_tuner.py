@@ -36,9 +36,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from service.cost_model import InlineModel
-from service.elsewhere import Source
-from service.search import Search
+from service.search.child import InlineModel
+from service.search.search import Search
+from service.search.transfer import Source
 from strategy.space import Config, ConfigSpace, Knob
 
 Told = Sequence[tuple[Mapping[str, Any], float | None]]

@@ -134,7 +134,7 @@ def _missing(log: Log, task: Task, keys: Sequence[Key]) -> bool:
 
 
 def _all(task: Task) -> list[Key]:
-    from service.candidates import Candidates
+    from service.search.pool import Candidates
 
     assert task.space is not None
     table = Candidates(task.space, np.random.default_rng(0)).table
@@ -161,9 +161,9 @@ class Ours:
     """plevel's search, as the service drives it."""
 
     def __init__(self, task: Task, seed: int, sources: Sequence[Recording] = ()) -> None:
-        from service.cost_model import InlineModel
-        from service.elsewhere import Source
-        from service.search import Search
+        from service.search.child import InlineModel
+        from service.search.search import Search
+        from service.search.transfer import Source
 
         assert task.space is not None
         self._task = task
@@ -201,7 +201,7 @@ class Replay:
     """A whole space, on which tuners are run."""
 
     def __init__(self, recording: Recording) -> None:
-        from service.features import SpaceFeatures
+        from service.search.features import SpaceFeatures
 
         assert recording.task.space is not None
         self.recording = recording

@@ -33,9 +33,9 @@ from urllib.parse import urlsplit
 import sqlalchemy as sa
 
 from plevel import client as user
-from service import migration
-from service.db import Store
-from service.models import JobState, job, job_entry, lease, record, run
+from service.store import migration
+from service.store.db import Store
+from service.store.tables import JobState, job, job_entry, lease, record, run
 from strategy.op_strategy import Candidate
 from strategy.record import (
     Device,

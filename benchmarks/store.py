@@ -37,8 +37,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from service import migration
 from service.formats import ImportedRecord, Task, native
+from service.store import migration
 from strategy.record import encode, to_json
 from strategy.space import Config
 from strategy.target import Target

@@ -1,10 +1,10 @@
-"""Runs migrations on the connection that `service.migration` hands over, within its transaction."""
+"""Runs migrations on the connection that `service.store.migration` hands over, within its transaction."""
 
 from __future__ import annotations
 
 from alembic import context
 
-from service.models import metadata
+from service.store.tables import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

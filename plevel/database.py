@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from plevel.client import Client
 from plevel.direct import open_store, read_namespace, read_token
-from service.namespace import DEFAULT
+from service.store.namespace import DEFAULT
 from strategy.lock import Lock, LockDatabase
 from strategy.select import NO_RECORDS, Evidence, History, Measured
 from strategy.selector import RevisedDatabase
@@ -22,7 +22,7 @@ from strategy.target import Target
 from strategy.workload import Workload
 
 if TYPE_CHECKING:
-    from service.db import Store
+    from service.store.db import Store
 
 CACHED = 4096  # answers that are kept, the least recently asked dropped first
 
@@ -71,7 +71,7 @@ def _reader(
     store: Store, namespace: str
 ) -> Callable[[Workload, Target, str | None], Evidence]:
     def read(workload: Workload, target: Target, device: str | None) -> Evidence:
-        from service.evidence import RecordDatabase
+        from service.selection.database import RecordDatabase
 
         with store.read() as connection:
             database = RecordDatabase(connection, namespace=namespace)

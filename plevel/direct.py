@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from plevel.client import Client, ServiceError, UnreachableError
-from service.namespace import DEFAULT
+from service.store.namespace import DEFAULT
 from strategy import select as rule
 from strategy.dispatch import DispatchTable, dispatch
 from strategy.op_strategy import Candidate
@@ -21,7 +21,7 @@ from strategy.workload import Workload
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from service.db import Store
+    from service.store.db import Store
 
 
 @contextmanager
@@ -73,8 +73,8 @@ def open_store(database: str) -> Generator[Store | None, None, None]:
         yield None
         return
     require_service()
-    from service import migration
-    from service.db import Store
+    from service.store import migration
+    from service.store.db import Store
 
     with _told():
         migration.check(database)
@@ -111,8 +111,8 @@ class Direct:
             return rule.select(
                 workload, target, NO_RECORDS, device=device, policy=policy, offered=candidates
             )
-        from service import candidate
-        from service.evidence import RecordDatabase
+        from service.selection import candidate
+        from service.selection.database import RecordDatabase
 
         with self._read() as connection:
             database = RecordDatabase(connection, namespace=self._namespace)
@@ -132,7 +132,7 @@ class Direct:
         """The dispatch table of a workload with symbolic dimensions; raises as `select` does."""
         if self._store is None:
             return dispatch(workload, target, NO_RECORDS, device=device)
-        from service.evidence import RecordDatabase
+        from service.selection.database import RecordDatabase
 
         with self._read() as connection:
             database = RecordDatabase(connection, namespace=self._namespace)
@@ -142,7 +142,7 @@ class Direct:
         """The latest runs, the newest first."""
         if self._store is None:
             return ()
-        from service import runs
+        from service.tuning import run as runs
 
         with self._read() as connection:
             return tuple(runs.recent(connection, limit, _alive_s(), self._namespace))
@@ -151,7 +151,7 @@ class Direct:
         """Stops a run; what it measured is kept."""
         if self._store is None:
             raise ServiceError(404, "There is no such thing", f"there is no run {run_id}")
-        from service import runs
+        from service.tuning import run as runs
 
         with self._write() as connection:
             runs.cancel(connection, run_id)
@@ -175,10 +175,10 @@ class Direct:
         """
         if self._store is None:
             return {"records": [], "next": None}
-        from service import records
+        from service.records import log
 
         with self._read() as connection:
-            page = records.page(
+            page = log.page(
                 connection, namespace=self._namespace, run_id=run_id, task_id=task_id,
                 phase=None if phase is None else Phase(phase),
                 error=None if error is None else ErrorKind(error),
@@ -189,13 +189,13 @@ class Direct:
 
     def iter_best(self, **wanted: Any) -> Iterator[dict[str, Any]]:
         """The best of each task that matches. See `Client.iter_best`."""
-        from service import coverage
+        from service.records import coverage
 
         return self._pages(coverage.list_best, "best", wanted)
 
     def iter_coverage(self, **wanted: Any) -> Iterator[dict[str, Any]]:
         """How far each task that matches is tuned. See `Client.iter_coverage`."""
-        from service import coverage
+        from service.records import coverage
 
         return self._pages(coverage.cover, "tasks", wanted)
 
@@ -216,7 +216,7 @@ class Direct:
         """A task over all runs."""
         if self._store is None:
             raise ServiceError(404, "There is no such thing", f"there is no task {task_id}")
-        from service import runs
+        from service.tuning import run as runs
 
         with self._read() as connection:
             return runs.task_status(connection, task_id)
@@ -225,10 +225,10 @@ class Direct:
         """The trials of a task's search that improved on all before. See `Client.curve`."""
         if self._store is None:
             return []
-        from service import records
+        from service.records import log
 
         with self._read() as connection:
-            points: list[dict[str, Any]] = to_json(records.curve(connection, task_id))
+            points: list[dict[str, Any]] = to_json(log.curve(connection, task_id))
         return points
 
     def import_records(
@@ -246,7 +246,7 @@ class Direct:
         """
         assert self._store is not None, "importing makes the database first"
         from service.formats import FormatError, Rejected, Source, read
-        from service.importer import import_items
+        from service.records.importer import import_items
 
         def tell(found: Rejected) -> None:
             if put_aside is not None:
@@ -267,8 +267,8 @@ class Direct:
         """The records in one of the formats, piece by piece; `wanted` names filters."""
         if self._store is None:
             return iter(())
-        from service import exporter
-        from service.filter import Wanted
+        from service.records import exporter
+        from service.records.filter import Wanted
 
         which = Wanted(namespace=self._namespace, **wanted)
         return exporter.export(self._store, cast("exporter.Writable", form), which)
@@ -277,7 +277,7 @@ class Direct:
         """The models of times, the newest first, with how well they rank."""
         if self._store is None:
             return []
-        from service import training
+        from service.predict import training
 
         with self._read() as connection:
             found: list[dict[str, Any]] = to_json(training.find(connection))
@@ -287,7 +287,7 @@ class Direct:
         """What a model rests on, and how well it ranks."""
         if self._store is None:
             raise ServiceError(404, "There is no such thing", f"there is no model {model_id}")
-        from service import training
+        from service.predict import training
 
         with self._read() as connection:
             found: dict[str, Any] = to_json(training.show(connection, model_id))
@@ -297,7 +297,7 @@ class Direct:
         """Trains a model in a process of its own, and waits for it."""
         if self._store is None:
             raise ServiceError(404, "There is no such thing", "the database does not exist yet")
-        from service import training
+        from service.predict import training
 
         with _told():
             found: dict[str, Any] = to_json(training.train_apart(self._store, op, target.key))
@@ -307,7 +307,7 @@ class Direct:
         """The workers that have registered and not left."""
         if self._store is None:
             return []
-        from service import fleet
+        from service.queue import fleet
 
         with self._read() as connection:
             found: list[dict[str, Any]] = to_json(fleet.statuses(connection, _alive_s()))
@@ -317,7 +317,7 @@ class Direct:
         """Why a job is where it is: its `state`, and the `reasons`."""
         if self._store is None:
             raise ServiceError(404, "There is no such thing", f"there is no job {job_id}")
-        from service import why
+        from service.queue import explain as why
 
         with self._read() as connection:
             found: dict[str, Any] = to_json(why.explain(connection, job_id, _alive_s()))
@@ -327,7 +327,7 @@ class Direct:
         """Pauses that go on or are to come."""
         if self._store is None:
             return []
-        from service import pause
+        from service.queue import pause
 
         with self._read() as connection:
             found: list[dict[str, Any]] = to_json(pause.current(connection))
@@ -335,7 +335,8 @@ class Direct:
 
     def pause(self, reason: str, **place: Any) -> dict[str, Any]:
         """Gives a `device` or a `target` no jobs from `starts_at` to `ends_at`."""
-        from service import audit, pause
+        from service.access import audit
+        from service.queue import pause
 
         with self._write() as connection:
             made = pause.create(connection, pause.PauseRequest(reason=reason, **place))
@@ -348,7 +349,8 @@ class Direct:
 
     def resume(self, pause_id: int) -> None:
         """Ends a pause."""
-        from service import audit, pause
+        from service.access import audit
+        from service.queue import pause
 
         with self._write() as connection:
             pause.end(connection, pause_id)
@@ -356,7 +358,8 @@ class Direct:
 
     def rename_device(self, old: str, new: str) -> None:
         """Gives a device's history another identity."""
-        from service import audit, fleet
+        from service.access import audit
+        from service.queue import fleet
 
         with self._write() as connection:
             fleet.rename(connection, old, new)
@@ -371,8 +374,8 @@ class Direct:
     ) -> dict[str, Any]:
         """A new token, of one namespace or of all: its `id` and its `secret`, shown this once."""
         assert self._store is not None, "making a token makes the database first"
-        from service import audit, token
-        from service.models import TokenScope
+        from service.access import audit, token
+        from service.store.tables import TokenScope
 
         allowed = [TokenScope(s) for s in scopes]
         with self._write() as connection:
@@ -388,7 +391,7 @@ class Direct:
         """The tokens without their secrets, the newest first."""
         if self._store is None:
             return []
-        from service import token
+        from service.access import token
 
         with self._read() as connection:
             found: list[dict[str, Any]] = to_json(token.list_all(connection))
@@ -398,7 +401,7 @@ class Direct:
         """Ends a token for good."""
         if self._store is None:
             raise ServiceError(404, "There is no such thing", f"there is no token {token_id}")
-        from service import audit, token
+        from service.access import audit, token
 
         with self._write() as connection:
             token.revoke(connection, token_id)

@@ -18,14 +18,14 @@ from typing import Any, get_args
 import uvicorn
 from pydantic import ValidationError
 
-from service import token
+from service.access import token
+from service.access.auth import is_loopback
 from service.app import create_app, prepare
-from service.auth import Mode, is_loopback
 from service.context import Context
-from service.db import Store
 from service.errors import ServiceError, StartError
-from service.evidence import warm
-from service.settings import Settings
+from service.selection.database import warm
+from service.settings import Mode, Settings
+from service.store.db import Store
 from strategy.log import Form, configure
 from strategy.op import all_ops
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     form: Form = options.pop("log")
     configure(form, "%(levelname)s %(name)s: %(message)s")
     # Every change of a run, a job or a worker: for machines, not for people.
-    logging.getLogger("service.catalogue").setLevel(
+    logging.getLogger("service.store.catalogue").setLevel(
         logging.INFO if form == "json" else logging.WARNING
     )
     logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -8,7 +8,7 @@ from importlib import metadata
 
 from fastapi import FastAPI
 
-from service import migration
+from service.access.auth import Authority
 from service.api import (
     coverage,
     fleet,
@@ -25,15 +25,15 @@ from service.api import (
 )
 from service.api.guard import Guard
 from service.api.wire import install_schema
-from service.auth import Authority
 from service.context import Context
-from service.cost_model import ChildModel
 from service.dashboard import site
-from service.db import Store
+from service.predict.trainer import Trainer
+from service.search.child import ChildModel
 from service.settings import Settings
-from service.trainer import Trainer
-from service.tuner import Tuner
-from service.webhook import Postman
+from service.store import migration
+from service.store.db import Store
+from service.tuning.tuner import Tuner
+from service.tuning.webhook import Postman
 
 DESCRIPTION = """An autotuning service with a tuning-log database.
 

@@ -11,15 +11,15 @@ from typing import TypeVar
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
-from service.db import Store
-from service.desk import Desk
-from service.intake import Intake
 from service.metric import Metrics
-from service.retry import Terms
+from service.predict.trainer import Trainer
+from service.queue.retry import Terms
+from service.queue.worker_batches import Desk
+from service.records.small_import import Intake
 from service.settings import Settings
-from service.trainer import Trainer
-from service.tuner import Tuner
-from service.wakeup import Wakeup
+from service.store.db import Store
+from service.store.wakeup import Wakeup
+from service.tuning.tuner import Tuner
 
 T = TypeVar("T")
 CROWD = 50

@@ -17,9 +17,19 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from service import fleet, runs
-from service.db import Store, now
-from service.models import JobState, cost_model, job, lease, run, target, worker, worker_device
+from service.queue import fleet
+from service.store.db import Store, now
+from service.store.tables import (
+    LIVE,
+    JobState,
+    cost_model,
+    job,
+    lease,
+    run,
+    target,
+    worker,
+    worker_device,
+)
 from strategy.record import Results
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
@@ -147,7 +157,7 @@ def _devices(connection: sa.Connection, alive_s: float) -> Sequence[Any]:
 
 
 def _runs(connection: sa.Connection) -> Sequence[Any]:
-    query = sa.select(run.c.state, sa.func.count()).where(run.c.state.in_(runs.LIVE))
+    query = sa.select(run.c.state, sa.func.count()).where(run.c.state.in_(LIVE))
     return connection.execute(query.group_by(run.c.state)).all()
 
 

@@ -6,12 +6,13 @@ Built once, in `create_app()` or `main()`, and passed down.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import platformdirs
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.auth import Mode
+Mode = Literal["auto", "open", "token"]
 
 
 def default_database() -> str:

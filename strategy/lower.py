@@ -120,7 +120,7 @@ class Lowered:
         """
         import tvm
 
-        from strategy.passes import processor_pipeline
+        from strategy.cpu.passes import processor_pipeline
 
         target = tvm.target.Target(self.target.to_tvm())
         pipeline = processor_pipeline() if "cpu" in self.target.keys else "default"

@@ -37,7 +37,7 @@ from workers.client import (
     UnknownWorkerError,
 )
 from workers.cpu import Cores, environment, hottest
-from workers.cuda_runner import runner_on
+from workers.cuda.runner import runner_on
 from workers.folder import scratch
 from workers.lease import GOODBYE_S, Held, Holdings
 from workers.runner import TimingRunner

@@ -120,8 +120,8 @@ def _propose(
     workload: Workload, target: Target, offered: list[Candidate], trials: int, seed: int, place: Any
 ) -> tuple[JobEntry, ...]:
     """Configurations of all implementations in turn, as a search that knows the records asks for."""
-    from service.cost_model import InlineModel
-    from service.search import Search
+    from service.search.child import InlineModel
+    from service.search.search import Search
     from strategy.record import JobEntry
     from strategy.space import Config
 
@@ -230,7 +230,7 @@ def run(
     from workers.__main__ import describe_cuda
     from workers.bundle import BundleError, read_key, run_bundle, unseal
     from workers.cpu import DeviceError
-    from workers.cuda_runner import runner_on
+    from workers.cuda.runner import runner_on
     from workers.sandbox import ForkServer, SandboxError
 
     try:

@@ -14,8 +14,8 @@ from plevel.cli import option
 from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
-    from service.db import Store
-    from service.retention import Pruned
+    from service.records.retention import Pruned
+    from service.store.db import Store
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ def upgrade(database: option.Database = None, as_json: option.AsJson = False) ->
     where = option.locate_database(database)
     make_folder(where)
     _require()
-    from service import migration
+    from service.store import migration
 
     revision = _answered(migration.upgrade, where)
     tell(
@@ -52,7 +52,7 @@ def current(database: option.Database = None, as_json: option.AsJson = False) ->
     from plevel.cli.output import tell
 
     where = _existing(database)
-    from service import migration
+    from service.store import migration
 
     revision = _answered(migration.current, where)
     tell(
@@ -69,7 +69,7 @@ def check(database: option.Database = None, as_json: option.AsJson = False) -> N
     from plevel.cli.output import tell
 
     where = _existing(database)
-    from service import migration
+    from service.store import migration
 
     _answered(migration.check, where)
     tell(
@@ -93,7 +93,7 @@ def backup(
     where = _existing(database)
 
     def copy(store: Store) -> int:
-        from service import backup as copier
+        from service.store import backup as copier
 
         return copier.backup(store, file)
 
@@ -128,7 +128,8 @@ def prune(
     where = _existing(database)
 
     def work(store: Store) -> Pruned:
-        from service import audit, retention
+        from service.access import audit
+        from service.records import retention
 
         found = retention.prune(store, keep_best, before, dry=not yes)
         if yes:
@@ -172,7 +173,8 @@ def purge(
     where = _existing(database)
 
     def work(store: Store) -> int:
-        from service import audit, retention
+        from service.access import audit
+        from service.records import retention
 
         which = retention.Doubtful(
             worker=worker, device=device, since=begin, until=end
@@ -200,8 +202,8 @@ def _used(where: str, work: Callable[[Store], T]) -> T:
     """What `work` answers of the database, opened once its schema is known to be this one."""
 
     def ask(url: str) -> T:
-        from service import migration
-        from service.db import Store
+        from service.store import migration
+        from service.store.db import Store
 
         migration.check(url)
         store = Store(url)
@@ -242,6 +244,6 @@ def _answered(ask: Callable[[str], T], where: str) -> T:
 
 def _shown(where: str) -> str:
     """The URL without its password."""
-    from service.db import normal_url
+    from service.store.db import normal_url
 
     return normal_url(where).render_as_string(hide_password=True)

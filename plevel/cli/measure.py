@@ -108,7 +108,7 @@ def _measure(job: Job, device: str) -> Result:
     """The one result of a job of one entry."""
     from workers.builder import BuilderPool
     from workers.cpu import DeviceError, assign, parse_cores, timing_lock
-    from workers.cuda_runner import runner_on
+    from workers.cuda.runner import runner_on
     from workers.folder import scratch
     from workers.sandbox import ForkServer, SandboxError
 

@@ -132,8 +132,8 @@ def locate(
 
 def _check_namespace(given: str | None) -> None:
     from plevel.direct import read_namespace
-    from service import namespace
     from service.errors import InvalidError
+    from service.store import namespace
 
     name = read_namespace(given)
     try:
@@ -162,8 +162,8 @@ def make_database(place: Location) -> None:
     require_service()
     path = sqlite_path(place.database)
     if path is not None and not path.exists():
-        from service import migration
         from service.errors import ServiceError
+        from service.store import migration
 
         make_folder(place.database)
         try:

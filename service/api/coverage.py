@@ -7,11 +7,12 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Depends, Query, Response
 
-from service import coverage, records, runs
+from service.access.auth import Who, Within
 from service.api.wire import describe, reply
-from service.auth import Who, Within
 from service.context import Context, context_of
-from service.models import Scope
+from service.records import coverage, log
+from service.store.tables import Scope
+from service.tuning import run as runs
 
 router = APIRouter(prefix="/v1", tags=["records"])
 Ctx = Annotated[Context, Depends(context_of)]
@@ -23,7 +24,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """The trials of a task's search that improved on all before them, failures counted."""
 
     task_id: int
-    points: tuple[records.CurvePoint, ...]
+    points: tuple[log.CurvePoint, ...]
 
 
 @router.get(
@@ -58,7 +59,7 @@ def list_best(
 )
 def show_curve(context: Ctx, who: Who, task_id: int, run_id: int | None = None) -> Response:
     with context.store.read() as connection:
-        points = records.curve(connection, task_id, run_id)
+        points = log.curve(connection, task_id, run_id)
         if not points or who.namespace is not None:  # 404 where there is no such task
             runs.task_status(connection, task_id, who.namespace)
     return reply(Curve(task_id=task_id, points=tuple(points)))

@@ -7,10 +7,12 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Depends, Response
 
-from service import audit, fleet, pause, why
+from service.access import audit
+from service.access.auth import Who
 from service.api.wire import body_of, describe, reply
-from service.auth import Who
 from service.context import Context, context_of
+from service.queue import explain as why
+from service.queue import fleet, pause
 from strategy.record import Name
 
 router = APIRouter(prefix="/v1", tags=["fleet"])

@@ -8,10 +8,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.access.auth import LOCAL, Actor, Authority
 from service.api.problem import response_of
-from service.auth import LOCAL, Actor, Authority
 from service.errors import ForbiddenError, ServiceError, TooManyError, UnauthorizedError
-from service.models import TokenScope
+from service.store.tables import TokenScope
 
 _OPEN = ("/healthz", "/readyz", "/static/")
 _READ_BY_POST = frozenset({"/v1/select", "/v1/select:batch", "/v1/dispatch", "/v1/evidence"})

@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from service.api.wire import describe, reply
 from service.context import Context, context_of
-from service.models import run
+from service.store.tables import run
 
 router = APIRouter(tags=["health"])
 

@@ -8,13 +8,14 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from service import fleet, queue
+from service.access.auth import Actor, Who
 from service.api.wire import body_of, describe, reply
-from service.auth import Actor, Who
-from service.claim import Ask
 from service.context import Context, context_of
-from service.desk import Answers, Delivery
 from service.errors import ServiceError
+from service.queue import fleet
+from service.queue import job as jobs
+from service.queue.claim import Ask
+from service.queue.worker_batches import Answers, Delivery
 from strategy.record import (
     Lease,
     LeaseRequest,
@@ -66,7 +67,7 @@ async def lease(
 def _give_back(context: Context, leases: Sequence[Lease]) -> None:
     with context.store.write() as connection:
         for one in leases:
-            queue.release(connection, one.id, one.token, context.terms)
+            jobs.release(connection, one.id, one.token, context.terms)
     context.queued.notify()
 
 
@@ -114,7 +115,7 @@ def renew(
 ) -> Response:
     with context.store.write() as connection:
         fleet.check_leases(connection, [lease_id], who.token_id)
-        renewed = queue.renew(connection, lease_id, body.token, body.timing, context.terms)
+        renewed = jobs.renew(connection, lease_id, body.token, body.timing, context.terms)
     if body.timing:
         context.queued.notify()  # its device may build the next job now
     return reply(renewed)
@@ -149,7 +150,7 @@ def release(
 ) -> Response:
     with context.store.write() as connection:
         fleet.check_leases(connection, [lease_id], who.token_id)
-        queue.release(connection, lease_id, body.token, context.terms)
+        jobs.release(connection, lease_id, body.token, context.terms)
     context.queued.notify()
     context.changed.notify()
     return Response(status_code=204)

@@ -7,11 +7,12 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Depends, Response
 
-from service import audit, training
+from service.access import audit
+from service.access.auth import Who
 from service.api.wire import body_of, describe, reply
-from service.auth import Who
 from service.context import Context, context_of
 from service.errors import InvalidError
+from service.predict import training
 from strategy.record import Name
 from strategy.target import Target
 

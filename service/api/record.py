@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Response
 from starlette.responses import StreamingResponse
 
-from service import exporter, records, runs
+from service.access.auth import Who, Within
 from service.api.wire import describe, reply
-from service.auth import Who, Within
 from service.context import Context, context_of
-from service.filter import Wanted
+from service.records import exporter, log
+from service.records.filter import Wanted
+from service.tuning import run as runs
 from strategy.record import ErrorKind, Phase, TaskStatus
 
 router = APIRouter(prefix="/v1", tags=["records"])
@@ -54,7 +55,7 @@ _STREAMS: dict[str, Any] = {
     for media in (_NDJSON, *_MEDIA.values())
 }
 _LIST = describe(
-    "List records", gives=records.RecordPage, errors=(422,),
+    "List records", gives=log.RecordPage, errors=(422,),
     note="In the order in which they came, or the `newest` first; `next` is the cursor of the following "
     "page of the same order. A page may hold "
     "fewer than `limit`, or none, where those that match are rare, and still have a `next`. `error` is a "
@@ -77,7 +78,7 @@ def list_records(
     if format != "json":
         return stream(context, "native" if format == "ndjson" else format, which)
     with context.store.read() as connection:
-        page = records.page(connection, which, limit=limit, cursor=cursor, newest=newest)
+        page = log.page(connection, which, limit=limit, cursor=cursor, newest=newest)
     return reply(page)
 
 

@@ -11,10 +11,12 @@ from fastapi import APIRouter, Depends, Query, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from service import audit, runs, webhook
+from service.access import audit
+from service.access.auth import Actor, Who, Within
 from service.api.wire import body_of, describe, reply
-from service.auth import Actor, Who, Within
 from service.context import Context, context_of
+from service.tuning import run as runs
+from service.tuning import webhook
 from strategy.record import RunRequest, RunState, RunStatus, encode
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])

@@ -7,14 +7,16 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Depends, Header, Response
 
-from service import audit, candidate, runs
+from service.access import audit
+from service.access.auth import Actor, Who, Within
 from service.api.problem import problem_of
 from service.api.wire import Problem, body_of, describe, reply, reply_tagged
-from service.auth import Actor, Who, Within
 from service.context import Context, context_of
 from service.errors import DatabaseError
-from service.evidence import RecordDatabase
-from service.models import TokenScope
+from service.selection import candidate
+from service.selection.database import RecordDatabase
+from service.store.tables import TokenScope
+from service.tuning import run as runs
 from strategy.dispatch import DispatchTable, dispatch
 from strategy.op_strategy import Candidate
 from strategy.record import RunRequest, RunWorkload
@@ -185,7 +187,7 @@ def tabulate(
     within: Within,
     body: Annotated[DispatchRequest, body_of(DispatchRequest)],
 ) -> Response:
-    workload, known = runs.known_candidates(
+    workload, known = candidate.known_candidates(
         body.workload, body.target, body.candidates, "workload"
     )
     offered = None if body.candidates is None else known

@@ -8,12 +8,12 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Response
 from msgspec import Meta
 
-from service import audit, token
+from service.access import audit, token
+from service.access.auth import Who
 from service.api.wire import body_of, describe, reply
-from service.auth import Who
 from service.context import Context, context_of
-from service.models import TokenScope
-from service.namespace import PATTERN
+from service.store.namespace import PATTERN
+from service.store.tables import TokenScope
 from strategy.record import Name
 
 router = APIRouter(prefix="/v1", tags=["tokens"])

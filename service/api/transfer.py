@@ -10,14 +10,14 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from service import audit
+from service.access import audit
+from service.access.auth import Actor, Who, Within
 from service.api.wire import describe, reply
-from service.auth import Actor, Who, Within
 from service.context import Context, context_of
 from service.errors import InvalidError
 from service.formats import Format, FormatError, Rejected, Source, read
-from service.importer import import_items
-from service.intake import Arrived, Parcel
+from service.records.importer import import_items
+from service.records.small_import import Arrived, Parcel
 from strategy.target import Target
 
 router = APIRouter(prefix="/v1", tags=["records"])

@@ -7,10 +7,11 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Depends, Response
 
-from service import fleet, queue
+from service.access.auth import Who
 from service.api.wire import body_of, describe, reply
-from service.auth import Who
 from service.context import Context, context_of
+from service.queue import fleet
+from service.queue import job as jobs
 from strategy.record import Registered, WorkerInfo
 
 router = APIRouter(prefix="/v1/workers", tags=["workers"])
@@ -63,7 +64,7 @@ def leave(context: Ctx, who: Who, worker_id: int) -> Response:
     with context.store.write() as connection:
         fleet.check_worker(connection, worker_id, who.token_id)
         # Leases before their worker, as everywhere: so that no two calls wait for each other.
-        queue.release_worker(connection, worker_id, context.terms)
+        jobs.release_worker(connection, worker_id, context.terms)
         fleet.end(connection, worker_id)
     context.queued.notify()
     context.changed.notify()

@@ -7,11 +7,11 @@ from typing import Annotated
 import sqlalchemy as sa
 from fastapi import APIRouter, Path, Query, Response
 
-from service import fleet
 from service.dashboard.query import device as query
 from service.dashboard.query.overview import HOUR_S, NOISY
 from service.dashboard.view import MAX_ID, Ctx, render
-from service.db import now
+from service.queue import fleet
+from service.store.db import now
 
 router = APIRouter(include_in_schema=False)
 MAX_WORKERS = 100

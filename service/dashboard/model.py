@@ -11,9 +11,9 @@ from fastapi import APIRouter, Path, Query, Response
 
 from service.dashboard.query import model as query
 from service.dashboard.view import MAX_ID, Ctx, render
-from service.evaluation import Evaluation
-from service.ranker import LEAST_ACCURACY
-from service.training import LEAST_WORKLOADS
+from service.predict.evaluation import Evaluation
+from service.predict.ranker import LEAST_ACCURACY
+from service.predict.training import LEAST_WORKLOADS
 from strategy.record import convert
 
 router = APIRouter(prefix="/models", include_in_schema=False)

@@ -13,14 +13,16 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, StreamingResponse
 
-from service import audit, fleet, runs
-from service.auth import Who
+from service.access import audit
+from service.access.auth import Who
 from service.context import Context
 from service.dashboard.query import run as query
 from service.dashboard.view import HEADERS, MAX_ID, Ctx, render, reply
-from service.db import now
 from service.errors import ServiceError
-from service.runs import LIVE
+from service.queue import fleet
+from service.store.db import now
+from service.store.tables import LIVE
+from service.tuning import run as runs
 from strategy.record import RunState
 
 router = APIRouter(prefix="/runs", include_in_schema=False)

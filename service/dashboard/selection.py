@@ -8,12 +8,12 @@ import msgspec
 import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
 
-from service import candidate
 from service.dashboard.query import selection as query
 from service.dashboard.view import Ctx, render
 from service.dashboard.workload_text import parse_workload
 from service.errors import InvalidError
-from service.evidence import RecordDatabase
+from service.selection import candidate
+from service.selection.database import RecordDatabase
 from strategy.attrs import AttrsError
 from strategy.condition import ExpressionError
 from strategy.dispatch import DispatchTable, dispatch

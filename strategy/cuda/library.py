@@ -2,7 +2,7 @@
 
 The step stands in the host part of the lowered function, as text, and `strategy/cuda/source.py` reads
 it from there into the program: an epilogue becomes a kernel after it, over a workspace between them.
-Whoever runs the program calls the library (`workers/cuda_library.py`); TVM does not, nor the compiler.
+Whoever runs the program calls the library (`workers/cuda/library.py`); TVM does not, nor the compiler.
 """
 
 from __future__ import annotations

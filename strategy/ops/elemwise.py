@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategy import elementary
 from strategy.attrs import Attrs, field
+from strategy.cpu import elementary
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference

@@ -6,6 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.cpu.row import (
+    accumulator,
+    reader,
+    reduce_row,
+    row_extents,
+    row_space,
+    rowwise,
+    schedule_rows,
+)
 from strategy.expr import Call, Expr, call, const
 from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
@@ -20,15 +29,6 @@ from strategy.op import (
 from strategy.op_strategy import OpStrategy
 from strategy.ops.bias_add import along, vector_grad, vector_relation
 from strategy.ops.reduce import mean
-from strategy.ops.row import (
-    accumulator,
-    reader,
-    reduce_row,
-    row_extents,
-    row_space,
-    rowwise,
-    schedule_rows,
-)
 from strategy.pattern import (
     in_float32,
     register_cpu_implementations,

@@ -12,10 +12,10 @@ from functools import lru_cache
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.cpu.row import PARALLEL_BYTES, accumulator, fold, reduction
 from strategy.op_strategy import OpStrategy
 from strategy.ops.avg_pool2d import AvgPool2DAttrs
 from strategy.ops.max_pool2d import MaxPool2DAttrs
-from strategy.ops.row import PARALLEL_BYTES, accumulator, fold, reduction
 from strategy.pattern import register_cpu_implementations
 from strategy.schedule import (
     Outs,

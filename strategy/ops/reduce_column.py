@@ -13,10 +13,10 @@ from functools import lru_cache
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.cpu.row import PARALLEL_BYTES, fold, reader, reduction, reduction_accumulator
+from strategy.cpu.tile import round_up
 from strategy.op_strategy import OpStrategy
-from strategy.ops.dense.tile import round_up
 from strategy.ops.reduce import ReduceAttrs, reduced_axes
-from strategy.ops.row import PARALLEL_BYTES, fold, reader, reduction, reduction_accumulator
 from strategy.pattern import register_cpu_implementations
 from strategy.schedule import Outs, find_stages, integer, lanes_of, new_schedule, stage, vectorize
 from strategy.space import Config, ConfigSpace, Knob, knob

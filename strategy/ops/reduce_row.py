@@ -11,9 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.op_strategy import OpStrategy
-from strategy.ops.reduce import ReduceAttrs, reduced_axes
-from strategy.ops.row import (
+from strategy.cpu.row import (
     PARALLEL_BYTES,
     constant_size,
     fold,
@@ -24,6 +22,8 @@ from strategy.ops.row import (
     schedule_tasks,
     task_counts,
 )
+from strategy.op_strategy import OpStrategy
+from strategy.ops.reduce import ReduceAttrs, reduced_axes
 from strategy.pattern import extents_of, register_cpu_implementations
 from strategy.schedule import Outs, find_stages, integer, lanes_of, new_schedule
 from strategy.space import Config, ConfigSpace, Knob, knob

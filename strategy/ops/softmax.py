@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.elementary import exp
+from strategy.cpu.elementary import exp
+from strategy.cpu.row import (
+    accumulator,
+    keep_row,
+    reader,
+    reduce_row,
+    row_extents,
+    row_space,
+    rowwise,
+    schedule_rows,
+)
 from strategy.expr import Call, Expr, call
 from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
@@ -19,16 +29,6 @@ from strategy.op import (
     register_terms,
 )
 from strategy.op_strategy import OpStrategy
-from strategy.ops.row import (
-    accumulator,
-    keep_row,
-    reader,
-    reduce_row,
-    row_extents,
-    row_space,
-    rowwise,
-    schedule_rows,
-)
 from strategy.pattern import (
     in_float32,
     register_cpu_implementations,

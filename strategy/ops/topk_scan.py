@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from strategy.cpu.row import PARALLEL_BYTES, fold, rowwise
 from strategy.op_strategy import OpStrategy
-from strategy.ops.row import PARALLEL_BYTES, fold, rowwise
 from strategy.ops.topk import TopKAttrs, topk_strategy
 from strategy.pattern import element_bytes
 from strategy.schedule import Outs, lanes_of, new_schedule

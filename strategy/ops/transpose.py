@@ -11,11 +11,11 @@ from functools import lru_cache
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.cpu.row import PARALLEL_BYTES
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.op_strategy import OpStrategy
-from strategy.ops.row import PARALLEL_BYTES
 from strategy.pattern import register_cpu_implementations, register_injective_schedule
 from strategy.reference import widened
 from strategy.schedule import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service import migration
+from service.store import migration
 from tests.acceptance.conftest import Stage
 
 DENSE = (

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import uvicorn
 
-from service import migration
 from service.__main__ import listen
 from service.app import create_app
-from service.db import Store
 from service.settings import Settings
+from service.store import migration
+from service.store.db import Store
 from tests.browser import seed
 from tests.browser.visitor import Site, Visitor
 

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from service import fleet, queue, retry, runs
-from service.db import Store, now
-from service.models import best, cost_model, device, event, job, record, run, task, worker
+from service.queue import fleet, retry
+from service.queue import job as jobs
+from service.store.db import Store, now
+from service.store.tables import best, cost_model, device, event, job, record, run, task, worker
+from service.tuning import run as runs
 from strategy.op_strategy import Candidate
 from strategy.record import (
     SEARCH_POLICY,
@@ -167,10 +169,10 @@ class Farm:
 
     def _measure(self, run_id: int, what, phase: Phase) -> None:
         """One job of tasks with configurations, all of one workload."""
-        entries = [queue.NewEntry(t.id, Config(config)) for t, config in what]
+        entries = [jobs.NewEntry(t.id, Config(config)) for t, config in what]
         t = what[0][0]
         with self.store.write() as c:
-            queue.enqueue(
+            jobs.enqueue(
                 c, run_id, t.workload_id, t.target_id, phase, entries, SEARCH_POLICY, seed=1
             )
         which = self.dispatched % 7 == 6
@@ -194,7 +196,7 @@ class Farm:
             references=(self._reference(),),
         )  # fmt: skip
         with self.store.write() as c:
-            queue.report(c, held.id, sent, TERMS)
+            jobs.report(c, held.id, sent, TERMS)
 
     def _reference(self) -> Reference:
         """What a worker times beside every batch, on a host that slows down now and then."""

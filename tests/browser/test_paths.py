@@ -10,10 +10,10 @@ from urllib.parse import quote
 import pytest
 import sqlalchemy as sa
 
-from service import runs
-from service.db import Store
-from service.models import run as run_table
-from service.models import run_task, task
+from service.store.db import Store
+from service.store.tables import run as run_table
+from service.store.tables import run_task, task
+from service.tuning import run as runs
 from strategy.record import RunState, RunWorkload
 from tests.browser import seed
 from tests.browser.conftest import serve

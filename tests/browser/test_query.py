@@ -12,7 +12,6 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from service import backup, catalogue, migration, records, runs, training
 from service.dashboard.query import device as device_query
 from service.dashboard.query import model as model_query
 from service.dashboard.query import op as op_query
@@ -20,9 +19,13 @@ from service.dashboard.query import record as record_query
 from service.dashboard.query import run as run_query
 from service.dashboard.query import task as task_query
 from service.dashboard.view import op_url
-from service.db import Store
-from service.evidence import RecordDatabase
-from service.models import best, cost_model, record, run_task, task, workload
+from service.predict import training
+from service.records import log
+from service.selection.database import RecordDatabase
+from service.store import backup, catalogue, migration
+from service.store.db import Store
+from service.store.tables import best, cost_model, record, run_task, task, workload
+from service.tuning import run as runs
 from strategy.record import Phase, convert
 from strategy.select import select
 from strategy.workload import Workload
@@ -116,7 +119,7 @@ def _check_winners(c: sa.Connection) -> None:
 
 def _check_curve(c: sa.Connection, task_id: int) -> None:
     (curve,) = task_query.curves(c, task_query.head(c, task_id), "all")
-    wanted = [(p.trial, p.median_s) for p in records.curve(c, task_id)]
+    wanted = [(p.trial, p.median_s) for p in log.curve(c, task_id)]
     assert [(trial, median_s) for trial, _, median_s in curve.points] == wanted
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from service import migration
-from service.db import Store
+from service.store import migration
+from service.store.db import Store
 from tests.integration.process import Service, Start
 
 _numbers = itertools.count(1)

@@ -12,11 +12,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from service import fleet, queue, retry, runs
-from service.claim import Ask
-from service.db import Store, now
 from service.errors import ServiceError
-from service.models import job, lease, record
+from service.queue import fleet, retry
+from service.queue import job as jobs
+from service.queue.claim import Ask
+from service.store.db import Store, now
+from service.store.tables import job, lease, record
+from service.tuning import run as runs
 from strategy.op_strategy import Candidate
 from strategy.record import (
     SEARCH_POLICY,
@@ -90,7 +92,7 @@ def lease_jobs(
     terms: retry.Terms = TERMS,
 ) -> list[Lease]:  # fmt: skip
     """What one worker that asks for jobs gets; raises what it is refused with."""
-    (answer,) = queue.lease_many(connection, [Ask(worker_id, identity, most)], terms)
+    (answer,) = jobs.lease_many(connection, [Ask(worker_id, identity, most)], terms)
     if isinstance(answer, ServiceError):
         raise answer
     return answer
@@ -129,9 +131,9 @@ class Scene:
         **values: Any,
     ) -> int:
         with self.store.write() as c:
-            return queue.enqueue(
+            return jobs.enqueue(
                 c, self.run_id, self.workload_id, self.target_id, phase,
-                [queue.NewEntry(self.tasks[task], config) for config in configs], SEARCH_POLICY,
+                [jobs.NewEntry(self.tasks[task], config) for config in configs], SEARCH_POLICY,
                 seed=1, **values,
             )  # fmt: skip
 
@@ -157,7 +159,7 @@ class Scene:
     def report(self, held: Lease, results: Sequence[Result], done: bool = True) -> ResultsAccepted:
         sent = Results(token=held.token, session=f"s{held.id}", results=tuple(results), done=done)
         with self.store.write() as c:
-            return queue.report(c, held.id, sent, TERMS)
+            return jobs.report(c, held.id, sent, TERMS)
 
     def lose(self, held: Lease) -> None:
         """The lease's time is over, by the database's clock, and somebody notices."""

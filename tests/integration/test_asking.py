@@ -13,11 +13,11 @@ import sqlalchemy as sa
 
 from plevel import Client, UnreachableError, plevel_database
 from plevel.cli.main import main
-from service import migration
-from service.db import Store
 from service.formats import ImportedRecord, Task
-from service.importer import import_items
-from service.models import record
+from service.records.importer import import_items
+from service.store import migration
+from service.store.db import Store
+from service.store.tables import record
 from strategy.dispatch import dispatch
 from strategy.lock import Lock, LockDatabase, LockError
 from strategy.op_strategy import candidates

@@ -24,16 +24,16 @@ import uvicorn
 
 from plevel.cli.main import main
 from plevel.client import Client, ServiceError
-from service import audit, auth, token
 from service.__main__ import listen
+from service.access import audit, auth, token
+from service.access.auth import Actor, Authority, is_loopback
 from service.api.guard import needed
 from service.app import create_app
-from service.auth import Actor, Authority, is_loopback
-from service.db import Store
 from service.errors import ForbiddenError, InvalidError, NotFoundError, TooManyError
-from service.models import TokenScope
-from service.models import token as token_table
 from service.settings import Settings
+from service.store.db import Store
+from service.store.tables import TokenScope
+from service.store.tables import token as token_table
 from strategy.record import Leases, Registered, Renewal, Results, decode, encode
 from tests.integration.process import Service, refused
 from tests.integration.scene import device, info, request, timed
@@ -249,7 +249,8 @@ def test_a_worker_token_speaks_for_its_own_workers_only(store: Store, http: http
 
 
 def _enqueue(store: Store, run_id: int) -> None:
-    from service import queue, runs
+    from service.queue import job as jobs
+    from service.tuning import run as runs
     from strategy.record import SEARCH_POLICY, Phase
     from tests.integration.scene import configs
 
@@ -258,8 +259,8 @@ def _enqueue(store: Store, run_id: int) -> None:
         place = c.execute(
             sa.text("SELECT workload_id, target_id FROM task WHERE id = :id"), {"id": first.task_id}
         ).one()
-        entries = [queue.NewEntry(first.task_id, config) for config in configs(1)]
-        queue.enqueue(
+        entries = [jobs.NewEntry(first.task_id, config) for config in configs(1)]
+        jobs.enqueue(
             c, run_id, place.workload_id, place.target_id, Phase.SEARCH, entries, SEARCH_POLICY, seed=1
         )
 

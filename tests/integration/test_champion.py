@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.integration.test_relative import asked, measured
 
-from service import relative
-from service.cost_model import InlineModel
-from service.db import Store
-from service.search import Search
-from service.tuning_run import load
+from service.search.child import InlineModel
+from service.search.search import Search
+from service.store.db import Store
+from service.tuning import sources
+from service.tuning.tuning_run import load
 from strategy.op_strategy import Candidate
 from strategy.space import Config, ConfigSpace, Knob
 from tests.integration.scene import FAST, WORKLOAD, Scene
-from tests.integration.test_relative import asked, measured
 
 BEST = Config({"x": 8, "y": 3})  # by the formula of the scene
 
@@ -26,7 +26,7 @@ def version(number: int, *knobs: Knob) -> Candidate:
 def champions(store: Store, candidate: Candidate) -> list[Config]:
     scene = Scene.make(store, asked(WORKLOAD, candidate, force=True))
     with store.read() as c:
-        return relative.find_champions(c, scene.tasks[FAST.implementation])
+        return sources.find_champions(c, scene.tasks[FAST.implementation])
 
 
 def test_the_best_of_older_versions_newest_first(store: Store) -> None:

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from service import fleet, queue, retry, runs, second_look, webhook
-from service.db import Store, now
-from service.models import run
+from service.queue import fleet, retry
+from service.queue import job as jobs
 from service.settings import Settings
-from service.tenure import Tenure
+from service.store.db import Store, now
+from service.store.tables import run
+from service.tuning import remeasure, webhook
+from service.tuning import run as runs
+from service.tuning.ownership import Tenure
 from strategy.record import Phase, RunState
 from tests.integration.scene import OTHER_TARGET, TERMS, Scene, configs, device, request, timed
 
@@ -95,7 +98,7 @@ def test_a_worker_that_lives_keeps_the_lease_that_it_got_ahead_of_time(
     clock.move(-HOUR_S)
     assert expire(store) == 0
     with store.write() as c:
-        queue.renew(c, held.id, held.token, False, TERMS)
+        jobs.renew(c, held.id, held.token, False, TERMS)
     clock.move(TERMS.lease_s - 1.0)
     assert expire(store) == 0
     assert scene.report(held, [timed(held.job.entries[0])]).accepted == 1
@@ -114,7 +117,7 @@ def test_a_job_queued_or_backing_off_ahead_of_time_is_due(store: Store, clock: C
                 retry.reopen(c, backing_off, TERMS, blame="its worker was lost")
         else:
             with store.write() as c:
-                queue.release(c, held.id, held.token, TERMS)
+                jobs.release(c, held.id, held.token, TERMS)
     clock.move(-HOUR_S)
     taken = scene.leased(worker)
     assert taken.job.id == queued
@@ -204,7 +207,7 @@ def test_a_run_that_ended_ahead_of_time_makes_its_target_busy_no_longer(
     clock.move(1.5 * DAY_S)
     with store.write() as c:
         fleet.heartbeat(c, {worker}, TERMS.alive_s)
-        assert second_look.is_due(c, DAY_S, TERMS.alive_s)
+        assert remeasure.is_due(c, DAY_S, TERMS.alive_s)
     clock.move(HOUR_S)
     with store.write() as c:
         asked = request(target=OTHER_TARGET)
@@ -215,4 +218,4 @@ def test_a_run_that_ended_ahead_of_time_makes_its_target_busy_no_longer(
     clock.move(-HOUR_S)
     with store.write() as c:
         fleet.heartbeat(c, {worker}, TERMS.alive_s)
-        assert second_look.is_due(c, DAY_S, TERMS.alive_s)
+        assert remeasure.is_due(c, DAY_S, TERMS.alive_s)

@@ -18,8 +18,8 @@ import yaml
 from typer.testing import CliRunner
 
 from plevel.cli.main import app
-from service.db import Store
-from service.models import run
+from service.store.db import Store
+from service.store.tables import run
 from strategy.record import RunStatus
 from tests.integration.process import DEADLINE_S, Service
 from tests.integration.scene import drawn

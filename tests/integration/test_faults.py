@@ -22,10 +22,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from service import migration
-from service.db import Store
 from service.errors import DatabaseError
-from service.models import JobState, job, job_entry, lease, record, run
+from service.store import migration
+from service.store.db import Store
+from service.store.tables import JobState, job, job_entry, lease, record, run
 from strategy.record import LeaseRequest, RunState, RunStatus
 from tests.integration.process import DEADLINE_S, Service, Start
 from tests.integration.scene import Scene, device, drawn, info, timed
@@ -274,7 +274,7 @@ def test_a_service_that_hangs_in_a_transaction_loses_its_locks(
     monkeypatch: pytest.MonkeyPatch, postgres_copy: str
 ) -> None:
     """One that stands still (SIGSTOP, a host that has gone) must not hold what all others need."""
-    monkeypatch.setattr("service.db.HANGING_S", 1)
+    monkeypatch.setattr("service.store.db.HANGING_S", 1)
     hanging, other = Store(postgres_copy), Store(postgres_copy)
     try:
         scene = Scene.make(other)

@@ -9,13 +9,15 @@ from collections.abc import Iterable
 import pytest
 import sqlalchemy as sa
 
-from service import claim, fleet, pause, queue, retry, tenure, why
-from service.claim import Ask
-from service.db import Store, now
 from service.errors import InvalidError, NotFoundError
-from service.models import RunState, job, run
-from service.models import device as device_table
-from service.tenure import Tenure
+from service.queue import claim, explain, fleet, pause, retry
+from service.queue import job as jobs
+from service.queue.claim import Ask
+from service.store.db import Store, now
+from service.store.tables import RunState, job, run
+from service.store.tables import device as device_table
+from service.tuning import ownership
+from service.tuning.ownership import Tenure
 from strategy.record import Phase, Report, Results, ResultsAccepted
 from tests.integration.scene import (
     FAST,
@@ -53,7 +55,7 @@ def work_off(scene: Scene, worker_id: int) -> list[int]:
 
 def reasons(scene: Scene, job_id: int) -> str:
     with scene.store.read() as c:
-        return "; ".join(why.explain(c, job_id, TERMS.alive_s).reasons)
+        return "; ".join(explain.explain(c, job_id, TERMS.alive_s).reasons)
 
 
 def accepted(answers: Iterable[object]) -> list[ResultsAccepted]:
@@ -97,8 +99,8 @@ def test_who_comes_late_neither_waits_for_all_nor_goes_before_all(scene: Scene) 
 def test_priority_goes_before_turns(scene: Scene) -> None:
     other = other_run(scene)
     scene.enqueue(configs(1))
-    other.enqueue(configs(1), priority=queue.NORMAL - 100)
-    other.enqueue(configs(1), priority=queue.NORMAL - 100)
+    other.enqueue(configs(1), priority=jobs.NORMAL - 100)
+    other.enqueue(configs(1), priority=jobs.NORMAL - 100)
     assert work_off(scene, scene.register()) == [other.run_id, other.run_id, scene.run_id]
 
 
@@ -135,7 +137,7 @@ def test_several_jobs_in_one_lease_and_one_report(scene: Scene) -> None:
         for held in leases
     ]  # fmt: skip
     with scene.store.write() as c:
-        answers = queue.report_many(c, reports, TERMS)
+        answers = jobs.report_many(c, reports, TERMS)
     assert [isinstance(a, ResultsAccepted) for a in answers] == [True, False, True]
     assert "not yours any more" in str(answers[1])
     assert len(scene.records()) == 4
@@ -147,7 +149,7 @@ def test_a_look_knows_whether_it_may_find_any(scene: Scene) -> None:
 
     def may(worker: int = worker_id, identity: str = HOST) -> bool:
         with scene.store.read() as c:
-            (found,) = queue.may_lease(c, [Ask(worker, identity)])
+            (found,) = jobs.may_lease(c, [Ask(worker, identity)])
             return found
 
     assert not may()
@@ -161,7 +163,7 @@ def test_a_look_knows_whether_it_may_find_any(scene: Scene) -> None:
 
 
 def test_jobs_of_one_lease_come_in_their_order(scene: Scene) -> None:
-    last = scene.enqueue(configs(1), priority=queue.NORMAL + 1)
+    last = scene.enqueue(configs(1), priority=jobs.NORMAL + 1)
     ids = [scene.enqueue(configs(1)) for _ in range(4)]
     leases = scene.lease_many(scene.register(), 8)
     assert [held.job.id for held in leases] == [*ids, last]
@@ -177,11 +179,11 @@ def test_one_lease_reported_twice_at_once_counts_once(scene: Scene) -> None:
     )  # fmt: skip
     report = Report(lease_id=held.id, results=results)
     with scene.store.write() as c:
-        answers = queue.report_many(c, [report, report], TERMS)
+        answers = jobs.report_many(c, [report, report], TERMS)
     assert [(a.accepted, a.known) for a in accepted(answers)] == [(2, 0), (0, 2)]
     assert len(scene.records()) == 2
     with scene.store.write() as c:  # and once more, when it has ended
-        answers = queue.report_many(c, [report], TERMS)
+        answers = jobs.report_many(c, [report], TERMS)
     assert [(a.accepted, a.known) for a in accepted(answers)] == [(0, 2)]
 
 
@@ -197,7 +199,7 @@ def test_a_part_and_a_whole_in_one_report(scene: Scene) -> None:
         )
     ]  # fmt: skip
     with scene.store.write() as c:
-        answers = queue.report_many(c, reports, TERMS)
+        answers = jobs.report_many(c, reports, TERMS)
     assert [a.accepted for a in accepted(answers)] == [1, 2]
     assert scene.states() == ["leased", "done"]
     assert len(scene.records()) == 3
@@ -211,7 +213,7 @@ def test_many_ask_at_once_and_are_served_in_their_order(scene: Scene) -> None:
     def ask(*most: int) -> list[list[int]]:
         asks = [Ask(w, name, n) for w, name, n in zip(workers, names, most, strict=True)]
         with scene.store.write() as c:
-            return [[held.job.id for held in found] for found in queue.lease_many(c, asks, TERMS)]
+            return [[held.job.id for held in found] for found in jobs.lease_many(c, asks, TERMS)]
 
     with scene.store.write() as c:
         pause.create(c, pause.PauseRequest(reason="new fans", device=names[1]))
@@ -230,7 +232,7 @@ def test_what_needs_a_closer_look_gets_it_where_many_ask(scene: Scene) -> None:
     def ask() -> list[list[int]]:
         asks = [Ask(w, name, 2) for w, name in zip(workers, names, strict=True)]
         with scene.store.write() as c:
-            return [[held.job.id for held in found] for found in queue.lease_many(c, asks, TERMS)]
+            return [[held.job.id for held in found] for found in jobs.lease_many(c, asks, TERMS)]
 
     assert ask() == [[suspect], plain[:2], plain[2:], []]
     more = [scene.enqueue(configs(1)) for _ in range(2)]
@@ -353,7 +355,7 @@ def test_why_a_job_waits(scene: Scene) -> None:
     assert f"worker {worker_id} (worker) builds it on {HOST}" in reasons(scene, job_id)
     assert "have their next job already" in reasons(scene, behind)
     with scene.store.write() as c:
-        queue.renew(c, held.id, held.token, True, TERMS)
+        jobs.renew(c, held.id, held.token, True, TERMS)
     assert "times it" in reasons(scene, job_id)
     with scene.store.write() as c:
         c.execute(sa.text("UPDATE lease SET expires_at = 0"))
@@ -361,7 +363,7 @@ def test_why_a_job_waits(scene: Scene) -> None:
     waiting = reasons(scene, job_id)
     assert "it rests for" in waiting and "was lost 1 times" in waiting
     with scene.store.write() as c:
-        queue.cancel(c, scene.run_id)
+        jobs.cancel(c, scene.run_id)
     assert reasons(scene, job_id) == "its run was cancelled"
     with pytest.raises(NotFoundError, match="job 4711"):
         reasons(scene, 4711)
@@ -413,14 +415,14 @@ def test_a_process_that_is_gone_is_not_waited_for(scene: Scene) -> None:
     child = os.fork()
     if child == 0:
         os._exit(0)
-    gone = tenure.process_name(child)  # not waited for yet: it still has its number
-    assert not tenure.is_gone(gone)
+    gone = ownership.process_name(child)  # not waited for yet: it still has its number
+    assert not ownership.is_gone(gone)
     os.waitpid(child, 0)
-    assert tenure.is_gone(gone)
-    assert not tenure.is_gone(tenure.process_name(os.getpid()))
-    assert tenure.is_gone(tenure.process_name(os.getpid()) + "0")  # another that had this number
+    assert ownership.is_gone(gone)
+    assert not ownership.is_gone(ownership.process_name(os.getpid()))
+    assert ownership.is_gone(ownership.process_name(os.getpid()) + "0")  # another that had this number
     elsewhere = f"another boot:pid:[1]/{child}/1"
-    assert not tenure.is_gone(elsewhere) and not tenure.is_gone("one")
+    assert not ownership.is_gone(elsewhere) and not ownership.is_gone("one")
     Tenure(60.0, gone).hold(scene.store)
     assert Tenure(60.0, "other").hold(scene.store) == [scene.run_id]
     with scene.store.read() as c:

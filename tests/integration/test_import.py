@@ -18,10 +18,6 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from service import exporter, migration
-from service.db import Store
-from service.evidence import RecordDatabase
-from service.filter import Wanted
 from service.formats import (
     Attachment,
     Format,
@@ -37,8 +33,13 @@ from service.formats import (
     native,
     read,
 )
-from service.importer import import_items
-from service.models import attachment, best, device, record, task
+from service.records import exporter
+from service.records.filter import Wanted
+from service.records.importer import import_items
+from service.selection.database import RecordDatabase
+from service.store import migration
+from service.store.db import Store
+from service.store.tables import attachment, best, device, record, task
 from strategy.record import REFUTING, Device, ErrorKind, Phase, estimate
 from strategy.select import Reason as Why
 from strategy.select import select
@@ -241,7 +242,7 @@ def test_an_interrupted_import_leaves_whole_batches_and_is_run_again(store: Stor
 def test_a_batch_that_fails_leaves_nothing_behind(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from service import importer
+    from service.records import importer
 
     def fail(*_: Any) -> None:
         raise OSError("no space left on device")

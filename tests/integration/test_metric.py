@@ -6,9 +6,9 @@ import pytest
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.db import Store, now
 from service.metric import Metrics
-from service.models import cost_model
+from service.store.db import Store, now
+from service.store.tables import cost_model
 from strategy.record import ErrorKind, Reference, Results
 from tests.integration.scene import TARGET, TERMS, Scene, configs, failed, timed
 

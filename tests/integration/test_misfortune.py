@@ -9,11 +9,11 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from service.db import Store
 from service.errors import DatabaseError, InvalidError
 from service.formats import ImportedRecord, Source, native, read
-from service.importer import import_items
-from service.models import best, workload
+from service.records.importer import import_items
+from service.store.db import Store
+from service.store.tables import best, workload
 from tests.integration.test_import import bests, count, expected_best, made
 
 ROWS = [made(i % 30, (1.0 + i,), measured_at=float(i)) for i in range(60)]

@@ -13,17 +13,21 @@ import sqlalchemy as sa
 from plevel import plevel_database
 from plevel.client import ServiceError
 from plevel.direct import connect
-from service import catalogue, exporter, relative, runs, token
-from service.coverage import cover, list_best
-from service.db import Store
+from service.access import token
 from service.errors import ForbiddenError, InvalidError
-from service.evidence import RecordDatabase
-from service.filter import Wanted
 from service.formats import ImportedRecord, native
-from service.importer import import_items
-from service.models import TokenScope, record, task, timing_policy
-from service.namespace import DEFAULT, check, within
-from service.records import page
+from service.records import exporter
+from service.records.coverage import cover, list_best
+from service.records.filter import Wanted
+from service.records.importer import import_items
+from service.records.log import page
+from service.selection.database import RecordDatabase
+from service.store import catalogue
+from service.store.db import Store
+from service.store.namespace import DEFAULT, check, within
+from service.store.tables import TokenScope, record, task, timing_policy
+from service.tuning import run as runs
+from service.tuning import sources
 from strategy.op_strategy import Candidate
 from strategy.record import RunStatus, decode, encode, to_json
 from strategy.select import Reason
@@ -139,7 +143,7 @@ def test_what_a_worker_measures_goes_where_its_run_is(store: Store) -> None:
             for name in (OTHER, DEFAULT)
         ]
         found = [
-            (len(relative.find_sources(c, i, sa.false())), len(relative.find_champions(c, i)))
+            (len(sources.find_sources(c, i, sa.false())), len(sources.find_champions(c, i)))
             for i in places
         ]
     assert found == [(1, 1), (0, 0)]

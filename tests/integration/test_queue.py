@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
-from service import claim, fleet, queue, retry
-from service.db import Store, now
 from service.errors import DeviceBusyError, InvalidError, LeaseLostError, NotFoundError
-from service.models import event, job, job_entry, lease, worker
+from service.queue import claim, fleet, retry
+from service.queue import job as jobs
+from service.store.db import Store, now
+from service.store.tables import event, job, job_entry, lease, worker
 from strategy.record import ALL, ErrorKind, Renewed, Report, Result, Results
 from tests.integration.scene import (
     FAST,
@@ -34,7 +35,7 @@ def scene(store: Store) -> Scene:
 
 def renew(scene: Scene, lease_id: int, token: int, timing: bool = False) -> Renewed:
     with scene.store.write() as c:
-        return queue.renew(c, lease_id, token, timing, TERMS)
+        return jobs.renew(c, lease_id, token, timing, TERMS)
 
 
 def test_a_job_goes_round(scene: Scene) -> None:
@@ -174,7 +175,7 @@ def test_a_late_result_is_kept_for_the_record(scene: Scene) -> None:
     unknown = Results(token=late.token + 7, session="s", results=sent.results)
     reports = [Report(lease_id=late.id, results=r) for r in (sent, unknown)]
     with scene.store.write() as c:
-        answers = queue.report_many(c, reports, TERMS)
+        answers = jobs.report_many(c, reports, TERMS)
         (kept,) = c.execute(sa.select(event).where(event.c.kind == "late")).all()
     assert all(isinstance(a, LeaseLostError) for a in answers)
     assert (kept.run_id, kept.job_id, kept.worker_id) == (scene.run_id, late.job.id, worker_id)
@@ -228,11 +229,11 @@ def test_giving_back_is_nobodys_fault(scene: Scene) -> None:
         held = scene.leased(worker_id)
         assert held.job.attempt == 1
         with scene.store.write() as c:
-            queue.release(c, held.id, held.token, TERMS)
+            jobs.release(c, held.id, held.token, TERMS)
     held = scene.leased(worker_id)
     with scene.store.write() as c:
         fleet.end(c, worker_id)
-        queue.release_worker(c, worker_id, TERMS)
+        jobs.release_worker(c, worker_id, TERMS)
     assert scene.states() == ["queued"]
     with pytest.raises(NotFoundError):
         scene.lease(worker_id)
@@ -360,7 +361,7 @@ def test_a_worker_gets_jobs_of_its_target_only(scene: Scene) -> None:
 
 def test_urgent_jobs_go_first(scene: Scene) -> None:
     scene.enqueue(configs(1))
-    urgent = scene.enqueue(configs(1), priority=queue.URGENT)
+    urgent = scene.enqueue(configs(1), priority=jobs.URGENT)
     assert scene.leased(scene.register()).job.id == urgent
 
 
@@ -373,7 +374,7 @@ def test_a_result_of_no_entry_is_refused(scene: Scene) -> None:
 
 
 def test_a_cancelled_run_is_told_to_its_workers(scene: Scene) -> None:
-    from service import runs
+    from service.tuning import run as runs
 
     scene.enqueue(configs(2))
     scene.enqueue(configs(2))

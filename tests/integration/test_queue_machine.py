@@ -17,10 +17,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from service import queue, retry, runs
-from service.db import Store, now
 from service.errors import DeviceBusyError, LeaseLostError
-from service.models import EntryState, JobState, job, job_entry, lease, record
+from service.queue import job as queue
+from service.queue import retry
+from service.store.db import Store, now
+from service.store.tables import EntryState, JobState, job, job_entry, lease, record
+from service.tuning import run as runs
 from strategy.record import Lease
 from strategy.target import Target
 from tests.integration.scene import TERMS, Scene, configs, device, failed, request, timed

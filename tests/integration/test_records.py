@@ -13,11 +13,12 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from service import exporter, queue, records
-from service.db import Store, now
-from service.evidence import RecordDatabase
-from service.models import best, environment, job, record
-from service.models import device as table
+from service.queue import job as queue
+from service.records import exporter, log
+from service.selection.database import RecordDatabase
+from service.store.db import Store, now
+from service.store.tables import best, environment, job, record
+from service.store.tables import device as table
 from strategy.record import REFUTING, ErrorKind, Phase, Reference, Result, Results
 from strategy.select import History, Level, Measured, select
 from strategy.space import Config
@@ -275,12 +276,12 @@ def test_a_record_keeps_everything(scene: Scene) -> None:
     sent = Results(
         token=held.token, session="s", results=(result,), environment={"driver": "1"}, done=True
     )
-    from service import queue
+    from service.queue import job as queue
 
     with scene.store.write() as c:
         queue.report(c, held.id, sent, TERMS)
     with scene.store.read() as c:
-        row = records.page(c, run_id=scene.run_id).records[0]
+        row = log.page(c, run_id=scene.run_id).records[0]
         assert c.scalar(sa.select(sa.func.count()).select_from(environment)) == 1
     assert (row.samples_s, row.prepare_s, row.build_s, row.check_s, row.run_s) == (
         (1.0, 2.0, 3.0), 0.5, 0.1, 0.2, 0.3,
@@ -304,24 +305,24 @@ def test_pages_go_through_all_records_once(scene: Scene, newest: bool) -> None:
     cursor: int | None = 0
     with scene.store.read() as c:
         while cursor is not None:
-            page = records.page(c, run_id=scene.run_id, limit=3, cursor=cursor, newest=newest)
+            page = log.page(c, run_id=scene.run_id, limit=3, cursor=cursor, newest=newest)
             seen += [r.id for r in page.records]
             cursor = page.next
         assert seen == sorted(set(seen), reverse=newest)
         assert len(seen) == 7
-        assert len(records.page(c, error="any").records) == 4
-        assert len(records.page(c, error="none").records) == 3
-        assert len(records.page(c, error=ErrorKind.COMPILE).records) == 4
-        assert records.page(c, error=ErrorKind.OOM).records == ()
-        assert records.page(c, phase=Phase.CONFIRM).records == ()
-        assert len(records.page(c, task_id=scene.tasks[FAST.implementation]).records) == 7
+        assert len(log.page(c, error="any").records) == 4
+        assert len(log.page(c, error="none").records) == 3
+        assert len(log.page(c, error=ErrorKind.COMPILE).records) == 4
+        assert log.page(c, error=ErrorKind.OOM).records == ()
+        assert log.page(c, phase=Phase.CONFIRM).records == ()
+        assert len(log.page(c, task_id=scene.tasks[FAST.implementation]).records) == 7
 
 
 @pytest.mark.parametrize(("by_op", "newest"), [(False, False), (True, False), (False, True)])
 def test_what_no_index_finds_is_looked_for_a_part_at_a_time(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, by_op: bool, newest: bool
 ) -> None:
-    monkeypatch.setattr(records, "SCAN", 3)
+    monkeypatch.setattr(log, "SCAN", 3)
     scene.enqueue(configs(7))
     held = scene.leased(scene.register())
     scene.report(held, [failed(e.index) if e.index == 5 else timed(e) for e in held.job.entries])
@@ -329,15 +330,15 @@ def test_what_no_index_finds_is_looked_for_a_part_at_a_time(
     found, pages, cursor = [], 0, 0
     with scene.store.read() as c:
         while cursor is not None:
-            page = records.page(c, limit=2, cursor=cursor, newest=newest, **wanted)
+            page = log.page(c, limit=2, cursor=cursor, newest=newest, **wanted)
             found += [r.error for r in page.records]
             pages, cursor = pages + 1, page.next
         assert (found, pages) == ([ErrorKind.COMPILE], 3)
-        page = records.page(c, limit=2, run_id=scene.run_id, error="any")
+        page = log.page(c, limit=2, run_id=scene.run_id, error="any")
         assert (len(page.records), page.next) == (1, None)
-        assert records.page(c, op="nothing", cursor=3).next == 6
-        assert records.page(c, op="nothing", cursor=7, newest=True).next == 4
-        assert records.page(c, op="nothing", cursor=4, newest=True).next is None
+        assert log.page(c, op="nothing", cursor=3).next == 6
+        assert log.page(c, op="nothing", cursor=7, newest=True).next == 4
+        assert log.page(c, op="nothing", cursor=4, newest=True).next is None
 
 
 def test_the_curve_falls(scene: Scene) -> None:
@@ -345,7 +346,7 @@ def test_the_curve_falls(scene: Scene) -> None:
     results: dict[Config, Any] = {a: (3.0,), b: ErrorKind.CRASH, d: (4.0,), e: (2.0,)}
     measure(scene, FAST.implementation, results)
     with scene.store.read() as c:
-        points = records.curve(c, scene.tasks[FAST.implementation])
+        points = log.curve(c, scene.tasks[FAST.implementation])
     assert [(p.trial, p.median_s) for p in points] == [(1, 3.0), (4, 2.0)]
 
 
@@ -375,8 +376,8 @@ def test_reference_times_are_records_of_their_own(store: Store) -> None:
     finish(0, 1e-5, 1.01e-5)
     finish(1, 1e-5, 1.2e-5, 1e-5, 1.1e-5)
     with store.read() as c:
-        page = records.page(c, phase=Phase.REFERENCE)
-        kept = records.page(c, phase=Phase.SEARCH)
+        page = log.page(c, phase=Phase.REFERENCE)
+        kept = log.page(c, phase=Phase.SEARCH)
         best_tasks = set(c.scalars(sa.select(best.c.task_id)))
     assert [r.samples_s[0] for r in page.records] == [1e-5, 1.01e-5, 1e-5, 1.2e-5, 1e-5, 1.1e-5]
     assert {r.implementation for r in page.records} == {"reference.sqrt"}

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from service import coverage, records, retention, runs
-from service.backup import backup
-from service.db import Store
 from service.errors import InvalidError
-from service.evidence import RecordDatabase
 from service.formats import ImportedRecord
-from service.importer import import_items
-from service.models import purge, record, tombstone
-from service.retention import Doubtful, prune
+from service.records import coverage, log, retention
+from service.records.importer import import_items
+from service.records.retention import Doubtful, prune
+from service.selection.database import RecordDatabase
+from service.store.backup import backup
+from service.store.db import Store
+from service.store.tables import purge, record, tombstone
+from service.tuning import run as runs
 from strategy.record import Device, ErrorKind, Phase
 from strategy.select import select
 from tests.integration.scene import FAST, SLOW, TARGET, WORKLOAD, Scene, configs, timed
@@ -79,9 +80,9 @@ def test_a_purge_derives_the_best_anew_and_outlives_an_import(store: Store) -> N
     trusted = [r for r in rows if r.measured_at >= DAY_S * 9.5]
     assert {k[1:]: v[:3] for k, v in bests(store).items()} == expected_best(trusted)
     with store.read() as c:
-        assert len(records.page(c).records) == len(trusted)
+        assert len(log.page(c).records) == len(trusted)
         assert all(h.mean_s >= 10.0 for h in RecordDatabase(c).history(WORKLOAD))
-        assert records.curve(c, 1)[0].median_s == 10.0
+        assert log.curve(c, 1)[0].median_s == 10.0
     assert import_items(store, rows).new == 0
     assert {k[1:]: v[:3] for k, v in bests(store).items()} == expected_best(trusted)
 

@@ -14,13 +14,14 @@ from typer.testing import CliRunner
 
 from plevel.cli.main import app
 from plevel.client import Client, ServiceError
-from service import runs, training
-from service.db import Store
 from service.errors import InvalidError, NotFoundError
-from service.evidence import RecordDatabase
-from service.models import audit, cost_model, run
-from service.ranker import LEAST_ACCURACY, ModelRanker
-from service.trainer import Trainer
+from service.predict import training
+from service.predict.ranker import LEAST_ACCURACY, ModelRanker
+from service.predict.trainer import Trainer
+from service.selection.database import RecordDatabase
+from service.store.db import Store
+from service.store.tables import LIVE, audit, cost_model, run
+from service.tuning import run as runs
 from strategy.op_strategy import Candidate
 from strategy.record import JobEntry, Result, RunRequest, RunState, RunWorkload
 from strategy.select import Reason, Selection, select
@@ -136,7 +137,7 @@ def test_an_implementation_that_it_does_not_know_leaves_the_answer_to_the_plevel
 
 def finish_runs(store: Store) -> None:
     with store.write() as c:
-        live = c.scalars(sa.select(run.c.id).where(run.c.state.in_(runs.LIVE))).all()
+        live = c.scalars(sa.select(run.c.id).where(run.c.state.in_(LIVE))).all()
         for run_id in live:
             runs.finish(c, run_id, RunState.DONE, "done")
 

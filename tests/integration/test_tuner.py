@@ -10,15 +10,18 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from service import fleet, queue, runs, tuning_run
-from service.budget import PATIENCE
-from service.cost_model import ChildModel, CostModel
-from service.db import Store, now
-from service.evidence import RecordDatabase
-from service.models import job, job_entry, run, run_task
+from service.queue import fleet
+from service.queue import job as queue
+from service.search.child import ChildModel, CostModel
+from service.selection.database import RecordDatabase
 from service.settings import Settings
-from service.tuner import CONFIRM_SESSIONS, FINALISTS, Tuner
-from service.wakeup import Wakeup
+from service.store.db import Store, now
+from service.store.tables import LIVE, job, job_entry, run, run_task
+from service.store.wakeup import Wakeup
+from service.tuning import run as runs
+from service.tuning import tuning_run
+from service.tuning.budget import PATIENCE
+from service.tuning.tuner import CONFIRM_SESSIONS, FINALISTS, Tuner
 from strategy.op_strategy import Candidate
 from strategy.record import (
     JobEntry,
@@ -100,7 +103,7 @@ class Farm:
         for _ in range(turns):
             self.tuner.step()
             status = self.status(run_id)
-            if status.state not in runs.LIVE:
+            if status.state not in LIVE:
                 return status
             self.work()
         return self.status(run_id)
@@ -253,7 +256,7 @@ def test_a_killed_service_goes_on_at_every_single_step(farm: Farm) -> None:
         farm.tuner = farm.fresh_tuner()
         farm.tuner.step()
         farm.work()
-        if farm.status(status.id).state not in runs.LIVE:
+        if farm.status(status.id).state not in LIVE:
             break
     status = farm.status(status.id)
     assert (status.state, status.trials_done) == (RunState.DONE, 24)
@@ -434,9 +437,9 @@ def test_lost_configurations_are_not_proposed_again(farm: Farm) -> None:
             sa.select(job_entry.c.config).where(job_entry.c.job_id == first.id))}  # fmt: skip
         entries = c.execute(sa.select(job_entry).where(job_entry.c.job_id == first.id)).all()
         owner = c.execute(sa.select(job).where(job.c.id == first.id)).one()
-        from service import records
+        from service.records import log
 
-        records.append_lost(c, owner, entries, "its workers died")
+        log.append_lost(c, owner, entries, "its workers died")
         c.execute(sa.update(job).where(job.c.id == first.id).values(state="quarantined"))
     status = farm.go(status.id)
     assert (status.state, status.trials_done) == (RunState.DONE, 24)

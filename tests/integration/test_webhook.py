@@ -17,11 +17,12 @@ import sqlalchemy as sa
 
 from plevel.cli.main import main
 from plevel.client import Client
-from service import runs, webhook
-from service.db import Store, now
 from service.errors import InvalidError
-from service.models import webhook as table
 from service.settings import Settings
+from service.store.db import Store, now
+from service.store.tables import webhook as table
+from service.tuning import run as runs
+from service.tuning import webhook
 from strategy.record import RunState, RunStatus, decode
 from tests.integration.process import Start
 from tests.integration.scene import TERMS, Scene, request

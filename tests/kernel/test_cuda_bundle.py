@@ -33,7 +33,7 @@ from workers.bundle import (
     seal,
     unseal,
 )
-from workers.cuda_runner import CudaRunner
+from workers.cuda.runner import CudaRunner
 from workers.runner import Session
 
 TARGET = Target.parse("cuda -arch=sm_80")

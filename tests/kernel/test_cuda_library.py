@@ -37,8 +37,8 @@ from tests.kernel.test_cuda_build import plevel
 from tests.kernel.test_cuda_runner import Channel, session_of
 from workers.builder import Built
 from workers.bundle import Bundle, Part, run_bundle, seal, unseal
-from workers.cuda_library import CudaError, installed_libraries, prepare_call
-from workers.cuda_runner import CudaRunner
+from workers.cuda.library import CudaError, installed_libraries, prepare_call
+from workers.cuda.runner import CudaRunner
 from workers.runner import Session
 
 TARGET = Target.parse("cuda -arch=sm_90 -libs=cublas,cudnn")
@@ -56,7 +56,7 @@ def vendor(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def installed(vendor: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This host has both libraries, and no other test finds them open."""
-    import workers.cuda_library as calls
+    import workers.cuda.library as calls
 
     monkeypatch.setattr("workers.runner.pin_threads", lambda cores, known: None)
     for module in (strategy.extern, calls):

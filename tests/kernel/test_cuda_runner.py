@@ -24,9 +24,9 @@ from strategy.target import Target
 from strategy.workload import Workload
 from tests.kernel.emulation.device import EmulatedDriver
 from workers.builder import Built
-from workers.cuda_kernel import CudaKernel
-from workers.cuda_library import CudaError
-from workers.cuda_runner import CudaRunner
+from workers.cuda.kernel import CudaKernel
+from workers.cuda.library import CudaError
+from workers.cuda.runner import CudaRunner
 from workers.kernel import Data
 from workers.reference import random_inputs
 from workers.runner import Session
@@ -188,7 +188,7 @@ def test_many_calls_are_replayed_in_whole_rounds_of_the_copies(tmp_path: Path) -
 def test_a_worker_says_in_one_line_what_is_missing() -> None:
     hidden = "import sys; sys.modules['pycuda'] = None; sys.argv = ['w', '3']; import runpy; "
     done = subprocess.run(
-        [sys.executable, "-c", hidden + "runpy.run_module('workers.cuda', run_name='__main__')"],
+        [sys.executable, "-c", hidden + "runpy.run_module('workers.cuda.driver', run_name='__main__')"],
         capture_output=True, text=True, check=False, timeout=60, env=dict(os.environ),
     )  # fmt: skip
     assert done.returncode == 1

@@ -30,8 +30,8 @@ from tests.kernel.emulation.device import (
     missing_for_driver,
 )
 from tests.kernel.test_cuda_runner import artefact_of, begin, session_of
-from workers.cuda import _FORMATS
-from workers.cuda_runner import runner_on
+from workers.cuda.driver import _FORMATS
+from workers.cuda.runner import runner_on
 from workers.sandbox import ForkServer
 
 pytestmark = pytest.mark.skipif(bool(missing_for_driver()), reason=missing_for_driver())
@@ -215,7 +215,7 @@ def test_a_driver_older_than_its_toolkit_is_named(tmp_path: Path) -> None:
     library = tmp_path / "libcuda.so.1"  # that has none of the names
     subprocess.run([str(find_cxx()), "-shared", "-o", str(library), "-x", "c", os.devnull], check=True)
     done = subprocess.run(
-        [sys.executable, "-m", "workers.cuda", "0"], env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)},
+        [sys.executable, "-m", "workers.cuda.driver", "0"], env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)},
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 1

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from service import exporter, history, migration, runs
-from service.db import Store
-from service.evidence import RecordDatabase
 from service.formats import Source, read
-from service.importer import import_items
-from service.models import best, record, target_variant, task, token, tombstone
-from service.models import history as history_table
+from service.records import exporter, tvm_history
+from service.records.importer import import_items
+from service.selection.database import RecordDatabase
+from service.store import migration
+from service.store.db import Store
+from service.store.tables import best, record, target_variant, task, token, tombstone
+from service.store.tables import history as history_table
+from service.tuning import run as runs
 from strategy.select import select
 from strategy.space import Config
 from tests.integration.scene import CANDIDATES, FAST, TARGET, WORKLOAD
@@ -165,7 +167,7 @@ def test_schema_0002_is_carried_forward(url_0002: str) -> None:
         assert {(h["task_id"], h["variant_id"]) for h in kept} == lowest.keys()
         assert min(h["mean_s"] for h in kept) == min(lowest.values())
         with store.write() as c:
-            history.derive(c, {r["task_id"] for r in records})
+            tvm_history.derive(c, {r["task_id"] for r in records})
         order = "task_id", "variant_id", "model"
         assert sorted(_rows(store, history_table), key=lambda h: [h[n] for n in order]) == sorted(
             kept, key=lambda h: [h[n] for n in order]

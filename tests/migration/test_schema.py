@@ -16,10 +16,10 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from service import migration
-from service.db import Store
 from service.errors import DatabaseError, SchemaError
-from service.models import metadata
+from service.store import migration
+from service.store.db import Store
+from service.store.tables import metadata
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -146,7 +146,7 @@ def test_another_programs_file_is_not_touched(tmp_path: Path, asked: Callable[[s
 
 
 def test_two_processes_upgrade_at_once(url: str) -> None:
-    code = "import sys; from service import migration; print(migration.upgrade(sys.argv[1]))"
+    code = "import sys; from service.store import migration; print(migration.upgrade(sys.argv[1]))"
     running = [
         subprocess.Popen([sys.executable, "-c", code, url], stdout=subprocess.PIPE, text=True)
         for _ in range(3)
@@ -165,7 +165,7 @@ def test_migrations_are_found_without_the_source_tree(url: str, tmp_path: Path) 
     for package in ("strategy", "service", "migrations"):
         shutil.copytree(root / package, site / package, ignore=shutil.ignore_patterns("__pycache__"))
     code = (
-        "import sys; from service import migration; import migrations; "
+        "import sys; from service.store import migration; import migrations; "
         "print(migrations.__file__); print(migration.upgrade(sys.argv[1]))"
     )
     environment = {**os.environ, "PYTHONPATH": str(site)}

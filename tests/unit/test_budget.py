@@ -7,7 +7,17 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.budget import ALL_FAILED, Arm, Stand, hopeless, next_arm, order, settled, share, split
+from service.tuning.budget import (
+    ALL_FAILED,
+    Arm,
+    Stand,
+    hopeless,
+    next_arm,
+    order,
+    settled,
+    share,
+    split,
+)
 
 
 def spend(gains: list[float | None], budget: int, batch: int = 4) -> list[int]:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.cost_model import ChildModel, CostModelError, InlineModel, Records
-from service.embedding import Embedding, Places
-from service.features import Digits
-from service.gaussian_process import _invert
-from service.proposal import MOST_TRIALS, VIEWS, Request, expected_improvement, propose
+from service.search.child import ChildModel, CostModelError, InlineModel, Records
+from service.search.embedding import Embedding, Places
+from service.search.features import Digits
+from service.search.gaussian_process import _invert
+from service.search.proposal import MOST_TRIALS, VIEWS, Request, expected_improvement, propose
 from strategy.space import ConfigSpace, Knob
 
 Floats = NDArray[np.float64]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from service.embedding import DERIVED, SINGLE, SMOOTH, Embedding, nearest
+from service.search.embedding import DERIVED, SINGLE, SMOOTH, Embedding, nearest
 from strategy.space import ConfigSpace, Knob, knob, reorder, split
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.features import SpaceFeatures
+from service.search.features import SpaceFeatures
 from strategy.condition import Expr
 from strategy.space import Config, ConfigError, ConfigSpace, Knob, knob, reorder, split
 

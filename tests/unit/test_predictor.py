@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from service.evaluation import MOST_POINTS, evaluate
-from service.predictor import CHUNK, Predictor, Trials
+from service.predict.evaluation import MOST_POINTS, evaluate
+from service.search.predictor import CHUNK, Predictor, Trials
 from strategy.space import ConfigSpace, Knob, knob
 from strategy.workload import Input, Workload
 

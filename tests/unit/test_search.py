@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.cost_model import ChildModel, CostModelError, InlineModel
-from service.elsewhere import Source
-from service.proposal import Proposal, Request
-from service.search import Search
+from service.search.child import ChildModel, CostModelError, InlineModel
+from service.search.proposal import Proposal, Request
+from service.search.search import Search
+from service.search.transfer import Source
 from strategy.space import Config, ConfigSpace, Knob, knob, split
 
 BOWL = ConfigSpace(

@@ -147,7 +147,7 @@ def _modules_of(function: Any) -> Iterator[str]:
 
 
 _BUILT_ON = (
-    "strategy.ops.", "strategy.cuda.", "strategy.schedule", "strategy.pattern", "strategy.masking"
+    "strategy.ops.", "strategy.cuda.", "strategy.schedule", "strategy.pattern", "strategy.cpu."
 )  # fmt: skip
 
 

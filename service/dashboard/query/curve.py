@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from service.best import standing
-from service.models import record
+from service.records.best import standing
+from service.store.tables import record
 from strategy.record import Phase
 
 MAX_POINTS = 400  # of one curve: a search rarely improves more often

@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from service.best import standing
 from service.dashboard.query.overview import HOUR_S, recent
-from service.db import now
 from service.errors import NotFoundError
-from service.fleet import is_alive
-from service.models import (
+from service.queue.fleet import is_alive
+from service.records.best import standing
+from service.records.log import REFERENCE
+from service.store.db import now
+from service.store.tables import (
     JobState,
     best,
     device,
@@ -26,7 +27,6 @@ from service.models import (
     worker_device,
     workload,
 )
-from service.records import REFERENCE
 from strategy.record import Phase
 
 PAGE = 50

@@ -6,9 +6,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from service.db import now
 from service.errors import NotFoundError
-from service.models import cost_model, target
+from service.store.db import now
+from service.store.tables import cost_model, target
 
 PAGE = 50
 VERSIONS = 20

@@ -11,8 +11,8 @@ import msgspec
 import sqlalchemy as sa
 
 from service.errors import NotFoundError
-from service.models import best, run_task, target, task, workload
-from service.records import REFERENCE
+from service.records.log import REFERENCE
+from service.store.tables import best, run_task, target, task, workload
 
 PAGE = 40
 MAX_IMPLEMENTATIONS = 24

@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from service.db import now
-from service.fleet import is_alive
-from service.models import (
+from service.queue.fleet import is_alive
+from service.store.db import now
+from service.store.tables import (
+    LIVE,
     JobState,
     best,
     device,
@@ -22,7 +23,6 @@ from service.models import (
     worker_device,
     workload,
 )
-from service.runs import LIVE
 from strategy.record import Phase
 
 # Ids rise with time: what is recent is found at the log's end, without an index on instants.

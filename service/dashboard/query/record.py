@@ -7,9 +7,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from service.best import standing
 from service.errors import NotFoundError
-from service.models import (
+from service.records.best import standing
+from service.store.tables import (
     device,
     environment,
     record,

@@ -6,13 +6,23 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from service import catalogue
-from service.best import standing
 from service.dashboard.query.curve import MAX_CURVES, Curve, best_so_far
-from service.db import now
 from service.errors import NotFoundError
-from service.models import TaskState, best, record, run, run_task, target, task, workload
-from service.runs import LIVE, trials_of, unknown_run
+from service.records.best import standing
+from service.store import catalogue
+from service.store.db import now
+from service.store.tables import (
+    LIVE,
+    TaskState,
+    best,
+    record,
+    run,
+    run_task,
+    target,
+    task,
+    workload,
+)
+from service.tuning.run import trials_of, unknown_run
 from strategy.record import Phase, RunRequest, convert
 
 PAGE = 25

@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from service.models import best, device, target, task, workload
+from service.store.tables import best, device, target, task, workload
 from strategy.condition import SpecializedCondition
 from strategy.op_strategy import Candidate
 from strategy.space import ConfigSpace

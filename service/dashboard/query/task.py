@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from service.best import standing
 from service.dashboard.query.curve import MAX_CURVES, Curve, best_so_far
 from service.errors import NotFoundError
-from service.models import Scope, best, device, record, target, task, workload
+from service.records.best import standing
+from service.store.tables import Scope, best, device, record, target, task, workload
 from strategy.record import Phase
 
 MAX_POINTS = 1500  # of a scatter

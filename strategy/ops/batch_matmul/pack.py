@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.ops.batch_matmul.operator import BatchMatmulAttrs
-from strategy.ops.dense.tile import (
+from strategy.cpu.tile import (
     ROWS,
     accumulator,
     accumulators,
@@ -25,6 +24,7 @@ from strategy.ops.dense.tile import (
     whole_blocks,
     width_knob,
 )
+from strategy.ops.batch_matmul.operator import BatchMatmulAttrs
 from strategy.pattern import extents_of
 from strategy.schedule import (
     Outs,

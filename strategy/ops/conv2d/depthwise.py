@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.cpu.tile import accumulator, largest_divisor, round_up, up_to
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
-from strategy.ops.dense.tile import accumulator, largest_divisor, round_up, up_to
 from strategy.schedule import (
     Outs,
     dtype_bytes,

@@ -10,6 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.cpu.tile import (
+    ROWS,
+    accumulators,
+    best_tile_of,
+    block_knob,
+    largest_divisor,
+    register_constraint,
+    up_to,
+    whole_blocks,
+    width_knob,
+)
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
 from strategy.ops.conv2d.product import (
@@ -20,17 +31,6 @@ from strategy.ops.conv2d.product import (
     product,
     schedule_packing,
     schedule_product,
-)
-from strategy.ops.dense.tile import (
-    ROWS,
-    accumulators,
-    best_tile_of,
-    block_knob,
-    largest_divisor,
-    register_constraint,
-    up_to,
-    whole_blocks,
-    width_knob,
 )
 from strategy.schedule import Outs, dtype_bytes, integer, lanes_of, stage
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob

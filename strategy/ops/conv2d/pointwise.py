@@ -6,17 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.ops.conv2d.product import (
-    BLOCKS,
-    INNER,
-    Geometry,
-    pack_rows,
-    product,
-    schedule_packing,
-    schedule_product,
-)
-from strategy.ops.dense.tile import (
+from strategy.cpu.tile import (
     ROWS,
     accumulators,
     best_tile_of,
@@ -26,6 +16,16 @@ from strategy.ops.dense.tile import (
     up_to,
     whole_blocks,
     width_knob,
+)
+from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.conv2d.product import (
+    BLOCKS,
+    INNER,
+    Geometry,
+    pack_rows,
+    product,
+    schedule_packing,
+    schedule_product,
 )
 from strategy.schedule import Outs, integer, lanes_of
 from strategy.space import Config, ConfigSpace

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strategy.ops.dense.tile import accumulator, round_up, schedule_tile
+from strategy.cpu.tile import accumulator, round_up, schedule_tile
 from strategy.schedule import (
     Outs,
     find_stages,

@@ -11,10 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.ops.conv2d.pad import pad_zeros, pick_pixels, schedule_padding
-from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, pack_rows
-from strategy.ops.dense.tile import (
+from strategy.cpu.tile import (
     ROWS,
     accumulator,
     accumulators,
@@ -26,6 +23,9 @@ from strategy.ops.dense.tile import (
     whole_blocks,
     width_knob,
 )
+from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.conv2d.pad import pad_zeros, pick_pixels, schedule_padding
+from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, pack_rows
 from strategy.schedule import (
     Outs,
     find_stages,

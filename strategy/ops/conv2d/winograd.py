@@ -11,11 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
-from strategy.ops.conv2d.product import BLOCKS, Geometry
-from strategy.ops.conv2d.transform import KERNEL, Transform, coefficient, combine
-from strategy.ops.dense.tile import (
+from strategy.cpu.tile import (
     ROWS,
     accumulators,
     best_tile_of,
@@ -28,6 +24,10 @@ from strategy.ops.dense.tile import (
     whole_blocks,
     width_knob,
 )
+from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
+from strategy.ops.conv2d.product import BLOCKS, Geometry
+from strategy.ops.conv2d.transform import KERNEL, Transform, coefficient, combine
 from strategy.schedule import (
     Outs,
     find_stages,

@@ -15,6 +15,7 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.condition import SpecializedCondition
+from strategy.cpu.tile import Extents
 from strategy.cuda.dlight import schedule_by
 from strategy.cuda.library import multiplies, schedule_in_place
 from strategy.cuda.limit import limits_of
@@ -25,7 +26,6 @@ from strategy.cuda.tiled import loops_of_parts, schedule_tiled, tiled_space
 from strategy.cuda.wgmma import takes_wgmma
 from strategy.op_strategy import OpStrategy
 from strategy.ops.dense import cublas, dense_strategy, gemv_cuda, mma
-from strategy.ops.dense.tile import Extents
 from strategy.schedule import Outs, join_epilogue, new_schedule
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target

@@ -12,7 +12,7 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.condition import Clause
-from strategy.ops.dense.tile import (
+from strategy.cpu.tile import (
     Extents,
     accumulator,
     panels,

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.cpu.tile import Extents
 from strategy.cuda.limit import DeviceLimits, limits_of
 from strategy.cuda.matmul import Product, compute_product
-from strategy.ops.dense.tile import Extents
 from strategy.pattern import element_bytes
 from strategy.schedule import Outs, find_stages, integer, join_epilogue, new_schedule
 from strategy.space import Config, ConfigSpace, Knob, knob

@@ -13,7 +13,7 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.condition import Expr
-from strategy.ops.dense.tile import (
+from strategy.cpu.tile import (
     ROWS,
     Extents,
     accumulator,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.ops.dense.tile import (
+from strategy.cpu.tile import (
     ROWS,
     Extents,
     accumulator,

@@ -1,6 +1,6 @@
 """A stand-in for pycuda.driver, by its names: one device that runs emulated cubins where they are launched.
 
-It has what `workers/cuda.py` uses, and no more. A test puts its folder on PYTHONPATH; the product
+It has what `workers/cuda/driver.py` uses, and no more. A test puts its folder on PYTHONPATH; the product
 does not know of it.
 """
 

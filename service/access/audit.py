@@ -1,0 +1,58 @@
+"""The audit log: who asked for what that changes something."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from service.access.auth import Actor
+from service.store.db import now
+from service.store.tables import TokenScope, audit
+
+
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    at: float
+    actor: str
+    action: str
+    detail: dict[str, Any]
+
+
+def user() -> Actor:
+    """Whoever uses the database itself: a user of this host."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a uid without a name
+        name = "unknown"
+    return Actor(f"user {name}", frozenset(TokenScope))
+
+
+_NOTE = sa.insert(audit).values(at=now())
+
+
+def note(connection: sa.Connection, actor: Actor, action: str, **detail: Any) -> None:
+    """Appends to the log, in the transaction that does it."""
+    note_all(connection, action, [(actor, detail)])
+
+
+def note_all(
+    connection: sa.Connection, action: str, notes: Sequence[tuple[Actor, Mapping[str, Any]]]
+) -> None:
+    """Appends several entries of one action: who asked for it, and the detail."""
+    rows = [
+        {"actor": a.name[:200], "token_id": a.token_id, "action": action, "detail": detail}
+        for a, detail in notes
+    ]
+    connection.execute(_NOTE, rows)
+
+
+def page(connection: sa.Connection, limit: int) -> Sequence[AuditEntry]:
+    """The latest entries, the newest first."""
+    rows = connection.execute(sa.select(audit).order_by(audit.c.id.desc()).limit(limit))
+    return [
+        AuditEntry(id=r.id, at=r.at, actor=r.actor, action=r.action, detail=r.detail) for r in rows
+    ]

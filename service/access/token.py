@@ -1,0 +1,121 @@
+"""Tokens: making, listing, revoking and finding them. Functions run in the caller's transaction.
+
+A token is 256 random bits, so that its plain SHA-256 is as hard to turn back as any slower hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from service.errors import InvalidError, NotFoundError
+from service.store.db import now
+from service.store.namespace import check
+from service.store.tables import TokenScope, token
+
+PREFIX = "plevel_"  # so that scanners for leaked secrets know one
+_NAMESPACED = frozenset({TokenScope.READ, TokenScope.SUBMIT})
+
+
+class TokenInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a token; the secret itself is not. With a `namespace` it opens no other."""
+
+    id: int
+    name: str
+    scopes: tuple[TokenScope, ...]
+    namespace: str | None = None
+    created_at: float
+    expires_at: float | None = None
+    revoked_at: float | None = None
+
+
+class NewToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A token as it is made: the only time that its secret is shown."""
+
+    id: int
+    secret: str
+
+
+def digest_of(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def create(
+    connection: sa.Connection,
+    name: str,
+    scopes: Collection[TokenScope],
+    expires_in_s: float | None = None,
+    namespace: str | None = None,
+) -> NewToken:
+    """A new token.
+
+    Raises:
+        InvalidError: it would allow nothing, or more than its namespace: workers and administrators
+            serve all.
+    """
+    if not scopes:
+        raise InvalidError(f"scopes: a token allows something: {', '.join(TokenScope)}")
+    if namespace is not None and not _NAMESPACED.issuperset(scopes):
+        raise InvalidError("namespace: a token of one has scopes read and submit at most")
+    if namespace is not None:
+        check(namespace)
+    secret = PREFIX + secrets.token_urlsafe(32)
+    token_id = connection.execute(
+        sa.insert(token)
+        .values(
+            name=name, digest=digest_of(secret), scopes=sorted(set(scopes)), namespace=namespace,
+            created_at=now(),
+            expires_at=None if expires_in_s is None else now() + expires_in_s,
+        )
+        .returning(token.c.id)
+    ).scalar_one()  # fmt: skip
+    return NewToken(id=int(token_id), secret=secret)
+
+
+def list_all(connection: sa.Connection) -> list[TokenInfo]:
+    """All tokens, the newest first, the revoked too."""
+    return [_info(row) for row in connection.execute(sa.select(token).order_by(token.c.id.desc()))]
+
+
+def revoke(connection: sa.Connection, token_id: int) -> None:
+    """Ends a token for good; raises `NotFoundError`. One that is revoked stays as it is."""
+    known = connection.execute(
+        sa.update(token)
+        .where(token.c.id == token_id)
+        .values(revoked_at=sa.func.coalesce(token.c.revoked_at, now()))
+    )
+    if not known.rowcount:
+        raise NotFoundError(
+            f"token {token_id} does not exist: `plevel token list` shows those that do"
+        )
+
+
+def find(connection: sa.Connection, digest: str) -> TokenInfo | None:
+    """The token of this digest, if it is good now."""
+    row = connection.execute(
+        sa.select(token).where(token.c.digest == digest, _is_good())
+    ).one_or_none()
+    return None if row is None else _info(row)
+
+
+def any_good(connection: sa.Connection) -> bool:
+    """Whether there is a token that opens anything now."""
+    return connection.scalar(sa.select(token.c.id).where(_is_good()).limit(1)) is not None
+
+
+def _is_good() -> sa.ColumnElement[bool]:
+    in_time = sa.or_(token.c.expires_at.is_(None), token.c.expires_at > now())
+    return sa.and_(token.c.revoked_at.is_(None), in_time)
+
+
+def _info(row: Any) -> TokenInfo:
+    return TokenInfo(
+        id=row.id, name=row.name, scopes=tuple(TokenScope(s) for s in row.scopes),
+        namespace=row.namespace,
+        created_at=row.created_at, expires_at=row.expires_at, revoked_at=row.revoked_at,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The cost model of all workloads of an operator, trained between runs."""

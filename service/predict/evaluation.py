@@ -1,0 +1,36 @@
+"""What a model of times is good for: predicted beside measured, and which features it goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from service.search.predictor import Predictor, Trials
+
+MOST_POINTS = 600
+MOST_FEATURES = 24
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a model that was trained without some workloads, at those.
+
+    Attributes:
+        points: measured and predicted seconds of configurations, a regular sample of them.
+        importance: features with their share of all that the trees' splits gained, the largest first.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    importance: tuple[tuple[str, float], ...]
+
+
+def evaluate(model: Predictor, held_out: Sequence[Trials]) -> Evaluation:
+    """How a model's predictions compare with trials that it has not seen."""
+    step = -(-sum(len(t.log_s) for t in held_out) // MOST_POINTS)
+    points: list[tuple[float, float]] = []
+    for t in held_out:
+        digits, measured = t.digits[::step], np.exp(t.log_s[::step])
+        predicted = np.exp(model.predict(t.workload, t.implementation, t.space, digits))
+        points += zip(measured.tolist(), predicted.tolist(), strict=True)
+    return Evaluation(points=tuple(points), importance=tuple(model.importance()[:MOST_FEATURES]))

@@ -1,0 +1,81 @@
+"""What a trained model answers for workloads that were never measured (`strategy.select.Ranker`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from service.store.tables import cost_model
+from service.store.tables import target as target_table
+from strategy.op_strategy import Candidate
+from strategy.select import Prediction
+from strategy.target import Target
+from strategy.workload import Workload
+
+if TYPE_CHECKING:
+    from service.search.predictor import Predictor
+
+# The bar for answers: of pairs of configurations of held-out workloads, the share in the right order.
+LEAST_ACCURACY = 0.85
+MOST_LOADED = 32
+_loaded: dict[str, Predictor] = {}  # by the digest of their trees, in all databases of this process
+
+
+class ModelRanker:
+    """The newest model of an operator and target, where it ranks well enough (`LEAST_ACCURACY`).
+
+    Within one transaction: which model is the newest is read once.
+    """
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self._connection = connection
+        self._newest: dict[tuple[str, str], Any] = {}
+
+    def rank(
+        self, workload: Workload, target: Target, valid: Sequence[Candidate]
+    ) -> list[Prediction]:
+        """Predictions, the fastest first; empty where no model covers all of the candidates."""
+        row = self._find(workload.op, target.key)
+        if row is None or row.accuracy < LEAST_ACCURACY or not workload.is_constant:
+            return []
+        predictor = self._load(row)
+        if not all(predictor.covers(c.implementation) for c in valid):
+            return []
+        found = []
+        for c in valid:
+            config, log_s = predictor.best(workload, c.implementation, c.space)
+            found.append(
+                Prediction(
+                    implementation=c.implementation, config=config, median_s=math.exp(log_s),
+                    sigma_log=row.sigma_log,
+                )
+            )  # fmt: skip
+        return sorted(found, key=lambda p: p.median_s)
+
+    def _find(self, op: str, target_key: str) -> Any:
+        """The newest model's row, None where there is none."""
+        if (op, target_key) not in self._newest:
+            self._newest[op, target_key] = self._connection.execute(
+                sa.select(*cost_model.c["id", "accuracy", "sigma_log", "columns", "digest"])
+                .join(target_table, target_table.c.id == cost_model.c.target_id)
+                .where(cost_model.c.op == op, target_table.c.key == target_key)
+                .order_by(cost_model.c.version.desc())
+                .limit(1)
+            ).one_or_none()
+        return self._newest[op, target_key]
+
+    def _load(self, row: Any) -> Predictor:
+        from service.search.predictor import Predictor  # answers from measurements do without NumPy
+
+        known = _loaded.get(row.digest)
+        if known is None:
+            trees = self._connection.execute(
+                sa.select(cost_model.c.trees).where(cost_model.c.id == row.id)
+            ).scalar_one()
+            if len(_loaded) >= MOST_LOADED:
+                _loaded.clear()
+            known = _loaded[row.digest] = Predictor.load(row.columns, trees)
+        return known

@@ -1,0 +1,144 @@
+"""Keeps the models of times up to date while nothing is being tuned."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import threading
+import time
+from collections import deque
+
+import sqlalchemy as sa
+
+from service.errors import DatabaseError
+from service.predict import training
+from service.store.db import Store, now
+from service.store.namespace import DEFAULT
+from service.store.tables import LIVE, cost_model, run, run_task, target, task, workload
+from strategy.record import RunState
+
+# Without a live run before training begins: it would take the cores of what is timed.
+QUIET_S = 30.0
+GROWTH = 1.25  # records on those of the newest model, from which another is worth training
+log = logging.getLogger(__name__)
+
+
+class Trainer:
+    """One thread that starts one training process at a time, and ends it where a run begins.
+
+    What is due follows from the runs that have finished since this began: imported records alone
+    train nothing, but what is asked for is trained as soon as no run is live.
+
+    Args:
+        store: the database.
+        poll_s: how often to look.
+        quiet_s: see `QUIET_S`.
+    """
+
+    def __init__(self, store: Store, poll_s: float, quiet_s: float = QUIET_S) -> None:
+        self._store = store
+        self._poll_s = poll_s
+        self._quiet_s = quiet_s
+        self._busy_at = time.monotonic()
+        with store.read() as connection:
+            self._seen_until = connection.scalar(sa.select(now())) or 0.0
+        self._due: dict[tuple[str, str], bool] = {}  # and whether it was asked for
+        self._asked: deque[tuple[str, str]] = deque()  # by other threads
+        self._child: tuple[subprocess.Popen[str], tuple[str, str], bool] | None = None
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._loop, name="trainer", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, and the training with it."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._end_child()
+
+    def ask(self, op: str, target_key: str) -> None:
+        """Trains a model soon, whatever the newest has seen; any thread may ask."""
+        self._asked.append((op, target_key))
+
+    def _loop(self) -> None:
+        while not self._stopping.wait(self._poll_s):
+            try:
+                self.step()
+            except DatabaseError as error:
+                log.debug("models are not brought up to date meanwhile: %s", error)  # the tuner says it
+            except Exception:
+                log.exception("models of times are not brought up to date")
+
+    def step(self) -> None:
+        """Starts what is due, reaps what is done, and gives way to a run."""
+        with self._store.read() as connection:
+            live = connection.scalar(sa.select(run.c.id).where(run.c.state.in_(LIVE)).limit(1))
+            self._note_finished(connection)
+        while self._asked:
+            self._due[self._asked.popleft()] = True
+        if live is not None:
+            self._busy_at = time.monotonic()
+            self._end_child()
+            return
+        if self._child is not None:
+            if self._child[0].poll() is None:
+                return
+            self._child = None
+        quiet = time.monotonic() - self._busy_at >= self._quiet_s
+        due = next((d for d, asked in self._due.items() if asked or quiet), None)
+        if due is None:
+            return
+        asked = self._due.pop(due)
+        with self._store.read() as connection:
+            wanted = asked or _is_due(connection, *due)
+        if wanted:
+            self._child = training.start(self._store, *due), due, asked
+
+    def wait(self) -> None:
+        """Until the training that was started is done."""
+        if self._child is not None:
+            self._child[0].wait()
+
+    def _end_child(self) -> None:
+        if self._child is None:
+            return
+        child, due, asked = self._child
+        self._child = None
+        if child.poll() is None:
+            child.kill()
+            self._due[due] = asked
+        child.wait()
+
+    def _note_finished(self, connection: sa.Connection) -> None:
+        ended = connection.execute(
+            sa.select(run.c.finished_at, workload.c.op, target.c.key)
+            .distinct()
+            .join(target, target.c.id == run.c.target_id)
+            .join(run_task, run_task.c.run_id == run.c.id)
+            .join(task, task.c.id == run_task.c.task_id)
+            .join(workload, workload.c.id == task.c.workload_id)
+            .where(
+                run.c.finished_at > self._seen_until, run.c.state == RunState.DONE.value,
+                run.c.namespace == DEFAULT,
+            )
+        ).all()
+        for row in ended:
+            self._due.setdefault((row.op, row.key), False)
+            self._seen_until = max(self._seen_until, row.finished_at)
+
+
+def _is_due(connection: sa.Connection, op: str, target_key: str) -> bool:
+    """Whether there are records enough for a model, and enough that the newest has not seen."""
+    found = training.count(connection, op, target_key)
+    seen = connection.scalar(
+        sa.select(cost_model.c.records)
+        .join(target, target.c.id == cost_model.c.target_id)
+        .where(cost_model.c.op == op, target.c.key == target_key)
+        .order_by(cost_model.c.version.desc())
+        .limit(1)
+    )
+    enough: bool = found.workloads >= training.LEAST_WORKLOADS
+    return enough and found.records >= GROWTH * (seen or 0)

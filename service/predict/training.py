@@ -1,0 +1,334 @@
+"""Models of times in the database: trained from its records, versioned, with how well they rank.
+
+`python -m service.predict.training OP TARGET` reads a database's URL, trains one in a process of its own, and
+prints what came of it as a line of JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+import numpy as np
+import sqlalchemy as sa
+
+from service.errors import InvalidError, NotFoundError
+from service.predict.evaluation import evaluate
+from service.predict.ranker import LEAST_ACCURACY
+from service.records.best import standing
+from service.search.features import Digits
+from service.search.predictor import Floats, Predictor, Ranking, Trials
+from service.store.db import Store, now
+from service.store.namespace import DEFAULT
+from service.store.tables import cost_model, record, target, task, workload
+from strategy.record import Phase, convert, estimate, to_json
+from strategy.space import ConfigSpace
+from strategy.workload import Workload
+
+LEAST_WORKLOADS = 5  # of which one is held out
+HELD_OUT = 0.2  # of the workloads
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """A model of the times of one operator on one target. `version` counts from 1.
+
+    `accuracy` is the share of pairs of configurations, of workloads that were held out, that a model
+    trained on the other workloads ranks as they were measured; it may answer `predicted` where that is
+    at least `bar`.
+    """
+
+    id: int
+    op: str
+    target: str
+    version: int
+    records: int
+    workloads: int
+    held_out: int
+    pairs: int
+    accuracy: float
+    sigma_log: float
+    train_s: float
+    created_at: float
+    answers: bool
+    bar: float = LEAST_ACCURACY
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to train a model of an operator on a target from."""
+
+    op: str
+    target: str
+    records: int
+    workloads: int
+
+
+def count(connection: sa.Connection, op: str, target_key: str) -> Known:
+    """What is on record of an operator on a target."""
+    found = connection.execute(
+        sa.select(
+            sa.func.count().label("records"),
+            sa.func.count(task.c.workload_id.distinct()).label("workloads"),
+        )
+        .select_from(record)
+        .join(task, task.c.id == record.c.task_id)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .join(target, target.c.id == task.c.target_id)
+        .where(
+            workload.c.op == op, target.c.key == target_key, record.c.error.is_(None), standing()
+        )
+    ).one()
+    return Known(op=op, target=target_key, records=found.records, workloads=found.workloads)
+
+
+def known(connection: sa.Connection, op: str, target_key: str) -> Known:
+    """What a model would rest on; raises as `train` does where that is too little."""
+    if connection.scalar(sa.select(target.c.id).where(target.c.key == target_key)) is None:
+        raise NotFoundError(f"target {target_key}: there are no records of it")
+    found = count(connection, op, target_key)
+    _check(op, target_key, found.workloads)
+    return found
+
+
+def _check(op: str, target_key: str, workloads: int) -> None:
+    if workloads < LEAST_WORKLOADS:
+        raise InvalidError(
+            f"{op} on {target_key}: {workloads} workloads on record, at least {LEAST_WORKLOADS} are "
+            "needed: tune more shapes"
+        )
+
+
+def train(store: Store, op: str, target_key: str) -> Model:
+    """Trains a model in this process and stores it.
+
+    Raises:
+        NotFoundError: the target is not in the database.
+        InvalidError: too few workloads of the operator are on record there.
+    """
+    began = time.monotonic()
+    with store.read() as connection:
+        target_id = connection.scalar(sa.select(target.c.id).where(target.c.key == target_key))
+        if target_id is None:
+            raise NotFoundError(f"target {target_key}: there are no records of it")
+        tasks = _tasks(connection, op, target_id)
+        found = dict(_read(connection, op, target_id, tasks))
+        trials = list(found.values())
+        keys = sorted(
+            {t.workload.key for t in trials}, key=lambda k: hashlib.sha256(k.encode()).digest()
+        )
+        _check(op, target_key, len(keys))
+        held = set(keys[: max(1, round(HELD_OUT * len(keys)))])
+        held_out = [
+            _read_with_doubt(connection, tasks[i]) for i, t in found.items() if t.workload.key in held
+        ]
+    tested = Predictor.fit([t for t in trials if t.workload.key not in held])
+    ranking, evaluation = tested.rank(held_out), evaluate(tested, held_out)
+    # What answers has seen all of them.
+    columns, trees = Predictor.fit(trials).dump()
+    values = {
+        "op": op, "target_id": target_id, "created_at": now(), "train_s": time.monotonic() - began,
+        "records": sum(len(t.log_s) for t in trials), "workloads": len(keys),
+        **_ranked(ranking), "columns": columns, "trees": trees,
+        "digest": hashlib.sha256(trees).hexdigest()[:32], "evaluation": to_json(evaluation),
+    }  # fmt: skip
+    version = sa.select(sa.func.coalesce(sa.func.max(cost_model.c.version), 0) + 1).where(
+        cost_model.c.op == op, cost_model.c.target_id == target_id
+    )
+    with store.write() as connection:
+        row = sa.insert(cost_model).values(version=version.scalar_subquery(), **values)
+        model_id = connection.execute(row.returning(cost_model.c.id)).scalar_one()
+        return show(connection, model_id)
+
+
+def _ranked(ranking: Ranking) -> dict[str, Any]:
+    return {
+        "held_out": ranking.workloads, "pairs": ranking.pairs, "accuracy": ranking.accuracy,
+        "sigma_log": ranking.sigma_log,
+    }  # fmt: skip
+
+
+_RAN = (record.c.error.is_(None), record.c.phase != Phase.REFERENCE.value, standing())
+
+
+def _tasks(connection: sa.Connection, op: str, target_id: int) -> dict[int, Any]:
+    """The tasks of an operator on a target, of the newest version of each implementation's code."""
+    tasks = connection.execute(
+        sa.select(*task.c["id", "implementation", "version", "space"], workload.c.body)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .where(
+            workload.c.op == op, task.c.target_id == target_id, task.c.namespace == DEFAULT
+        )
+        .order_by(task.c.id)
+    ).all()
+    newest = {t.implementation: _code(t.version) for t in tasks}
+    return {t.id: t for t in tasks if _code(t.version) == newest[t.implementation]}
+
+
+def _read(
+    connection: sa.Connection, op: str, target_id: int, tasks: Mapping[int, Any]
+) -> Iterator[tuple[int, Trials]]:
+    """What ran of these tasks, by their ids."""
+    ours = (
+        sa.select(task.c.id)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .where(
+            workload.c.op == op, task.c.target_id == target_id, task.c.namespace == DEFAULT
+        )
+    )
+    rows = connection.execution_options(yield_per=20_000).execute(
+        sa.select(record.c.task_id, record.c.config, record.c.median_s)
+        .where(record.c.task_id.in_(ours), *_RAN)
+        .order_by(record.c.task_id)
+    )
+    for task_id, group in groupby(rows, key=lambda r: r[0]):
+        if task_id in tasks:
+            trials = _trials(tasks[task_id], ((r[1], r[2], 0.0) for r in group))
+            if trials is not None:
+                yield task_id, trials
+
+
+def _read_with_doubt(connection: sa.Connection, one: Any) -> Trials:
+    """What ran of a task that is known to have something, with the intervals of its times."""
+    rows = connection.execute(
+        sa.select(*record.c["config", "median_s", "samples_s"]).where(
+            record.c.task_id == one.id, *_RAN
+        )
+    )
+    trials = _trials(one, ((r.config, r.median_s, _doubt(r.samples_s)) for r in rows))
+    assert trials is not None
+    return trials
+
+
+def _doubt(samples_s: Sequence[float]) -> float:
+    """Half the width of the interval of a median, as a difference of logarithms."""
+    if not samples_s:
+        return 0.0
+    found = estimate(samples_s)
+    return math.log(found.high_s / found.low_s) / 2
+
+
+def _trials(one: Any, rows: Iterable[tuple[Any, float, float]]) -> Trials | None:
+    """Records of a task, as configuration, seconds and doubt; None where there is nothing to learn."""
+    asked = convert(one.body, Workload)
+    if not all(i.tensor.is_constant for i in asked.inputs):
+        return None
+    space = None if one.space is None else convert(one.space, ConfigSpace)
+    digits, log_s, doubt = _digits(space, rows)
+    return Trials(asked, one.implementation, space, digits, log_s, doubt) if len(log_s) else None
+
+
+def _code(version: str) -> str:
+    return version.partition(".")[0]
+
+
+def _digits(
+    space: ConfigSpace | None, rows: Iterable[tuple[Any, float, float]]
+) -> tuple[Digits, Floats, Floats]:
+    """Configurations by their digits, their log-seconds and doubts; what is not of the space is left out."""
+    knobs = () if space is None else space.knobs
+    places = [(k.name, {_plain(v): i for i, v in enumerate(k.values)}) for k in knobs]
+    digits: list[list[int]] = []
+    times: list[tuple[float, float]] = []
+    for config, median_s, doubt in rows:
+        if len(config) != len(knobs):
+            continue
+        try:
+            digits.append([place[_plain(config[name])] for name, place in places])
+        except KeyError:
+            continue
+        times.append((median_s, doubt))
+    seconds, doubts = np.array(times, dtype=np.float64).reshape(len(times), 2).T
+    return (
+        np.array(digits, dtype=np.int32).reshape(len(digits), len(knobs)), np.log(seconds), doubts,
+    )  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def find(
+    connection: sa.Connection, *, op: str | None = None, target_key: str | None = None
+) -> list[Model]:
+    """All models, or those of an operator or a target, the newest first."""
+    query = _models().order_by(cost_model.c.id.desc())
+    if op is not None:
+        query = query.where(cost_model.c.op == op)
+    if target_key is not None:
+        query = query.where(target.c.key == target_key)
+    return [_model(row) for row in connection.execute(query)]
+
+
+def show(connection: sa.Connection, model_id: int) -> Model:
+    """One model; raises `NotFoundError`."""
+    row = connection.execute(_models().where(cost_model.c.id == model_id)).one_or_none()
+    if row is None:
+        raise NotFoundError(f"model {model_id} does not exist")
+    return _model(row)
+
+
+def _models() -> sa.Select[Any]:
+    large = ("target_id", "columns", "trees", "digest", "evaluation")
+    columns = [c for c in cost_model.c if c.name not in large]
+    return sa.select(*columns, target.c.key.label("target")).join(
+        target, target.c.id == cost_model.c.target_id
+    )
+
+
+def _model(row: Any) -> Model:
+    return Model(answers=row.accuracy >= LEAST_ACCURACY, **row._mapping)
+
+
+def start(store: Store, op: str, target_key: str, *, piped: bool = False) -> subprocess.Popen[str]:
+    """Trains in a process of its own, below what is timed beside it; it logs what is wrong."""
+    kind = subprocess.PIPE if piped else None
+    child = subprocess.Popen(
+        [sys.executable, "-m", "service.predict.training", op, target_key],
+        stdin=subprocess.PIPE, stdout=kind or subprocess.DEVNULL, stderr=kind, text=True,
+    )  # fmt: skip
+    assert child.stdin is not None
+    with child.stdin:
+        child.stdin.write(store.url.render_as_string(hide_password=False))
+    return child
+
+
+def train_apart(store: Store, op: str, target_key: str) -> Model:
+    """Trains in a process of its own and waits for it; raises as `train` does."""
+    with start(store, op, target_key, piped=True) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        found, said = child.stdout.read(), child.stderr.read()
+    if child.returncode:
+        raise InvalidError((said.strip().splitlines() or ["the training process died"])[-1])
+    return msgspec.json.decode(found, type=Model)
+
+
+def main(arguments: Sequence[str]) -> int:
+    from service.errors import ServiceError
+
+    op, target_key = arguments
+    url = sys.stdin.read()  # not an argument: it may hold a password
+    with contextlib.suppress(OSError):
+        os.nice(10)
+    store = Store(url)
+    try:
+        print(json.dumps(msgspec.to_builtins(train(store, op, target_key))))
+    except ServiceError as error:
+        print(error, file=sys.stderr)
+        return 1
+    finally:
+        store.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,258 @@
+"""Workers and their devices: registering, heartbeats, who is alive."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from service.errors import LeaseLostError, NotFoundError
+from service.store import catalogue
+from service.store.db import among, insert, now
+from service.store.row_cache import recall
+from service.store.tables import device, lease, target, worker, worker_device
+from strategy.record import Device, WorkerInfo
+
+# A sign of life is written once the last is this part of the time old for which a worker counts as alive.
+FRESH = 12
+
+
+class WorkerDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device as a worker drives it now."""
+
+    identity: str
+    slot: str
+    model: str
+    target: str
+    leases: int = 0
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that has registered and not left."""
+
+    id: int
+    name: str
+    host: str
+    pid: int
+    version: str
+    alive: bool
+    registered_at: float
+    seen_at: float
+    devices: tuple[WorkerDevice, ...] = ()
+
+
+def register(
+    connection: sa.Connection, info: WorkerInfo, token_id: int | None = None
+) -> int:
+    """A new worker with its devices; returns its id. With a token, only that speaks for it.
+
+    A device that is known by its identity keeps its row, with what the worker now says of it.
+    """
+    worker_id = connection.execute(
+        sa.insert(worker)
+        .values(
+            name=info.name, host=info.host, pid=info.pid, version=info.version,
+            operators=info.operators, token_id=token_id, created_at=now(), seen_at=now(),
+        )
+        .returning(worker.c.id)
+    ).scalar_one()  # fmt: skip
+    for described in info.devices:
+        device_id, target_id = _put_device(connection, described)
+        connection.execute(
+            insert(connection, worker_device)
+            .values(worker_id=worker_id, device_id=device_id, target_id=target_id)
+            .on_conflict_do_nothing()
+        )
+    catalogue.note(
+        connection, "registered", worker_id=worker_id, name=info.name,
+        devices=[d.identity for d in info.devices],
+    )  # fmt: skip
+    return int(worker_id)
+
+
+def _put_device(connection: sa.Connection, described: Device) -> tuple[int, int]:
+    target_id = catalogue.put_target(connection, described.target)
+    values: dict[str, Any] = {
+        "slot": described.slot,
+        "model": described.model or described.target.model,
+        "target_id": target_id,
+        "target": described.target.to_json(),
+        "fingerprint": described.fingerprint,
+        "seen_at": now(),
+    }
+    statement = insert(connection, device).values(
+        identity=described.identity, created_at=now(), **values
+    )
+    device_id = connection.execute(
+        statement.on_conflict_do_update(index_elements=["identity"], set_=values).returning(device.c.id)
+    ).scalar_one()
+    return int(device_id), target_id
+
+
+_HERE = sa.and_(among(worker.c.id), worker.c.ended_at.is_(None))
+# None of them leaves before this transaction ends; others may see them meanwhile.
+_KNOWN = sa.select(worker.c.id).where(_HERE).order_by(worker.c.id).with_for_update(read=True)
+# Whom another sees right now, or has just seen, need not be seen twice.
+_SEEN = (
+    sa.select(worker.c.id)
+    .where(
+        _HERE,
+        sa.or_(
+            worker.c.seen_at < now() - sa.bindparam("alive_s", type_=sa.Double) / FRESH,
+            worker.c.seen_at > now(),
+        ),
+    )
+    .with_for_update(skip_locked=True, key_share=True)
+)
+_SEE = sa.update(worker).where(worker.c.id.in_(_SEEN)).values(seen_at=now())
+
+
+def see(connection: sa.Connection, workers: Collection[int], alive_s: float) -> None:
+    """Notes signs of life of workers that count as alive for `alive_s` after one."""
+    connection.execute(_SEE, {"ids": workers, "alive_s": alive_s})
+
+
+def heartbeat(connection: sa.Connection, workers: Collection[int], alive_s: float) -> set[int]:
+    """The same; returns the workers that are known, and stay while the transaction lasts.
+
+    The others have left, or never came: they register again.
+    """
+    see(connection, workers, alive_s)
+    return set(connection.scalars(_KNOWN, {"ids": workers}))
+
+
+def check_worker(connection: sa.Connection, worker_id: int, token_id: int | None) -> None:
+    """Raises `NotFoundError` where a worker is another token's; without one (None) all are one's own."""
+    if token_id is not None and tokens(connection, [worker_id]).get(worker_id) != token_id:
+        raise unknown_worker(worker_id)
+
+
+def tokens(connection: sa.Connection, workers: Collection[int]) -> Mapping[int, int | None]:
+    """The tokens that workers registered with, by their ids."""
+    return recall(connection, "token", workers, _find_tokens)
+
+
+def _find_tokens(connection: sa.Connection, ids: Collection[int]) -> dict[int, int | None]:
+    query = sa.select(worker.c.id, worker.c.token_id).where(among(worker.c.id))
+    return {row.id: row.token_id for row in connection.execute(query, {"ids": ids})}
+
+
+_OWN = (
+    sa.select(lease.c.id)
+    .join(worker, worker.c.id == lease.c.worker_id)
+    .where(among(lease.c.id), worker.c.token_id == sa.bindparam("token"))
+)
+
+
+def check_leases(connection: sa.Connection, leases: Collection[int], token_id: int | None) -> None:
+    """The same for workers' leases; raises `LeaseLostError`."""
+    if token_id is None:
+        return
+    own = connection.scalars(_OWN, {"ids": leases, "token": token_id}).all()
+    for lease_id in sorted(set(leases) - set(own)):
+        raise LeaseLostError(f"lease {lease_id} is not of a worker that this token registered")
+
+
+def unknown_worker(worker_id: int) -> NotFoundError:
+    return NotFoundError(f"worker {worker_id} is not registered: register it again")
+
+
+def end(connection: sa.Connection, worker_id: int) -> None:
+    """The worker has left; its leases are the queue's to give back."""
+    ended = connection.execute(
+        sa.update(worker)
+        .where(worker.c.id == worker_id, worker.c.ended_at.is_(None))
+        .values(ended_at=now())
+    )
+    if not ended.rowcount:
+        raise unknown_worker(worker_id)
+    catalogue.note(connection, "left", worker_id=worker_id)
+
+
+def rename(connection: sa.Connection, old: str, new: str) -> None:
+    """Gives a device another identity; where that is another's, the two exchange theirs.
+
+    Their workers register again. Raises `NotFoundError`.
+    """
+    query = sa.select(device.c.identity, device.c.id).where(device.c.identity.in_((old, new)))
+    ids = {row.identity: row.id for row in connection.execute(query)}
+    if old not in ids:
+        raise NotFoundError(f"device {old!r:.200} is not known: `plevel workers --json` has them")
+    names = {ids[old]: new} | ({ids[new]: old} if new in ids else {})
+    for device_id in names:  # out of the way first: identities are unique at every step
+        _update(connection, device_id, f"renaming {device_id}")
+    for device_id, name in names.items():
+        _update(connection, device_id, name)
+    drives = sa.select(worker_device.c.worker_id).where(worker_device.c.device_id.in_(names))
+    connection.execute(
+        sa.update(worker)
+        .where(worker.c.id.in_(drives), worker.c.ended_at.is_(None))
+        .values(ended_at=now())
+    )
+    catalogue.note(connection, "renamed", old=old, new=new)
+
+
+def _update(connection: sa.Connection, device_id: int, identity: str) -> None:
+    connection.execute(
+        sa.update(device).where(device.c.id == device_id).values(identity=identity)
+    )
+
+
+def is_alive(alive_s: float | sa.BindParameter[float]) -> sa.ColumnElement[bool]:
+    """The condition on `worker` that it has not left and has been seen lately."""
+    return sa.and_(
+        worker.c.ended_at.is_(None),
+        worker.c.seen_at > now() - alive_s,
+        worker.c.seen_at < now() + alive_s,  # else by a clock that has been set back
+    )
+
+
+def count_alive(connection: sa.Connection, target_id: int, alive_s: float) -> int:
+    """How many devices of live workers have this target."""
+    query = (
+        sa.select(sa.func.count(worker_device.c.device_id.distinct()))
+        .join(worker, worker.c.id == worker_device.c.worker_id)
+        .where(worker_device.c.target_id == target_id, is_alive(alive_s))
+    )
+    return int(connection.execute(query).scalar_one())
+
+
+def statuses(connection: sa.Connection, alive_s: float) -> list[WorkerStatus]:
+    """All workers that have not left, the newest first."""
+    rows = connection.execute(
+        sa.select(worker, is_alive(alive_s).label("alive"))
+        .where(worker.c.ended_at.is_(None))
+        .order_by(worker.c.id.desc())
+        .limit(1000)
+    ).all()
+    live = (
+        sa.select(lease.c.worker_id, lease.c.device_id, sa.func.count().label("leases"))
+        .where(lease.c.ended_at.is_(None))
+        .group_by(lease.c.worker_id, lease.c.device_id)
+        .subquery()
+    )
+    devices: dict[int, list[WorkerDevice]] = {}
+    for d in connection.execute(
+        sa.select(worker_device.c.worker_id, device.c.identity, device.c.slot, device.c.model,
+                  target.c.key, sa.func.coalesce(live.c.leases, 0).label("leases"))
+        .join(device, device.c.id == worker_device.c.device_id)
+        .join(target, target.c.id == worker_device.c.target_id)
+        .outerjoin(live, sa.and_(live.c.worker_id == worker_device.c.worker_id,
+                                 live.c.device_id == worker_device.c.device_id))
+        .where(worker_device.c.worker_id.in_([r.id for r in rows]))
+        .order_by(device.c.id)
+    ):  # fmt: skip
+        devices.setdefault(d.worker_id, []).append(
+            WorkerDevice(
+                identity=d.identity, slot=d.slot, model=d.model, target=d.key, leases=d.leases
+            )
+        )
+    return [
+        WorkerStatus(
+            id=r.id, name=r.name, host=r.host, pid=r.pid, version=r.version, alive=bool(r.alive),
+            registered_at=r.created_at, seen_at=r.seen_at, devices=tuple(devices.get(r.id, ())),
+        )
+        for r in rows
+    ]  # fmt: skip

@@ -1,0 +1,513 @@
+"""The job queue: enqueue, lease, renew, report, give back.
+
+Each claim of a job (`claim`) raises its fence; its value is the lease's token, and every later call
+must match the token of a lease that is live by the database's clock. What workers ask for at the same
+time is answered together, in the order in which they asked. Functions run in the caller's transaction.
+
+What becomes of a job whose worker is lost is in `retry`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from service.errors import DeviceBusyError, InvalidError, LeaseLostError, ServiceError
+from service.queue import claim, fleet, retry
+from service.queue.claim import Ask
+from service.records import best, log
+from service.store import catalogue
+from service.store.db import among, given_table, now, values_of
+from service.store.tables import EntryState, JobState, job, job_entry, lease, task, workload
+from strategy.record import (
+    Lease,
+    Phase,
+    Renewed,
+    Report,
+    Result,
+    Results,
+    ResultsAccepted,
+    TimingPolicy,
+)
+from strategy.space import Config
+
+URGENT, NORMAL = 0, 10  # priorities: the lower, the sooner
+
+
+@dataclass(frozen=True)
+class NewEntry:
+    """A configuration to enqueue; `best_s` is the best median of its task so far."""
+
+    task_id: int
+    config: Config
+    best_s: float | None = None
+
+
+def enqueue(
+    connection: sa.Connection,
+    run_id: int,
+    workload_id: int,
+    target_id: int,
+    phase: Phase,
+    entries: Sequence[NewEntry],
+    policy: TimingPolicy,
+    seed: int,
+    priority: int = NORMAL,
+) -> int:
+    """A new job; returns its id. Entries are numbered as they stand."""
+    if not entries:
+        raise InvalidError("a job needs at least one entry")
+    op = connection.execute(
+        sa.select(workload.c.op).where(workload.c.id == workload_id)
+    ).scalar_one()
+    versions = connection.execute(
+        sa.select(task.c.implementation, task.c.version).where(
+            task.c.id.in_({e.task_id for e in entries})
+        )
+    ).all()
+    needs = {"op": op, "versions": {v.implementation: _code_version(v.version) for v in versions}}
+    job_id = connection.execute(
+        sa.insert(job)
+        .values(
+            run_id=run_id, workload_id=workload_id, target_id=target_id,
+            policy_id=catalogue.put_policy(connection, policy), phase=phase, state=JobState.QUEUED,
+            priority=priority, turn=_turn(connection, run_id, target_id), attempts=0,
+            fence=0, seed=seed,
+            needs=orjson.dumps(needs, option=orjson.OPT_SORT_KEYS).decode(),
+            available_at=now(), created_at=now(),
+        )
+        .returning(job.c.id)
+    ).scalar_one()  # fmt: skip
+    connection.execute(
+        sa.insert(job_entry),
+        [
+            {
+                "job_id": job_id, "entry": i, "task_id": e.task_id, "config": e.config.to_json(),
+                "config_digest": e.config.digest, "best_s": e.best_s, "state": EntryState.PENDING,
+            }
+            for i, e in enumerate(entries)
+        ],
+    )  # fmt: skip
+    catalogue.note(
+        connection, "enqueued", run_id=run_id, job_id=job_id, phase=phase, entries=len(entries)
+    )
+    return int(job_id)
+
+
+def _turn(connection: sa.Connection, run_id: int, target_id: int) -> float:
+    """Where a run's next job begins: at the end of its own last, and not before where others are.
+
+    Start-time fair queueing (Goyal, Vin and Cheng, 1996), with configurations as the cost.
+    """
+    is_open = job.c.state.in_((JobState.QUEUED, JobState.LEASED))
+    size = sa.select(sa.func.count()).where(job_entry.c.job_id == job.c.id).scalar_subquery()
+    last = connection.scalar(
+        sa.select(sa.func.max(job.c.turn + size)).where(job.c.run_id == run_id, is_open)
+    )
+    queued = sa.select(job.c.turn).where(job.c.state == JobState.QUEUED, job.c.target_id == target_id)
+    leased = (
+        sa.select(job.c.turn)
+        .join(lease, lease.c.job_id == job.c.id)
+        .where(lease.c.ended_at.is_(None), job.c.target_id == target_id)
+    )
+    reached = queued.union_all(leased).subquery()
+    first = connection.scalar(sa.select(sa.func.min(reached.c.turn)))
+    return max(last or 0.0, first or 0.0)
+
+
+def _code_version(version: str) -> str:
+    """The declared integer of `2.1a2b3c4d`, which is what a worker has or has not."""
+    return version.partition(".")[0]
+
+
+def lease_many(
+    connection: sa.Connection, asks: Sequence[Ask], terms: retry.Terms
+) -> list[list[Lease] | ServiceError]:
+    """Leases the next jobs to those who ask, in the order in which they ask.
+
+    Afterwards each device builds at most as many as were asked for, beside the one that it times; two
+    calls for one device at the same moment may lease more under PostgreSQL, which only means that it
+    has more to do.
+
+    Returns:
+        for each ask its leases, or why it is refused: `NotFoundError` for a worker that is not
+        registered, `InvalidError` for a device that is not its.
+    """
+    retry.expire(connection, terms)
+    known = fleet.heartbeat(connection, {a.worker_id for a in asks}, terms.alive_s)
+    answers: list[list[Lease] | ServiceError] = []
+    places: list[claim.Place | None] = []
+    for ask in asks:
+        answers.append([])
+        places.append(None)
+        try:
+            if ask.worker_id not in known:
+                raise fleet.unknown_worker(ask.worker_id)
+            places[-1] = claim.find_place(connection, ask)
+        except ServiceError as error:
+            answers[-1] = error
+    needs = claim.Needs(connection)
+    building = _building(connection, {p.device_id for p in places if p is not None})
+    wanted: list[tuple[int, claim.Place, int]] = []
+    for i, place in enumerate(places):
+        room = 0 if place is None else asks[i].most - building[place.device_id]
+        if place is not None and room > 0 and needs.next(place.target_id):
+            building[place.device_id] += room
+            wanted.append((i, place, room))
+    served: dict[int, list[Any]] = {}
+    if len(wanted) >= claim.TOGETHER:
+        served = claim.take_together(connection, wanted, needs)
+    taken: list[tuple[int, claim.Place, Any]] = []
+    for i, place, room in wanted:
+        if i not in served and any(earlier.worker_id == place.worker_id for _, earlier, _ in taken):
+            # What it gets depends on what it has.
+            _give(connection, taken, answers, terms)
+            taken = []
+        rows = served[i] if i in served else claim.take(connection, place, room, needs, terms.alive_s)
+        taken += [(i, place, row) for row in rows]
+    _give(connection, taken, answers, terms)
+    return answers
+
+
+_BUILDING = (
+    sa.select(lease.c.device_id, sa.func.count().label("leases"))
+    .where(among(lease.c.device_id), lease.c.ended_at.is_(None), lease.c.timing.is_(sa.false()))
+    .group_by(lease.c.device_id)
+)
+
+
+def _building(connection: sa.Connection, devices: Collection[int]) -> Counter[int]:
+    """How many jobs devices have that they do not time yet."""
+    rows = connection.execute(_BUILDING, {"ids": devices})
+    return Counter({row.device_id: row.leases for row in rows})
+
+
+@cache
+def _insertion(lease_s: float) -> Any:
+    given = {"created_at": now(), "expires_at": now() + lease_s, "timing": False}
+    return sa.insert(lease).values(**given).returning(lease.c.id, lease.c.job_id)
+
+
+def _give(
+    connection: sa.Connection,
+    taken: Sequence[tuple[int, claim.Place, Any]],
+    answers: list[list[Lease] | ServiceError],
+    terms: retry.Terms,
+) -> None:
+    """Makes leases of jobs that were claimed, and adds them to the answers of those who asked."""
+    if not taken:
+        return
+    inserted = connection.execute(
+        _insertion(terms.lease_s),
+        [
+            {"job_id": row.id, "worker_id": place.worker_id, "device_id": place.device_id,
+             "token": row.fence}
+            for _, place, row in taken
+        ],
+    )  # fmt: skip
+    ids = {row.job_id: row.id for row in inserted}
+    catalogue.note_all(
+        connection, "leased",
+        [
+            {"run_id": row.run_id, "job_id": row.id, "worker_id": place.worker_id,
+             "detail": {"lease": ids[row.id], "device": place.identity}}
+            for _, place, row in taken
+        ],
+    )  # fmt: skip
+    jobs = claim.wire_jobs(connection, [row for _, _, row in taken])
+    for i, _, row in taken:
+        answer = answers[i]
+        assert isinstance(answer, list)
+        answer.append(
+            Lease(id=ids[row.id], token=row.fence, expires_in_s=terms.lease_s, job=jobs[row.id])
+        )
+
+
+def may_lease(connection: sa.Connection, asks: Sequence[Ask]) -> list[bool]:
+    """Whether a look for jobs may find any, for each that asks: it reads only."""
+    targets: list[int | None] = []
+    for ask in asks:
+        try:
+            targets.append(claim.find_place(connection, ask).target_id)
+        except ServiceError:
+            targets.append(None)
+    found = claim.with_jobs(connection, {t for t in targets if t is not None})
+    return [t in found for t in targets]
+
+
+def _is_live(lease_id: int, token: int) -> sa.ColumnElement[bool]:
+    return sa.and_(
+        lease.c.id == lease_id,
+        lease.c.token == token,
+        lease.c.ended_at.is_(None),
+        lease.c.expires_at > now(),
+    )
+
+
+def touch(connection: sa.Connection, lease_id: int, token: int, terms: retry.Terms) -> Any:
+    """Extends a live lease, and so locks it; returns its row.
+
+    Raises:
+        LeaseLostError: the token is not its, or it has expired or ended.
+    """
+    row = connection.execute(
+        sa.update(lease)
+        .where(_is_live(lease_id, token))
+        .values(expires_at=now() + terms.lease_s)
+        .returning(lease)
+    ).one_or_none()
+    if row is None:
+        raise LeaseLostError(
+            f"lease {lease_id} is not yours any more (it expired, ended, or has another token): "
+            "drop its job and ask for another"
+        )
+    return row
+
+
+def renew(
+    connection: sa.Connection, lease_id: int, token: int, timing: bool, terms: retry.Terms
+) -> Renewed:
+    """Keeps a lease; `timing` makes it the timing lease of its device.
+
+    Raises:
+        LeaseLostError: as `touch`.
+        DeviceBusyError: another timing lease of the device is live.
+    """
+    row = touch(connection, lease_id, token, terms)
+    fleet.see(connection, [row.worker_id], terms.alive_s)
+    if timing and not row.timing:
+        retry.expire(connection, terms)
+        busy = connection.scalar(
+            sa.select(lease.c.id).where(
+                lease.c.device_id == row.device_id, lease.c.ended_at.is_(None), lease.c.timing
+            )
+        )
+        if busy is not None:
+            raise DeviceBusyError(f"lease {busy} of this device is timing: ask again when it is done")
+        connection.execute(sa.update(lease).where(lease.c.id == lease_id).values(timing=True))
+        catalogue.note(connection, "timing", job_id=row.job_id, worker_id=row.worker_id)
+    return Renewed(expires_in_s=terms.lease_s, cancelled=retry.is_cancelled(connection, row.job_id))
+
+
+def release(connection: sa.Connection, lease_id: int, token: int, terms: retry.Terms) -> None:
+    """Gives a job back: its open entries are queued again, and nobody is to blame.
+
+    Raises:
+        LeaseLostError: as `touch`.
+    """
+    row = touch(connection, lease_id, token, terms)
+    retry.end_lease(connection, lease_id, "released")
+    retry.reopen(connection, row.job_id, terms, blame=None)
+
+
+def release_worker(connection: sa.Connection, worker_id: int, terms: retry.Terms) -> None:
+    """Gives back all that a worker holds."""
+    held = connection.execute(
+        sa.update(lease)
+        .where(lease.c.worker_id == worker_id, lease.c.ended_at.is_(None))
+        .values(ended_at=now(), end_reason="released")
+        .returning(lease.c.job_id)
+    ).all()
+    for row in held:
+        retry.reopen(connection, row.job_id, terms, blame=None)
+
+
+def report(
+    connection: sa.Connection, lease_id: int, sent: Results, terms: retry.Terms
+) -> ResultsAccepted:
+    """Stores results of a lease; those that are known already change nothing.
+
+    `done` ends the lease. Entries left without a result then count as lost once.
+
+    Raises:
+        LeaseLostError: as `touch`; nothing is stored. Sending again what has ended the lease is
+            no error.
+        InvalidError: a result is of no entry of the job.
+    """
+    ended = connection.execute(
+        sa.select(lease).where(
+            lease.c.id == lease_id, lease.c.token == sent.token, lease.c.end_reason == "done"
+        )
+    ).one_or_none()
+    held = ended or touch(connection, lease_id, sent.token, terms)
+    fleet.see(connection, [held.worker_id], terms.alive_s)
+    entries = _entries(connection, held.job_id, sent)
+    fresh = [e for e in entries if e.state == EntryState.PENDING]
+    if fresh:
+        # An ended lease left nothing open, so that this one is live.
+        log.append(connection, [log.Parcel(held, entries, sent)])
+    if sent.done and ended is None:
+        if sent.references:
+            log.append_references(connection, held, sent)
+        _finish(connection, held, terms)
+    return ResultsAccepted(
+        accepted=len(fresh), known=len(entries) - len(fresh),
+        cancelled=retry.is_cancelled(connection, held.job_id),
+    )  # fmt: skip
+
+
+def report_many(
+    connection: sa.Connection, reports: Sequence[Report], terms: retry.Terms
+) -> list[ResultsAccepted | ServiceError]:
+    """Stores the results of several leases; what is wrong with one is the answer to that one alone.
+
+    Those that end a job as they should are stored together, the others one by one.
+    """
+    if len(reports) > 1 and connection.dialect.name != "sqlite":
+        # All at once, in one order: two services would wait for each other otherwise.
+        best.lock(connection, connection.scalars(_TASKS, {"ids": [r.lease_id for r in reports]}))
+    answers = _finish_whole(connection, reports, terms)
+    for i, one in enumerate(reports):
+        if i not in answers:
+            try:
+                answers[i] = report(connection, one.lease_id, one.results, terms)
+            except InvalidError as error:
+                answers[i] = error
+            except LeaseLostError as error:
+                _note_late(connection, one)
+                answers[i] = error
+    return [answers[i] for i in range(len(reports))]
+
+
+def _note_late(connection: sa.Connection, late: Report) -> None:
+    """Keeps what came of a lease after its end, for who wonders: it changes nothing."""
+    held = connection.execute(
+        sa.select(lease.c.worker_id, lease.c.job_id, job.c.run_id)
+        .join(job, job.c.id == lease.c.job_id)
+        .where(lease.c.id == late.lease_id, lease.c.token == late.results.token)
+    ).one_or_none()
+    if held is not None and late.results.results:
+        found = [
+            {"entry": r.entry, "error": r.error, "median_s": _median(r)} for r in late.results.results
+        ]
+        catalogue.note(
+            connection, "late", run_id=held.run_id, job_id=held.job_id, worker_id=held.worker_id,
+            lease=late.lease_id, results=found,
+        )  # fmt: skip
+
+
+def _median(result: Result) -> float | None:
+    return statistics.median(result.samples_s) if result.samples_s else None
+
+
+@cache
+def _live(dialect: str) -> sa.Select[Any]:
+    """Leases given by id and token that are live; they are nobody else's until this transaction ends."""
+    given = given_table(dialect, [lease.c.id, lease.c.token])
+    return (
+        sa.select(*lease.c["id", "job_id", "worker_id", "device_id"])
+        .join(given, sa.and_(given.c.id == lease.c.id, given.c.token == lease.c.token))
+        .where(lease.c.ended_at.is_(None), lease.c.expires_at > now())
+        .order_by(lease.c.id)
+        .with_for_update(of=lease, key_share=True)
+    )
+
+
+_TASKS = (
+    sa.select(job_entry.c.task_id)
+    .distinct()
+    .join(lease, lease.c.job_id == job_entry.c.job_id)
+    .where(among(lease.c.id))
+)
+_ENTRIES = sa.select(job_entry).where(among(job_entry.c.job_id))
+_END = sa.update(lease).where(among(lease.c.id)).values(ended_at=now(), end_reason="done")
+
+
+def _finish_whole(
+    connection: sa.Connection, reports: Sequence[Report], terms: retry.Terms
+) -> dict[int, ResultsAccepted | ServiceError]:
+    """Ends the live leases whose reports have a result for every entry of a job that had none.
+
+    The answers are by their place among the reports. Of a lease that is there twice, each report
+    has its turn later.
+    """
+    times = Counter(one.lease_id for one in reports)
+    places = {
+        one.lease_id: i
+        for i, one in enumerate(reports)
+        if one.results.done and times[one.lease_id] == 1
+    }
+    if not places:
+        return {}
+    named = values_of((i, reports[place].results.token) for i, place in places.items())
+    live = connection.execute(_live(connection.dialect.name), {"rows": named}).all()
+    entries: dict[int, list[Any]] = {held.job_id: [] for held in live}
+    for row in connection.execute(_ENTRIES, {"ids": entries}):
+        entries[row.job_id].append(row)
+    parcels = [
+        parcel
+        for held in live
+        if _is_whole(
+            parcel := log.Parcel(held, entries[held.job_id], reports[places[held.id]].results)
+        )
+    ]
+    if not parcels:
+        return {}
+    log.append(connection, parcels)
+    for parcel in parcels:
+        if parcel.sent.references:
+            log.append_references(connection, parcel.held, parcel.sent)
+    connection.execute(_END, {"ids": [p.held.id for p in parcels]})
+    cancelled = retry.close_done(connection, [p.held.job_id for p in parcels])
+    fleet.see(connection, {p.held.worker_id for p in parcels}, terms.alive_s)
+    return {
+        places[p.held.id]: ResultsAccepted(
+            accepted=len(p.entries), known=0, cancelled=p.held.job_id in cancelled
+        )
+        for p in parcels
+    }
+
+
+def _is_whole(parcel: log.Parcel) -> bool:
+    """Whether each entry of a job has a result, the first and only one."""
+    indices = sorted(e.entry for e in parcel.entries)
+    return sorted(r.entry for r in parcel.sent.results) == indices and all(
+        e.state == EntryState.PENDING for e in parcel.entries
+    )
+
+
+def _entries(connection: sa.Connection, job_id: int, sent: Results) -> list[Any]:
+    known = {
+        row.entry: row
+        for row in connection.execute(sa.select(job_entry).where(job_entry.c.job_id == job_id))
+    }
+    for i, result in enumerate(sent.results):
+        if result.entry not in known:
+            raise InvalidError(f"results[{i}].entry = {result.entry}: job {job_id} has no such entry")
+    return [known[entry] for entry in dict.fromkeys(r.entry for r in sent.results)]
+
+
+def _finish(connection: sa.Connection, held: Any, terms: retry.Terms) -> None:
+    is_open = sa.select(job_entry.c.id).where(
+        job_entry.c.job_id == held.job_id, job_entry.c.state == EntryState.PENDING
+    )
+    unfinished = connection.scalar(is_open.limit(1)) is not None
+    retry.end_lease(connection, held.id, "unfinished" if unfinished else "done")
+    retry.reopen(connection, held.job_id, terms, blame="its worker ended it without their results")
+
+
+def cancel(connection: sa.Connection, run_id: int) -> None:
+    """Takes a run's queued jobs out of the queue; leased ones hear of it from their run's state."""
+    rows = connection.execute(
+        sa.update(job)
+        .where(job.c.run_id == run_id, job.c.state == JobState.QUEUED)
+        .values(state=JobState.CANCELLED, reason="its run was cancelled", finished_at=now())
+        .returning(job.c.id)
+    ).all()
+    for row in rows:
+        catalogue.note(connection, "cancelled", run_id=run_id, job_id=row.id)
+
+
+def open_jobs(connection: sa.Connection, run_id: int) -> int:
+    """How many jobs of a run are queued or leased."""
+    query = sa.select(sa.func.count()).where(
+        job.c.run_id == run_id, job.c.state.in_((JobState.QUEUED, JobState.LEASED))
+    )
+    return int(connection.execute(query).scalar_one())

@@ -1,0 +1,126 @@
+"""Pauses: devices and targets that get no jobs for a while, now or in a window to come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from service.errors import InvalidError, NotFoundError
+from service.store import catalogue
+from service.store.db import now
+from service.store.tables import device, pause, target
+
+
+class PauseRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks for a pause of a device, by its identity, or of a target, by its key.
+
+    From `starts_at`, now where it is not given, to `ends_at`, for good where it is not.
+    """
+
+    reason: str
+    device: str | None = None
+    target: str | None = None
+    starts_at: float | None = None
+    ends_at: float | None = None
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """A pause that goes on or is to come."""
+
+    id: int
+    device: str | None
+    target: str | None
+    reason: str
+    starts_at: float
+    ends_at: float | None
+
+
+def create(connection: sa.Connection, asked: PauseRequest) -> Pause:
+    """A new pause. What the device has, it finishes.
+
+    Raises:
+        InvalidError: not exactly one of device and target is named, or the time is none.
+        NotFoundError: it is not known.
+    """
+    if (asked.device is None) == (asked.target is None):
+        raise InvalidError("device, target: name one of them")
+    table, column, name = (
+        (device, device.c.identity, asked.device)
+        if asked.device is not None
+        else (target, target.c.key, asked.target)
+    )
+    place = connection.scalar(sa.select(table.c.id).where(column == name))
+    if place is None:
+        raise NotFoundError(f"{table.name} {name!r:.200} is not known: `plevel workers --json` has them")
+    if asked.ends_at is not None and asked.ends_at <= (asked.starts_at or 0.0):
+        raise InvalidError("ends_at: it lies before starts_at")
+    pause_id = connection.execute(
+        sa.insert(pause)
+        .values(
+            **{f"{table.name}_id": place}, reason=asked.reason, ends_at=asked.ends_at,
+            starts_at=now() if asked.starts_at is None else asked.starts_at,
+        )
+        .returning(pause.c.id)
+    ).scalar_one()  # fmt: skip
+    catalogue.note(connection, "paused", pause=pause_id, place=name, reason=asked.reason)
+    return next(p for p in _read(connection, pause.c.id == pause_id))
+
+
+def current(connection: sa.Connection) -> list[Pause]:
+    """Those that go on or are to come."""
+    return _read(connection, _not_over())
+
+
+def end(connection: sa.Connection, pause_id: int) -> None:
+    """Ends a pause now; raises `NotFoundError` for one that is over."""
+    ended = connection.execute(
+        sa.update(pause).where(pause.c.id == pause_id, _not_over()).values(ends_at=now())
+    )
+    if not ended.rowcount:
+        raise NotFoundError(f"pause {pause_id} does not go on")
+    catalogue.note(connection, "resumed", pause=pause_id)
+
+
+def paused_now(connection: sa.Connection) -> set[tuple[int | None, int | None]]:
+    """What is paused now: pairs of a device and a target, of which one is None."""
+    query = sa.select(pause.c.device_id, pause.c.target_id).where(
+        pause.c.starts_at <= now(), _not_over()
+    )
+    return {(row.device_id, row.target_id) for row in connection.execute(query)}
+
+
+def is_paused(device_id: Any, target_id: Any) -> sa.ColumnElement[bool]:
+    """The condition that a device gets no jobs of a target now."""
+    return (
+        sa.select(pause.c.id)
+        .where(
+            sa.or_(pause.c.device_id == device_id, pause.c.target_id == target_id),
+            pause.c.starts_at <= now(),
+            _not_over(),
+        )
+        .exists()
+    )
+
+
+def _not_over() -> sa.ColumnElement[bool]:
+    return sa.or_(pause.c.ends_at.is_(None), pause.c.ends_at > now())
+
+
+def _read(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> list[Pause]:
+    rows: Sequence[Any] = connection.execute(
+        sa.select(pause, device.c.identity, target.c.key)
+        .outerjoin(device, device.c.id == pause.c.device_id)
+        .outerjoin(target, target.c.id == pause.c.target_id)
+        .where(condition)
+        .order_by(pause.c.id)
+    ).all()
+    return [
+        Pause(
+            id=r.id, device=r.identity, target=r.key, reason=r.reason, starts_at=r.starts_at,
+            ends_at=r.ends_at,
+        )
+        for r in rows
+    ]  # fmt: skip

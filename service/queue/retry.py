@@ -1,0 +1,195 @@
+"""What becomes of a job whose lease has ended before its work was done.
+
+It goes back to the queue. Where its worker was lost it is suspect from then on: it is leased only to
+a worker that holds nothing else, so that the next loss tells who was guilty. Lost twice, its open
+entries become jobs of their own; lost three times, on two devices or on the only one there is, it
+is quarantined. Functions run in the caller's transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.queue import fleet
+from service.records import log
+from service.store import catalogue
+from service.store.db import among, is_due, now
+from service.store.tables import (
+    EntryState,
+    JobState,
+    job,
+    job_entry,
+    lease,
+    run,
+    worker,
+    worker_device,
+)
+from strategy.record import RunState
+
+MAX_ATTEMPTS = 3
+SPLIT_ATTEMPTS = 2
+MAX_BACKOFF_S = 30.0
+LOST = ("expired", "unfinished")  # why leases ended that count against their job
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How long a lease lasts without renewal, and a worker counts as alive, in seconds."""
+
+    lease_s: float
+    alive_s: float
+
+
+def is_cancelled(connection: sa.Connection, job_id: int) -> bool:
+    """Whether the job's run is cancelled."""
+    query = sa.select(run.c.state).join(job, job.c.run_id == run.c.id).where(job.c.id == job_id)
+    return bool(connection.execute(query).scalar_one() == RunState.CANCELLED)
+
+
+def end_lease(connection: sa.Connection, lease_id: int, reason: str) -> None:
+    connection.execute(
+        sa.update(lease).where(lease.c.id == lease_id).values(ended_at=now(), end_reason=reason)
+    )
+
+
+_TERM = sa.bindparam("lease_s", type_=sa.Double)
+_OVERDUE = sa.and_(lease.c.ended_at.is_(None), is_due(lease.c.expires_at, _TERM))
+_IS_AHEAD = lease.c.expires_at > now() + _TERM
+# What another is taking back right now is its business.
+_FREE = sa.select(lease.c.id).where(_OVERDUE).with_for_update(skip_locked=True, key_share=True)
+# The clock was set back under a lease that is ahead: its worker, if it lives, renews it within a term.
+_EXPIRE = (
+    sa.update(lease)
+    .where(lease.c.id.in_(_FREE), _OVERDUE)
+    .values(
+        expires_at=sa.case((_IS_AHEAD, now() + _TERM), else_=lease.c.expires_at),
+        ended_at=sa.case((_IS_AHEAD, None), else_=now()),
+        end_reason=sa.case((_IS_AHEAD, None), else_="expired"),
+    )
+    .returning(lease.c.job_id, lease.c.worker_id, lease.c.ended_at)
+)
+
+
+def expire(connection: sa.Connection, terms: Terms) -> int:
+    """Takes expired leases from their workers; returns how many there were."""
+    due = connection.execute(_EXPIRE, {"lease_s": terms.lease_s})
+    dead = [row for row in due if row.ended_at is not None]
+    for row in sorted(dead, key=lambda r: r.job_id):
+        catalogue.note(connection, "expired", job_id=row.job_id, worker_id=row.worker_id)
+        reopen(connection, row.job_id, terms, blame=f"worker {row.worker_id} was lost with it")
+    return len(dead)
+
+
+def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | None) -> None:
+    """Decides what becomes of a job whose lease has ended."""
+    row = connection.execute(sa.select(job).where(job.c.id == job_id)).one()
+    pending = connection.execute(
+        sa.select(job_entry)
+        .where(job_entry.c.job_id == job_id, job_entry.c.state == EntryState.PENDING)
+        .order_by(job_entry.c.entry)
+    ).all()
+    if not pending:
+        _close(connection, row, JobState.DONE, "")
+        return
+    if is_cancelled(connection, job_id):
+        _close(connection, row, JobState.CANCELLED, "its run was cancelled")
+        return
+    attempts = row.attempts + (blame is not None)
+    if blame is not None and attempts >= MAX_ATTEMPTS and _is_guilty(connection, row, terms):
+        reason = f"lost {attempts} times with {len(pending)} open entries; the last time {blame}"
+        log.append_lost(connection, row, pending, reason)
+        _close(connection, row, JobState.QUARANTINED, reason)
+        return
+    backoff = 0.0 if blame is None else min(MAX_BACKOFF_S, 0.25 * 2.0**attempts)
+    values = {
+        "state": JobState.QUEUED, "attempts": attempts, "available_at": now() + backoff,
+        "reason": blame or row.reason,
+    }  # fmt: skip
+    if attempts >= SPLIT_ATTEMPTS and len(pending) > 1:
+        for entry in pending:
+            _split_off(connection, row, entry, values)
+        _close(connection, row, JobState.DONE, "split into jobs of one entry each")
+        return
+    connection.execute(sa.update(job).where(job.c.id == job_id).values(**values))
+    catalogue.note(
+        connection, "requeued", run_id=row.run_id, job_id=job_id, attempts=attempts,
+        entries=len(pending), reason=blame or "given back",
+    )  # fmt: skip
+
+
+def _split_off(connection: sa.Connection, row: Any, entry: Any, values: Mapping[str, Any]) -> None:
+    copied = (
+        "run_id", "workload_id", "target_id", "policy_id", "phase", "priority", "turn", "fence",
+        "seed", "needs", "created_at",
+    )  # fmt: skip
+    fields = {name: getattr(row, name) for name in copied}
+    job_id = connection.execute(
+        sa.insert(job).values(**fields, parent_id=row.id, **values).returning(job.c.id)
+    ).scalar_one()
+    connection.execute(
+        sa.update(job_entry).where(job_entry.c.id == entry.id).values(job_id=job_id)
+    )
+    catalogue.note(
+        connection, "split", run_id=row.run_id, job_id=job_id, parent=row.id, entry=entry.entry
+    )
+
+
+def _is_guilty(connection: sa.Connection, row: Any, terms: Terms) -> bool:
+    """Whether a job lost often enough was lost on two devices, or on the only one there is."""
+    jobs = [row.id] if row.parent_id is None else [row.id, row.parent_id]
+    lost_on = set(
+        connection.scalars(
+            sa.select(lease.c.device_id).where(
+                lease.c.job_id.in_(jobs), lease.c.end_reason.in_(LOST)
+            )
+        )
+    )
+    if len(lost_on) >= 2:
+        return True
+    others = connection.scalar(
+        sa.select(sa.func.count())
+        .select_from(worker_device)
+        .join(worker, worker.c.id == worker_device.c.worker_id)
+        .where(
+            worker_device.c.target_id == row.target_id,
+            worker_device.c.device_id.not_in(lost_on),
+            fleet.is_alive(terms.alive_s),
+        )
+    )
+    return not others
+
+
+_RUN_STATES = (
+    sa.select(job.c.id, job.c.run_id, run.c.state)
+    .join(run, run.c.id == job.c.run_id)
+    .where(among(job.c.id))
+)
+_CLOSE = (
+    sa.update(job)
+    .where(among(job.c.id))
+    .values(state=JobState.DONE, reason="", finished_at=now())
+)
+
+
+def close_done(connection: sa.Connection, jobs: Sequence[int]) -> set[int]:
+    """Ends jobs whose entries are all done; returns those whose runs are cancelled."""
+    rows = connection.execute(_RUN_STATES, {"ids": jobs}).all()
+    connection.execute(_CLOSE, {"ids": jobs})
+    catalogue.note_all(
+        connection, JobState.DONE.value,
+        [{"run_id": r.run_id, "job_id": r.id, "worker_id": None, "detail": {}} for r in rows],
+    )  # fmt: skip
+    return {r.id for r in rows if r.state == RunState.CANCELLED}
+
+
+def _close(connection: sa.Connection, row: Any, state: JobState, reason: str) -> None:
+    connection.execute(
+        sa.update(job)
+        .where(job.c.id == row.id)
+        .values(state=state, reason=reason, finished_at=now())
+    )
+    catalogue.note(connection, state.value, run_id=row.run_id, job_id=row.id, reason=reason)

@@ -1,0 +1,119 @@
+"""Where workers ask: looks for jobs, results and signs of life, those that come together in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from service.errors import LeaseLostError, ServiceError
+from service.queue import fleet
+from service.queue import job as jobs
+from service.queue.claim import Ask
+from service.queue.retry import Terms
+from service.store.batcher import Lane
+from service.store.db import Store
+from strategy.record import Lease, Report, ResultsAccepted
+
+# Served together at most: jobs to lease, jobs with results, and workers. A device idles until its lease
+# comes, while results are on their worker's disk: leases go first, and wait for few results at a time.
+LEASED = 512
+REPORTED = 48
+WORKERS = 1000
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Results of some leases, and the token that they came with."""
+
+    reports: Sequence[Report]
+    token_id: int | None
+
+
+Answers = Sequence[ResultsAccepted | ServiceError]
+
+
+class Desk:
+    """Answers workers. Its calls wait for their turn, and then for the database; of one event loop."""
+
+    def __init__(self, store: Store, terms: Terms) -> None:
+        self._store = store
+        self._terms = terms
+        self._leases = Lane(self._lease, LEASED, lambda ask: ask.most)
+        self._looks = Lane(self._look, WORKERS)
+        self._deliveries = Lane(
+            self._store_results, REPORTED, lambda d: len(d.reports), first=self._leases
+        )
+        self._signs = Lane(self._see, WORKERS)
+
+    async def lease(self, ask: Ask) -> list[Lease]:
+        """The answer of `queue.lease_many`; where another service was faster there are no jobs."""
+        answer = await self._leases.ask(ask)
+        if isinstance(answer, ServiceError):
+            raise answer
+        return answer
+
+    async def may_lease(self, ask: Ask) -> bool:
+        """Whether asking for jobs may be worth it: this only reads."""
+        return await self._looks.ask(ask)
+
+    async def report(self, delivery: Delivery) -> Answers:
+        """As `queue.report_many`.
+
+        Raises:
+            LeaseLostError: a lease is not of a worker that this token registered; nothing is stored.
+        """
+        answer = await self._deliveries.ask(delivery)
+        if isinstance(answer, ServiceError):
+            raise answer
+        return answer
+
+    async def see(self, worker_id: int, token_id: int | None) -> None:
+        """Notes a sign of life; raises `NotFoundError` for a worker that is not known, or another's."""
+        if not await self._signs.ask((worker_id, token_id)):
+            raise fleet.unknown_worker(worker_id)
+
+    def _lease(self, asks: Sequence[Ask]) -> Sequence[list[Lease] | ServiceError]:
+        try:
+            with self._store.write() as connection:
+                return jobs.lease_many(connection, asks, self._terms)
+        except sa.exc.IntegrityError:
+            if len(asks) > 1:
+                raise
+            return [[]]
+
+    def _look(self, asks: Sequence[Ask]) -> Sequence[bool]:
+        with self._store.read() as connection:
+            return jobs.may_lease(connection, asks)
+
+    def _store_results(self, deliveries: Sequence[Delivery]) -> Sequence[Answers | ServiceError]:
+        answers: list[Answers | ServiceError] = []
+        with self._store.write() as connection:
+            accepted: list[Report] = []
+            for delivery in deliveries:
+                try:
+                    ids = {one.lease_id for one in delivery.reports}
+                    fleet.check_leases(connection, ids, delivery.token_id)
+                except LeaseLostError as error:
+                    answers.append(error)
+                else:
+                    answers.append([])
+                    accepted += delivery.reports
+            found = iter(jobs.report_many(connection, accepted, self._terms))
+        return [
+            answer
+            if isinstance(answer, ServiceError)
+            else [next(found) for _ in delivery.reports]
+            for delivery, answer in zip(deliveries, answers, strict=True)
+        ]
+
+    def _see(self, signs: Sequence[tuple[int, int | None]]) -> Sequence[bool]:
+        with self._store.write() as connection:
+            workers = {worker_id for worker_id, _ in signs}
+            known = fleet.heartbeat(connection, workers, self._terms.alive_s)
+            own = fleet.tokens(connection, known)
+        return [
+            worker_id in known and token_id in (None, own[worker_id])
+            for worker_id, token_id in signs
+        ]

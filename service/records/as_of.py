@@ -1,0 +1,75 @@
+"""What was best at an instant: derived from the records of then, which are all still there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from service.records import best
+from service.store.db import values_table
+from service.store.tables import Scope, device, record, task, workload
+from strategy.record import Phase, estimate
+
+
+class Best(NamedTuple):
+    """A row of `best`, as it is or as it was, with its task."""
+
+    digest: str
+    target_id: int
+    implementation: str
+    version: str
+    scope: Scope
+    scope_value: str
+    config: Any
+    config_digest: str
+    median_s: float
+    low_s: float
+    high_s: float
+    samples: int
+
+
+def best_at(
+    connection: sa.Connection, digests: Iterable[str], when: float, namespace: str
+) -> Iterator[Best]:
+    """The best of each task of these workloads in a namespace, in the order of tasks."""
+    given = values_table(connection, [workload.c.digest], [(d,) for d in sorted(digests)])
+    tasks = connection.execute(
+        sa.select(task, workload.c.digest)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .join(given, given.c.digest == workload.c.digest)
+        .where(task.c.created_at <= when, task.c.namespace == namespace)
+        .order_by(task.c.id)
+    ).all()  # fmt: skip
+    for of in tasks:
+        query = best.telling(*best.stood(when), record.c.task_id == of.id).add_columns(
+            *record.c["config", "samples_s"], device.c.slot
+        )
+        rows = connection.execute(
+            query.outerjoin_from(record, device, device.c.id == record.c.device_id)
+            .order_by(record.c.id)
+        ).all()  # fmt: skip
+        samples = {row.id: row.samples_s for row in rows}
+        for (scope, value), found in _by_place(rows).items():
+            ranked = best.rank(found, Phase.CONFIRM, samples) or best.rank(
+                found, Phase.SEARCH, samples
+            )
+            if ranked:
+                pool = ranked[0][2]
+                cost = estimate([s for row in pool for s in row.samples_s])
+                yield Best(
+                    of.digest, of.target_id, of.implementation, of.version, scope, value,
+                    pool[0].config, pool[0].config_digest, cost.median_s, cost.low_s, cost.high_s, cost.samples,
+                )  # fmt: skip
+
+
+def _by_place(rows: Iterable[Any]) -> dict[tuple[Scope, str], list[Any]]:
+    places: dict[tuple[Scope, str], list[Any]] = {}
+    for row in rows:
+        places.setdefault((Scope.TARGET, ""), []).append(row)
+        if row.device_id is not None:
+            places.setdefault((Scope.MODEL, row.model), []).append(row)
+            if row.slot:  # a device, not only a model's name
+                places.setdefault((Scope.DEVICE, str(row.device_id)), []).append(row)
+    return places

@@ -1,0 +1,362 @@
+"""The best configuration of each task per device, device model and target: derived from records.
+
+A configuration's cost is the median of its pooled samples: of the confirm phase where the scope
+has any confirm sample, of the search phase otherwise. One with a wrong answer on record in the
+scope is never the best, and a failure has no cost. Purged records count for nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from service.store.db import among, given_table, put_rows, values_of
+from service.store.tables import Scope, best, device, purge, record, task, tombstone
+from strategy.record import REFUTING, Estimate, Phase, estimate
+
+Place = tuple[int, Scope, str]  # a task, and over which devices
+_IDENTITY = ("task_id", "scope", "scope_value")
+_COLUMNS = tuple(
+    best.c[
+        (*_IDENTITY, "config_digest", "phase", "median_s", "low_s", "high_s", "samples", "config")
+    ]
+)
+_REPLACED = (
+    f"({', '.join(_IDENTITY)}) DO UPDATE SET "
+    f"{', '.join(f'{c.name} = excluded.{c.name}' for c in best.c if c.name not in _IDENTITY)}"
+)
+# Made once, as that takes longer than running them.
+# Not against foreign keys, which every new record checks.
+_LOCK = (
+    sa.select(task.c.id)
+    .where(among(task.c.id))
+    .order_by(task.c.id)
+    .with_for_update(key_share=True)
+)
+_SAMPLES = sa.select(record.c.id, record.c.samples_s).where(among(record.c.id))
+_CONFIGS = sa.select(*record.c["id", "config", "config_digest"]).where(among(record.c.id))
+_TEXTS = sa.select(record.c.id, sa.cast(record.c.config, sa.Text()).label("config")).where(
+    among(record.c.id)
+)
+_DEVICES = sa.select(device.c.id, device.c.model, device.c.slot).where(among(device.c.id))
+
+
+class Change(NamedTuple):
+    """A record of a configuration: one that came, or, without a `phase`, one that went."""
+
+    task_id: int
+    device_id: int | None
+    config_digest: str
+    phase: str | None = None
+    median_s: float | None = None  # None of a failure
+
+
+def standing() -> sa.ColumnElement[bool]:
+    """The condition on `record` that it was not purged."""
+    return ~sa.select(tombstone.c.record_id).where(tombstone.c.record_id == record.c.id).exists()
+
+
+def stood(when: float) -> list[sa.ColumnElement[bool]]:
+    """The conditions on `record` that it was there at an instant, and not purged yet."""
+    purged = (
+        sa.select(tombstone.c.record_id)
+        .join(purge, purge.c.id == tombstone.c.purge_id)
+        .where(tombstone.c.record_id == record.c.id, purge.c.at <= when)
+    )
+    return [record.c.recorded_at <= when, ~purged.exists()]
+
+
+def lock(connection: sa.Connection, tasks: Iterable[int]) -> None:
+    """Makes others who report of these tasks wait: the rows shared by devices are derived in turn.
+
+    SQLite's writers wait for each other anyway.
+    """
+    if connection.dialect.name == "sqlite":
+        return
+    connection.execute(_LOCK, {"ids": sorted(tasks)})
+
+
+def refresh(connection: sa.Connection, changed: Iterable[Change]) -> None:
+    """Brings the rows up to date after records that came or went.
+
+    The number of statements does not depend on how many there are, but for places whose best has
+    become worse. The caller holds the tasks' locks.
+    """
+    changes = _places(connection, changed)
+    if not changes:
+        return
+    current = _current(connection, changes)
+    places = {
+        place: digests
+        for place, found in changes.items()
+        if (digests := _contenders(found, current.get(place)))
+    }
+    if not places:
+        return
+    wanted = {(place[0], digest) for place, digests in places.items() for digest in digests}
+    wanted |= {(p[0], row.config_digest) for p, row in current.items() if p in places}
+    attempts = _attempts(connection, wanted)
+    samples = _samples(connection, _pooled_ids(attempts.values()))
+    gone: list[Place] = []
+    winners: dict[Place, list[Any]] = {}
+    for place, digests in sorted(places.items()):
+        old = current.get(place)
+        found = _derive(connection, place, digests, old, attempts, samples)
+        if found is not None:
+            winners[place] = found
+        elif old is not None:
+            gone.append(place)
+    rows = _rows(connection, winners, current)
+    for place in gone:
+        connection.execute(sa.delete(best).where(_at(place)))
+    if rows:
+        put_rows(connection, _COLUMNS, rows, _REPLACED, clock=best.c.updated_at)
+
+
+def _rows(
+    connection: sa.Connection, winners: Mapping[Place, list[Any]], current: Mapping[Place, Any]
+) -> list[tuple[Any, ...]]:
+    """The rows to write, by `_COLUMNS`: those that are not as they were."""
+    samples = _samples(connection, {row.id for rows in winners.values() for row in rows})
+    found: list[tuple[int, tuple[Any, ...]]] = []
+    for place, rows in winners.items():
+        cost = estimate([s for row in rows for s in samples[row.id]])
+        new = (
+            *place, rows[0].config_digest, rows[0].phase, cost.median_s, cost.low_s, cost.high_s,
+            cost.samples,
+        )  # fmt: skip
+        old = current.get(place)
+        if old is None or new != tuple(old):
+            found.append((rows[0].id, new))
+    ids = {record_id for record_id, _ in found}
+    texts = {row.id: row.config for row in connection.execute(_TEXTS, {"ids": ids})} if ids else {}
+    return [(*new, texts[record_id]) for record_id, new in found]
+
+
+def _pooled_ids(groups: Iterable[list[Any]]) -> set[int]:
+    """Records whose samples decide together; of one alone, the median is on record."""
+    ids: set[int] = set()
+    for rows in groups:
+        if len(rows) > 1:
+            ids.update(row.id for row in rows if row.error is None)
+    return ids
+
+
+def _samples(connection: sa.Connection, ids: set[int]) -> dict[int, list[float]]:
+    rows = connection.execute(_SAMPLES, {"ids": ids}) if ids else ()
+    return {row.id: row.samples_s for row in rows}
+
+
+def _places(
+    connection: sa.Connection, changed: Iterable[Change]
+) -> dict[Place, list[Change]]:
+    """The rows that may change, each with what it may change for."""
+    changed = list(changed)
+    ids = {c.device_id for c in changed if c.device_id is not None}
+    rows = connection.execute(_DEVICES, {"ids": ids}) if ids else ()
+    scopes: dict[int | None, list[tuple[Scope, str]]] = {None: [(Scope.TARGET, "")]}
+    for row in rows:
+        scopes[row.id] = [(Scope.MODEL, row.model), (Scope.TARGET, "")]
+        if row.slot:  # a device, not only a model's name
+            scopes[row.id].append((Scope.DEVICE, str(row.id)))
+    places: dict[Place, list[Change]] = {}
+    for change in changed:
+        for scope, value in scopes[change.device_id]:
+            places.setdefault((change.task_id, scope, value), []).append(change)
+    return places
+
+
+def _contenders(changes: Iterable[Change], old: Any) -> set[str]:
+    """The configurations whose records may change the best of a place, which is `old`.
+
+    The median of pooled samples is no lower than the lowest of the pools' own: a record that is
+    slower than the best does not make its configuration better than that.
+    """
+    if old is None:
+        return {c.config_digest for c in changes}
+    digest, phase, median_s = old.config_digest, old.phase, old.median_s
+    confirms = phase != Phase.CONFIRM.value  # one is worth more than all that was searched
+    return {
+        c.config_digest for c in changes
+        if c.phase is None or c.config_digest == digest or (
+            c.median_s is not None
+            and (c.median_s <= median_s if c.phase == phase else confirms and c.phase == Phase.CONFIRM)
+        )
+    }  # fmt: skip
+
+
+def _current(connection: sa.Connection, places: Mapping[Place, Any]) -> dict[Place, Any]:
+    rows = connection.execute(
+        _standing_now(connection.dialect.name), {"rows": values_of(sorted(places))}
+    )
+    return {(row.task_id, Scope(row.scope), row.scope_value): row for row in rows}
+
+
+@cache
+def _standing_now(dialect: str) -> sa.Select[Any]:
+    given = given_table(dialect, [best.c[name] for name in _IDENTITY])
+    same = sa.and_(*(best.c[name] == given.c[name] for name in _IDENTITY))
+    return sa.select(*_COLUMNS[:-1]).join(given, same)
+
+
+def _attempts(
+    connection: sa.Connection, wanted: Iterable[tuple[int, str]]
+) -> dict[tuple[int, str], list[Any]]:
+    """All records of these configurations that say something of their cost."""
+    found: dict[tuple[int, str], list[Any]] = {}
+    rows = connection.execute(
+        _telling_of(connection.dialect.name), {"rows": values_of(sorted(wanted))}
+    )
+    for row in rows:
+        found.setdefault((row.task_id, row.config_digest), []).append(row)
+    return found
+
+
+@cache
+def _telling_of(dialect: str) -> sa.Select[Any]:
+    asked = given_table(dialect, [record.c.task_id, record.c.config_digest])
+    return (
+        telling(standing())
+        .join_from(asked, record, sa.and_(
+            record.c.task_id == asked.c.task_id, record.c.config_digest == asked.c.config_digest,
+            # All there are, so that the index serves.
+            record.c.phase.in_([phase.value for phase in Phase]),
+        ))
+        .outerjoin(device, device.c.id == record.c.device_id)
+        .order_by(record.c.id)
+    )  # fmt: skip
+
+
+def telling(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """Records that say something of a cost: successes, and failures that refute it."""
+    return sa.select(
+        *record.c["id", "task_id", "config_digest", "device_id", "phase", "error", "median_s"],
+        device.c.model,
+    ).where(
+        sa.or_(record.c.error.is_(None), record.c.error.in_([k.value for k in REFUTING])),
+        *conditions,
+    )  # fmt: skip
+
+
+def _derive(
+    connection: sa.Connection,
+    place: Place,
+    digests: set[str],
+    old: Any,
+    attempts: Mapping[tuple[int, str], list[Any]],
+    samples: Mapping[int, list[float]],
+) -> list[Any] | None:
+    """The records of the best configuration, that decide; None where there is none."""
+    task_id, scope, value = place
+    looked = digests if old is None else {*digests, old.config_digest}
+    rows = [
+        row for digest in looked for row in attempts.get((task_id, digest), ())
+        if _covers(scope, value, row)
+    ]  # fmt: skip
+    there = {row.phase for row in rows}
+    for phase in (Phase.CONFIRM, Phase.SEARCH):
+        ranked = rank(rows, phase, samples) if phase in there else ()
+        if ranked:
+            median_s, digest, pool = ranked[0]
+            # Those not looked at come behind the best, which counted by the same phase, or
+            # by a phase that counts less.
+            if (
+                old is None
+                or (old.phase == phase and (median_s, digest) <= (old.median_s, old.config_digest))
+                or (phase is Phase.CONFIRM and old.phase != phase)
+            ):
+                return pool
+            break
+    # The best has become worse, or is none any more: any other may be the best now.
+    return None if old is None else lowest(connection, task_id, scope, value)
+
+
+def _covers(scope: Scope, value: str, row: Any) -> bool:
+    if scope is Scope.TARGET:
+        return True
+    if scope is Scope.MODEL:
+        return bool(row.model == value)
+    return str(row.device_id) == value
+
+
+def rank(
+    rows: Iterable[Any], phase: Phase, samples: Mapping[int, list[float]]
+) -> list[tuple[float, str, list[Any]]]:
+    """Median, digest and records of each configuration, the fastest first."""
+    pools: dict[str, list[Any]] = {}
+    refuted = set()
+    for row in rows:
+        if row.error is not None:
+            refuted.add(row.config_digest)
+        elif row.phase == phase:
+            pools.setdefault(row.config_digest, []).append(row)
+    found = [
+        (_median(pool, samples), digest, pool)
+        for digest, pool in pools.items()
+        if digest not in refuted
+    ]
+    return sorted(found, key=lambda f: f[:2])
+
+
+def _median(pool: list[Any], samples: Mapping[int, list[float]]) -> float:
+    if len(pool) == 1:
+        median_s: float = pool[0].median_s
+        return median_s
+    return statistics.median([s for row in pool for s in samples[row.id]])
+
+
+def lowest(
+    connection: sa.Connection, task_id: int, scope: Scope, value: str
+) -> list[Any] | None:
+    """The records of the best of a place, looked for among all; None where there is none.
+
+    Equal medians are decided by the digest.
+    """
+    for phase in (Phase.CONFIRM, Phase.SEARCH):
+        ranked = _rank_place(connection, task_id, scope, value, phase)
+        if ranked:
+            return ranked[0][2]
+    return None
+
+
+def pooled(
+    connection: sa.Connection, task_id: int, scope: Scope, value: str, phase: Phase
+) -> list[tuple[Any, Estimate]]:
+    """Every configuration with samples in the scope and its estimate, the fastest first."""
+    ranked = _rank_place(connection, task_id, scope, value, phase)
+    samples = _samples(connection, {row.id for _, _, pool in ranked for row in pool})
+    ids = {pool[0].id for _, _, pool in ranked}
+    rows = {r.id: r for r in connection.execute(_CONFIGS, {"ids": ids})} if ids else {}
+    return [
+        (rows[pool[0].id], estimate([s for row in pool for s in samples[row.id]]))
+        for _, _, pool in ranked
+    ]
+
+
+def _rank_place(
+    connection: sa.Connection, task_id: int, scope: Scope, value: str, phase: Phase
+) -> list[tuple[float, str, list[Any]]]:
+    query = telling(standing()).outerjoin_from(record, device, device.c.id == record.c.device_id)
+    query = query.where(
+        record.c.task_id == task_id,
+        sa.or_(record.c.phase == phase.value, record.c.error.is_not(None)),
+    )
+    if scope is Scope.DEVICE:
+        query = query.where(record.c.device_id == int(value))
+    elif scope is Scope.MODEL:
+        query = query.where(device.c.model == value)
+    rows = connection.execute(query.order_by(record.c.id)).all()
+    groups: dict[str, list[Any]] = {}
+    for row in rows:
+        groups.setdefault(row.config_digest, []).append(row)
+    return rank(rows, phase, _samples(connection, _pooled_ids(groups.values())))
+
+
+def _at(place: Place) -> sa.ColumnElement[bool]:
+    return sa.and_(
+        best.c.task_id == place[0], best.c.scope == place[1].value, best.c.scope_value == place[2]
+    )

@@ -1,0 +1,238 @@
+"""What is known of which tasks: the best of each, and whether it is tuned enough."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from service.store.namespace import DEFAULT
+from service.store.tables import best, device, record, run, run_task, target, task, workload
+from strategy.op import find_op
+from strategy.op_strategy import candidates
+from strategy.record import Estimate, Phase, convert
+from strategy.space import Config
+from strategy.target import Target
+from strategy.workload import Workload
+
+
+class BestRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The best configuration of a task over a device, a device model, or all of its target."""
+
+    task_id: int
+    workload: str
+    target: str
+    implementation: str
+    version: str
+    scope: str
+    where: str  # the device's identity or the model; empty for the target
+    config: Config
+    estimate: Estimate
+    confirmed: bool
+    updated_at: float
+
+
+class BestPage(msgspec.Struct, frozen=True, kw_only=True):
+    """In the order of tasks; `next` is the cursor of the following page."""
+
+    best: tuple[BestRow, ...]
+    next: int | None = None
+
+
+class Covered(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one task is: whether that is enough is the reader's to say.
+
+    `stale` says that there is a newer version of the implementation: its records are not selected.
+    """
+
+    task_id: int
+    workload: str
+    target: str
+    implementation: str
+    version: str
+    stale: bool
+    trials: int
+    failed: int
+    space_size: int | None
+    tuner: str | None  # of the newest run
+    budget: int | None
+    best: Estimate | None
+    best_config: Config | None
+    confirmed: bool
+    measured_at: float | None  # the newest record
+
+
+class Coverage(msgspec.Struct, frozen=True, kw_only=True):
+    """In the order of tasks; `next` is the cursor of the following page."""
+
+    tasks: tuple[Covered, ...]
+    next: int | None = None
+
+
+def list_best(
+    connection: sa.Connection,
+    *,
+    namespace: str = DEFAULT,
+    op: str | None = None,
+    implementation: str | None = None,
+    target_key: str | None = None,
+    scope: str | None = None,
+    limit: int = 100,
+    cursor: int = 0,
+) -> BestPage:
+    """The best of `limit` tasks after the one that `cursor` names."""
+    ids, following = _tasks(connection, namespace, op, implementation, target_key, limit, cursor)
+    query = (
+        sa.select(best, task.c.implementation, task.c.version, workload.c.key.label("workload"),
+                  target.c.key.label("target"), device.c.identity)
+        .join(task, task.c.id == best.c.task_id)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .join(target, target.c.id == task.c.target_id)
+        .outerjoin(device, sa.and_(best.c.scope == "device",
+                                   sa.cast(device.c.id, sa.Text()) == best.c.scope_value))
+        .where(best.c.task_id.in_(ids))
+        .order_by(best.c.task_id, best.c.scope, best.c.scope_value)
+    )  # fmt: skip
+    if scope is not None:
+        query = query.where(best.c.scope == scope)
+    rows = tuple(
+        BestRow(
+            task_id=r.task_id, workload=r.workload, target=r.target,
+            implementation=r.implementation, version=r.version, scope=r.scope,
+            where=r.identity or r.scope_value, config=Config(r.config),
+            estimate=Estimate(r.median_s, r.low_s, r.high_s, r.samples),
+            confirmed=r.phase == Phase.CONFIRM.value, updated_at=r.updated_at,
+        )
+        for r in connection.execute(query)
+    )  # fmt: skip
+    return BestPage(best=rows, next=following)
+
+
+def cover(
+    connection: sa.Connection,
+    *,
+    namespace: str = DEFAULT,
+    op: str | None = None,
+    implementation: str | None = None,
+    target_key: str | None = None,
+    limit: int = 100,
+    cursor: int = 0,
+) -> Coverage:
+    """How far `limit` tasks are, after the one that `cursor` names."""
+    ids, following = _tasks(connection, namespace, op, implementation, target_key, limit, cursor)
+    rows = connection.execute(
+        sa.select(task, workload.c.key.label("workload"), workload.c.body.label("workload_body"),
+                  target.c.key.label("target"), target.c.body.label("target_body"),
+                  best.c.config, best.c.phase, best.c.median_s, best.c.low_s, best.c.high_s,
+                  best.c.samples)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .join(target, target.c.id == task.c.target_id)
+        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
+        .where(task.c.id.in_(ids)).order_by(task.c.id)
+    ).all()  # fmt: skip
+    counts = _counts(connection, ids)
+    runs = _newest_runs(connection, ids)
+    versions = _Versions(connection)
+    covered = []
+    for r in rows:
+        n = counts.get(r.id)
+        request = runs.get(r.id, {})
+        cost = None if r.median_s is None else Estimate(r.median_s, r.low_s, r.high_s, r.samples)
+        covered.append(
+            Covered(
+                task_id=r.id, workload=r.workload, target=r.target,
+                implementation=r.implementation, version=r.version,
+                stale=versions.of(r) != r.version, trials=n.trials if n else 0,
+                failed=n.failed if n else 0, space_size=r.space_size, tuner=request.get("tuner"),
+                budget=request.get("trials"), best=cost,
+                best_config=None if cost is None else Config(r.config),
+                confirmed=r.phase == Phase.CONFIRM.value, measured_at=n.measured_at if n else None,
+            )
+        )  # fmt: skip
+    return Coverage(tasks=tuple(covered), next=following)
+
+
+def _tasks(
+    connection: sa.Connection,
+    namespace: str,
+    op: str | None,
+    implementation: str | None,
+    target_key: str | None,
+    limit: int,
+    cursor: int,
+) -> tuple[list[int], int | None]:
+    query = sa.select(task.c.id).where(task.c.id > cursor, task.c.namespace == namespace)
+    query = query.order_by(task.c.id).limit(limit + 1)
+    if op is not None:
+        query = query.join(workload, workload.c.id == task.c.workload_id)
+        query = query.where(workload.c.op == op)
+    if implementation is not None:
+        query = query.where(task.c.implementation == implementation)
+    if target_key is not None:
+        query = query.join(target, target.c.id == task.c.target_id)
+        query = query.where(target.c.key == target_key)
+    ids = list(connection.scalars(query))
+    return ids[:limit], ids[limit - 1] if len(ids) > limit else None
+
+
+def _counts(connection: sa.Connection, ids: list[int]) -> dict[int, Any]:
+    searching = record.c.phase == Phase.SEARCH.value
+    rows = connection.execute(
+        sa.select(
+            record.c.task_id,
+            sa.func.sum(sa.case((searching, 1), else_=0)).label("trials"),
+            sa.func.sum(
+                sa.case((sa.and_(searching, record.c.error.is_not(None)), 1), else_=0)
+            ).label("failed"),
+            sa.func.max(record.c.measured_at).label("measured_at"),
+        )
+        .where(record.c.task_id.in_(ids))
+        .group_by(record.c.task_id)
+    )
+    return {r.task_id: r for r in rows}
+
+
+def _newest_runs(connection: sa.Connection, ids: list[int]) -> dict[int, dict[str, Any]]:
+    """The request of the newest run of each task."""
+    newest = (
+        sa.select(run_task.c.task_id, sa.func.max(run_task.c.run_id).label("run_id"))
+        .where(run_task.c.task_id.in_(ids))
+        .group_by(run_task.c.task_id)
+        .subquery()
+    )
+    rows = connection.execute(
+        sa.select(newest.c.task_id, run.c.request).join(run, run.c.id == newest.c.run_id)
+    )
+    return {r.task_id: r.request for r in rows}
+
+
+class _Versions:
+    """The version of an implementation that counts: the installed one, else the newest on record."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self._connection = connection
+        self._installed: dict[tuple[int, int], dict[str, str]] = {}
+
+    def of(self, r: Any) -> str:
+        place = r.workload_id, r.target_id
+        if place not in self._installed:
+            asked = convert(r.workload_body, Workload)
+            installed = {}
+            if find_op(asked.op) is not None:
+                on = Target.parse(r.target_body)
+                installed = {c.implementation: c.version for c in candidates(asked.checked(), on)}
+            self._installed[place] = installed
+        found = self._installed[place].get(r.implementation)
+        if found is not None:
+            return found
+        newest = (
+            sa.select(task.c.version)
+            .where(
+                task.c.workload_id == r.workload_id, task.c.target_id == r.target_id,
+                task.c.implementation == r.implementation, task.c.namespace == r.namespace,
+            )
+            .order_by(task.c.id.desc())
+            .limit(1)
+        )  # fmt: skip
+        return str(self._connection.execute(newest).scalar_one())

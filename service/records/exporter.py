@@ -1,0 +1,205 @@
+"""Reading records out of the database as `service.formats` writes them: a page at a time.
+
+An attachment comes before the first record that needs it. Purged records are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import orjson
+import sqlalchemy as sa
+
+from service.errors import InvalidError
+from service.formats import (
+    Attachment,
+    ImportedRecord,
+    Rejected,
+    Task,
+    autotvm,
+    kernel_tuner,
+    metaschedule,
+    native,
+    parquet,
+    table,
+)
+from service.records.best import standing
+from service.records.filter import Wanted
+from service.store.db import Store
+from service.store.tables import (
+    attachment,
+    device,
+    environment,
+    record,
+    target_variant,
+    task,
+    timing_policy,
+    worker,
+    workload,
+)
+from strategy.condition import SpecializedCondition
+from strategy.record import Device, ErrorKind, Phase, TimingPolicy, convert
+from strategy.space import Config
+from strategy.target import Target
+from strategy.workload import Workload
+
+PAGE = 2000
+MAX_CACHED = 20_000
+
+
+ALL = Wanted()
+Writable = Literal["native", "autotvm", "kernel_tuner", "metaschedule", "csv", "parquet"]
+Items = Iterable[ImportedRecord | Attachment]
+
+
+def export(store: Store, form: Writable, wanted: Wanted = ALL) -> Iterator[bytes]:
+    """The bytes of an export; MetaSchedule's two files as one, the workloads first.
+
+    Raises:
+        InvalidError: at once, where what writes Parquet is not installed, or the database cannot hold what
+            is asked for.
+    """
+    if form == "parquet" and not parquet.is_installed():
+        raise InvalidError(
+            "format parquet needs pyarrow where the database is read: install plevel[parquet] there, or "
+            "ask for CSV"
+        )
+    with store.read() as connection:
+        connection.execute(_page(wanted, 0, 0))  # of no record: what is wrong with it is said now
+    return _export(store, form, wanted)
+
+
+def _export(store: Store, form: Writable, wanted: Wanted) -> Iterator[bytes]:
+    last = newest(store)
+    if form == "metaschedule":
+        # Records refer to workloads by their place: these are read first, and then all again.
+        for which in ("workload", "tuning_record"):
+            for line in metaschedule.write(export_items(store, wanted, last)):
+                if not isinstance(line, Rejected) and line[0] == which:
+                    yield line[1]
+        return
+    writers: dict[str, Callable[[Items], Iterator[bytes]]] = {
+        "native": native.write, "autotvm": autotvm.write, "kernel_tuner": kernel_tuner.write,
+        "csv": table.write, "parquet": parquet.write,
+    }  # fmt: skip
+    yield from writers[form](export_items(store, wanted, last))
+
+
+def newest(store: Store) -> int:
+    """The id of the record that came last, 0 where there is none."""
+    with store.read() as connection:
+        return connection.scalar(sa.select(sa.func.max(record.c.id))) or 0
+
+
+def export_items(
+    store: Store, wanted: Wanted = ALL, last: int | None = None
+) -> Iterator[ImportedRecord | Attachment]:
+    """The records up to the `last`, by default all there are now, in the order in which they came."""
+    exporter = _Exporter()
+    last = newest(store) if last is None else last
+    cursor = 0
+    while True:
+        # A transaction for each page: nothing waits for whoever reads slowly.
+        with store.read() as connection:
+            rows = connection.execute(_page(wanted, cursor, last)).all()
+            items = exporter.items(connection, rows)
+        yield from items
+        if len(rows) < PAGE:
+            return
+        cursor = rows[-1].id
+
+
+def _page(wanted: Wanted, cursor: int, last: int) -> sa.Select[Any]:
+    return (
+        sa.select(
+            record, device.c.identity.label("device"), device.c.slot, device.c.model,
+            device.c.target.label("device_target"), device.c.fingerprint,
+            worker.c.name.label("worker"), environment.c.body.label("environment"),
+            timing_policy.c.body.label("policy"),
+        )
+        .join(task, task.c.id == record.c.task_id)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .outerjoin(device, device.c.id == record.c.device_id)
+        .outerjoin(worker, worker.c.id == record.c.worker_id)
+        .outerjoin(environment, environment.c.id == record.c.environment_id)
+        .outerjoin(timing_policy, timing_policy.c.id == record.c.policy_id)
+        .where(record.c.id > cursor, record.c.id <= last, standing(), *wanted.conditions)
+        .order_by(record.c.id)
+        .limit(PAGE)
+    )  # fmt: skip
+
+
+class _Exporter:
+    def __init__(self) -> None:
+        self._tasks: dict[tuple[int, int], Task] = {}
+        self._attached: set[tuple[str, str]] = set()
+
+    def items(
+        self, connection: sa.Connection, rows: Sequence[Any]
+    ) -> list[ImportedRecord | Attachment]:
+        found: list[ImportedRecord | Attachment] = []
+        for row in rows:
+            known = self._tasks.get((row.task_id, row.variant_id))
+            if known is None:
+                known, attachments = self._task(connection, row)
+                found += attachments
+            found.append(_record(row, known))
+        return found
+
+    def _task(self, connection: sa.Connection, row: Any) -> tuple[Task, list[Attachment]]:
+        r = connection.execute(
+            sa.select(task, workload.c.body.label("workload"), target_variant.c.body.label("target"))
+            .join(workload, workload.c.id == task.c.workload_id)
+            .join(target_variant, target_variant.c.id == row.variant_id)
+            .where(task.c.id == row.task_id)
+        ).one()
+        condition = r.condition
+        made = Task(
+            workload=convert(r.workload, Workload), target=Target.parse(r.target),
+            implementation=r.implementation, version=r.version, space=r.space_digest,
+            plevel=r.plevel, library=r.library,
+            condition=None if condition is None else convert(condition, SpecializedCondition),
+        )  # fmt: skip
+        if len(self._tasks) >= MAX_CACHED:
+            self._tasks.clear()
+        self._tasks[row.task_id, row.variant_id] = made
+        attachments = []
+        if r.space_digest and r.space is not None:
+            attachments += self._attach("space", r.space_digest, orjson.dumps(r.space).decode())
+        hashed = made.workload.attrs.get("structural_hash")
+        if row.source == "metaschedule" and isinstance(hashed, str):
+            text = connection.scalar(
+                sa.select(attachment.c.text).where(
+                    attachment.c.what == "module", attachment.c.key == hashed
+                )
+            )
+            attachments += [] if text is None else self._attach("module", hashed, text)
+        return made, attachments
+
+    def _attach(self, what: Any, key: str, text: str) -> list[Attachment]:
+        if (what, key) in self._attached:
+            return []
+        self._attached.add((what, key))
+        return [Attachment(what=what, key=key, text=text)]
+
+
+def _record(r: Any, known: Task) -> ImportedRecord:
+    described = None
+    if r.slot:
+        described = Device(
+            identity=r.device, slot=r.slot, model=r.model, target=Target.parse(r.device_target),
+            fingerprint=r.fingerprint,
+        )  # fmt: skip
+    return ImportedRecord(
+        source=r.source, task=known, config_key=Config(r.config).key,
+        samples_s=tuple(r.samples_s), error=None if r.error is None else ErrorKind(r.error),
+        message=r.message, measured_at=r.measured_at,
+        device_model="" if described or r.model is None else r.model, device=described,
+        phase=Phase(r.phase), session=r.session, worker=r.worker or r.origin_worker or "",
+        run=r.run_id if r.origin_run is None else r.origin_run, seed=r.seed,
+        policy=None if r.policy is None else convert(r.policy, TimingPolicy),
+        environment=r.environment or {}, prepare_s=r.prepare_s, build_s=r.build_s,
+        check_s=r.check_s, run_s=r.run_s, code_digest=r.code_digest,
+        extra=(r.extra or "").encode(),
+    )  # fmt: skip

@@ -1,0 +1,75 @@
+"""Which records are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from service.store.tables import device, record, target, task, worker, workload
+from strategy.record import Phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Records that all of these hold for; instants are Unix times.
+
+    `error` is a kind, `any` for all failures, or `none` for successes; `target` is a key, `device` an
+    identity, `worker` a name.
+    """
+
+    namespace: str | None = None
+    op: str | None = None
+    implementation: str | None = None
+    target: str | None = None
+    source: str | None = None
+    run_id: int | None = None
+    task_id: int | None = None
+    device: str | None = None
+    worker: str | None = None
+    phase: Phase | None = None
+    error: str | None = None
+    since: float | None = None  # measured then or later
+    until: float | None = None  # measured before then
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether an index finds the records: else they are looked for in the order of their ids."""
+        return self.run_id is not None or self.task_id is not None
+
+    @property
+    def conditions(self) -> list[sa.ColumnElement[bool]]:
+        """For a query that joins `task` to `record`."""
+        equal = [
+            (self.namespace, task.c.namespace), (self.implementation, task.c.implementation),
+            (self.source, record.c.source), (self.run_id, record.c.run_id),
+            (self.task_id, record.c.task_id),
+            (None if self.phase is None else self.phase.value, record.c.phase),
+        ]  # fmt: skip
+        found = [column == value for value, column in equal if value is not None]
+        if self.op is not None:
+            of_op = sa.select(workload.c.id).where(workload.c.op == self.op)
+            # Not by an index, the + says: all records of the operator would be sorted for one page.
+            found.append((task.c.workload_id + 0).in_(of_op))
+        if self.target is not None:
+            of_key = sa.select(target.c.id).where(target.c.key == self.target)
+            found.append(task.c.target_id.in_(of_key))
+        if self.device is not None:
+            named = sa.select(device.c.id).where(device.c.identity == self.device, device.c.slot != "")
+            found.append(record.c.device_id.in_(named))
+        if self.worker is not None:
+            named = sa.select(worker.c.id).where(worker.c.name == self.worker)
+            found.append(
+                sa.or_(record.c.worker_id.in_(named), record.c.origin_worker == self.worker)
+            )
+        if self.error == "any":
+            found.append(record.c.error.is_not(None))
+        elif self.error == "none":
+            found.append(record.c.error.is_(None))
+        elif self.error is not None:
+            found.append(record.c.error == str(self.error))
+        if self.since is not None:
+            found.append(record.c.measured_at >= self.since)
+        if self.until is not None:
+            found.append(record.c.measured_at < self.until)
+        return found

@@ -1,0 +1,427 @@
+"""Writing what a reader gives to the database: in batches, each whole, and nothing twice.
+
+A record is known by its identity, so that an import that was interrupted is simply run again.
+Memory is bounded by a batch and the caches; ids are remembered once their batch is committed.
+"""
+
+from __future__ import annotations
+
+import operator
+import statistics
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import orjson
+import sqlalchemy as sa
+
+from service.errors import DatabaseError
+from service.formats import (
+    Attachment,
+    ImportedRecord,
+    Item,
+    Reason,
+    Rejected,
+    Summary,
+    Task,
+    native,
+)
+from service.formats.entry import RejectError, reject
+from service.records import best, tvm_history
+from service.store import catalogue
+from service.store.db import Store, insert, put_rows
+from service.store.namespace import DEFAULT, check, within
+from service.store.tables import attachment, record
+from strategy.record import Device, TimingPolicy, WireError, decode, encode
+from strategy.space import ConfigSpace
+from strategy.target import Target
+
+BATCH = 4000  # records at most
+BATCH_BYTES = 8 << 20  # about what they take in memory
+MAX_CACHED = 20_000
+MAX_ADMITTED = 1000  # values that were looked at, each kept whole
+MAX_KEY = 2000  # bytes of a text that is indexed: PostgreSQL takes 2700
+TRIES = 5  # of a batch that another's rows cross
+_CROSSED = ("40P01", "40001")  # PostgreSQL: deadlock, serialization failure
+
+# First what is known of a record by itself, and then what the database knows.
+_COLUMNS = tuple(
+    record.c[
+        "identity", "source", "origin_run", "origin_worker", "phase", "session", "seed", "config",
+        "config_digest", "error", "message", "samples_s", "median_s", "mean_s", "prepare_s", "build_s",
+        "check_s", "run_s", "code_digest", "extra", "measured_at",
+        "task_id", "variant_id", "device_id", "environment_id", "policy_id",
+    ]
+)  # fmt: skip
+
+_place = [c.name for c in _COLUMNS].index
+_changed = operator.itemgetter(*map(_place, best.Change._fields))
+_attempt = operator.itemgetter(
+    *map(_place, ("task_id", "variant_id", "device_id", "mean_s", "config_digest", "config"))
+)
+_MEAN = _place("mean_s")
+
+K = TypeVar("K")
+
+
+def import_items(
+    store: Store,
+    items: Iterable[Item],
+    put_aside: Callable[[Rejected], None] | None = None,
+    *,
+    batch: int = BATCH,
+    namespace: str = DEFAULT,
+    ahead: bool = True,
+) -> Summary:
+    """Stores records and their attachments; returns what became of them.
+
+    What was read before a failure stays, in whole batches. `items` are taken in the caller's thread.
+
+    Args:
+        store: the database.
+        items: what a reader of `service.formats` gives.
+        put_aside: is called with each entry that cannot be read or kept.
+        batch: at most so many records in one transaction.
+        namespace: where they go.
+        ahead: while PostgreSQL stores one batch, the next is read. A process that answers others
+            meanwhile lets it be: they would wait for two threads that compute.
+
+    Raises:
+        DatabaseError: it went away.
+        InvalidError: `namespace` is none.
+    """
+    summary = Summary()
+    importer = Importer(store)
+
+    def batches() -> Iterator[Batch]:
+        pending = Batch(namespace)
+        for item in items:
+            found = importer.take(pending, item)
+            if found is not None:
+                summary.put_aside(found)
+                if put_aside is not None:
+                    put_aside(found)
+            if pending.count >= batch or pending.bytes >= BATCH_BYTES:
+                yield pending
+                pending = Batch(namespace)
+        yield pending
+
+    # SQLite works in this process: reading ahead would only stand in its way.
+    if store.is_sqlite or not ahead:
+        for read in batches():
+            _count(summary, read, importer.store(read))
+        return summary
+    with ThreadPoolExecutor(1, "import") as writer:
+        storing: list[tuple[Batch, Future[frozenset[bytes]]]] = []
+        for read in batches():
+            storing.append((read, writer.submit(importer.store, read)))
+            if len(storing) > 1:
+                stored, new = storing.pop(0)
+                _count(summary, stored, new.result())
+        for stored, new in storing:
+            _count(summary, stored, new.result())
+    return summary
+
+
+def _count(summary: Summary, stored: Batch, new: Collection[bytes]) -> None:
+    summary.add(new=len(new), known=stored.count - len(new))
+
+
+class Batch:
+    """What is written to one namespace in one transaction.
+
+    Attributes:
+        namespace: where it goes.
+        rows: by their identities there, in their order: records, with the begins of their rows.
+        count: of the records that were added, those given twice counted twice.
+        attachments: what they refer to.
+        bytes: about what all of it takes in memory.
+    """
+
+    def __init__(self, namespace: str = DEFAULT) -> None:
+        self.namespace = check(namespace)
+        self.rows: dict[bytes, tuple[ImportedRecord, tuple[Any, ...]]] = {}
+        self.count = 0
+        self.attachments: list[Attachment] = []
+        self.bytes = 0
+
+    def add(self, item: ImportedRecord | Attachment) -> None:
+        if isinstance(item, Attachment):
+            self.attachments.append(item)
+            self.bytes += len(item.text)
+            return
+        self.count += 1
+        identity = within(self.namespace, item.identity)
+        if identity not in self.rows:
+            self.rows[identity] = item, (identity, *_own_values(item))
+            self.bytes += 32 * len(item.samples_s) + len(item.extra) + len(item.message)
+
+    def merge(self, other: Batch) -> None:
+        """Adds what another of the same namespace has."""
+        for identity, row in other.rows.items():
+            self.rows.setdefault(identity, row)
+        self.count += other.count
+        self.attachments += other.attachments
+        self.bytes += other.bytes
+
+
+def _own_values(item: ImportedRecord) -> tuple[Any, ...]:
+    """What a row has of its record alone, in the order of `_COLUMNS`, the identity left out."""
+    samples = item.samples_s
+    median_s = mean_s = samples[0] if samples else None
+    if len(samples) > 1:
+        median_s, mean_s = statistics.median(samples), sum(samples) / len(samples)
+    error = item.error
+    return (
+        item.source, item.run, item.worker or None, item.phase.value, item.session, item.seed,
+        item.config_key, item.config_digest, None if error is None else error.value, item.message,
+        orjson.dumps(samples).decode(), median_s, mean_s, item.prepare_s, item.build_s,
+        item.check_s, item.run_s, item.code_digest, item.extra.decode() or None, item.measured_at,
+    )  # fmt: skip
+
+
+class Importer:
+    """Writes batches; one thread at a time. Ids are remembered, once what they are of is committed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._admitted: dict[int, object] = {}
+        # By namespace and key: task, variant, target.
+        self._tasks: dict[tuple[str, str], tuple[int, int, int]] = {}
+        self._targets: dict[str, tuple[int, int]] = {}  # by the digest of the JSON: target, variant
+        self._devices: dict[str, int] = {}
+        self._models: dict[str, int] = {}  # devices of which no more is known
+        self._environments: dict[bytes, int] = {}
+        self._policies: dict[TimingPolicy, int] = {}
+
+    def take(self, pending: Batch, item: Item) -> Rejected | None:
+        """Adds an item to a batch; what cannot be read or kept is returned instead."""
+        if isinstance(item, Rejected):
+            return item
+        try:
+            self._admit(item)
+        except (RejectError, WireError) as error:
+            return reject(0, error, b"".join(native.write([item])).split(b"\n")[1])
+        pending.add(item)
+        return None
+
+    def _admit(self, item: ImportedRecord | Attachment) -> None:
+        """Raises `RejectError` for what one of the databases could not keep."""
+        if isinstance(item, Attachment):
+            _check_attachment(item)
+            return
+        self._once(_check_task, item.task)
+        if item.device is not None:
+            self._once(_check_device, item.device)
+        if item.environment:
+            self._once(_dumped, item.environment)
+
+    def _once(self, check: Callable[[K], object], value: K) -> None:
+        """Looks at what many records share: readers give one object for what is equal."""
+        if self._admitted.get(id(value)) is value:
+            return
+        check(value)
+        if len(self._admitted) >= MAX_ADMITTED:
+            self._admitted.clear()
+        self._admitted[id(value)] = value  # kept, so that its id stays its own
+
+    def store(
+        self, pending: Batch, also: Callable[[sa.Connection, frozenset[bytes]], None] | None = None
+    ) -> frozenset[bytes]:
+        """Commits a batch whole; returns the identities of the records that were not there.
+
+        `also` is given them, and writes something more in the same transaction.
+        """
+        if not pending.rows and not pending.attachments and also is None:
+            return frozenset()
+        for attempt in range(TRIES):
+            try:
+                with self._store.write() as connection:
+                    new = self._write(connection, pending)
+                    if also is not None:
+                        also(connection, new)
+                break
+            except DatabaseError as error:
+                self._forget()
+                state = getattr(getattr(error.__cause__, "orig", None), "sqlstate", None)
+                if state not in _CROSSED or attempt == TRIES - 1:
+                    raise
+            except BaseException:
+                self._forget()
+                raise
+        for cache in self._caches:
+            if len(cache) > MAX_CACHED:
+                cache.clear()
+        return new
+
+    @property
+    def _caches(self) -> tuple[dict[Any, Any], ...]:
+        return (
+            self._tasks, self._targets, self._devices, self._models, self._environments,
+            self._policies,
+        )  # fmt: skip
+
+    def _forget(self) -> None:
+        """Ids of rows that were rolled back must not be used."""
+        for cache in self._caches:
+            cache.clear()
+
+    def _write(self, connection: sa.Connection, pending: Batch) -> frozenset[bytes]:
+        _put_attachments(connection, pending.attachments)
+        if not pending.rows:
+            return frozenset()
+        where, rows = pending.namespace, pending.rows
+        self._put_tasks(connection, [item for item, _ in rows.values()], where)
+        best.lock(connection, {self._tasks[where, item.task.key][0] for item, _ in rows.values()})
+        # From here on nobody else stores records of these tasks, and an identity is of one task.
+        known = _known(connection, rows.keys())
+        if known:
+            rows = {identity: row for identity, row in rows.items() if identity not in known}
+        if not rows:
+            return frozenset()
+        whole = [(*own, *self._places(connection, item, where)) for item, own in rows.values()]
+        put_rows(connection, _COLUMNS, whole, "(identity) DO NOTHING", clock=record.c.recorded_at)
+        best.refresh(connection, [best.Change(*_changed(row)) for row in whole])
+        tvm_history.lower(connection, [_attempt(row) for row in whole if row[_MEAN] is not None])
+        return frozenset(rows)
+
+    def _put_tasks(
+        self, connection: sa.Connection, items: Sequence[ImportedRecord], where: str
+    ) -> None:
+        """Makes the rows in one order, so that two imports do not wait for each other."""
+        tasks = {i.task.key: i.task for i in items if (where, i.task.key) not in self._tasks}
+        if not tasks:
+            return
+        # Most share a few targets: each is looked at once.
+        written: dict[str, Target] = {}
+        digests: dict[str, str] = {}
+        for key, t in tasks.items():
+            digests[key] = catalogue.digest_of(t.target.to_json())
+            written[digests[key]] = t.target
+        self._put_targets(connection, written)
+        workload_ids = catalogue.put_workloads(connection, [t.workload for t in tasks.values()])
+        values = [
+            (workload_ids[t.workload.digest], self._targets[digests[key]][0], t)
+            for key, t in tasks.items()
+        ]
+        ids = catalogue.put_foreign_tasks(connection, values, where)
+        for key, task_id in zip(tasks, ids, strict=True):
+            target_id, variant_id = self._targets[digests[key]]
+            self._tasks[where, key] = task_id, variant_id, target_id
+
+    def _put_targets(self, connection: sa.Connection, written: dict[str, Target]) -> None:
+        """By the digests of what was written."""
+        fresh = written.keys() - self._targets.keys()
+        target_ids = {
+            d: catalogue.put_target(connection, written[d])
+            for d in sorted(fresh, key=lambda d: (written[d].key, d))
+        }
+        for d in sorted(fresh):
+            variant_id = catalogue.put_variant(
+                connection, target_ids[d], written[d].keys, written[d].to_json()
+            )
+            self._targets[d] = target_ids[d], variant_id
+
+    def _places(
+        self, connection: sa.Connection, item: ImportedRecord, where: str
+    ) -> tuple[int | None, ...]:
+        """The ids of a record's task, variant, device, environment and policy."""
+        task_id, variant_id, target_id = self._tasks[where, item.task.key]
+        environment_id = None
+        if item.environment:
+            environment_id = _remembered(
+                self._environments, encode(item.environment),
+                lambda: catalogue.put_environment(connection, item.environment),
+            )  # fmt: skip
+        policy_id, policy = None, item.policy
+        if policy is not None:
+            policy_id = _remembered(
+                self._policies, policy, lambda: catalogue.put_policy(connection, policy)
+            )
+        device_id = self._device(connection, item, target_id)
+        return task_id, variant_id, device_id, environment_id, policy_id
+
+    def _device(self, connection: sa.Connection, item: ImportedRecord, target_id: int) -> int | None:
+        given = item.device
+        if given is not None:
+            return _remembered(
+                self._devices, given.identity, lambda: _put_device(connection, given)
+            )
+        if not item.device_model:
+            return None
+        # Known by nothing but the model's name: one row stands for all of them.
+        return _remembered(
+            self._models, item.device_model,
+            lambda: catalogue.put_device(
+                connection, f"model:{catalogue.digest_of(item.device_model)}", "", item.device_model,
+                target_id, item.task.target.to_json(), {},
+            ),
+        )  # fmt: skip
+
+
+def _remembered(cache: dict[K, int], key: K, put: Callable[[], int]) -> int:
+    found = cache.get(key)
+    if found is None:
+        found = cache[key] = put()
+    return found
+
+
+def _put_device(connection: sa.Connection, given: Device) -> int:
+    """One that is here already stays as its worker described it."""
+    return catalogue.put_device(
+        connection, given.identity, given.slot, given.model,
+        catalogue.put_target(connection, given.target), given.target.to_json(), given.fingerprint,
+    )  # fmt: skip
+
+
+def _put_attachments(connection: sa.Connection, given: Sequence[Attachment]) -> None:
+    if given:
+        values = [{"what": a.what, "key": a.key, "text": a.text} for a in given]
+        values.sort(key=lambda v: (v["what"], v["key"]))
+        connection.execute(insert(connection, attachment).on_conflict_do_nothing(), values)
+
+
+def _known(connection: sa.Connection, identities: Collection[bytes]) -> frozenset[bytes]:
+    """Those that are on record."""
+    query = "SELECT identity FROM record WHERE identity"
+    if connection.dialect.name == "sqlite":
+        query += f" IN ({', '.join('?' * len(identities))})"
+        given: tuple[Any, ...] = tuple(identities)
+    else:  # a list would be written by the driver, value by value: ten times as slow
+        query += " = ANY(CAST(%s AS BYTEA[]))"
+        listed = ",".join([rf"\\x{i.hex()}" for i in identities])
+        given = (f"{{{listed}}}",)
+    return frozenset(bytes(row[0]) for row in connection.exec_driver_sql(query, given))
+
+
+def _check_task(task: Task) -> None:
+    if len(task.target.key.encode()) > MAX_KEY:
+        raise RejectError(Reason.TARGET, f"the target's key is longer than {MAX_KEY} bytes")
+    if len(task.space) > 64:
+        raise RejectError(Reason.SPACE, "a space's digest has at most 64 characters")
+    if task.library is not None and len(task.library) > 200:
+        raise RejectError(Reason.FIELD, "task.library has at most 200 characters")
+    if not -(2**31) <= task.plevel < 2**31:
+        raise RejectError(Reason.FIELD, "task.plevel has at most 32 bits")
+
+
+def _check_device(given: Device) -> None:
+    if len(given.model.encode()) > MAX_KEY or len(given.target.key.encode()) > MAX_KEY:
+        raise RejectError(
+            Reason.FIELD, f"device: the model and the target's key have at most {MAX_KEY} bytes"
+        )
+    _dumped(given.fingerprint)
+
+
+def _check_attachment(given: Attachment) -> None:
+    if not 0 < len(given.key) <= 64:
+        raise RejectError(Reason.FIELD, "an attachment's key has 1 to 64 characters")
+    if given.what == "space" and decode(given.text, ConfigSpace).digest != given.key:
+        raise RejectError(Reason.SPACE, f"space {given.key}: it has another digest")
+
+
+def _dumped(data: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(data)
+    except (TypeError, ValueError) as error:
+        raise RejectError(Reason.FIELD, f"environment or fingerprint: {error}") from error

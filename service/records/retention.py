@@ -1,0 +1,186 @@
+"""What is kept of the log: pruning what is old and slow, and purging what was measured wrongly.
+
+Pruning deletes; a purge only marks, and the best are derived anew in the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from service.errors import InvalidError
+from service.records import best, tvm_history
+from service.store.db import Store, now
+from service.store.tables import Scope, device, purge, record, task, tombstone, worker
+from service.store.tables import best as best_table
+from service.store.tables import history as history_table
+from strategy.record import Phase
+
+TASKS = 200  # in one transaction
+ROWS = 500  # ids in one statement
+
+
+class Pruned(msgspec.Struct, frozen=True, kw_only=True):
+    """What was, or would be, deleted."""
+
+    records: int = 0
+    configs: int = 0
+    tasks: int = 0
+    kept: int = 0  # records of the same tasks
+
+
+def prune(store: Store, keep_best: int, before: float, *, dry: bool) -> Pruned:
+    """Deletes the records of configurations that were last measured before an instant.
+
+    Kept of each task are its `keep_best` fastest configurations, by search and by confirmation, and
+    whatever is the best on a device, a model or the target, or the lowest mean that TVM's rule looks
+    at, with all of their records. What was imported without a date counts from its import.
+
+    Args:
+        store: the database.
+        keep_best: how many configurations of each task, at least 1.
+        before: a Unix time.
+        dry: only counts.
+    """
+    if keep_best < 1:
+        raise InvalidError("keep_best: at least 1, so that no best is lost")
+    total = {"records": 0, "configs": 0, "tasks": 0, "kept": 0}
+    for tasks in _task_pages(store):
+        with store.read() if dry else store.write() as connection:
+            if not dry:
+                best.lock(connection, tasks)
+            for task_id in tasks:
+                old, kept = _old(connection, task_id, keep_best, before)
+                total["kept"] += kept
+                if not old:
+                    continue
+                total["tasks"] += 1
+                total["configs"] += len(old)
+                total["records"] += sum(old.values())
+                if not dry:
+                    _delete(connection, task_id, list(old))
+    return Pruned(**total)
+
+
+def _task_pages(store: Store) -> Iterator[Sequence[int]]:
+    last = 0
+    while True:
+        with store.read() as connection:
+            query = sa.select(task.c.id).where(task.c.id > last).order_by(task.c.id).limit(TASKS)
+            found = connection.scalars(query).all()
+        if not found:
+            return
+        yield found
+        last = found[-1]
+
+
+def _old(
+    connection: sa.Connection, task_id: int, keep_best: int, before: float
+) -> tuple[dict[str, int], int]:
+    """The configurations to drop with their numbers of records, and how many records stay."""
+    when = sa.case((record.c.measured_at > 0, record.c.measured_at), else_=record.c.recorded_at)
+    rows = connection.execute(
+        sa.select(
+            record.c.config_digest, sa.func.count().label("n"), sa.func.max(when).label("last")
+        )
+        .where(record.c.task_id == task_id)
+        .group_by(record.c.config_digest)
+    ).all()
+    if all(row.last >= before for row in rows):
+        return {}, sum(row.n for row in rows)
+    kept = {
+        digest
+        for table in (best_table, history_table)
+        for digest in connection.scalars(
+            sa.select(table.c.config_digest).where(table.c.task_id == task_id)
+        )
+    }
+    for phase in (Phase.CONFIRM, Phase.SEARCH):
+        ranked = best.pooled(connection, task_id, Scope.TARGET, "", phase)
+        kept |= {row.config_digest for row, _ in ranked[:keep_best]}
+    old = {r.config_digest: r.n for r in rows if r.last < before and r.config_digest not in kept}
+    return old, sum(r.n for r in rows) - sum(old.values())
+
+
+def _delete(connection: sa.Connection, task_id: int, digests: Sequence[str]) -> None:
+    for part in _parts(digests):
+        gone = sa.and_(record.c.task_id == task_id, record.c.config_digest.in_(part))
+        ids = sa.select(record.c.id).where(gone)
+        connection.execute(sa.delete(tombstone).where(tombstone.c.record_id.in_(ids)))
+        connection.execute(sa.delete(record).where(gone))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubtful:
+    """Which records to purge: those that all of these hold for; at least one is given."""
+
+    worker: str | None = None  # its name
+    device: str | None = None  # its identity
+    since: float | None = None  # measured then or later
+    until: float | None = None  # measured before then
+
+    @property
+    def conditions(self) -> list[sa.ColumnElement[bool]]:
+        found: list[sa.ColumnElement[bool]] = []
+        if self.worker is not None:
+            by_name = sa.select(worker.c.id).where(worker.c.name == self.worker)
+            found.append(
+                sa.or_(record.c.worker_id.in_(by_name), record.c.origin_worker == self.worker)
+            )
+        if self.device is not None:
+            on = sa.select(device.c.id).where(device.c.identity == self.device, device.c.slot != "")
+            found.append(record.c.device_id.in_(on))
+        if self.since is not None:
+            found.append(record.c.measured_at >= self.since)
+        if self.until is not None:
+            found.append(record.c.measured_at < self.until)
+        if not found:
+            raise InvalidError("a purge names a worker, a device or a time")
+        return found
+
+
+def count_doubtful(connection: sa.Connection, which: Doubtful) -> int:
+    """How many records a purge would take."""
+    query = sa.select(sa.func.count()).select_from(record)
+    return int(connection.execute(query.where(*which.conditions, best.standing())).scalar_one())
+
+
+def purge_records(connection: sa.Connection, which: Doubtful, reason: str) -> int:
+    """Marks records as not to be trusted, and derives the best without them; returns how many.
+
+    They stay in the log, and are not read again where a file has them.
+    """
+    matching = sa.and_(*which.conditions, best.standing())
+    tasks = connection.scalars(sa.select(record.c.task_id).distinct().where(matching)).all()
+    best.lock(connection, tasks)
+    rows: Sequence[Any] = connection.execute(
+        sa.select(record.c.id, record.c.task_id, record.c.device_id, record.c.config_digest).where(
+            matching
+        )
+    ).all()
+    if not rows:
+        return 0
+    criteria = {k: v for k, v in vars(which).items() if v is not None}
+    purge_id = connection.execute(
+        sa.insert(purge)
+        .values(at=now(), reason=reason, criteria=criteria, records=len(rows))
+        .returning(purge.c.id)
+    ).scalar_one()
+    connection.execute(
+        sa.insert(tombstone), [{"record_id": r.id, "purge_id": purge_id} for r in rows]
+    )
+    best.refresh(
+        connection, {best.Change(r.task_id, r.device_id, r.config_digest) for r in rows}
+    )
+    tvm_history.derive(connection, tasks)
+    return len(rows)
+
+
+def _parts(values: Iterable[str]) -> Iterator[list[str]]:
+    listed = list(values)
+    for at in range(0, len(listed), ROWS):
+        yield listed[at : at + ROWS]

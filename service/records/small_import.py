@@ -1,0 +1,154 @@
+"""Small imports: those that come at the same time are written in one transaction."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from service.access import audit
+from service.access.auth import Actor
+from service.errors import InvalidError
+from service.formats import Format, FormatError, Rejected, Source, Summary, read
+from service.records.importer import Batch, Importer
+from service.store.batcher import Lane
+from service.store.db import Store
+from service.store.namespace import DEFAULT
+from strategy.target import Target
+
+MOST = 1 << 20  # bytes that are read and written together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parcel:
+    """A log as it came.
+
+    `form` and `target` are those of `service.formats.read`; of what is put aside the first
+    `shown` entries are told.
+    """
+
+    data: bytes
+    actor: Actor
+    name: str = ""
+    form: Format | None = None
+    target: Target | None = None
+    namespace: str = DEFAULT
+    shown: int = 0
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What became of a parcel."""
+
+    summary: Summary
+    rejects: Sequence[Rejected]
+
+
+@dataclass
+class _Opened:
+    """A parcel that is being stored."""
+
+    parcel: Parcel
+    batch: Batch
+    summary: Summary = field(default_factory=Summary)
+    rejects: list[Rejected] = field(default_factory=list)
+    error: Exception | None = None
+
+
+class Intake:
+    """Imports of a few records each, of one event loop.
+
+    While some are written others gather, to be written together next. What fails together is
+    tried again one by one, so that nobody pays for another's fault.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._importer = Importer(store)
+        self._lane = Lane(self._serve, MOST, lambda parcel: len(parcel.data))
+
+    async def put(self, parcel: Parcel) -> Arrived:
+        """Stores what a parcel holds, and a line of the audit log.
+
+        Raises:
+            InvalidError: it is of no known format.
+            DatabaseError: the database went away; nothing of this import is stored.
+        """
+        answer = await self._lane.ask(parcel)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _serve(self, parcels: Sequence[Parcel]) -> list[Arrived | Exception]:
+        opened = [self._open(parcel) for parcel in parcels]
+        for same in _by_namespace(o for o in opened if o.error is None):
+            self._write(same)
+        return [o.error or Arrived(o.summary, o.rejects) for o in opened]
+
+    def _open(self, parcel: Parcel) -> _Opened:
+        opened = _Opened(parcel, Batch(parcel.namespace))
+        try:
+            source = Source(io.BytesIO(parcel.data), parcel.name)
+            for item in read(source, parcel.form, parcel.target):
+                found = self._importer.take(opened.batch, item)
+                if found is not None:
+                    opened.summary.put_aside(found)
+                    if len(opened.rejects) < parcel.shown:
+                        opened.rejects.append(found)
+        except FormatError as error:
+            opened.error = InvalidError(str(error))
+        return opened
+
+    def _write(self, opened: list[_Opened]) -> None:
+        try:
+            self._store(opened)
+        except Exception as error:
+            if len(opened) == 1:
+                opened[0].error = error
+            for one in opened if len(opened) > 1 else ():
+                self._write([one])
+
+    def _store(self, opened: list[_Opened]) -> None:
+        together = Batch(opened[0].parcel.namespace)
+        for one in opened:
+            together.merge(one.batch)
+        summaries: list[Summary] = []
+
+        def note(connection: sa.Connection, new: frozenset[bytes]) -> None:
+            summaries[:] = _summaries(opened, new)
+            audit.note_all(
+                connection, "import",
+                [
+                    (o.parcel.actor, {"name": o.parcel.name, "new": summary.new,
+                                      "namespace": o.parcel.namespace})
+                    for o, summary in zip(opened, summaries, strict=True)
+                ],
+            )  # fmt: skip
+
+        self._importer.store(together, note)
+        for one, summary in zip(opened, summaries, strict=True):
+            one.summary = summary
+
+
+def _by_namespace(opened: Iterable[_Opened]) -> Iterable[list[_Opened]]:
+    """Those of one namespace go into one transaction."""
+    groups: dict[str, list[_Opened]] = {}
+    for one in opened:
+        groups.setdefault(one.parcel.namespace, []).append(one)
+    return groups.values()
+
+
+def _summaries(opened: list[_Opened], new: frozenset[bytes]) -> list[Summary]:
+    """What became of each; a record that several brought is new for the first of them."""
+    left = set(new)
+    found = []
+    for one in opened:
+        own = one.batch.rows.keys() & left
+        left -= own
+        summary = Summary()
+        summary.reasons = one.summary.reasons
+        summary.read = one.summary.rejected
+        summary.add(new=len(own), known=one.batch.count - len(own))
+        found.append(summary)
+    return found

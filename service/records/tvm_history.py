@@ -1,0 +1,140 @@
+"""The lowest mean cost of each task, target as it was written, and device model.
+
+TVM's own rule looks at nothing else (`strategy.select.History`). As `best`, these rows are derived
+from the records in the transaction that stores them; purged records count for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.records.best import standing, stood
+from service.store.db import given_table, put_rows, values_of, values_table
+from service.store.tables import device, history, record, target_variant, task, workload
+from strategy.select import History
+from strategy.space import Config
+
+# Task, variant, device, mean cost, digest of the configuration, and its key.
+Attempt = tuple[int, int, int | None, float, str, str]
+
+_IDENTITY = ("task_id", "variant_id", "model")
+_NAMES = (*_IDENTITY, "mean_s", "config_digest", "config")
+_COLUMNS = tuple(history.c[_NAMES])
+_REPLACED = (
+    f"({', '.join(_IDENTITY)}) DO UPDATE SET "
+    f"{', '.join(f'{name} = excluded.{name}' for name in _NAMES[3:])}"
+)
+
+
+def lower(connection: sa.Connection, attempts: Iterable[Attempt]) -> None:
+    """Takes new successes into account. The caller holds the tasks' locks (`best.lock`)."""
+    fastest: dict[tuple[int, int, int | None], Attempt] = {}
+    for attempt in attempts:
+        if attempt[3] < fastest.setdefault(attempt[:3], attempt)[3]:
+            fastest[attempt[:3]] = attempt
+    # Few records are the fastest of their task: reading the lowest takes less than writing them all again.
+    read = connection.execute(_known_of(connection.dialect.name), {"rows": values_of(fastest)})
+    known = {tuple(row[:3]): (row.model, row.mean_s) for row in read}
+    lower: dict[tuple[int, int, str], Attempt] = {}
+    for place, attempt in fastest.items():
+        model, mean_s = known[place]
+        if mean_s is None or attempt[3] < mean_s:
+            of_model = *place[:2], model
+            if attempt[3] < lower.setdefault(of_model, attempt)[3]:
+                lower[of_model] = attempt
+    if lower:
+        rows = [(*of_model, *attempt[3:]) for of_model, attempt in lower.items()]
+        put_rows(connection, _COLUMNS, rows, _REPLACED)
+
+
+@cache
+def _known_of(dialect: str) -> sa.Select[Any]:
+    """The model of each task, variant and device, and the lowest mean so far, if there is any."""
+    given = given_table(dialect, list(record.c["task_id", "variant_id", "device_id"]))
+    model = sa.func.coalesce(device.c.model, "")
+    same = sa.and_(
+        history.c.task_id == given.c.task_id, history.c.variant_id == given.c.variant_id,
+        history.c.model == model,
+    )  # fmt: skip
+    return (
+        sa.select(*given.c, model.label("model"), history.c.mean_s)
+        .outerjoin_from(given, device, device.c.id == given.c.device_id)
+        .outerjoin(history, same)
+    )
+
+
+def derive(connection: sa.Connection, tasks: Collection[int]) -> None:
+    """Makes the rows of these tasks anew, from all of their records."""
+    given = values_table(connection, [task.c.id], [(i,) for i in sorted(tasks)])
+    wanted = sa.select(given.c.id)
+    connection.execute(sa.delete(history).where(history.c.task_id.in_(wanted)))
+    found = _ranked(standing(), record.c.task_id.in_(wanted)).subquery()
+    rows = sa.select(*(found.c[name] for name in _NAMES)).where(found.c.place == 1)
+    connection.execute(sa.insert(history).from_select(_NAMES, rows))
+
+
+def read(
+    connection: sa.Connection,
+    digests: Iterable[str],
+    namespace: str,
+    as_of: float | None = None,
+) -> list[tuple[str, History]]:
+    """What is known of workloads, each row with its workload's digest.
+
+    Of each implementation on a target only the newest version counts: TVM's rule knows none.
+
+    Args:
+        connection: to the database.
+        digests: of the workloads.
+        namespace: whose records count.
+        as_of: the instant whose records count; those of now where it is not given.
+    """
+    given = values_table(connection, [workload.c.digest], [(d,) for d in sorted(digests)])
+    newest = (
+        sa.select(sa.func.max(task.c.id).label("id"))
+        .join(workload, workload.c.id == task.c.workload_id)
+        .join(given, given.c.digest == workload.c.digest)
+        .where(task.c.namespace == namespace)
+        .group_by(task.c.workload_id, task.c.implementation, task.c.target_id)
+    )
+    if as_of is None:
+        found: Any = history
+        wanted = task.c.id.in_(newest)
+    else:
+        newest = newest.where(task.c.created_at <= as_of)
+        found = _ranked(*stood(as_of), record.c.task_id.in_(newest)).subquery()
+        wanted = found.c.place == 1
+    rows = connection.execute(
+        sa.select(*(found.c[name] for name in ("config", "mean_s", "model")),
+                  workload.c.digest, task.c.implementation,
+                  target_variant.c["keys"].label("target_keys"))
+        .join(task, task.c.id == found.c.task_id)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .join(target_variant, target_variant.c.id == found.c.variant_id)
+        .where(wanted)
+        .order_by(found.c.task_id, found.c.model, found.c.variant_id)
+    )  # fmt: skip
+    return [
+        (r.digest, History(implementation=r.implementation, config=Config(r.config),
+                           mean_s=r.mean_s, model=r.model, keys=tuple(r.target_keys)))
+        for r in rows
+    ]  # fmt: skip
+
+
+def _ranked(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """Successes, each with its place among those of its task, variant and model."""
+    model = sa.func.coalesce(device.c.model, "")
+    place = sa.func.row_number().over(
+        partition_by=(record.c.task_id, record.c.variant_id, model),
+        order_by=(record.c.mean_s, record.c.id),
+    )
+    return (
+        sa.select(*record.c["task_id", "variant_id"], model.label("model"),
+                  *record.c["mean_s", "config_digest", "config"], place.label("place"))
+        .outerjoin(device, device.c.id == record.c.device_id)
+        .where(record.c.error.is_(None), *conditions)
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Ask and tell: which configuration to try next. No SQL, no HTTP."""

@@ -1,0 +1,217 @@
+"""The model of time and validity, and the process of its own in which it is fitted.
+
+`python -m service.search.child` serves `learn`, `grow` and `propose` over pipes: a JSON header and raw
+arrays each way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.search import predictor, prior, proposal
+from service.search.embedding import Places
+from service.search.features import Matrix
+from service.search.gaussian_process import Floats
+from service.search.prior import Prior
+from service.search.proposal import Proposal, Request
+
+ANSWER_TIMEOUT_S = 60.0
+
+
+class CostModelError(RuntimeError):
+    """The model's process has died, or what it was given does not fit together."""
+
+
+class Records(NamedTuple):
+    """Records of one source, for `learn`. See `service.search.prior.learn`."""
+
+    groups: NDArray[np.intp]
+    reach: Floats
+    places: Places
+    log_s: Floats
+    seed: int
+    most: int
+
+
+class CostModel(Protocol):
+    """Learns from records and chooses candidates. Deterministic: its answers rest on arguments alone."""
+
+    def learn(self, records: Records) -> Prior | None:
+        """What records of elsewhere say; None where they are too few. Raises `CostModelError`."""
+        ...
+
+    def grow(self, features: Matrix, values: Matrix) -> NDArray[np.uint8]:
+        """The bytes of trees that predict values: see `service.search.predictor`. Raises `CostModelError`."""
+        ...
+
+    def propose(self, request: Request) -> Proposal:
+        """Candidates to try next. Raises `CostModelError`."""
+        ...
+
+
+class InlineModel:
+    """Fits in this process: for replays and tests."""
+
+    def learn(self, records: Records) -> Prior | None:
+        return prior.learn(*records)
+
+    def grow(self, features: Matrix, values: Matrix) -> NDArray[np.uint8]:
+        return np.frombuffer(predictor.grow(features, values), dtype=np.uint8)
+
+    def propose(self, request: Request) -> Proposal:
+        columns = len(request.groups)
+        if any(x.shape[1] != columns for x in (request.places, request.pending, request.pool)):
+            raise CostModelError("trials, pending and pool differ in their columns")
+        return proposal.propose(request)
+
+
+class ChildModel:
+    """Fits in a long-lived child process with one thread and a low priority.
+
+    Safe to share between threads. The child ends with its parent. One that died is started
+    again by the next call.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def learn(self, records: Records) -> Prior | None:
+        answer = self._call("learn", records)
+        return Prior(*answer) if answer else None
+
+    def grow(self, features: Matrix, values: Matrix) -> NDArray[np.uint8]:
+        (trees,) = self._call("grow", (features, values))
+        return np.asarray(trees)
+
+    def propose(self, request: Request) -> Proposal:
+        return Proposal(*self._call("propose", request))
+
+    def _call(self, verb: str, values: tuple[Any, ...]) -> list[Any]:
+        with self._lock:
+            child = self._running()
+            assert child.stdin is not None
+            assert child.stdout is not None
+            watchdog = threading.Timer(ANSWER_TIMEOUT_S, child.kill)
+            try:
+                watchdog.start()
+                _write(child.stdin, verb, values)
+                status, answer = _read(child.stdout)
+            except (OSError, EOFError, ValueError) as error:
+                self._stop()
+                raise CostModelError(f"the cost model's process failed: {error}") from error
+            finally:
+                watchdog.cancel()
+            if status != "ok":
+                raise CostModelError(f"the cost model failed: {status}")
+            return answer
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._child is None or self._child.poll() is not None:
+            self._stop()
+            root = str(Path(__file__).resolve().parents[2])
+            path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "service.search.child"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+                     "PYTHONPATH": path},
+                start_new_session=True,  # Ctrl-C is for the parent, which then ends it
+            )  # fmt: skip
+        return self._child
+
+    def _stop(self) -> None:
+        if self._child is None:
+            return
+        child, self._child = self._child, None
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        child.kill()
+        child.wait()
+
+    def close(self) -> None:
+        with self._lock:
+            self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _write(stream: IO[bytes], verb: str, values: tuple[Any, ...]) -> None:
+    """A header that describes the values, then the bytes of those that are arrays."""
+    arrays = [np.ascontiguousarray(v) for v in values if isinstance(v, np.ndarray)]
+    described = [
+        {"shape": v.shape, "dtype": v.dtype.str} if isinstance(v, np.ndarray) else v for v in values
+    ]
+    text = json.dumps({"verb": verb, "values": described}).encode()
+    stream.write(struct.pack("<I", len(text)))
+    stream.write(text)
+    for array in arrays:
+        stream.write(array.tobytes())
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> tuple[str, list[Any]]:
+    (length,) = struct.unpack("<I", _exactly(stream, 4))
+    header = json.loads(_exactly(stream, length))
+    values: list[Any] = []
+    for value in header["values"]:
+        if isinstance(value, dict):
+            dtype, shape = np.dtype(value["dtype"]), tuple(value["shape"])
+            data = _exactly(stream, int(np.prod(shape)) * dtype.itemsize)
+            values.append(np.frombuffer(data, dtype=dtype).reshape(shape).copy())
+        else:
+            values.append(value)
+    return str(header["verb"]), values
+
+
+def _exactly(stream: IO[bytes], length: int) -> bytes:
+    data = stream.read(length)
+    if len(data) != length:
+        raise EOFError("the pipe was closed")
+    return data
+
+
+def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answers requests until the pipe is closed."""
+    model = InlineModel()
+    verbs: dict[str, Callable[[list[Any]], tuple[Any, ...]]] = {
+        "learn": lambda values: model.learn(Records(*values)) or (),
+        "grow": lambda values: (model.grow(*values),),
+        "propose": lambda values: model.propose(Request(*values)),
+    }
+    while True:
+        try:
+            verb, values = _read(requests)
+        except EOFError:
+            return
+        try:
+            answer = verbs[verb](values)
+        except Exception as error:
+            _write(answers, f"{type(error).__name__}: {error}", ())
+        else:
+            _write(answers, "ok", answer)
+
+
+if __name__ == "__main__":
+    # Below the kernels that are being timed beside it.
+    with contextlib.suppress(OSError):
+        os.nice(10)
+    serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,0 +1,313 @@
+"""One model of times for all workloads of an operator on a target, and how well it ranks.
+
+Where `proposal` models one space from its own trials, this predicts spaces that were never measured.
+Gradient-boosted trees (XGBoost) on what is known of a configuration and its workload: the knobs, the
+space's derived expressions, the dimensions, and for each knob and dimension how often the one goes
+into the other and what is wasted where it does not divide. It knows workloads, spaces and times only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.search.features import Digits, SpaceFeatures
+from service.search.pool import Candidates
+from strategy.space import Config, ConfigSpace
+from strategy.workload import Workload
+
+if TYPE_CHECKING:
+    import xgboost
+
+Floats = NDArray[np.float64]
+Matrix = NDArray[np.float32]
+
+ROUNDS = 120
+_PARAMETERS = {
+    "objective": "reg:squarederror", "tree_method": "hist", "max_depth": 6, "eta": 0.12,
+    "subsample": 0.8, "colsample_bynode": 0.6, "min_child_weight": 3, "max_bin": 128,
+    "base_score": 0.0, "seed": 0,
+}  # fmt: skip
+THREADS = 2
+MANY = 50_000  # rows, below which a second thread waits more than it works, most of all on a busy machine
+MOST_EXTENTS = 8  # dimensions of a workload that are told apart
+POOL = 3000  # configurations that are scored to find the best, and then near to
+ELITE = 16  # of them
+NEIGHBOURS = 400
+NEARER = 2  # times
+CHUNK = 4096  # rows whose features stay in the cache while they are made and used
+MOST_PAIRS = 20_000  # of one workload, to count how many are ranked as measured
+ALIKE = 1.02  # times closer than this are no pair: nobody knows which is faster
+
+
+class Trials(NamedTuple):
+    """Configurations of one implementation for one workload.
+
+    Attributes:
+        space: None where there is nothing to tune: then `digits` has rows without columns.
+        log_s: log-seconds, one per row of digits.
+        doubt: half the width of each one's interval; None where nothing is known of it.
+    """
+
+    workload: Workload
+    implementation: str
+    space: ConfigSpace | None
+    digits: Digits
+    log_s: Floats
+    doubt: Floats | None = None
+
+
+class Ranking(NamedTuple):
+    """How well a model ranks workloads that it has not seen.
+
+    Attributes:
+        accuracy: of pairs of configurations of one workload whose intervals are apart, the share in the
+            measured order.
+        pairs, workloads: how many that rests on.
+        sigma_log: standard deviation of measured from predicted log-seconds.
+    """
+
+    accuracy: float
+    pairs: int
+    workloads: int
+    sigma_log: float
+
+
+class Predictor:
+    """Predicts log-seconds of configurations of any workload of its operator.
+
+    Args:
+        columns: what each column of the features means.
+        booster: trees on those columns.
+    """
+
+    def __init__(self, columns: Sequence[str], booster: xgboost.Booster) -> None:
+        self.columns = tuple(columns)
+        self._place = {name: i for i, name in enumerate(self.columns)}
+        self._booster = booster
+
+    @classmethod
+    def fit(cls, trials: Sequence[Trials]) -> Predictor:
+        """Learns from trials, all of one operator and target."""
+        columns, x, y = learnable(trials)
+        data = _quantised(x, y, _safe(columns))
+        del x  # of a million records it is large
+        return cls(columns, _train(data))
+
+    def predict(
+        self, workload: Workload, implementation: str, space: ConfigSpace | None, digits: Digits
+    ) -> Floats:
+        """Log-seconds of configurations, one per row of digits."""
+        answers, log_volume = self.answer(workload, implementation, space, digits)
+        return answers + log_volume
+
+    def answer(
+        self, workload: Workload, implementation: str, space: ConfigSpace | None, digits: Digits
+    ) -> tuple[Floats, float]:
+        """What the trees say of each row of digits, and the logarithm of the workload's volume."""
+        skipped = {i for i in range(MOST_EXTENTS) if _extent(i) not in self._place}
+        described = _Description(workload, implementation, space, skipped)
+        known = [(i, self._place[n]) for i, n in enumerate(described.names) if n in self._place]
+        of, to = [i for i, _ in known], [j for _, j in known]
+        x = np.full((min(CHUNK, len(digits)), len(self.columns)), np.nan, dtype=np.float32)
+        answers = np.empty(len(digits))
+        for start in range(0, len(digits), CHUNK):
+            rows = digits[start : start + CHUNK]
+            x[: len(rows), to] = described.matrix(rows)[:, of]
+            answers[start : start + CHUNK] = self._booster.inplace_predict(x[: len(rows)])
+        return answers, described.log_volume
+
+    def best(
+        self, workload: Workload, implementation: str, space: ConfigSpace | None
+    ) -> tuple[Config, float]:
+        """The configuration predicted to be fastest, and its log-seconds: of many, and their neighbours."""
+        if space is None:
+            nothing = np.zeros((1, 0), dtype=np.int32)
+            return Config(), float(self.predict(workload, implementation, None, nothing)[0])
+        candidates = Candidates(space, np.random.default_rng(0))
+        fallback = np.array([space.digits(space.fallback)], dtype=np.int32)
+        pool: Digits = np.concatenate([fallback, candidates.draw(POOL)])
+        log_s = self.predict(workload, implementation, space, pool)
+        for _ in range(NEARER):
+            elite = np.argsort(log_s, kind="stable")[:ELITE]
+            near = candidates.near([tuple(row) for row in pool[elite].tolist()], NEIGHBOURS)
+            if not len(near):
+                break
+            pool = np.concatenate([pool, near])
+            log_s = np.append(log_s, self.predict(workload, implementation, space, near))
+        digits = pool[int(np.argmin(log_s))].tolist()
+        config = Config({k.name: k.values[d] for k, d in zip(space.knobs, digits, strict=True)})
+        return config, float(log_s.min())
+
+    def covers(self, implementation: str) -> bool:
+        """Whether it has learnt from records of this implementation."""
+        return f"is {implementation}" in self._place
+
+    def rank(self, trials: Sequence[Trials]) -> Ranking:
+        """How well it ranks these, of workloads that it should not have seen."""
+        rng = np.random.default_rng(0)
+        right = pairs = 0
+        residuals: list[Floats] = []
+        by_workload: dict[str, list[tuple[Floats, Floats, Floats]]] = {}
+        for t in trials:
+            predicted = self.predict(t.workload, t.implementation, t.space, t.digits)
+            doubt = np.zeros(len(t.log_s)) if t.doubt is None else t.doubt
+            by_workload.setdefault(t.workload.key, []).append((t.log_s, doubt, predicted))
+        for found in by_workload.values():
+            told, doubt, predicted = (np.concatenate(part) for part in zip(*found, strict=True))
+            residuals.append(told - predicted)
+            a, b = rng.integers(len(told), size=(2, MOST_PAIRS))
+            apart = np.abs(told[a] - told[b]) > np.maximum(doubt[a] + doubt[b], np.log(ALIKE))
+            a, b = a[apart], b[apart]
+            right += int(((told[a] < told[b]) == (predicted[a] < predicted[b])).sum())
+            pairs += len(a)
+        sigma = float(np.concatenate(residuals).std()) if residuals else 0.0
+        return Ranking(right / max(pairs, 1), pairs, len(by_workload), sigma)
+
+    def importance(self) -> list[tuple[str, float]]:
+        """Features with their share of what all splits gained, the largest first; none without any."""
+        gained = self._booster.get_score(importance_type="total_gain")
+        total = sum(gained.values())
+        named = zip(self.columns, _safe(self.columns), strict=True)
+        shares = [(name, gained[safe] / total) for name, safe in named if gained.get(safe)]
+        return sorted(shares, key=lambda s: -s[1])
+
+    def dump(self) -> tuple[str, bytes]:
+        """Its columns as JSON, and its trees in XGBoost's own format."""
+        return json.dumps(self.columns), bytes(self._booster.save_raw("ubj"))
+
+    @classmethod
+    def load(cls, columns: str, trees: bytes) -> Predictor:
+        """What `dump` gave. It is read, and nothing of it is executed."""
+        import xgboost
+
+        booster = xgboost.Booster({"nthread": 1})
+        booster.load_model(bytearray(trees))
+        return cls(json.loads(columns), booster)
+
+
+def grow(features: Matrix, values: Matrix) -> bytes:
+    """Trees that predict values from features, in XGBoost's own format. Deterministic."""
+    return bytes(_train(_quantised(features, values)).save_raw("ubj"))
+
+
+def _quantised(x: Matrix, y: Matrix, names: list[str] | None = None) -> xgboost.QuantileDMatrix:
+    import xgboost
+
+    most = _PARAMETERS["max_bin"]
+    return xgboost.QuantileDMatrix(
+        x, label=y, feature_names=names, nthread=_threads(len(y)), max_bin=most
+    )
+
+
+def _train(data: xgboost.QuantileDMatrix) -> xgboost.Booster:
+    import xgboost
+
+    return xgboost.train({**_PARAMETERS, "nthread": _threads(data.num_row())}, data, ROUNDS)
+
+
+def _threads(rows: int) -> int:
+    return THREADS if rows >= MANY else 1
+
+
+def learnable(trials: Sequence[Trials]) -> tuple[tuple[str, ...], Matrix, Matrix]:
+    """The columns, the features of all trials, and what is learnt: log-seconds less the log of the volume."""
+    skipped = _repeated([_extents(t.workload) for t in trials])
+    described = [_Description(t.workload, t.implementation, t.space, skipped) for t in trials]
+    columns = tuple(dict.fromkeys(itertools.chain.from_iterable(d.names for d in described)))
+    place = {name: i for i, name in enumerate(columns)}
+    rows = sum(len(t.log_s) for t in trials)
+    x = np.full((rows, len(columns)), np.nan, dtype=np.float32)
+    y = np.empty(rows, dtype=np.float32)
+    start = 0
+    for t, d in zip(trials, described, strict=True):
+        end = start + len(t.log_s)
+        x[start:end, [place[n] for n in d.names]] = d.matrix(t.digits)
+        y[start:end] = t.log_s - d.log_volume
+        start = end
+    return columns, x, y
+
+
+class _Description:
+    """The features of one implementation's configurations for one workload."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        implementation: str,
+        space: ConfigSpace | None,
+        skipped: Collection[int],
+    ) -> None:
+        extents = {i: d for i, d in enumerate(_extents(workload)) if i not in skipped}
+        # Times go with it, and trees do not extrapolate: they learn the rest.
+        self.log_volume = float(np.log(np.prod(list(extents.values()), dtype=np.float64)))
+        constant = {f"is {implementation}": 1.0}
+        constant |= {_extent(i): float(np.log2(d)) for i, d in extents.items()}
+        constant |= {f"constant {i}": float(x.constant) for i, x in enumerate(workload.inputs)}
+        constant["epilogue"] = float(len(workload.epilogue))
+        constant |= {f"attribute {n}": float(v) for n, v in workload.attrs.items() if _is_number(v)}
+        self._constant = constant
+        self._features = None if space is None else SpaceFeatures(space)
+        knobs = self._features.names if self._features else ()
+        self._tables = _goes_into(space, list(extents.values()))
+        self.names = (
+            *constant, *(f"knob {n}" for n in knobs),
+            *(f"{what} {space.knobs[i].name} {j}" for i in self._tables if space is not None
+              for j in extents for what in ("into", "waste")),
+        )  # fmt: skip
+
+    def matrix(self, digits: Digits) -> Matrix:
+        constant = np.array(list(self._constant.values()), dtype=np.float32)
+        parts = [np.broadcast_to(constant, (len(digits), len(constant)))]
+        if self._features is not None:
+            parts.append(self._features.matrix(digits))
+        parts += [table[digits[:, i]] for i, table in self._tables.items()]
+        return np.concatenate(parts, axis=1, dtype=np.float32)
+
+
+def _goes_into(space: ConfigSpace | None, extents: Sequence[int]) -> dict[int, Matrix]:
+    """Of each knob that is a size, by its place: a row per value, and for each extent two columns.
+
+    They are the logarithm of how often the size goes into the extent, and by what factor rounding
+    that up enlarges it.
+    """
+    tables = {}
+    for i, one in enumerate(space.knobs if space else ()):
+        if one.types != {int}:
+            continue
+        sizes = np.array(one.values, dtype=np.float32)
+        if sizes.min() > 0:
+            times = np.array(extents, dtype=np.float32) / sizes[:, None]
+            pair = np.stack([np.log2(times), np.ceil(times) / times], axis=2)
+            tables[i] = pair.reshape(len(sizes), 2 * len(extents))
+    return tables
+
+
+def _extent(i: int) -> str:
+    return f"extent {i}"
+
+
+def _extents(workload: Workload) -> list[int]:
+    """The dimensions of the inputs, one after another."""
+    shapes = [one.tensor.concrete_shape for one in workload.inputs]
+    return [max(d, 1) for d in itertools.chain.from_iterable(shapes)][:MOST_EXTENTS]
+
+
+def _repeated(extents: Sequence[Sequence[int]]) -> set[int]:
+    """The places of those that are one and the same as an earlier one everywhere."""
+    shortest = min(map(len, extents), default=0)
+    return {j for j in range(shortest) if any(all(e[i] == e[j] for e in extents) for i in range(j))}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float)
+
+
+def _safe(columns: Sequence[str]) -> list[str]:
+    """Names as XGBoost takes them: without brackets."""
+    return [n.translate(str.maketrans("[]<", "()_")) for n in columns]

@@ -1,0 +1,277 @@
+"""Which candidates to try next, given what was measured: the mathematics of one proposal.
+
+Three views of the trials are Gaussian processes: of log-seconds; of performance, the best time over
+the time, in which the slow are all alike; and, where records of elsewhere give a prior, of the
+departure from what those say. A batch takes candidates of largest expected improvement one by one, each
+view taking what was chosen for measured (Ginsbourger et al., "Kriging is well-suited to parallelize
+optimization", 2010). Part of the proposals stays free of the prior, which may mislead.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.search.embedding import Places
+from service.search.gaussian_process import Floats, GaussianProcess, Posterior, interpolate
+
+ENOUGH = 8  # trials before the views without a prior are worth listening to
+MOST_TRIALS = 400  # a fit takes cubic time: beyond this the best half and a spread of the others
+MOST_TUNED = 200  # the same for hyper-parameters, where a fit takes many steps
+# What knows nothing yet takes the farthest of a few at random (Mitchell, "Spectrally optimal sampling for
+# distribution ray tracing", 1991): the farthest of all are corners, where kernels are slow.
+FEW = 12
+FREE = 0.125  # share of the proposals that no prior has a say in
+UNLIKELY = 0.1  # of running, relative to the likeliest: no gain makes up for less
+_LIKELY = 0.5  # the same, to be counted on
+_INTERCEPT, _SLOPE = 3.0, 2.0  # deviations of the prior's coefficients, in units of the departure's
+_DEPARTURE = (0.5, 4.0)  # expected, in units of the prior's own deviation; and its worth in trials
+VIEWS = 4  # log-seconds, performance, departure from the prior, failure
+
+
+class Request(NamedTuple):
+    """What a proposal rests on. Arrays have a row per trial, per pending, or per candidate.
+
+    Attributes:
+        groups, reach: of the columns of places, see `Embedding`.
+        theta: hyper-parameters of the views, a row each, as the last answer gave them; NaN at first.
+        tune: whether to fit them anew.
+        n: how many candidates to choose.
+        places, log_s: the trials; NaN for a failure.
+        prior: log-seconds by each source of records; no columns where there is none.
+        risk: the probability of failure by those.
+        pending: what is under way.
+        pool: the candidates.
+    """
+
+    groups: NDArray[np.intp]
+    reach: Floats
+    theta: Floats
+    tune: bool
+    n: int
+    places: Places
+    log_s: Floats
+    prior: Floats
+    risk: Floats
+    pending: Places
+    pending_prior: Floats
+    pool: Places
+    pool_prior: Floats
+    pool_risk: Floats
+
+
+class Proposal(NamedTuple):
+    """Rows of the pool, the most promising first.
+
+    Attributes:
+        rows: what to try.
+        front: mean and deviation of log-seconds of those in the pool that no other beats in both,
+            a row each, among those that are likely to run; no rows where too little is known.
+        theta: for the next request.
+    """
+
+    rows: NDArray[np.intp]
+    front: Floats
+    theta: Floats
+
+
+class _View:
+    """A Gaussian process over pool and pending together, and the best value to improve on.
+
+    A value times `scale` plus `centre` is what it stands for: log-seconds, performance.
+    """
+
+    def __init__(
+        self, posterior: Posterior, best: float, pending: int, centre: float = 0.0, scale: float = 1.0
+    ) -> None:
+        self.posterior, self.best = posterior, best
+        self._centre, self._scale = centre, scale
+        for row in range(len(posterior.mean) - pending, len(posterior.mean)):
+            posterior.condition(row)
+
+    def front(self, likely: NDArray[np.bool_]) -> Floats:
+        """Mean and deviation of the likely that no other of them beats in both."""
+        mean = self.posterior.mean[: len(likely)][likely] * self._scale + self._centre
+        deviation = np.sqrt(self.posterior.variance[: len(likely)][likely]) * self._scale
+        order = np.lexsort((-deviation, mean))
+        mean, deviation = mean[order], deviation[order]
+        before = np.append(-np.inf, np.maximum.accumulate(deviation)[:-1])
+        return np.asarray(np.stack([mean, deviation], axis=1)[deviation > before], dtype=np.float64)
+
+    def improvement(self, n: int) -> Floats:
+        mean, deviation = self.posterior.mean[:n], np.sqrt(self.posterior.variance[:n])
+        return expected_improvement(mean, deviation, self.best)
+
+
+def propose(request: Request) -> Proposal:
+    """Chooses `request.n` rows of the pool, fewer where it has fewer. Deterministic."""
+    size = len(request.pool)
+    n = min(request.n, size)
+    theta = request.theta.copy()
+    worked = np.isfinite(request.log_s)
+    valid = _validity(request, theta)
+    likely = valid >= UNLIKELY * valid.max(initial=0.0)
+    spot = np.concatenate([request.pool, request.pending])
+    open_views: list[_View] = []
+    front = np.zeros((0, 2))
+    if len(worked) >= ENOUGH and worked.sum() >= 3:
+        open_views = _free_views(request, _kept(request.log_s), spot, theta)
+        front = open_views[0].front(valid >= _LIKELY * valid.max(initial=0.0))
+    guided: list[_View] = []
+    if request.prior.shape[1]:
+        guided = [_guided_view(request, spot, theta)]
+    before = len(worked) + len(request.pending)
+    free = int((before + n) * FREE) - int(before * FREE) if guided else n
+    taken = np.zeros(size, dtype=bool)
+    room = _distances(request) if not open_views else None
+    chosen: list[int] = []
+    for i in range(n):
+        # The free ones are spread evenly over the batch.
+        turn_free = (i + 1) * free // n > i * free // n
+        if turn_free and room is not None:
+            few = np.arange(size) % max(size // FEW, 1) == i % max(size // FEW, 1)
+            worth = np.where(few, np.minimum(room, 1e9) * valid, 0.0)
+        else:
+            worth = _worth(open_views if turn_free else guided, valid, taken)
+        # What most likely fails comes after all else, however large its gain would be.
+        worth = np.where(likely, worth, valid - 2)
+        row = int(np.argmax(np.where(taken, -3.0, worth)))
+        taken[row] = True
+        chosen.append(row)
+        for view in (*open_views, *guided):
+            view.posterior.condition(row)
+        if room is not None:
+            room = np.minimum(room, _squared(request.pool, request.pool[row]))
+    return Proposal(np.array(chosen, dtype=np.intp), front, theta)
+
+
+def _worth(views: list[_View], valid: Floats, taken: NDArray[np.bool_]) -> Floats:
+    """What the views agree on: each one's expected improvement, relative to its largest."""
+    total = np.zeros(len(valid))
+    for view in views:
+        gain = view.improvement(len(valid)) * valid
+        total += gain / max(float(gain[~taken].max()), 1e-300)
+    return total
+
+
+def _free_views(
+    request: Request, rows: NDArray[np.intp], spot: Places, theta: Floats
+) -> list[_View]:
+    log_s = request.log_s[rows]
+    places, none = request.places[rows], np.zeros((len(rows), 0))
+    few = _spread(log_s, MOST_TUNED)
+    views = []
+    for i, raw in enumerate((log_s, -np.exp(log_s.min() - log_s))):
+        centre, scale = float(raw.mean()), float(raw.std()) or 1.0
+        values = (raw - centre) / scale
+        process = GaussianProcess(request.groups, request.reach)
+        _resume(process, theta, i)
+        if request.tune:
+            theta[i] = process.tune(places[few], values[few], none[few]).theta
+        posterior = process.fit(places, values, none).predict(spot, np.zeros((len(spot), 0)))
+        views.append(_View(posterior, float(values.min()), len(request.pending), centre, scale))
+    return views
+
+
+def _guided_view(request: Request, spot: Places, theta: Floats) -> _View:
+    """Log-seconds as the sources' mean, a line in each of them, and a smooth departure."""
+    rows = _kept(request.log_s)
+    source = np.concatenate([request.prior[rows], request.pool_prior, request.pending_prior])
+    centre, scale = source.mean(axis=0), float(source.std(axis=0).mean()) or 1.0
+    source = (source - centre) / scale
+    mean = source.mean(axis=1)
+    k = len(rows)
+    log_s = request.log_s[rows] / scale
+    offset = float(np.median(log_s - mean[:k])) if k else 0.0
+    values = log_s - offset
+    # Before the first result the line is as the sources have it: its doubt must not draw the search
+    # to what they hold for extreme.
+    doubt = 1.0 if k else 1e-3
+    trend = np.concatenate([np.full((len(source), 1), _INTERCEPT), _SLOPE * source], axis=1) * doubt
+    process = GaussianProcess(
+        request.groups, request.reach, reach_sd=0.7, noise=-4.6, scale=_DEPARTURE
+    )
+    _resume(process, theta, 2)
+    departure = values - mean[:k]
+    if request.tune and k >= ENOUGH:
+        few = _spread(log_s, MOST_TUNED)
+        theta[2] = process.tune(request.places[rows[few]], departure[few], trend[few]).theta
+    process.fit(request.places[rows], departure, trend[:k])
+    posterior = process.predict(spot, trend[k:])
+    posterior.mean = posterior.mean + mean[k:]
+    best = float(values.min()) if k else float(posterior.mean.min())
+    return _View(posterior, best, len(request.pending))
+
+
+def _validity(request: Request, theta: Floats) -> Floats:
+    """The probability that each candidate runs."""
+    failed = np.isnan(request.log_s)
+    risk = request.pool_risk
+    if failed.any():
+        rows = _latest(failed, MOST_TRIALS)
+        label = failed[rows].astype(np.float64) - request.risk[rows]
+        centre = float(label.mean())
+        process = GaussianProcess(request.groups, request.reach)
+        _resume(process, theta, 3)
+        none = np.zeros((len(rows), 0))
+        if request.tune and len(rows) >= ENOUGH:
+            few = _latest(failed[rows], MOST_TUNED)
+            theta[3] = process.tune(
+                request.places[rows[few]], label[few] - centre, none[few]
+            ).theta
+        process.fit(request.places[rows], label - centre, none)
+        risk = risk + centre
+        risk += interpolate(process.weighted, request.groups, process.theta, request.pool)
+    return np.clip(1 - risk, 0.01, 1.0)
+
+
+def _resume(process: GaussianProcess, theta: Floats, view: int) -> None:
+    if np.isfinite(theta[view]).all():
+        process.theta = theta[view].copy()
+
+
+def _kept(log_s: Floats) -> NDArray[np.intp]:
+    """Rows of the trials that a view of time rests on."""
+    worked = np.flatnonzero(np.isfinite(log_s))
+    return worked[_spread(log_s[worked], MOST_TRIALS)]
+
+
+def _spread(log_s: Floats, most: int) -> NDArray[np.intp]:
+    """Up to `most` rows, in their order: the best half, and others evenly by rank."""
+    if len(log_s) <= most:
+        return np.arange(len(log_s))
+    order = np.argsort(log_s, kind="stable")
+    others = np.linspace(most // 2, len(order) - 1, most - most // 2).astype(np.intp)
+    return np.sort(np.concatenate([order[: most // 2], order[others]]))
+
+
+def _latest(failed: NDArray[np.bool_], most: int) -> NDArray[np.intp]:
+    """Up to `most` rows, half of either outcome."""
+    half = most // 2
+    return np.sort(np.concatenate([np.flatnonzero(failed)[-half:], np.flatnonzero(~failed)[-half:]]))
+
+
+def _distances(request: Request) -> Floats:
+    """Squared distances of the candidates to the nearest place known or under way."""
+    nearest = np.full(len(request.pool), np.inf)
+    for place in (*request.places, *request.pending):
+        nearest = np.minimum(nearest, _squared(request.pool, place))
+    return nearest
+
+
+def _squared(places: Places, place: Places) -> Floats:
+    return np.asarray(((places - place) ** 2).sum(axis=1), dtype=np.float64)
+
+
+def expected_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
+    """How far below `best` each value is expected to come."""
+    z = (best - mean) / deviation
+    # Abramowitz and Stegun 7.1.26, to 1.5e-7.
+    x = np.abs(z) / np.sqrt(2)
+    t = 1 / (1 + 0.3275911 * x)
+    tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    density = np.exp(-x * x)
+    below = np.where(z < 0, tail * density / 2, 1 - tail * density / 2)
+    return np.asarray(np.maximum(deviation * (z * below + density / np.sqrt(2 * np.pi)), 0.0))

@@ -1,0 +1,281 @@
+"""Ask/tell over one configuration space: which configurations to try next.
+
+The first trials fill the space evenly, or follow records of elsewhere where there are any. Then the
+cost model chooses from a pool of candidates: neighbours of the best so far and others from anywhere.
+Failures are learnt from by a model of validity, never as a large time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from service.search.child import CostModel, CostModelError
+from service.search.embedding import Embedding
+from service.search.features import Digits
+from service.search.gaussian_process import Floats
+from service.search.pool import Candidates, Key
+from service.search.proposal import VIEWS, Request, expected_improvement
+from service.search.transfer import Elsewhere, Source, lower
+from strategy.space import Config, ConfigSpace
+from strategy.workload import Workload
+
+POOL = 2000
+LEAST_POOL = 800
+EFFORT = 600_000  # trials times candidates times views: what a proposal takes grows with it
+PRIOR_POOL = 20_000  # of a table, of which a prior chooses half of the pool
+ELITE = 12  # configurations whose neighbours are candidates
+NEIGHBOURS = 400
+REFIT = 1.25  # hyper-parameters are found anew when the trials have grown by this
+
+
+class Search:
+    """Proposes configurations of one space, and learns from their times.
+
+    Any number may be outstanding, and results come in any order. The same calls with the same seed
+    give the same proposals. Memory grows with the trials, not with the space. Not safe to share
+    between threads.
+
+    Args:
+        space: what to search.
+        seed: of all random choices.
+        model: what chooses among candidates; None proposes at random.
+        sources: records of elsewhere, the most alike first. They only say where to look first; the
+            trials soon outweigh what is wrong in them.
+        listed: the digits of the valid configurations, where they are known as a list rather than
+            by constraints.
+        first: proposed before all others, where they are of this space: what was best in another
+            version of it.
+        workload, target: whose space it is, for sources of other shapes.
+    """
+
+    def __init__(
+        self,
+        space: ConfigSpace,
+        seed: int = 0,
+        model: CostModel | None = None,
+        sources: Sequence[Source] = (),
+        listed: Digits | None = None,
+        first: Sequence[Config] = (),
+        workload: Workload | None = None,
+        target: str = "",
+    ) -> None:
+        self.space = space
+        self._first = list(first)
+        self.model = model
+        self._rng = np.random.default_rng(seed)
+        self._candidates = Candidates(space, self._rng, listed)
+        self._told: dict[Key, float] = {}  # log-seconds, NaN for a failure
+        self._pending: dict[Key, None] = {}
+        self._embedding = Embedding(space)
+        self._workload, self._target = workload, target
+        self._sources = list(sources)
+        self._elsewhere: Elsewhere | None = None
+        self._table_prior: tuple[Floats, Floats] | None = None
+        self._theta = np.full((VIEWS, len(self._embedding.reach) + 1), np.nan)
+        self._tuned_at = 0
+        self._front: Floats = np.zeros((0, 2))
+
+    def teach(self, sources: Sequence[Source]) -> None:
+        """Takes these records of elsewhere in the place of those it had, from the next `ask` on."""
+        if list(sources) != self._sources:
+            self._sources = list(sources)
+            self._elsewhere = self._table_prior = None
+
+    @property
+    def trials(self) -> int:
+        """How many configurations have been told."""
+        return len(self._told)
+
+    @property
+    def best_s(self) -> float | None:
+        """The lowest time told."""
+        times = [t for t in self._told.values() if not math.isnan(t)]
+        return math.exp(min(times)) if times else None
+
+    @property
+    def lower_bound_s(self) -> float | None:
+        """The most optimistic time of the last pool (mean less two deviations); None before."""
+        if not len(self._front):
+            return None
+        return math.exp(float((self._front[:, 0] - 2 * self._front[:, 1]).min()))
+
+    def expected_gain(self, to_beat_s: float) -> float | None:
+        """How much less than `to_beat_s` any one configuration is expected to take, as a share of it.
+
+        The expected improvement of the logarithm, by what was known at the last `ask`. None where
+        too little was.
+        """
+        if not len(self._front):
+            return None
+        mean, deviation = self._front.T
+        gain = expected_improvement(mean, deviation, math.log(to_beat_s))
+        return 1 - math.exp(-float(gain.max()))
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every configuration of the space has been proposed or told."""
+        return self._candidates.exhausted
+
+    def tell(self, config: Mapping[str, object], seconds: float | None) -> None:
+        """What came of a configuration; None for a failure. It is not proposed again.
+
+        One that is not of this space (an older version's) is passed over. Told twice, the lower
+        time counts.
+        """
+        key = self._key(config)
+        if key is None:
+            return
+        self._candidates.take(key)
+        self._pending.pop(key, None)
+        self._told[key] = lower(self._told.get(key, math.nan), seconds)
+
+    def avoid(self, configs: Iterable[Mapping[str, object]]) -> None:
+        """Configurations under way: they are not proposed again."""
+        for config in configs:
+            key = self._key(config)
+            if key is not None and key not in self._told:
+                self._candidates.take(key)
+                self._pending[key] = None
+
+    def _key(self, config: Mapping[str, object]) -> Key | None:
+        """The digits of a configuration; None where it is not of this space."""
+        knobs = self.space.knobs
+        if len(config) != len(knobs) or any(
+            k.name not in config or (type(config[k.name]), config[k.name]) not in k.position
+            for k in knobs
+        ):
+            return None
+        key = self.space.digits(config)
+        return key if self._candidates.contains(key) else None
+
+    def ask(self, n: int) -> list[Config]:
+        """Up to `n` configurations that were never proposed or told; fewer where no more are left.
+
+        What was best in another version comes first, then the most promising, but for the fallback,
+        which starts a search that knows nothing.
+        """
+        carried = self._carried(n)
+        n -= len(carried)
+        chosen: list[Key] = []
+        fallback = self._key(self.space.fallback) if n > 0 else None
+        first = fallback is not None and not self._candidates.is_taken(fallback)
+        if first and fallback is not None:
+            self._start(fallback)
+        if self.model is not None:
+            chosen += self._propose(n - first)
+        chosen += self._random(n - first - len(chosen))
+        if first and fallback is not None:
+            chosen.insert(len(chosen) if self._sources else 0, fallback)
+        knobs = self.space.knobs
+        return [
+            Config({k.name: k.values[d] for k, d in zip(knobs, key, strict=True)})
+            for key in (*carried, *chosen)
+        ]
+
+    def _carried(self, n: int) -> list[Key]:
+        chosen: list[Key] = []
+        while self._first and len(chosen) < n:
+            key = self._key(self._first.pop(0))
+            if key is not None and not self._candidates.is_taken(key):
+                self._start(key)
+                chosen.append(key)
+        return chosen
+
+    def _start(self, key: Key) -> None:
+        self._candidates.take(key)
+        self._pending[key] = None
+
+    def _random(self, n: int) -> list[Key]:
+        chosen = [_tuple(row) for row in self._candidates.draw(n)] if n > 0 else []
+        for key in chosen:
+            self._start(key)
+        return chosen
+
+    def _propose(self, n: int) -> list[Key]:
+        if n <= 0:
+            return []
+        assert self.model is not None
+        try:
+            elsewhere = self._learn(self.model)
+            pool, prior, risk = self._pool(elsewhere)
+            if not len(pool):
+                return []
+            tune = len(self._told) >= self._tuned_at * REFIT
+            proposal = self.model.propose(self._request(elsewhere, pool, prior, risk, n, tune=tune))
+        except CostModelError:
+            return []  # random ones serve until the model is back
+        if tune:
+            self._tuned_at = len(self._told)
+        self._theta = proposal.theta
+        self._front = proposal.front
+        chosen = [_tuple(row) for row in pool[proposal.rows]]
+        for key in chosen:
+            self._start(key)
+        return chosen
+
+    def _request(
+        self, elsewhere: Elsewhere, pool: Digits, pool_prior: Floats, pool_risk: Floats, n: int, *, tune: bool
+    ) -> Request:
+        trials, pending = self._digits(self._told), self._digits(self._pending)
+        place = self._embedding.place
+        prior, risk = self._prior_at(elsewhere, trials)
+        return Request(
+            groups=self._embedding.groups, reach=elsewhere.reach, theta=self._theta, tune=tune, n=n,
+            places=place(trials), log_s=np.array(list(self._told.values()), dtype=np.float64),
+            prior=prior, risk=risk,
+            pending=place(pending), pending_prior=self._prior_at(elsewhere, pending)[0],
+            pool=place(pool), pool_prior=pool_prior, pool_risk=pool_risk,
+        )  # fmt: skip
+
+    def _learn(self, model: CostModel) -> Elsewhere:
+        """What the sources say, learnt once."""
+        if self._elsewhere is None:
+            self._elsewhere = Elsewhere(
+                self.space, self._embedding, self._workload, self._target, self._sources, model
+            )
+            table = self._candidates.table
+            if self._elsewhere.count and table is not None:
+                self._table_prior = self._elsewhere.predict(table)
+        return self._elsewhere
+
+    def _prior_at(self, elsewhere: Elsewhere, digits: Digits) -> tuple[Floats, Floats]:
+        """What `elsewhere` predicts; of a table all is known beforehand."""
+        if self._table_prior is None:
+            return elsewhere.predict(digits)
+        rows = self._candidates.rows(digits)
+        return self._table_prior[0][rows], self._table_prior[1][rows]
+
+    def _pool(self, elsewhere: Elsewhere) -> tuple[Digits, Floats, Floats]:
+        """Candidates: neighbours of the best, those that a prior likes, and others from anywhere.
+
+        With what the priors say of each, as `_prior_at`.
+        """
+        ranked = sorted((t, key) for key, t in self._told.items() if not math.isnan(t))
+        near = self._candidates.near([key for _, key in ranked[:ELITE]], NEIGHBOURS)
+        # Outside of a table what the priors say is found anew each time, which is as much as a view.
+        views = 3 if elsewhere.count and self._table_prior is None else 2
+        size = min(POOL, max(LEAST_POOL, EFFORT // (views * max(len(self._told), 1))))
+        drawn = size
+        if elsewhere.count:
+            drawn = PRIOR_POOL if self._table_prior is not None else 2 * size
+        pool = self._distinct(np.concatenate([near, self._candidates.draw(drawn)]))
+        prior, risk = self._prior_at(elsewhere, pool)
+        if len(pool) > size + len(near):
+            liked = len(near) + np.argsort(prior[len(near) :].mean(axis=1), kind="stable")
+            kept = np.concatenate([np.arange(len(near)), liked[: size // 2], np.sort(liked[size // 2 :])[: size // 2]])
+            pool, prior, risk = pool[kept], prior[kept], risk[kept]
+        return pool, prior, risk
+
+    def _distinct(self, digits: Digits) -> Digits:
+        return self._digits(dict.fromkeys(map(tuple, digits.tolist())))
+
+    def _digits(self, keys: Iterable[Key]) -> Digits:
+        rows = list(keys)
+        return np.array(rows, dtype=np.int32).reshape(len(rows), len(self.space.knobs))
+
+
+def _tuple(row: Digits) -> Key:
+    return tuple(row.tolist())

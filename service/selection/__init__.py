@@ -1,0 +1,1 @@
+"""The selection rule's database: evidence and candidates."""

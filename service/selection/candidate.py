@@ -1,0 +1,70 @@
+"""Which implementations a selection is among: installed, sent with the question, or foreign."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.errors import InvalidError
+from service.selection.database import RecordDatabase
+from strategy.op import find_op
+from strategy.op_strategy import Candidate, candidates
+from strategy.target import Target
+from strategy.workload import Workload
+
+
+def normal(asked: Workload) -> Workload:
+    """The workload in normal form, where its operator is installed here."""
+    return asked if find_op(asked.op) is None else asked.checked()
+
+
+def gather(
+    database: RecordDatabase,
+    asked: Workload,
+    on: Target,
+    given: Sequence[Candidate] | None,
+    *,
+    foreign: bool,
+    field: str,
+) -> list[Candidate]:
+    """The candidates of a workload in normal form.
+
+    `foreign` adds those that are known by other tools' logs.
+
+    Raises:
+        InvalidError: the operator is not installed here and there are no candidates of it.
+    """
+    others = database.foreign(asked, on) if foreign else []
+    if given is not None:
+        known = list(given)
+    elif find_op(asked.op) is not None:
+        known = candidates(asked, on)
+    elif others:
+        return others
+    else:
+        raise _not_installed(asked, field)
+    names = {c.implementation for c in known}
+    return [*known, *(c for c in others if c.implementation not in names)]
+
+
+def known_candidates(
+    asked: Workload, on: Target, given: Sequence[Candidate] | None, field: str
+) -> tuple[Workload, list[Candidate]]:
+    """The workload in normal form, and its candidates: those given, or those installed here.
+
+    Raises:
+        InvalidError: the operator is not installed here and no candidates are given.
+    """
+    if find_op(asked.op) is not None:
+        checked = asked.checked()
+        return checked, list(given) if given is not None else candidates(checked, on)
+    if given is None:
+        raise _not_installed(asked, field)
+    return asked, list(given)
+
+
+def _not_installed(asked: Workload, field: str) -> InvalidError:
+    """What to raise of an operator that nobody here knows."""
+    return InvalidError(
+        f"{field}.op: operator {asked.op!r:.80} is not installed here: install it, or send its "
+        "candidates with the workload"
+    )

@@ -1,0 +1,253 @@
+"""What the selection rule asks of the database: measurements, at the levels at which they match."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, cached_property
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.predict.ranker import ModelRanker
+from service.records import tvm_history
+from service.records.as_of import Best, best_at
+from service.store.db import given_table, values_of
+from service.store.namespace import DEFAULT
+from service.store.tables import Scope, best, device, task
+from service.store.tables import target as target_table
+from service.store.tables import workload as workload_table
+from strategy.op_strategy import Candidate
+from strategy.record import Estimate, convert
+from strategy.select import History, Level, Measured
+from strategy.space import Config, ConfigSpace
+from strategy.target import Target
+from strategy.workload import Input, Workload
+
+
+class RecordDatabase:
+    """`strategy.select.Database` on SQL, within one transaction.
+
+    Args:
+        connection: to the database.
+        together: workloads that will be asked for: what is known of all of them is read at once,
+            when the first is.
+        as_of: the instant whose records count; those of now where it is not given.
+        namespace: whose records count.
+    """
+
+    def __init__(
+        self, connection: sa.Connection, together: Iterable[Workload] = (),
+        as_of: float | None = None, namespace: str = DEFAULT,
+    ) -> None:  # fmt: skip
+        self.connection = connection
+        self._together = {w.digest for w in together}
+        self._as_of = as_of
+        self._namespace = namespace
+        self._known: dict[str, dict[str, list[Any]]] = {}
+        self._places: dict[str, tuple[str, str] | None] = {}
+        self._targets: dict[int, tuple[str, frozenset[str]]] = {}
+        self._configs: dict[str, Config] = {}  # by their digests
+
+    @cached_property
+    def ranker(self) -> ModelRanker | None:
+        """The models of times, which are of now and of the default namespace: None for others."""
+        modelled = self._as_of is None and self._namespace == DEFAULT
+        return ModelRanker(self.connection) if modelled else None
+
+    def _read(
+        self, what: str, workload: Workload, read: Callable[[set[str]], Iterable[tuple[str, Any]]]
+    ) -> list[Any]:
+        """What `read` finds of a workload, and with it of those that will be asked for."""
+        known = self._known.setdefault(what, {})
+        if workload.digest not in known:
+            foreseen = workload.digest in self._together
+            asked = self._together if foreseen else {workload.digest}
+            known.update((digest, []) for digest in asked)
+            for digest, row in read(asked):
+                known[digest].append(row)
+        return known[workload.digest]
+
+    def measured(self, workload: Workload, target: Target, device: str | None) -> list[Measured]:
+        """The best of each implementation and version at each level.
+
+        The model is the device's, or else the one that the target names. `transferred` has the best
+        of every other target that shares a key.
+        """
+        rows = self._read("best", workload, self._read_best)
+        return list(self._matching(rows, target, device))
+
+    def _read_best(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
+        if self._as_of is not None:
+            rows: Iterable[Any] = best_at(
+                self.connection, digests, self._as_of, self._namespace
+            )
+        else:
+            rows = self._of(_best_of_given, digests)
+        return ((row.digest, row) for row in rows)
+
+    def _of(self, query: Callable[[str], sa.Select[Any]], digests: set[str]) -> Sequence[Any]:
+        rows = {"rows": values_of((d,) for d in sorted(digests)), "namespace": self._namespace}
+        return self.connection.execute(query(self.connection.dialect.name), rows).all()
+
+    def instances(
+        self, workload: Workload, target: Target, device: str | None
+    ) -> list[tuple[Workload, list[Measured]]]:
+        """The concrete workloads on record that a symbolic one covers, each as `measured` has it."""
+        bodies = self.connection.execute(
+            sa.select(workload_table.c.body)
+            .where(
+                workload_table.c.op == workload.op,
+                workload_table.c.key.like(_like(workload), escape="!"),
+            )
+            .order_by(workload_table.c.id)
+        )
+        alike = [convert(body, Workload) for body in bodies.scalars()]
+        covered = [w for w in alike if workload.match(w) is not None]
+        rows: dict[str, list[Any]] = {w.digest: [] for w in covered}
+        for digest, row in self._read_best(set(rows)):
+            rows[digest].append(row)
+        measured = [(w, list(self._matching(rows[w.digest], target, device))) for w in covered]
+        return [(w, found) for w, found in measured if found]
+
+    def _matching(
+        self, rows: Iterable[Any], asked: Target, identity: str | None
+    ) -> Iterator[Measured]:
+        """What is measured, with the level at which it matches."""
+        device_id, model = self._place(identity, asked)
+        own, shared = asked.key, asked.keys
+        for row in rows:
+            # By place: naming the columns of each row would take a quarter of the time.
+            (
+                _, target_id, implementation, version, scope, value, config, digest, median_s, low_s,
+                high_s, samples,
+            ) = row  # fmt: skip
+            level = None
+            key, keys = self._targets.get(target_id) or self._target(target_id)
+            if key != own:
+                if scope == Scope.TARGET and not keys.isdisjoint(shared):
+                    level = Level.TRANSFERRED
+            elif scope == Scope.TARGET:
+                level = Level.TARGET
+            elif scope == Scope.MODEL and model and value == model:
+                level = Level.MODEL
+            elif scope == Scope.DEVICE and value == device_id:
+                level = Level.DEVICE
+            if level is None:
+                continue
+            # The best of a device is mostly that of its model and target, too.
+            made = self._configs.get(digest)
+            if made is None:
+                made = self._configs[digest] = Config(config)
+            yield Measured(
+                implementation=implementation, version=version, config=made, level=level, target=key,
+                device=(identity or "") if level is Level.DEVICE else "",
+                estimate=Estimate(median_s, low_s, high_s, samples),
+            )
+
+    def _place(self, identity: str | None, asked: Target) -> tuple[str | None, str]:
+        """The device's id as the scope has it, and the model to look for."""
+        if identity is None:
+            return None, asked.model
+        if identity not in self._places:
+            row = self.connection.execute(
+                sa.select(device.c.id, device.c.model).where(device.c.identity == identity)
+            ).one_or_none()
+            self._places[identity] = None if row is None else (str(row.id), row.model)
+        return self._places[identity] or (None, asked.model)
+
+    def _target(self, target_id: int) -> tuple[str, frozenset[str]]:
+        """Reads the key of a target, and the keys of all its variants."""
+        row = self.connection.execute(
+            sa.select(target_table.c.key, target_table.c["keys"].label("all")).where(
+                target_table.c.id == target_id
+            )
+        ).one()
+        found = self._targets[target_id] = row.key, frozenset(row.all)
+        return found
+
+    def history(self, workload: Workload) -> list[History]:
+        """The lowest mean cost per implementation, device model and target as written.
+
+        Of each implementation on a target only the newest version counts: TVM's rule knows none.
+        """
+
+        def read(digests: set[str]) -> list[tuple[str, History]]:
+            return tvm_history.read(self.connection, digests, self._namespace, self._as_of)
+
+        return self._read("history", workload, read)
+
+    def foreign(self, workload: Workload, target: Target) -> list[Candidate]:
+        """What other tools' logs measured of a workload, as candidates on a target.
+
+        Those of targets that share a key with it count; of each, the newest version.
+        """
+        found = {}
+        for r in self._read("foreign", workload, self._read_foreign):
+            _, keys = self._targets.get(r.target_id) or self._target(r.target_id)
+            if not keys.isdisjoint(target.keys):
+                space = None if r.space is None else convert(r.space, ConfigSpace)
+                found[r.implementation] = Candidate(
+                    r.implementation, r.version, r.plevel, None, space, r.library, symbolic=False
+                )
+        return list(found.values())
+
+    def _read_foreign(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
+        return ((row.digest, row) for row in self._of(_foreign_of_given, digests))
+
+
+def warm(connection: sa.Connection) -> None:
+    """Makes the statements of a selection, so that those who ask first do not all make them."""
+    database = RecordDatabase(connection)
+    asked = Workload("nothing", (Input("data", "float32[1]"),))
+    database.measured(asked, Target.parse("llvm"), None)
+    database.foreign(asked, Target.parse("llvm"))
+
+
+def _like(workload: Workload) -> str:
+    """The pattern of the keys of what a symbolic workload may cover; their attributes may be any."""
+    inputs = []
+    for given in workload.inputs:
+        kind, const = given.tensor, ":const" if given.constant else ""
+        shape = ",".join(str(d.value) if d.is_constant else "%" for d in kind.shape)
+        inputs.append(f"{_literal(f'{given.name}={kind.dtype}')}[{shape}]{const}")
+    return f"{_literal(workload.op)}({','.join(inputs)})%"
+
+
+def _literal(text: str) -> str:
+    return re.sub("[!%_]", r"!\g<0>", text)
+
+
+_OF_NAMESPACE = task.c.namespace == sa.bindparam("namespace")
+
+
+# Made once: most of a selection's time would go into making them.
+@cache
+def _best_of_given(dialect: str) -> sa.Select[Any]:
+    given = given_table(dialect, [workload_table.c.digest])
+    return _best_of().join(given, given.c.digest == workload_table.c.digest)
+
+
+@cache
+def _foreign_of_given(dialect: str) -> sa.Select[Any]:
+    given = given_table(dialect, [workload_table.c.digest])
+    columns = ("target_id", "implementation", "version", "plevel", "library", "space")
+    return (
+        sa.select(workload_table.c.digest, *task.c[columns])
+        .join(task, task.c.workload_id == workload_table.c.id)
+        .join(given, given.c.digest == workload_table.c.digest)
+        .where(task.c.implementation.contains(":"), _OF_NAMESPACE)
+        .order_by(task.c.id)
+    )
+
+
+def _best_of() -> sa.Select[Any]:
+    """Rows as `Best` has them."""
+    found = {c.name: c for table in (best, task, workload_table) for c in table.c}
+    return (
+        sa.select(*(found[name] for name in Best._fields))
+        .join(task, task.c.id == best.c.task_id)
+        .join(workload_table, workload_table.c.id == task.c.workload_id)
+        .where(_OF_NAMESPACE)
+        .order_by(task.c.id)
+    )

@@ -1,0 +1,1 @@
+"""SQL: tables, connections, migrations, and what all that store share."""

@@ -1,0 +1,45 @@
+"""A copy of a database while it is used."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+from service.errors import DatabaseError, InvalidError
+from service.store.db import Store
+
+PAGES = 1000  # copied in one step; writers go on in between
+
+
+def backup(store: Store, path: Path) -> int:
+    """Copies an SQLite database to a new file, as it is at one moment; returns the file's bytes.
+
+    Raises:
+        InvalidError: the file exists, or the database is PostgreSQL, which has its own tools.
+        DatabaseError: the copy cannot be written, or is not whole.
+    """
+    if not store.is_sqlite:
+        raise InvalidError("PostgreSQL makes its own backups: use pg_dump, or its archive of the log")
+    if path.exists():
+        raise InvalidError(f"{path} exists: name a new file")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with store.read() as connection:
+            source = connection.connection.driver_connection
+            assert isinstance(source, sqlite3.Connection)
+            target = sqlite3.connect(part)
+            try:
+                source.backup(target, pages=PAGES)
+                found = target.execute("PRAGMA quick_check").fetchone()[0]
+                if found != "ok":
+                    raise DatabaseError(f"the copy of {store.url.database} is not whole: {found}")
+                target.execute("PRAGMA journal_mode = DELETE")
+            finally:
+                target.close()
+        part.replace(path)
+    except (OSError, sqlite3.Error) as error:
+        raise DatabaseError(f"backup to {path} failed: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return path.stat().st_size

@@ -1,0 +1,272 @@
+"""Rows that stand for values: one each for a workload, target, policy, environment and task."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from service.formats.entry import Task as ImportedTask
+from service.store.db import insert, now, values_table
+from service.store.namespace import DEFAULT
+from service.store.tables import (
+    attachment,
+    device,
+    environment,
+    event,
+    target,
+    target_variant,
+    task,
+    timing_policy,
+    workload,
+)
+from strategy.op_strategy import Candidate
+from strategy.record import TimingPolicy, to_json
+from strategy.target import Target
+from strategy.workload import Workload
+
+# Counting the valid configurations of a space takes time; beyond this they are not counted.
+COUNT_LIMIT = 20_000
+log = logging.getLogger(__name__)
+
+
+def digest_of(data: Any) -> str:
+    """32 hexadecimal digits of the SHA-256 of the canonical JSON."""
+    text = orjson.dumps(data, option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(text).hexdigest()[:32]
+
+
+def _one(
+    connection: sa.Connection, table: sa.Table, identity: Mapping[str, Any], values: Mapping[str, Any]
+) -> int:
+    """The id of the row that `identity` names, made with `values` where there is none."""
+    query = sa.select(table.c.id).where(*(table.c[name] == v for name, v in identity.items()))
+    found = connection.scalar(query)
+    if found is None:
+        statement = insert(connection, table).values(**identity, **values).on_conflict_do_nothing()
+        found = connection.scalar(statement.returning(table.c.id))
+    if found is None:  # another was faster
+        found = connection.execute(query).scalar_one()
+    return int(found)
+
+
+def _many(
+    connection: sa.Connection, table: sa.Table, identity: Sequence[str],
+    rows: Iterable[dict[str, Any]],
+) -> dict[tuple[Any, ...], int]:  # fmt: skip
+    """The ids of rows by their identity, in a few statements; those that are not there are made.
+
+    They are made in one order, so that two who make the same do not wait for each other.
+    """
+    wanted = {tuple(row[name] for name in identity): row for row in rows}
+    found = _find(connection, table, identity, wanted)
+    missing = sorted(wanted.keys() - found.keys())
+    if missing:
+        statement = insert(connection, table).on_conflict_do_nothing()
+        if "created_at" in table.c:
+            statement = statement.values(created_at=now())
+        connection.execute(statement, [wanted[key] for key in missing])
+        found |= _find(connection, table, identity, missing)
+    return found
+
+
+def _find(
+    connection: sa.Connection, table: sa.Table, identity: Sequence[str],
+    keys: Collection[tuple[Any, ...]],
+) -> dict[tuple[Any, ...], int]:  # fmt: skip
+    if not keys:
+        return {}
+    columns = [table.c[name] for name in identity]
+    given = values_table(connection, columns, keys)
+    same = sa.and_(*(c == given.c[c.name] for c in columns))
+    rows = connection.execute(sa.select(table.c.id, *columns).join(given, same)).all()
+    return {tuple(row[1:]): row[0] for row in rows}
+
+
+def put_workload(connection: sa.Connection, value: Workload) -> int:
+    return put_workloads(connection, [value])[value.digest]
+
+
+def put_workloads(connection: sa.Connection, values: Iterable[Workload]) -> dict[str, int]:
+    """The workloads' ids by their digests."""
+    rows = [
+        {"digest": w.digest, "key": w.key, "op": w.op, "body": to_json(w)} for w in values
+    ]  # fmt: skip
+    found = _many(connection, workload, ("digest",), rows)
+    return {digest: row_id for (digest,), row_id in found.items()}
+
+
+def put_target(connection: sa.Connection, value: Target) -> int:
+    """The target of that key; it has the keys of all that share it."""
+    query = sa.select(target.c.id, target.c["keys"].label("known")).where(target.c.key == value.key)
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        body = {"keys": list(value.keys), "body": value.to_json()}
+        return _one(connection, target, {"key": value.key}, body)
+    if not set(value.keys) <= set(row.known):
+        keys = list(dict.fromkeys([*row.known, *value.keys]))
+        connection.execute(sa.update(target).where(target.c.id == row.id).values(keys=keys))
+    return int(row.id)
+
+
+def put_variant(
+    connection: sa.Connection, target_id: int, keys: Sequence[str], body: Mapping[str, Any]
+) -> int:
+    """The target as it was written: its keys, and all of its JSON."""
+    values = {"target_id": target_id, "keys": list(keys), "body": dict(body)}
+    return _one(connection, target_variant, {"digest": digest_of(body)}, values)
+
+
+def put_policy(connection: sa.Connection, value: TimingPolicy) -> int:
+    body = to_json(value)
+    return _one(connection, timing_policy, {"digest": _policy_digest(value)}, {"body": body})
+
+
+def find_policy(connection: sa.Connection, value: TimingPolicy) -> int | None:
+    """The id of a policy, None where nothing was ever timed under it."""
+    query = sa.select(timing_policy.c.id).where(timing_policy.c.digest == _policy_digest(value))
+    return connection.scalar(query)
+
+
+def _policy_digest(value: TimingPolicy) -> str:
+    body = to_json(value)
+    if not value.cache_flush:
+        del body["cache_flush"]  # which policies of older records do not name
+    return digest_of(body)
+
+
+def put_environment(connection: sa.Connection, value: Mapping[str, Any]) -> int:
+    body = dict(value)
+    values = {"body": body, "created_at": now()}
+    return _one(connection, environment, {"digest": digest_of(body)}, values)
+
+
+def put_task(
+    connection: sa.Connection, workload_id: int, target_id: int, candidate: Candidate,
+    space_size: int | None, namespace: str = DEFAULT,
+) -> int:  # fmt: skip
+    """The task of a candidate; its version is part of what it is."""
+    condition, space = candidate.condition, candidate.space
+    identity = {
+        "workload_id": workload_id,
+        "target_id": target_id,
+        "implementation": candidate.implementation,
+        "version": candidate.version,
+        "space_digest": "" if space is None else space.digest,
+        "namespace": namespace,
+    }
+    known = connection.scalar(
+        sa.select(task.c.id).where(*(task.c[name] == v for name, v in identity.items()))
+    )
+    if known is not None:
+        # What is not part of the version may change: the level, the derived features.
+        connection.execute(
+            sa.update(task)
+            .where(task.c.id == known)
+            .values(plevel=candidate.plevel, space=None if space is None else space.to_json())
+        )
+        return int(known)
+    values = {
+        "plevel": candidate.plevel,
+        "library": candidate.library,
+        "condition": None if condition is None else condition.to_json(),
+        "space": None if space is None else space.to_json(),
+        "space_size": space_size,
+        "created_at": now(),
+    }
+    return _one(connection, task, identity, values)
+
+
+def put_device(
+    connection: sa.Connection, identity: str, slot: str, model: str, target_id: int,
+    body: Mapping[str, Any], fingerprint: Mapping[str, Any],
+) -> int:  # fmt: skip
+    """A device of imported records; one that is here already stays as its worker described it."""
+    values = {
+        "slot": slot, "model": model, "target_id": target_id, "target": dict(body),
+        "fingerprint": dict(fingerprint), "created_at": now(), "seen_at": now(),
+    }  # fmt: skip
+    return _one(connection, device, {"identity": identity}, values)
+
+
+_TASK = ("workload_id", "target_id", "implementation", "version", "space_digest", "namespace")
+
+
+def put_foreign_tasks(
+    connection: sa.Connection, values: Sequence[tuple[int, int, ImportedTask]], namespace: str
+) -> list[int]:
+    """The tasks of imported records, of workloads' and targets' ids, in their order.
+
+    Of one that is here already, only a lost space is filled in.
+    """
+    spaces = _spaces(connection, {t.space for _, _, t in values if t.space})
+    rows = [
+        {
+            "workload_id": workload_id, "target_id": target_id, "implementation": t.implementation,
+            "version": t.version, "space_digest": t.space, "plevel": t.plevel, "library": t.library,
+            "condition": None if t.condition is None else t.condition.to_json(),
+            "space": spaces.get(t.space), "space_size": None, "namespace": namespace,
+        }
+        for workload_id, target_id, t in values
+    ]  # fmt: skip
+    found = _many(connection, task, _TASK, rows)
+    ids = [found[tuple(row[name] for name in _TASK)] for row in rows]
+    _fill_spaces(connection, {i: row["space"] for i, row in zip(ids, rows, strict=True)})
+    return ids
+
+
+def _spaces(connection: sa.Connection, digests: Collection[str]) -> dict[str, Any]:
+    if not digests:
+        return {}
+    given = values_table(connection, [attachment.c.key], [(d,) for d in sorted(digests)])
+    rows = connection.execute(
+        sa.select(attachment.c.key, attachment.c.text)
+        .join(given, given.c.key == attachment.c.key)
+        .where(attachment.c.what == "space")
+    )
+    return {row.key: orjson.loads(row.text) for row in rows}
+
+
+def _fill_spaces(connection: sa.Connection, spaces: Mapping[int, Any]) -> None:
+    known = [i for i, space in spaces.items() if space is not None]
+    if not known:
+        return
+    given = values_table(connection, [task.c.id], [(i,) for i in sorted(known)])
+    lost = sa.select(task.c.id).join(given, given.c.id == task.c.id)
+    for task_id in connection.scalars(lost.where(task.c.space.is_(sa.null()))).all():
+        connection.execute(
+            sa.update(task).where(task.c.id == task_id).values(space=spaces[task_id])
+        )
+
+
+def note(
+    connection: sa.Connection,
+    kind: str,
+    *,
+    run_id: int | None = None,
+    job_id: int | None = None,
+    worker_id: int | None = None,
+    **detail: Any,
+) -> None:
+    """Appends an event, what changed beside the state that it changed, and logs it."""
+    log.info("%s %s", kind, detail, extra={"run": run_id, "job": job_id, "worker": worker_id})
+    connection.execute(
+        sa.insert(event).values(
+            at=now(), kind=kind, run_id=run_id, job_id=job_id, worker_id=worker_id, detail=detail
+        )
+    )
+
+
+_EVENT = sa.insert(event).values(at=now())
+
+
+def note_all(connection: sa.Connection, kind: str, events: Sequence[dict[str, Any]]) -> None:
+    """Appends events of one kind: each with `run_id`, `job_id`, `worker_id` and `detail`."""
+    connection.execute(_EVENT, [{"kind": kind, **one} for one in events])
+    for one in events if log.isEnabledFor(logging.INFO) else ():
+        ids = {"run": one["run_id"], "job": one["job_id"], "worker": one["worker_id"]}
+        log.info("%s %s", kind, one["detail"], extra=ids)

@@ -1,0 +1,531 @@
+"""The tables. Constraints that must always hold are constraints of the database.
+
+Instants are Unix times in seconds by the database's clock, durations are in seconds. JSON columns
+hold wire forms of `strategy` types. Mutable states (run, job, lease) have an append-only `event`
+beside them; `record` is never updated; `best` is derived from it in the same transaction. A record
+that was purged has a `tombstone`, and counts no more.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+from strategy.record import ErrorKind, Phase, RunState
+
+metadata = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+Json = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+Digest = sa.String(64)
+
+
+# States of a run that is not over.
+LIVE = (RunState.RUNNING.value, RunState.CONFIRMING.value)
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"
+    LEASED = "leased"
+    DONE = "done"
+    QUARANTINED = "quarantined"  # it killed workers; its open entries are recorded as lost
+    CANCELLED = "cancelled"
+
+
+class EntryState(StrEnum):
+    PENDING = "pending"
+    DONE = "done"
+
+
+class TaskState(StrEnum):
+    """How a task stands in one run."""
+
+    ACTIVE = "active"
+    DROPPED = "dropped"  # cannot win any more: no further trials
+    EXHAUSTED = "exhausted"  # nothing is left of its space that is worth a trial
+
+
+class TokenScope(StrEnum):
+    """What a token allows; `admin` allows everything."""
+
+    READ = "read"
+    SUBMIT = "submit"  # runs and imports
+    WORKER = "worker"  # to lease and to report its own jobs, and nothing else
+    ADMIN = "admin"
+
+
+class Scope(StrEnum):
+    """Over which devices the best is taken."""
+
+    DEVICE = "device"
+    MODEL = "model"
+    TARGET = "target"
+
+
+def _id() -> sa.Column[int]:
+    return sa.Column("id", Id, primary_key=True)
+
+
+def _ref(name: str, target: str, *, nullable: bool = False) -> sa.Column[int]:
+    return sa.Column(name, Id, sa.ForeignKey(f"{target}.id"), nullable=nullable)
+
+
+def _instant(name: str, *, nullable: bool = False) -> sa.Column[float]:
+    return sa.Column(name, sa.Double(), nullable=nullable)
+
+
+def _namespace() -> sa.Column[str]:
+    """Of projects that do not see each other (`service.store.namespace`)."""
+    return sa.Column("namespace", sa.String(64), nullable=False, server_default="default")
+
+
+def _one_of(column: str, kinds: type[StrEnum], *, nullable: bool = False) -> sa.CheckConstraint:
+    listed = ", ".join(f"'{k.value}'" for k in kinds)
+    empty = f" OR {column} IS NULL" if nullable else ""
+    return sa.CheckConstraint(f"{column} IN ({listed}){empty}", name=column)
+
+
+workload = sa.Table(
+    "workload",
+    metadata,
+    _id(),
+    sa.Column("digest", Digest, nullable=False, unique=True),
+    sa.Column("key", sa.Text(), nullable=False),
+    sa.Column("op", sa.String(128), nullable=False, index=True),
+    sa.Column("body", Json, nullable=False),
+)
+
+target = sa.Table(
+    "target",
+    metadata,
+    _id(),
+    sa.Column("key", sa.Text(), nullable=False, unique=True),
+    # Those of all its variants: targets that share one of them have something in common.
+    sa.Column("keys", Json, nullable=False),
+    sa.Column("body", Json, nullable=False),
+)
+
+# A target as it was written. Those of one key differ in model, keys, libraries and capability.
+target_variant = sa.Table(
+    "target_variant",
+    metadata,
+    _id(),
+    _ref("target_id", "target"),
+    sa.Column("digest", Digest, nullable=False, unique=True),
+    sa.Column("keys", Json, nullable=False),
+    sa.Column("body", Json, nullable=False),
+)
+
+run = sa.Table(
+    "run",
+    metadata,
+    _id(),
+    sa.Column("state", sa.String(16), nullable=False, index=True),
+    _namespace(),
+    _ref("target_id", "target"),
+    # Of workloads, candidates, target, policies and budget: an equal request joins a live run.
+    sa.Column("digest", Digest, nullable=False, index=True),
+    sa.Column("request", Json, nullable=False),
+    sa.Column("message", sa.Text(), nullable=False, default=""),
+    # It has spent its budget, or stopped by its own rule: an equal request is answered at once.
+    sa.Column("complete", sa.Boolean(), nullable=False),
+    sa.Column("max_jobs", sa.Integer(), nullable=True),  # leased at once
+    # The service that tunes it, and until when it is that one's without another word.
+    sa.Column("tuner", sa.String(200), nullable=True),
+    _instant("tuner_until", nullable=True),
+    _instant("created_at"),
+    _instant("finished_at", nullable=True),
+    sa.Index(None, "namespace", "id"),
+    _one_of("state", RunState),
+)
+
+task = sa.Table(
+    "task",
+    metadata,
+    _id(),
+    _namespace(),
+    _ref("workload_id", "workload"),
+    _ref("target_id", "target"),
+    sa.Column("implementation", sa.String(200), nullable=False),
+    sa.Column("version", sa.String(200), nullable=False),
+    sa.Column("plevel", sa.Integer(), nullable=False),
+    sa.Column("library", sa.String(200), nullable=True),
+    sa.Column("condition", Json, nullable=True),
+    sa.Column("space", Json, nullable=True),  # SQL NULL where there is nothing to tune
+    sa.Column("space_digest", Digest, nullable=False),  # empty where none is known
+    sa.Column("space_size", sa.BigInteger(), nullable=True),  # valid ones, where they can be counted
+    _instant("created_at"),
+    sa.UniqueConstraint(
+        "workload_id", "target_id", "implementation", "version", "space_digest", "namespace",
+        name="uq_task_identity",
+    ),
+)
+
+run_task = sa.Table(
+    "run_task",
+    metadata,
+    _id(),
+    _ref("run_id", "run"),
+    _ref("task_id", "task"),
+    sa.Column("weight", sa.Double(), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("message", sa.Text(), nullable=False, default=""),
+    sa.UniqueConstraint("run_id", "task_id"),
+    sa.Index(None, "task_id"),
+    _one_of("state", TaskState),
+)
+
+# What is told of a run's end, and to whom: it is due when the run has ended.
+webhook = sa.Table(
+    "webhook",
+    metadata,
+    _id(),
+    _ref("run_id", "run"),
+    sa.Column("url", sa.String(1000), nullable=False),
+    sa.Column("attempts", sa.Integer(), nullable=False),
+    _instant("due_at"),  # not before then
+    _instant("ended_at", nullable=True),  # delivered, or given up
+    sa.Column("error", sa.Text(), nullable=False),  # what was wrong last, empty where nothing was
+    sa.UniqueConstraint("run_id", "url"),
+    sa.Index(
+        "ix_webhook_open", "due_at",
+        sqlite_where=sa.text("ended_at IS NULL"), postgresql_where=sa.text("ended_at IS NULL"),
+    ),
+)  # fmt: skip
+
+timing_policy = sa.Table(
+    "timing_policy",
+    metadata,
+    _id(),
+    sa.Column("digest", Digest, nullable=False, unique=True),
+    sa.Column("body", Json, nullable=False),
+)
+
+environment = sa.Table(
+    "environment",
+    metadata,
+    _id(),
+    sa.Column("digest", Digest, nullable=False, unique=True),
+    sa.Column("body", Json, nullable=False),
+    _instant("created_at"),
+)
+
+# A secret that opens the interface; only its digest is kept.
+token = sa.Table(
+    "token",
+    metadata,
+    _id(),
+    sa.Column("name", sa.String(200), nullable=False),
+    sa.Column("digest", Digest, nullable=False, unique=True),
+    sa.Column("scopes", Json, nullable=False),
+    sa.Column("namespace", sa.String(64), nullable=True),  # the only one that it opens
+    _instant("created_at"),
+    _instant("expires_at", nullable=True),
+    _instant("revoked_at", nullable=True),
+)
+
+# Who asked for what that changes something; what workers do is in `event`.
+audit = sa.Table(
+    "audit",
+    metadata,
+    _id(),
+    _instant("at"),
+    sa.Column("actor", sa.String(200), nullable=False),  # a token's name, or a user of this host
+    _ref("token_id", "token", nullable=True),
+    sa.Column("action", sa.String(64), nullable=False),
+    sa.Column("detail", Json, nullable=False),
+)
+
+worker = sa.Table(
+    "worker",
+    metadata,
+    _id(),
+    sa.Column("name", sa.String(200), nullable=False),
+    sa.Column("host", sa.Text(), nullable=False),
+    sa.Column("pid", sa.BigInteger(), nullable=False),
+    sa.Column("version", sa.Text(), nullable=False),
+    sa.Column("operators", Json, nullable=False),
+    _ref("token_id", "token", nullable=True),  # who it registered with: nobody else speaks for it
+    _instant("created_at"),
+    _instant("seen_at"),
+    _instant("ended_at", nullable=True),
+)
+
+device = sa.Table(
+    "device",
+    metadata,
+    _id(),
+    sa.Column("identity", sa.String(200), nullable=False, unique=True),
+    # Empty where only the model is known, of imported records.
+    sa.Column("slot", sa.String(200), nullable=False),
+    sa.Column("model", sa.Text(), nullable=False),
+    _ref("target_id", "target"),
+    sa.Column("target", Json, nullable=False),
+    sa.Column("fingerprint", Json, nullable=False),
+    _instant("created_at"),
+    _instant("seen_at"),
+)
+
+worker_device = sa.Table(
+    "worker_device",
+    metadata,
+    sa.Column("worker_id", Id, sa.ForeignKey("worker.id"), primary_key=True),
+    sa.Column("device_id", Id, sa.ForeignKey("device.id"), primary_key=True),
+    # The target under which this worker drives it: threads are part of a target, not of a device.
+    _ref("target_id", "target"),
+    sa.Index(None, "device_id"),
+    sa.Index(None, "target_id"),
+)
+
+# A device or a target that gets no jobs for a while; what it has, it finishes.
+pause = sa.Table(
+    "pause",
+    metadata,
+    _id(),
+    _ref("device_id", "device", nullable=True),
+    _ref("target_id", "target", nullable=True),
+    sa.Column("reason", sa.Text(), nullable=False),
+    _instant("starts_at"),
+    _instant("ends_at", nullable=True),
+    sa.CheckConstraint("(device_id IS NULL) <> (target_id IS NULL)", name="place"),
+)
+
+job = sa.Table(
+    "job",
+    metadata,
+    _id(),
+    _ref("run_id", "run"),
+    _ref("workload_id", "workload"),
+    _ref("target_id", "target"),
+    _ref("policy_id", "timing_policy"),
+    _ref("parent_id", "job", nullable=True),  # the job it was split from
+    sa.Column("phase", sa.String(16), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("priority", sa.Integer(), nullable=False),  # the lower, the sooner
+    # Among equals, the lower: runs take turns by the configurations that they have had.
+    sa.Column("turn", sa.Double(), nullable=False, server_default=sa.text("0")),
+    sa.Column("attempts", sa.Integer(), nullable=False),  # how often its worker was lost
+    sa.Column("fence", sa.BigInteger(), nullable=False),  # the token of its latest lease
+    sa.Column("seed", sa.BigInteger(), nullable=False),
+    # What a worker must be able to build: op and implementations with their versions, canonical.
+    sa.Column("needs", sa.Text(), nullable=False),
+    sa.Column("reason", sa.Text(), nullable=False, default=""),
+    _instant("available_at"),
+    _instant("created_at"),
+    _instant("finished_at", nullable=True),
+    sa.Index(None, "run_id", "state"),
+    sa.Index(
+        "ix_job_queued", "target_id", "priority", "turn", "id",
+        sqlite_where=sa.text("state = 'queued'"), postgresql_where=sa.text("state = 'queued'"),
+    ),
+    _one_of("state", JobState),
+    _one_of("phase", Phase),
+)  # fmt: skip
+
+job_entry = sa.Table(
+    "job_entry",
+    metadata,
+    _id(),
+    _ref("job_id", "job"),
+    sa.Column("entry", sa.Integer(), nullable=False),
+    _ref("task_id", "task"),
+    sa.Column("config", Json, nullable=False),
+    sa.Column("config_digest", Digest, nullable=False),
+    sa.Column("best_s", sa.Double(), nullable=True),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.UniqueConstraint("job_id", "entry"),
+    sa.Index(None, "task_id"),
+    _one_of("state", EntryState),
+)
+
+lease = sa.Table(
+    "lease",
+    metadata,
+    _id(),
+    _ref("job_id", "job"),
+    _ref("worker_id", "worker"),
+    _ref("device_id", "device"),
+    sa.Column("token", sa.BigInteger(), nullable=False),
+    sa.Column("timing", sa.Boolean(), nullable=False),
+    _instant("created_at"),
+    _instant("expires_at"),
+    _instant("ended_at", nullable=True),
+    sa.Column("end_reason", sa.String(32), nullable=True),
+    # A device times under one lease while it builds under others, and a job has one lease.
+    sa.Index(
+        "uq_lease_live_timing", "device_id", unique=True,
+        sqlite_where=sa.text("ended_at IS NULL AND timing"),
+        postgresql_where=sa.text("ended_at IS NULL AND timing"),
+    ),
+    sa.Index(
+        "ix_lease_live_device", "device_id",
+        sqlite_where=sa.text("ended_at IS NULL"), postgresql_where=sa.text("ended_at IS NULL"),
+    ),
+    sa.Index(
+        "uq_lease_live_job", "job_id", unique=True,
+        sqlite_where=sa.text("ended_at IS NULL"), postgresql_where=sa.text("ended_at IS NULL"),
+    ),
+    sa.Index(
+        "ix_lease_live_expires_at", "expires_at",
+        sqlite_where=sa.text("ended_at IS NULL"), postgresql_where=sa.text("ended_at IS NULL"),
+    ),
+    sa.Index(None, "job_id"),
+    sa.Index(None, "worker_id"),
+)  # fmt: skip
+
+record = sa.Table(
+    "record",
+    metadata,
+    _id(),
+    # What happened, in 16 bytes (`service.formats.ImportedRecord.identity`): nothing is here twice.
+    sa.Column("identity", sa.LargeBinary(16), nullable=False, unique=True),
+    # `plevel`, or the format that it was first read from.
+    sa.Column("source", sa.String(200), nullable=False),
+    # Of what was imported, these four and the policy and the seed are not known here.
+    _ref("run_id", "run", nullable=True),
+    _ref("job_id", "job", nullable=True),
+    sa.Column("entry", sa.Integer(), nullable=True),
+    _ref("lease_id", "lease", nullable=True),
+    _ref("task_id", "task"),
+    _ref("variant_id", "target_variant"),
+    _ref("worker_id", "worker", nullable=True),
+    _ref("device_id", "device", nullable=True),
+    _ref("environment_id", "environment", nullable=True),
+    _ref("policy_id", "timing_policy", nullable=True),
+    # The run and the worker where it was measured, for what was imported.
+    sa.Column("origin_run", sa.BigInteger(), nullable=True),
+    sa.Column("origin_worker", sa.String(200), nullable=True),
+    sa.Column("phase", sa.String(16), nullable=False),
+    sa.Column("session", sa.String(200), nullable=False),
+    sa.Column("seed", sa.BigInteger(), nullable=True),
+    sa.Column("config", Json, nullable=False),
+    sa.Column("config_digest", Digest, nullable=False),
+    sa.Column("error", sa.String(32), nullable=True),
+    sa.Column("message", sa.Text(), nullable=False),
+    sa.Column("samples_s", Json, nullable=False),
+    # A failure has no cost: these are NULL exactly where there is an error.
+    sa.Column("median_s", sa.Double(), nullable=True),
+    sa.Column("mean_s", sa.Double(), nullable=True),
+    sa.Column("prepare_s", sa.Double(), nullable=True),
+    sa.Column("build_s", sa.Double(), nullable=False),
+    sa.Column("check_s", sa.Double(), nullable=False),
+    sa.Column("run_s", sa.Double(), nullable=False),
+    sa.Column("code_digest", sa.String(128), nullable=False),
+    sa.Column("extra", sa.Text(), nullable=True),  # JSON that only the source's format knows
+    _instant("measured_at"),
+    _instant("recorded_at"),
+    sa.UniqueConstraint("job_id", "entry"),
+    sa.Index(None, "task_id", "phase", "config_digest"),
+    sa.Index(None, "run_id", "id"),
+    sa.CheckConstraint("(error IS NULL) = (median_s IS NOT NULL)", name="cost"),
+    sa.CheckConstraint(
+        "(job_id IS NULL) = (run_id IS NULL) AND (job_id IS NULL) = (entry IS NULL)", name="origin"
+    ),
+    _one_of("phase", Phase),
+    _one_of("error", ErrorKind, nullable=True),
+)
+
+# Documents that imported records refer to: spaces by their digest, modules by their hash.
+attachment = sa.Table(
+    "attachment",
+    metadata,
+    sa.Column("what", sa.String(16), primary_key=True),
+    sa.Column("key", sa.String(64), primary_key=True),
+    sa.Column("text", sa.Text(), nullable=False),
+)
+
+purge = sa.Table(
+    "purge",
+    metadata,
+    _id(),
+    _instant("at"),
+    sa.Column("reason", sa.Text(), nullable=False),
+    sa.Column("criteria", Json, nullable=False),
+    sa.Column("records", sa.BigInteger(), nullable=False),
+)
+
+tombstone = sa.Table(
+    "tombstone",
+    metadata,
+    sa.Column("record_id", Id, sa.ForeignKey("record.id"), primary_key=True),
+    _ref("purge_id", "purge"),
+)
+
+best = sa.Table(
+    "best",
+    metadata,
+    sa.Column("task_id", Id, sa.ForeignKey("task.id"), primary_key=True),
+    sa.Column("scope", sa.String(16), primary_key=True),
+    # The device's id, the model's name, or nothing for the target as a whole.
+    sa.Column("scope_value", sa.Text(), primary_key=True),
+    sa.Column("config", Json, nullable=False),
+    sa.Column("config_digest", Digest, nullable=False),
+    sa.Column("phase", sa.String(16), nullable=False),
+    sa.Column("median_s", sa.Double(), nullable=False),
+    sa.Column("low_s", sa.Double(), nullable=False),
+    sa.Column("high_s", sa.Double(), nullable=False),
+    sa.Column("samples", sa.Integer(), nullable=False),
+    _instant("updated_at"),
+    _one_of("scope", Scope),
+)
+
+# The lowest mean cost, which is what TVM's own rule looks at; derived as `best` is.
+history = sa.Table(
+    "history",
+    metadata,
+    sa.Column("task_id", Id, sa.ForeignKey("task.id"), primary_key=True),
+    sa.Column("variant_id", Id, sa.ForeignKey("target_variant.id"), primary_key=True),
+    sa.Column("model", sa.Text(), primary_key=True),  # of the device, empty where it is not known
+    sa.Column("mean_s", sa.Double(), nullable=False),
+    sa.Column("config_digest", Digest, nullable=False),
+    sa.Column("config", Json, nullable=False),
+)
+
+# Models of times, trained from the records of one operator on one target (docs/search.md).
+cost_model = sa.Table(
+    "cost_model",
+    metadata,
+    _id(),
+    sa.Column("op", sa.String(128), nullable=False),
+    _ref("target_id", "target"),
+    sa.Column("version", sa.Integer(), nullable=False),
+    _instant("created_at"),
+    sa.Column("train_s", sa.Double(), nullable=False),
+    sa.Column("records", sa.BigInteger(), nullable=False),
+    sa.Column("workloads", sa.Integer(), nullable=False),
+    # Of pairs of configurations of workloads that were held out: how many are ranked as measured.
+    sa.Column("held_out", sa.Integer(), nullable=False),
+    sa.Column("pairs", sa.BigInteger(), nullable=False),
+    sa.Column("accuracy", sa.Double(), nullable=False),
+    sa.Column("sigma_log", sa.Double(), nullable=False),
+    sa.Column("columns", sa.Text(), nullable=False),  # JSON: what each column of the features means
+    sa.Column("trees", sa.LargeBinary(), nullable=False),  # XGBoost's own format
+    sa.Column("digest", Digest, nullable=False),  # of the trees
+    # Predicted beside measured, and what it goes by (`service.predict.evaluation`); NULL in those of before.
+    sa.Column("evaluation", Json, nullable=True),
+    sa.UniqueConstraint("op", "target_id", "version"),
+)
+
+event = sa.Table(
+    "event",
+    metadata,
+    _id(),
+    _instant("at"),
+    sa.Column("kind", sa.String(32), nullable=False),
+    _ref("run_id", "run", nullable=True),
+    _ref("job_id", "job", nullable=True),
+    _ref("worker_id", "worker", nullable=True),
+    sa.Column("detail", Json, nullable=False),
+    sa.Index(None, "run_id", "id"),
+    sa.Index(None, "job_id"),
+)

@@ -1,0 +1,1 @@
+"""Runs, and the tuner that joins search, queue and records."""

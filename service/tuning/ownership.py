@@ -1,0 +1,106 @@
+"""Which service tunes which run: a lease on the run's row, taken over when its holder dies.
+
+A holder says again that it lives while it tunes. One that stops saying so loses its runs at the end of
+the term; one whose process is known to be gone, at once. Whoever was only slow finds out before it
+writes: `lasts` is asked in the transaction that writes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from service.store.db import Store, is_due, now
+from service.store.tables import LIVE, run
+
+
+class Tenure:
+    """The runs that one service holds.
+
+    Args:
+        term_s: how long others wait for a word from it.
+        name: what tells it from other services; this process where not given.
+    """
+
+    def __init__(self, term_s: float, name: str | None = None) -> None:
+        self._term_s = term_s
+        self._name = name or process_name(os.getpid())
+
+    def hold(self, store: Store) -> list[int]:
+        """Takes and keeps what runs it can; returns all live ones that it holds, the oldest first."""
+        with store.read() as connection:
+            left_s = (run.c.tuner_until - now()).label("left_s")
+            rows = connection.execute(
+                sa.select(run.c.id, run.c.tuner, left_s, self._is_over().label("over"))
+                .where(run.c.state.in_(LIVE))
+                .order_by(run.c.id)
+            ).all()
+        held, wanted, dead = set(), [], set()
+        for row in rows:
+            if row.tuner == self._name and self._term_s / 2 < row.left_s <= self._term_s:
+                held.add(row.id)
+            elif row.tuner in (None, self._name) or row.over:
+                wanted.append(row.id)
+            elif is_gone(row.tuner):
+                dead.add(row.tuner)
+                wanted.append(row.id)
+        if wanted:
+            with store.write() as connection:
+                held |= self._take(connection, wanted, dead)
+        return [row.id for row in rows if row.id in held]
+
+    def _is_over(self) -> sa.ColumnElement[bool]:
+        # Not one term: the clock may be set back a little under a holder that lives.
+        return is_due(run.c.tuner_until, 2 * self._term_s)
+
+    def _take(self, connection: sa.Connection, wanted: list[int], dead: set[str]) -> set[int]:
+        free = sa.or_(
+            run.c.tuner.is_(None), self._is_over(), run.c.tuner.in_({self._name, *dead})
+        )
+        taken = connection.execute(
+            sa.update(run)
+            .where(run.c.id.in_(wanted), run.c.state.in_(LIVE), free)
+            .values(tuner=self._name, tuner_until=now() + self._term_s)
+            .returning(run.c.id)
+        )
+        return set(taken.scalars())
+
+    def lasts(self, connection: sa.Connection, run_id: int) -> bool:
+        """Whether nobody has taken the run over; it stays so until the transaction ends."""
+        query = sa.select(run.c.tuner).where(run.c.id == run_id).with_for_update(key_share=True)
+        return connection.scalar(query) == self._name
+
+    def give_up(self, connection: sa.Connection) -> None:
+        """Lets others have the runs at once."""
+        connection.execute(
+            sa.update(run).where(run.c.tuner == self._name).values(tuner=None, tuner_until=None)
+        )
+
+
+def process_name(pid: int) -> str:
+    """What tells a process from all others: where it runs, its number, and when it began."""
+    return f"{_place()}/{pid}/{_began(pid)}"
+
+
+def is_gone(name: str) -> bool:
+    """Whether the process of that name is known to have ended: only of processes seen from here."""
+    place, _, rest = name.rpartition("/")[0].rpartition("/")
+    return bool(place) and place == _place() and rest.isdecimal() and process_name(int(rest)) != name
+
+
+def _place() -> str:
+    """This start of this machine, and which processes are seen in it; empty where it is not told."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}:{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def _began(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""

@@ -1,0 +1,136 @@
+"""Finals that one device has measured are measured again on a later day, when their target idles.
+
+A day has its own load, temperature and placement in memory, which no number of repeats in one session
+shows. Where the finals of a run went to two devices that is done already; the others' last finals come
+once more, interleaved as they were, after all other work. Their samples join those of the run (`best`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.queue import claim, fleet
+from service.store import catalogue
+from service.store.db import now
+from service.store.tables import (
+    LIVE,
+    EntryState,
+    JobState,
+    job,
+    job_entry,
+    lease,
+    run,
+    worker,
+    worker_device,
+)
+from strategy.record import Phase, RunState
+
+AFTER_ALL = 10_000  # a priority: any other job is sooner
+QUIET_S = 60.0  # without a run on the target, before one that has ended is looked at again
+WINDOWS = 30  # a run that ended longer ago than so many times the wait is left alone
+
+
+def is_due(connection: sa.Connection, after_s: float, alive_s: float) -> bool:
+    """Whether `enqueue_due` would find a run: this only reads, and so keeps nobody from writing."""
+    return connection.execute(_due(after_s, alive_s)).first() is not None
+
+
+def enqueue_due(connection: sa.Connection, after_s: float, alive_s: float) -> list[int]:
+    """Enqueues the finals of one run that are due; returns the new jobs.
+
+    Args:
+        connection: in whose transaction it happens.
+        after_s: how long after the end of a run.
+        alive_s: how long after its last sign a worker counts as alive.
+    """
+    # Another service that looks at the same moment finds another, or at worst has it measured once more.
+    unlocked = _due(after_s, alive_s).with_for_update(of=run, skip_locked=True, key_share=True)
+    due = connection.execute(unlocked).first()
+    if due is None:
+        return []
+    able = connection.scalars(
+        sa.select(worker.c.operators)
+        .join(worker_device, worker_device.c.worker_id == worker.c.id)
+        .where(worker_device.c.target_id == due.target_id, fleet.is_alive(alive_s))
+    ).all()
+    finals = connection.execute(
+        sa.select(job)
+        .where(job.c.run_id == due.id, _IS_FINAL, job.c.state == JobState.DONE, job.c.parent_id.is_(None))
+        .order_by(job.c.id)
+    )
+    last = {final.workload_id: final for final in finals}
+    return [
+        _repeat(connection, final)
+        for final in last.values()
+        if any(not known or claim.can_build(final.needs, known) for known in able)
+    ]
+
+
+_IS_FINAL = job.c.phase == Phase.CONFIRM.value
+
+
+def _due(after_s: float, alive_s: float) -> sa.Select[Any]:
+    """The run that ended first of those that are due."""
+    of_run = sa.select(job.c.id).where(job.c.run_id == run.c.id, _IS_FINAL)
+    devices = (
+        sa.select(sa.func.count(lease.c.device_id.distinct()))
+        .join(job, job.c.id == lease.c.job_id)
+        .where(job.c.run_id == run.c.id, _IS_FINAL, lease.c.end_reason == "done")
+        .scalar_subquery()
+    )
+    alive = (
+        sa.select(worker_device.c.target_id)
+        .join(worker, worker.c.id == worker_device.c.worker_id)
+        .where(fleet.is_alive(alive_s))
+    )
+    return (
+        sa.select(run.c.id, run.c.target_id)
+        .where(
+            run.c.state == RunState.DONE.value,
+            run.c.finished_at <= now() - after_s,
+            run.c.finished_at > now() - WINDOWS * after_s,
+            run.c.target_id.in_(alive), run.c.target_id.not_in(_busy_targets()),
+            ~of_run.where(job.c.created_at > run.c.finished_at).exists(),
+            devices == 1,
+        )
+        .order_by(run.c.finished_at)
+        .limit(1)
+    )  # fmt: skip
+
+
+def _busy_targets() -> sa.CompoundSelect[Any]:
+    """Those with work, or that had a run a moment ago: found once, not for each run, and by indexes."""
+    other = run.alias()
+    just_ended = sa.and_(other.c.finished_at > now() - QUIET_S, other.c.finished_at <= now())
+    recent = sa.or_(other.c.state.in_(LIVE), just_ended)
+    return sa.union(
+        sa.select(other.c.target_id).where(recent),
+        # As it stands in the index of queued jobs.
+        sa.select(job.c.target_id).where(job.c.state == sa.literal_column(f"'{JobState.QUEUED}'")),
+        sa.select(job.c.target_id).join(lease, lease.c.job_id == job.c.id).where(lease.c.ended_at.is_(None)),
+    )
+
+
+def _repeat(connection: sa.Connection, final: Any) -> int:
+    copied = ("run_id", "workload_id", "target_id", "policy_id", "phase", "needs")
+    fields = {name: getattr(final, name) for name in copied}
+    job_id: int = connection.execute(
+        sa.insert(job)
+        .values(
+            **fields, state=JobState.QUEUED, priority=AFTER_ALL, turn=0.0, attempts=0, fence=0,
+            seed=(final.seed + 1) % 2**31, available_at=now(), created_at=now(),
+        )
+        .returning(job.c.id)
+    ).scalar_one()  # fmt: skip
+    kept = ("entry", "task_id", "config", "config_digest", "best_s")
+    entries = connection.execute(sa.select(*job_entry.c[kept]).where(job_entry.c.job_id == final.id))
+    connection.execute(
+        sa.insert(job_entry),
+        [{**row._asdict(), "job_id": job_id, "state": EntryState.PENDING} for row in entries],
+    )
+    catalogue.note(
+        connection, "second look", run_id=final.run_id, job_id=job_id, like=final.id
+    )
+    return job_id

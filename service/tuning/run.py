@@ -1,0 +1,398 @@
+"""Runs: what is asked for, what of it is known already, and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.errors import InvalidError, NotFoundError
+from service.queue import fleet
+from service.queue import job as jobs
+from service.records.best import standing
+from service.selection.candidate import known_candidates
+from service.store import catalogue
+from service.store.db import now
+from service.store.namespace import DEFAULT
+from service.store.tables import LIVE, TaskState, best, record, run, run_task, task, workload
+from service.store.tables import target as target_table
+from strategy.op import find_op
+from strategy.op_strategy import Candidate
+from strategy.record import (
+    Estimate,
+    Phase,
+    RunRequest,
+    RunState,
+    RunStatus,
+    RunWorkload,
+    TaskStatus,
+    convert,
+    to_json,
+)
+from strategy.select import holds
+from strategy.space import Config
+from strategy.target import Target
+from strategy.workload import Workload
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A workload of a run with the candidates that are valid for it."""
+
+    workload: Workload
+    weight: float
+    candidates: tuple[Candidate, ...]
+    # Of each candidate's space, the valid ones; None where there is no space or too many to count.
+    space_sizes: tuple[int | None, ...]
+
+
+def plan(request: RunRequest) -> list[Planned]:
+    """What a request comes to. Raises `InvalidError` that names the field at fault."""
+    planned = []
+    for i, asked in enumerate(request.workloads):
+        field = f"workloads[{i}]"
+        planned.append(_plan_one(asked, request, field))
+    keys = [p.workload.key for p in planned]
+    for i, key in enumerate(keys):
+        if key in keys[:i]:
+            raise InvalidError(f"workloads[{i}]: {key} stands there twice: give it a weight instead")
+    return planned
+
+
+def _plan_one(asked: RunWorkload, request: RunRequest, field: str) -> Planned:
+    wanted, known = known_candidates(
+        asked.workload, request.target, asked.candidates, f"{field}.workload"
+    )
+    if not wanted.is_constant:
+        raise InvalidError(
+            f"{field}.workload: {wanted} has symbolic dimensions: tune concrete shapes of it"
+        )
+    names = [c.implementation for c in known]
+    if len(set(names)) != len(names):
+        raise InvalidError(f"{field}.candidates: an implementation stands there twice")
+    for name in request.implementations or ():
+        if name not in names:
+            raise InvalidError(
+                f"implementations: {wanted.op} has no {name!r:.80} on {request.target}; "
+                f"it has: {', '.join(names)}"
+            )
+    valid = [
+        c for c in known
+        if holds(c, wanted) and c.implementation in (request.implementations or names)
+    ]  # fmt: skip
+    if not valid:
+        raise InvalidError(
+            f"{field}: no implementation of {wanted.op} is valid for {wanted} on {request.target}"
+        )
+    # Counted here and not in the transaction: it takes a while.
+    sizes = tuple(None if c.space is None else c.space.count(catalogue.COUNT_LIMIT) for c in valid)
+    return Planned(wanted, asked.weight, tuple(valid), sizes)
+
+
+def _digest(request: RunRequest, planned: Sequence[Planned]) -> str:
+    return catalogue.digest_of(
+        [
+            [
+                [p.workload.key, p.weight, sorted([c.implementation, c.version] for c in p.candidates)]
+                for p in planned
+            ],
+            request.target.key, request.trials, request.timeout_s, request.until_gain, request.tuner,
+            request.seed,
+            to_json(request.search_policy), to_json(request.confirm_policy),
+        ]
+    )  # fmt: skip
+
+
+def create(
+    connection: sa.Connection, request: RunRequest, planned: Sequence[Planned],
+    namespace: str = DEFAULT,
+) -> int:  # fmt: skip
+    """A new run in a namespace; returns its id.
+
+    An equal request joins the run that is under way. Where all is tuned enough (same versions,
+    target and policies, at least this budget or stopped by its own rule), the run is done at once.
+
+    Raises:
+        InvalidError: it times with cold caches, and not under a namespace of its own.
+    """
+    _check_caches(request, namespace)
+    digest = _digest(request, planned)
+    if not request.force:
+        live = connection.scalar(
+            sa.select(run.c.id)
+            .where(run.c.digest == digest, run.c.namespace == namespace, run.c.state.in_(LIVE))
+            .limit(1)
+        )
+        if live is not None:
+            catalogue.note(connection, "joined", run_id=live)
+            return int(live)
+    target_id = catalogue.put_target(connection, request.target)
+    run_id = connection.execute(
+        sa.insert(run)
+        .values(
+            state=RunState.RUNNING, target_id=target_id, digest=digest, request=to_json(request),
+            namespace=namespace, complete=False, max_jobs=request.max_jobs, created_at=now(),
+        )
+        .returning(run.c.id)
+    ).scalar_one()  # fmt: skip
+    tasks: list[list[int]] = []
+    for p in planned:
+        workload_id = catalogue.put_workload(connection, p.workload)
+        ids = [
+            catalogue.put_task(connection, workload_id, target_id, c, size, namespace)
+            for c, size in zip(p.candidates, p.space_sizes, strict=True)
+        ]
+        tasks.append(ids)
+        connection.execute(
+            sa.insert(run_task),
+            [
+                {"run_id": run_id, "task_id": t, "weight": p.weight, "state": TaskState.ACTIVE}
+                for t in ids
+            ],
+        )
+    catalogue.note(connection, "created", run_id=run_id, trials=request.trials)
+    if not request.force:
+        _finish_if_tuned(connection, run_id, request, planned, tasks)
+    return int(run_id)
+
+
+def _check_caches(request: RunRequest, namespace: str) -> None:
+    """Selection compares all times of a namespace: those of cold caches are kept apart."""
+    cold = request.search_policy.cache_flush
+    if request.confirm_policy.cache_flush != cold:
+        raise InvalidError(
+            "confirm_policy.cache_flush: it differs from search_policy's: times of cold and of warm "
+            "caches are not compared"
+        )
+    if cold and namespace == DEFAULT:
+        raise InvalidError(
+            f"search_policy.cache_flush: times of cold caches are not compared with those of {DEFAULT!r}: "
+            "name a namespace for them"
+        )
+
+
+def newest(
+    connection: sa.Connection, wanted: Workload, target: Target, namespace: str
+) -> int | None:
+    """The newest run of a namespace that had a workload on a target, live or ended."""
+    found: int | None = connection.scalar(
+        sa.select(sa.func.max(run_task.c.run_id))
+        .join(task, task.c.id == run_task.c.task_id)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .join(target_table, target_table.c.id == task.c.target_id)
+        .where(workload.c.digest == wanted.digest, target_table.c.key == target.key,
+               task.c.namespace == namespace)
+    )
+    return found
+
+
+def _finish_if_tuned(
+    connection: sa.Connection, run_id: int, request: RunRequest, planned: Sequence[Planned],
+    tasks: Sequence[Sequence[int]],
+) -> None:  # fmt: skip
+    weights = sum(p.weight for p in planned)
+    earlier: list[int] = []
+    for p, ids in zip(planned, tasks, strict=True):
+        found = _tuned_by(connection, request, ids, request.trials * p.weight / weights)
+        if found is None:
+            return
+        earlier.append(found)
+    named = ", ".join(str(e) for e in dict.fromkeys(earlier))
+    finish(
+        connection, run_id, RunState.DONE,
+        f"tuned enough already, in run {named}: the same versions, target and policies, with at "
+        "least this budget or stopped by its own rule; force (--force) tunes again",
+    )  # fmt: skip
+
+
+def _tuned_by(
+    connection: sa.Connection, request: RunRequest, tasks: Sequence[int], trials: float
+) -> int | None:
+    """The newest complete run that tuned all these tasks enough."""
+    rows = connection.execute(
+        sa.select(run.c.id, run.c.request)
+        .join(run_task, run_task.c.run_id == run.c.id)
+        .where(run.c.complete, run.c.state == RunState.DONE, run_task.c.task_id.in_(tasks))
+        .group_by(run.c.id)
+        .having(sa.func.count() == len(tasks))
+        .order_by(run.c.id.desc())
+        .limit(50)
+    )
+    for row in rows:
+        theirs = convert(row.request, RunRequest)
+        if (theirs.search_policy, theirs.confirm_policy) != (
+            request.search_policy, request.confirm_policy,
+        ):  # fmt: skip
+            continue
+        if theirs.until_gain is not None and theirs.until_gain > (request.until_gain or 0.0):
+            continue  # it may have stopped sooner than this one would
+        all_weights = sum(w.weight for w in theirs.workloads)
+        states = connection.execute(
+            sa.select(run_task.c.state, run_task.c.weight, task.c.space)
+            .join(task, task.c.id == run_task.c.task_id)
+            .where(run_task.c.run_id == row.id, run_task.c.task_id.in_(tasks))
+        ).all()
+        enough = theirs.trials * states[0].weight / all_weights >= trials
+        if enough or all(s.space is None or s.state != TaskState.ACTIVE for s in states):
+            return int(row.id)
+    return None
+
+
+def finish(
+    connection: sa.Connection, run_id: int, state: RunState, message: str, *, complete: bool = False
+) -> None:
+    connection.execute(
+        sa.update(run)
+        .where(run.c.id == run_id)
+        .values(state=state, message=message, finished_at=now(), complete=complete)
+    )
+    catalogue.note(connection, state.value, run_id=run_id, message=message)
+
+
+def cancel(connection: sa.Connection, run_id: int, namespace: str | None = None) -> None:
+    """Stops a run, in whatever namespace where none is given; what is measured stays.
+
+    One that has ended stays as it is. Raises `NotFoundError`.
+    """
+    seen = [run.c.id == run_id]
+    if namespace is not None:
+        seen.append(run.c.namespace == namespace)
+    cancelled = connection.execute(
+        sa.update(run)
+        .where(*seen, run.c.state.in_(LIVE))
+        .values(state=RunState.CANCELLED, message="cancelled", finished_at=now())
+    )
+    if cancelled.rowcount:
+        catalogue.note(connection, "cancelled", run_id=run_id)
+        jobs.cancel(connection, run_id)
+    elif connection.scalar(sa.select(run.c.id).where(*seen)) is None:
+        raise unknown_run(run_id)
+
+
+def unknown_run(run_id: int) -> NotFoundError:
+    return NotFoundError(f"run {run_id} does not exist")
+
+
+def trials_of(run_id: int, request: RunRequest, policy_id: int | None) -> sa.ColumnElement[bool]:
+    """Which records count as trials of a run's tasks.
+
+    Those of every run under its policy, so that an interrupted one goes on where it was; with
+    `force` its own alone. What was purged counts for none, and is measured again.
+    """
+    of_search = sa.and_(record.c.phase == Phase.SEARCH.value, standing())
+    if request.force:
+        return sa.and_(of_search, record.c.run_id == run_id)
+    return sa.and_(of_search, sa.or_(record.c.policy_id == policy_id, record.c.run_id == run_id))
+
+
+def status(
+    connection: sa.Connection, run_id: int, alive_s: float, namespace: str | None = None
+) -> RunStatus:
+    """How far a run is, in whatever namespace where none is given; raises `NotFoundError`."""
+    query = sa.select(run).where(run.c.id == run_id)
+    if namespace is not None:
+        query = query.where(run.c.namespace == namespace)
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise unknown_run(run_id)
+    request = convert(row.request, RunRequest)
+    tasks = _task_statuses(connection, run_id, request)
+    done = sum(t.trials for t in tasks if t.tunable)
+    timing_s = connection.scalar(
+        sa.select(sa.func.sum(record.c.run_s)).where(record.c.run_id == run_id)
+    )
+    workers = fleet.count_alive(connection, row.target_id, alive_s)
+    message = row.message
+    if row.state in LIVE and not workers:
+        message = (
+            f"waits for a worker for target {request.target}: start one with "
+            "`plevel worker --url URL`, URL being this service's"
+        )
+    return RunStatus(
+        id=run_id, state=RunState(row.state), target=request.target, trials=request.trials,
+        trials_done=min(done, request.trials), created_at=row.created_at,
+        finished_at=row.finished_at, timing_s=float(timing_s or 0.0), workers=workers,
+        message=message, tasks=tuple(tasks),
+    )  # fmt: skip
+
+
+def _task_statuses(
+    connection: sa.Connection, run_id: int, request: RunRequest
+) -> list[TaskStatus]:
+    policy_id = catalogue.find_policy(connection, request.search_policy)
+    counts: dict[int, dict[str | None, int]] = {}
+    own_tasks = sa.select(run_task.c.task_id).where(run_task.c.run_id == run_id)
+    for c in connection.execute(
+        sa.select(record.c.task_id, record.c.error, sa.func.count().label("n"))
+        .where(trials_of(run_id, request, policy_id), record.c.task_id.in_(own_tasks))
+        .group_by(record.c.task_id, record.c.error)
+    ):
+        counts.setdefault(c.task_id, {})[c.error] = c.n
+    rows = connection.execute(
+        _tasks().join(run_task, run_task.c.task_id == task.c.id)
+        .where(run_task.c.run_id == run_id).order_by(run_task.c.id)
+    ).all()  # fmt: skip
+    return [_task_status(r, counts.get(r.id, {})) for r in rows]
+
+
+def _tasks() -> sa.Select[Any]:
+    return (
+        sa.select(task, workload.c.key.label("workload"), workload.c.body.label("workload_body"),
+                  best.c.config, best.c.phase, best.c.median_s, best.c.low_s, best.c.high_s,
+                  best.c.samples)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
+    )  # fmt: skip
+
+
+def task_status(
+    connection: sa.Connection, task_id: int, namespace: str | None = None
+) -> TaskStatus:
+    """A task over all runs, in whatever namespace where none is given; raises `NotFoundError`."""
+    query = _tasks().where(task.c.id == task_id)
+    if namespace is not None:
+        query = query.where(task.c.namespace == namespace)
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise NotFoundError(f"task {task_id} does not exist")
+    counts = connection.execute(
+        sa.select(record.c.error, sa.func.count().label("n"))
+        .where(record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value)
+        .group_by(record.c.error)
+    )
+    return _task_status(row, {row.error: row.n for row in counts})
+
+
+def _task_status(r: Any, counts: dict[str | None, int]) -> TaskStatus:
+    cost = None if r.median_s is None else Estimate(r.median_s, r.low_s, r.high_s, r.samples)
+    flops = flops_of(r.workload_body)
+    return TaskStatus(
+        task_id=r.id, workload=r.workload, implementation=r.implementation, version=r.version,
+        plevel=r.plevel, tunable=r.space is not None, space_size=r.space_size,
+        trials=sum(counts.values()), failed=sum(n for e, n in counts.items() if e is not None),
+        best=cost, best_config=None if cost is None else Config(r.config),
+        confirmed=r.phase == Phase.CONFIRM.value,
+        gflops=None if cost is None or flops is None else flops / cost.median_s / 1e9,
+        failures={e: n for e, n in counts.items() if e is not None},
+    )  # fmt: skip
+
+
+def flops_of(body: Any) -> int | None:
+    """Of a workload's JSON form: known where the operator is installed here."""
+    asked = convert(body, Workload)
+    return None if find_op(asked.op) is None else asked.flops
+
+
+def recent(
+    connection: sa.Connection, limit: int, alive_s: float, namespace: str = DEFAULT
+) -> list[RunStatus]:
+    """The newest runs of a namespace first."""
+    ids = connection.scalars(
+        sa.select(run.c.id)
+        .where(run.c.namespace == namespace)
+        .order_by(run.c.id.desc())
+        .limit(limit)
+    ).all()
+    return [status(connection, i, alive_s) for i in ids]

@@ -1,0 +1,164 @@
+"""Records that a search may start from: of the same implementation on other shapes, targets, versions."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.records.best import standing
+from service.search.transfer import SOURCES, Source
+from service.store.tables import best, record, task, workload
+from strategy.record import ErrorKind, Phase, convert
+from strategy.space import Config, ConfigError, ConfigSpace
+from strategy.types import TensorType
+from strategy.workload import Workload
+
+MOST_TASKS = 300  # the newest of an implementation, among which the most alike are chosen
+MOST_RECORDS = 1000  # of one task, the newest
+SHAPES = 16
+MOST_OF_SHAPE = 250  # records, the newest
+LEAST_RECORDS = 8
+MOST_CHAMPIONS = 8
+# Of failures that say nothing of a configuration.
+_CHANCE = (ErrorKind.CANCELLED, ErrorKind.LOST, ErrorKind.IMPLAUSIBLE)
+# Distances, in doublings of a dimension.
+_ANOTHER_VERSION, _ANOTHER_TARGET, _ANOTHER_ATTRIBUTE, _ANOTHER_RANK = 0.1, 1.0, 1.0, 8.0
+
+
+def find_sources(
+    connection: sa.Connection, task_id: int, counted: sa.ColumnElement[bool]
+) -> list[Source]:
+    """Records of elsewhere for a task, the most alike first.
+
+    They are those of the same implementation, imported ones of that name included: of the task
+    itself where they do not count as trials, of its other versions, of other targets and shapes.
+    None are of another namespace. Those of this shape come first: up to `SOURCES` of them, and up to
+    `SHAPES` others.
+
+    Args:
+        connection: to the database.
+        task_id: what is to be tuned.
+        counted: which records count as trials, and are told as such.
+    """
+    own = connection.execute(_tasks().where(task.c.id == task_id)).one()
+    asked = convert(own.body, Workload)
+    related = connection.execute(
+        _tasks()
+        .where(sa.or_(task.c.implementation == own.implementation,
+                      task.c.implementation.in_(_imported(own.implementation))))
+        .where(task.c.namespace == own.namespace)
+        .where(sa.exists().where(record.c.task_id == task.c.id))
+        .order_by(task.c.id.desc())
+        .limit(MOST_TASKS)
+    ).all()  # fmt: skip
+    here: list[Source] = []
+    shapes: list[Source] = []
+    theirs = {r.id: convert(r.body, Workload) for r in related}
+    for relative in sorted(related, key=lambda r: (_distance(asked, theirs[r.id], own, r), -r.id)):
+        if relative.has_space and _is_another_shape(asked, theirs[relative.id]):
+            if len(shapes) < SHAPES:
+                shapes += _enough(_read_shape(connection, theirs[relative.id], relative))
+        elif len(here) < SOURCES:
+            mine = counted if relative.id == task_id else None
+            rows = _read(connection, relative.id, MOST_RECORDS, mine)
+            here += _enough(Source([Config(r.config) for r in rows], [r.median_s for r in rows]))
+    return here + shapes
+
+
+def _enough(source: Source) -> list[Source]:
+    return [source] if len(source.configs) >= LEAST_RECORDS else []
+
+
+def find_champions(connection: sa.Connection, task_id: int) -> list[Config]:
+    """What was best of other versions of a task, on any device, the newest version first.
+
+    They are not selected any more; where the task's space still has them, by value, they are worth
+    the first trials.
+    """
+    own = connection.execute(_tasks().where(task.c.id == task_id)).one()
+    same = ("workload_id", "target_id", "implementation", "namespace")
+    rows = connection.scalars(
+        sa.select(best.c.config)
+        .join(task, task.c.id == best.c.task_id)
+        .where(*(task.c[n] == getattr(own, n) for n in same), task.c.id != task_id)
+        .order_by(task.c.id.desc(), best.c.median_s)
+        .limit(MOST_CHAMPIONS)
+    )
+    return list(dict.fromkeys(map(Config, rows)))
+
+
+def _tasks() -> sa.Select[Any]:
+    columns = task.c["id", "namespace", "workload_id", "target_id", "implementation", "version"]
+    return sa.select(
+        *columns, workload.c.body, task.c.space.is_not(None).label("has_space")
+    ).join(workload, workload.c.id == task.c.workload_id)
+
+
+def _imported(name: str) -> list[str]:
+    """What an implementation is called that came with another tool's log."""
+    return [f"{tool}:{name}" for tool in ("autotvm", "kernel_tuner")]
+
+
+def _read(
+    connection: sa.Connection, task_id: int, most: int, counted: sa.ColumnElement[bool] | None = None
+) -> Sequence[Any]:
+    query = (
+        sa.select(record.c.config, record.c.median_s)
+        .where(
+            record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, standing(),
+            sa.or_(record.c.error.is_(None), record.c.error.not_in(_CHANCE)),
+        )
+        .order_by(record.c.id.desc())
+        .limit(most)
+    )  # fmt: skip
+    if counted is not None:
+        # What was imported has neither policy nor run: it is not counted.
+        query = query.where(sa.not_(sa.func.coalesce(counted, sa.false())))
+    return connection.execute(query).all()
+
+
+def _read_shape(connection: sa.Connection, of: Workload, one: Any) -> Source:
+    """Records of another shape, less those that are not of its space."""
+    found = connection.execute(sa.select(task.c.space).where(task.c.id == one.id)).scalar_one()
+    space = convert(found, ConfigSpace)
+    configs, seconds = [], []
+    for row in _read(connection, one.id, MOST_OF_SHAPE):
+        config = Config(row.config)
+        with contextlib.suppress(ConfigError):
+            space.digits(config)
+            configs.append(config)
+            seconds.append(row.median_s)
+    return Source(configs, seconds, of, str(one.target_id), space)
+
+
+def _is_another_shape(asked: Workload, other: Workload) -> bool:
+    """Whether dimensions can be compared, and are not all the same."""
+    ranks = [[len(_extents(i.tensor)) for i in w.inputs] for w in (asked, other)]
+    return asked.key != other.key and ranks[0] == ranks[1] and 0 not in ranks[0]
+
+
+def _extents(type_: TensorType) -> tuple[int, ...]:
+    return tuple(max(d, 1) for d in type_.concrete_shape) if type_.is_constant else ()
+
+
+def _distance(asked: Workload, theirs: Workload, own: Any, other: Any) -> float:
+    """How far another task is: in doublings of dimensions, and what those differences count for."""
+    found: float = 0.0 if other.version == own.version else _ANOTHER_VERSION
+    if other.target_id != own.target_id:
+        found += _ANOTHER_TARGET
+    if other.workload_id == own.workload_id:
+        return found
+    names = asked.attrs.keys() | theirs.attrs.keys()
+    found += _ANOTHER_ATTRIBUTE * sum(asked.attrs.get(n) != theirs.attrs.get(n) for n in names)
+    found += _ANOTHER_ATTRIBUTE * (asked.epilogue != theirs.epilogue)
+    found += _ANOTHER_RANK * abs(len(asked.inputs) - len(theirs.inputs))
+    for mine, its in zip(asked.inputs, theirs.inputs, strict=False):
+        found += _ANOTHER_ATTRIBUTE * (mine.tensor.dtype != its.tensor.dtype)
+        a, b = _extents(mine.tensor), _extents(its.tensor)
+        found += _ANOTHER_RANK * abs(len(a) - len(b))
+        found += sum(abs(math.log2(x / y)) for x, y in zip(a, b, strict=False))
+    return found

@@ -1,0 +1,418 @@
+"""Joins search, queue and records: propose → enqueue → absorb → refit.
+
+One thread of each service process tunes the live runs that it holds (see `tenure`). What it needs to
+go on is in the database: after a restart, or where another service takes a run over, it reads records
+and open jobs, and continues where the run was.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.errors import DatabaseError
+from service.queue import fleet, retry
+from service.queue import job as jobs
+from service.records import best
+from service.search.child import CostModel
+from service.settings import Settings
+from service.store import catalogue
+from service.store.db import Store, now
+from service.store.tables import (
+    Scope,
+    TaskState,
+    record,
+    run,
+    run_task,
+    workload,
+)
+from service.store.tables import best as best_table
+from service.store.wakeup import Wakeup
+from service.tuning import budget, remeasure, tuning_run
+from service.tuning import run as runs
+from service.tuning.ownership import Tenure
+from service.tuning.tuning_run import TuningRun, TuningTask, arms_of
+from strategy.record import Phase, RunState
+from strategy.space import Config
+
+FINALISTS = 3
+CONFIRM_SESSIONS = 2
+MOST_NAMED = 8  # implementations in a run's message
+MIN_OPEN_JOBS = 2  # one being timed, one being built
+LOOK_EVERY_S = 60.0  # for finals of an earlier day
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A job to enqueue."""
+
+    workload_id: int
+    entries: tuple[jobs.NewEntry, ...]
+    priority: int = jobs.NORMAL
+
+
+class Tuner:
+    """Tunes every live run of a database until stopped.
+
+    Args:
+        store: the database.
+        settings: batch size, lease terms, how often to look.
+        model: scores candidates for runs that ask for one.
+        changed: notified when results come and runs are made or cancelled; this notifies it too.
+        queued: notified when jobs are enqueued.
+        name: what tells this tuner from those of other services.
+    """
+
+    def __init__(
+        self, store: Store, settings: Settings, model: CostModel, changed: Wakeup, queued: Wakeup,
+        name: str | None = None,
+    ) -> None:  # fmt: skip
+        self.store = store
+        self.settings = settings
+        self.model = model
+        self.changed = changed
+        self.queued = queued
+        self._tenure = Tenure(settings.lease_s, name)
+        self._runs: dict[int, TuningRun] = {}
+        self._look_at = 0.0  # time.monotonic
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._loop, name="tuner", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the step that it is in."""
+        self._stopping.set()
+        self.changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+        try:
+            with self.store.write() as connection:
+                self._tenure.give_up(connection)
+        except DatabaseError as error:
+            log.warning("other services wait until this one's runs are free: %s", error)
+
+    def _loop(self) -> None:
+        away = False  # the database
+        while not self._stopping.is_set():
+            try:
+                seen = self.changed.count
+                self.step()
+                away = False
+                self.changed.wait(seen, self.settings.poll_s)
+            except Exception as error:
+                if not isinstance(error, DatabaseError):
+                    log.exception("the tuner starts again after an error")
+                elif not away:  # once, however long it lasts
+                    log.warning("runs are not tuned meanwhile: %s", error)
+                away = isinstance(error, DatabaseError)
+                self._runs.clear()
+                self._stopping.wait(self.settings.poll_s)
+
+    def step(self) -> None:
+        """Takes expired leases back, and brings each live run one step further."""
+        terms = retry.Terms(self.settings.lease_s, self.settings.alive_s)
+        with self.store.write() as connection:
+            expired = retry.expire(connection, terms)
+        live = self._tenure.hold(self.store)
+        for run_id in self._runs.keys() - set(live):
+            del self._runs[run_id]
+        for run_id in live:
+            try:
+                self._step_run(run_id)
+            except DatabaseError:
+                raise  # no fault of the run
+            except Exception as error:
+                log.exception("run %d cannot be tuned", run_id)
+                self._runs.pop(run_id, None)
+                with self.store.write() as connection:
+                    message = f"the tuner failed: {type(error).__name__}: {error}"
+                    if not self._tenure.lasts(connection, run_id):
+                        continue
+                    runs.finish(connection, run_id, RunState.FAILED, message)
+                    jobs.cancel(connection, run_id)
+                self.changed.notify()
+        if expired or self._look_again():
+            self.queued.notify()
+
+    def _look_again(self) -> bool:
+        """Now and then: whether finals of an earlier day were enqueued."""
+        if not self.settings.second_look_s or time.monotonic() < self._look_at:
+            return False
+        self._look_at = time.monotonic() + LOOK_EVERY_S
+        terms = self.settings.second_look_s, self.settings.alive_s
+        with self.store.read() as connection:
+            if not remeasure.is_due(connection, *terms):
+                return False
+        with self.store.write() as connection:
+            return bool(remeasure.enqueue_due(connection, *terms))
+
+    def _step_run(self, run_id: int) -> None:
+        with self.store.read() as connection:
+            if run_id not in self._runs:
+                self._runs[run_id] = tuning_run.load(connection, run_id, self.model)
+            tuning = self._runs[run_id]
+            tuning_run.absorb(connection, tuning)
+            row = connection.execute(
+                sa.select(run.c.state, (now() - run.c.created_at).label("age_s")).where(
+                    run.c.id == run_id
+                )
+            ).one()
+            open_jobs = jobs.open_jobs(connection, run_id)
+            devices = fleet.count_alive(connection, tuning.target_id, self.settings.alive_s)
+        if row.state == RunState.CONFIRMING:
+            if not open_jobs:
+                self._finish(tuning)
+            return
+        timeout_s = tuning.request.timeout_s
+        timed_out = timeout_s is not None and row.age_s > timeout_s
+        proposals: list[Proposal] = []
+        if not timed_out:
+            self._judge(tuning)
+            room = max(MIN_OPEN_JOBS, 2 * devices) - open_jobs
+            proposals = self._propose(tuning, room)
+        self._write(tuning, proposals, timed_out=timed_out, idle=not open_jobs)
+
+    # Deciding
+
+    def _judge(self, tuning: TuningRun) -> None:
+        """Drops the implementations that cannot win, and marks those with nothing left to try."""
+        parts = self._parts(tuning)
+        for workload_id, group in tuning.by_workload().items():
+            arms, lead_s = arms_of(group)
+            first = budget.share(arms, parts[workload_id])
+            for t, arm in zip([t for t in group if t.search is not None], arms, strict=True):
+                why = budget.hopeless(arm, lead_s, first)
+                if why:
+                    _close(tuning, t, TaskState.DROPPED, why)
+                elif arm.exhausted:
+                    _close(tuning, t, TaskState.EXHAUSTED, "nothing is left to try of its space")
+
+    def _parts(self, tuning: TuningRun) -> dict[int, int]:
+        """The run's trials, split over its workloads by their weights."""
+        groups = tuning.by_workload()
+        parts = budget.split(tuning.request.trials, [g[0].weight for g in groups.values()])
+        return dict(zip(groups, parts, strict=True))
+
+    def _propose(self, tuning: TuningRun, room: int) -> list[Proposal]:
+        proposals: list[Proposal] = []
+        groups = tuning.by_workload()
+        if not tuning.reference_done:
+            # What cannot be tuned is measured first: it may be what the others have to beat.
+            for workload_id, group in groups.items():
+                fixed = [jobs.NewEntry(t.id, Config()) for t in group if t.search is None]
+                if fixed:
+                    proposals.append(Proposal(workload_id, tuple(fixed), jobs.URGENT))
+        parts = self._parts(tuning)
+        while len(proposals) < room:
+            stands = [budget.Stand(g[0].weight, parts[w], *arms_of(g)) for w, g in groups.items()]
+            left = tuning.request.trials - sum(s.spent for s in stands)
+            made = None
+            for i in budget.order(stands) if left > 0 else ():
+                workload_id = list(groups)[i]
+                made = self._propose_one(tuning, workload_id, parts[workload_id], left)
+                if made is not None:
+                    break
+            if made is None:
+                return proposals
+            proposals.append(made)
+        return proposals
+
+    def _propose_one(
+        self, tuning: TuningRun, workload_id: int, part: int, left: int
+    ) -> Proposal | None:
+        group = tuning.by_workload()[workload_id]
+        tunable = [t for t in group if t.search is not None]
+        while True:
+            arms, lead_s = arms_of(group)
+            chosen = budget.next_arm(arms, part)
+            if chosen is None:
+                return None
+            t = tunable[chosen]
+            assert t.search is not None
+            room = left
+            first = budget.share(arms, part)
+            if arms[chosen].trials < first:
+                room = min(room, first - arms[chosen].trials)
+            tuning_run.teach(self.store, tuning, t)
+            configs = t.search.ask(min(self.settings.batch, room))
+            least = tuning.request.until_gain
+            if least and budget.settled(t.arm(lead_s), t.earlier_best_s, lead_s, least):
+                # The batch that was asked for shows what all that is known promises; it is not tried.
+                why = f"no trial is expected to gain {100 * least:g} %"
+                _close(tuning, t, TaskState.EXHAUSTED, why)
+            elif configs:
+                t.pending += len(configs)
+                entries = tuple(jobs.NewEntry(t.id, c, t.best_s) for c in configs)
+                return Proposal(workload_id, entries)
+            elif not t.search.exhausted:
+                # Too large to count and nothing new was found: as good as exhausted.
+                _close(tuning, t, TaskState.DROPPED, "no further valid configuration was found")
+
+    # Writing it down
+
+    def _write(
+        self, tuning: TuningRun, proposals: Sequence[Proposal], *, timed_out: bool, idle: bool
+    ) -> None:
+        if not (proposals or tuning.changed or timed_out or idle):
+            return
+        with self.store.write() as connection:
+            state = connection.execute(
+                sa.select(run.c.state).where(run.c.id == tuning.id).with_for_update(key_share=True)
+            ).scalar_one()
+            if state != RunState.RUNNING or not self._tenure.lasts(connection, tuning.id):
+                return  # cancelled meanwhile, or another service's
+            self._write_states(connection, tuning)
+            for p in proposals:
+                self._enqueue(connection, tuning, p, Phase.SEARCH)
+            if timed_out:
+                jobs.cancel(connection, tuning.id)
+            ended = not proposals and not jobs.open_jobs(connection, tuning.id)
+            if ended:
+                self._confirm(connection, tuning, timed_out=timed_out)
+        tuning.reference_done = True
+        self.queued.notify()
+        if ended:
+            self.changed.notify()
+
+    def _write_states(self, connection: sa.Connection, tuning: TuningRun) -> None:
+        for t in tuning.changed:
+            connection.execute(
+                sa.update(run_task)
+                .where(run_task.c.run_id == tuning.id, run_task.c.task_id == t.id)
+                .values(state=t.state, message=t.message)
+            )
+            catalogue.note(
+                connection, t.state.value, run_id=tuning.id, task=t.id,
+                implementation=t.implementation, message=t.message,
+            )  # fmt: skip
+        tuning.changed.clear()
+
+    def _enqueue(
+        self, connection: sa.Connection, tuning: TuningRun, p: Proposal, phase: Phase
+    ) -> None:
+        request = tuning.request
+        policy = request.search_policy if phase is Phase.SEARCH else request.confirm_policy
+        tuning.jobs += 1
+        jobs.enqueue(
+            connection, tuning.id, p.workload_id, tuning.target_id, phase, p.entries, policy,
+            seed=(request.seed * 1_000_003 + tuning.jobs) % 2**31, priority=p.priority - 100 * request.priority,
+        )  # fmt: skip
+        if phase is Phase.SEARCH and tuning.policy_id == -1:
+            tuning.policy_id = catalogue.put_policy(connection, policy)
+
+    def _confirm(self, connection: sa.Connection, tuning: TuningRun, *, timed_out: bool) -> None:
+        """Enqueues the finals: the best of all implementations and their fallbacks, interleaved."""
+        why = _why_stopped(tuning, timed_out=timed_out)
+        values = {"state": RunState.CONFIRMING, "message": why, "complete": not timed_out}
+        connection.execute(sa.update(run).where(run.c.id == tuning.id).values(**values))
+        catalogue.note(connection, "confirming", run_id=tuning.id, message=why)
+        for workload_id, group in tuning.by_workload().items():
+            entries = [e for t in group for e in self._finalists(connection, t)]
+            for _ in range(CONFIRM_SESSIONS if entries else 0):
+                proposal = Proposal(workload_id, tuple(entries), jobs.URGENT)
+                self._enqueue(connection, tuning, proposal, Phase.CONFIRM)
+
+    def _finalists(self, connection: sa.Connection, t: TuningTask) -> list[jobs.NewEntry]:
+        ranked = best.pooled(connection, t.id, Scope.TARGET, "", Phase.SEARCH)
+        # One that was given up is confirmed too, so that all are compared by the same measure.
+        most = 1 if t.state is TaskState.DROPPED else FINALISTS
+        configs = {row.config_digest: row.config for row, _ in ranked[:most]}
+        if t.search is not None and t.state is not TaskState.DROPPED:
+            # What is used without tuning stands beside it: to tune is never worse than not to.
+            fallback = t.search.space.fallback.digest
+            configs |= {row.config_digest: row.config for row, _ in ranked if row.config_digest == fallback}
+        # The champion of an earlier run defends its place.
+        champion = connection.execute(
+            sa.select(best_table.c.config_digest, best_table.c.config).where(
+                best_table.c.task_id == t.id, best_table.c.scope == Scope.TARGET.value
+            )
+        ).one_or_none()
+        if champion is not None:
+            configs.setdefault(champion.config_digest, champion.config)
+        return [jobs.NewEntry(t.id, Config(c)) for c in configs.values()]
+
+    def _finish(self, tuning: TuningRun) -> None:
+        with self.store.write() as connection:
+            row = connection.execute(
+                sa.select(run.c.state, run.c.message, run.c.complete)
+                .where(run.c.id == tuning.id)
+                .with_for_update(key_share=True)
+            ).one()
+            if row.state != RunState.CONFIRMING or not self._tenure.lasts(connection, tuning.id):
+                return
+            failed = [w for w, group in tuning.by_workload().items()
+                      if not self._measured(connection, group)]  # fmt: skip
+            if len(failed) == len(tuning.by_workload()):
+                why = f"{row.message}; nothing ran: {self._first_error(connection, tuning)}"
+                runs.finish(connection, tuning.id, RunState.FAILED, why)
+            else:
+                names = connection.scalars(
+                    sa.select(workload.c.key).where(workload.c.id.in_(failed))
+                ).all()
+                message = row.message
+                if names:
+                    message += f"; nothing ran of {', '.join(names)}"
+                runs.finish(
+                    connection, tuning.id, RunState.DONE, message,
+                    complete=bool(row.complete) and not failed,
+                )  # fmt: skip
+        self.changed.notify()
+
+    def _measured(self, connection: sa.Connection, group: Sequence[TuningTask]) -> bool:
+        query = sa.select(best_table.c.task_id).where(
+            best_table.c.task_id.in_([t.id for t in group]),
+            best_table.c.scope == Scope.TARGET.value,
+        )
+        return connection.execute(query.limit(1)).one_or_none() is not None
+
+    def _first_error(self, connection: sa.Connection, tuning: TuningRun) -> str:
+        row: Any = connection.execute(
+            sa.select(record.c.error, record.c.message)
+            .where(record.c.run_id == tuning.id, record.c.error.is_not(None))
+            .order_by(record.c.id)
+            .limit(1)
+        ).one_or_none()
+        if row is None:
+            return "no worker for this target took a job"
+        first = (row.message.strip().splitlines() or [""])[0]
+        return f"the first failure is {row.error}: {first}"
+
+
+def _close(tuning: TuningRun, t: TuningTask, state: TaskState, why: str) -> None:
+    if t.state is TaskState.ACTIVE:
+        t.state, t.message = state, why
+        tuning.changed.append(t)
+
+
+def _spent(group: Sequence[TuningTask]) -> int:
+    return sum(t.told + t.pending for t in group if t.search is not None)
+
+
+def _why_stopped(tuning: TuningRun, *, timed_out: bool) -> str:
+    trials = _spent(tuning.tasks)
+    dropped = [f"{t.implementation}: {t.message}" for t in tuning.tasks
+               if t.state is TaskState.DROPPED]  # fmt: skip
+    tunable = [t for t in tuning.tasks if t.search is not None]
+    if timed_out:
+        why = f"the time limit of {tuning.request.timeout_s:g} s was reached after {trials} trials"
+    elif not tunable:
+        why = "nothing to tune: only implementations without a space are valid"
+    elif trials < tuning.request.trials:
+        reasons = dict.fromkeys(t.message for t in tunable if t.state is TaskState.EXHAUSTED)
+        why = f"stopped after {trials} of {tuning.request.trials} trials: "
+        why += ", ".join(reasons) or "nothing is left to try"
+    else:
+        why = f"{trials} trials"
+    if len(dropped) > MOST_NAMED:
+        return f"{why}; dropped {len(dropped)} implementations that cannot win"
+    return "; ".join([why, *(f"dropped {d}" for d in dropped)])

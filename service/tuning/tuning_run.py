@@ -1,0 +1,206 @@
+"""A live run as the tuner sees it; all of it can be read again from the database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+
+from service.search.child import CostModel
+from service.search.search import Search
+from service.store import catalogue
+from service.store.db import Store
+from service.store.tables import (
+    EntryState,
+    JobState,
+    TaskState,
+    job,
+    job_entry,
+    record,
+    run,
+    run_task,
+    task,
+    workload,
+)
+from service.tuning import budget
+from service.tuning import run as runs
+from service.tuning import sources as relative
+from strategy.record import ErrorKind, Phase, RunRequest, convert
+from strategy.space import Config, ConfigSpace
+from strategy.workload import Workload
+
+
+@dataclass
+class TuningTask:
+    """A task of a live run, with what the run has learnt of it."""
+
+    id: int
+    implementation: str
+    workload_id: int
+    weight: float
+    search: Search | None  # None where there is nothing to tune
+    state: TaskState
+    message: str = ""
+    cursor: int = 0  # the last record that was told
+    best_s: float | None = None
+    told: int = 0  # failures and configurations outside of the search included
+    pending: int = 0
+    taught: int = 0  # records of the run's other workloads when its sources were looked up
+    bests_s: list[float | None] = field(default_factory=list)  # the best after each told trial
+
+    def arm(self, lead_s: float | None) -> budget.Arm:
+        """How it stands against the lowest time of its workload."""
+        search = self.search
+        assert search is not None
+        return budget.Arm(
+            trials=self.told + self.pending, told=self.told, best_s=self.best_s,
+            lower_bound_s=search.lower_bound_s,
+            gain=None if lead_s is None else search.expected_gain(lead_s),
+            exhausted=search.exhausted or self.state is TaskState.EXHAUSTED,
+            dropped=self.state is TaskState.DROPPED,
+        )  # fmt: skip
+
+    @property
+    def earlier_best_s(self) -> float | None:
+        """Its best time before the last `budget.PATIENCE` trials."""
+        return self.bests_s[-budget.PATIENCE - 1] if len(self.bests_s) > budget.PATIENCE else None
+
+
+def arms_of(group: Sequence[TuningTask]) -> tuple[list[budget.Arm], float | None]:
+    """The tunable implementations of one workload, and the lowest time of all."""
+    lead_s = min([t.best_s for t in group if t.best_s is not None], default=None)
+    return [t.arm(lead_s) for t in group if t.search is not None], lead_s
+
+
+@dataclass
+class TuningRun:
+    """A live run as the tuner sees it; all of it can be read again from the database."""
+
+    id: int
+    request: RunRequest
+    target_id: int
+    policy_id: int
+    tasks: list[TuningTask]
+    jobs: int = 0  # enqueued by this process, for the seeds of their inputs
+    reference_done: bool = False
+    changed: list[TuningTask] = field(default_factory=list)
+
+    def by_workload(self) -> dict[int, list[TuningTask]]:
+        grouped: dict[int, list[TuningTask]] = {}
+        for t in self.tasks:
+            grouped.setdefault(t.workload_id, []).append(t)
+        return grouped
+
+
+def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
+    """A run as the database has it, before its records are told."""
+    row = connection.execute(sa.select(run).where(run.c.id == run_id)).one()
+    request = convert(row.request, RunRequest)
+    rows = connection.execute(
+        sa.select(task, workload.c.body, *run_task.c["weight", "state", "message"])
+        .join(run_task, run_task.c.task_id == task.c.id)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .where(run_task.c.run_id == run_id)
+        .order_by(run_task.c.id)
+    ).all()
+    policy_id = catalogue.find_policy(connection, request.search_policy)
+    counted = runs.trials_of(run_id, request, policy_id)
+    tasks = []
+    for r in rows:
+        search = None
+        if r.space is not None:
+            seed = request.seed * 1_000_003 + r.id
+            space = convert(r.space, ConfigSpace)
+            champions = relative.find_champions(connection, r.id)
+            if request.tuner == "model":
+                sources = relative.find_sources(connection, r.id, counted)
+                search = Search(
+                    space, seed, model, sources, first=champions,
+                    workload=convert(r.body, Workload), target=str(r.target_id),
+                )  # fmt: skip
+            else:
+                search = Search(space, seed, first=champions)
+        tasks.append(
+            TuningTask(
+                r.id, r.implementation, r.workload_id, r.weight, search, TaskState(r.state),
+                r.message,
+            )
+        )
+    referenced = connection.scalar(
+        sa.select(job_entry.c.id)
+        .join(job, job.c.id == job_entry.c.job_id)
+        .where(
+            job.c.run_id == run_id,
+            job_entry.c.task_id.in_([t.id for t in tasks if t.search is None]),
+        )
+        .limit(1)
+    )
+    enqueued = connection.scalar(sa.select(sa.func.count()).where(job.c.run_id == run_id))
+    return TuningRun(
+        run_id, request, row.target_id, -1 if policy_id is None else policy_id, tasks,
+        jobs=enqueued or 0, reference_done=referenced is not None,
+    )  # fmt: skip
+
+
+def teach(store: Store, tuning: TuningRun, t: TuningTask) -> None:
+    """Lets a search see what the run has measured of its other workloads, as records of elsewhere.
+
+    They are looked up again whenever there are twice as many: what few more say is not worth it.
+    """
+    others = sum(
+        o.told
+        for o in tuning.tasks
+        if o.implementation == t.implementation and o.workload_id != t.workload_id
+    )
+    if t.search is None or tuning.request.tuner != "model":
+        return
+    if others < max(relative.LEAST_RECORDS, 2 * t.taught):
+        return
+    t.taught = others
+    counted = runs.trials_of(tuning.id, tuning.request, tuning.policy_id)
+    with store.read() as connection:
+        t.search.teach(relative.find_sources(connection, t.id, counted))
+
+
+def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
+    """Tells the searches what has been recorded since the last time."""
+    counted = runs.trials_of(tuning.id, tuning.request, tuning.policy_id)
+    # Before the records: what is reported between the two is found by both, rather than by neither.
+    under_way = connection.execute(
+        sa.select(*job_entry.c["job_id", "entry", "task_id", "config"])
+        .join(job, job.c.id == job_entry.c.job_id)
+        .where(
+            job.c.run_id == tuning.id,
+            job.c.phase == Phase.SEARCH.value,
+            job.c.state.in_((JobState.QUEUED, JobState.LEASED)),
+            job_entry.c.state == EntryState.PENDING,
+        )
+    ).all()
+    reported: set[tuple[int, int]] = set()
+    for t in tuning.tasks:
+        rows = connection.execute(
+            sa.select(*record.c["id", "job_id", "entry", "config", "error", "median_s"])
+            .where(counted, record.c.task_id == t.id, record.c.id > t.cursor)
+            .order_by(record.c.id)
+        ).all()
+        for r in rows:
+            reported.add((r.job_id, r.entry))
+            t.cursor = r.id
+            t.told += 1
+            if r.median_s is not None:
+                t.best_s = min(r.median_s, t.best_s or r.median_s)
+            t.bests_s.append(t.best_s)
+            # What was cancelled, or mistimed, says nothing of the configuration.
+            chance = r.error in (ErrorKind.CANCELLED, ErrorKind.IMPLAUSIBLE)
+            if t.search is not None and not chance:
+                t.search.tell(Config(r.config), r.median_s)
+        t.pending = 0
+    by_id = {t.id: t for t in tuning.tasks}
+    for e in under_way:
+        if (e.job_id, e.entry) in reported:
+            continue
+        t = by_id[e.task_id]
+        t.pending += 1
+        if t.search is not None:
+            t.search.avoid([Config(e.config)])

@@ -1,0 +1,194 @@
+"""Telling others of a run's end: its status is POSTed to the URL that its request names.
+
+What is to be told is a row of the database. So it outlives a service, and whichever service finds it due
+sends it, one at a time; a receiver that answers with a 2xx has it, and may get it twice. Only hosts that
+the settings list are told, no redirect is followed, and what only a pattern lists may not be private.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import logging
+import socket
+import threading
+from typing import Any
+
+import httpx
+import sqlalchemy as sa
+
+from service.errors import DatabaseError, InvalidError
+from service.settings import Settings
+from service.store import catalogue
+from service.store.db import Store, insert, is_due, now
+from service.store.tables import LIVE, run, webhook
+from service.tuning import run as runs
+from strategy.record import encode
+
+TRIES = 12  # within some three hours
+TIMEOUT_S = 10.0
+LONGEST_S = 3600.0  # between two tries
+CLAIM_S = 60.0  # until another service may take what one was sending when it died
+log = logging.getLogger(__name__)
+
+
+def check(url: str, hosts: str) -> None:
+    """Raises `InvalidError` where a run's end may not be told there.
+
+    Args:
+        url: where to.
+        hosts: `Settings.webhook_hosts`.
+    """
+    try:
+        asked = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise InvalidError(f"webhook: {url!r:.120} is no URL: {error}") from error
+    if asked.scheme not in ("http", "https") or not asked.host or asked.userinfo:
+        raise InvalidError(f"webhook: {url!r:.120} is no http://host/path without a password")
+    if not _is_named(asked.host, hosts) and not _is_matched(asked.host, hosts):
+        raise InvalidError(
+            f"webhook: host {asked.host!r:.120} is not one that this service may tell: its operator "
+            "lists them in PLEVEL_WEBHOOK_HOSTS"
+        )
+
+
+def _listed(hosts: str) -> list[str]:
+    return [h.strip().lower() for h in hosts.split(",")]
+
+
+def _is_named(host: str, hosts: str) -> bool:
+    return host in _listed(hosts)
+
+
+def _is_matched(host: str, hosts: str) -> bool:
+    return any(h.startswith("*.") and host.endswith(h[1:]) for h in _listed(hosts))
+
+
+def subscribe(connection: sa.Connection, run_id: int, url: str) -> None:
+    """Has the end of a run told to `url`, once, even where it has ended already."""
+    values = {"run_id": run_id, "url": url, "attempts": 0, "due_at": now(), "error": ""}
+    connection.execute(insert(connection, webhook).values(values).on_conflict_do_nothing())
+
+
+class Postman:
+    """One thread that sends what is due.
+
+    Args:
+        store: the database.
+        settings: where may be told, with which secret, and how soon again.
+    """
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self._store = store
+        self._settings = settings
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begins, where anybody may be told."""
+        if self._settings.webhook_hosts:
+            self._thread = threading.Thread(target=self._loop, name="webhooks", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread; what it is sending is sent again by the next."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
+
+    def _loop(self) -> None:
+        while not self._stopping.wait(self._settings.poll_s):
+            try:
+                while self.step() and not self._stopping.is_set():
+                    pass
+            except DatabaseError as error:
+                log.debug("webhooks are not sent meanwhile: %s", error)  # the tuner says it
+            except Exception:
+                log.exception("webhooks are not sent")
+
+    def step(self) -> bool:
+        """Sends what has been due the longest; False where nothing is."""
+        with self._store.read() as connection:
+            due = connection.execute(_due(self._settings.webhook_retry_s)).one_or_none()
+        if due is None:
+            return False
+        tried = due.attempts + 1
+        mine = (webhook.c.id == due.id, webhook.c.attempts == tried, webhook.c.ended_at.is_(None))
+        with self._store.write() as connection:
+            claimed = connection.execute(
+                sa.update(webhook)
+                .where(webhook.c.id == due.id, webhook.c.attempts == due.attempts)
+                .values(attempts=tried, due_at=now() + CLAIM_S)
+            )
+            if not claimed.rowcount:  # another service was faster
+                return True
+            status = runs.status(connection, due.run_id, self._settings.alive_s)
+        error = self._send(due.url, encode(status))
+        wait_s = min(LONGEST_S, self._settings.webhook_retry_s * 2**due.attempts)
+        ended = now() if not error or tried == TRIES else None
+        with self._store.write() as connection:
+            connection.execute(
+                sa.update(webhook)
+                .where(*mine)
+                .values(error=error, ended_at=ended, due_at=now() + wait_s)
+            )
+            catalogue.note(
+                connection, "webhook", run_id=due.run_id, url=due.url, attempt=tried, error=error
+            )
+        return True
+
+    def _send(self, url: str, body: bytes) -> str:
+        """What went wrong, empty where it was taken."""
+        headers = {"content-type": "application/json", "user-agent": "plevel"}
+        secret = self._settings.webhook_secret
+        if secret is not None:
+            digest = hmac.digest(secret.get_secret_value().encode(), body, "sha256")
+            headers["x-plevel-signature"] = f"sha256={digest.hex()}"
+        try:
+            check(url, self._settings.webhook_hosts)
+            asked = httpx.URL(url)
+            headers["host"] = asked.netloc.decode()
+            there = asked.copy_with(host=_address(asked, self._settings.webhook_hosts))
+            names = {"sni_hostname": asked.host}
+            with (
+                # No proxy and no redirect: it goes where it was looked up, and nowhere else.
+                httpx.Client(trust_env=False, timeout=TIMEOUT_S) as client,
+                client.stream("POST", there, content=body, headers=headers, extensions=names) as response,
+            ):
+                return "" if response.is_success else f"it answered {response.status_code}"
+        except (InvalidError, OSError, httpx.HTTPError) as error:
+            return f"{error}"[:500] or type(error).__name__
+
+
+def _due(retry_s: float) -> sa.Select[Any]:
+    longest_s = CLAIM_S + retry_s * sa.literal(1).bitwise_lshift(webhook.c.attempts)
+    return (
+        sa.select(webhook)
+        .join(run, run.c.id == webhook.c.run_id)
+        .where(
+            webhook.c.ended_at.is_(None), run.c.state.not_in(LIVE),
+            sa.or_(is_due(webhook.c.due_at, LONGEST_S), is_due(webhook.c.due_at, longest_s)),
+        )
+        .order_by(webhook.c.due_at)
+        .limit(1)
+    )
+
+
+def _address(url: httpx.URL, hosts: str) -> str:
+    """The address of a host, looked up once: what is checked is what is connected to.
+
+    Raises:
+        InvalidError: it is of a private network, and its host is not named itself.
+    """
+    port = url.port or (443 if url.scheme == "https" else 80)
+    found = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
+    addresses = [str(entry[4][0]) for entry in found]
+    if not _is_named(url.host, hosts) and not all(map(_is_public, addresses)):
+        raise InvalidError(f"webhook: host {url.host} is in a private network, and not listed by name")
+    return addresses[0]
+
+
+def _is_public(address: str) -> bool:
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return ip.is_global and not ip.is_multicast

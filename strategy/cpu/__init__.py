@@ -1,0 +1,1 @@
+"""Code for processors: masking, passes, elementary functions, and what schedules share."""

@@ -1,0 +1,208 @@
+"""What selection asks of the database: in few statements, from now or from then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from msgspec.structs import replace
+
+from service.formats import ImportedRecord, Task
+from service.records import retention, tvm_history
+from service.records.importer import import_items
+from service.records.retention import Doubtful, prune
+from service.selection import database as evidence
+from service.selection.database import RecordDatabase
+from service.store.db import Store, now
+from service.store.tables import history as history_table
+from service.store.tables import purge, record
+from strategy.record import Device, ErrorKind, Phase, convert
+from strategy.select import History, Level, select
+from strategy.workload import Input, Workload
+from tests.integration.scene import FAST, SLOW, TARGET, WORKLOAD, Scene, configs, device, timed
+from tests.integration.test_import import made
+
+Row = tuple[int, int, str, float, str]
+
+
+@contextmanager
+def counted(store: Store) -> Iterator[list[str]]:
+    """The statements that the store executes meanwhile."""
+    seen: list[str] = []
+
+    def see(*args: object) -> None:
+        seen.append(str(args[2]))
+
+    sa.event.listen(store.engine, "before_cursor_execute", see)
+    try:
+        yield seen
+    finally:
+        sa.event.remove(store.engine, "before_cursor_execute", see)
+
+
+def ours(i: int, samples: tuple[float, ...], **values: object) -> ImportedRecord:
+    """As `made`, of the implementation's current version."""
+    row = made(i, samples, **values)
+    return replace(row, task=replace(row.task, version=FAST.version))
+
+
+def wider(i: int) -> Workload:
+    return Workload("filter", (Input("data", f"float32[64,{i + 65}]"),))
+
+
+def lowest(store: Store) -> list[Row]:
+    names = ("task_id", "variant_id", "model", "mean_s", "config_digest")
+    with store.read() as c:
+        rows = c.execute(sa.select(*history_table.c[names])).all()
+    return sorted(tuple(row) for row in rows)
+
+
+def derived(store: Store) -> list[Row]:
+    """The same, made anew from all records."""
+    with store.write() as c:
+        tvm_history.derive(c, c.scalars(sa.select(record.c.task_id)).all())
+    return lowest(store)
+
+
+def set_clock(store: Store, at: float, *, after: int = 0) -> None:
+    with store.write() as c:
+        c.execute(sa.update(record).where(record.c.id > after).values(recorded_at=at))
+
+
+def test_the_lowest_means_are_kept_with_every_record(store: Store) -> None:
+    scene = Scene.make(store)
+    scene.enqueue(configs(6))
+    held = scene.leased(scene.register())
+    scene.report(held, [timed(e) for e in held.job.entries])
+    other = Device(identity="b", slot="s", model="Model B", target=TARGET)
+    rows = [
+        made(1, (3.0,), device=other), made(2, (2.0,), device=other), made(3, (2.5,), seed=1),
+        made(4, (), error=ErrorKind.COMPILE, device=other), made(5, (1.0,), device_model="Model B"),
+    ]  # fmt: skip
+    import_items(store, rows, batch=2)
+    kept = lowest(store)
+    assert len(kept) == 3
+    assert derived(store) == kept
+
+
+def test_a_purge_and_a_prune_leave_the_lowest_means_right(store: Store) -> None:
+    rows = [made(i, (1.0 + i,), worker="w" if i < 3 else "v", measured_at=float(i + 1))
+            for i in range(9)]  # fmt: skip
+    import_items(store, rows)
+    with store.write() as c:
+        retention.purge_records(c, Doubtful(worker="w"), "it was too hot")
+    assert [row[3] for row in lowest(store)] == [4.0]
+    kept = lowest(store)
+    assert derived(store) == kept
+    # By mean the lowest, though not by median: pruning leaves it.
+    import_items(store, [made(20, (5.0, 5.0, 0.1), measured_at=1.0)])
+    before = lowest(store)
+    prune(store, 1, 1e12, dry=False)
+    assert lowest(store) == before
+    assert derived(store) == before
+
+
+def test_many_workloads_are_read_in_as_many_statements_as_one(store: Store) -> None:
+    import_items(store, [made(i, (1.0 + i,)) for i in range(3)])
+    asked = [WORKLOAD, *(wider(i) for i in range(20))]
+    counts = []
+    for some in (asked[:1], asked):
+        with store.read() as c, counted(store) as seen:
+            database = RecordDatabase(c, some)
+            for w in some:
+                database.measured(w, TARGET, None)
+                database.history(w)
+                database.foreign(w, TARGET)
+        counts.append(len(seen))
+    assert counts[0] == counts[1]
+
+
+def test_together_and_alone_are_the_same(store: Store) -> None:
+    scene = Scene.make(store)
+    scene.enqueue(configs(4))
+    held = scene.leased(scene.register())
+    scene.report(held, [timed(e) for e in held.job.entries])
+    identity = device().identity
+    with store.read() as c:
+        alone, together = RecordDatabase(c), RecordDatabase(c, [WORKLOAD, wider(1)])
+        for w in (wider(1), WORKLOAD):
+            assert together.measured(w, TARGET, identity) == alone.measured(w, TARGET, identity)
+            assert together.history(w) == alone.history(w)
+        levels = {m.level for m in alone.measured(WORKLOAD, TARGET, identity)}
+        assert levels == {Level.DEVICE, Level.TARGET, Level.MODEL}
+
+
+@pytest.mark.parametrize("policy", ["plevel", "tvm"])
+def test_as_of_answers_from_the_records_of_then(store: Store, policy: str) -> None:
+    import_items(store, [ours(1, (3.0,)), ours(2, (4.0,))])
+    set_clock(store, 100.0)
+    import_items(store, [ours(3, (2.0,)), ours(4, (1.0,), phase=Phase.CONFIRM)])
+    set_clock(store, 200.0, after=2)
+    with store.write() as c:
+        c.execute(sa.text("UPDATE task SET created_at = 50"))
+        retention.purge_records(c, Doubtful(since=0.0), "all of it")
+        c.execute(sa.update(purge).values(at=300.0))
+
+    def asked(as_of: float | None):
+        with store.read() as c:
+            database = RecordDatabase(c, as_of=as_of)
+            return select(WORKLOAD, TARGET, database, offered=(FAST, SLOW), policy=policy)
+
+    assert asked(40.0).reason == "plevel"
+    assert asked(100.0).config == made(1).config
+    assert asked(250.0).config == made(4).config
+    assert asked(300.0).reason == asked(None).reason == "plevel"
+
+
+def test_as_of_now_is_what_is_derived_with_the_records(store: Store) -> None:
+    scene = Scene.make(store)
+    scene.enqueue(configs(5))
+    held = scene.leased(scene.register(device(), device("host-b/cpu:0-1", model="Model B")))
+    scene.report(held, [timed(e) for e in held.job.entries])
+    import_items(store, [made(i, (1.0 + i, 1.5 + i), phase=p)
+                         for i in range(3) for p in (Phase.SEARCH, Phase.CONFIRM)])  # fmt: skip
+    with store.read() as c:
+        clock = c.scalar(sa.select(now()))
+        current, then = RecordDatabase(c), RecordDatabase(c, as_of=clock + 1)
+        for identity in (None, device().identity):
+            a = current.measured(WORKLOAD, TARGET, identity)
+            b = then.measured(WORKLOAD, TARGET, identity)
+            assert sorted(a, key=str) == sorted(b, key=str)
+        assert current.history(WORKLOAD) == then.history(WORKLOAD)
+        assert all(isinstance(h, History) for h in then.history(WORKLOAD))
+
+
+def test_only_what_a_symbolic_workload_may_cover_is_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of(op: str, name: str, kind: str, **attrs: int) -> Workload:
+        return Workload(op, (Input(name, kind), Input("w", "float32[4,4]", True)), attrs)
+
+    same = [of("f_1%!", "a_b", "float32[8,4]", k=1), of("f_1%!", "a_b", "float32[16,4]", k=1)]
+    others = [
+        of("f_1%!", "a_b", "float32[8,5]", k=1), of("f_1%!", "a_b", "float16[8,4]", k=1),
+        of("f_1%!", "acb", "float32[8,4]", k=1), of("fx1%!", "a_b", "float32[8,4]", k=1),
+        of("f_1%!", "a_b", "float32[8,4,4]", k=1), of("f_1%!", "a_b", "float32[8,4]", k=2),
+    ]  # fmt: skip
+    import_items(store, [
+        ImportedRecord(
+            source="plevel", config_key="{}", samples_s=(1.0,),
+            task=Task(workload=w, target=TARGET, implementation="x", version="1.0"),
+        ) for w in [*others, *same]
+    ])  # fmt: skip
+    read: list[Workload] = []
+
+    def see(body: Any, kind: Any) -> Any:
+        read.append(convert(body, kind))
+        return read[-1]
+
+    monkeypatch.setattr(evidence, "convert", see)
+    with store.read() as c:
+        symbolic = of("f_1%!", "a_b", "float32[n,4]", k=1)
+        found = RecordDatabase(c).instances(symbolic, TARGET, None)
+    assert {w.key for w, _ in found} == {w.key for w in same}
+    # Ranks and attributes are compared as values.
+    assert {w.key for w in read} == {w.key for w in [*same, *others[-2:]]}

@@ -1,0 +1,1 @@
+"""CUDA devices by pycuda: the driver, kernels, sessions, vendor libraries, graphs."""

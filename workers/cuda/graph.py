@@ -1,0 +1,59 @@
+"""Launches that are replayed: CUDA graphs by the driver's C interface, which pycuda has no names for.
+
+Queued one by one from Python, launches take some five microseconds of the host each: kernels that are
+shorter would all be timed as long as that. A graph is queued at once, and its kernels follow each other
+on the device alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from ctypes import CDLL, byref, c_char_p, c_int, c_ulonglong, c_void_p
+from functools import cache
+from typing import Any
+
+from workers.cuda.library import CudaError
+
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: libraries may do what they do at their calls
+
+
+def capture(stream: int, queue: Callable[[], None]) -> Callable[[], None]:
+    """What queues on a stream, at once, all that `queue` queues there; it is freed with its last use.
+
+    Raises:
+        CudaError: the driver, or a library that is called, takes no part in this.
+    """
+    graph, replayed, on = c_void_p(), c_void_p(), c_void_p(stream)
+    _call("cuStreamBeginCapture_v2", on, c_int(_RELAXED))
+    try:
+        queue()
+    finally:
+        _call("cuStreamEndCapture", on, byref(graph))
+    try:
+        _call("cuGraphInstantiateWithFlags", byref(replayed), graph, c_ulonglong(0))
+    finally:
+        _call("cuGraphDestroy", graph)
+
+    def replay() -> None:
+        _call("cuGraphLaunch", replayed, on)
+
+    end = weakref.finalize(replay, _driver().cuGraphExecDestroy, replayed)
+    end.atexit = False  # the context may be gone by then
+    return replay
+
+
+@cache
+def _driver() -> CDLL:
+    try:
+        return CDLL("libcuda.so.1")
+    except OSError as error:
+        raise CudaError(f"no NVIDIA driver on this host ({error})") from error
+
+
+def _call(name: str, *arguments: Any) -> None:
+    status = getattr(_driver(), name)(*arguments)
+    if status:
+        said = c_char_p()
+        _driver().cuGetErrorString(c_int(status), byref(said))
+        raise CudaError(f"{name} failed: {(said.value or b'unknown error').decode()}")

@@ -1,0 +1,229 @@
+"""One built CUDA configuration on a device: its buffers, its check, and its timed launches.
+
+The device is behind `Driver`, a seam of some calls: `workers/cuda/driver.py` fills it with pycuda, and
+tests with a stand-in that runs the same source on a processor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from strategy.cuda.program import CudaArtefact, Launch, LibraryCall, evaluate, symbols_of
+from strategy.lower import MAIN, Role
+from workers.builder import Built
+from workers.cuda.library import prepare_call
+from workers.kernel import Data, Kernel, bits
+from workers.reference import Array, WrongAnswerError, compare, numpy_dtype, poison
+
+# Of all buffers at most, for calls to find nothing of their data in the L2 cache: of 60 MB, where they
+# are of a megabyte or more.
+COPIES = 64
+# As many calls are replayed together; fewer take long enough for the host to be ahead of the device.
+REPLAYED = 32
+
+
+class Driver(Protocol):
+    """A device. Launches are queued in order on one stream; `synchronize` waits for them."""
+
+    l2_bytes: int
+    stream: int  # as libraries are told of it
+
+    def load(self, artefact: CudaArtefact) -> Any:
+        """The kernels of an artefact; raises `CudaError` where this device cannot run them."""
+
+    def allocate(self, size_bytes: int) -> Any:
+        """Memory, aligned to 256 bytes; raises `MemoryError` where there is none."""
+
+    def free(self, buffer: Any) -> None: ...
+
+    def address(self, buffer: Any) -> int:
+        """Where a buffer lies, as libraries are told of it."""
+
+    def upload(self, buffer: Any, array: Array) -> None: ...
+
+    def copy(self, buffer: Any, source: Any, size_bytes: int) -> None:
+        """Copies on the device."""
+
+    def download(self, buffer: Any, array: Array) -> None:
+        """Copies into a contiguous array, once what was launched is done."""
+
+    def prepare(
+        self, module: Any, launch: Launch, buffers: Mapping[str, Any]
+    ) -> Callable[[], None]:
+        """What queues one launch with everything looked up."""
+
+    def capture(self, queue: Callable[[], None]) -> Callable[[], None]:
+        """What queues all that `queue` does at once; `queue` itself where the driver cannot."""
+
+    def synchronize(self) -> None:
+        """Waits; raises `CudaError` where a kernel failed, after which the process must end."""
+
+    def time(self, queue: Callable[[], None]) -> float:
+        """Seconds that the device takes for what `queue` launches, by its own clock."""
+
+    def describe(self) -> dict[str, Any]:
+        """Driver, clocks, temperature and throttling now: part of a measurement's environment."""
+
+
+class CudaKernel(Kernel):
+    """A built configuration on a device; used as any `Kernel` is."""
+
+    def __init__(self, built: Built, data: Data, driver: Driver) -> None:
+        super().__init__(built, data)
+        self._driver = driver
+        self._memory: list[Any] = []
+        self._copies: list[list[Callable[[], None]]] = []
+        self._replay: Callable[[], None] | None = None
+        self._buffers: dict[str, Any] = {}
+        self._next = 0
+
+    def load(self) -> Any:
+        """Loads the cubin, uploads the inputs, and prepares constant ones, which is timed by itself."""
+        artefact = CudaArtefact.load(Path(self.built.path))
+        self._cuda = artefact
+        self._module = self._driver.load(artefact) if artefact.source else None
+        shapes = {name: array.shape for name, array in self._data.inputs.items()}
+        self._symbols = symbols_of(artefact.signature, shapes)
+        size = 0
+        self._buffers, size = self._make_buffers()
+        self._copies = [self._launches(MAIN, self._buffers)]
+        # As many sets of buffers as it takes to find the L2 cache full of others' data.
+        for _ in range(min(COPIES, -(-2 * self._driver.l2_bytes // max(size, 1))) - 1):
+            try:
+                buffers, _ = self._make_buffers()
+            except MemoryError:
+                break
+            self._copies.append(self._launches(MAIN, buffers))
+        return artefact
+
+    def _allocate(self, size_bytes: int) -> Any:
+        buffer = self._driver.allocate(max(size_bytes, 1))
+        self._memory.append(buffer)
+        return buffer
+
+    def _make_buffers(self) -> tuple[dict[str, Any], int]:
+        """One set of the buffers of `main` by its names for them, filled; and their bytes.
+
+        The sets after the first are filled from it.
+        """
+        program, found, total = self._cuda.programs[MAIN], {}, 0
+        arguments = self._cuda.signature.arguments
+        for name, argument in zip(program.parameters, arguments, strict=True):
+            shape = [int(d.evaluate(self._symbols)) for d in argument.tensor.shape]
+            size = int(np.prod(shape)) * numpy_dtype(argument.tensor.dtype).itemsize
+            buffer = found[name] = self._allocate(size)
+            total += size
+            if argument.role is Role.OUTPUT:
+                continue
+            if self._buffers:
+                self._driver.copy(buffer, self._buffers[name], size)
+                continue
+            source = self._data.inputs[argument.name]
+            if argument.preparation is None:
+                self._driver.upload(buffer, source)
+                continue
+            given = self._allocate(source.nbytes)
+            self._driver.upload(given, source)
+            queue = self._launches(argument.preparation, {"source": given, "packed": buffer})
+            took = self._driver.time(lambda queue=queue: _run(queue))  # type: ignore[misc]
+            self.prepare_s = (self.prepare_s or 0.0) + took
+        return found, total
+
+    def _launches(self, name: str, buffers: Mapping[str, Any]) -> list[Callable[[], None]]:
+        program = self._cuda.programs[name]
+        memory = dict(buffers)
+        for workspace in program.workspaces:
+            memory[workspace.name] = self._allocate(evaluate(workspace.size_bytes, self._symbols))
+        return [self._prepare(step.bind(self._symbols), memory) for step in program.steps]
+
+    def _prepare(
+        self, step: Launch | LibraryCall, memory: Mapping[str, Any]
+    ) -> Callable[[], None]:
+        if isinstance(step, Launch):
+            return self._driver.prepare(self._module, step, memory)
+        addresses = {name: self._driver.address(buffer) for name, buffer in memory.items()}
+
+        def allocate(size_bytes: int) -> int:
+            return self._driver.address(self._allocate(size_bytes))
+
+        return prepare_call(step, self._driver.stream, addresses, allocate)
+
+    def check(self) -> None:
+        """Runs once on poisoned outputs and compares them with the reference.
+
+        Raises:
+            WrongAnswerError: an output is wrong, or an input was written to.
+        """
+        began = time.perf_counter()
+        for name, right, dtype in self._outputs_with_reference():
+            self._driver.upload(self._buffers[name], poison(right, dtype))
+        _run(self._copies[0])
+        self._driver.synchronize()
+        for name, argument in self._arguments_by_name():
+            given = self._data.inputs.get(argument.name)
+            if argument.role in (Role.INPUT, Role.CONSTANT) and given is not None:
+                found = np.empty_like(given, order="C")
+                self._driver.download(self._buffers[name], found)
+                if not np.array_equal(bits(found), bits(given)):
+                    raise WrongAnswerError(f"it writes to its input {argument.name}")
+        self.compare()
+        self.check_s += time.perf_counter() - began
+
+    def compare(self) -> None:
+        """Compares what the first set of outputs holds now with the reference."""
+        tolerances = iter(self._data.tolerance)
+        for name, right, dtype in self._outputs_with_reference():
+            found = np.empty(right.shape, numpy_dtype(dtype))
+            self._driver.download(self._buffers[name], found)
+            compare(found, right, next(tolerances))
+
+    def _arguments_by_name(self) -> list[tuple[str, Any]]:
+        arguments = self._cuda.signature.arguments
+        return list(zip(self._cuda.programs[MAIN].parameters, arguments, strict=True))
+
+    def _outputs_with_reference(self) -> list[tuple[str, Array, str]]:
+        outputs = [(n, a) for n, a in self._arguments_by_name() if a.role is Role.OUTPUT]
+        return [
+            (name, right, argument.tensor.dtype)
+            for (name, argument), right in zip(outputs, self._data.reference, strict=True)
+        ]
+
+    def measure(self, calls: int) -> float:
+        """Seconds that this many calls take together on the device, each on the next set of buffers."""
+        if calls < REPLAYED:
+            return self._driver.time(lambda: self._queue(calls))
+        # Whole rounds of the sets: after each, the next call is the first set's again.
+        size = -(-REPLAYED // len(self._copies)) * len(self._copies)
+        if self._replay is None:
+            self._replay = self._driver.capture(lambda: self._queue(size))
+        replay, times = self._replay, -(-calls // size)
+
+        def queue() -> None:
+            for _ in range(times):
+                replay()
+
+        return self._driver.time(queue) * calls / (times * size)
+
+    def _queue(self, calls: int) -> None:
+        for _ in range(calls):
+            _run(self._copies[self._next])
+            self._next = (self._next + 1) % len(self._copies)
+
+    def release(self) -> None:
+        """Frees the memory of the device."""
+        self._replay = None
+        for buffer in self._memory:
+            self._driver.free(buffer)
+        self._memory.clear()
+        self._copies.clear()
+        self._module = None
+
+
+def _run(launches: list[Callable[[], None]]) -> None:
+    for launch in launches:
+        launch()

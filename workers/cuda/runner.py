@@ -1,0 +1,100 @@
+"""Sessions on a CUDA device: what `workers/runner.py` does, with kernels on the device.
+
+A kernel that fails leaves the device's context unusable for the whole process: such a session ends
+its child, and the daemon goes on in a new one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from strategy.record import TimingPolicy, convert
+from strategy.workload import Workload
+from workers.builder import Built
+from workers.cpu import machine_memory
+from workers.cuda.kernel import CudaKernel, Driver
+from workers.cuda.library import CudaError, describe_library
+from workers.fork import Channel
+from workers.kernel import Data, Kernel
+from workers.reference import random_inputs, reference, tolerances
+from workers.runner import Runner, Session, TimingRunner
+from workers.sandbox import ForkServer
+
+SLOT = "PLEVEL_CUDA_SLOT"  # the environment of the child says which device is its own
+_ADDRESSES = 1 << 46  # bytes: a driver reserves more of them than there is memory
+
+
+def runner_on(server: ForkServer, cores: Sequence[int], slot: str) -> TimingRunner:
+    """The handle on the child that times on a device of this host, `cuda:0` or its cores.
+
+    Args:
+        cores: what the child runs on, also where it only queues work for a CUDA device.
+    """
+    kind, _, number = slot.partition(":")
+    if kind != "cuda":
+        return TimingRunner(server, cores, machine_memory() // 2)
+    return TimingRunner(
+        server, cores, _ADDRESSES, module="workers.cuda.runner", environment={SLOT: number or "0"}
+    )
+
+
+def serve(channel: Channel) -> None:
+    """The child's loop, as `workers.runner.serve`."""
+    from workers.cuda.driver import open_driver
+
+    driver = open_driver(int(os.environ.get(SLOT, "0")))
+    runner = CudaRunner(channel, driver)
+    while True:
+        runner.run(convert(channel.receive(), Session))
+        channel.send({"end": True, "environment": runner.toolchain()})
+
+
+class CudaRunner(Runner):
+    """Runs sessions on a device. Needs no TVM."""
+
+    def __init__(self, channel: Channel, driver: Driver) -> None:
+        super().__init__(channel)
+        self._driver = driver
+
+    def toolchain(self) -> dict[str, Any]:
+        """The driver's version, the state of the device, and the versions of the libraries that were called."""
+        found = {role: describe_library(role) for role in sorted(self._libraries)}
+        return {"cuda": self._driver.describe(), **found}
+
+    def _open(self, built: Built, data: Data, policy: TimingPolicy) -> Kernel:
+        return CudaKernel(built, data, self._driver)
+
+    def _fail(self, kernel: Kernel, error: Exception) -> None:
+        try:
+            self._driver.synchronize()
+        except CudaError as lost:
+            raise _lost(kernel, lost) from error
+        super()._fail(kernel, error)
+
+    def _measure(self, kernel: Kernel) -> Callable[[int], float]:
+        measure = super()._measure(kernel)
+
+        def timed(calls: int) -> float:
+            try:
+                return measure(calls)
+            except CudaError as error:
+                raise _lost(kernel, error) from error
+
+        return timed
+
+    def _prepare_data(self, workload: Workload, seed: int) -> Data:
+        key = (workload.key, seed)
+        if self._data is None or self._data.key != key:
+            inputs = random_inputs(workload, seed)
+            outputs = tuple(np.asarray(x) for x in reference(workload, inputs))
+            self._data = Data(key, inputs, {}, outputs, tolerances(workload, inputs, outputs))
+        return self._data
+
+
+def _lost(kernel: Kernel, error: CudaError) -> SystemExit:
+    """The context is lost with all that is in it: only a new process has another."""
+    return SystemExit(f"entry {kernel.entry}: {error}")
