@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.integration.test_relative import asked, measured
 
 from service.search.child import InlineModel
 from service.search.search import Search
@@ -14,6 +13,7 @@ from service.tuning.tuning_run import load
 from strategy.op_strategy import Candidate
 from strategy.space import Config, ConfigSpace, Knob
 from tests.integration.scene import FAST, WORKLOAD, Scene
+from tests.integration.test_sources import asked, measured
 
 BEST = Config({"x": 8, "y": 3})  # by the formula of the scene
 
