@@ -48,6 +48,10 @@ class ServiceError(RuntimeError):
         self.errors = tuple(errors)
 
 
+class NoSelectionError(ServiceError, SelectionError):
+    """The service finds no valid implementation: a `SelectionError`, as where it is asked here."""
+
+
 class _Runs(msgspec.Struct):
     runs: tuple[RunStatus, ...]
 
@@ -514,7 +518,8 @@ def _problem(response: httpx.Response) -> ServiceError:
 
 def _refusal(problem: Mapping[str, Any]) -> ServiceError:
     errors = problem.get("errors")
-    return ServiceError(
+    nothing = problem.get("type") == "urn:plevel:no-selection"
+    return (NoSelectionError if nothing else ServiceError)(
         int(problem.get("status", 0)),
         str(problem.get("title", "")),
         str(problem.get("detail", "")),

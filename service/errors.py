@@ -17,6 +17,13 @@ class InvalidError(ServiceError):
     title = "The request is not valid"
 
 
+class NoSelectionError(InvalidError):
+    """No implementation is valid for what was asked: `strategy.select.SelectionError` over HTTP."""
+
+    kind = "no-selection"
+    title = "Nothing can be selected"
+
+
 class MalformedError(ServiceError):
     status = 400
     kind = "malformed"

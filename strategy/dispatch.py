@@ -20,7 +20,16 @@ import numpy as np
 from strategy.condition import Expr, ExpressionError, SpecializedCondition
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import Estimate
-from strategy.select import Database, Level, Measured, Reason, SelectionError, choose, current
+from strategy.select import (
+    Database,
+    Level,
+    Measured,
+    Reason,
+    SelectionError,
+    choose,
+    current,
+    require_some,
+)
 from strategy.select import holds as is_valid
 from strategy.space import Config
 from strategy.target import Target
@@ -149,6 +158,7 @@ def dispatch(
         SelectionError: some shapes have no valid implementation, or there are too many conditions.
     """
     known = candidates(workload, target) if offered is None else list(offered)
+    require_some(workload, target, known)
     bound = [_bind(c, workload) for c in known if c.symbolic]
     usable = tuple(c for c in bound if c.condition is None or c.condition.decide() is not False)
     conditions = tuple(dict.fromkeys(c.condition for c in usable if c.condition is not None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from strategy.target import Target
@@ -21,11 +21,19 @@ class GenericFunc:
 
     Look-up walks the target's keys in order, then takes the default. Every body has the same
     parameters, one of which is called `target`.
+
+    Args:
+        name: for messages.
+        default: the body for targets that have no body of their own.
+        chooses: whether the default itself goes by the target's keys.
     """
 
-    def __init__(self, name: str, default: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self, name: str, default: Callable[..., Any] | None = None, *, chooses: bool = False
+    ) -> None:
         self.name = name
         self.default = default
+        self.chooses = chooses
         self._by_key: dict[str, Callable[..., Any]] = {}
         self._target_index: int | None = None
         if default is not None:
@@ -76,11 +84,18 @@ class GenericFunc:
         """The body for `target`."""
         return self.find(target)[1]
 
-    def find(self, target: Target) -> tuple[str | None, Callable[..., Any]]:
-        """The key that decides for `target`, None for the default, and the body."""
+    def find(
+        self, target: Target, skip: Collection[str] = ()
+    ) -> tuple[str | None, Callable[..., Any]]:
+        """The key that decides for `target`, None for the default, and the body.
+
+        Of a body that is registered for several keys, it is the first of them. Keys in `skip` are passed
+        over.
+        """
         for key in target.keys:
-            if key in self._by_key:
-                return key, self._by_key[key]
+            if key in self._by_key and key not in skip:
+                body = self._by_key[key]
+                return next(k for k, b in self._by_key.items() if b is body), body
         if self.default is None:
             raise GenericFuncError(
                 f"{self.name} has no implementation for target {target} (keys {', '.join(target.keys)}); "

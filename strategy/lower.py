@@ -123,7 +123,7 @@ class Lowered:
         from strategy.cpu.passes import processor_pipeline
 
         target = tvm.target.Target(self.target.to_tvm())
-        pipeline = processor_pipeline() if "cpu" in self.target.keys else "default"
+        pipeline = "default" if self.target.is_gpu else processor_pipeline()
         try:
             config = {"tirx.disable_assert": not checks}
             with target, tvm.transform.PassContext(opt_level=3, config=config):
@@ -334,7 +334,7 @@ def _transform_function(source: Any, packed: Any, target: Target) -> Any:
 
     schedule = s_tir.Schedule(te.create_prim_func([source, packed], index_dtype_override="int64"))
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
-        if "gpu" in target.keys:
+        if target.is_gpu:
             bind_flat(schedule, schedule.get_loops(block))
             continue
         loops = schedule.get_loops(block)

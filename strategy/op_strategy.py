@@ -10,11 +10,12 @@ import msgspec
 
 from strategy.attrs import Attrs
 from strategy.condition import SpecializedCondition
+from strategy.generic_func import GenericFunc, GenericFuncError
 from strategy.op import OpError
 from strategy.schedule import ScheduleError
 from strategy.space import Config, ConfigSpace
 from strategy.suggestion import suggest
-from strategy.target import Target
+from strategy.target import BUILT, Target
 from strategy.types import TensorType, Type
 from strategy.workload import Workload
 
@@ -132,15 +133,44 @@ class OpStrategy:
 
 
 def evaluate(workload: Workload, target: Target) -> OpStrategy:
-    """The strategy of the workload's operator for this workload and target."""
+    """The strategy of the workload's operator for this workload and target.
+
+    It is empty where none of what the operator has can be built for the target.
+    """
     op = workload.operator
     strategy = op.get_attr("FTVMStrategy")
     if strategy is None:
         raise OpError(f"operator {op.name} has no strategy: register one with register_strategy")
+    if isinstance(strategy, GenericFunc):
+        reached = find_body(strategy, target)
+        if reached is None:
+            return OpStrategy()
+        _, strategy = reached
     found: OpStrategy = strategy(
         workload.attr_node, workload.input_types, workload.out_type, target
     )
     return found
+
+
+def find_body(generic: GenericFunc, target: Target) -> tuple[str | None, Callable[..., Any]] | None:
+    """As `GenericFunc.find`, among bodies whose implementations can be built for `target`; None without.
+
+    Those of the keys in `BUILT` are for its kinds alone. Whoever registers another key, such as `mali`,
+    answers for it.
+    """
+    built = BUILT.get(target.kind, ())
+    skip = {key for keys in BUILT.values() for key in keys if key not in built}
+    try:
+        key, body = generic.find(target, skip)
+    except GenericFuncError:
+        return None
+    is_meant = generic.chooses or (built and skip.isdisjoint(target.keys))
+    return (key, body) if key is not None or is_meant else None
+
+
+def built_kinds(workload: Workload) -> list[str]:
+    """The kinds of targets for which the workload's operator has implementations."""
+    return [kind for kind, keys in BUILT.items() if candidates(workload, Target(kind, keys))]
 
 
 def candidates(workload: Workload, target: Target) -> list[Candidate]:
@@ -183,5 +213,5 @@ def find_implementation(workload: Workload, target: Target, name: str) -> OpImpl
         names.append(implementation.name)
     raise OpError(
         f"{workload.op} has no implementation {name!r:.80} on {target}{suggest(name, names)}; "
-        f"it has: {', '.join(names)}"
+        f"it has: {', '.join(names) or 'none'}"
     )

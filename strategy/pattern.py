@@ -17,7 +17,7 @@ from typing import Any
 from strategy.attrs import Attrs
 from strategy.generic_func import GenericFunc
 from strategy.op import OpError, get_registered_op, register_strategy
-from strategy.op_strategy import OpStrategy
+from strategy.op_strategy import OpStrategy, find_body
 from strategy.schedule import STAGE, Outs, new_schedule
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -54,13 +54,16 @@ def register_schedule(name: str, schedule: GenericFunc, level: int = 10) -> None
     pattern = schedule.name.removeprefix("schedule_")
 
     def from_schedule(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> OpStrategy:
-        key, body = schedule.find(target)
         strategy = OpStrategy()
+        found = find_body(schedule, target)
+        if found is None:
+            return strategy
+        key, body = found
         name = f"{pattern}.{key or 'generic'}"
         strategy.add_implementation(op.get_attr("FTVMCompute"), body, name=name, version=_VERSION)
         return strategy
 
-    register_strategy(name, GenericFunc(f"{name}_strategy", from_schedule), level)
+    register_strategy(name, GenericFunc(f"{name}_strategy", from_schedule, chooses=True), level)
 
 
 def register_cpu_implementations(name: str, add: Callable[..., None]) -> None:

@@ -14,7 +14,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from strategy.op_strategy import Candidate, candidates
+from strategy.op import find_op
+from strategy.op_strategy import Candidate, built_kinds, candidates
 from strategy.record import Estimate
 from strategy.space import Config
 from strategy.target import Target
@@ -324,13 +325,27 @@ def choose_as_tvm(
 def _valid(workload: Workload, target: Target, known: Sequence[Candidate]) -> list[Candidate]:
     if len({c.implementation for c in known}) != len(known):
         raise SelectionError(f"{workload.op}: two candidates have the same implementation")
+    require_some(workload, target, known)
     valid = [c for c in known if holds(c, workload)]
     if not valid:
         raise SelectionError(
             f"no implementation of {workload.op} is valid for {workload} on {target}"
-            + (f"; {len(known)} exist whose conditions do not hold" if known else "")
+            f"; {len(known)} exist whose conditions do not hold"
         )
     return valid
+
+
+def require_some(workload: Workload, target: Target, known: Sequence[Candidate]) -> None:
+    """Raises `SelectionError` that says what there is where the target has no implementation at all."""
+    if known:
+        return
+    kinds = built_kinds(workload) if find_op(workload.op) is not None else []
+    remedy = (
+        f"it has implementations for targets of kind {' and '.join(kinds)}"
+        if kinds
+        else "none is installed here"
+    )
+    raise SelectionError(f"no implementation of {workload.op} can be built for {target}; {remedy}")
 
 
 def current(

@@ -24,6 +24,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "vulkan": ("vulkan", "gpu"),
     "opencl": ("opencl", "gpu"),
 }
+# The kinds that code is built for, with the keys whose implementations are for them.
+BUILT: dict[str, tuple[str, ...]] = {"llvm": ("cpu",), "cuda": ("cuda", "gpu")}
 _AVX512 = frozenset(
     "skylake-avx512 cascadelake cooperlake cannonlake icelake-client icelake-server tigerlake "
     "rocketlake sapphirerapids emeraldrapids graniterapids graniterapids-d knl knm znver4 znver5 "
@@ -144,7 +146,7 @@ class Target:
     def key(self) -> str:
         """The canonical text of kind, architecture, features and threads."""
         parts = [self.kind, self.arch or "generic", *self.features]
-        if "cpu" in KINDS[self.kind]:
+        if not self.is_gpu:
             parts.append(f"threads={self.threads}")
         return "/".join(parts)
 
@@ -167,6 +169,10 @@ class Target:
         if self.vector_bytes == 64 or self.is_arm:
             return 32
         return 16
+
+    @property
+    def is_gpu(self) -> bool:
+        return "gpu" in KINDS[self.kind]
 
     @property
     def is_arm(self) -> bool:

@@ -164,7 +164,10 @@ def _explain(error: Exception) -> tuple[int, str]:
         return error.exit_code, said if context is None else f"{said}: see '{context.command_path} --help'"
     from plevel.client import ServiceError, UnreachableError
     from plevel.embedded import EmbeddedError
+    from strategy.select import SelectionError
 
+    if isinstance(error, SelectionError):
+        return 1, _line(error)
     if isinstance(error, ServiceError):
         line = _line(error)
         more = [t for e in error.errors if (t := str(e.get("detail", ""))) and t not in line]

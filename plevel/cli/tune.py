@@ -116,7 +116,7 @@ def tune(
         implementations=tuple(implementation) if implementation else None,
         search_policy=search, confirm_policy=confirm,
     )  # fmt: skip
-    _check_names(request)
+    _check_implementations(request)
     from plevel.cli.output import make_console, print_json
 
     # With --json, what is for people goes to stderr.
@@ -173,17 +173,27 @@ def _read_workloads(
     return found
 
 
-def _check_names(request: RunRequest) -> None:
-    """Raises `UsageError` for an implementation that no workload has, where all are known here."""
+def _check_implementations(request: RunRequest) -> None:
+    """Checks what can be, before anybody is asked.
+
+    Raises:
+        SelectionError: an operator that is known here has nothing for the target.
+        UsageError: an implementation that no workload has, where all are known here.
+    """
     from strategy.op import find_op
     from strategy.op_strategy import candidates
+    from strategy.select import require_some
     from strategy.suggestion import suggest
 
     workloads = [w.workload for w in request.workloads]
-    if request.implementations is None or any(find_op(w.op) is None for w in workloads):
-        return
-    known = {c.implementation: None for w in workloads for c in candidates(w, request.target)}
-    for name in request.implementations:
+    known: dict[str, None] = {}
+    for w in workloads:
+        if find_op(w.op) is None:
+            return
+        offered = candidates(w, request.target)
+        require_some(w, request.target, offered)
+        known |= {c.implementation: None for c in offered}
+    for name in request.implementations or ():
         if name not in known:
             ops = ", ".join(dict.fromkeys(w.op for w in workloads))
             raise UsageError(

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from service.api.wire import PROBLEM, FieldFault, Problem
-from service.errors import InvalidError, MalformedError, ServiceError
+from service.errors import InvalidError, MalformedError, NoSelectionError, ServiceError
 from strategy.attrs import AttrsError
 from strategy.condition import ExpressionError
 from strategy.op import OpError, TypeRelationError
@@ -70,6 +70,8 @@ def _describe(error: Exception) -> Problem:
         return _problem(error, str(error))
     if isinstance(error, WireError):
         return _wire_problem(error)
+    if isinstance(error, SelectionError):
+        return _problem(NoSelectionError(), str(error))
     if isinstance(error, _FAULTS):
         return _problem(InvalidError(), str(error))
     if isinstance(error, RequestValidationError):

@@ -31,7 +31,7 @@ from strategy.record import (
     convert,
     to_json,
 )
-from strategy.select import holds
+from strategy.select import holds, require_some
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Workload
@@ -69,6 +69,7 @@ def _plan_one(asked: RunWorkload, request: RunRequest, field: str) -> Planned:
         raise InvalidError(
             f"{field}.workload: {wanted} has symbolic dimensions: tune concrete shapes of it"
         )
+    require_some(wanted, request.target, known)
     names = [c.implementation for c in known]
     if len(set(names)) != len(names):
         raise InvalidError(f"{field}.candidates: an implementation stands there twice")

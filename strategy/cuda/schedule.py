@@ -27,9 +27,9 @@ _VECTOR_BYTES = 16
 _LONG = 1 << 15
 
 
-@schedule_injective.register("cuda")
-@schedule_broadcast.register("cuda")
-@schedule_reduce.register("cuda")
+@schedule_injective.register(["cuda", "gpu"])
+@schedule_broadcast.register(["cuda", "gpu"])
+@schedule_reduce.register(["cuda", "gpu"])
 def schedule_plain_cuda(attrs: Attrs, outs: Outs, target: Target) -> Any:
     """Inlines what is elementwise; every other block is bound to the device's threads."""
     sch = new_schedule(outs)

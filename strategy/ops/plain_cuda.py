@@ -6,5 +6,5 @@ from strategy.cuda.schedule import schedule_plain_cuda
 from strategy.ops.conv2d.gradient import schedule_conv2d_backward
 from strategy.ops.max_pool2d import schedule_pool
 
-schedule_pool.register("cuda", schedule_plain_cuda)
-schedule_conv2d_backward.register("cuda", schedule_plain_cuda)
+schedule_pool.register(["cuda", "gpu"], schedule_plain_cuda)
+schedule_conv2d_backward.register(["cuda", "gpu"], schedule_plain_cuda)

@@ -26,7 +26,7 @@ def _register(name: str) -> None:
             )
         return strategy
 
-    generic.register("cuda", strategy_cuda)
+    generic.register(["cuda", "gpu"], strategy_cuda)
 
 
 _register("sum")

@@ -61,7 +61,7 @@ def _register(name: str, generic: Compute) -> None:
         strategy.add_implementation(generic, schedule_rule, f"{name}_dlight.cuda", 5)
         return strategy
 
-    get_registered_op(name).get_attr("FTVMStrategy").register("cuda", strategy_cuda)
+    get_registered_op(name).get_attr("FTVMStrategy").register(["cuda", "gpu"], strategy_cuda)
 
 
 _register("softmax", compute_softmax)

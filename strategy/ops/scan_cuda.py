@@ -184,7 +184,7 @@ def _strategy(name: str, operation: str, identity: int) -> None:
         )
         return strategy
 
-    get_registered_op(name).get_attr("FTVMStrategy").register("cuda", strategy_cuda)
+    get_registered_op(name).get_attr("FTVMStrategy").register(["cuda", "gpu"], strategy_cuda)
 
 
 def _rows(attrs: ScanopAttrs, shape: Sequence[int]) -> tuple[int, int, int]:

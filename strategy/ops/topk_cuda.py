@@ -139,7 +139,7 @@ def schedule(attrs: TopKAttrs, outs: Outs, target: Target, config: Config) -> Te
     )  # fmt: skip
 
 
-get_registered_op("topk").get_attr("FTVMStrategy").register("cuda", topk_strategy_cuda)
+get_registered_op("topk").get_attr("FTVMStrategy").register(["cuda", "gpu"], topk_strategy_cuda)
 
 
 # argsort is a topk of all
@@ -201,4 +201,4 @@ def schedule_argsort_merge(attrs: Attrs, outs: Outs, target: Target, config: Con
     return schedule_merge(_all_of(attrs, shape), outs, target, config)
 
 
-get_registered_op("argsort").get_attr("FTVMStrategy").register("cuda", argsort_strategy_cuda)
+get_registered_op("argsort").get_attr("FTVMStrategy").register(["cuda", "gpu"], argsort_strategy_cuda)

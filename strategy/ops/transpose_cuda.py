@@ -104,4 +104,4 @@ def schedule(attrs: TransposeAttrs, outs: Outs, target: Target, config: Config) 
     return sch
 
 
-_generic.register("cuda", transpose_strategy_cuda)
+_generic.register(["cuda", "gpu"], transpose_strategy_cuda)

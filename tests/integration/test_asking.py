@@ -120,6 +120,32 @@ def test_an_answer_that_is_known_is_not_sent_again(service: Service) -> None:
     assert other.headers["etag"] != tag
 
 
+@pytest.mark.parametrize("kind", ["metal", "rocm", "vulkan", "opencl", "c"])
+def test_a_target_that_nothing_is_built_for_is_one_clear_error(
+    service: Service, plevel: Plevel, kind: str
+) -> None:
+    said = f"no implementation of dense can be built for {kind}/generic"
+    target = {"kind": kind}
+    run = {"workloads": [{"workload": to_json(dense(8))}], "target": target, "trials": 4}
+    for path, body in (
+        ("/v1/select", question(8, target=target)),
+        ("/v1/dispatch", {"workload": to_json(dense("m")), "target": target}),
+        ("/v1/runs", run),
+    ):
+        answer = service.http.post(path, json=body)
+        assert answer.status_code == 422
+        assert answer.json()["type"] == "urn:plevel:no-selection"
+        assert answer.json()["detail"].startswith(said)
+    with Client(service.url) as client, pytest.raises(SelectionError, match=said):
+        client.select(dense(8), Target.parse(kind))
+    inputs = ("-i", "data=float32[8,64]", "-i", "weight=float32[48,64]")
+    for command in ("select", "tune"):
+        code, out, err = plevel(command, "dense", *inputs, "-t", kind, "--url", service.url)
+        assert (code, out) == (1, "")
+        assert err.startswith(f"plevel: {said}")
+        assert err.count("\n") == 1
+
+
 def test_as_of_over_http(service: Service) -> None:
     now = service.http.post("/v1/select", json=question(8)).json()
     assert now["reason"] == "measured"

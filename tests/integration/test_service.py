@@ -275,7 +275,7 @@ NEVER = to_json(Candidate(FAST.implementation, FAST.version, 5)) | {
         ("POST", "/v1/select", encode({"workload": WORKLOAD, "target": TARGET}), 422, "invalid",
          "not installed here"),
         ("POST", "/v1/select", encode({"workload": WORKLOAD, "target": TARGET, "candidates": []}), 422,
-         "invalid", "no implementation"),
+         "no-selection", "no implementation"),
         ("GET", "/v1/runs/4711", None, 404, "not-found", "run 4711"),
         ("GET", "/v1/runs/4711/events", None, 404, "not-found", "run 4711"),
         ("POST", "/v1/runs/4711/cancel", None, 404, "not-found", "run 4711"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from strategy import op as registry
-from strategy.generic_func import GenericFunc, GenericFuncError
+from strategy.generic_func import GenericFunc
 from strategy.op import (
     OpError,
     TOpPattern,
@@ -149,9 +149,8 @@ def test_a_schedule_of_ones_own_is_looked_up_per_target():
     assert next(iter(evaluate(workload, CUDA)))[1].name == "pool.gpu"
 
 
-def test_a_target_without_a_pattern_schedule_is_named():
-    with pytest.raises(GenericFuncError, match=r"schedule_injective has no implementation for target metal"):
-        evaluate(Workload.make("transpose", {"data": "float32[2,3]"}), Target.parse("metal"))
+def test_a_target_without_a_pattern_schedule_has_no_implementation():
+    assert not list(evaluate(Workload.make("transpose", {"data": "float32[2,3]"}), Target.parse("metal")))
 
 
 def test_a_new_target_is_added_from_outside(monkeypatch):

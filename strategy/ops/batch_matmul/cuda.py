@@ -146,5 +146,5 @@ def schedule_tensors(attrs: BatchMatmulAttrs, outs: Outs, target: Target, config
 
 
 get_registered_op("batch_matmul").get_attr("FTVMStrategy").register(
-    "cuda", batch_matmul_strategy_cuda
+    ["cuda", "gpu"], batch_matmul_strategy_cuda
 )

@@ -199,4 +199,4 @@ def schedule_tensors(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Con
     return sch
 
 
-get_registered_op("conv2d").get_attr("FTVMStrategy").register("cuda", conv2d_strategy_cuda)
+get_registered_op("conv2d").get_attr("FTVMStrategy").register(["cuda", "gpu"], conv2d_strategy_cuda)

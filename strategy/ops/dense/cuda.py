@@ -32,7 +32,7 @@ from strategy.target import Target
 from strategy.types import Dim, TensorType, Type
 
 
-@dense_strategy.register("cuda")
+@dense_strategy.register(["cuda", "gpu"])
 def dense_strategy_cuda(
     attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> OpStrategy:
