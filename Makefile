@@ -45,6 +45,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/circles.py
 
 test: $(STAMP)
 	$(TEST)

@@ -198,7 +198,8 @@ class Timer:
     def _build(self, config: Config) -> _Kernel | None:
         import tvm
 
-        from strategy.lower import CompileError, InstantiationError, Role, lower
+        from strategy.lower import CompileError, InstantiationError, lower
+        from strategy.signature import Role
         from workers.reference import WrongAnswerError, compare, poison
 
         task = self._task

@@ -25,9 +25,10 @@ from strategy.function import (
 )
 from strategy.fusion import describe, fuse
 from strategy.inference import infer_type
-from strategy.lower import Artefact, CompileError, InstantiationError, Role, lower
+from strategy.lower import Artefact, CompileError, InstantiationError, lower
 from strategy.op import Op
 from strategy.select import NO_RECORDS, Database, Selection, select
+from strategy.signature import Role
 from strategy.target import Target
 from strategy.types import TensorType, Type
 

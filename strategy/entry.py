@@ -14,7 +14,8 @@ from typing import Any
 
 from strategy.condition import Expr, ExpressionError, SpecializedCondition
 from strategy.extern import find_library
-from strategy.lower import ALIGNMENT, Argument, Lowered, Role
+from strategy.lower import ALIGNMENT, Lowered
+from strategy.signature import Argument, Role
 from strategy.types import TensorType
 from strategy.workload import Workload
 

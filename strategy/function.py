@@ -16,8 +16,9 @@ from strategy.array import RunError, bind, checked, empty_tensor, to_tensor
 from strategy.expr import Call, Constant, Expr, Tuple, Var, free_vars, post_order, substitute
 from strategy.extern import load_library
 from strategy.fusion import Operand, resolve
-from strategy.lower import Artefact, Role
+from strategy.lower import Artefact
 from strategy.select import Reason, Selection
+from strategy.signature import Role
 from strategy.space import Config
 from strategy.target import Target
 from strategy.types import Dim, TensorType, TupleType

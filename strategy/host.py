@@ -8,7 +8,7 @@ from collections.abc import Container
 from functools import cache
 from pathlib import Path
 
-from strategy.target import Target
+from strategy.processor import vector_bytes
 
 # (vendor, family) → [(models, LLVM name)], the newest LLVM name for each generation.
 _X86: dict[tuple[str, int], list[tuple[Container[int], str]]] = {
@@ -79,27 +79,20 @@ def cpu_arch() -> str:
         return level
     for models, name in _X86.get((info.get("vendor_id", ""), family), ()):
         # A virtual machine may hide what the processor has: then only the level is safe.
-        wide = Target("llvm", ("cpu",), name).vector_bytes
-        if model in models and wide == Target("llvm", ("cpu",), level).vector_bytes:
+        if model in models and vector_bytes(name) == vector_bytes(level):
             if name == "cascadelake" and "avx512_vnni" not in flags:
                 return "skylake-avx512"
             return name
     return level
 
 
-@cache
-def cpu_target() -> Target:
-    """The target `cpu`: this host with all the cores it may use, and the libraries it has."""
-    from strategy.extern import find_library
+def cpu_model() -> str:
+    """The processor's name as its maker writes it."""
+    return cpu_info().get("model name", platform.processor() or platform.machine())
 
-    return Target(
-        kind="llvm",
-        keys=("cpu",),
-        arch=cpu_arch(),
-        threads=len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1,
-        libs=("cblas",) if find_library("cblas") else (),
-        model=cpu_info().get("model name", platform.processor() or platform.machine()),
-        capability=cache_sizes(),
-    )
+
+def usable_cores() -> int:
+    """Number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

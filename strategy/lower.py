@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from strategy.extern import load_library
 from strategy.op import get_op
 from strategy.op_strategy import OpImplementation, find_implementation
 from strategy.schedule import Outs, ScheduleError
+from strategy.signature import PREPARE, Argument, Role, Signature
 from strategy.space import Config
 from strategy.target import Target
 from strategy.types import TensorType
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 64
 MAIN = "main"
-_PREPARE = "prepare_"
 
 
 class InstantiationError(ValueError):
@@ -41,40 +40,6 @@ class InstantiationError(ValueError):
 
 class CompileError(RuntimeError):
     """TVM or LLVM could not compile a scheduled module, or the compiler to link it is missing."""
-
-
-class Role(StrEnum):
-    """What a parameter of a lowered function is."""
-
-    INPUT = "input"
-    CONSTANT = "constant"  # never changes between calls
-    PREPARED = "prepared"  # a constant input, packed once by its own function
-    OUTPUT = "output"
-
-
-class Argument(msgspec.Struct, frozen=True):
-    """One parameter of a lowered function; `type` is that of the packed form where it is prepared."""
-
-    name: str
-    role: Role
-    type: str
-
-    @property
-    def tensor(self) -> TensorType:
-        return TensorType.parse(self.type)
-
-    @property
-    def preparation(self) -> str | None:
-        """The function of the same artefact that packs this argument from the input of its name."""
-        return _PREPARE + self.name if self.role is Role.PREPARED else None
-
-
-class Signature(msgspec.Struct, frozen=True):
-    """What a caller of an artefact must know: its parameters, and the library that it calls."""
-
-    arguments: tuple[Argument, ...]
-    threads: int
-    library: str | None = None
 
 
 @dataclass(frozen=True)
@@ -238,7 +203,7 @@ def _instantiate(
             transform = preparations.get(index)
             if transform is not None and given.constant:
                 packed = transform(tensor)
-                functions[_PREPARE + given.name] = _transform_function(tensor, packed, target)
+                functions[PREPARE + given.name] = _transform_function(tensor, packed, target)
                 tensor, role = symbols.like(given.name, packed), Role.PREPARED
             arguments.append(Argument(given.name, role, _type_text(tensor)))
             parameters.append(tensor)

@@ -19,6 +19,7 @@ from msgspec import Meta
 from strategy.condition import SpecializedCondition
 from strategy.op_strategy import Candidate
 from strategy.space import Config, ConfigSpace
+from strategy.table import html_table, time_cells
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -336,6 +337,9 @@ class RunState(StrEnum):
     CANCELLED = "cancelled"
 
 
+_TASK_COLUMNS = ("workload", "implementation", "plevel", "median", "95 %", "trials", "failed")
+
+
 class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How far one task of a run is. `best` is of its confirm samples where there are any."""
 
@@ -355,9 +359,13 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     failures: dict[str, int] = {}
 
     def _repr_html_(self) -> str:
-        from strategy.notebook import show_task
+        return html_table(f"task {self.task_id}", _TASK_COLUMNS, [(self._cells(), False)])
 
-        return show_task(self)
+    def _cells(self) -> tuple[str, ...]:
+        return (
+            self.workload, self.implementation, str(self.plevel), *time_cells(self.best),
+            str(self.trials), str(self.failed),
+        )  # fmt: skip
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -374,9 +382,12 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[TaskStatus, ...] = ()
 
     def _repr_html_(self) -> str:
-        from strategy.notebook import show_run
-
-        return show_run(self)
+        said = f": {self.message}" if self.message else ""
+        head = f"run {self.id} is {self.state}, {self.trials_done} of {self.trials} trials, on {self.target}{said}"
+        fastest_first = sorted(
+            self.tasks, key=lambda t: (t.workload, t.best.median_s if t.best else float("inf"))
+        )
+        return html_table(head, _TASK_COLUMNS, [(t._cells(), False) for t in fastest_first])
 
 
 def _enc_hook(value: Any) -> Any:

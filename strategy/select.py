@@ -18,6 +18,7 @@ from strategy.op import find_op
 from strategy.op_strategy import Candidate, built_kinds, candidates
 from strategy.record import Estimate
 from strategy.space import Config
+from strategy.table import html_table, show_seconds, time_cells
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -188,9 +189,14 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     rivals: tuple[Rival, ...] = ()
 
     def _repr_html_(self) -> str:
-        from strategy.notebook import show_selection
-
-        return show_selection(self)
+        rows = []
+        for rival in self.rivals:
+            known = "" if rival.valid else f"not valid: needs {rival.condition}"
+            last = known or str(rival.level or "")
+            row = (rival.implementation, str(rival.plevel), *time_cells(rival.estimate), last)
+            rows.append((row, rival.implementation == self.implementation))
+        head = f"{self.workload} on {self.target}: {self.explanation}"
+        return html_table(head, ("implementation", "plevel", "median", "95 %", "level"), rows)
 
 
 def select(
@@ -445,12 +451,3 @@ def _explain_measured(
     if unmeasured:
         text += f"; not measured: {', '.join(unmeasured)}"
     return text
-
-
-def show_seconds(seconds: float) -> str:
-    """A time with three figures and its unit."""
-    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
-        if seconds * factor >= 0.9995:  # rounds to 1.00, and 1000 of the next unit is none
-            # Not 1.3 beside 1.31: zeros are figures too.
-            return f"{seconds * factor:#.3g}".rstrip(".") + f" {unit}"
-    return f"{seconds * 1e9:#.3g}".rstrip(".") + " ns"

@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any
 
+from strategy import host
+from strategy.extern import find_library
+from strategy.processor import vector_bytes
 from strategy.suggestion import suggest
 
 KINDS: dict[str, tuple[str, ...]] = {
@@ -26,15 +29,6 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 # The kinds that code is built for, with the keys whose implementations are for them.
 BUILT: dict[str, tuple[str, ...]] = {"llvm": ("cpu",), "cuda": ("cuda", "gpu")}
-_AVX512 = frozenset(
-    "skylake-avx512 cascadelake cooperlake cannonlake icelake-client icelake-server tigerlake "
-    "rocketlake sapphirerapids emeraldrapids graniterapids graniterapids-d knl knm znver4 znver5 "
-    "x86-64-v4".split()
-)
-_AVX2 = frozenset(
-    "haswell broadwell skylake core-avx2 znver1 znver2 znver3 bdver4 alderlake raptorlake meteorlake "
-    "arrowlake lunarlake pantherlake sierraforest grandridge gracemont x86-64-v3".split()
-)
 _CAPABILITIES = frozenset(
     "vector_bytes vector_registers l1d_bytes l2_bytes l3_bytes max_threads_per_block "
     "max_shared_memory_per_block registers_per_block multi_processors thread_warp_size "
@@ -155,11 +149,10 @@ class Target:
         """Bytes in the widest vector register that code for this target should use."""
         if "vector_bytes" in self.capability:
             return self.capability["vector_bytes"]
-        if self.arch in _AVX512 or "+avx512f" in self.features:
-            return 64
-        if self.arch in _AVX2 or "+avx2" in self.features:
-            return 32
-        return 16
+        named = vector_bytes(self.arch)
+        if "+avx512f" in self.features:
+            return max(named, 64)
+        return max(named, 32) if "+avx2" in self.features else named
 
     @cached_property
     def vector_registers(self) -> int:
@@ -302,8 +295,6 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
     if not isinstance(kind, str):
         raise TargetError("target.kind is missing: name one of cpu, " + ", ".join(KINDS))
     if kind == "cpu":
-        from strategy.host import cpu_target
-
         base = cpu_target()
     elif kind in KINDS:
         base = Target(kind, KINDS[kind])
@@ -366,3 +357,17 @@ def _count(name: str, value: Any) -> int:
     if isinstance(value, bool | float) or not 1 <= count <= 2**53:
         raise TargetError(f"target.{name} = {value!r:.40}: expected an integer of at least 1")
     return count
+
+
+@cache
+def cpu_target() -> Target:
+    """The target `cpu`: this host with all the cores it may use, and the libraries it has."""
+    return Target(
+        kind="llvm",
+        keys=("cpu",),
+        arch=host.cpu_arch(),
+        threads=host.usable_cores(),
+        libs=("cblas",) if find_library("cblas") else (),
+        model=host.cpu_model(),
+        capability=host.cache_sizes(),
+    )

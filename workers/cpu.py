@@ -15,9 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from strategy.host import cache_sizes, cpu_info, cpu_target
+from strategy.host import cache_sizes, cpu_info
 from strategy.record import Device
-from strategy.target import Target
+from strategy.target import Target, cpu_target
 
 _CPUS = Path("/sys/devices/system/cpu")
 # Places that all users of a host write to.

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from strategy.lower import Artefact, Role, load
+from strategy.lower import Artefact, load
+from strategy.signature import Role
 from workers.builder import Built
 from workers.reference import Array, WrongAnswerError, compare, poison
 

@@ -69,7 +69,7 @@ def records(
     from plevel.cli.output import make_console, make_table, print_json, show_ago
     from plevel.direct import connect
     from strategy.record import ErrorKind
-    from strategy.select import show_seconds
+    from strategy.table import show_seconds
 
     option.check_choice("--phase", phase, _PHASES)
     option.check_choice("--error", error, tuple(ErrorKind))
@@ -127,7 +127,7 @@ def coverage(
     from plevel.cli.output import make_console, make_table, print_json, show_ago, show_spread
     from plevel.direct import connect
     from strategy.record import Estimate, convert
-    from strategy.select import show_seconds
+    from strategy.table import show_seconds
 
     place = option.locate(url, database, namespace)
     with connect(place.url, place.database, place.namespace) as source:

@@ -178,7 +178,7 @@ def _shown(of: Locked | Selection) -> str:
 
 
 def _line(change: dict[str, Any]) -> str:
-    from strategy.select import show_seconds
+    from strategy.table import show_seconds
 
     ratio = change["ratio"]
     if ratio is None:

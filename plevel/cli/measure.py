@@ -53,7 +53,7 @@ def measure(
     require_worker()
     from strategy.op_strategy import candidates
     from strategy.record import CONFIRM_POLICY, Job, JobEntry, Phase, estimate
-    from strategy.select import show_seconds
+    from strategy.table import show_seconds
 
     candidate = next(c for c in candidates(workload, target) if c.implementation == implementation)
     entry = JobEntry(

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from strategy.record import encode
-from strategy.select import show_seconds
+from strategy.table import show_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console

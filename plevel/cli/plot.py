@@ -160,7 +160,7 @@ def sparkline(points: Sequence[tuple[int, float]], trials: int, width: int = WID
 
 def _print(found: Curve | HeatMap) -> None:
     from plevel.cli.output import make_console, make_table
-    from strategy.select import show_seconds
+    from strategy.table import show_seconds
 
     console = make_console()
 
@@ -211,7 +211,7 @@ def _draw(found: Curve | HeatMap, out: Path) -> None:
 
 
 def _draw_curve(figure: Any, axes: Any, curve: Any) -> None:
-    from strategy.select import show_seconds
+    from strategy.table import show_seconds
 
     trials = max(curve.task.trials, curve.points[-1][0])
     at, seconds = zip(*curve.points, (trials, curve.points[-1][1]), strict=True)
@@ -225,7 +225,7 @@ def _draw_curve(figure: Any, axes: Any, curve: Any) -> None:
 
 
 def _draw_heat(figure: Any, axes: Any, heat: Any) -> None:
-    from strategy.select import show_seconds
+    from strategy.table import show_seconds
 
     ratios = [
         [math.nan if s is None else s / min(x for x in row if x is not None) for s in row]

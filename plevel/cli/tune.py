@@ -231,7 +231,7 @@ def _connection(
 
 
 def _require_host(target: Target) -> None:
-    from strategy.host import cpu_target
+    from strategy.target import cpu_target
 
     host = cpu_target().with_threads(target.threads)
     if host.key != target.key:
@@ -368,7 +368,7 @@ def _report_model(
 ) -> None:
     """A row for each workload: what is selected, its time, and its share of the model's."""
     from plevel.cli.output import find_estimate, make_table, show_noise
-    from strategy.select import show_seconds
+    from strategy.table import show_seconds
 
     best = [find_estimate(a) for a in answers]
     spent = [

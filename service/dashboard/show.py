@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from strategy.select import show_seconds
 from strategy.space import Config
+from strategy.table import show_seconds
 
 
 def show_time(seconds: float | None) -> str:

@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from strategy.target import Target, TargetError
-
-if TYPE_CHECKING:
-    from strategy.cuda.program import Launch
 
 STATIC_SHARED_BYTES = 48 * 1024
 GRID = (2**31 - 1, 65535, 65535)
@@ -108,32 +104,3 @@ def limits_of(target: Target) -> DeviceLimits:
         registers=own.get("registers_per_block", known.registers),
         warp=own.get("thread_warp_size", known.warp),
     )
-
-
-def check_launch(launch: Launch, static_bytes: int, limits: DeviceLimits) -> None:
-    """Raises `LimitError` where a launch is beyond what the device can do.
-
-    Symbolic extents of the grid are checked when they are known.
-
-    Args:
-        static_bytes: of shared memory that the kernel's source declares.
-    """
-    name = launch.kernel
-    threads = launch.block[0] * launch.block[1] * launch.block[2]
-    if threads > limits.threads:
-        raise LimitError(f"{name}: {threads} threads per block, the device has {limits.threads}")
-    for axis, found, most in zip("xyz", launch.block, BLOCK, strict=True):
-        if not 1 <= found <= most:
-            raise LimitError(f"{name}: a block of {found} threads along {axis}, the most is {most}")
-    for axis, extent, most in zip("xyz", launch.grid, GRID, strict=True):
-        if isinstance(extent, int) and not 1 <= extent <= most:
-            raise LimitError(f"{name}: a grid of {extent} blocks along {axis}, the most is {most}")
-    if static_bytes > STATIC_SHARED_BYTES:
-        raise LimitError(
-            f"{name}: {static_bytes} bytes of static shared memory, the most is {STATIC_SHARED_BYTES}"
-        )
-    used = static_bytes + launch.shared_bytes
-    if used > limits.shared_bytes:
-        raise LimitError(
-            f"{name}: {used} bytes of shared memory, the device has {limits.shared_bytes}"
-        )

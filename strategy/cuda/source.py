@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from strategy.cuda.library import CALL, Handwritten, read_step
-from strategy.cuda.limit import check_launch, limits_of, require_arch
+from strategy.cuda.limit import limits_of, require_arch
 from strategy.cuda.program import (
     Launch,
     LibraryCall,
@@ -21,6 +21,7 @@ from strategy.cuda.program import (
     Program,
     Scalar,
     Workspace,
+    check_launch,
 )
 
 if TYPE_CHECKING:

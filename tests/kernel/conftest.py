@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategy.lower import Artefact, Role, lower
+from strategy.lower import Artefact, lower
 from strategy.op import get_op
+from strategy.signature import Role
 from strategy.target import Target
 from strategy.workload import Workload
 from workers.reference import epsilon

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategy.lower import Role, lower
+from strategy.lower import lower
 from strategy.op_strategy import candidates
+from strategy.signature import Role
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.workload import EpilogueStep, Input, Workload

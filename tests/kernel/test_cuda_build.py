@@ -15,14 +15,8 @@ from plevel.cli.main import main
 from strategy.cuda.build import compile_cuda, emit
 from strategy.cuda.compiler import Compiled, Compiler, compile_cached, find_nvcc, find_nvrtc
 from strategy.cuda.cubin import CubinError, read_usage
-from strategy.cuda.limit import (
-    DeviceLimits,
-    LimitError,
-    check_launch,
-    limits_of,
-    require_arch,
-)
-from strategy.cuda.program import Launch, Pointer, Scalar
+from strategy.cuda.limit import DeviceLimits, LimitError, limits_of, require_arch
+from strategy.cuda.program import Launch, Pointer, Scalar, check_launch
 from strategy.cuda.source import PlanError, emit_cuda
 from strategy.lower import CompileError, lower
 from strategy.op_strategy import candidates

@@ -15,8 +15,9 @@ pytest.importorskip("tvm")
 
 from strategy.cuda.build import emit
 from strategy.cuda.program import CudaArtefact, Launch, Program
-from strategy.lower import Role, lower
+from strategy.lower import lower
 from strategy.op_strategy import Candidate, candidates
+from strategy.signature import Role
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import EpilogueStep, Input, Workload

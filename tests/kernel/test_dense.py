@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategy.lower import Artefact, InstantiationError, Lowered, Role, load, lower
+from strategy.lower import Artefact, InstantiationError, Lowered, load, lower
 from strategy.op_strategy import candidates, find_implementation
+from strategy.signature import Role
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.workload import Input, Workload

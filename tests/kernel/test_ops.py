@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategy.lower import Role, lower
+from strategy.lower import lower
 from strategy.op import TOpPattern, all_ops, get_op
 from strategy.op_strategy import evaluate
+from strategy.signature import Role
 from strategy.target import Target
 from strategy.workload import EpilogueStep, Input, Workload
 from workers.reference import numpy_dtype, random_inputs, reference, tolerances

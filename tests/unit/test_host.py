@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from strategy import host
-from strategy.host import cache_sizes, cpu_arch, cpu_info, cpu_target
-from strategy.target import Target
+from strategy.host import cache_sizes, cpu_arch, cpu_info
+from strategy.target import Target, cpu_target
 
 AVX2 = "fpu sse4_2 avx2 fma bmi2"
 AVX512 = f"{AVX2} avx512f avx512bw avx512vl avx512dq"

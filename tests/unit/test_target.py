@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategy.host import cpu_target
 from strategy.record import WireError, decode, encode
-from strategy.target import KINDS, Target, TargetError
+from strategy.target import KINDS, Target, TargetError, cpu_target
 
 names = st.text("abcdefgh0123456789-_.", min_size=1, max_size=12).filter(
     lambda s: not s.startswith("-")

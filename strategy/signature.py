@@ -1,0 +1,45 @@
+"""The signature of a compiled function: what a caller passes, in which order."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from strategy.types import TensorType
+
+PREPARE = "prepare_"  # what the names of functions that pack a constant begin with
+
+
+class Role(StrEnum):
+    """What a parameter of a lowered function is."""
+
+    INPUT = "input"
+    CONSTANT = "constant"  # never changes between calls
+    PREPARED = "prepared"  # a constant input, packed once by its own function
+    OUTPUT = "output"
+
+
+class Argument(msgspec.Struct, frozen=True):
+    """One parameter of a lowered function; `type` is that of the packed form where it is prepared."""
+
+    name: str
+    role: Role
+    type: str
+
+    @property
+    def tensor(self) -> TensorType:
+        return TensorType.parse(self.type)
+
+    @property
+    def preparation(self) -> str | None:
+        """The function of the same artefact that packs this argument from the input of its name."""
+        return PREPARE + self.name if self.role is Role.PREPARED else None
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """What a caller of an artefact must know: its parameters, and the library that it calls."""
+
+    arguments: tuple[Argument, ...]
+    threads: int
+    library: str | None = None

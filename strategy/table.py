@@ -1,0 +1,48 @@
+"""Tables of times, as notebooks show runs, tasks and selections.
+
+Names and messages come from elsewhere: all are escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Protocol
+
+
+class Times(Protocol):
+    """A median with its 95 % interval, in seconds."""
+
+    @property
+    def median_s(self) -> float: ...
+    @property
+    def low_s(self) -> float: ...
+    @property
+    def high_s(self) -> float: ...
+
+
+def time_cells(found: Times | None) -> tuple[str, str]:
+    """The median, and half the interval's share of it; empty where nothing was measured."""
+    if found is None:
+        return "", ""
+    half = (found.high_s - found.low_s) / 2 / found.median_s
+    return show_seconds(found.median_s), f"±{half:.1%}"
+
+
+def html_table(head: str, columns: Sequence[str], rows: Iterable[tuple[Sequence[str], bool]]) -> str:
+    """A table with a caption; rows that stand out are bold."""
+    lines = [f"<table><caption>{escape(head)}</caption>"]
+    lines.append(f"<thead><tr>{''.join(f'<th>{c}</th>' for c in columns)}</tr></thead><tbody>")
+    for cells, stands_out in rows:
+        mark = "b" if stands_out else "span"
+        lines.append(f"<tr>{''.join(f'<td><{mark}>{escape(c)}</{mark}></td>' for c in cells)}</tr>")
+    return "".join([*lines, "</tbody></table>"])
+
+
+def show_seconds(seconds: float) -> str:
+    """A time with three figures and its unit."""
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
+        if seconds * factor >= 0.9995:  # rounds to 1.00, and 1000 of the next unit is none
+            # Not 1.3 beside 1.31: zeros are figures too.
+            return f"{seconds * factor:#.3g}".rstrip(".") + f" {unit}"
+    return f"{seconds * 1e9:#.3g}".rstrip(".") + " ns"
