@@ -10,8 +10,7 @@ from strategy.condition import Clause
 from strategy.cuda.library import Handwritten
 from strategy.cuda.limit import REGISTERS_PER_THREAD, DeviceLimits
 from strategy.cuda.matmul import block_sizes
-from strategy.cuda.program import Number
-from strategy.cuda.staging import PTX_TYPES, TILE, Operands, product_by_hand, takes_copies
+from strategy.cuda.staging import PTX_TYPES, ByHand, product_by_hand, takes_copies
 from strategy.schedule import integer
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.types import Dim
@@ -188,26 +187,13 @@ def _fallback(m: int, n: int, limits: DeviceLimits, *, gathered: bool) -> dict[s
     }  # fmt: skip
 
 
-def mma_product(
-    batch: Number,
-    m: Number,
-    n: int,
-    k: int,
-    dtype: str,
-    out_dtype: str,
-    config: Config,
-    *,
-    one_left: bool = False,
-    one_right: bool = False,
-    operands: Operands = TILE,
-) -> Handwritten:
-    """See `product_by_hand`; `operands` says how they are read, and where the output lies."""
+def mma_product(of: ByHand, config: Config) -> Handwritten:
+    """The kernel and its launch, as `product_by_hand` gives them."""
     names = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "stages", "group")
     knobs = {name.upper(): integer(config, name) for name in names}
     block_m, block_n = knobs["BLOCK_M"], knobs["BLOCK_N"]
     warps = (block_m // knobs["WARP_M"]) * (block_n // knobs["WARP_N"])
     return product_by_hand(
-        "product_mma", _SOURCE.replace("KIND", PTX_TYPES[dtype]), operands, knobs, warps * 32,
+        "product_mma", _SOURCE.replace("KIND", PTX_TYPES[of.dtype]), of, knobs, warps * 32,
         (block_m + block_n) * knobs["BLOCK_K"] * 2 * knobs["STAGES"],
-        batch, m, n, k, dtype, out_dtype, one_left=one_left, one_right=one_right,
     )  # fmt: skip

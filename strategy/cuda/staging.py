@@ -159,7 +159,24 @@ class Operands:
     macros: Mapping[str, int] = field(default_factory=dict)
 
 
-TILE = Operands()
+@dataclass(frozen=True)
+class ByHand:
+    """A product, [batch, m, k] · [batch, n, k]ᵀ.
+
+    Args:
+        one_left, one_right: whether there is one of them for all entries of the batch.
+        operands: how they are read, and where the output lies.
+    """
+
+    batch: Number
+    m: Number
+    n: int
+    k: int
+    dtype: str
+    out_dtype: str
+    one_left: bool = False
+    one_right: bool = False
+    operands: Operands = Operands()
 
 
 def takes_copies(batch: Dim, n: Dim, k: Dim, dtype: str, out_dtype: str) -> bool:
@@ -177,37 +194,28 @@ def takes_copies(batch: Dim, n: Dim, k: Dim, dtype: str, out_dtype: str) -> bool
 def product_by_hand(
     kernel: str,
     source: str,
-    operands: Operands,
+    of: ByHand,
     knobs: Mapping[str, int],
     threads: int,
     shared_bytes: int,
-    batch: Number,
-    m: Number,
-    n: int,
-    k: int,
-    dtype: str,
-    out_dtype: str,
-    *,
-    one_left: bool = False,
-    one_right: bool = False,
 ) -> Handwritten:
-    """The kernel of [batch, m, k] · [batch, n, k]ᵀ and its launch.
+    """The kernel of a product, and its launch.
 
     Args:
         source: of `kernel`, which takes both operands, the output and m; OPERANDS in it is the type.
         knobs: what stands for BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, and what the source has besides.
-        one_left, one_right: whether there is one of them for all entries of the batch.
     """
     macros: dict[str, int | str] = {
-        **knobs, **operands.macros, "THREADS": threads, "TYPE": C_TYPES[dtype], "OUT": C_TYPES[out_dtype],
-        "CHUNK": _CHUNK, "COLUMNS": n, "DEPTH": k, "ONE_LEFT": int(one_left), "ONE_RIGHT": int(one_right),
+        **knobs, **of.operands.macros, "THREADS": threads,
+        "TYPE": C_TYPES[of.dtype], "OUT": C_TYPES[of.out_dtype], "CHUNK": _CHUNK, "COLUMNS": of.n,
+        "DEPTH": of.k, "ONE_LEFT": int(of.one_left), "ONE_RIGHT": int(of.one_right),
     }  # fmt: skip
-    block_m, across = knobs["BLOCK_M"], -(-n // knobs["BLOCK_N"])
+    m, block_m, across = of.m, knobs["BLOCK_M"], -(-of.n // knobs["BLOCK_N"])
     down: Number = -(-m // block_m) if isinstance(m, int) else ["//", ["+", m, block_m - 1], block_m]
     blocks: Number = down * across if isinstance(down, int) else ["*", down, across]
     launch = Launch(
         kernel, (Pointer(LEFT), Pointer(RIGHT), Pointer(OUTPUT), Scalar("int32", m)),
-        (blocks, 1, batch), (threads, 1, 1), shared_bytes,
+        (blocks, 1, of.batch), (threads, 1, 1), shared_bytes,
     )  # fmt: skip
-    text = _COPIES + operands.source + source.replace("OPERANDS", operands.name)
+    text = _COPIES + of.operands.source + source.replace("OPERANDS", of.operands.name)
     return Handwritten(Template(text, macros, (), (launch,)).code, launch)

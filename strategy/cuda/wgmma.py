@@ -11,8 +11,7 @@ from __future__ import annotations
 from strategy.condition import Clause
 from strategy.cuda.library import Handwritten
 from strategy.cuda.limit import REGISTERS_PER_THREAD, DeviceLimits
-from strategy.cuda.program import Number
-from strategy.cuda.staging import PTX_TYPES, TILE, Operands, product_by_hand, takes_copies
+from strategy.cuda.staging import PTX_TYPES, ByHand, product_by_hand, takes_copies
 from strategy.schedule import integer
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.types import Dim
@@ -155,29 +154,16 @@ def _fallback(m: int, n: int, limits: DeviceLimits, *, gathered: bool) -> dict[s
     return {"block_m": high, "block_n": wide, "groups": high // 64, "stages": 4, "group": 8}
 
 
-def wgmma_product(
-    batch: Number,
-    m: Number,
-    n: int,
-    k: int,
-    dtype: str,
-    out_dtype: str,
-    config: Config,
-    *,
-    one_left: bool = False,
-    one_right: bool = False,
-    operands: Operands = TILE,
-) -> Handwritten:
-    """See `product_by_hand`; `operands` says how they are read, and where the output lies."""
+def wgmma_product(of: ByHand, config: Config) -> Handwritten:
+    """The kernel and its launch, as `product_by_hand` gives them."""
     names = ("block_m", "block_n", "groups", "stages", "group")
     knobs = {name.upper(): integer(config, name) for name in names} | {"BLOCK_K": BLOCK_K}
     block_m, block_n = knobs["BLOCK_M"], knobs["BLOCK_N"]
-    source = _SOURCE.replace("MULTIPLY", _multiply(block_n, PTX_TYPES[dtype]))
+    source = _SOURCE.replace("MULTIPLY", _multiply(block_n, PTX_TYPES[of.dtype]))
     return product_by_hand(
-        "product_wgmma", source.replace("SETTLE", _settle(block_n)), operands, knobs,
+        "product_wgmma", source.replace("SETTLE", _settle(block_n)), of, knobs,
         knobs["GROUPS"] * _GROUP,
         (block_m + block_n) * BLOCK_K * 2 * knobs["STAGES"] + _ATOM_BYTES,
-        batch, m, n, k, dtype, out_dtype, one_left=one_left, one_right=one_right,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from strategy.attrs import Attrs
 from strategy.cuda.library import Handwritten, call_in_place, number_of
 from strategy.cuda.limit import limits_of
 from strategy.cuda.mma import mma_product, mma_space, takes_mma
+from strategy.cuda.staging import ByHand
 from strategy.cuda.wgmma import takes_wgmma, wgmma_product, wgmma_space
 from strategy.ops.batch_matmul.operator import BatchMatmulAttrs
 from strategy.pattern import extents_of
@@ -81,12 +82,12 @@ def compute_by_groups(
 
 
 def _compute(
-    product: Callable[..., Handwritten], inputs: Sequence[Any], out_type: TensorType, config: Config
+    product: Callable[[ByHand, Config], Handwritten], inputs: Sequence[Any], out_type: TensorType, config: Config
 ) -> list[Any]:
     x, y = inputs
     batch, m, n = extents_of(out_type, inputs)
-    step = product(
-        number_of(batch), number_of(m), n, int(y.shape[2]), str(x.dtype), out_type.dtype, config,
+    of = ByHand(
+        number_of(batch), number_of(m), n, int(y.shape[2]), str(x.dtype), out_type.dtype,
         one_left=number_of(x.shape[0]) == 1, one_right=number_of(y.shape[0]) == 1,
     )  # fmt: skip
-    return [call_in_place(step, inputs, (batch, m, n), out_type.dtype, "batch_matmul")]
+    return [call_in_place(product(of, config), inputs, (batch, m, n), out_type.dtype, "batch_matmul")]

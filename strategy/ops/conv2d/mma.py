@@ -16,7 +16,7 @@ from strategy.cuda.library import Handwritten, call_in_place
 from strategy.cuda.limit import DeviceLimits, limits_of
 from strategy.cuda.mma import mma_product, mma_space, takes_mma
 from strategy.cuda.schedule import bind_block, bind_flat
-from strategy.cuda.staging import Operands
+from strategy.cuda.staging import ByHand, Operands
 from strategy.cuda.wgmma import BLOCK_K, takes_wgmma, wgmma_product, wgmma_space
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.schedule import Outs, find_stages, integer, join_epilogue, new_schedule, stage
@@ -178,7 +178,7 @@ def compute_by_groups(
 
 
 def _compute(
-    by: Callable[..., Handwritten],
+    by: Callable[[ByHand, Config], Handwritten],
     attrs: Conv2DAttrs,
     inputs: Sequence[Any],
     out_type: TensorType,
@@ -194,12 +194,12 @@ def _compute(
         "STRIDE_H": attrs.strides[0], "STRIDE_W": attrs.strides[1],
         "DILATION_H": attrs.dilation[0], "DILATION_W": attrs.dilation[1],
     }  # fmt: skip
-    product = by(
+    of = ByHand(
         1, out_channels, batch * rows * columns, window_h * window_w * depth, str(data.dtype),
-        out_type.dtype, config, operands=Operands("Windows", _WINDOWS, macros),
+        out_type.dtype, operands=Operands("Windows", _WINDOWS, macros),
     )  # fmt: skip
     return [
-        call_in_place(product, [weight, data], out_type.concrete_shape, out_type.dtype, "conv2d")
+        call_in_place(by(of, config), [weight, data], out_type.concrete_shape, out_type.dtype, "conv2d")
     ]
 
 

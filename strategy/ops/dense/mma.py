@@ -9,6 +9,7 @@ from strategy.attrs import Attrs
 from strategy.cuda.library import Handwritten, call_in_place, number_of
 from strategy.cuda.limit import limits_of
 from strategy.cuda.mma import mma_product, mma_space
+from strategy.cuda.staging import ByHand
 from strategy.cuda.wgmma import wgmma_product, wgmma_space
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
@@ -47,9 +48,9 @@ def compute_by_groups(
 
 
 def _compute(
-    product: Callable[..., Handwritten], inputs: Sequence[Any], out_type: TensorType, config: Config
+    product: Callable[[ByHand, Config], Handwritten], inputs: Sequence[Any], out_type: TensorType, config: Config
 ) -> list[Any]:
     data, weight = inputs
     m, (n, k) = data.shape[0], (int(e) for e in weight.shape)
-    step = product(1, number_of(m), n, k, str(data.dtype), out_type.dtype, config)
+    step = product(ByHand(1, number_of(m), n, k, str(data.dtype), out_type.dtype), config)
     return [call_in_place(step, inputs, (m, n), out_type.dtype, "dense")]
