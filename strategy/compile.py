@@ -51,15 +51,17 @@ class CompileEngine:
         self._lock = threading.RLock()
 
     def compile(
-        self, expr: Expr, target: Target | str, database: Database | None = None
+        self, expr: Expr, target: Target | str | None = None, database: Database | None = None
     ) -> CompiledFunction | SymbolicFunction:
         """The graph as a function for `target`, by what `database` knows of its operators.
+
+        Without a target it is for the current one (`with target:`), else for this host.
 
         Raises:
             TypeRelationError: the graph's types conflict. SelectionError: an operator has no valid
                 implementation. CompileError: the selected one cannot be compiled.
         """
-        target = Target.parse(target)
+        target = Target.parse(target or Target.current() or "cpu")
         records: Database = NO_RECORDS if database is None else database
         infer_type(expr)
         with self._lock:
@@ -116,7 +118,7 @@ def default_engine() -> CompileEngine:
 
 
 def compile(
-    expr: Expr, target: Target | str = "cpu", database: Database | None = None
+    expr: Expr, target: Target | str | None = None, database: Database | None = None
 ) -> CompiledFunction | SymbolicFunction:
     """The graph as a function; the same graph, target and selections give the same object.
 

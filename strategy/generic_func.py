@@ -20,7 +20,7 @@ class GenericFunc:
     """A function whose body is chosen by the keys of its `target` argument.
 
     Look-up walks the target's keys in order, then takes the default. Every body has the same
-    parameters, one of which is called `target`.
+    parameters, one of which is called `target`; where a call leaves it out, it is the current target.
 
     Args:
         name: for messages.
@@ -108,8 +108,13 @@ class GenericFunc:
         target = kwargs.get("target")
         if target is None and index is not None and index < len(args):
             target = args[index]
+        if target is None and (target := Target.current()) is not None:
+            kwargs["target"] = target
         if not isinstance(target, Target):
-            raise GenericFuncError(f"{self.name} needs a Target as its argument 'target', got {target!r:.80}")
+            raise GenericFuncError(
+                f"{self.name} needs a Target as its argument 'target', got {target!r:.80}: "
+                "give one, or call it within 'with target:'"
+            )
         return self.dispatch(target)(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -123,11 +128,17 @@ def get_native_generic_func(name: str) -> GenericFunc:
     return _by_name[name]
 
 
-def override_native_generic_func(name: str) -> Callable[[Callable[..., Any]], GenericFunc]:
-    """Decorator: the function becomes the default of the generic function `name`."""
+def override_native_generic_func(
+    name: str, *, override: bool = False
+) -> Callable[[Callable[..., Any]], GenericFunc]:
+    """Decorator: the function becomes the default of the generic function `name`.
+
+    Raises:
+        GenericFuncError: it has a default already and `override` is not set.
+    """
 
     def decorate(func: Callable[..., Any]) -> GenericFunc:
-        return get_native_generic_func(name).set_default(func)
+        return get_native_generic_func(name).set_default(func, override)
 
     return decorate
 

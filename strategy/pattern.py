@@ -15,7 +15,7 @@ from functools import wraps
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.generic_func import GenericFunc
+from strategy.generic_func import GenericFunc, generic_func
 from strategy.op import OpError, get_registered_op, register_strategy
 from strategy.op_strategy import OpStrategy, find_body
 from strategy.schedule import STAGE, Outs, new_schedule
@@ -39,23 +39,29 @@ schedule_extern = GenericFunc("schedule_extern")
 _added: dict[str, list[Callable[..., None]]] = {}
 
 
-def register_schedule(name: str, schedule: GenericFunc, level: int = 10) -> None:
-    """Makes the strategy of an operator from its compute and a schedule that targets override.
+def register_schedule(name: str, schedule: GenericFunc | Callable[..., Any], level: int = 10) -> None:
+    """Makes the strategy of an operator from its compute and a schedule.
 
     The implementation is called after the schedule and the key of the target that it is registered
     for, as TVM does: `injective.cpu`, or `pool.generic` where only the default fits.
 
+    Args:
+        name: of the operator.
+        schedule: `(attrs, outs, target)`; a generic function, or a plain one for all targets.
+        level: as of every attribute of an operator.
+
     Raises:
-        OpError: the operator has no compute yet.
+        OpError: the operator has no compute yet. GenericFuncError: no parameter is called `target`.
     """
+    chosen = schedule if isinstance(schedule, GenericFunc) else generic_func(schedule)
     op = get_registered_op(name)
     if op.get_attr("FTVMCompute") is None:
         raise OpError(f"{name} has no compute: call register_compute before a schedule is registered")
-    pattern = schedule.name.removeprefix("schedule_")
+    pattern = chosen.name.removeprefix("schedule_")
 
     def from_schedule(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> OpStrategy:
         strategy = OpStrategy()
-        found = find_body(schedule, target)
+        found = find_body(chosen, target)
         if found is None:
             return strategy
         key, body = found

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from contextvars import ContextVar
 from functools import cache, cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from strategy import host
 from strategy.extern import find_library
@@ -66,6 +67,8 @@ class Target:
 
     `key` (kind, architecture, features, threads) is its identity in the database; libraries, model
     and capability (sizes in bytes, counts) are stored and used, but not part of it.
+
+    `with target:` makes it the current target of this thread or task, for what is given none.
     """
 
     kind: str
@@ -135,6 +138,18 @@ class Target:
                 raise TargetError(f"target {spec!r:.80} is not valid JSON: {error}") from error
             return _from_mapping(data)
         return _from_string(spec)
+
+    @staticmethod
+    def current() -> Target | None:
+        """The target of the innermost `with target:`, None outside."""
+        return _entered.get()[-1] if _entered.get() else None
+
+    def __enter__(self) -> Self:
+        _entered.set((*_entered.get(), self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _entered.set(_entered.get()[:-1])
 
     @cached_property
     def key(self) -> str:
@@ -239,6 +254,10 @@ class Target:
 
     def __repr__(self) -> str:
         return f"Target({self.key})"
+
+
+# Those that were entered and not left, the innermost last; threads and tasks have their own.
+_entered: ContextVar[tuple[Target, ...]] = ContextVar("entered", default=())
 
 
 def _from_string(spec: str) -> Target:

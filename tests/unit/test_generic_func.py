@@ -77,6 +77,9 @@ def test_native_functions_are_made_by_name():
     assert get_native_generic_func("some_strategy") is some_strategy
     with pytest.raises(GenericFuncError, match="some_strategy has a default already"):
         override_native_generic_func("some_strategy")(lambda attrs, target: "other")
+    other = override_native_generic_func("some_strategy", override=True)(lambda attrs, target: "newer")
+    assert other is some_strategy
+    assert some_strategy(None, Target.parse("llvm")) == "newer"
     assert some_strategy.set_default(lambda attrs, target: "other", override=True)(
         None, Target.parse("llvm")
     ) == "other"
@@ -96,6 +99,15 @@ def test_what_a_body_must_take():
         generic_func(lambda data: data)
     with pytest.raises(GenericFuncError, match="kind_of needs a Target as its argument 'target', got 'cpu'"):
         make()(1, "cpu")
+
+
+def test_the_current_target_stands_for_the_argument():
+    with Target.parse("cuda"):
+        assert make()(3) == ("cuda", 3)
+        assert make()(data=3) == ("cuda", 3)
+        assert make()(3, Target.parse("rocm")) == ("rocm", 3)
+    with pytest.raises(GenericFuncError, match="got None: give one, or call it within 'with target:'"):
+        make()(3)
 
 
 def test_the_documentation_is_the_defaults():

@@ -149,6 +149,21 @@ def test_a_schedule_of_ones_own_is_looked_up_per_target():
     assert next(iter(evaluate(workload, CUDA)))[1].name == "pool.gpu"
 
 
+def test_a_schedule_may_be_a_plain_function():
+    new_op()
+    register_compute("twice", lambda attrs, inputs, out_type: inputs)
+
+    def schedule_double(attrs, outs, target):
+        return "plain"
+
+    register_schedule("twice", schedule_double)
+    workload = Workload.make("twice", {"data": "float32[2]"})
+    for target in (CPU, CUDA):
+        ((_, implementation),) = evaluate(workload, target)
+        assert implementation.name == "double.generic"
+        assert implementation.schedule(None, None, target) == "plain"
+
+
 def test_a_target_without_a_pattern_schedule_has_no_implementation():
     assert not list(evaluate(Workload.make("transpose", {"data": "float32[2,3]"}), Target.parse("metal")))
 

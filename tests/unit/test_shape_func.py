@@ -7,6 +7,7 @@ import pytest
 
 from strategy import op as registry
 from strategy.expr import ExprError, Tuple, Var, call
+from strategy.gradient import gradient
 from strategy.op import OpError, all_ops, get_op, register_op, register_reference
 from strategy.ops.concatenate import concatenate, split
 from strategy.ops.conv2d import conv2d
@@ -86,6 +87,18 @@ def test_shapes_are_those_that_numpy_finds(graph):
     value = evaluate(graph, inputs)
     expected = tuple(v.shape for v in value) if isinstance(value, tuple) else value.shape
     assert run_time_shape(graph, inputs) == expected
+
+
+def test_every_operator_has_a_shape_function():
+    for name, op in all_ops().items():
+        assert op.get_attr("FShapeFunc") is not None, name
+
+
+def test_the_gradient_of_a_convolution_has_the_shapes_of_its_inputs():
+    data, weight = Var("data", "float32[n,4,h,w]"), Var("weight", "float32[6,2,3,3]")
+    arrays = {"data": np.ones((2, 4, 7, 9), "float32"), "weight": np.ones((6, 2, 3, 3), "float32")}
+    for found, name in zip(gradient(conv2d(data, weight, strides=2, groups=2)), arrays, strict=True):
+        assert run_time_shape(found, arrays) == arrays[name].shape
 
 
 def test_a_shape_that_depends_on_data():

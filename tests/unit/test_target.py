@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -264,3 +267,35 @@ def test_what_needs_no_value() -> None:
     # TVM's own dicts say some things in both ways.
     both = {"kind": "cuda", "max_num_threads": 1024, "max_threads_per_block": 1024}
     assert Target.parse(both).capability == {"max_threads_per_block": 1024}
+
+
+def test_the_innermost_target_entered_is_the_current_one() -> None:
+    outer, inner = Target.parse("llvm"), Target.parse("cuda")
+    assert Target.current() is None
+    with outer as entered:
+        assert entered is Target.current() is outer
+        with inner, inner:
+            assert Target.current() is inner
+        assert Target.current() is outer
+        with suppress(ZeroDivisionError), inner:
+            1 / 0  # noqa: B018
+        assert Target.current() is outer
+    assert Target.current() is None
+
+
+def test_each_thread_has_a_current_target_of_its_own() -> None:
+    shared, barrier = Target.parse("llvm"), threading.Barrier(2)
+
+    def enter(own: Target) -> list[Target | None]:
+        found = [Target.current()]
+        for target in (own, shared):
+            with target:
+                barrier.wait()
+                found.append(Target.current())
+                barrier.wait()
+        return [*found, Target.current()]
+
+    targets = [Target.parse("cuda"), Target.parse("rocm")]
+    with ThreadPoolExecutor(2) as pool, Target.parse("metal"):
+        found = list(pool.map(enter, targets))
+    assert found == [[None, own, shared, None] for own in targets]
