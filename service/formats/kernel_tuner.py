@@ -12,7 +12,7 @@ import math
 import re
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any
@@ -58,8 +58,8 @@ _NOT_PARAMETERS = frozenset(
     "time times timestamp compile_time verification_time benchmark_time strategy_time "
     "framework_time __error__".split()
 )
-_T4_KEYS = tuple(
-    "timestamp configuration objectives times invalidity correctness measurements".split()
+_T4_KEYS = frozenset(
+    b"timestamp configuration objectives times invalidity correctness measurements".split()
 )
 _VENDORS = (
     (re.compile(r"nvidia|geforce|tesla|quadro|\b[rg]tx\b|titan", re.IGNORECASE), "cuda"),
@@ -111,7 +111,7 @@ class _Reader(ABC):
         self._device = "" if target is None else target.model
         self._surveyed = False
         self._task: Task | None = None
-        self._parameters: tuple[str, ...] = ()
+        self._parameters: dict[str, None] = {}  # in their order
         self._keys: dict[str, None] = {}
 
     @abstractmethod
@@ -123,8 +123,8 @@ class _Reader(ABC):
         """Makes the task of all records."""
 
     @abstractmethod
-    def _first_keys(self, frame: bytes) -> Sequence[str]:
-        """The keys that entries begin with."""
+    def _first_keys(self, frame: bytes) -> frozenset[bytes] | None:
+        """The keys that entries begin with, None where any may be one."""
 
     @abstractmethod
     def _entries(self, text: bytes) -> Iterable[tuple[str, Any]]:
@@ -200,7 +200,7 @@ class _Reader(ABC):
     ) -> Iterator[Item]:
         """The task of all records, after the attachment of its space where it has one."""
         space = None
-        self._parameters = tuple(values)
+        self._parameters = dict.fromkeys(values)
         try:
             space = space_of(values)
         except SpaceError as error:
@@ -260,8 +260,9 @@ class _Cache(_Reader):
         attrs = {} if frame.get("problem_size") is None else {"problem_size": frame["problem_size"]}
         yield from self._make_task(kernel, device, {n: values[n] for n in names}, attrs)
 
-    def _first_keys(self, frame: bytes) -> Sequence[str]:
-        return tuple(self._keys) if self._surveyed else self._parameters
+    def _first_keys(self, frame: bytes) -> frozenset[bytes] | None:
+        names = self._keys if self._surveyed else self._parameters
+        return frozenset(n.encode() for n in names) or None
 
     def _entries(self, text: bytes) -> Iterable[tuple[str, Any]]:
         entries: dict[str, Any] = load(b"{" + text.strip(b", \t\r\n") + b"}")
@@ -322,7 +323,7 @@ class _Results(_Reader):
         values = {n: _ordered(v.values()) for n, v in self._values.items()}
         yield from self._make_task(kernel, self._device, values, {})
 
-    def _first_keys(self, frame: bytes) -> Sequence[str]:
+    def _first_keys(self, frame: bytes) -> frozenset[bytes] | None:
         return _T4_KEYS
 
     def _entries(self, text: bytes) -> Iterable[tuple[str, Any]]:

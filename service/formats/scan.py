@@ -3,12 +3,15 @@
 A streaming parser stops for good at the first byte that is not JSON. This one finds where the
 entries of one member (Kernel Tuner's `cache` or `results`) begin and end, leaves reading them to
 the caller, and after damage goes on at the next entry, known by its first key.
+
+Its time is proportional to the length of the document, whatever is in it: no pattern looks at a text
+again from each place in it, and what is read in vain of entries without an end is bounded.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator
 
 import msgspec
 
@@ -18,11 +21,15 @@ MAX_ENTRY = 1 << 20
 MAX_FRAME = 1 << 24
 MAX_DEPTH = 64
 MAX_BEGIN = 4096  # bytes of an entry up to its first key
-MAX_LOST = 1000  # entries without an end: each costs a search through MAX_ENTRY bytes
+MAX_LOST = 1 << 22  # bytes read in vain of entries without an end, beyond twice what was passed
 
-# A string, which holds no line end; a bracket; or a quote without its partner.
-_STRING = rb'"(?:[^"\\\n]|\\.)*"'
-_TOKEN = re.compile(_STRING + rb'|[{}\[\]]|"')
+# A bracket, or a string, which holds no line end. One that is not closed goes on to the end of its line, or of
+# the window.
+_TOKEN = re.compile(rb'[{}\[\]]|"(?:[^"\\\n]++|\\.)*+("|\\?)')
+# Where an object may begin, with its first key; the first part is of one that is a member of another.
+_OBJECT = rb'\{\s*+"([^"\n]*+)"\s*+:'
+_ELEMENT = re.compile(_OBJECT)
+_MEMBER = re.compile(rb'"[^"\n]*+"\s*+:\s*+' + _OBJECT)
 _OPENS = {b"}": b"{", b"]": b"["}
 _BLANK = b", \t\r\n"
 _BLANKS = re.compile(rb"[, \t\r\n]*")
@@ -45,7 +52,7 @@ class Entry(msgspec.Struct, frozen=True):
     fault: Reason | None = None
 
 
-FirstKeys = Callable[[bytes], Sequence[str]]
+FirstKeys = Callable[[bytes], Container[bytes] | None]
 
 
 def scan(
@@ -57,7 +64,7 @@ def scan(
         chunks: the document.
         member: the name of what holds the entries, an object or an array.
         first_keys: given the frame before the entries, the keys of which one is the first in an
-            entry; none where that cannot be known.
+            entry; None where that cannot be known, and any may be.
         last: that no other member begins as an entry does. Then one bracket too many among the
             entries does not end them.
     """
@@ -74,8 +81,9 @@ class _Scanner:
         self._at = 0
         self._line = 1
         self._ended = False
-        self._lost = 0
-        self._begin = self._inner = re.compile(b"")
+        self._taken = self._lost = 0  # bytes that were passed, and that were read in vain
+        self._begin = _ELEMENT
+        self._keys: Container[bytes] | None = None
 
     def _more(self) -> bool:
         chunk = next(self._chunks, b"")
@@ -88,28 +96,46 @@ class _Scanner:
         """What stands before `end`, counted from the window's begin; the window goes on there."""
         taken = self._text[self._at : self._at + end]
         self._at += end
+        self._taken += len(taken)
         self._line += taken.count(b"\n")
         return taken
 
-    def _search(self, pattern: re.Pattern[bytes], begin: int, reach: int) -> tuple[int, int] | None:
-        """Where the pattern stands, from `begin` on, reading on by up to `reach` bytes."""
+    def _token(self, begin: int) -> tuple[bytes, bool, int] | None:
+        """The next token from `begin` on, whether it is whole, and its end."""
+        last = begin + MAX_ENTRY
         while True:
-            found = pattern.search(self._text, self._at + begin)
+            found = _TOKEN.search(self._text, self._at + begin)
+            size = len(self._text) - self._at
             # At the window's end, more of the document might make it another match.
-            if found is not None and (found.end() < len(self._text) or self._ended):
-                return found.start() - self._at, found.end() - self._at
-            if self._ended or len(self._text) - self._at - begin > reach or not self._more():
-                return None if found is None else (found.start() - self._at, found.end() - self._at)
-
-    def _token(self, begin: int) -> tuple[bytes, int] | None:
-        """The next token and its end; a lone quote only where its line ends without a second."""
-        while (found := self._search(_TOKEN, begin, MAX_ENTRY)) is not None:
-            token = self._text[self._at + found[0] : self._at + found[1]]
-            lone = token == b'"' and b"\n" not in self._text[self._at + found[1] :]
-            if not lone or self._ended or len(self._text) - self._at - begin > MAX_ENTRY:
-                return token, found[1]
+            if (found is not None and found.end() < len(self._text)) or self._ended or size > last:
+                break
+            begin = size if found is None else begin
             self._more()
-        return None
+        if found is None:
+            return None
+        return found[0], found[1] in (None, b'"'), found.end() - self._at
+
+    def _next_begin(self, begin: int, reach: int) -> int | None:
+        """Where the next entry begins, from `begin` on, reading on by up to `reach` bytes."""
+        last = begin + reach
+        while True:
+            for at in self._begins(begin):
+                return at
+            size = len(self._text) - self._at
+            if size > last or not self._more():
+                return None
+            begin = max(begin, size - MAX_BEGIN)  # it may stand at the window's end, in part
+
+    def _begins(self, begin: int) -> Iterator[int]:
+        """Where entries begin in the window, by their first keys."""
+        at = self._at + begin
+        while (found := self._begin.search(self._text, at)) is not None:
+            if self._is_first(found):
+                yield found.start() - self._at
+            at = found.start(1) - 1  # the key may be the name of an entry
+
+    def _is_first(self, found: re.Match[bytes]) -> bool:
+        return self._keys is None or found[1] in self._keys
 
     def run(self, member: bytes, first_keys: FirstKeys) -> Iterator[Frame | Entry]:
         end = self._find(member)
@@ -119,12 +145,8 @@ class _Scanner:
             before += b"}" if opened == b"{" else b"]"
             yield Frame(before)
             # Only now: whoever was given the frame may have learnt them from it.
-            keys = first_keys(before)
-            named = b"|".join(re.escape(k.encode()) for k in keys)
-            name = b'"(?:%s)"' % named if keys else _STRING
-            self._inner = re.compile(rb"\{\s*" + name + rb"\s*:" if keys else rb"(?!)")
-            key = _STRING + rb"\s*:\s*" if opened == b"{" else b""
-            self._begin = re.compile(key + rb"\{\s*" + name + rb"\s*:")
+            self._keys = first_keys(before)
+            self._begin = _MEMBER if opened == b"{" else _ELEMENT
             yield from self._entries()
             while len(self._text) - self._at <= MAX_FRAME and self._more():
                 pass
@@ -136,7 +158,7 @@ class _Scanner:
         """Where the entries begin: after the bracket that opens their member."""
         depth, at, last = 0, 0, b""
         while at < MAX_FRAME and (found := self._token(at)) is not None:
-            token, at = found
+            token, _, at = found
             if token in {b"{", b"["}:
                 if depth == 1 and last == b'"%s"' % member:
                     return at
@@ -156,8 +178,7 @@ class _Scanner:
                     return
                 yield Entry(self._line, self._take(end))
                 continue
-            line, self._lost = self._line, self._lost + 1
-            text = self._skip()
+            line, text = self._line, self._skip()
             if fault is Reason.TRUNCATED and self._at < len(self._text):
                 fault = Reason.JSON  # the entry has no end, but the file goes on
             yield Entry(line, text, fault)
@@ -175,32 +196,37 @@ class _Scanner:
         at = 0
         while True:
             found = self._token(at)
-            if found is None or (found[0] == b'"' and self._ended):
-                rest = self._text[self._at :].strip(_BLANK)
-                return None, Reason.TRUNCATED if rest else None
-            token, end = found
+            if found is None or (not found[1] and self._ended):
+                rest = self._text[self._at :]
+                return self._fail(len(rest), Reason.TRUNCATED) if rest.strip(_BLANK) else (None, None)
+            token, whole, end = found
             if end > MAX_ENTRY:
-                return None, Reason.TOO_LONG
-            if token == b'"':
-                return None, Reason.JSON
+                return self._fail(end, Reason.TOO_LONG)
+            if not whole:
+                return self._fail(end, Reason.JSON)
             if token in {b"{", b"["}:
                 if brackets and self._opens_entry(end - 1):
-                    return None, Reason.JSON  # the next one, within one that has no end
+                    return self._fail(end, Reason.JSON)  # the next one, within one that has no end
                 brackets.append(token)
                 if len(brackets) > MAX_DEPTH:
-                    return None, Reason.DEPTH
+                    return self._fail(end, Reason.DEPTH)
             elif token in _OPENS:
                 if not brackets:
                     # Entries that are no objects may stand before the member's end.
                     if self._text[self._at : self._at + end - 1].strip(_BLANK):
                         return end - 1, None
-                    goes_on = self._last and self._search(self._begin, end, MAX_ENTRY)
-                    return None, Reason.JSON if goes_on else None
+                    goes_on = self._last and self._next_begin(end, MAX_ENTRY) is not None
+                    return self._fail(end, Reason.JSON) if goes_on else (None, None)
                 if brackets.pop() != _OPENS[token]:
-                    return None, Reason.JSON
+                    return self._fail(end, Reason.JSON)
                 if not brackets:
                     return end, None
             at = end
+
+    def _fail(self, end: int, fault: Reason) -> tuple[None, Reason]:
+        """Counts what was read of an entry that has no end: it will be looked at again."""
+        self._lost += end
+        return None, fault
 
     def _look_ahead(self, at: int) -> None:
         """Reads until what may begin at `at` is all there, however small the chunks are."""
@@ -209,19 +235,21 @@ class _Scanner:
 
     def _opens_entry(self, at: int) -> bool:
         self._look_ahead(at)
-        return self._inner.match(self._text, self._at + at) is not None
+        found = None if self._keys is None else _ELEMENT.match(self._text, self._at + at)
+        return found is not None and self._is_first(found)
 
     def _skip(self) -> bytes:
         """Passes over what has no end, up to the next entry; its text, cut to `MAX_ENTRY`."""
         self._look_ahead(0)
         own = self._begin.match(self._text, self._at)
-        begin = 1 if own is None else own.end() - self._at
+        begin = 1 if own is None or not self._is_first(own) else own.end() - self._at
         kept = b""
         while True:
-            reach = 2 * MAX_ENTRY if self._lost <= MAX_LOST else -1
-            found = self._search(self._begin, begin, reach) if reach > 0 else None
+            found = None
+            if self._lost <= MAX_LOST + 2 * self._taken:
+                found = self._next_begin(begin, 2 * MAX_ENTRY)
             if found is not None:
-                return (kept + self._take(found[0]))[:MAX_ENTRY]
+                return (kept + self._take(found))[:MAX_ENTRY]
             size = len(self._text) - self._at
             # The begin of an entry may stand at the window's end, in part.
             passed = self._take(size if self._ended else max(size - MAX_BEGIN, 0))

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from service.formats.entry import Reason, Rejected, RejectError
 
 CHUNK = 1 << 18
+_PACKED = 1 << 14  # packed bytes that are handed to zlib at a time: it copies what is left of them
 MAX_LINE = 1 << 22
 MAX_DEPTH = 64
 KEPT = 1000  # bytes kept of what is too long
 # Real logs pack by 5 to 60; what packs by more unpacks without end.
 MAX_RATIO = 300
 _FREE = 1 << 24  # bytes that may come of anything
-_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+# A string without an end goes on to the end: looked for again from each of its quotes, it would take
+# quadratic time.
+_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{}\[\]]', re.DOTALL)
 # A null character, or a surrogate without its other half.
 _BROKEN = re.compile(
     rb"\\u(?:0000|[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u)[dD][c-fC-F])"
@@ -67,6 +70,25 @@ def _read_fully(stream: Stream, size: int) -> bytes:
     return b"".join(pieces)
 
 
+def _gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same in pieces of `CHUNK` bytes or more: what reads them takes time for each."""
+    held, size = [], 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= CHUNK:
+            yield b"".join(held)
+            held, size = [], 0
+    if held:
+        yield b"".join(held)
+
+
+def _slices(pieces: Iterable[bytes], size: int) -> Iterator[bytes]:
+    for piece in pieces:
+        for at in range(0, len(piece), size):
+            yield piece[at : at + size]
+
+
 class Source:
     """One file or upload, read once from front to back.
 
@@ -81,7 +103,8 @@ class Source:
         self._stream = stream
         self._fault: Rejected | None = None
         first = _read_fully(stream, CHUNK)
-        self._chunks = self._unpacked(first) if first[:3] == b"\x1f\x8b\x08" else self._plain(first)
+        packed = first[:3] == b"\x1f\x8b\x08"
+        self._chunks = _gathered(self._unpacked(first)) if packed else self._plain(first)
         self.head = next(self._chunks, b"").removeprefix(b"\xef\xbb\xbf")
         self.ended_openly = False
 
@@ -89,12 +112,12 @@ class Source:
         chunk = first
         while chunk:
             yield chunk
-            chunk = self._stream.read(CHUNK)
+            chunk = _read_fully(self._stream, CHUNK)
 
-    def _unpacked(self, packed: bytes) -> Iterator[bytes]:
+    def _unpacked(self, first: bytes) -> Iterator[bytes]:
         unpacker, begun = zlib.decompressobj(wbits=31), False
         taken = given = 0
-        while packed:
+        for packed in _slices(self._plain(first), _PACKED):
             taken += len(packed)
             while packed:
                 try:
@@ -116,7 +139,6 @@ class Source:
                 if unpacker.eof:  # the next of several members, or padding
                     packed = unpacker.unused_data.lstrip(b"\0")
                     unpacker, begun = zlib.decompressobj(wbits=31), False
-            packed = self._stream.read(CHUNK)
         if begun:
             self._stop(
                 Reason.TRUNCATED, "the gzip file ends early: what came before its end is read"
