@@ -68,6 +68,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             yield
         finally:
             context.stop()
+            context.readers.close()
             if context.tuner is not None:
                 context.tuner.stop()
             if context.trainer is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
+from anyio import CapacityLimiter
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
@@ -15,6 +16,7 @@ from service.metric import Metrics
 from service.predict.trainer import Trainer
 from service.queue.retry import Terms
 from service.queue.worker_batches import Desk
+from service.records.reading import Readers
 from service.records.small_import import Intake
 from service.settings import Settings
 from service.store.db import Store
@@ -23,6 +25,7 @@ from service.tuning.tuner import Tuner
 
 T = TypeVar("T")
 CROWD = 50
+IMPORTS = 8  # that are read at once, each with a thread and a process; others wait for their turn
 
 
 @dataclass
@@ -36,6 +39,7 @@ class Context:
     tuner: Tuner | None = None
     trainer: Trainer | None = None
     metrics: Metrics = field(default_factory=Metrics)
+    readers: Readers = field(default_factory=Readers)
     stopping: bool = False
     waiting: int = 0  # requests that wait for a change
 
@@ -46,7 +50,12 @@ class Context:
 
     @cached_property
     def intake(self) -> Intake:
-        return Intake(self.store)
+        return Intake(self.store, self.readers)
+
+    @cached_property
+    def imports(self) -> CapacityLimiter:
+        """The threads of large imports: not those that all requests share, as an upload may be slow."""
+        return CapacityLimiter(IMPORTS)
 
     @cached_property
     def desk(self) -> Desk:

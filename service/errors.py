@@ -84,6 +84,14 @@ class DatabaseError(ServiceError):
     title = "The database is not available"
 
 
+class StoppedError(ServiceError):
+    """The service is told to stop, and ends what it has begun."""
+
+    status = 503
+    kind = "stopping"
+    title = "The service stops"
+
+
 class SchemaError(DatabaseError):
     """The database's schema is newer than this installation, or older and not upgraded."""
 

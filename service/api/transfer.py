@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from anyio import from_thread
+from anyio import from_thread, to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from service.access import audit
@@ -15,8 +14,9 @@ from service.access.auth import Actor, Who, Within
 from service.api.wire import describe, reply
 from service.context import Context, context_of
 from service.errors import InvalidError
-from service.formats import Format, FormatError, Rejected, Source, read
+from service.formats import Format, FormatError, Rejected
 from service.records.importer import import_items
+from service.records.reading import Order
 from service.records.small_import import Arrived, Parcel
 from strategy.target import Target
 
@@ -92,20 +92,20 @@ async def import_records(
     target: Annotated[str | None, Query(max_length=4096)] = None,
     rejects: Annotated[int, Query(ge=0, le=MAX_SHOWN)] = 0,
 ) -> Response:
-    on = None if target is None else Target.parse(target)
+    order = Order(name, format, None if target is None else Target.parse(target))
     length = request.headers.get("content-length", "")
     small = length.isascii() and length.isdigit() and int(length) <= SMALL
     try:
         if small:
             parcel = Parcel(
-                data=await request.body(), actor=who, name=name, form=format, target=on,
-                namespace=within, shown=rejects,
-            )  # fmt: skip
+                data=await request.body(), actor=who, order=order, namespace=within, shown=rejects
+            )
             arrived = await context.intake.put(parcel)
         else:
-            arrived = await run_in_threadpool(
-                _store, context, _Upload(request), who, name, format, on, within, rejects
-            )
+            arrived = await to_thread.run_sync(
+                _store, context, _Upload(request), who, order, within, rejects,
+                limiter=context.imports,
+            )  # fmt: skip
     except ClientDisconnect:
         return Response(status_code=400)  # to nobody: what came is kept, in whole batches
     imported = Imported(
@@ -122,9 +122,8 @@ async def import_records(
 
 
 def _store(
-    context: Context, upload: _Upload, who: Actor, name: str, form: Format | None,
-    target: Target | None, namespace: str, shown: int,
-) -> Arrived:  # fmt: skip
+    context: Context, upload: _Upload, who: Actor, order: Order, namespace: str, shown: int
+) -> Arrived:
     """Imports what is larger, batch by batch as it comes."""
     rejects: list[Rejected] = []
 
@@ -132,11 +131,11 @@ def _store(
         if len(rejects) < shown:
             rejects.append(msgspec.structs.replace(found, text=found.text[:SHOWN_TEXT]))
 
+    items = context.readers.read(upload, order)
     try:
-        items = read(Source(upload, name), form, target)
+        summary = import_items(context.store, items, put_aside, namespace=namespace, ahead=False)
     except FormatError as error:
         raise InvalidError(str(error)) from error
-    summary = import_items(context.store, items, put_aside, namespace=namespace, ahead=False)
     with context.store.write() as connection:
-        audit.note(connection, who, "import", name=name, new=summary.new, namespace=namespace)
+        audit.note(connection, who, "import", name=order.name, new=summary.new, namespace=namespace)
     return Arrived(summary, rejects)

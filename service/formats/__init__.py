@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path, PurePath
 
 from service.formats import autotvm, kernel_tuner, metaschedule, native
+from service.formats.admission import admitted
 from service.formats.entry import (
     Attachment,
     ImportedRecord,
@@ -36,6 +37,7 @@ __all__ = [
     "Source",
     "Summary",
     "Task",
+    "admitted",
     "autotvm",
     "detect",
     "grouped",
@@ -128,7 +130,7 @@ def _of_line(line: bytes) -> Format | None:
 def read(
     source: Source, form: Format | None = None, target: Target | None = None
 ) -> Iterator[Item]:
-    """All that a file holds, in its order.
+    """All that a file holds, in its order; what no database could keep is put aside.
 
     Args:
         source: the file.
@@ -140,10 +142,10 @@ def read(
     """
     form = detect(source.head, source.name) if form is None else form
     if form is Format.KERNEL_TUNER:
-        return kernel_tuner.read(source, target)
+        return admitted(kernel_tuner.read(source, target))
     readers = {
         Format.PLEVEL: native.read,
         Format.AUTOTVM: autotvm.read,
         Format.METASCHEDULE: metaschedule.read,
     }
-    return readers[form](source)
+    return admitted(readers[form](source))

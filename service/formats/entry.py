@@ -44,6 +44,7 @@ class Reason(StrEnum):
     PICKLE = "pickle"  # never unpickled
     GZIP = "gzip"  # not what it was packed from
     RATIO = "ratio"  # unpacks to far more than it holds
+    SLOW = "slow"  # takes too long to read
     FORMAT = "format"  # cannot be written in the format asked for
 
 

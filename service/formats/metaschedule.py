@@ -32,13 +32,14 @@ from service.formats.entry import (
     foreign_target,
     reject,
 )
+from service.formats.source import MAX_LINE as MAX_RECORD
 from service.formats.source import Source, check, load
 from strategy.record import ErrorKind
 from strategy.space import MAX_TEXT, Config
 from strategy.types import TensorType
 from strategy.workload import Input, Workload
 
-MAX_LINE = 1 << 26  # a module with its constants may be long
+MAX_LINE = 1 << 26  # of a workload: a module with its constants may be long
 MAX_CACHED = 20_000
 MAX_WORKLOADS = 100_000
 
@@ -84,6 +85,8 @@ class _Reader:
         check(line)
         if line.lstrip()[:2] == b'["':
             return self._workload(line)
+        if len(line) > MAX_RECORD:
+            raise RejectError(Reason.TOO_LONG, f"a record longer than {MAX_RECORD} bytes: not read")
         try:
             index, body = _records.decode(line)
         except msgspec.DecodeError:

@@ -31,7 +31,8 @@ from strategy.record import Device, ErrorKind, Phase, Seconds, TimingPolicy, dec
 from strategy.space import MAX_PARTS, MAX_TEXT, ConfigSpace
 
 VERSION = 1
-MAX_LINE = 1 << 26  # a module with its constants may be long
+MAX_LINE = 1 << 26  # of an attachment: a module with its constants may be long
+MAX_RECORD = 1 << 21  # of any other line: what any format has of a record, and what all share
 MAX_CACHED = 20_000  # distinct tasks, and as many devices, environments and policies
 
 T = TypeVar("T")
@@ -99,6 +100,8 @@ def read(source: Source) -> Iterator[Item]:
         if not line or line.isspace():
             continue
         try:
+            if len(line) > MAX_RECORD and not line.startswith(b'{"kind":"attachment"'):
+                raise RejectError(Reason.TOO_LONG, f"a record longer than {MAX_RECORD} bytes: not read")
             check(line)
             parsed = _decoder.decode(line)
             if isinstance(parsed, Header):

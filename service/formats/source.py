@@ -13,7 +13,7 @@ from service.formats.entry import Reason, Rejected, RejectError
 
 CHUNK = 1 << 18
 _PACKED = 1 << 14  # packed bytes that are handed to zlib at a time: it copies what is left of them
-MAX_LINE = 1 << 22
+MAX_LINE = 1 << 20  # of a record: thousands of samples, and the longest configuration
 MAX_DEPTH = 64
 KEPT = 1000  # bytes kept of what is too long
 # Real logs pack by 5 to 60; what packs by more unpacks without end.
@@ -61,7 +61,7 @@ class Stream(Protocol):
     def read(self, size: int = ..., /) -> bytes: ...
 
 
-def _read_fully(stream: Stream, size: int) -> bytes:
+def read_fully(stream: Stream, size: int) -> bytes:
     """So many bytes, or all there are: what a file is must not depend on how it arrives."""
     pieces = []
     while size > 0 and (piece := stream.read(size)):
@@ -102,7 +102,7 @@ class Source:
         self.name = name
         self._stream = stream
         self._fault: Rejected | None = None
-        first = _read_fully(stream, CHUNK)
+        first = read_fully(stream, CHUNK)
         packed = first[:3] == b"\x1f\x8b\x08"
         self._chunks = _gathered(self._unpacked(first)) if packed else self._plain(first)
         self.head = next(self._chunks, b"").removeprefix(b"\xef\xbb\xbf")
@@ -112,13 +112,14 @@ class Source:
         chunk = first
         while chunk:
             yield chunk
-            chunk = _read_fully(self._stream, CHUNK)
+            chunk = read_fully(self._stream, CHUNK)
 
     def _unpacked(self, first: bytes) -> Iterator[bytes]:
         unpacker, begun = zlib.decompressobj(wbits=31), False
         taken = given = 0
-        for packed in _slices(self._plain(first), _PACKED):
-            taken += len(packed)
+        for piece in _slices(self._plain(first), _PACKED):
+            taken += len(piece)
+            packed = piece
             while packed:
                 try:
                     chunk = unpacker.decompress(packed, CHUNK)

@@ -20,27 +20,20 @@ from service.formats import (
     Attachment,
     ImportedRecord,
     Item,
-    Reason,
     Rejected,
     Summary,
-    Task,
-    native,
 )
-from service.formats.entry import RejectError, reject
 from service.records import best, tvm_history
 from service.store import catalogue
 from service.store.db import Store, insert, put_rows
 from service.store.namespace import DEFAULT, check, within
 from service.store.tables import attachment, record
-from strategy.record import Device, TimingPolicy, WireError, decode, encode
-from strategy.space import ConfigSpace
+from strategy.record import Device, TimingPolicy, encode
 from strategy.target import Target
 
 BATCH = 4000  # records at most
 BATCH_BYTES = 8 << 20  # about what they take in memory
 MAX_CACHED = 20_000
-MAX_ADMITTED = 1000  # values that were looked at, each kept whole
-MAX_KEY = 2000  # bytes of a text that is indexed: PostgreSQL takes 2700
 TRIES = 5  # of a batch that another's rows cross
 _CROSSED = ("40P01", "40001")  # PostgreSQL: deadlock, serialization failure
 
@@ -79,7 +72,7 @@ def import_items(
 
     Args:
         store: the database.
-        items: what a reader of `service.formats` gives.
+        items: what `service.formats.read` gives: a database can keep all of it.
         put_aside: is called with each entry that cannot be read or kept.
         batch: at most so many records in one transaction.
         namespace: where they go.
@@ -96,11 +89,12 @@ def import_items(
     def batches() -> Iterator[Batch]:
         pending = Batch(namespace)
         for item in items:
-            found = importer.take(pending, item)
-            if found is not None:
-                summary.put_aside(found)
+            if isinstance(item, Rejected):
+                summary.put_aside(item)
                 if put_aside is not None:
-                    put_aside(found)
+                    put_aside(item)
+                continue
+            pending.add(item)
             if pending.count >= batch or pending.bytes >= BATCH_BYTES:
                 yield pending
                 pending = Batch(namespace)
@@ -185,7 +179,6 @@ class Importer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._admitted: dict[int, object] = {}
         # By namespace and key: task, variant, target.
         self._tasks: dict[tuple[str, str], tuple[int, int, int]] = {}
         self._targets: dict[str, tuple[int, int]] = {}  # by the digest of the JSON: target, variant
@@ -193,37 +186,6 @@ class Importer:
         self._models: dict[str, int] = {}  # devices of which no more is known
         self._environments: dict[bytes, int] = {}
         self._policies: dict[TimingPolicy, int] = {}
-
-    def take(self, pending: Batch, item: Item) -> Rejected | None:
-        """Adds an item to a batch; what cannot be read or kept is returned instead."""
-        if isinstance(item, Rejected):
-            return item
-        try:
-            self._admit(item)
-        except (RejectError, WireError) as error:
-            return reject(0, error, b"".join(native.write([item])).split(b"\n")[1])
-        pending.add(item)
-        return None
-
-    def _admit(self, item: ImportedRecord | Attachment) -> None:
-        """Raises `RejectError` for what one of the databases could not keep."""
-        if isinstance(item, Attachment):
-            _check_attachment(item)
-            return
-        self._once(_check_task, item.task)
-        if item.device is not None:
-            self._once(_check_device, item.device)
-        if item.environment:
-            self._once(_dumped, item.environment)
-
-    def _once(self, check: Callable[[K], object], value: K) -> None:
-        """Looks at what many records share: readers give one object for what is equal."""
-        if self._admitted.get(id(value)) is value:
-            return
-        check(value)
-        if len(self._admitted) >= MAX_ADMITTED:
-            self._admitted.clear()
-        self._admitted[id(value)] = value  # kept, so that its id stays its own
 
     def store(
         self, pending: Batch, also: Callable[[sa.Connection, frozenset[bytes]], None] | None = None
@@ -392,36 +354,3 @@ def _known(connection: sa.Connection, identities: Collection[bytes]) -> frozense
         listed = ",".join([rf"\\x{i.hex()}" for i in identities])
         given = (f"{{{listed}}}",)
     return frozenset(bytes(row[0]) for row in connection.exec_driver_sql(query, given))
-
-
-def _check_task(task: Task) -> None:
-    if len(task.target.key.encode()) > MAX_KEY:
-        raise RejectError(Reason.TARGET, f"the target's key is longer than {MAX_KEY} bytes")
-    if len(task.space) > 64:
-        raise RejectError(Reason.SPACE, "a space's digest has at most 64 characters")
-    if task.library is not None and len(task.library) > 200:
-        raise RejectError(Reason.FIELD, "task.library has at most 200 characters")
-    if not -(2**31) <= task.plevel < 2**31:
-        raise RejectError(Reason.FIELD, "task.plevel has at most 32 bits")
-
-
-def _check_device(given: Device) -> None:
-    if len(given.model.encode()) > MAX_KEY or len(given.target.key.encode()) > MAX_KEY:
-        raise RejectError(
-            Reason.FIELD, f"device: the model and the target's key have at most {MAX_KEY} bytes"
-        )
-    _dumped(given.fingerprint)
-
-
-def _check_attachment(given: Attachment) -> None:
-    if not 0 < len(given.key) <= 64:
-        raise RejectError(Reason.FIELD, "an attachment's key has 1 to 64 characters")
-    if given.what == "space" and decode(given.text, ConfigSpace).digest != given.key:
-        raise RejectError(Reason.SPACE, f"space {given.key}: it has another digest")
-
-
-def _dumped(data: dict[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(data)
-    except (TypeError, ValueError) as error:
-        raise RejectError(Reason.FIELD, f"environment or fingerprint: {error}") from error

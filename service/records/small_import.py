@@ -10,30 +10,24 @@ import sqlalchemy as sa
 
 from service.access import audit
 from service.access.auth import Actor
-from service.errors import InvalidError
-from service.formats import Format, FormatError, Rejected, Source, Summary, read
+from service.errors import InvalidError, ServiceError
+from service.formats import FormatError, Rejected, Summary
 from service.records.importer import Batch, Importer
+from service.records.reading import Order, Readers
 from service.store.batcher import Lane
 from service.store.db import Store
 from service.store.namespace import DEFAULT
-from strategy.target import Target
 
 MOST = 1 << 20  # bytes that are read and written together
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parcel:
-    """A log as it came.
-
-    `form` and `target` are those of `service.formats.read`; of what is put aside the first
-    `shown` entries are told.
-    """
+    """A log as it came; of what is put aside the first `shown` entries are told."""
 
     data: bytes
     actor: Actor
-    name: str = ""
-    form: Format | None = None
-    target: Target | None = None
+    order: Order = field(default_factory=Order)
     namespace: str = DEFAULT
     shown: int = 0
 
@@ -64,15 +58,17 @@ class Intake:
     tried again one by one, so that nobody pays for another's fault.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, readers: Readers) -> None:
         self._importer = Importer(store)
+        self._readers = readers
         self._lane = Lane(self._serve, MOST, lambda parcel: len(parcel.data))
 
     async def put(self, parcel: Parcel) -> Arrived:
         """Stores what a parcel holds, and a line of the audit log.
 
         Raises:
-            InvalidError: it is of no known format.
+            InvalidError: it is of no known format, or reading it took too long.
+            StoppedError: the service is told to stop.
             DatabaseError: the database went away; nothing of this import is stored.
         """
         answer = await self._lane.ask(parcel)
@@ -89,15 +85,17 @@ class Intake:
     def _open(self, parcel: Parcel) -> _Opened:
         opened = _Opened(parcel, Batch(parcel.namespace))
         try:
-            source = Source(io.BytesIO(parcel.data), parcel.name)
-            for item in read(source, parcel.form, parcel.target):
-                found = self._importer.take(opened.batch, item)
-                if found is not None:
-                    opened.summary.put_aside(found)
-                    if len(opened.rejects) < parcel.shown:
-                        opened.rejects.append(found)
+            for item in self._readers.read(io.BytesIO(parcel.data), parcel.order):
+                if not isinstance(item, Rejected):
+                    opened.batch.add(item)
+                    continue
+                opened.summary.put_aside(item)
+                if len(opened.rejects) < parcel.shown:
+                    opened.rejects.append(item)
         except FormatError as error:
             opened.error = InvalidError(str(error))
+        except ServiceError as error:
+            opened.error = error
         return opened
 
     def _write(self, opened: list[_Opened]) -> None:
@@ -120,7 +118,7 @@ class Intake:
             audit.note_all(
                 connection, "import",
                 [
-                    (o.parcel.actor, {"name": o.parcel.name, "new": summary.new,
+                    (o.parcel.actor, {"name": o.parcel.order.name, "new": summary.new,
                                       "namespace": o.parcel.namespace})
                     for o, summary in zip(opened, summaries, strict=True)
                 ],

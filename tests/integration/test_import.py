@@ -27,6 +27,7 @@ from service.formats import (
     Rejected,
     Source,
     Task,
+    admitted,
     autotvm,
     grouped,
     metaschedule,
@@ -281,7 +282,7 @@ def test_what_a_database_cannot_keep_is_put_aside(store: Store) -> None:
         msgspec.structs.replace(good, task=msgspec.structs.replace(good.task, plevel=2**40)),
     ]
     aside: list[Rejected] = []
-    summary = import_items(store, items, aside.append)
+    summary = import_items(store, admitted(items), aside.append)
     assert (summary.new, summary.rejected) == (1, 7)
     assert [a.reason for a in aside] == [
         Reason.SPACE, Reason.TARGET, Reason.FIELD, Reason.FIELD, Reason.SPACE, Reason.FIELD,

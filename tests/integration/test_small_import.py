@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +14,7 @@ from service.access import audit
 from service.access.auth import Actor
 from service.errors import DatabaseError, InvalidError
 from service.formats import ImportedRecord, Reason, native
+from service.records.reading import Readers
 from service.records.small_import import Arrived, Intake, Parcel
 from service.store.db import Store
 from service.store.tables import record
@@ -37,13 +38,20 @@ def together(intake: Intake, *parcels: Parcel) -> list[Any]:
         return thread.submit(asyncio.run, put()).result()
 
 
+@pytest.fixture
+def readers() -> Iterator[Readers]:
+    found = Readers()
+    yield found
+    found.close()
+
+
 def noted(store: Store) -> list[Any]:
     with store.read() as connection:
         return [entry.detail["new"] for entry in audit.page(connection, 100)][::-1]
 
 
-def test_each_knows_what_became_of_its_own(store: Store) -> None:
-    intake = Intake(store)
+def test_each_knows_what_became_of_its_own(store: Store, readers: Readers) -> None:
+    intake = Intake(store, readers)
     (first,) = together(intake, parcel_of([made(1), made(2)], b"{\n", shown=1))
     assert first.summary.to_json() == {
         "read": 3, "new": 2, "known": 0, "rejected": 1, "reasons": {"json": 1},
@@ -57,8 +65,8 @@ def test_each_knows_what_became_of_its_own(store: Store) -> None:
     assert empty.summary.read == 0
 
 
-def test_what_comes_together_is_one_transaction(store: Store) -> None:
-    intake = Intake(store)
+def test_what_comes_together_is_one_transaction(store: Store, readers: Readers) -> None:
+    intake = Intake(store, readers)
     commits: list[object] = []
     sa.event.listen(store.engine, "commit", commits.append)
     rows = [made(i % 20, (1.0 + i,), measured_at=float(i)) for i in range(40)]
@@ -74,8 +82,8 @@ def test_what_comes_together_is_one_transaction(store: Store) -> None:
     assert {k[1:]: v[:3] for k, v in bests(store).items()} == expected_best(rows)
 
 
-def test_nobody_pays_for_another_s_fault(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    intake = Intake(store)
+def test_nobody_pays_for_another_s_fault(store: Store, readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
+    intake = Intake(store, readers)
     write = intake._importer._write
 
     def refuse(connection: sa.Connection, pending: Any) -> frozenset[bytes]:

@@ -1,0 +1,92 @@
+"""What databases can keep: each item of a log is looked at before it is stored.
+
+It is done where logs are read, as it takes time for what others wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import orjson
+
+from service.formats import native
+from service.formats.entry import (
+    Attachment,
+    Item,
+    Reason,
+    Rejected,
+    RejectError,
+    Task,
+    reject,
+)
+from strategy.record import Device, WireError, decode
+from strategy.space import ConfigSpace
+
+MAX_ADMITTED = 1000  # values that were looked at, each kept whole
+MAX_KEY = 2000  # bytes of a text that is indexed: PostgreSQL takes 2700
+
+T = TypeVar("T")
+
+
+def admitted(items: Iterable[Item]) -> Iterator[Item]:
+    """The same items, with those that one of the databases could not keep put aside."""
+    known: dict[int, object] = {}
+
+    def once(check: Callable[[T], object], value: T) -> None:
+        """Looks at what many records share: readers give one object for what is equal."""
+        if known.get(id(value)) is value:
+            return
+        check(value)
+        if len(known) >= MAX_ADMITTED:
+            known.clear()
+        known[id(value)] = value  # kept, so that its id stays its own
+
+    for item in items:
+        try:
+            if isinstance(item, Attachment):
+                _check_attachment(item)
+            elif not isinstance(item, Rejected):
+                once(_check_task, item.task)
+                if item.device is not None:
+                    once(_check_device, item.device)
+                if item.environment:
+                    once(_dumped, item.environment)
+        except (RejectError, WireError) as error:
+            assert not isinstance(item, Rejected)
+            yield reject(0, error, b"".join(native.write([item])).split(b"\n")[1])
+        else:
+            yield item
+
+
+def _check_task(task: Task) -> None:
+    if len(task.target.key.encode()) > MAX_KEY:
+        raise RejectError(Reason.TARGET, f"the target's key is longer than {MAX_KEY} bytes")
+    if len(task.space) > 64:
+        raise RejectError(Reason.SPACE, "a space's digest has at most 64 characters")
+    if task.library is not None and len(task.library) > 200:
+        raise RejectError(Reason.FIELD, "task.library has at most 200 characters")
+    if not -(2**31) <= task.plevel < 2**31:
+        raise RejectError(Reason.FIELD, "task.plevel has at most 32 bits")
+
+
+def _check_device(given: Device) -> None:
+    if len(given.model.encode()) > MAX_KEY or len(given.target.key.encode()) > MAX_KEY:
+        raise RejectError(
+            Reason.FIELD, f"device: the model and the target's key have at most {MAX_KEY} bytes"
+        )
+    _dumped(given.fingerprint)
+
+
+def _check_attachment(given: Attachment) -> None:
+    if not 0 < len(given.key) <= 64:
+        raise RejectError(Reason.FIELD, "an attachment's key has 1 to 64 characters")
+    if given.what == "space" and decode(given.text, ConfigSpace).digest != given.key:
+        raise RejectError(Reason.SPACE, f"space {given.key}: it has another digest")
+
+
+def _dumped(data: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(data)
+    except (TypeError, ValueError) as error:
+        raise RejectError(Reason.FIELD, f"environment or fingerprint: {error}") from error
