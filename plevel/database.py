@@ -12,11 +12,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plevel.client import Client
+from plevel.client import Client, UnreachableError
 from plevel.direct import open_store, read_namespace, read_token
 from service.store.namespace import DEFAULT
 from strategy.lock import Lock, LockDatabase
-from strategy.select import NO_RECORDS, Evidence, History, Measured
+from strategy.select import Evidence, History, Measured
 from strategy.selector import RevisedDatabase
 from strategy.target import Target
 from strategy.workload import Workload
@@ -42,7 +42,7 @@ def plevel_database(
 
     Raises:
         LockError: a file that is neither a database nor a lock.
-        ServiceError, UnreachableError: the service or the database cannot be used.
+        ServiceError, UnreachableError: the service or the database cannot be used, or there is no such file.
     """
     text = str(where)
     with ExitStack() as stack:
@@ -55,9 +55,8 @@ def plevel_database(
             url = text if "://" in text else f"sqlite:///{Path(text).expanduser().absolute()}"
             store = stack.enter_context(open_store(url))
             if store is None:
-                yield NO_RECORDS
-            else:
-                yield _Cached(_reader(store, read_namespace(namespace) or DEFAULT))
+                raise UnreachableError(f"{text}: there is no such file: name a database or a lock file")
+            yield _Cached(_reader(store, read_namespace(namespace) or DEFAULT))
 
 
 def _is_lock(path: Path) -> bool:

@@ -98,7 +98,8 @@ def check(
 
     Example: plevel check --against plevel.lock --tolerance 0.1
     """
-    changes = _report(read_lock(against), option.locate(url, database, namespace), as_json)
+    place = option.locate(url, database, namespace)
+    changes = _report(read_lock(against), place, as_json)
     worse = [c for c in changes if c["ratio"] is None or c["ratio"] > 1 + tolerance]
     if worse:
         raise CommandError(

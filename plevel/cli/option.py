@@ -111,12 +111,16 @@ class Location:
 
 
 def locate(
-    url: str | None, database: str | None, namespace: str | None = None
+    url: str | None, database: str | None, namespace: str | None = None, *, makes: bool = False
 ) -> Location:
     """Where to go: what is said, else what the environment says, else this user's own file.
 
+    Args:
+        makes: whether the command makes a database that is not there.
+
     Raises:
         UsageError: both a service and a database are named, or what cannot be a namespace.
+        CommandError: a file is named that is not there.
     """
     _check_namespace(namespace)
     if url is not None and database is not None:
@@ -127,7 +131,24 @@ def locate(
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"--url {url!r:.120}: expected http://host:port")
         return Location(url=url.rstrip("/"), namespace=namespace)
+    if not makes:
+        _check_database(database)
     return Location(database=locate_database(database), namespace=namespace)
+
+
+def _check_database(database: str | None) -> None:
+    """This user's own file may still be missing: there is nothing in it yet. One that is named must exist."""
+    from plevel.embedded import sqlite_path
+
+    named = "--database" if database else "PLEVEL_DATABASE"
+    if not database and not os.environ.get("PLEVEL_DATABASE"):
+        return
+    path = sqlite_path(locate_database(database))
+    if path is not None and not path.exists():
+        raise CommandError(
+            f"{named} {path}: there is no such file: name one that exists, or make it with 'plevel tune' "
+            "or 'plevel import'"
+        )
 
 
 def _check_namespace(given: str | None) -> None:

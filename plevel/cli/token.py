@@ -43,7 +43,7 @@ def create(
     for one in scope:
         option.check_choice("--scope", one, _SCOPES)
     expires_in_s = None if expires is None else option.read_age("--expires", expires)
-    place = option.locate(url, database)
+    place = option.locate(url, database, makes=True)
     option.make_database(place)
     with connect(place.url, place.database) as service:
         made = service.create_token(name, scope, expires_in_s, namespace)

@@ -45,7 +45,7 @@ def import_files(
 
     Example: plevel import tophub/*.log --rejects rejected.ndjson
     """
-    place = option.locate(url, database, namespace)
+    place = option.locate(url, database, namespace, makes=True)
     on = None if target is None else json.dumps(option.read_target(target, None).to_json())
     for path in files:
         if path.is_dir():

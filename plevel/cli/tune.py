@@ -89,7 +89,7 @@ def tune(
 
     Example: plevel tune dense -i data=float32[128,768] -i weight=float32[3072,768]:const
     """
-    place = option.locate(url, database, namespace)
+    place = option.locate(url, database, namespace, makes=True)
     if timeout is not None and not 0 < timeout < float("inf"):
         raise UsageError(f"--timeout {timeout:g}: a number of seconds, more than 0")
     if webhook is not None and place.url is None:

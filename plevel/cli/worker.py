@@ -49,7 +49,7 @@ def worker(
 
     Example: plevel worker --url http://farm:8765 --threads 8
     """
-    place = option.locate(url, None)
+    place = option.locate(url, None, makes=True)
     if place.url is None:
         raise UsageError(
             "--url: name the service to work for, as http://host:8765, or set PLEVEL_URL"

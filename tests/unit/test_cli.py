@@ -319,10 +319,11 @@ def test_what_an_encoding_lacks_is_a_question_mark(encoding: str, tmp_path: Path
 
 
 def test_a_closed_output_is_no_defect(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "plevel", "runs", "--database", str(tmp_path / "no.db")]
+    command = [sys.executable, "-m", "plevel", "runs"]
     done = subprocess.run(
-        ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False
-    )
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, check=False,
+        env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
+    )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
 
 
