@@ -433,6 +433,10 @@ class Client:
         """Gives a device's history another identity."""
         self._send("POST", "/v1/devices:rename", json={"old": old, "new": new}, again=False)
 
+    def move_device(self, device: str, token: str) -> None:
+        """Gives a device to the tokens of a name."""
+        self._send("POST", "/v1/devices:move", json={"device": device, "token": token})
+
     def create_token(
         self,
         name: str,

@@ -365,6 +365,15 @@ class Direct:
             fleet.rename(connection, old, new)
             audit.note(connection, audit.user(), "device.rename", old=old, new=new)
 
+    def move_device(self, device: str, token: str) -> None:
+        """Gives a device to the tokens of a name."""
+        from service.access import audit
+        from service.queue import fleet
+
+        with self._write() as connection:
+            fleet.move(connection, device, token)
+            audit.note(connection, audit.user(), "device.move", device=device, token=token)
+
     def create_token(
         self,
         name: str,

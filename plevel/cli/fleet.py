@@ -1,4 +1,4 @@
-"""`plevel why` and `plevel fleet`: why a job waits, pauses, and devices with a new name."""
+"""`plevel why` and `plevel fleet`: why a job waits, pauses, and devices with a new name or owner."""
 
 from __future__ import annotations
 
@@ -133,6 +133,28 @@ def rename(
     with connect(place.url, place.database) as service:
         service.rename_device(old, new)
     tell(f"what was measured as {old} is of {new} now", {"old": old, "new": new}, as_json=as_json)
+
+
+@app.command()
+def move(
+    device: Annotated[str, typer.Argument(metavar="DEVICE", show_default=False)],
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="A token's name.", show_default=False)],
+    url: option.Url = None,
+    database: option.Database = None,
+    as_json: option.AsJson = False,
+) -> None:
+    """Give a device to another token: the one that registered it first has it until then.
+
+    Example: plevel fleet move 3f2a/cpu:0-3 lab-7
+    """
+    from plevel.cli.output import tell
+    from plevel.direct import connect
+
+    place = option.locate(url, database)
+    with connect(place.url, place.database) as service:
+        service.move_device(device, token)
+    given = {"device": device, "token": token}
+    tell(f"{device} belongs to token {token} now", given, as_json=as_json)
 
 
 def _instant(when: datetime | None) -> float | None:

@@ -1,4 +1,4 @@
-"""For those who run the lab: why a job waits, pauses, and devices with a new name."""
+"""For those who run the lab: why a job waits, pauses, and devices with a new name or owner."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ class Renaming(msgspec.Struct, frozen=True, kw_only=True):
 
     old: Name
     new: Name
+
+
+class Moving(msgspec.Struct, frozen=True, kw_only=True):
+    """A device, by its identity, and the name of the token that it belongs to from now on."""
+
+    device: Name
+    token: Name
 
 
 @router.get(
@@ -87,4 +94,20 @@ def rename(context: Ctx, who: Who, body: Annotated[Renaming, body_of(Renaming)])
     with context.store.write() as connection:
         fleet.rename(connection, body.old, body.new)
         audit.note(connection, who, "device.rename", old=body.old, new=body.new)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/devices:move",
+    **describe(
+        "Give a device to another token", takes=Moving, status=204, errors=(404,),
+        note="A device belongs to the token that registered it first, and to others of its name. Workers that "
+        "drive it with another token than the new one are refused when they register again. Its history "
+        "stays.",
+    ),
+)  # fmt: skip
+def move(context: Ctx, who: Who, body: Annotated[Moving, body_of(Moving)]) -> Response:
+    with context.store.write() as connection:
+        fleet.move(connection, body.device, body.token)
+        audit.note(connection, who, "device.move", device=body.device, token=body.token)
     return Response(status_code=204)

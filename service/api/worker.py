@@ -24,7 +24,13 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[fleet.WorkerStatus, ...]
 
 
-@router.post("", **describe("Register a worker", takes=WorkerInfo, gives=Registered, status=201))
+@router.post(
+    "",
+    **describe(
+        "Register a worker", takes=WorkerInfo, gives=Registered, status=201, errors=(403,),
+        note="A device belongs to the token that registers it first; 403 where it is another's.",
+    ),
+)  # fmt: skip
 def register(
     context: Ctx, who: Who, info: Annotated[WorkerInfo, body_of(WorkerInfo)]
 ) -> Response:
@@ -63,9 +69,9 @@ async def heartbeat(context: Ctx, who: Who, worker_id: int) -> Response:
 def leave(context: Ctx, who: Who, worker_id: int) -> Response:
     with context.store.write() as connection:
         fleet.check_worker(connection, worker_id, who.token_id)
-        # Leases before their worker, as everywhere: so that no two calls wait for each other.
-        jobs.release_worker(connection, worker_id, context.terms)
         fleet.end(connection, worker_id)
+        # What it was leased a moment ago, too: it gets no more from here on.
+        jobs.release_worker(connection, worker_id, context.terms)
     context.queued.notify()
     context.changed.notify()
     return Response(status_code=204)

@@ -28,7 +28,7 @@ from service.predict.ranker import LEAST_ACCURACY
 from service.records.best import standing
 from service.search.features import Digits
 from service.search.predictor import Floats, Predictor, Ranking, Trials
-from service.store.db import Store, now
+from service.store.db import Store, insert, now
 from service.store.namespace import DEFAULT
 from service.store.tables import cost_model, record, target, task, workload
 from strategy.record import Phase, convert, estimate, to_json
@@ -140,13 +140,20 @@ def train(store: Store, op: str, target_key: str) -> Model:
         **_ranked(ranking), "columns": columns, "trees": trees,
         "digest": hashlib.sha256(trees).hexdigest()[:32], "evaluation": to_json(evaluation),
     }  # fmt: skip
-    version = sa.select(sa.func.coalesce(sa.func.max(cost_model.c.version), 0) + 1).where(
-        cost_model.c.op == op, cost_model.c.target_id == target_id
-    )
     with store.write() as connection:
-        row = sa.insert(cost_model).values(version=version.scalar_subquery(), **values)
-        model_id = connection.execute(row.returning(cost_model.c.id)).scalar_one()
-        return show(connection, model_id)
+        return show(connection, _put(connection, values))
+
+
+def _put(connection: sa.Connection, values: Mapping[str, Any]) -> int:
+    """Stores a model as the next version of its operator and target; returns its id."""
+    version = sa.select(sa.func.coalesce(sa.func.max(cost_model.c.version), 0) + 1).where(
+        cost_model.c.op == values["op"], cost_model.c.target_id == values["target_id"]
+    )
+    row = insert(connection, cost_model).values(version=version.scalar_subquery(), **values)
+    statement = row.on_conflict_do_nothing().returning(cost_model.c.id)
+    while (model_id := connection.scalar(statement)) is None:
+        pass  # another service's has that number by now
+    return int(model_id)
 
 
 def _ranked(ranking: Ranking) -> dict[str, Any]:

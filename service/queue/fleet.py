@@ -1,22 +1,27 @@
-"""Workers and their devices: registering, heartbeats, who is alive."""
+"""Workers and their devices: registering, heartbeats, who is alive, whose a device is.
+
+A device is known by its identity, and belongs to the token that registered it first. As it is described
+it is a row of `device` that never changes: one that has changed gets another row, and begins a history
+of its own; what was measured before stays with what it was measured on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
-from service.errors import LeaseLostError, NotFoundError
+from service.errors import ForbiddenError, InvalidError, LeaseLostError, NotFoundError
 from service.store import catalogue
 from service.store.db import among, insert, now
 from service.store.row_cache import recall
-from service.store.tables import device, lease, target, worker, worker_device
-from strategy.record import Device, WorkerInfo
+from service.store.tables import device, device_owner, lease, target, token, worker, worker_device
+from strategy.record import WorkerInfo
 
 # A sign of life is written once the last is this part of the time old for which a worker counts as alive.
 FRESH = 12
+RENAMING = " renaming"  # an identity that no worker gives
 
 
 class WorkerDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,8 +53,16 @@ def register(
 ) -> int:
     """A new worker with its devices; returns its id. With a token, only that speaks for it.
 
-    A device that is known by its identity keeps its row, with what the worker now says of it.
+    A device that is described as it was keeps its row, and with it its history.
+
+    Raises:
+        InvalidError: a device is listed twice.
+        ForbiddenError: a device belongs to another token.
     """
+    identities = [d.identity for d in info.devices]
+    if len(set(identities)) < len(identities):
+        raise InvalidError("devices: one is listed twice: list each once")
+    _claim(connection, identities, token_id)
     worker_id = connection.execute(
         sa.insert(worker)
         .values(
@@ -58,37 +71,110 @@ def register(
         )
         .returning(worker.c.id)
     ).scalar_one()  # fmt: skip
-    for described in info.devices:
-        device_id, target_id = _put_device(connection, described)
+    # In one order, so that no two registrations wait for each other.
+    for described in sorted(info.devices, key=lambda d: (d.target.key, d.identity)):
+        target_id = catalogue.put_target(connection, described.target)
+        device_id = catalogue.put_device(
+            connection, described.identity, described.slot,
+            described.model or described.target.model, target_id, described.target.to_json(),
+            described.fingerprint,
+        )  # fmt: skip
+        connection.execute(sa.update(device).where(device.c.id == device_id).values(seen_at=now()))
         connection.execute(
-            insert(connection, worker_device)
-            .values(worker_id=worker_id, device_id=device_id, target_id=target_id)
-            .on_conflict_do_nothing()
+            sa.insert(worker_device).values(
+                worker_id=worker_id, device_id=device_id, target_id=target_id
+            )
         )
     catalogue.note(
-        connection, "registered", worker_id=worker_id, name=info.name,
-        devices=[d.identity for d in info.devices],
-    )  # fmt: skip
+        connection, "registered", worker_id=worker_id, name=info.name, devices=identities
+    )
     return int(worker_id)
 
 
-def _put_device(connection: sa.Connection, described: Device) -> tuple[int, int]:
-    target_id = catalogue.put_target(connection, described.target)
-    values: dict[str, Any] = {
-        "slot": described.slot,
-        "model": described.model or described.target.model,
-        "target_id": target_id,
-        "target": described.target.to_json(),
-        "fingerprint": described.fingerprint,
-        "seen_at": now(),
-    }
-    statement = insert(connection, device).values(
-        identity=described.identity, created_at=now(), **values
+def _claim(connection: sa.Connection, identities: Collection[str], token_id: int | None) -> None:
+    """Lock devices until the transaction ends; those that are nobody's become the token's.
+
+    Without a token all are at hand. A token of the same name takes the place of the first, so that tokens
+    can be replaced before they expire. Raises `ForbiddenError`.
+    """
+    name = None
+    if token_id is not None:
+        name = connection.execute(sa.select(token.c.name).where(token.c.id == token_id)).scalar_one()
+    for identity in sorted(identities):
+        owner = _lock(connection, identity)
+        if owner is None:
+            _give(connection, identity, name)
+        elif name not in (None, owner):
+            raise ForbiddenError(
+                f"device {identity!r:.200} belongs to token {owner!r}, not to {name!r}: register it with "
+                f"that one, or have an administrator move it: plevel fleet move {identity} {name}"
+            )
+
+
+def _lock(connection: sa.Connection, identity: str) -> str | None:
+    """The token's name that a device belongs to; others wait for this transaction's end."""
+    put = insert(connection, device_owner).values(identity=identity).on_conflict_do_nothing()
+    connection.execute(put)
+    query = sa.select(device_owner.c.owner).where(device_owner.c.identity == identity)
+    owner: str | None = connection.execute(query.with_for_update(key_share=True)).scalar_one()
+    return owner
+
+
+def _give(connection: sa.Connection, identity: str, name: str | None) -> None:
+    connection.execute(
+        sa.update(device_owner).where(device_owner.c.identity == identity).values(owner=name)
     )
-    device_id = connection.execute(
-        statement.on_conflict_do_update(index_elements=["identity"], set_=values).returning(device.c.id)
+
+
+def move(connection: sa.Connection, identity: str, name: str) -> None:
+    """Gives a device to the tokens of a name; workers of others that drive it lose it.
+
+    Raises:
+        NotFoundError: the device is not known, or there is no such token.
+    """
+    if connection.scalar(sa.select(device.c.id).where(_named(identity)).limit(1)) is None:
+        raise _unknown_device(identity)
+    named = sa.select(token.c.id).where(token.c.name == name)
+    if connection.scalar(named.limit(1)) is None:
+        raise NotFoundError(f"token {name!r:.200} does not exist: `plevel token list` shows those that do")
+    _lock(connection, identity)
+    _give(connection, identity, name)
+    of_others = sa.or_(worker.c.token_id.is_(None), worker.c.token_id.not_in(named))
+    _end_drivers(connection, [identity], of_others)
+    catalogue.note(connection, "moved", device=identity, owner=name)
+
+
+def lock_device(connection: sa.Connection, device_id: int) -> sa.Select[tuple[int]]:
+    """Lock a device, however it is described, until the transaction ends; the query of its rows' ids."""
+    identity = connection.execute(
+        sa.select(device.c.identity).where(device.c.id == device_id)
     ).scalar_one()
-    return int(device_id), target_id
+    _lock(connection, identity)
+    return sa.select(device.c.id).where(_named(identity))
+
+
+def _named(identity: str) -> sa.ColumnElement[bool]:
+    return device.c.identity == identity
+
+
+def _unknown_device(identity: str) -> NotFoundError:
+    return NotFoundError(f"device {identity!r:.200} is not known: `plevel workers --json` has them")
+
+
+def _end_drivers(
+    connection: sa.Connection, identities: Collection[str], *conditions: sa.ColumnElement[bool]
+) -> None:
+    """Ends the workers that drive devices: they register again."""
+    drives = (
+        sa.select(worker_device.c.worker_id)
+        .join(device, device.c.id == worker_device.c.device_id)
+        .where(device.c.identity.in_(identities))
+    )
+    connection.execute(
+        sa.update(worker)
+        .where(worker.c.id.in_(drives), worker.c.ended_at.is_(None), *conditions)
+        .values(ended_at=now())
+    )
 
 
 _HERE = sa.and_(among(worker.c.id), worker.c.ended_at.is_(None))
@@ -176,28 +262,16 @@ def rename(connection: sa.Connection, old: str, new: str) -> None:
 
     Their workers register again. Raises `NotFoundError`.
     """
-    query = sa.select(device.c.identity, device.c.id).where(device.c.identity.in_((old, new)))
-    ids = {row.identity: row.id for row in connection.execute(query)}
-    if old not in ids:
-        raise NotFoundError(f"device {old!r:.200} is not known: `plevel workers --json` has them")
-    names = {ids[old]: new} | ({ids[new]: old} if new in ids else {})
-    for device_id in names:  # out of the way first: identities are unique at every step
-        _update(connection, device_id, f"renaming {device_id}")
-    for device_id, name in names.items():
-        _update(connection, device_id, name)
-    drives = sa.select(worker_device.c.worker_id).where(worker_device.c.device_id.in_(names))
-    connection.execute(
-        sa.update(worker)
-        .where(worker.c.id.in_(drives), worker.c.ended_at.is_(None))
-        .values(ended_at=now())
-    )
+    # One after the other, whatever they rename: what is a name now may be another's in a moment.
+    owners = {name: _lock(connection, name) for name in sorted({RENAMING, old, new})}
+    if connection.scalar(sa.select(device.c.id).where(_named(old)).limit(1)) is None:
+        raise _unknown_device(old)
+    if owners[new] is None:
+        _give(connection, new, owners[old])
+    _end_drivers(connection, [old, new])  # before their devices, as leasing locks them
+    for name, other in ((old, RENAMING), (new, old), (RENAMING, new)):
+        connection.execute(sa.update(device).where(_named(name)).values(identity=other))
     catalogue.note(connection, "renamed", old=old, new=new)
-
-
-def _update(connection: sa.Connection, device_id: int, identity: str) -> None:
-    connection.execute(
-        sa.update(device).where(device.c.id == device_id).values(identity=identity)
-    )
 
 
 def is_alive(alive_s: float | sa.BindParameter[float]) -> sa.ColumnElement[bool]:

@@ -284,9 +284,10 @@ def renew(
     fleet.see(connection, [row.worker_id], terms.alive_s)
     if timing and not row.timing:
         retry.expire(connection, terms)
+        same = fleet.lock_device(connection, row.device_id)
         busy = connection.scalar(
             sa.select(lease.c.id).where(
-                lease.c.device_id == row.device_id, lease.c.ended_at.is_(None), lease.c.timing
+                lease.c.device_id.in_(same), lease.c.ended_at.is_(None), lease.c.timing
             )
         )
         if busy is not None:
@@ -309,9 +310,11 @@ def release(connection: sa.Connection, lease_id: int, token: int, terms: retry.T
 
 def release_worker(connection: sa.Connection, worker_id: int, terms: retry.Terms) -> None:
     """Gives back all that a worker holds."""
+    live = sa.and_(lease.c.worker_id == worker_id, lease.c.ended_at.is_(None))
+    free = sa.select(lease.c.id).where(live).with_for_update(skip_locked=True, key_share=True)
     held = connection.execute(
         sa.update(lease)
-        .where(lease.c.worker_id == worker_id, lease.c.ended_at.is_(None))
+        .where(lease.c.id.in_(free), live)
         .values(ended_at=now(), end_reason="released")
         .returning(lease.c.job_id)
     ).all()

@@ -52,7 +52,7 @@ def create(connection: sa.Connection, asked: PauseRequest) -> Pause:
         if asked.device is not None
         else (target, target.c.key, asked.target)
     )
-    place = connection.scalar(sa.select(table.c.id).where(column == name))
+    place = connection.scalar(sa.select(table.c.id).where(column == name).limit(1))
     if place is None:
         raise NotFoundError(f"{table.name} {name!r:.200} is not known: `plevel workers --json` has them")
     if asked.ends_at is not None and asked.ends_at <= (asked.starts_at or 0.0):
@@ -86,18 +86,29 @@ def end(connection: sa.Connection, pause_id: int) -> None:
 
 def paused_now(connection: sa.Connection) -> set[tuple[int | None, int | None]]:
     """What is paused now: pairs of a device and a target, of which one is None."""
-    query = sa.select(pause.c.device_id, pause.c.target_id).where(
-        pause.c.starts_at <= now(), _not_over()
+    named, same = device.alias(), device.alias()
+    query = (
+        sa.select(same.c.id, pause.c.target_id)
+        .outerjoin(named, named.c.id == pause.c.device_id)
+        .outerjoin(same, same.c.identity == named.c.identity)
+        .where(pause.c.starts_at <= now(), _not_over())
     )
-    return {(row.device_id, row.target_id) for row in connection.execute(query)}
+    return {(row.id, row.target_id) for row in connection.execute(query)}
 
 
 def is_paused(device_id: Any, target_id: Any) -> sa.ColumnElement[bool]:
-    """The condition that a device gets no jobs of a target now."""
+    """The condition that a device, however it is described, gets no jobs of a target now."""
+    named, same = device.alias(), device.alias()
+    of_device = (
+        sa.select(named.c.id)
+        .join(same, same.c.identity == named.c.identity)
+        .where(same.c.id == device_id, named.c.id == pause.c.device_id)
+        .correlate_except(named, same)
+    )
     return (
         sa.select(pause.c.id)
         .where(
-            sa.or_(pause.c.device_id == device_id, pause.c.target_id == target_id),
+            sa.or_(of_device.exists(), pause.c.target_id == target_id),
             pause.c.starts_at <= now(),
             _not_over(),
         )

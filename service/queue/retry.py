@@ -95,7 +95,11 @@ def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | No
     if not pending:
         _close(connection, row, JobState.DONE, "")
         return
-    if is_cancelled(connection, job_id):
+    # The run stays as it is until this is decided: who cancels it finds the job in the queue, or sees to it here.
+    state = connection.execute(
+        sa.select(run.c.state).where(run.c.id == row.run_id).with_for_update(read=True)
+    ).scalar_one()
+    if state == RunState.CANCELLED:
         _close(connection, row, JobState.CANCELLED, "its run was cancelled")
         return
     attempts = row.attempts + (blame is not None)

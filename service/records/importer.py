@@ -329,7 +329,6 @@ def _remembered(cache: dict[K, int], key: K, put: Callable[[], int]) -> int:
 
 
 def _put_device(connection: sa.Connection, given: Device) -> int:
-    """One that is here already stays as its worker described it."""
     return catalogue.put_device(
         connection, given.identity, given.slot, given.model,
         catalogue.put_target(connection, given.target), given.target.to_json(), given.fingerprint,

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from service.errors import InvalidError
 from service.records import best, tvm_history
-from service.store.db import Store, now
+from service.store.db import Store, among, now
 from service.store.tables import Scope, device, purge, record, task, tombstone, worker
 from service.store.tables import best as best_table
 from service.store.tables import history as history_table
@@ -157,10 +157,12 @@ def purge_records(connection: sa.Connection, which: Doubtful, reason: str) -> in
     matching = sa.and_(*which.conditions, best.standing())
     tasks = connection.scalars(sa.select(record.c.task_id).distinct().where(matching)).all()
     best.lock(connection, tasks)
+    # Of the locked tasks: what came of others since is not looked at.
     rows: Sequence[Any] = connection.execute(
         sa.select(record.c.id, record.c.task_id, record.c.device_id, record.c.config_digest).where(
-            matching
-        )
+            matching, among(record.c.task_id)
+        ),
+        {"ids": tasks},
     ).all()
     if not rows:
         return 0

@@ -14,7 +14,7 @@ from service.records import tvm_history
 from service.records.as_of import Best, best_at
 from service.store.db import given_table, values_of
 from service.store.namespace import DEFAULT
-from service.store.tables import Scope, best, device, task
+from service.store.tables import Scope, best, device, task, worker_device
 from service.store.tables import target as target_table
 from service.store.tables import workload as workload_table
 from strategy.op_strategy import Candidate
@@ -150,8 +150,15 @@ class RecordDatabase:
         if identity is None:
             return None, asked.model
         if identity not in self._places:
+            # As its newest worker described it; what was measured before it changed does not count.
+            newest = sa.func.coalesce(sa.func.max(worker_device.c.worker_id), 0)
             row = self.connection.execute(
-                sa.select(device.c.id, device.c.model).where(device.c.identity == identity)
+                sa.select(device.c.id, device.c.model)
+                .outerjoin(worker_device, worker_device.c.device_id == device.c.id)
+                .where(device.c.identity == identity)
+                .group_by(device.c.id)
+                .order_by(newest.desc(), device.c.id.desc())
+                .limit(1)
             ).one_or_none()
             self._places[identity] = None if row is None else (str(row.id), row.model)
         return self._places[identity] or (None, asked.model)

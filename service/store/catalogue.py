@@ -102,15 +102,15 @@ def put_workloads(connection: sa.Connection, values: Iterable[Workload]) -> dict
 
 def put_target(connection: sa.Connection, value: Target) -> int:
     """The target of that key; it has the keys of all that share it."""
-    query = sa.select(target.c.id, target.c["keys"].label("known")).where(target.c.key == value.key)
-    row = connection.execute(query).one_or_none()
-    if row is None:
-        body = {"keys": list(value.keys), "body": value.to_json()}
-        return _one(connection, target, {"key": value.key}, body)
-    if not set(value.keys) <= set(row.known):
-        keys = list(dict.fromkeys([*row.known, *value.keys]))
-        connection.execute(sa.update(target).where(target.c.id == row.id).values(keys=keys))
-    return int(row.id)
+    body = {"keys": list(value.keys), "body": value.to_json()}
+    target_id = _one(connection, target, {"key": value.key}, body)
+    query = sa.select(target.c["keys"]).where(target.c.id == target_id)
+    if not set(value.keys) <= set(connection.execute(query).scalar_one()):
+        # Two that add keys at once do so in turn.
+        known = connection.execute(query.with_for_update(key_share=True)).scalar_one()
+        keys = list(dict.fromkeys([*known, *value.keys]))
+        connection.execute(sa.update(target).where(target.c.id == target_id).values(keys=keys))
+    return target_id
 
 
 def put_variant(
@@ -159,17 +159,21 @@ def put_task(
         "space_digest": "" if space is None else space.digest,
         "namespace": namespace,
     }
-    known = connection.scalar(
-        sa.select(task.c.id).where(*(task.c[name] == v for name, v in identity.items()))
-    )
+    known = connection.execute(
+        sa.select(*task.c["id", "plevel", "space"]).where(
+            *(task.c[name] == v for name, v in identity.items())
+        )
+    ).one_or_none()
     if known is not None:
         # What is not part of the version may change: the level, the derived features.
-        connection.execute(
-            sa.update(task)
-            .where(task.c.id == known)
-            .values(plevel=candidate.plevel, space=None if space is None else space.to_json())
-        )
-        return int(known)
+        described = candidate.plevel, None if space is None else space.to_json()
+        if described != (known.plevel, known.space):
+            connection.execute(
+                sa.update(task)
+                .where(task.c.id == known.id)
+                .values(plevel=described[0], space=described[1])
+            )
+        return int(known.id)
     values = {
         "plevel": candidate.plevel,
         "library": candidate.library,
@@ -185,12 +189,17 @@ def put_device(
     connection: sa.Connection, identity: str, slot: str, model: str, target_id: int,
     body: Mapping[str, Any], fingerprint: Mapping[str, Any],
 ) -> int:  # fmt: skip
-    """A device of imported records; one that is here already stays as its worker described it."""
+    """A device as it is described; as it was before, or is elsewhere, it is another row.
+
+    Where only its model is known, the slot is empty, and one row stands for all of them.
+    """
+    key = connection.execute(sa.select(target.c.key).where(target.c.id == target_id)).scalar_one()
+    described = [slot, model, key if slot else "", dict(fingerprint)]
     values = {
         "slot": slot, "model": model, "target_id": target_id, "target": dict(body),
         "fingerprint": dict(fingerprint), "created_at": now(), "seen_at": now(),
     }  # fmt: skip
-    return _one(connection, device, {"identity": identity}, values)
+    return _one(connection, device, {"identity": identity, "digest": digest_of(described)}, values)
 
 
 _TASK = ("workload_id", "target_id", "implementation", "version", "space_digest", "namespace")

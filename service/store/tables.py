@@ -126,6 +126,7 @@ target_variant = sa.Table(
     sa.Column("body", Json, nullable=False),
 )
 
+_LIVE_RUN = "state = 'running' OR state = 'confirming'"
 run = sa.Table(
     "run",
     metadata,
@@ -135,6 +136,7 @@ run = sa.Table(
     _ref("target_id", "target"),
     # Of workloads, candidates, target, policies and budget: an equal request joins a live run.
     sa.Column("digest", Digest, nullable=False, index=True),
+    sa.Column("forced", sa.Boolean(), nullable=False, server_default=sa.false()),
     sa.Column("request", Json, nullable=False),
     sa.Column("message", sa.Text(), nullable=False, default=""),
     # It has spent its budget, or stopped by its own rule: an equal request is answered at once.
@@ -146,8 +148,13 @@ run = sa.Table(
     _instant("created_at"),
     _instant("finished_at", nullable=True),
     sa.Index(None, "namespace", "id"),
+    # Of equal requests that come at the same moment one makes the run, the others join it.
+    sa.Index(
+        "uq_run_live", "namespace", "digest", "forced", unique=True,
+        sqlite_where=sa.text(_LIVE_RUN), postgresql_where=sa.text(_LIVE_RUN),
+    ),
     _one_of("state", RunState),
-)
+)  # fmt: skip
 
 task = sa.Table(
     "task",
@@ -261,11 +268,24 @@ worker = sa.Table(
     _instant("ended_at", nullable=True),
 )
 
+# Whose devices are: rows of `device` of one identity have one owner.
+device_owner = sa.Table(
+    "device_owner",
+    metadata,
+    _id(),
+    sa.Column("identity", sa.String(200), nullable=False, unique=True),
+    # The name of a token; NULL until one registers it.
+    sa.Column("owner", sa.String(200), nullable=True),
+)
+
+# A device as it is: one that has changed (another model, processor, firmware) is another row of its
+# identity, with a history of its own. What a row says of the device never changes.
 device = sa.Table(
     "device",
     metadata,
     _id(),
-    sa.Column("identity", sa.String(200), nullable=False, unique=True),
+    sa.Column("identity", sa.String(200), nullable=False),
+    sa.Column("digest", Digest, nullable=False),  # of slot, model, target's key and fingerprint
     # Empty where only the model is known, of imported records.
     sa.Column("slot", sa.String(200), nullable=False),
     sa.Column("model", sa.Text(), nullable=False),
@@ -274,6 +294,7 @@ device = sa.Table(
     sa.Column("fingerprint", Json, nullable=False),
     _instant("created_at"),
     _instant("seen_at"),
+    sa.UniqueConstraint("identity", "digest"),
 )
 
 worker_device = sa.Table(

@@ -45,10 +45,11 @@ def enqueue_due(connection: sa.Connection, after_s: float, alive_s: float) -> li
         after_s: how long after the end of a run.
         alive_s: how long after its last sign a worker counts as alive.
     """
-    # Another service that looks at the same moment finds another, or at worst has it measured once more.
-    unlocked = _due(after_s, alive_s).with_for_update(of=run, skip_locked=True, key_share=True)
-    due = connection.execute(unlocked).first()
-    if due is None:
+    # Another service that looks at the same moment finds another; what it has done meanwhile is seen by the
+    # second look, under the lock.
+    wanted = _due(after_s, alive_s)
+    due = connection.execute(wanted.with_for_update(of=run, skip_locked=True, key_share=True)).first()
+    if due is None or connection.execute(wanted.where(run.c.id == due.id)).first() is None:
         return []
     able = connection.scalars(
         sa.select(worker.c.operators)

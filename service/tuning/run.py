@@ -14,7 +14,7 @@ from service.queue import job as jobs
 from service.records.best import standing
 from service.selection.candidate import known_candidates
 from service.store import catalogue
-from service.store.db import now
+from service.store.db import insert, now
 from service.store.namespace import DEFAULT
 from service.store.tables import LIVE, TaskState, best, record, run, run_task, task, workload
 from service.store.tables import target as target_table
@@ -112,40 +112,38 @@ def create(
 ) -> int:  # fmt: skip
     """A new run in a namespace; returns its id.
 
-    An equal request joins the run that is under way. Where all is tuned enough (same versions,
-    target and policies, at least this budget or stopped by its own rule), the run is done at once.
+    An equal request joins the run that is under way; one with `force` joins none but a forced one. Where
+    all is tuned enough (same versions, target and policies, at least this budget or stopped by its own
+    rule), the run is done at once.
 
     Raises:
         InvalidError: it times with cold caches, and not under a namespace of its own.
     """
     _check_caches(request, namespace)
     digest = _digest(request, planned)
-    if not request.force:
-        live = connection.scalar(
-            sa.select(run.c.id)
-            .where(run.c.digest == digest, run.c.namespace == namespace, run.c.state.in_(LIVE))
-            .limit(1)
-        )
-        if live is not None:
-            catalogue.note(connection, "joined", run_id=live)
-            return int(live)
+    joined = _find_live(connection, request, digest, namespace)
+    if joined is not None:
+        catalogue.note(connection, "joined", run_id=joined)
+        return joined
     target_id = catalogue.put_target(connection, request.target)
-    run_id = connection.execute(
-        sa.insert(run)
+    tasks = _put_tasks(connection, planned, target_id, namespace)
+    statement = (
+        insert(connection, run)
         .values(
             state=RunState.RUNNING, target_id=target_id, digest=digest, request=to_json(request),
-            namespace=namespace, complete=False, max_jobs=request.max_jobs, created_at=now(),
+            namespace=namespace, forced=request.force, complete=False, max_jobs=request.max_jobs,
+            message="", created_at=now(),
         )
+        .on_conflict_do_nothing()
         .returning(run.c.id)
-    ).scalar_one()  # fmt: skip
-    tasks: list[list[int]] = []
-    for p in planned:
-        workload_id = catalogue.put_workload(connection, p.workload)
-        ids = [
-            catalogue.put_task(connection, workload_id, target_id, c, size, namespace)
-            for c, size in zip(p.candidates, p.space_sizes, strict=True)
-        ]
-        tasks.append(ids)
+    )  # fmt: skip
+    while (run_id := connection.scalar(statement)) is None:
+        # Another was faster; where it has ended by now, this is the next.
+        joined = _find_live(connection, request, digest, namespace)
+        if joined is not None:
+            catalogue.note(connection, "joined", run_id=joined)
+            return joined
+    for p, ids in zip(planned, tasks, strict=True):
         connection.execute(
             sa.insert(run_task),
             [
@@ -157,6 +155,37 @@ def create(
     if not request.force:
         _finish_if_tuned(connection, run_id, request, planned, tasks)
     return int(run_id)
+
+
+def _find_live(
+    connection: sa.Connection, request: RunRequest, digest: str, namespace: str
+) -> int | None:
+    """The run under way that an equal request joins."""
+    wanted = [run.c.digest == digest, run.c.namespace == namespace, run.c.state.in_(LIVE)]
+    if request.force:
+        wanted.append(run.c.forced)
+    found: int | None = connection.scalar(sa.select(run.c.id).where(*wanted).order_by(run.c.id).limit(1))
+    return found
+
+
+def _put_tasks(
+    connection: sa.Connection, planned: Sequence[Planned], target_id: int, namespace: str
+) -> list[list[int]]:
+    """The ids of each workload's tasks; made in one order, so that no two requests wait for each other."""
+    workload_ids = catalogue.put_workloads(connection, [p.workload for p in planned])
+    made: dict[str, list[int]] = {}
+    for p in sorted(planned, key=lambda p: workload_ids[p.workload.digest]):
+        workload_id = workload_ids[p.workload.digest]
+        sized = sorted(
+            zip(p.candidates, p.space_sizes, strict=True),
+            key=lambda c: (c[0].implementation, c[0].version),
+        )
+        ids = {
+            c.implementation: catalogue.put_task(connection, workload_id, target_id, c, size, namespace)
+            for c, size in sized
+        }
+        made[p.workload.digest] = [ids[c.implementation] for c in p.candidates]
+    return [made[p.workload.digest] for p in planned]
 
 
 def _check_caches(request: RunRequest, namespace: str) -> None:
@@ -244,12 +273,14 @@ def _tuned_by(
 def finish(
     connection: sa.Connection, run_id: int, state: RunState, message: str, *, complete: bool = False
 ) -> None:
-    connection.execute(
+    """End a run; one that has ended, by its cancellation perhaps, stays as it is."""
+    ended = connection.execute(
         sa.update(run)
-        .where(run.c.id == run_id)
+        .where(run.c.id == run_id, run.c.state.in_(LIVE))
         .values(state=state, message=message, finished_at=now(), complete=complete)
     )
-    catalogue.note(connection, state.value, run_id=run_id, message=message)
+    if ended.rowcount:
+        catalogue.note(connection, state.value, run_id=run_id, message=message)
 
 
 def cancel(connection: sa.Connection, run_id: int, namespace: str | None = None) -> None:

@@ -30,9 +30,11 @@ from service.access.auth import Actor, Authority, is_loopback
 from service.api.guard import needed
 from service.app import create_app
 from service.errors import ForbiddenError, InvalidError, NotFoundError, TooManyError
+from service.queue import fleet
 from service.settings import Settings
 from service.store.db import Store
 from service.store.tables import TokenScope
+from service.store.tables import device as device_table
 from service.store.tables import token as token_table
 from strategy.record import Leases, Registered, Renewal, Results, decode, encode
 from tests.integration.process import Service, refused
@@ -72,6 +74,7 @@ READ_BY_POST = {
 ADMIN = {
     ("GET", "/v1/tokens"), ("POST", "/v1/tokens"), ("DELETE", "/v1/tokens/1"), ("GET", "/v1/audit"),
     ("POST", "/v1/pauses"), ("DELETE", "/v1/pauses/1"), ("POST", "/v1/devices:rename"),
+    ("POST", "/v1/devices:move"),
     ("POST", "/v1/models"),
 }  # fmt: skip
 
@@ -246,6 +249,61 @@ def test_a_worker_token_speaks_for_its_own_workers_only(store: Store, http: http
     assert post(f"/v1/leases/{held.id}/results", mine, results).status_code == 200
     assert http.delete(f"/v1/workers/{worker_id}", headers=other).status_code == 404
     assert http.delete(f"/v1/workers/{worker_id}", headers=mine).status_code == 204
+
+
+def test_a_device_belongs_to_the_token_that_registered_it_until_it_is_moved(
+    store: Store, http: httpx.Client
+) -> None:
+    with store.write() as c:
+        mine, again, other = (
+            bearer(token.create(c, name, [TokenScope.WORKER]).secret)
+            for name in ("lab-7", "lab-7", "other")
+        )
+        admin = bearer(token.create(c, "admin", [TokenScope.ADMIN]).secret)
+
+    def register(headers: dict[str, str], **values: Any) -> httpx.Response:
+        return http.post("/v1/workers", headers=headers, content=encode(info(device(**values))))
+
+    def move(headers: dict[str, str], place: str, name: str) -> httpx.Response:
+        body = {"device": place, "token": name}
+        return http.post("/v1/devices:move", headers=headers, json=body)
+
+    place = device().identity
+    first = register(mine)
+    assert first.status_code == 201
+    for stranger in (other, admin):
+        refused = register(stranger, model="Model B")
+        assert refused.status_code == 403
+        assert "belongs to token 'lab-7'" in refused.json()["detail"]
+        assert "plevel fleet move" in refused.json()["detail"]
+    with store.read() as c:
+        assert c.scalars(sa.select(device_table.c.model)).all() == ["Model A"]
+    assert register(again).status_code == 201, "the token was replaced by one of its name"
+    assert register(mine, identity="host-b/cpu:0").status_code == 201
+    assert move(mine, place, "other").status_code == 403
+    assert move(admin, place, "nobody").status_code == 404
+    assert move(admin, "nowhere", "other").status_code == 404
+    assert move(admin, place, "other").status_code == 204
+    worker_id = decode(first.content, Registered).worker_id
+    assert http.post(f"/v1/workers/{worker_id}/heartbeat", headers=mine).status_code == 404
+    assert register(mine).status_code == 403
+    assert register(other).status_code == 201
+    done = http.get("/v1/audit", headers=admin).json()["entries"]
+    assert {"action": "device.move", "detail": {"device": place, "token": "other"}}.items() <= done[0].items()
+
+
+def test_without_tokens_devices_are_everybodys_until_one_registers_them(store: Store) -> None:
+    with store.write() as c:
+        fleet.register(c, info())
+        one, other = (token.create(c, name, [TokenScope.WORKER]).id for name in ("one", "other"))
+        fleet.register(c, info(), one)
+        with pytest.raises(ForbiddenError):
+            fleet.register(c, info(), other)
+        fleet.register(c, info())  # the host's own, where tokens are not asked for
+        with pytest.raises(ForbiddenError):
+            fleet.register(c, info(), other)
+        with pytest.raises(InvalidError, match="listed twice"):
+            fleet.register(c, info(device(), device(model="Model B")))
 
 
 def _enqueue(store: Store, run_id: int) -> None:

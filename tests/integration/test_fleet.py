@@ -292,6 +292,21 @@ def test_what_is_paused_gets_no_jobs(scene: Scene, place: dict[str, str]) -> Non
     assert scene.lease(worker_id) is not None
 
 
+def test_a_pause_holds_whatever_the_device_has_become(scene: Scene) -> None:
+    scene.register()
+    with scene.store.write() as c:
+        pause.create(c, pause.PauseRequest(reason="new fans", device=HOST))
+    job_id = scene.enqueue(configs(1))
+    workers = [scene.register(device(HOST, model=f"Model {m}")) for m in "BCD"]
+    for _ in range(2):
+        scene.enqueue(configs(1))
+    assert scene.lease(workers[0]) is None
+    with scene.store.write() as c:  # together, in other statements
+        answers = jobs.lease_many(c, [Ask(w, HOST) for w in workers], TERMS)
+    assert answers == [[], [], []]
+    assert "new fans" in reasons(scene, job_id)
+
+
 def test_a_window_to_come_and_one_that_is_over(scene: Scene) -> None:
     worker_id = scene.register()
     scene.enqueue(configs(1))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import statistics
-from collections import defaultdict
 from typing import Any
 
 import msgspec
@@ -13,23 +12,28 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from service.errors import NotFoundError
+from service.formats import Task
+from service.queue import fleet
 from service.queue import job as queue
-from service.records import exporter, log
+from service.records import exporter, log, retention
+from service.records.importer import import_items
 from service.selection.database import RecordDatabase
 from service.store.db import Store, now
 from service.store.tables import best, environment, job, record
-from service.store.tables import device as table
 from strategy.record import REFUTING, ErrorKind, Phase, Reference, Result, Results
 from strategy.select import History, Level, Measured, select
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Input, Workload
+from tests.integration.derived import assert_derived
 from tests.integration.scene import (
     CANDIDATES,
     FAST,
     LIBRARY,
     OTHER_TARGET,
     SLOW,
+    SPACE,
     TARGET,
     TERMS,
     WORKLOAD,
@@ -40,6 +44,7 @@ from tests.integration.scene import (
     request,
     timed,
 )
+from tests.integration.test_import import made
 
 DEVICES = {"a": "Model A", "b": "Model A", "c": "Model C"}
 _numbers = itertools.count()
@@ -57,10 +62,11 @@ def measure(
     phase: Phase = Phase.SEARCH,
     place: str = "a",
     target: Target = TARGET,
+    model: str | None = None,
 ) -> None:
     """Runs one job of these configurations on a device, with these samples or failures."""
     identity = f"{place}/cpu:0"
-    worker_id = scene.register(device(identity, target, DEVICES.get(place, place)))
+    worker_id = scene.register(device(identity, target, model or DEVICES.get(place, place)))
     job_id = scene.enqueue(list(results), task, phase)
     with scene.store.write() as c:  # long ago: a final waits for no other device
         c.execute(sa.update(job).where(job.c.id == job_id).values(available_at=0.0))
@@ -72,51 +78,6 @@ def measure(
         else:
             outcomes.append(Result(entry=entry.index, samples_s=outcome))
     scene.report(held, outcomes)
-
-
-def brute_force(rows: list[Any]) -> dict[tuple[int, str, str], tuple[str, str, float, int]]:
-    """The table `best`, derived from all records at once and in no clever way."""
-    places = defaultdict(list)
-    for r in rows:
-        for scope in (("device", r.device), ("model", r.model), ("target", "")):
-            places[r.task_id, *scope].append(r)
-    found = {}
-    for place, of_place in places.items():
-        wrong = {r.config_digest for r in of_place if r.error in REFUTING}
-        for phase in ("confirm", "search"):
-            pools = defaultdict(list)
-            for r in of_place:
-                if r.error is None and r.phase == phase and r.config_digest not in wrong:
-                    pools[r.config_digest] += r.samples_s
-            if pools:
-                lowest = min((statistics.median(p), d, len(p)) for d, p in pools.items())
-                found[place] = (lowest[1], phase, lowest[0], lowest[2])
-                break
-    return found
-
-
-def derived(scene: Scene, task_id: int) -> dict[tuple[int, str, str], tuple[str, str, float, int]]:
-    with scene.store.read() as c:
-        rows = c.execute(sa.select(best).where(best.c.task_id == task_id)).all()
-        names = {str(d.id): d.identity for d in c.execute(sa.select(table))}
-    return {
-        (r.task_id, r.scope, names[r.scope_value] if r.scope == "device" else r.scope_value): (
-            r.config_digest, r.phase, r.median_s, r.samples
-        )
-        for r in rows
-    }  # fmt: skip
-
-
-def logged(scene: Scene, task_id: int) -> list[Any]:
-    with scene.store.read() as c:
-        return list(
-            c.execute(
-                sa.select(record, table.c.identity.label("device"), table.c.model)
-                .join(table, table.c.id == record.c.device_id)
-                .where(record.c.task_id == task_id)
-                .order_by(record.c.id)
-            )
-        )
 
 
 SAMPLES = st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0, 5.0]), min_size=1, max_size=3).map(tuple)
@@ -144,10 +105,71 @@ EQUALS = [
 def test_best_is_what_all_records_say(store: Store, jobs: list[Any]) -> None:
     workload = Workload(f"op{next(_numbers)}", (Input("data", "float32[4]"),))
     scene = Scene.make(store, request(workload))
-    task_id = scene.tasks[FAST.implementation]
     for phase, place, results in jobs:
         measure(scene, FAST.implementation, results, phase, place)
-        assert derived(scene, task_id) == brute_force(logged(scene, task_id))
+        assert_derived(store)
+
+
+STATES = st.sampled_from(["Model A", "Model B", "Model C"])
+CHANGE = st.one_of(
+    st.tuples(st.just("measured"), st.sampled_from("ab"), STATES, JOB.map(lambda j: j[::2])),
+    st.tuples(st.just("imported"), st.sampled_from("ab"), STATES, st.integers(1, 3)),
+    st.tuples(st.just("renamed"), st.sampled_from([("a", "b"), ("b", "c")])),
+    st.tuples(st.just("purged"), st.sampled_from("ab")),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(st.lists(CHANGE, min_size=2, max_size=6))
+@example([  # an honest change of name, and what was measured under the old one is no longer of use
+    ("measured", "a", "Model A", (Phase.SEARCH, {_one: (1.0,)})),
+    ("measured", "a", "Model B", (Phase.SEARCH, {_two: (2.0,)})),
+])
+def test_best_is_what_all_records_say_whatever_becomes_of_devices(
+    store: Store, changes: list[Any]
+) -> None:
+    number = next(_numbers)
+    workload = Workload(f"op{number}", (Input("data", "float32[4]"),))
+    scene = Scene.make(store, request(workload))
+    imported = Task(
+        workload=workload, target=TARGET, implementation=FAST.implementation, version=FAST.version,
+        space=SPACE.digest,
+    )  # fmt: skip
+    for change in changes:
+        match change:
+            case "measured", place, model, (phase, results):
+                measure(scene, FAST.implementation, results, phase, f"{number}{place}", model=model)
+            case "imported", place, model, median_s:
+                described = device(f"{number}{place}/cpu:0", model=model)
+                item = made(median_s, (float(median_s),), task=imported, device=described)
+                import_items(store, [item])
+            case "renamed", (old, new):
+                with contextlib.suppress(NotFoundError), store.write() as c:
+                    fleet.rename(c, f"{number}{old}/cpu:0", f"{number}{new}/cpu:0")
+            case "purged", place:
+                with store.write() as c:
+                    which = retention.Doubtful(device=f"{number}{place}/cpu:0")
+                    retention.purge_records(c, which, "hot")
+        assert_derived(store)
+
+
+def test_a_device_that_has_changed_begins_a_new_history(scene: Scene) -> None:
+    """The old one is kept, as that of what it was; as it was before it goes on with that."""
+    one, two = configs(2)
+    measure(scene, FAST.implementation, {one: (1.0,)}, place="a", model="Model A")
+    measure(scene, FAST.implementation, {two: (2.0,)}, place="a", model="Model B")
+    assert {m.level: m.config for m in measured(scene, "a/cpu:0")} == {
+        Level.DEVICE: two, Level.MODEL: two, Level.TARGET: one,
+    }  # fmt: skip
+    of_a = Target.parse({**TARGET.to_json(), "model": "Model A"})
+    assert {m.level: m.config for m in measured(scene, None, of_a)}[Level.MODEL] == one
+    scene.register(device("a/cpu:0", model="Model A"))
+    assert {m.level: m.config for m in measured(scene, "a/cpu:0")} == {
+        Level.DEVICE: one, Level.MODEL: one, Level.TARGET: one,
+    }  # fmt: skip
+    assert len({r.device_id for r in scene.records()}) == 2
+    with scene.store.read() as c:
+        assert len(log.page(c, device="a/cpu:0").records) == 2, "the log has both"
 
 
 def test_failures_have_no_cost_and_are_never_the_best(scene: Scene) -> None:

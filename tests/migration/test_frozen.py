@@ -9,18 +9,35 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from service.access import token as token_module
+from service.errors import ForbiddenError
 from service.formats import Source, read
+from service.queue import fleet
 from service.records import exporter, tvm_history
 from service.records.importer import import_items
 from service.selection.database import RecordDatabase
 from service.store import migration
 from service.store.db import Store
-from service.store.tables import best, record, target_variant, task, token, tombstone
+from service.store.tables import (
+    TokenScope,
+    best,
+    device,
+    device_owner,
+    job,
+    record,
+    run,
+    target_variant,
+    task,
+    token,
+    tombstone,
+)
 from service.store.tables import history as history_table
 from service.tuning import run as runs
 from strategy.select import select
 from strategy.space import Config
-from tests.integration.scene import CANDIDATES, FAST, TARGET, WORKLOAD
+from tests.integration.derived import assert_derived
+from tests.integration.scene import CANDIDATES, FAST, TARGET, WORKLOAD, drawn, info
+from tests.integration.scene import device as describe
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -47,6 +64,12 @@ def url_0003(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def url_0004(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The same after its upgrade to 0004."""
     return _thaw("0004", request, tmp_path)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url_0005(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The same after its upgrade to 0005, with equal live runs and a device that got another model."""
+    return _thaw("0005", request, tmp_path)
 
 
 def _thaw(revision: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
@@ -242,3 +265,54 @@ def test_schema_0004_is_carried_forward_and_gone_back_to(url_0004: str) -> None:
     with pytest.raises(sa.exc.IntegrityError):
         put("out_of_bounds")
     assert migration.upgrade(url_0004) == migration.head()
+
+
+def test_schema_0005_is_carried_forward(url_0005: str) -> None:
+    """Of equal live runs the oldest goes on; what a device was renamed from is the best of nothing."""
+    assert migration.current(url_0005) == "0005"
+    assert migration.upgrade(url_0005) == migration.head()
+    store = Store(url_0005)
+    try:
+        states = {r["id"]: (r["state"], r["forced"]) for r in _rows(store, run)}
+        assert states == {
+            1: ("running", False), 2: ("running", False), 3: ("cancelled", False),
+            4: ("running", True), 5: ("cancelled", True),
+        }  # fmt: skip
+        with store.write() as c:
+            assert runs.status(c, 3, 60.0).message == "cancelled: the equal run 2 was under way, and goes on"
+            assert not c.scalars(
+                sa.select(job.c.id).where(job.c.run_id == 3, job.c.state == "queued")
+            ).all()
+            assert runs.create(c, drawn(seed=77), runs.plan(drawn(seed=77))) == 2
+        owners = {r["identity"]: r["owner"] for r in _rows(store, device_owner)}
+        assert owners == {"host-a/cpu:0-1": None, "host-b/cpu:0-1": None, "host-c/cpu:0": "lab-7"}
+        assert_derived(store)
+        # A device that is described as it was goes on with its history.
+        with store.write() as c:
+            before = set(c.scalars(sa.select(device.c.id)))
+            token_id = c.scalar(sa.select(token.c.id).where(token.c.name == "lab-7"))
+            fleet.register(c, info(describe("host-c/cpu:0", model="Model D")), token_id)
+            assert set(c.scalars(sa.select(device.c.id))) == before
+            with pytest.raises(ForbiddenError, match="belongs to token 'lab-7'"):
+                fleet.register(c, info(describe("host-c/cpu:0")), other_token(c))
+    finally:
+        store.close()
+
+
+def other_token(c: sa.Connection) -> int:
+    return token_module.create(c, "other", [TokenScope.WORKER]).id
+
+
+def test_schema_0005_is_gone_back_to_unless_a_device_has_changed(url_0005: str) -> None:
+    migration.upgrade(url_0005)
+    migration.downgrade(url_0005, "0005")
+    assert migration.current(url_0005) == "0005"
+    migration.upgrade(url_0005)
+    store = Store(url_0005)
+    try:
+        with store.write() as c:
+            fleet.register(c, info(describe("host-c/cpu:0", model="Model E")))
+    finally:
+        store.close()
+    with pytest.raises(RuntimeError, match="several histories of host-c/cpu:0"):
+        migration.downgrade(url_0005, "0005")

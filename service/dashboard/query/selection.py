@@ -35,7 +35,10 @@ def known(connection: sa.Connection) -> dict[str, list[Any]]:
     )
     targets = connection.scalars(sa.select(target.c.key).order_by(target.c.id.desc()).limit(OFFERED))
     devices = connection.scalars(
-        sa.select(device.c.identity).order_by(device.c.seen_at.desc()).limit(OFFERED)
+        sa.select(device.c.identity)
+        .group_by(device.c.identity)
+        .order_by(sa.func.max(device.c.seen_at).desc())
+        .limit(OFFERED)
     )
     return {"lately": list(lately), "targets": list(targets), "devices": list(devices)}
 
