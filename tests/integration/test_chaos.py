@@ -1,0 +1,28 @@
+"""Services and workers as processes, in weather of every kind at once: nothing is lost or doubled.
+
+`benchmarks/soak.py` does it, for hours if one likes, and has the invariants, as SQL.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import soak
+from service.store.db import Store
+from tests.integration.derived import assert_derived
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
+def test_a_farm_in_bad_weather(
+    url: str, tmp_path: Path, seed: int, full: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = soak.soak(url, tmp_path, 90.0 if full else 6.0, seed, trials=100 if full else 24)
+    with capsys.disabled():
+        print(f"\n{said}" if full else "", end="")
+    store = Store(url)
+    try:
+        assert_derived(store)
+    finally:
+        store.close()
