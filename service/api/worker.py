@@ -69,9 +69,7 @@ async def heartbeat(context: Ctx, who: Who, worker_id: int) -> Response:
 def leave(context: Ctx, who: Who, worker_id: int) -> Response:
     with context.store.write() as connection:
         fleet.check_worker(connection, worker_id, who.token_id)
-        fleet.end(connection, worker_id)
-        # What it was leased a moment ago, too: it gets no more from here on.
-        jobs.release_worker(connection, worker_id, context.terms)
+        jobs.leave(connection, worker_id, context.terms)
     context.queued.notify()
     context.changed.notify()
     return Response(status_code=204)

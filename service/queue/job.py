@@ -140,8 +140,9 @@ def lease_many(
         for each ask its leases, or why it is refused: `NotFoundError` for a worker that is not
         registered, `InvalidError` for a device that is not its.
     """
-    retry.expire(connection, terms)
+    # Workers before leases, as where one leaves: so that no two calls wait for each other.
     known = fleet.heartbeat(connection, {a.worker_id for a in asks}, terms.alive_s)
+    retry.expire(connection, terms)
     answers: list[list[Lease] | ServiceError] = []
     places: list[claim.Place | None] = []
     for ask in asks:
@@ -308,13 +309,18 @@ def release(connection: sa.Connection, lease_id: int, token: int, terms: retry.T
     retry.reopen(connection, row.job_id, terms, blame=None)
 
 
+def leave(connection: sa.Connection, worker_id: int, terms: retry.Terms) -> None:
+    """Ends a worker, and gives back all that it holds; raises `NotFoundError` for one that has ended."""
+    fleet.end(connection, worker_id)
+    # What it was leased a moment ago, too: it gets no more from here on.
+    release_worker(connection, worker_id, terms)
+
+
 def release_worker(connection: sa.Connection, worker_id: int, terms: retry.Terms) -> None:
     """Gives back all that a worker holds."""
-    live = sa.and_(lease.c.worker_id == worker_id, lease.c.ended_at.is_(None))
-    free = sa.select(lease.c.id).where(live).with_for_update(skip_locked=True, key_share=True)
     held = connection.execute(
         sa.update(lease)
-        .where(lease.c.id.in_(free), live)
+        .where(lease.c.worker_id == worker_id, lease.c.ended_at.is_(None))
         .values(ended_at=now(), end_reason="released")
         .returning(lease.c.job_id)
     ).all()

@@ -326,13 +326,9 @@ def test_a_worker_that_leaves_keeps_no_job(crowd: Crowd) -> None:
         place = f"host-{n}/cpu:0"
         worker_id = scene.register(device(place))
         scene.enqueue(configs(1))
-
-        def leave(c: sa.Connection, worker_id: int = worker_id) -> None:
-            fleet.end(c, worker_id)
-            jobs.release_worker(c, worker_id, TERMS)
-
         crowd.at_once(
-            leave, lambda c: jobs.lease_many(c, [jobs.Ask(worker_id, place)], TERMS)[0]
+            lambda c: jobs.leave(c, worker_id, TERMS),
+            lambda c: jobs.lease_many(c, [jobs.Ask(worker_id, place)], TERMS)[0],
         )
         with crowd.stores[0].write() as c:
             live = sa.select(lease.c.id).where(lease.c.ended_at.is_(None))
