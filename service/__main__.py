@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from service.access import token
 from service.access.auth import is_loopback
+from service.api.listener import GONE_S, Listener
 from service.app import create_app, prepare
 from service.context import Context
 from service.errors import ServiceError, StartError
@@ -90,6 +91,11 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise StartError(f"host {host}: {error.strerror}: name an address of this machine") from error
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # What is accepted has these too: a client whose host has gone is found out.
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, GONE_S)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * GONE_S)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         listening.bind(address)
         listening.listen(2048)
@@ -111,8 +117,10 @@ def serve(settings: Settings, listening: socket.socket, ready_file: Path | None)
     _check_open(settings, listening)
     app = create_app(settings)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=GRACE_S,
-        ssl_certfile=settings.tls_cert, ssl_keyfile=settings.tls_key,
+        # What is wrong with a request is its client's to know: a log of it could be filled by anybody.
+        app, log_level="error", access_log=False, lifespan="on", timeout_graceful_shutdown=GRACE_S,
+        ssl_certfile=settings.tls_cert, ssl_keyfile=settings.tls_key, ws="none", http="httptools",
+        forwarded_allow_ips=settings.proxies,
     )  # fmt: skip
     try:
         config.load()
@@ -170,9 +178,13 @@ class _Server(uvicorn.Server):
         self._ready_file = ready_file
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
+        await super().startup(sockets=[])
         if not self.started:
             return
+        settings, refuse = self._context.settings, self._context.metrics.refuse
+        self._listener = Listener(self, settings, refuse)
+        for listening in sockets or []:
+            self._listener.start(listening)
         all_ops()  # loaded now, not while the first who asks waits
         with self._context.store.read() as connection:
             warm(connection)
@@ -188,7 +200,13 @@ class _Server(uvicorn.Server):
             partial.write_text(self._url + "\n")
             partial.replace(self._ready_file)
 
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # each second
+            self._listener.check()
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._listener.stop()
         await super().shutdown(sockets)
         if self.force_exit:  # uvicorn's own leaves the app's end to the loop, which ends it with a trace
             await self.lifespan.shutdown()

@@ -36,6 +36,36 @@ class TooLargeError(ServiceError):
     title = "The body is too large"
 
 
+class MalformedRequestError(ServiceError):
+    status = 400
+    kind = "malformed-request"
+    title = "The request is not HTTP"
+
+
+class UrlTooLongError(ServiceError):
+    status = 414
+    kind = "url-too-long"
+    title = "The URL is too long"
+
+
+class HeadTooLargeError(ServiceError):
+    status = 431
+    kind = "head-too-large"
+    title = "The headers are too large"
+
+
+class TooSlowError(ServiceError):
+    status = 408
+    kind = "too-slow"
+    title = "The request came too slowly"
+
+
+class BusyError(ServiceError):
+    status = 503
+    kind = "busy"
+    title = "The service has no connection left"
+
+
 class UnauthorizedError(ServiceError):
     status = 401
     kind = "unauthorized"

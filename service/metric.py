@@ -51,6 +51,10 @@ class Metrics:
         self._noisy = Counter(
             "plevel_noisy_results", "Results whose host changed speed twice", registry=registry
         )
+        self._refused = Counter(
+            "plevel_refused", "Connections and requests refused before they were read", ["kind"],
+            registry=registry,
+        )  # fmt: skip
         self._drift = Histogram(
             "plevel_drift_ratio", "How much hosts changed speed over a batch", buckets=_RATIOS,
             registry=registry,
@@ -70,6 +74,10 @@ class Metrics:
         medians = [statistics.median(r.samples_s) for r in sent.references]
         if len(medians) > 1:
             self._drift.observe(max(medians) / min(medians) - 1)
+
+    def refuse(self, kind: str) -> None:
+        """Counts a connection, or a request, that was refused before it was read."""
+        self._refused.labels(kind).inc()
 
     def render(self, store: Store, alive_s: float) -> bytes:
         """All of it in Prometheus's text format."""

@@ -44,7 +44,22 @@ class Settings(BaseSettings):
     webhook_hosts: str = ""
     webhook_secret: SecretStr | None = None  # signs what they are told
     webhook_retry_s: float = Field(default=10.0, gt=0)  # to the second try; then twice as long each time
+    # Bodies of requests; imports are streams and have no limit.
     max_request_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
+    max_url_bytes: int = Field(default=16 * 1024, ge=128)
+    max_head_bytes: int = Field(default=64 * 1024, ge=256)  # URL, headers and trailers of a request
+    max_headers: int = Field(default=100, ge=1)
+    # At once, in each process, and half of the files that it may open at most; more get 503.
+    max_connections: int = Field(default=4096, ge=1)
+    # Of one IPv4 address or IPv6 network of 64 bits; 0: any number. Proxies have no such limit.
+    max_connections_per_address: int = Field(default=256, ge=0)
+    # Addresses and networks, with commas between them, whose `X-Forwarded-For` is believed.
+    proxies: str = "127.0.0.1, ::1"
+    # How long a TLS handshake may take, and the URL and headers of a request.
+    head_s: float = Field(default=10.0, gt=0)
+    body_s: float = Field(default=60.0, gt=0)  # how long the body of a request may take; an import's has no limit
+    # How long a client may send nothing of a body that it has begun, or take nothing of an answer.
+    idle_s: float = Field(default=30.0, gt=0)
     # Upgrade an older schema when starting; a fleet may prefer `plevel db upgrade`.
     migrate: bool = True
     tune: bool = True  # run the tuner in this process

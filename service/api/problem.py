@@ -10,6 +10,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from service.api.wire import PROBLEM, FieldFault, Problem
 from service.errors import InvalidError, MalformedError, NoSelectionError, ServiceError
@@ -35,8 +36,14 @@ _AT = re.compile(r"^(?P<detail>.*) - at `\$\.?(?P<field>[^`]*)`$", re.DOTALL)
 
 def install(app: FastAPI) -> None:
     """Makes every failure of the application a problem document."""
+    app.add_exception_handler(ClientDisconnect, _note_disconnect)
     for kind in (ServiceError, WireError, *_FAULTS, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _handle)
+
+
+def _note_disconnect(request: Request, error: Exception) -> Response:
+    log.info("%s %s: the client hung up before its body had ended", request.method, request.url.path)
+    return Response(status_code=HTTPStatus.BAD_REQUEST)  # to nobody
 
 
 def _handle(request: Request, error: Exception) -> Response:
@@ -56,7 +63,7 @@ def problem_of(error: Exception, request: str) -> Problem:
     Args:
         request: what failed, for the log.
     """
-    problem = _describe(error)
+    problem = describe_error(error)
     if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         if isinstance(error, ServiceError):  # a line says it: a database is away for many requests
             log.error("%s failed: %s", request, error)
@@ -65,7 +72,8 @@ def problem_of(error: Exception, request: str) -> Problem:
     return problem
 
 
-def _describe(error: Exception) -> Problem:
+def describe_error(error: Exception) -> Problem:
+    """The problem document of an error, which is logged nowhere."""
     if isinstance(error, ServiceError):
         return _problem(error, str(error))
     if isinstance(error, WireError):

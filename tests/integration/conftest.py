@@ -74,8 +74,8 @@ def store(url: str) -> Iterator[Store]:
 def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Service] = []
 
-    def begin(database: str, **environment: str) -> Service:
-        started.append(Service(database, tmp_path, **environment))
+    def begin(database: str, files: int | None = None, **environment: str) -> Service:
+        started.append(Service(database, tmp_path, files, **environment))
         return started[-1]
 
     yield begin

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,9 +38,14 @@ QUICK = {"PLEVEL_LEASE_S": "2", "PLEVEL_HEARTBEAT_S": "1", "PLEVEL_POLL_S": "0.1
 
 
 class Service:
-    """`python -m service` over a database, and one-line calls of its protocol."""
+    """`python -m service` over a database, and one-line calls of its protocol.
 
-    def __init__(self, database: str, folder: Path, **environment: str) -> None:
+    `files` is how many files it may open.
+    """
+
+    def __init__(
+        self, database: str, folder: Path, files: int | None = None, **environment: str
+    ) -> None:
         self.ready = folder / "ready"
         self.ready.unlink(missing_ok=True)
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PLEVEL_")}
@@ -50,7 +57,7 @@ class Service:
                 [sys.executable, "-m", "service", "--database", database, "--port", "0",
                  "--ready-file", str(self.ready)],
                 env={**clean, **QUICK, **environment},
-                stdout=out, stderr=err,
+                stdout=out, stderr=err, preexec_fn=partial(_limit_files, files),  # noqa: PLW1509
             )  # fmt: skip
         give_up = time.monotonic() + DEADLINE_S
         while not self.ready.exists():
@@ -110,6 +117,11 @@ class Service:
         if self.process.poll() is None:
             self.process.terminate()
         return self.process.wait(timeout=30), self._out.read_text(), self._err.read_text()
+
+
+def _limit_files(most: int | None) -> None:
+    if most is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def refused(*arguments: str, **environment: str) -> str:

@@ -1,0 +1,204 @@
+"""One client's connection: uvicorn's HTTP/1.1, with limits on what a client sends and how long it takes.
+
+httptools has no limits of its own: it keeps a header until it has ended. So the bytes of a head that belong
+to nothing yet are counted here, and what is refused never becomes a request. The limits of time are looked
+at once a second, by `check`, and need no timer for each connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum
+from http import HTTPStatus
+from typing import Any, cast
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from service.api.problem import describe_error
+from service.api.wire import PROBLEM
+from service.errors import (
+    BusyError,
+    HeadTooLargeError,
+    MalformedRequestError,
+    ServiceError,
+    TooSlowError,
+    UrlTooLongError,
+)
+from service.settings import Settings
+from strategy.record import encode
+
+AHEAD = 16  # requests that a client may send before it has the answer to the first
+
+
+class _Part(Enum):
+    """What a client has yet to send of its request."""
+
+    HEAD = "head"
+    BODY = "body"
+    NOTHING = "nothing"
+
+
+class Connection(HttpToolsProtocol):
+    """A connection that its client can neither fill with a head without end nor hold by silence.
+
+    Args:
+        config: uvicorn's.
+        server_state: uvicorn's; it has all connections.
+        app_state: of the application's lifespan.
+        settings: the limits.
+        count: told of the kind of each refusal.
+        lost: done when the connection has ended.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, server_state: ServerState, app_state: dict[str, Any],
+        settings: Settings, count: Callable[[str], None], lost: asyncio.Future[None],
+    ) -> None:  # fmt: skip
+        super().__init__(config, server_state, app_state)
+        self._settings = settings
+        self._count = count
+        self._lost = lost
+        self._awaited = _Part.HEAD
+        self._since = self.loop.time()  # when the client last sent something that counts
+        self._head_bytes = 0  # of the URL and of headers and trailers that have ended
+        self._loose_bytes = 0  # received since, and of no body
+        self._fault: ServiceError | None = None
+        self._unsent: int | None = None  # bytes of an answer that wait for the client, and since when
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if not self._lost.done():
+            self._lost.set_result(None)
+
+    # What the client sends
+
+    def data_received(self, data: bytes) -> None:
+        if self._awaited is _Part.NOTHING:
+            self._await(_Part.HEAD)
+        self._loose_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes + self._loose_bytes > self._settings.max_head_bytes:
+            self._refuse(self._too_large())
+
+    def on_message_begin(self) -> None:
+        self._await(_Part.HEAD)
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._take(len(url))
+        if len(self.url) > self._settings.max_url_bytes:
+            raise self._found(
+                UrlTooLongError(f"the URL is longer than {self._settings.max_url_bytes} bytes: shorten it")
+            )
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._take(len(name) + len(value) + len(b": \r\n"))
+        if self._head_bytes > self._settings.max_head_bytes:
+            raise self._found(self._too_large())
+        if len(self.headers) > self._settings.max_headers:
+            raise self._found(
+                HeadTooLargeError(f"the request has more than {self._settings.max_headers} headers: send fewer")
+            )
+
+    def on_headers_complete(self) -> None:
+        self._await(_Part.BODY)
+        if len(self.pipeline) >= AHEAD:
+            raise self._found(MalformedRequestError(f"more than {AHEAD} requests ahead: await answers"))
+        super().on_headers_complete()
+        if self.parser.should_upgrade():  # what follows would be of another protocol
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._loose_bytes = 0
+        if not self.cycle.response_complete:
+            self._since = self.loop.time()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._await(_Part.NOTHING)
+        super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Says nothing: whoever can reach the service could fill its log."""
+
+    def _await(self, part: _Part) -> None:
+        self._awaited = part
+        self._since = self.loop.time()
+        self._loose_bytes = 0
+
+    def _take(self, size: int) -> None:
+        self._loose_bytes = 0
+        self._head_bytes += size
+
+    # What it is refused for
+
+    def _too_large(self) -> ServiceError:
+        return HeadTooLargeError(
+            f"URL and headers are larger than {self._settings.max_head_bytes} bytes: send less"
+        )
+
+    def _found(self, fault: ServiceError) -> ServiceError:
+        """Notes what a callback raises: the parser tells only that one did."""
+        self._fault = fault
+        return fault
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._fault or MalformedRequestError("this is not HTTP/1.1: see /docs"))
+
+    def _refuse(self, error: ServiceError) -> None:
+        """Says why, where an answer can still be told from others, and hangs up."""
+        if self.transport.is_closing():
+            return
+        self._count(error.kind)
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
+        if cycle is None or (cycle.response_complete and self._awaited is _Part.HEAD):
+            self.transport.write(answer_to(error))
+        elif not (cycle.response_started or self.pipeline):
+            self.transport.write(answer_to(error))
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.close()
+
+    # How long it may take
+
+    def check(self) -> None:
+        """Ends the connection where its client keeps it waiting for too long."""
+        now = self.loop.time()
+        closing = self.transport.is_closing()
+        if closing or self.flow.write_paused:
+            unsent = 0 if closing else self.transport.get_write_buffer_size()
+            if unsent != self._unsent:
+                self._unsent, self._since = unsent, now
+            elif now - self._since > self._settings.idle_s:
+                self.transport.abort()
+            return
+        self._unsent = None
+        if self._awaited is _Part.NOTHING:
+            return
+        if self.flow.read_paused:  # it is not the client that is slow
+            self._since = now
+        elif self._awaited is _Part.BODY:
+            if now - self._since > self._settings.idle_s:
+                self._refuse(TooSlowError(f"nothing came of the body for {self._settings.idle_s:g} s"))
+        elif now - self._since > self._settings.head_s:
+            if self._loose_bytes or self._head_bytes:
+                self._refuse(TooSlowError(f"the headers took more than {self._settings.head_s:g} s"))
+            else:
+                self.transport.close()
+
+
+def answer_to(error: ServiceError) -> bytes:
+    """A whole response that refuses a request, after which the connection is closed."""
+    body = encode(describe_error(error))
+    again = "retry-after: 1\r\n" if isinstance(error, BusyError) else ""
+    head = (
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
+        f"content-type: {PROBLEM}\r\ncontent-length: {len(body)}\r\n{again}connection: close\r\n\r\n"
+    )
+    return head.encode() + body

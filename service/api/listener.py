@@ -1,0 +1,167 @@
+"""Accept connections, as many as the settings allow; the others are told so and closed.
+
+uvicorn's own accepting has no limit, and counts a TLS connection only after its handshake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import resource
+import socket
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import uvicorn
+
+from service.api.connection import Connection, answer_to
+from service.errors import BusyError, StartError
+from service.settings import Settings
+
+GONE_S = 60  # of silence, after which a client whose host does not answer is gone
+RETRY_S = 0.1  # before another is accepted, where the process has no file left
+TELL_EVERY_S = 60.0  # that connections are refused
+log = logging.getLogger(__name__)
+
+
+class Listener:
+    """The connections of a server.
+
+    Args:
+        server: uvicorn's, whose lifespan has begun.
+        settings: the limits.
+        count: told of the kind of each refusal.
+
+    Raises:
+        StartError: `settings.proxies` are no addresses.
+    """
+
+    def __init__(
+        self, server: uvicorn.Server, settings: Settings, count: Callable[[str], None]
+    ) -> None:
+        self._server = server
+        self._settings = settings
+        self._count = count
+        self._proxies = _networks_of(settings.proxies)
+        self._most = _allow_files(settings.max_connections)
+        self._held: Counter[str] = Counter()  # connections by `_origin_of`
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps them only weakly
+        self._accepting: asyncio.Task[None] | None = None
+        self._tell_at = 0.0
+
+    def start(self, listening: socket.socket) -> None:
+        """Begins to accept."""
+        listening.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept(listening))
+
+    def stop(self) -> None:
+        """Accepts no more; what is connected stays."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+
+    def check(self) -> None:
+        """Ends the connections whose clients are too slow."""
+        for connection in list(self._server.server_state.connections):
+            assert isinstance(connection, Connection)
+            connection.check()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, address = await loop.sock_accept(listening)
+            except OSError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            origin = _origin_of(address[0])
+            full = self._find_full(origin)
+            if full:
+                self._refuse(client, full)
+                continue
+            task = asyncio.create_task(self._hold(client, origin))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _find_full(self, origin: str) -> str:
+        """Which limit another connection would exceed, empty where none."""
+        if len(self._tasks) >= self._most:
+            return f"all {self._most} connections are taken"
+        most = self._settings.max_connections_per_address
+        if most and self._held[origin] >= most and not self._is_proxy(origin):
+            return f"all {most} connections of {origin} are taken"
+        return ""
+
+    def _is_proxy(self, origin: str) -> bool:
+        address = ipaddress.ip_network(origin).network_address
+        return any(address in network for network in self._proxies)
+
+    async def _hold(self, client: socket.socket, origin: str) -> None:
+        """Serves a connection, from its TLS handshake to its end."""
+        loop = asyncio.get_running_loop()
+        lost = loop.create_future()
+        config, state = self._server.config, self._server.server_state
+        serve = partial(
+            Connection, config, state, self._server.lifespan.state, self._settings, self._count, lost
+        )
+        self._held[origin] += 1
+        try:
+            with client:
+                handshake_s = self._settings.head_s if config.ssl else None
+                await loop.connect_accepted_socket(
+                    serve, client, ssl=config.ssl, ssl_handshake_timeout=handshake_s
+                )
+                await lost
+        except OSError:  # the handshake failed, or took too long
+            self._count("handshake")
+        finally:
+            self._held[origin] -= 1
+            if not self._held[origin]:
+                del self._held[origin]
+
+    def _refuse(self, client: socket.socket, why: str) -> None:
+        self._count(BusyError.kind)
+        now = asyncio.get_running_loop().time()
+        if now >= self._tell_at:
+            self._tell_at = now + TELL_EVERY_S
+            log.warning("a connection was refused: %s", why)
+        with client, contextlib.suppress(OSError):
+            if self._server.config.ssl is None:
+                with contextlib.suppress(BlockingIOError):
+                    client.recv(65536)  # what is not read makes the answer a reset
+                client.send(answer_to(BusyError(f"{why}: try again later")))
+
+
+def _origin_of(address: str) -> str:
+    """The network that counts as one client: an IPv4 address, or 64 bits of an IPv6 one."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return str(ipaddress.ip_network((ip, 32 if ip.version == 4 else 64), strict=False))
+
+
+def _networks_of(proxies: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    try:
+        return [ipaddress.ip_network(p.strip()) for p in proxies.split(",") if p.strip()]
+    except ValueError as error:
+        raise StartError(f"proxies {proxies!r:.200}: {error}: write addresses or networks") from error
+
+
+def _allow_files(most: int) -> int:
+    """Lets the process open two files for each of `most` connections; returns how many it may hold.
+
+    Half of the files are left for the database.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * most
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return most
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        log.warning(
+            "the process may open %d files: it holds %d connections, not %d; raise the limit of open files",
+            allowed, allowed // 2, most,
+        )  # fmt: skip
+    return allowed // 2

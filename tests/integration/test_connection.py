@@ -1,0 +1,442 @@
+"""Clients that send without end, slowly, or nothing at all: the service's memory stays, others are served.
+
+Each test talks to the real service over sockets of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import select
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from strategy.record import RunState, RunStatus, encode
+from tests.integration.process import DEADLINE_S, Service, Start
+from tests.integration.scene import OTHER_TARGET, request
+
+MIB = 1 << 20
+FLOOD = 64 * MIB  # what a client sends that nobody stops
+# Limits that a test can wait for.
+SHORT = {"PLEVEL_HEAD_S": "0.5", "PLEVEL_IDLE_S": "0.5", "PLEVEL_BODY_S": "1"}
+ALL_COUNT = {"PLEVEL_PROXIES": ""}  # this host's addresses are limited as any other
+
+
+def peak_bytes(service: Service) -> int:
+    """The most memory that the process has had."""
+    status = Path(f"/proc/{service.process.pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def sockets(service: Service) -> int:
+    """How many the process has open."""
+    found = 0
+    for file in Path(f"/proc/{service.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += str(file.readlink()).startswith("socket:")
+    return found
+
+
+class Raw:
+    """A client that sends what it likes."""
+
+    def __init__(self, service: Service) -> None:
+        parts = urlsplit(service.url)
+        assert parts.hostname is not None and parts.port is not None
+        self.socket = socket.create_connection((parts.hostname, parts.port))
+        self.socket.settimeout(DEADLINE_S)
+
+    def send(self, data: bytes) -> bool:
+        """Sends; False where the service has hung up."""
+        with contextlib.suppress(ConnectionError):
+            self.socket.sendall(data)
+            return True
+        return False
+
+    def flood(self, piece: bytes, most: int = FLOOD) -> int:
+        """Sends a piece again and again, until the service hangs up; returns how much it sent."""
+        sent = 0
+        while sent < most and not self.is_answered() and self.send(piece):
+            sent += len(piece)
+        return sent
+
+    def is_answered(self) -> bool:
+        """Whether something came, or the end."""
+        return bool(select.select([self.socket], [], [], 0)[0])
+
+    def answer(self) -> bytes:
+        """All that comes until the service hangs up."""
+        data = b""
+        with contextlib.suppress(ConnectionError):
+            while part := self.socket.recv(65536):
+                data += part
+        return data
+
+    def status(self) -> int:
+        """The status of the answer after which the service has hung up; 0 where there was none."""
+        data = self.answer()
+        return int(data.split()[1]) if data else 0
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+Dial = Callable[[Service], Raw]
+
+
+@pytest.fixture
+def dial() -> Iterator[Dial]:
+    made: list[Raw] = []
+
+    def connect(service: Service) -> Raw:
+        made.append(Raw(service))
+        return made[-1]
+
+    yield connect
+    for one in made:
+        one.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+def begin(length: Any, path: str = "/v1/runs", more: str = "") -> bytes:
+    """The head of a POST."""
+    return (
+        f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {length}\r\n{more}\r\n"
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    "head, piece, status",
+    [
+        (b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx: ", b"a" * 65536, 431),
+        (b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n", b"x: a\r\n" * 10_000, 431),
+        (b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n", b"x" * 65536, 431),
+        (b"GET /", b"a" * 65536, 414),
+        (b"", b"\r\n" * 32_768, 431),
+        (b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", b"x: a\r\n" * 10_000, 431),
+        (b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: ", b"a" * 65536, 431),
+        (b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\n1;", b"a" * 65536, 431),
+    ],
+    ids=["value", "headers", "name", "url", "blank lines", "trailers", "trailer", "chunk extension"],
+)  # fmt: skip
+def test_a_head_without_end_is_refused_and_takes_no_memory(
+    sqlite_copy: str, start: Start, dial: Dial, head: bytes, piece: bytes, status: int
+) -> None:
+    service = start(sqlite_copy)
+    before = peak_bytes(service)
+    for _ in range(5):
+        client = dial(service)
+        client.send(head)
+        assert client.flood(piece) < 16 * MIB  # what the buffers of two sockets hold
+        answered = client.status()
+        # A POST to a page may be answered before its body has ended.
+        assert answered in ({status} if not head.startswith(b"POST") else {status, 404, 405, 0})
+    assert peak_bytes(service) - before < 8 * MIB
+    assert service.raw("GET", "/healthz").status_code == 200
+
+
+def test_heads_without_end_on_many_connections_take_no_memory(
+    url: str, start: Start, dial: Dial
+) -> None:
+    service = start(url)
+    before = peak_bytes(service)
+    clients = [dial(service) for _ in range(50)]
+    for client in clients:
+        client.send(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx: ")
+    for client in clients:
+        client.flood(b"a" * 65536, MIB)
+        assert service.raw("GET", "/readyz").status_code == 200
+    assert {c.status() for c in clients} == {431}
+    assert peak_bytes(service) - before < 32 * MIB
+
+
+def test_limits_of_urls_and_headers_are_settings(sqlite_copy: str, start: Start, dial: Dial) -> None:
+    service = start(
+        sqlite_copy, PLEVEL_MAX_URL_BYTES="200", PLEVEL_MAX_HEADERS="5", PLEVEL_MAX_HEAD_BYTES="1024"
+    )
+
+    def ask(path: str = "/healthz", headers: int = 0, size: int = 0) -> int:
+        client = dial(service)
+        some = "".join(f"x{i}: {'a' * size}\r\n" for i in range(headers))
+        client.send(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n{some}\r\n".encode())
+        return client.status()
+
+    assert ask() == 200
+    assert ask("/healthz?a=" + 180 * "a") == 200
+    assert ask("/healthz?a=" + 200 * "a") == 414
+    assert ask(headers=3) == 200
+    assert ask(headers=4) == 431
+    assert ask(headers=1, size=900) == 200
+    assert ask(headers=2, size=500) == 431
+
+
+def test_a_refusal_is_a_problem_document(sqlite_copy: str, start: Start, dial: Dial) -> None:
+    client = dial(start(sqlite_copy, PLEVEL_MAX_HEADERS="1"))
+    client.send(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx: a\r\n\r\n")
+    head, _, body = client.answer().partition(b"\r\n\r\n")
+    assert b"content-type: application/problem+json" in head
+    assert b"connection: close" in head
+    assert f"content-length: {len(body)}".encode() in head
+    assert b'"type":"urn:plevel:head-too-large"' in body
+    assert b"1 header" in body
+
+
+def test_requests_sent_ahead_of_their_answers_take_no_memory(
+    sqlite_copy: str, start: Start, dial: Dial
+) -> None:
+    service = start(sqlite_copy)
+    before = peak_bytes(service)
+    for _ in range(5):
+        client = dial(service)
+        client.flood(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 2000, 8 * MIB)
+        client.close()
+    assert service.raw("GET", "/healthz").status_code == 200
+    assert peak_bytes(service) - before < 16 * MIB
+
+
+def test_a_few_requests_sent_ahead_are_answered_in_turn(
+    sqlite_copy: str, start: Start, dial: Dial
+) -> None:
+    client = dial(start(sqlite_copy))
+    client.send(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 4)
+    client.send(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
+    assert client.answer().count(b"HTTP/1.1 200 OK") == 5
+
+
+def test_half_open_connections_are_closed_and_keep_nobody_out(
+    url: str, start: Start, dial: Dial
+) -> None:
+    service = start(url, files=256, PLEVEL_HEAD_S="2")
+    assert service.raw("GET", "/readyz").status_code == 200
+    before = sockets(service)
+    silent = [dial(service) for _ in range(600)]
+    for i, client in enumerate(silent):
+        if i % 2:
+            client.send(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n")
+    # What was let in has two seconds to say more; then others are let in.
+    until(lambda: service_answers(service))
+    until(lambda: all(c.is_answered() for c in silent))
+    assert {c.status() for c in silent} <= {0, 408, 503}
+    until(lambda: sockets(service) <= before)
+    assert service.raw("GET", "/readyz").status_code == 200
+
+
+def service_answers(service: Service) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{service.url}/readyz", timeout=5.0).status_code == 200
+    return False
+
+
+def test_one_address_gets_its_share_of_connections(sqlite_copy: str, start: Start, dial: Dial) -> None:
+    service = start(sqlite_copy, PLEVEL_MAX_CONNECTIONS_PER_ADDRESS="8", **ALL_COUNT)
+    service.http.close()
+    held = [dial(service) for _ in range(8)]
+    # They have been let in once they are answered.
+    for client in held:
+        client.send(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        until(client.is_answered)
+    refused = dial(service)
+    assert refused.answer().startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    other = socket.create_connection(
+        (urlsplit(service.url).hostname, urlsplit(service.url).port), source_address=("127.0.0.2", 0)
+    )
+    with other:
+        other.settimeout(DEADLINE_S)
+        other.sendall(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        assert other.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
+    held[0].close()
+    until(lambda: service_answers(service))
+
+
+def test_a_proxy_is_not_limited_as_an_address(sqlite_copy: str, start: Start, dial: Dial) -> None:
+    service = start(
+        sqlite_copy, PLEVEL_MAX_CONNECTIONS_PER_ADDRESS="4", PLEVEL_PROXIES="10.0.0.0/8, 127.0.0.1"
+    )
+    for _ in range(12):
+        client = dial(service)
+        client.send(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        until(client.is_answered)
+        assert client.socket.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_connections_in_all_are_limited(sqlite_copy: str, start: Start, dial: Dial) -> None:
+    service = start(sqlite_copy, PLEVEL_MAX_CONNECTIONS="4")
+    service.http.close()
+    held = [dial(service) for _ in range(4)]
+    for client in held:
+        client.send(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        until(client.is_answered)
+    refused = dial(service)
+    refused.send(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+    head = refused.answer()
+    assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    assert b"retry-after: 1\r\n" in head
+    held[0].close()
+    until(lambda: service_answers(service))
+
+
+def test_a_head_that_comes_slowly_is_refused(url: str, start: Start, dial: Dial) -> None:
+    service = start(url, **SHORT)
+    first, second, silent = dial(service), dial(service), dial(service)
+    second.send(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+    until(second.is_answered)
+    assert second.socket.recv(65536).startswith(b"HTTP/1.1 200")
+    for client in (first, second):
+        client.send(b"GET /healthz HTTP/1.1\r\nx: ")
+        while not client.is_answered():  # each byte says that it lives
+            client.send(b"a")
+            time.sleep(0.05)
+        assert client.status() == 408
+    assert silent.answer() == b""
+
+
+def test_a_body_that_does_not_come_is_refused(url: str, start: Start, dial: Dial) -> None:
+    service = start(url, **SHORT)
+    stalled = dial(service)
+    body = encode(request())
+    stalled.send(begin(len(body)) + body[:-1])
+    assert stalled.status() == 408
+    slow = dial(service)
+    slow.send(begin(10_000))
+    while not slow.is_answered():
+        slow.send(b" ")
+        time.sleep(0.05)
+    assert slow.status() == 408
+    _, _, err = service.close()
+    assert "Traceback" not in err
+
+
+def test_what_is_sent_after_an_answer_is_not_waited_for(
+    sqlite_copy: str, start: Start, dial: Dial
+) -> None:
+    client = dial(start(sqlite_copy, **SHORT))
+    client.send(begin(10_000, "/nowhere"))
+    while client.send(b" "):
+        time.sleep(0.05)
+    assert client.status() == 404
+
+
+def test_an_import_may_take_as_long_as_it_comes(url: str, start: Start, dial: Dial) -> None:
+    service = start(url, **SHORT)
+    client = dial(service)
+    pieces = [b"\n" * 65536] * 2 + [b"\n"] * 12
+    length = sum(map(len, pieces))
+    client.send(begin(length, "/v1/records:import?format=plevel", "connection: close\r\n"))
+    for piece in pieces:  # over more than a second
+        client.send(piece)
+        time.sleep(0.15)
+    assert client.status() == 200
+    stalled = dial(service)
+    stalled.send(begin(length, "/v1/records:import?format=plevel") + b"\n" * 65537)
+    assert stalled.status() == 408
+
+
+def test_long_answers_outlast_all_limits(url: str, start: Start) -> None:
+    service = start(url, **SHORT)
+    asked = request(target=OTHER_TARGET)  # of which there is no device
+    made = service.call("POST", "/v1/runs", asked, RunStatus)
+    worker = service.register()
+    with service.http.stream("GET", f"/v1/runs/{made.id}/events") as events:
+        lines = events.iter_lines()
+        assert next(lines) == "event: status"
+        assert service.lease(worker, wait_s=3.0) is None
+        service.raw("POST", f"/v1/runs/{made.id}/cancel")
+        assert "event: end" in lines
+    assert service.status(made.id).state is RunState.CANCELLED
+
+
+def test_an_answer_that_nobody_takes_is_given_up(sqlite_copy: str, start: Start, dial: Dial) -> None:
+    service = start(sqlite_copy, **SHORT)
+    before = sockets(service)
+    client = dial(service)
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    # Answers that nobody reads: 10 MB, more than two sockets hold.
+    ask = b"GET /openapi.json HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+    for _ in range(100):
+        client.send(ask * 2)
+        time.sleep(0.01)
+    until(lambda: sockets(service) <= before)
+
+
+def test_a_body_that_says_it_is_too_large_is_not_read(
+    sqlite_copy: str, start: Start, dial: Dial
+) -> None:
+    client = dial(start(sqlite_copy, PLEVEL_MAX_REQUEST_BYTES="1024"))
+    client.send(begin(1025, more="connection: close\r\n"))
+    assert client.status() == 413
+
+
+def test_an_upgrade_is_not_taken(sqlite_copy: str, start: Start, dial: Dial) -> None:
+    service = start(sqlite_copy)
+    client = dial(service)
+    client.send(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+    client.flood(b"\x81\x05hello" * 1000, MIB)
+    assert client.status() == 200
+    _, _, err = service.close()
+    assert err == ""
+
+
+def test_what_is_no_http_gets_400_and_no_log(sqlite_copy: str, start: Start, dial: Dial) -> None:
+    service = start(sqlite_copy)
+    client = dial(service)
+    client.send(b"\x16\x03\x01 hello\r\n\r\n")
+    assert client.status() == 400
+    _, _, err = service.close()
+    assert err == ""
+
+
+def test_handshakes_that_do_not_end_are_closed(
+    sqlite_copy: str, start: Start, dial: Dial, tmp_path: Path
+) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl on this host, to make a certificate with")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate,
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    service = start(
+        sqlite_copy, PLEVEL_TLS_KEY=str(key), PLEVEL_TLS_CERT=str(certificate),
+        PLEVEL_MAX_CONNECTIONS="8", **SHORT,
+    )  # fmt: skip
+    silent = [dial(service) for _ in range(20)]
+    assert {c.answer() for c in silent} == {b""}
+    context = ssl.create_default_context(cafile=str(certificate))
+    assert httpx.get(f"{service.url}/healthz", verify=context).status_code == 200
+
+
+def test_few_open_files_are_told(sqlite_copy: str, start: Start) -> None:
+    _, _, err = start(sqlite_copy, files=256).close()
+    assert "128 connections" in err
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 256
+
+
+def test_a_body_cut_off_is_one_line_of_log(url: str, start: Start, dial: Dial) -> None:
+    service = start(url)
+    for path in ("/v1/runs", "/v1/select", "/v1/leases", "/v1/workers"):
+        client = dial(service)
+        client.send(begin(100, path) + b'{"a":')
+        client.close()
+    assert service.raw("GET", "/readyz").status_code == 200
+    _, _, err = service.close()
+    assert sorted(line.split()[2:4] for line in err.splitlines()) == [
+        ["POST", "/v1/leases:"], ["POST", "/v1/runs:"], ["POST", "/v1/select:"], ["POST", "/v1/workers:"],
+    ]  # fmt: skip
