@@ -1,6 +1,6 @@
 """The spaces of tunable implementations on this host's CPU: how large they are, and how good at random.
 
-    python benchmarks/space_cpu.py                      # conv2d, batch_matmul, and those of ops_cpu.py
+    python benchmarks/space_cpu.py                      # conv2d, batch_matmul, and the group `memory`
     python benchmarks/space_cpu.py --only conv2d --samples 64
 
 For each implementation and some of its workloads: the size of the space, the share of it that is valid, and
@@ -22,10 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from batch_matmul_cpu import Product
-from conv2d_cpu import Layer
-from ops_cpu import OPS
-from race import Layer as Workloads
+from operators_cpu import GROUPS, Row
 
 if TYPE_CHECKING:
     from strategy.space import ConfigSpace
@@ -33,14 +30,20 @@ if TYPE_CHECKING:
 
 BURST_S = 0.005
 ROUNDS = 5
-WORKLOADS: dict[str, list[Workloads]] = {
+WORKLOADS: dict[str, list[Row]] = {
     "conv2d": [
-        Layer(64, 56, 64, 3), Layer(512, 7, 512, 3), Layer(128, 56, 128, 3, 2), Layer(256, 14, 1024, 1),
-        Layer(144, 56, 24, 1), Layer(96, 112, 96, 3, 2, 96), Layer(576, 14, 576, 3, 1, 576),
+        row
+        for group, names in {
+            "resnet50": ("64→64@56,3×3", "512→512@7,3×3", "128→128@56,3×3/2", "256→1024@14,1×1"),
+            "depthwise": ("96dw@112,3×3/2", "576dw@14,3×3"),
+            "pointwise": ("144→24@56,1×1",),
+        }.items()
+        for row in GROUPS[group]
+        if row.name in names
     ],
-    "batch_matmul": [Product("bert", 12, 384, 384, 64, True), Product("bert", 12, 384, 64, 384, False)],
-    "ops": [layer for layers in OPS.values() for layer in layers],
-}  # fmt: skip
+    "batch_matmul": [row for row in GROUPS["bert"] if "×384" in row.name and row.op == "batch_matmul"],
+    "memory": GROUPS["memory"],
+}
 
 
 def main() -> int:
@@ -70,7 +73,7 @@ def main() -> int:
     return 0
 
 
-def _rows(layer: Workloads, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _rows(layer: Row, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     from strategy.op_strategy import candidates
     from strategy.target import Target
 

@@ -1,0 +1,275 @@
+"""Operators on this host's CPU: plevel's implementations beside PyTorch, which calls oneDNN.
+
+    python benchmarks/operators_cpu.py --layers resnet50                  # tune 64 trials each, then time
+    python benchmarks/operators_cpu.py --layers bert --tuned tuned.json   # keep what tuning found
+    python benchmarks/operators_cpu.py --layers bert --tuned tuned.json --trials 0  # time that again
+    python benchmarks/operators_cpu.py --layers memory --trials 0         # untuned: fallbacks
+
+Groups of rows, float32, batch 1 (weights and biases are constant):
+
+- resnet50, depthwise, pointwise: the distinct convolutions of ResNet-50, and those of MobileNetV2.
+- bert, llama: the products of attention, scores and values, for prompts and for one new token. Nothing
+  is constant, so packing is inside the timed function.
+- epilogues: products with what BERT-base and ResNet-50 put after them, tuned and timed as one function.
+- memory: operators that memory bounds, at sizes of BERT-base and ResNet-50.
+
+Each implementation is tuned for `--trials` trials; what is selected and the best of each are then
+timed in turns with PyTorch. Its module is traced and frozen, which prepacks weights and fuses what it
+can; images are given plain, channels-last and as mkldnn tensors, products also with `out=`; the
+fastest counts. PyTorch returns a new tensor, plevel writes where it is told to.
+
+Prints medians, and the ratio of PyTorch's time to that of what plevel selects: above 1, plevel is
+faster. `--json` writes the rows. Needs torch==2.13.0.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from race import Call, benchmark, plevel_calls
+
+if TYPE_CHECKING:
+    from strategy.workload import EpilogueStep, Workload
+
+Shape = tuple[int, ...]
+
+
+class Row(NamedTuple):
+    """One workload as plain values: an operator, its inputs' shapes, attributes, and what follows it.
+
+    `after` names steps of `relu`, `gelu`, and `bias`, `mask`, `residual`, which add a tensor.
+    """
+
+    name: str
+    op: str
+    inputs: dict[str, Shape]
+    attrs: dict[str, Any] = {}  # noqa: RUF012  (a field of a tuple: nothing changes it)
+    constants: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    added: dict[str, Shape] = {}  # noqa: RUF012
+
+    def workload(self) -> Workload:
+        from strategy.workload import Workload
+
+        types = {name: _float32(shape) for name, shape in self.inputs.items()}
+        return Workload.make(self.op, types, self.attrs, self.constants, [self._step(s) for s in self.after])
+
+    def _step(self, what: str) -> EpilogueStep:
+        from strategy.workload import EpilogueStep, Input
+
+        if what not in self.added:
+            return EpilogueStep(what, (None,))
+        operand = Input(what, _float32(self.added[what]), constant=what == "bias")
+        return EpilogueStep("add", (None, operand))
+
+
+def _float32(shape: Shape) -> str:
+    return f"float32[{','.join(map(str, shape))}]"
+
+
+def _conv2d(
+    channels: int, size: int, out: int, window: int, stride: int = 1, groups: int = 1, after: tuple[str, ...] = ()
+) -> Row:
+    """A convolution with 'same' padding of a square image."""
+    kind = "dw" if groups > 1 else f"→{out}"
+    step = f"/{stride}" if stride > 1 else ""
+    name = f"{channels}{kind}@{size},{window}×{window}{step}" + "".join(f"+{s}" for s in after)
+    shapes = {"data": (1, channels, size, size), "weight": (out, channels // groups, window, window)}
+    known = {"bias": (out, 1, 1), "residual": (1, out, size // stride, size // stride)}
+    attrs = {"strides": stride, "padding": window // 2, "groups": groups}
+    return Row(name, "conv2d", shapes, attrs, ("weight",), after, {s: known[s] for s in after if s in known})
+
+
+def _dense(m: int, n: int, k: int, after: tuple[str, ...]) -> Row:
+    name = f"{m}×{n}×{k}" + "".join(f"+{s}" for s in after)
+    known = {"bias": (n,), "residual": (m, n)}
+    shapes = {"data": (m, k), "weight": (n, k)}
+    return Row(name, "dense", shapes, {}, ("weight",), after, {s: known[s] for s in after if s in known})
+
+
+def _scores(model: str, heads: int, m: int, n: int, k: int, after: tuple[str, ...] = ()) -> Row:
+    """Queries · keysᵀ."""
+    name = f"{model}:scores,{heads}×{m}×{n}×{k}" + "".join(f"+{s}" for s in after)
+    shapes = {"x": (heads, m, k), "y": (heads, n, k)}
+    return Row(name, "batch_matmul", shapes, {"transpose_b": True}, (), after, dict.fromkeys(after, (1, 1, n)))
+
+
+def _values(model: str, heads: int, m: int, n: int, k: int) -> Row:
+    """Weights · values."""
+    shapes = {"x": (heads, m, k), "y": (heads, k, n)}
+    return Row(f"{model}:values,{heads}×{m}×{n}×{k}", "batch_matmul", shapes, {"transpose_b": False})
+
+
+def _attention(model: str, heads: int, width: int, queries: int, keys: int) -> list[Row]:
+    return [_scores(model, heads, queries, keys, width), _values(model, heads, queries, width, keys)]
+
+
+def _plain(op: str, *shapes: Shape, **attrs: Any) -> Row:
+    along = attrs.get("axes", attrs.get("axis"))
+    where = "" if along is None else f"@{along}".replace(" ", "")
+    name = f"{op}:{'x'.join(map(str, shapes[0]))}{where}"
+    names = {"layer_norm": ("data", "gamma", "beta"), "add": ("lhs", "rhs")}.get(op, ("data",))
+    return Row(name, op, dict(zip(names, shapes, strict=True)), attrs)
+
+
+GROUPS = {
+    "resnet50": [
+        _conv2d(*layer)
+        for layer in (
+            (3, 224, 64, 7, 2), (64, 56, 64, 1), (64, 56, 64, 3), (64, 56, 256, 1), (256, 56, 64, 1),
+            (256, 56, 128, 1), (128, 56, 128, 3, 2), (256, 56, 512, 1, 2), (128, 28, 512, 1),
+            (512, 28, 128, 1), (128, 28, 128, 3), (512, 28, 256, 1), (256, 28, 256, 3, 2),
+            (512, 28, 1024, 1, 2), (256, 14, 1024, 1), (1024, 14, 256, 1), (256, 14, 256, 3),
+            (1024, 14, 512, 1), (512, 14, 512, 3, 2), (1024, 14, 2048, 1, 2), (512, 7, 2048, 1),
+            (2048, 7, 512, 1), (512, 7, 512, 3),
+        )
+    ],
+    "depthwise": [
+        _conv2d(c, size, c, 3, stride, c)
+        for c, size, stride in (
+            (32, 112, 1), (96, 112, 2), (144, 56, 1), (144, 56, 2), (192, 28, 1), (192, 28, 2),
+            (384, 14, 1), (576, 14, 1), (576, 14, 2), (960, 7, 1),
+        )
+    ],
+    "pointwise": [
+        _conv2d(c, size, out, 1)
+        for c, size, out in (
+            (32, 112, 16), (16, 112, 96), (96, 56, 24), (24, 56, 144), (144, 56, 24), (144, 28, 32),
+            (32, 28, 192), (192, 28, 32), (192, 14, 64), (64, 14, 384), (384, 14, 64), (384, 14, 96),
+            (96, 14, 576), (576, 14, 96), (576, 7, 160), (160, 7, 960), (960, 7, 160), (960, 7, 320),
+            (320, 7, 1280),
+        )
+    ],
+    "bert": [r for length in (128, 384, 512) for r in _attention("bert", 12, 64, length, length)],
+    "llama": [
+        row
+        for queries, keys in ((128, 128), (512, 512), (1, 512), (1, 2048))
+        for row in _attention("llama", 32, 128, queries, keys)
+    ],
+    "epilogues": [
+        _dense(128, 3072, 768, ("bias", "gelu")),
+        _dense(128, 768, 3072, ("bias", "residual")),
+        _conv2d(64, 56, 64, 3, after=("bias", "relu")),
+        _conv2d(64, 56, 256, 1, after=("bias", "residual", "relu")),
+        _conv2d(256, 14, 1024, 1, after=("bias", "residual", "relu")),
+        _scores("bert", 12, 384, 384, 64, after=("mask",)),
+    ],
+    "memory": [
+        *(_plain("softmax", shape) for shape in ((12, 128, 128), (12, 384, 384), (1, 1000), (64, 1000))),
+        *(_plain("layer_norm", (rows, 768), (768,), (768,)) for rows in (16, 128, 384)),
+        _plain("sum", (1, 2048, 7, 7), axis=(2, 3)), _plain("sum", (384, 768), axis=-1),
+        _plain("sum", (384, 768), axis=0), _plain("sum", (1, 64, 112, 112), axis=(2, 3)),
+        _plain("max_pool2d", (1, 64, 112, 112), pool_size=3, strides=2, padding=1),
+        _plain("max_pool2d", (1, 256, 56, 56), pool_size=3, strides=2, padding=1),
+        _plain("transpose", (1, 384, 12, 64), axes=(0, 2, 1, 3)),
+        _plain("transpose", (1, 12, 384, 64), axes=(0, 1, 3, 2)),
+        _plain("transpose", (1, 64, 56, 56), axes=(0, 2, 3, 1)), _plain("transpose", (768, 3072)),
+        _plain("cumsum", (128, 1000), axis=-1), _plain("cumsum", (384, 768), axis=0),
+        _plain("topk", (1, 1000), k=5, ret_type="values"), _plain("topk", (64, 1000), k=5, ret_type="values"),
+        _plain("topk", (8, 30522), k=50, ret_type="values"),
+        _plain("add", (384, 768), (768,)), _plain("add", (1, 64, 112, 112), (64, 1, 1)),
+        _plain("add", (1, 256, 56, 56), (1, 256, 56, 56)),
+    ],
+}  # fmt: skip
+
+
+def _own_calls(row: Row, threads: int, best: dict[str, Any]) -> dict[str, Call]:
+    return plevel_calls(row.workload(), threads, best)
+
+
+def _anchors(torch: Any) -> dict[str, Callable[..., Any]]:
+    """PyTorch's function for each operator, of (attributes, first input, other inputs)."""
+    functional = torch.nn.functional
+    return {
+        "conv2d": lambda a, x, w: functional.conv2d(x, w, None, a["strides"], a["padding"], 1, a["groups"]),
+        "dense": lambda a, x, w: functional.linear(x, w),
+        "batch_matmul": lambda a, x, y: torch.bmm(x, y.transpose(1, 2) if a["transpose_b"] else y),
+        "softmax": lambda a, x: functional.softmax(x, -1),
+        "layer_norm": lambda a, x, *more: functional.layer_norm(x, x.shape[-1:], *more),
+        "sum": lambda a, x: x.sum(a["axis"]),
+        "max_pool2d": lambda a, x: functional.max_pool2d(x, a["pool_size"], a["strides"], a["padding"]),
+        "transpose": lambda a, x: x.permute(a.get("axes", (1, 0))).contiguous(),
+        "cumsum": lambda a, x: x.cumsum(a["axis"]),
+        "topk": lambda a, x: x.topk(a["k"]),
+        "add": lambda a, x, y: x + y,
+    }
+
+
+def _torch_calls(row: Row, threads: int, _best: dict[str, Any]) -> dict[str, Call]:
+    import warnings
+
+    import torch
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(threads)
+    torch.inference_mode().__enter__()  # for as long as this process lives
+    generator = torch.Generator().manual_seed(0)
+    shapes = row.inputs | row.added
+    tensors = {n: torch.rand(*s, generator=generator) * 2 - 1 for n, s in shapes.items()}
+    attrs = {name: tuple(v) if isinstance(v, list) else v for name, v in row.attrs.items()}
+    anchor = _anchors(torch)[row.op]
+    constant = {*row.constants, *({"bias"} & row.added.keys())}
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in constant:
+                self.register_buffer(name, tensors[name])
+
+        def forward(self, *given: Any) -> Any:
+            own = iter(given)
+            values = {n: getattr(self, n) if n in constant else next(own) for n in shapes}
+            y = anchor(attrs, *(values[n] for n in row.inputs))
+            for what in row.after:
+                y = y + values[what] if what in row.added else getattr(torch.nn.functional, what)(y)
+            return y
+
+    module = Module().eval()
+    given = [t for n, t in tensors.items() if n not in constant]
+    is_image = row.op in ("conv2d", "max_pool2d")
+    if not is_image and not row.constants and not row.after:
+        return _eager_calls(torch, row, anchor, attrs, given)
+    calls: dict[str, Call] = {}
+    forms = {"plain": torch.contiguous_format} | ({"channels last": torch.channels_last} if is_image else {})
+    for name, form in forms.items():
+        inputs = [t.contiguous(memory_format=form) if t.dim() == 4 else t for t in given]
+        frozen = torch.jit.freeze(torch.jit.trace(module.to(memory_format=form), tuple(inputs)))
+        calls[name] = lambda frozen=frozen, inputs=inputs: frozen(*inputs)
+    if is_image and not row.after:
+        calls["mkldnn"] = _mkldnn_call(torch, row, attrs, tensors)
+    return calls
+
+
+def _eager_calls(
+    torch: Any, row: Row, anchor: Callable[..., Any], attrs: dict[str, Any], given: list[Any]
+) -> dict[str, Call]:
+    calls: dict[str, Call] = {"new": lambda: anchor(attrs, *given)}
+    if row.op == "batch_matmul":
+        x, y = given[0], given[1].transpose(1, 2) if attrs["transpose_b"] else given[1]
+        out = torch.bmm(x, y)
+        calls["out"] = lambda: torch.bmm(x, y, out=out)
+    return calls
+
+
+def _mkldnn_call(torch: Any, row: Row, attrs: dict[str, Any], tensors: dict[str, Any]) -> Call:
+    """An image as an mkldnn tensor: a convolution's weights are packed before, and it converts its image."""
+    image = tensors["data"]
+    if row.op == "max_pool2d":
+        packed = image.to_mkldnn()
+        return lambda: _anchors(torch)["max_pool2d"](attrs, packed)
+    from torch.utils import mkldnn
+
+    out, per_group, window, _ = row.inputs["weight"]
+    module = torch.nn.Conv2d(
+        per_group * attrs["groups"], out, window, attrs["strides"], attrs["padding"],
+        groups=attrs["groups"], bias=False,
+    ).eval()  # fmt: skip
+    prepacked = mkldnn.to_mkldnn(module)
+    return lambda: prepacked(image.to_mkldnn()).to_dense()
+
+
+if __name__ == "__main__":
+    sides = {"plevel": _own_calls, "torch": _torch_calls}
+    sys.exit(benchmark(__file__, __doc__ or "", Row, GROUPS, sides))
