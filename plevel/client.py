@@ -259,6 +259,9 @@ class Client:
     def records(
         self,
         *,
+        op: str | None = None,
+        implementation: str | None = None,
+        source: str | None = None,
         run_id: int | None = None,
         task_id: int | None = None,
         phase: str | None = None,
@@ -273,8 +276,9 @@ class Client:
         empty and have a `next`.
         """
         given = {
-            "run_id": run_id, "task_id": task_id, "phase": phase, "error": error, "limit": limit,
-            "cursor": cursor, "newest": newest or None,
+            "op": op, "implementation": implementation, "source": source, "run_id": run_id,
+            "task_id": task_id, "phase": phase, "error": error, "limit": limit, "cursor": cursor,
+            "newest": newest or None,
         }  # fmt: skip
         params = {k: v for k, v in given.items() if v is not None}
         page = self._ask("GET", "/v1/records", _Page, params=params)

@@ -160,6 +160,9 @@ class Direct:
     def records(
         self,
         *,
+        op: str | None = None,
+        implementation: str | None = None,
+        source: str | None = None,
         run_id: int | None = None,
         task_id: int | None = None,
         phase: str | None = None,
@@ -179,7 +182,8 @@ class Direct:
 
         with self._read() as connection:
             page = log.page(
-                connection, namespace=self._namespace, run_id=run_id, task_id=task_id,
+                connection, namespace=self._namespace, op=op, implementation=implementation,
+                source=source, run_id=run_id, task_id=task_id,
                 phase=None if phase is None else Phase(phase),
                 error=None if error is None else ErrorKind(error),
                 limit=limit, cursor=cursor, newest=newest,

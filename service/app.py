@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import metadata
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from service.access.auth import Authority
 from service.api import (
@@ -24,6 +24,7 @@ from service.api import (
     worker,
 )
 from service.api.guard import Guard
+from service.api.query import check_query
 from service.api.wire import install_schema
 from service.context import Context
 from service.dashboard import site
@@ -79,7 +80,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     app = FastAPI(
         title="plevel", version=_version(), description=DESCRIPTION, lifespan=lifespan,
-        redoc_url=None,
+        redoc_url=None, dependencies=[Depends(check_query)],
     )  # fmt: skip
     app.state.context = context
     for part in (

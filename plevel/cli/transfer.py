@@ -10,12 +10,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from plevel.cli import option
-from plevel.cli.error import UsageError
+from plevel.cli.error import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from plevel.client import Client
+    from plevel.direct import Direct
 
 _FORMATS = ("native", "autotvm", "kernel_tuner", "metaschedule", "csv", "parquet")
 _PIECE = 1 << 18
@@ -160,7 +164,8 @@ def export(
 ) -> None:
     """Write records as plevel's own NDJSON, or for other tools.
 
-    From its own all can be read again.
+    From its own all can be read again. A Kernel Tuner file is of one task: name it with --task. Where no record
+    matches, nothing is written, and the exit code is 1.
 
     Example: plevel export --op dense -o dense.ndjson
     """
@@ -176,10 +181,17 @@ def export(
     place = option.locate(url, database, namespace)
     from plevel.direct import connect
 
+    wanted = {
+        "op": op, "implementation": implementation, "source": source, "run_id": run, "task_id": task,
+    }  # fmt: skip
     with connect(place.url, place.database, place.namespace) as records:
-        parts = records.export_records(
-            form, op=op, implementation=implementation, source=source, run_id=run, task_id=task
-        )
+        if not _any(records, wanted):
+            given = ", ".join(f"{name} {value}" for name, value in wanted.items() if value is not None)
+            raise CommandError(
+                f"no record matches{f' ({given})' if given else ''}: nothing is written; 'plevel records' "
+                "and 'plevel coverage' show what there is"
+            )
+        parts = records.export_records(form, **wanted)
         if form == "metaschedule":
             assert out is not None
             _write_pair(out, parts)
@@ -194,6 +206,17 @@ def export(
         from plevel.cli.output import tell
 
         tell(f"{out} is written", {"file": str(out), "format": form}, as_json=as_json)
+
+
+def _any(records: Client | Direct, wanted: Mapping[str, Any]) -> bool:
+    """Whether a record matches: a page may be empty and have a next."""
+    cursor: int | None = 0
+    while cursor is not None:
+        page = records.records(limit=1, cursor=cursor, **wanted)
+        if page["records"]:
+            return True
+        cursor = page["next"]
+    return False
 
 
 def _write_pair(folder: Path, parts: Iterator[bytes]) -> None:

@@ -86,7 +86,7 @@ _EXPORT = describe(
     "Export records", errors=(422,),
     note="All records that match, as a stream: `native` is plevel's own NDJSON, from which everything "
     "can be imported again; others leave out what they cannot say. MetaSchedule's two files come as "
-    "one, the workloads first.",
+    "one, the workloads first. A Kernel Tuner file is of one task: where several match, 422 names them.",
 )  # fmt: skip
 _EXPORT["responses"][200]["content"] = _STREAMS
 

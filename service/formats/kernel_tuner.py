@@ -452,14 +452,27 @@ def instant(text: Any) -> float:
 
 
 def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[bytes]:
-    """T4 results of all records, in pieces; times are in milliseconds."""
-    yield b'{"metadata": {"timeunit": "miliseconds"}, "results": ['
-    first = True
+    """T4 results of one task's records, in pieces; times are in milliseconds.
+
+    The kernel is what the task says, the device is the first record's.
+    """
+    opened = False
     for item in items:
         if isinstance(item, ImportedRecord):
-            yield (b"\n" if first else b",\n") + json.dumps(_result(item)).encode()
-            first = False
-    yield b'\n], "schema_version": "1.0.0"}\n'
+            yield b",\n" if opened else _opening(item)
+            yield json.dumps(_result(item)).encode()
+            opened = True
+    yield (b"" if opened else _opening()) + b'\n], "schema_version": "1.0.0"}\n'
+
+
+def _opening(first: ImportedRecord | None = None) -> bytes:
+    about = {"timeunit": "miliseconds"}
+    if first is not None:
+        task, device = first.task, first.device
+        kernel = task.implementation.removeprefix("kernel_tuner:")
+        about["kernel_name"] = str(task.workload.attrs.get("kernel_name", kernel))
+        about["device_name"] = (device.model if device else first.device_model) or task.target.model
+    return b'{"metadata": %s, "results": [\n' % json.dumps(about).encode()
 
 
 _NAMES = {kind: name for name, kind in _INVALIDITY.items()} | {

@@ -46,6 +46,7 @@ from strategy.workload import Workload
 
 PAGE = 2000
 MAX_CACHED = 20_000
+SHOWN = 20  # tasks in a message
 
 
 ALL = Wanted()
@@ -57,8 +58,8 @@ def export(store: Store, form: Writable, wanted: Wanted = ALL) -> Iterator[bytes
     """The bytes of an export; MetaSchedule's two files as one, the workloads first.
 
     Raises:
-        InvalidError: at once, where what writes Parquet is not installed, or the database cannot hold what
-            is asked for.
+        InvalidError: at once, where what writes Parquet is not installed, the database cannot hold what is
+            asked for, or the format cannot.
     """
     if form == "parquet" and not parquet.is_installed():
         raise InvalidError(
@@ -67,7 +68,32 @@ def export(store: Store, form: Writable, wanted: Wanted = ALL) -> Iterator[bytes
         )
     with store.read() as connection:
         connection.execute(_page(wanted, 0, 0))  # of no record: what is wrong with it is said now
+        if form == "kernel_tuner":
+            _check_one_task(connection, wanted)
     return _export(store, form, wanted)
+
+
+def _check_one_task(connection: sa.Connection, wanted: Wanted) -> None:
+    """A file of Kernel Tuner's is of one kernel: another's parameters would not be read again."""
+    tasks = connection.scalars(
+        sa.select(record.c.task_id)
+        .join(task, task.c.id == record.c.task_id)
+        .where(standing(), *wanted.conditions)
+        .distinct()
+        .order_by(record.c.task_id)
+        .limit(SHOWN + 1)
+    ).all()
+    if len(tasks) > 1:
+        shown = ", ".join(map(str, tasks[:SHOWN])) + (", …" if len(tasks) > SHOWN else "")
+        raise InvalidError(
+            "kernel_tuner: a file is of one task, and these records are of several: export each by itself, "
+            f"with task_id (--task): {shown}"
+        )
+    of = connection.scalar(sa.select(task.c.implementation).where(task.c.id.in_(tasks)))
+    if of is not None and of.startswith("metaschedule:"):
+        raise InvalidError(
+            "kernel_tuner: traces of MetaSchedule have no parameters in common: export them as metaschedule"
+        )
 
 
 def _export(store: Store, form: Writable, wanted: Wanted) -> Iterator[bytes]:
