@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from strategy.attrs import Attrs
 from strategy.condition import SpecializedCondition
+from strategy.cpu.passes import PROCESSOR_VERSION
 from strategy.generic_func import GenericFunc, GenericFuncError
 from strategy.op import OpError
 from strategy.schedule import ScheduleError
@@ -31,7 +32,8 @@ class OpImplementation:
         schedule: `(attrs, outs, target[, config]) -> tvm.s_tir.Schedule`.
         name: as TVM names them: `dense_pack.cpu`.
         plevel: the higher, the sooner it is taken when nothing is measured.
-        version: raised whenever its code changes what records of it mean.
+        version: raised whenever its code changes what records of it mean; where an implementation is
+            evaluated for a processor, the version of the lowering that all share there is added.
         space: `(attrs, inputs, out_type, target) -> ConfigSpace`; None where there is nothing to
             tune. With a space, compute, schedule and prepare also receive `config`.
         prepare: `(attrs, inputs, config) -> {input index: TE function}`: how inputs are packed
@@ -62,8 +64,8 @@ class OpSpecialization:
 class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
     """An implementation as data: all that a selector or a tuner needs to know of it.
 
-    `version` is the implementation's integer and its space's digest (`2.1a2b3c4d`); records of
-    another version are stale.
+    `version` is the implementation's integer, raised by that of the lowering, and its space's digest
+    (`2.1a2b3c4d`); records of another version are stale.
     """
 
     implementation: str
@@ -114,18 +116,29 @@ class OpStrategy:
         Raises:
             OpError: the name is taken in this strategy.
         """
-        if any(i.name == name for _, i in self._added):
-            raise OpError(f"a strategy has two implementations called {name!r}")
-        added = OpImplementation(
-            compute, schedule, name, plevel, version, space, prepare, library, symbolic
+        self._add(
+            SpecializedCondition.current(),
+            OpImplementation(
+                compute, schedule, name, plevel, version, space, prepare, library, symbolic
+            ),
         )
-        condition = SpecializedCondition.current()
+
+    def _add(self, condition: SpecializedCondition | None, added: OpImplementation) -> None:
+        if any(i.name == added.name for _, i in self._added):
+            raise OpError(f"a strategy has two implementations called {added.name!r}")
         self._added.append((condition, added))
         for specialization in self.specializations:
             if specialization.condition == condition:
                 specialization.implementations.append(added)
                 return
         self.specializations.append(OpSpecialization(condition, [added]))
+
+    def raised(self, by: int) -> OpStrategy:
+        """The same implementations, with versions higher by so much."""
+        result = OpStrategy()
+        for condition, implementation in self._added:
+            result._add(condition, replace(implementation, version=implementation.version + by))
+        return result
 
     def __iter__(self) -> Iterator[tuple[SpecializedCondition | None, OpImplementation]]:
         """Pairs of condition and implementation, in the order in which they were added."""
@@ -149,7 +162,7 @@ def evaluate(workload: Workload, target: Target) -> OpStrategy:
     found: OpStrategy = strategy(
         workload.attr_node, workload.input_types, workload.out_type, target
     )
-    return found
+    return found.raised(PROCESSOR_VERSION) if "cpu" in target.keys else found
 
 
 def find_body(generic: GenericFunc, target: Target) -> tuple[str | None, Callable[..., Any]] | None:

@@ -25,6 +25,7 @@ _ELEMENTWISE = frozenset(
     f"tirx.{name}"
     for name in "exp fabs floor log pow reinterpret sqrt".split()
 )
+_CHOICE = "plevel.choice"
 _FAR = 4  # vectors within which the lanes of a shuffled load lie
 
 
@@ -122,8 +123,12 @@ def _has_load(expression: Any) -> bool:
     return bool(found)
 
 
+def _name(call: Any) -> str:
+    return getattr(call.op, "name", "")
+
+
 def _is_if_then_else(call: Any) -> bool:
-    return getattr(call.op, "name", "") in ("tirx.if_then_else", "prim.if_then_else")
+    return _name(call) in ("tirx.if_then_else", "prim.if_then_else")
 
 
 class _Lanes:
@@ -234,8 +239,10 @@ class _Lanes:
                 self.mask(c) if self.varies(c) else tirx.Broadcast(c, self.count)
                 for c in _conjuncts(condition)
             ]
-            return tirx.Select(_all(masks), self.vector(inside, bounds + masks), again(outside))
-        if isinstance(expression, ir.Call) and getattr(expression.op, "name", "") in _ELEMENTWISE:
+            mask = _all(masks)
+            inside, outside = self.vector(inside, [*bounds, mask]), self.vector(outside, [*bounds, tirx.Not(mask)])
+            return _choose(mask, inside, outside)
+        if isinstance(expression, ir.Call) and _name(expression) in _ELEMENTWISE:
             dtype = f"{expression.ty.dtype}x{self.count}"
             return tirx.call_intrin(dtype, expression.op.name, *map(again, expression.args))
         raise _NotVectorizable
@@ -256,7 +263,7 @@ class _Lanes:
             if not all(isinstance(number, tirx.FloatImm) for number in known):
                 raise _NotVectorizable
             return tirx.Shuffle(known, [tirx.const(n, "int32") for n in range(self.count)])
-        return tirx.Select(condition, again(select.true_value), again(select.false_value))
+        return _choose(condition, again(select.true_value), again(select.false_value))
 
     def _load(self, load: Any, bounds: list[Any]) -> Any:
         from tvm import tirx
@@ -310,6 +317,54 @@ class _Lanes:
             part = tirx.Shuffle([mask, nowhere], [tirx.const(n, "int32") for n in chosen])
             result = part if result is None else tirx.Or(result, part)
         return nowhere if result is None else result
+
+
+def _choose(condition: Any, inside: Any, outside: Any) -> Any:
+    """`inside` in the lanes where the condition holds; opaque to TVM's passes where it holds masked loads.
+
+    Under a Select, the simplifier takes its condition for true: it drops a mask that repeats it, and the
+    load then touches what the mask kept it from.
+    """
+    from tvm import tirx
+
+    if not any(map(_has_masked_load, (inside, outside))):
+        return tirx.Select(condition, inside, outside)
+    dtype = str(inside.ty.dtype)
+    if dtype.startswith("bfloat16"):  # TVM legalises it later, and not within calls
+        raise _NotVectorizable
+    return tirx.call_pure_extern(dtype, _CHOICE, condition, inside, outside)
+
+
+def _has_masked_load(expression: Any) -> bool:
+    from tvm import ir
+    from tvm_ffi import structural_walk
+
+    found: list[bool] = []
+
+    def look(call: Any) -> None:
+        if _name(call) == "tirx.masked_load":
+            found.append(True)
+
+    structural_walk(expression, [(ir.Call, look)])
+    return bool(found)
+
+
+def reveal_choices(module: Any) -> Any:
+    """The module with a Select for each opaque choice; for what no pass will simplify any more."""
+    import tvm
+    from tvm import ir, tirx
+    from tvm_ffi import structural_map
+
+    def reveal(call: Any) -> Any:
+        if _name(call) != "tirx.call_pure_extern" or call.args[0].value != _CHOICE:
+            return call
+        return tirx.Select(*call.args[1:])
+
+    functions = {
+        name: structural_map(function, [(ir.Call, reveal)])
+        for name, function in module.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=module.attrs)
 
 
 def _all(masks: list[Any]) -> Any:

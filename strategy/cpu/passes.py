@@ -12,6 +12,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+# Raised whenever a change here or in `strategy.cpu.masking` changes what records of all implementations on
+# processors mean. It is added to their versions: both only rise, so that no sum comes twice.
+PROCESSOR_VERSION = 1
+
 
 @cache
 def processor_pipeline() -> str:
@@ -27,7 +31,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     from tvm import s_tir, tirx
     from tvm.ir.transform import Sequential, module_pass
 
-    from strategy.cpu.masking import mask_vector_loops
+    from strategy.cpu.masking import mask_vector_loops, reveal_choices
 
     early, late = s_tir.transform, tirx.transform
     passes = [
@@ -59,6 +63,12 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     ]
     return (
         Sequential(passes),
-        lambda: Sequential([late.LowerTVMBuiltin(), late.LowerIntrin()]),
+        lambda: Sequential(
+            [
+                late.LowerTVMBuiltin(),
+                late.LowerIntrin(),
+                module_pass(lambda module, _: reveal_choices(module), opt_level=0, name="reveal_choices"),
+            ]
+        ),
         lambda: Sequential([]),
     )

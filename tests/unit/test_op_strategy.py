@@ -9,6 +9,7 @@ import pytest
 
 from strategy.attrs import Attrs, field
 from strategy.condition import SpecializedCondition
+from strategy.cpu.passes import PROCESSOR_VERSION
 from strategy.op import OpError, TypeReporter, register_op, register_strategy
 from strategy.op import _ops as registered
 from strategy.op_strategy import (
@@ -129,8 +130,8 @@ def test_candidates_are_all_implementations_in_order() -> None:
     assert str(found[2].condition) == "a.shape[0] > 16"
     space = found[1].space
     assert space is not None
-    assert found[1].version == f"3.{space.digest}"
-    assert found[0].version == "1.0"
+    assert found[1].version == f"{3 + PROCESSOR_VERSION}.{space.digest}"
+    assert found[0].version == f"{1 + PROCESSOR_VERSION}.0"
     assert found[1].fallback == space.fallback
     assert found[0].fallback == Config()
 
@@ -149,7 +150,7 @@ def test_the_strategy_sees_the_target() -> None:
 
 
 def test_finding_an_implementation() -> None:
-    assert find_implementation(workload(8), CPU, "product_tiled.cpu").version == 3
+    assert find_implementation(workload(8), CPU, "product_tiled.cpu").version == 3 + PROCESSOR_VERSION
     with pytest.raises(
         OpError, match=r"no implementation 'x' .* it has: product.generic, product_tiled.cpu"
     ):

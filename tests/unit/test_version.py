@@ -2,7 +2,8 @@
 
 `tests/data/versions.json` holds for each implementation its declared version and a digest of the
 code that it is made of. After a change that alters what an implementation computes or how fast it
-is, raise `version` where it is added to its strategy; then, and also after a change that alters
+is, raise `version` where it is added to its strategy, or `PROCESSOR_VERSION` in strategy/cpu/passes.py where
+the change is in the lowering that all share on processors; then, and also after a change that alters
 neither, run
 
     python tests/unit/test_version.py --because "why records of before still hold"
@@ -19,13 +20,14 @@ import hashlib
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from strategy import op
+from strategy.cpu.passes import PROCESSOR_VERSION
 from strategy.installed import installed
 from strategy.op import all_ops
 from strategy.op_strategy import OpImplementation, evaluate
@@ -33,6 +35,7 @@ from strategy.record import ALL
 from strategy.target import Target
 from strategy.workload import Workload
 
+LOWERING = ("strategy.cpu.masking", "strategy.cpu.passes")
 RECORDED = Path(__file__).parents[1] / "data" / "versions.json"
 LISTED = Path(__file__).parents[2] / "strategy" / "implementations.json"
 TARGETS = (
@@ -126,9 +129,18 @@ def code_digest(implementation: OpImplementation) -> str:
         implementation.prepare,
     )
     modules = {m for role in roles if role is not None for m in _modules_of(role)}
-    reached = set(_reach(modules))
-    text = "\n".join(f"{m}\n{_code(m)}" for m in sorted(reached))
+    return _digest(_reach(modules))
+
+
+def _digest(modules: Iterable[str]) -> str:
+    text = "\n".join(f"{m}\n{_code(m)}" for m in sorted(modules))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def versions() -> dict[str, tuple[int, str]]:
+    """Version and digest of each implementation, and of the lowering for processors."""
+    found = {name: (i.version, code_digest(i)) for name, i in implementations().items()}
+    return found | {"lowering": (PROCESSOR_VERSION, _digest(LOWERING))}
 
 
 def _modules_of(function: Any) -> Iterator[str]:
@@ -189,17 +201,15 @@ def _code(module: str) -> str:
 
 def test_no_code_changes_without_a_version() -> None:
     recorded = json.loads(RECORDED.read_text())
-    current = implementations()
+    current = versions()
     wrong = []
-    for name, implementation in current.items():
+    for name, (version, code) in current.items():
         known = recorded.get(name)
         if known is None:
             wrong.append(f"{name} is new")
-        elif known["version"] != implementation.version:
-            wrong.append(
-                f"{name} has version {implementation.version}, {known['version']} is recorded"
-            )
-        elif known["code"] != code_digest(implementation):
+        elif known["version"] != version:
+            wrong.append(f"{name} has version {version}, {known['version']} is recorded")
+        elif known["code"] != code:
             wrong.append(f"the code of {name} has changed, its version {known['version']} has not")
     wrong += [f"{name} is gone" for name in recorded.keys() - current.keys()]
     assert not wrong, "see the first lines of this file:\n" + "\n".join(wrong)
@@ -219,6 +229,17 @@ def test_a_change_of_code_changes_the_digest_and_a_comment_does_not(
         monkeypatch.setattr(sys.modules[__name__], "_tree", changed)
         assert (code_digest(implementation) == before) is same
     _code.cache_clear()
+
+
+def test_the_lowering_raises_all_versions_on_processors_and_no_other() -> None:
+    workload = Workload.make("dense", *EXAMPLES["dense"][0])
+    for target, raised in zip(TARGETS, (PROCESSOR_VERSION, 0), strict=True):
+        declared = workload.operator.get_attr("FTVMStrategy")(
+            workload.attr_node, workload.input_types, workload.out_type, target
+        )
+        found = {i.name: i.version for _, i in evaluate(workload, target)}
+        assert found == {i.name: i.version + raised for _, i in declared}
+    assert PROCESSOR_VERSION > 0
 
 
 def listed() -> dict[str, dict[str, int]]:
@@ -243,8 +264,8 @@ def record(because: str) -> None:
     """Writes the digests of what is there now."""
     known = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
     written = {}
-    for name, implementation in sorted(implementations().items()):
-        entry = {"version": implementation.version, "code": code_digest(implementation)}
+    for name, (version, code) in sorted(versions().items()):
+        entry: dict[str, Any] = {"version": version, "code": code}
         old = known.get(name)
         if old and old["version"] == entry["version"]:
             if old["code"] != entry["code"]:

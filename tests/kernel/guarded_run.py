@@ -1,0 +1,190 @@
+"""Implementations in guarded memory, each run in a fork: `test_memory.py` sends a JSON line for each.
+
+A process of its own, since a fork has none of the threads that TVM starts with its first parallel loop.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from strategy.lower import ALIGNMENT, Artefact, Lowered, Role, lower
+from strategy.target import Target
+from strategy.workload import Workload
+from workers.guard import Buffer, OutOfBoundsError, Placement, allocate
+from workers.reference import (
+    WrongAnswerError,
+    compare,
+    poison,
+    random_inputs,
+    reference,
+    tolerances,
+)
+
+TIMEOUT_S = 60
+_CANARY = 0xF5
+
+
+class Placing(StrEnum):
+    """Where buffers touch an inaccessible page; EXACT leaves no gap at their end, for loosened code."""
+
+    END = "end"
+    BEGIN = "begin"
+    EXACT = "exact"
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One implementation of a workload with one configuration."""
+
+    workload: Workload
+    implementation: str
+    config: dict[str, Any] | None
+    threads: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A buffer of the function under test: its array, the tensor over it, and whether it was overrun."""
+
+    buffer: Buffer
+    gap: Any
+    array: Any
+    tensor: Any
+
+    @classmethod
+    def allocate(cls, name: str, shape: tuple[int, ...], dtype: str, placing: Placing) -> Memory:
+        import tvm
+        import tvm_ffi
+
+        if placing is not Placing.EXACT:
+            buffer = allocate(name, shape, dtype, Placement(placing))
+            return cls(buffer, np.empty(0, np.uint8), buffer.array, buffer.tensor)
+        kind = allocate(name, (), dtype).array.dtype
+        size = int(np.prod(shape)) * kind.itemsize
+        buffer = allocate(name, (-(-size // ALIGNMENT) * ALIGNMENT,), "uint8")
+        gap, rest = buffer.array[: len(buffer.array) - size], buffer.array[len(buffer.array) - size :]
+        gap[...] = _CANARY
+        if not size:
+            tensor = tvm.runtime.empty(shape, dtype)
+        else:
+            raw = tvm_ffi.from_dlpack(rest, require_alignment=1)
+            tensor = tvm.runtime.Tensor._create_view(raw, shape, dtype)
+        return cls(buffer, gap, rest.view(kind).reshape(shape), tensor)
+
+    def verify(self) -> None:
+        self.buffer.verify()
+        if (self.gap != _CANARY).any():
+            raise OutOfBoundsError(f"it writes before the beginning of {self.buffer.name}")
+
+
+def loosened(lowered: Lowered) -> Lowered:
+    """The same functions for buffers that are aligned to one element only."""
+    import tvm
+    from tvm.tirx import _ffi_api
+    from tvm.tirx.buffer import BufferType
+    from tvm_ffi import structural_map
+
+    def loosen(kind: Any) -> Any:
+        return _ffi_api.BufferType(
+            kind.storage_scope, kind.dtype, kind.shape, kind.strides, kind.elem_offset,
+            max(1, tvm.DataType(str(kind.dtype.dtype)).bits // 8), kind.offset_factor, kind.layout,
+            kind.allocated_addr, kind.span,
+        )  # fmt: skip
+
+    functions = {
+        variable.name_hint: structural_map(function, [(BufferType, loosen)])
+        for variable, function in lowered.module.functions.items()
+    }
+    return replace(lowered, module=tvm.IRModule(functions))
+
+
+def failures(request: Request) -> Iterator[str]:
+    """What goes wrong in each placing; nothing where all is well."""
+    work = request.workload
+    target = Target.parse("cpu").with_threads(request.threads)
+    lowered = lower(work, target, request.implementation, request.config)
+    inputs = random_inputs(work, 3)
+    with np.errstate(all="ignore"):
+        expected = reference(work, inputs)
+        allowed = tolerances(work, inputs, expected)
+    compiled = {False: lowered.compile(), True: loosened(lowered).compile()}
+    for placing in Placing:
+        artefact = compiled[placing is Placing.EXACT]
+        found = _forked(lambda: _run(artefact, inputs, expected, allowed, placing))  # noqa: B023
+        if found:
+            yield f"{placing}: {found}"
+
+
+def _run(
+    artefact: Artefact, inputs: Mapping[str, Any], expected: Any, allowed: Any, placing: Placing
+) -> None:
+    given: list[Memory] = []
+    outputs: list[Memory] = []
+    for argument in artefact.arguments:
+        kind = argument.tensor
+        memory = Memory.allocate(argument.name, kind.concrete_shape, kind.dtype, placing)
+        if argument.role is Role.OUTPUT:
+            memory.array[...] = poison(np.asarray(expected[len(outputs)]), kind.dtype)
+            outputs.append(memory)
+            continue
+        source = inputs[argument.name]
+        if argument.preparation is None:
+            memory.array[...] = source
+        else:
+            raw = Memory.allocate(argument.name, source.shape, str(source.dtype), placing)
+            raw.array[...] = source
+            artefact.executable[argument.preparation](raw.tensor, memory.tensor)
+            raw.verify()
+        given.append(memory)
+    artefact.main(*(m.tensor for m in (*given, *outputs)))
+    for memory in (*given, *outputs):
+        memory.verify()
+    for memory, right, tolerance in zip(outputs, expected, allowed, strict=True):
+        compare(memory.array, np.asarray(right), tolerance)
+
+
+def _forked(run: Any) -> str:
+    """What ended the run: a signal, or an exception; empty where nothing did."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        for caught in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):  # TVM prints a trace of each
+            signal.signal(caught, signal.SIG_DFL)
+        signal.alarm(TIMEOUT_S)
+        try:
+            run()
+        except (OutOfBoundsError, WrongAnswerError) as error:
+            os.write(write, str(error).encode()[:2000])
+        except Exception as error:
+            os.write(write, f"{type(error).__name__}: {error}".encode()[:2000])
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        said = pipe.read().decode()
+    status = os.waitpid(pid, 0)[1]
+    return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else said
+
+
+def serve() -> None:
+    """Answers each request on standard input with the list of its failures."""
+    for line in sys.stdin.buffer:
+        request = msgspec.json.decode(line, type=Request)
+        try:
+            answer = list(failures(request))
+        except Exception as error:
+            answer = [f"{type(error).__name__}: {error}"]
+        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    serve()

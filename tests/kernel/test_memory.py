@@ -1,0 +1,169 @@
+"""Generated code touches nothing outside of its buffers: every implementation, in guarded memory.
+
+Each runs with its buffers ending at an inaccessible page, beginning at one, and once more compiled for
+any alignment, so that their very last element is the last byte that may be touched.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from strategy.op import all_ops
+from strategy.op_strategy import OpImplementation, evaluate
+from strategy.space import Config
+from strategy.target import Target
+from strategy.workload import EpilogueStep, Input, Workload
+
+from .guarded_run import Request
+from .test_ops import CASES as OTHERS
+
+TARGET = Target.parse("cpu").with_threads(2)
+Check = Callable[[Workload, str, Config | None], list[str]]
+
+
+def convolution(data: str, weight: str, constant: bool = False, **attrs: Any) -> Workload:
+    inputs = {"data": f"float32[{data}]", "weight": f"float32[{weight}]"}
+    return Workload.make("conv2d", inputs, attrs, ["weight"] if constant else [])
+
+
+# Each with what its configuration has in place of the one used without tuning.
+REGRESSIONS: list[tuple[Workload, str, dict[str, Any]]] = [
+    (convolution("1,1,20,22", "5,1,1,1", strides=2, padding=1), "conv2d_nchw_im2col.cpu", {}),
+    (convolution("1,1,9,11", "6,1,1,1", padding=2), "conv2d_nchw_im2col.cpu", {}),
+    (convolution("1,1,1,1", "2,1,1,1", padding=1), "conv2d_nchw_im2col.cpu", {}),
+    (convolution("1,1,5,5", "1,1,1,1"), "conv2d_nchw_im2col.cpu", {"rows": 2, "width": 16}),
+    (convolution("2,16,11,13", "7,16,3,3", padding=1), "conv2d_nchw_spatial_pack.cpu", {}),
+    (convolution("1,4,17,19", "4,1,3,3", groups=4, padding=1), "depthwise_conv2d_nchw.cpu", {}),
+    (Workload.make("softmax", {"data": "float32[16,5]"}), "softmax_row.cpu", {}),
+    (Workload.make("transpose", {"data": "float32[16,5]"}), "transpose_tile.cpu", {}),
+    (
+        Workload.make("concatenate", {"data.0": "float32[4,6]", "data.1": "float32[4,5]"}, {"axis": 1}),
+        "injective.cpu",
+        {},
+    ),
+]
+
+
+def relu_of_sum(shape: str) -> list[EpilogueStep]:
+    operand = Input("bias", f"float32[{shape}]", constant=True)
+    return [EpilogueStep("add", (None, operand)), EpilogueStep("relu", (None,))]
+
+
+def cases() -> Iterator[Workload]:
+    """Awkward shapes: 1, primes, one channel, one pixel, tails, strides, padding, dilation, epilogues."""
+    yield from (work for work, *_ in REGRESSIONS)
+    for constant in (False, True):
+        yield convolution("1,3,7,13", "5,3,3,3", constant, padding=1)
+        yield convolution("2,16,11,13", "7,16,3,3", constant, padding=1)
+        yield convolution("1,17,8,9", "3,17,3,3", constant)
+        yield convolution("1,5,9,17", "6,5,3,3", constant, strides=2, padding=1)
+        yield convolution("1,7,1,1", "11,7,1,1", constant)
+        yield convolution("1,3,23,29", "4,3,5,5", constant, dilation=2, padding=3, strides=[2, 1])
+        yield convolution("1,3,1,37", "3,1,1,5", constant, groups=3, padding=[0, 2], strides=[1, 2])
+        yield convolution("1,6,8,8", "10,3,3,3", constant, groups=2, padding=1)
+        for m, n, k in ((1, 1, 1), (1, 131, 67), (13, 37, 29), (37, 1, 5), (2, 16, 1)):
+            inputs = {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"}
+            yield Workload.make("dense", inputs, {}, ["weight"] if constant else [])
+    for batch, m, n, k in ((1, 1, 1, 1), (2, 3, 5, 7), (3, 17, 33, 13), (1, 37, 1, 53)):
+        yield Workload.make("batch_matmul", {"x": f"float32[{batch},{m},{k}]", "y": f"float32[{batch},{n},{k}]"})
+    for op in ("softmax", "log_softmax", "layer_norm", "sum", "max", "mean", "cumsum", "argmax"):
+        for shape in ("1,1", "16,5", "7,131", "131,7"):
+            columns = shape.partition(",")[2]
+            more = dict.fromkeys(("gamma", "beta"), f"float32[{columns}]") if op == "layer_norm" else {}
+            yield Workload.make(op, {"data": f"float32[{shape}]", **more}, {})
+    for op in ("sum", "max", "mean", "cumsum"):
+        yield Workload.make(op, {"data": "float32[41,5]"}, {"axis": [0] if op != "cumsum" else 0})
+        yield Workload.make(op, {"data": "float64[5,37]"}, {"axis": [-1] if op != "cumsum" else -1})
+    for shape in ("1,1", "37,23", "5,16", "1,67"):
+        yield Workload.make("transpose", {"data": f"float32[{shape}]"})
+    for op in ("topk", "argsort"):
+        for shape in ("1,1", "5,37"):
+            yield Workload.make(op, {"data": f"float32[{shape}]"}, {"k": 1} if op == "topk" else {})
+    for op in ("max_pool2d", "avg_pool2d"):
+        for image in ("1,1", "7,13", "15,37"):
+            attrs = {"pool_size": 3, "strides": 2, "padding": 1}
+            yield Workload.make(op, {"data": f"float32[1,3,{image}]"}, attrs)
+    yield Workload.make(
+        "dense", {"data": "float32[13,29]", "weight": "float32[37,29]"}, {}, epilogue=relu_of_sum("37")
+    )
+    yield Workload.make(
+        "conv2d", {"data": "float32[1,3,7,13]", "weight": "float32[5,3,3,3]"}, {"padding": 1},
+        epilogue=relu_of_sum("5,1,1"),
+    )  # fmt: skip
+    for op in ("log", "sqrt", "rsqrt"):
+        yield Workload.make(op, {"data": "float32[13,9]"})
+    yield Workload.make("power", {"lhs": "float32[13,9]", "rhs": "float32[9]"})
+    for op, inputs, attrs in OTHERS:
+        yield Workload.make(op, inputs, attrs)
+
+
+def offered(work: Workload) -> list[OpImplementation]:
+    """The implementations that are valid for a workload."""
+    return [i for condition, i in evaluate(work, TARGET) if condition is None or condition.decide()]
+
+
+def points(work: Workload, found: OpImplementation, generator: random.Random, count: int) -> Sequence[Config | None]:
+    """The configuration used without tuning, and others."""
+    if found.space is None:
+        return [None]
+    space = found.space(work.attr_node, work.input_types, work.out_type, TARGET)
+    return [space.fallback, *space.sample(generator, count)]
+
+
+@pytest.fixture(scope="module")
+def check() -> Iterator[Check]:
+    """Runs one implementation in guarded memory; returns what went wrong."""
+    command = [sys.executable, "-m", "tests.kernel.guarded_run"]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root) as child:
+
+        def check(work: Workload, implementation: str, config: Config | None) -> list[str]:
+            assert child.stdin
+            assert child.stdout
+            request = Request(work, implementation, None if config is None else dict(config), 2)
+            child.stdin.write(msgspec.json.encode(request) + b"\n")
+            child.stdin.flush()
+            answer = child.stdout.readline()
+            assert answer, f"compiling {implementation} of {work} with {config} ended the process"
+            found: list[str] = msgspec.json.decode(answer, type=list[str])
+            return [f"{work} {implementation} {config or ''}: {reason}" for reason in found]
+
+        yield check
+    assert child.returncode == 0
+
+
+@pytest.mark.parametrize(("work", "implementation", "changes"), REGRESSIONS, ids=str)
+def test_what_was_outside(
+    check: Check, work: Workload, implementation: str, changes: dict[str, Any]
+) -> None:
+    (found,) = (i for i in offered(work) if i.name == implementation)
+    (config, *_) = points(work, found, random.Random(0), 0)
+    assert not check(work, implementation, config if config is None else Config({**config, **changes}))
+
+
+@pytest.mark.parametrize("op", sorted(all_ops()))
+def test_every_implementation(check: Check, op: str, request: pytest.FixtureRequest) -> None:
+    full = request.config.getoption("--full")
+    generator = random.Random(op)
+    by_name: dict[str, list[Workload]] = {}
+    for work in cases():
+        if work.op == op:
+            for found in offered(work):
+                by_name.setdefault(found.name, []).append(work)
+    assert by_name
+    wrong = []
+    for name, works in by_name.items():
+        for work in works if full else generator.sample(works, min(2, len(works))):
+            (found,) = (i for i in offered(work) if i.name == name)
+            configs = points(work, found, generator, 8 if full else 1)
+            for config in configs if full else [generator.choice(configs)]:
+                wrong += check(work, name, config)
+    assert not wrong, "\n".join(wrong)
