@@ -59,6 +59,10 @@ class Metrics:
             "plevel_drift_ratio", "How much hosts changed speed over a batch", buckets=_RATIOS,
             registry=registry,
         )  # fmt: skip
+        self.imported = Counter(
+            "plevel_imported_records", "Records imported, which count as no results",
+            registry=registry,
+        )
         self.claim = Histogram(
             "plevel_claim_seconds", "How long a look for jobs took", buckets=_SECONDS,
             registry=registry,

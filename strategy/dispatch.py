@@ -298,8 +298,8 @@ def _ratio(name: str, medians: Sequence[Mapping[str, Measured]]) -> Estimate:
     logs = []
     for best in medians:
         if name in best:
-            fastest = min(m.estimate.median_s for m in best.values())
-            e = best[name].estimate
+            fastest = min(m.estimate.judged.median_s for m in best.values())
+            e = best[name].estimate.judged
             logs.append([math.log(x / fastest) for x in (e.median_s, e.low_s, e.high_s)])
     mean, low, high = (math.exp(sum(column) / len(logs)) for column in zip(*logs, strict=True))
     return Estimate(mean, low, high, len(logs))

@@ -92,19 +92,59 @@ SEARCH_POLICY = TimingPolicy(give_up_ratio=2.0)
 CONFIRM_POLICY = TimingPolicy(min_repeats=20, max_repeats=200, spread=0.01, budget_s=0.6)
 
 
+# Fewer samples have no interval of the median at 95 %.
+LEAST_SAMPLES = 6
+# An interval within this share of the median on either side decides; a wider one is noise.
+BOUND = 0.015
+
+
 class Estimate(msgspec.Struct, frozen=True):
-    """A robust cost: the median of pooled samples and its 95 % interval, in seconds."""
+    """A robust cost: the median of pooled samples and its 95 % interval, in seconds.
+
+    Of fewer than six samples there is no such interval: `low_s` and `high_s` are their range, which
+    of one sample is that sample.
+    """
 
     median_s: float
     low_s: float
     high_s: float
     samples: int
 
+    @property
+    def spread(self) -> float | None:
+        """Half the interval as a share of the median; None where too few samples have none."""
+        if self.samples < LEAST_SAMPLES:
+            return None
+        return (self.high_s - self.low_s) / 2 / self.median_s
+
+    @property
+    def is_bounded(self) -> bool:
+        """The interval is there, and within `BOUND` of the median at both ends."""
+        widest = max(self.high_s - self.median_s, self.median_s - self.low_s)
+        return self.samples >= LEAST_SAMPLES and widest <= BOUND * self.median_s
+
+    @property
+    def judged(self) -> Estimate:
+        """What it counts as beside others: itself where it is bounded, else its upper end.
+
+        So noise is never in an implementation's favour.
+        """
+        if self.is_bounded:
+            return self
+        return Estimate(self.high_s, self.high_s, self.high_s, self.samples)
+
+    def show_spread(self) -> str:
+        """`±1.2%`, or the number of samples where they are too few for an interval."""
+        if self.spread is None:
+            return f"{self.samples} sample{'s' if self.samples > 1 else ''}"
+        return f"±{self.spread:.1%}"
+
 
 def estimate(samples_s: Sequence[float]) -> Estimate:
     """The median of samples with its distribution-free 95 % interval (order statistics).
 
-    With fewer than six samples the interval is their whole range, which covers less than 95 %.
+    Fewer than six samples have none: theirs is the whole range, which encloses the median in 50 % of
+    cases for two of them, 75 % for three, 88 % for four and 94 % for five.
     """
     ordered = sorted(samples_s)
     n = len(ordered)

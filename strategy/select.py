@@ -8,7 +8,7 @@ measurements, so that a service, a client with a lock file and a test give the s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Literal, Protocol
 
@@ -16,7 +16,7 @@ import msgspec
 
 from strategy.op import find_op
 from strategy.op_strategy import Candidate, built_kinds, candidates
-from strategy.record import Estimate
+from strategy.record import BOUND, Estimate
 from strategy.space import Config
 from strategy.table import html_table, show_seconds, time_cells
 from strategy.target import Target
@@ -55,6 +55,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     estimate: Estimate
     device: str = ""
     target: str = ""
+    model: str = ""  # of the devices, empty where it is not known
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +83,9 @@ class Database(Protocol):
     def measured(
         self, workload: Workload, target: Target, device: str | None
     ) -> Sequence[Measured]:
-        """The best of each implementation, version and level; of `transferred`, also per target.
+        """The best of each implementation, version and level, and where that is wider, device model.
 
+        Of `target` there is one for each other model, of `transferred` for each target and model.
         `device` is the identity asked for, None where any will do: then no level `device`.
         """
         ...
@@ -251,13 +253,15 @@ def choose(
     """The rule of `docs/architecture.md`, "Selection, constant shapes"."""
     valid = _valid(workload, target, known)
     by_level = current(valid, measured)
-    # max() keeps the first of equals, and levels are in order: the finer one wins a tie.
-    level = max(Level, key=lambda x: len(by_level[x]))
+    # What was measured on the device model itself, however little, goes before what others measured;
+    # max() keeps the first of equals: the device's own records win a tie.
+    own = max((Level.DEVICE, Level.MODEL), key=lambda x: len(by_level[x]))
+    level = next((x for x in (own, Level.TARGET, Level.TRANSFERRED) if by_level[x]), own)
     best = by_level[level]
     if best:
-        lowest = min(best.values(), key=lambda m: m.estimate.median_s)
+        lowest = min(best.values(), key=lambda m: m.estimate.judged.median_s)
         close = [c for c in valid if c.implementation in best
-                 and best[c.implementation].estimate.low_s <= lowest.estimate.high_s]  # fmt: skip
+                 and best[c.implementation].estimate.judged.low_s <= lowest.estimate.judged.high_s]  # fmt: skip
         winner = max(close, key=lambda c: c.plevel)
         unmeasured = tuple(c.implementation for c in valid if c.implementation not in best)
         return Selection(
@@ -288,6 +292,26 @@ def choose(
         f"the highest plevel ({winner.plevel}) of {len(valid)} valid, with its fallback configuration",
         rivals=_rivals(known, valid, {}),
     )  # fmt: skip
+
+
+def doubtful(estimates: Mapping[str, Estimate]) -> list[str]:
+    """The implementations that may be the fastest, and whose estimates are not bounded."""
+    lowest = min((e.judged for e in estimates.values()), key=lambda e: e.median_s, default=None)
+    return [
+        name for name, e in estimates.items()
+        if lowest is not None and not e.is_bounded and e.low_s <= lowest.high_s
+    ]  # fmt: skip
+
+
+def unsettled(estimates: Mapping[str, Estimate]) -> set[str]:
+    """The implementations to measure again before `choose` answers by these estimates.
+
+    Those that are doubtful, and beside them the one that they have to beat.
+    """
+    names = doubtful(estimates)
+    if not names:
+        return set()
+    return {*names, min(estimates, key=lambda name: estimates[name].judged.median_s)}
 
 
 def choose_as_tvm(
@@ -359,23 +383,26 @@ def current(
 ) -> dict[Level, dict[str, Measured]]:
     """The best per level and implementation, of records that are not stale.
 
-    Times of different targets do not compare: what is transferred comes from one of them, the one
-    that says most, the first in `measured` on a tie.
+    Times of different device models do not compare, nor those of different targets: what was not
+    measured on the model asked for comes from one of the others, the one that says most, the first in
+    `measured` on a tie.
     """
     best: dict[Level, dict[str, Measured]] = {level: {} for level in Level}
-    elsewhere: dict[str, dict[str, Measured]] = {}
+    others: dict[Level, dict[tuple[str, str], dict[str, Measured]]] = {
+        Level.TARGET: {}, Level.TRANSFERRED: {}
+    }  # fmt: skip
     by_name = {c.implementation: c for c in valid}
     for m in measured:
         c = by_name.get(m.implementation)
         if c is None or not _is_current(c, m):
             continue
-        transferred = m.level is Level.TRANSFERRED
-        group = elsewhere.setdefault(m.target, {}) if transferred else best[m.level]
+        of_level = others.get(m.level)
+        group = best[m.level] if of_level is None else of_level.setdefault((m.target, m.model), {})
         rival = group.get(m.implementation)
         if rival is None or m.estimate.median_s < rival.estimate.median_s:
             group[m.implementation] = m
-    if elsewhere:
-        best[Level.TRANSFERRED] = max(elsewhere.values(), key=len)
+    for level, groups in others.items():
+        best[level] = max(groups.values(), key=len, default={})
     return best
 
 
@@ -431,23 +458,42 @@ def _explain_measured(
     where = {
         Level.DEVICE: "on this device",
         Level.MODEL: "on devices of this model",
-        Level.TARGET: "on this target",
-        Level.TRANSFERRED: f"on another target ({lowest.target})",
+        Level.TARGET: f"on devices of another model ({lowest.model})" if lowest.model else "on this target",
+        Level.TRANSFERRED: f"on another target ({', '.join(filter(None, (lowest.target, lowest.model)))})",
     }[level]
-    spread = f"{show_seconds(own.median_s)} (95 %: {show_seconds(own.low_s)} to {show_seconds(own.high_s)})"
     if close == 1:
-        text = f"{winner.implementation} has the lowest median measured {where}: {spread}"
+        lead = "median" if own.is_bounded else "time"
+        text = f"{winner.implementation} has the lowest {lead} measured {where}: {_show_estimate(own)}"
         others = [m for n, m in best.items() if n != winner.implementation]
         if others:
-            second = min(others, key=lambda m: m.estimate.median_s)
-            ratio = second.estimate.median_s / own.median_s
+            second = min(others, key=lambda m: m.estimate.judged.median_s)
+            ratio = second.estimate.judged.median_s / own.judged.median_s
             text += f"; {second.implementation}, the next, takes {ratio:.2f}× as long"
     else:
         text = (
             f"{winner.implementation} has the highest plevel ({winner.plevel}) of the {close} whose "
             f"interval overlaps the lowest median's ({lowest.implementation}, "
-            f"{show_seconds(lowest.estimate.median_s)}), measured {where}: {spread}"
+            f"{show_seconds(lowest.estimate.median_s)}), measured {where}: {_show_estimate(own)}"
+        )
+    doubt = [
+        f"{name} ({show_seconds(best[name].estimate.median_s)} {best[name].estimate.show_spread()})"
+        for name in doubtful({n: m.estimate for n, m in best.items()})
+    ]
+    if doubt:
+        text += (
+            f"; not sure within ±{BOUND:.1%}, and so compared by the longest time that they may take: "
+            f"{', '.join(doubt)}"
         )
     if unmeasured:
         text += f"; not measured: {', '.join(unmeasured)}"
     return text
+
+
+def _show_estimate(found: Estimate) -> str:
+    if found.samples == 1:
+        return f"{show_seconds(found.median_s)} (1 sample)"
+    what = "95 %" if found.spread is not None else f"{found.samples} samples"
+    return (
+        f"{show_seconds(found.median_s)} "
+        f"({what}: {show_seconds(found.low_s)} to {show_seconds(found.high_s)})"
+    )

@@ -15,18 +15,14 @@ class Times(Protocol):
 
     @property
     def median_s(self) -> float: ...
-    @property
-    def low_s(self) -> float: ...
-    @property
-    def high_s(self) -> float: ...
+    def show_spread(self) -> str: ...
 
 
 def time_cells(found: Times | None) -> tuple[str, str]:
     """The median, and half the interval's share of it; empty where nothing was measured."""
     if found is None:
         return "", ""
-    half = (found.high_s - found.low_s) / 2 / found.median_s
-    return show_seconds(found.median_s), f"±{half:.1%}"
+    return show_seconds(found.median_s), found.show_spread()
 
 
 def html_table(head: str, columns: Sequence[str], rows: Iterable[tuple[Sequence[str], bool]]) -> str:

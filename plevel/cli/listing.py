@@ -88,10 +88,11 @@ def records(
     rows = [
         (str(r["id"]), str(r["task_id"]), r["implementation"], r["phase"],
          show_seconds(r["estimate"]["median_s"]) if r["estimate"] else r["error"],
-         _config(r["config"]), show_ago(r["measured_at"]))
+         _config(r["config"]), show_ago(r["measured_at"]),
+         f"imported, {r['source']}" if r.get("imported") else "")
         for r in page["records"]
     ]  # fmt: skip
-    columns = ("record", "task", "implementation", "phase", "median", "config", "measured")
+    columns = ("record", "task", "implementation", "phase", "median", "config", "measured", "where")
     console = make_console()
     console.print(
         make_table(columns, rows, right=("record", "task", "median")) if rows
@@ -124,7 +125,7 @@ def coverage(
 
     Example: plevel coverage --op dense
     """
-    from plevel.cli.output import make_console, make_table, print_json, show_ago, show_spread
+    from plevel.cli.output import make_console, make_table, print_json, show_ago
     from plevel.direct import connect
     from strategy.record import Estimate, convert
     from strategy.table import show_seconds
@@ -142,16 +143,16 @@ def coverage(
         best = None if t["best"] is None else convert(t["best"], Estimate)
         rows.append((
             str(t["task_id"]), t["workload"], t["target"], t["implementation"],
-            str(t["trials"]), str(t["failed"] or ""),
-            show_seconds(best.median_s) if best else "—", show_spread(best) if best else "",
+            str(t["trials"]), str(t.get("imported") or ""), str(t["failed"] or ""),
+            show_seconds(best.median_s) if best else "—", best.show_spread() if best else "",
             "stale" if t["stale"] else "confirmed" if t["confirmed"] else "",
             "" if t["measured_at"] is None else show_ago(t["measured_at"]),
         ))  # fmt: skip
     columns = (
-        "task", "workload", "target", "implementation", "trials", "failed", "best", "95 %", "state",
-        "measured",
+        "task", "workload", "target", "implementation", "trials", "imported", "failed", "best", "95 %",
+        "state", "measured",
     )  # fmt: skip
-    right = ("task", "trials", "failed", "best", "95 %")
+    right = ("task", "trials", "imported", "failed", "best", "95 %")
     make_console().print(make_table(columns, rows, right=right) if rows else "no tasks that match")
 
 

@@ -47,7 +47,7 @@ def measure(
 
     import msgspec
 
-    from plevel.cli.output import make_console, print_json, show_spread
+    from plevel.cli.output import make_console, print_json
     from plevel.embedded import require_worker
 
     require_worker()
@@ -73,13 +73,11 @@ def measure(
     if as_json:
         return
     found = estimate(result.samples_s)
-    lines = [
-        f"{implementation}  {values}",
-        (
-            f"median  {show_seconds(found.median_s)}  {show_spread(found)}  (95 %: "
-            f"{show_seconds(found.low_s)} to {show_seconds(found.high_s)}, {found.samples} samples)"
-        ),
-    ]
+    speed = f"median  {show_seconds(found.median_s)}  {found.show_spread()}"
+    if found.spread is not None:
+        ends = f"{show_seconds(found.low_s)} to {show_seconds(found.high_s)}"
+        speed += f"  (95 %: {ends}, {found.samples} samples)"
+    lines = [f"{implementation}  {values}", speed]
     if workload.flops is not None:
         lines.append(f"speed   {workload.flops / found.median_s / 1e9:.1f} GFLOP/s on {target}")
     if result.prepare_s is not None:

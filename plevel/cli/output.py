@@ -68,12 +68,6 @@ def make_table(
     return table
 
 
-def show_spread(estimate: Estimate) -> str:
-    """Half the 95 % interval of the median, as a share of it."""
-    half = (estimate.high_s - estimate.low_s) / 2 / estimate.median_s
-    return f"±{half:.1%}"
-
-
 def show_ago(instant: float) -> str:
     seconds = max(0.0, time.time() - instant)
     for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
@@ -115,7 +109,7 @@ def task_table(
             ("→ " if task.implementation == winner else "  ") + task.implementation,
             str(task.plevel),
             show_seconds(best.median_s) + note if best else "—",
-            show_spread(best) if best else "",
+            best.show_spread() if best else "",
             f"{task.gflops:.1f}" if task.gflops is not None else "",
             str(task.trials),
             failures or (str(task.failed) if task.failed else ""),
@@ -133,7 +127,7 @@ def workload_table(tasks: Sequence[TaskStatus]) -> Table:
             key,
             of[0].implementation if best else "",
             show_seconds(best.median_s) if best else "—",
-            show_spread(best) if best else "",
+            best.show_spread() if best else "",
             str(sum(t.trials for t in of)),
             str(sum(t.failed for t in of) or ""),
         ))  # fmt: skip
@@ -151,17 +145,12 @@ def group_by_workload(tasks: Iterable[TaskStatus]) -> dict[str, list[TaskStatus]
 
 def show_noise(estimates: Iterable[Estimate | None]) -> list[str]:
     """A line where times are too uncertain to choose by, and the remedy."""
-    spreads = [e for e in estimates if e is not None and is_noisy(e)]
-    if not spreads:
+    spreads = [e.spread for e in estimates if e is not None and e.spread is not None]
+    worst = max(spreads, default=0.0)
+    if worst <= NOISY:
         return []
-    worst = max(spreads, key=lambda e: (e.high_s - e.low_s) / e.median_s)
     remedy = "'plevel doctor' says what disturbs a host, 'plevel tune … --force' measures again"
-    return [f"noisy      the median is no surer than {show_spread(worst)}: {remedy}"]
-
-
-def is_noisy(estimate: Estimate) -> bool:
-    """Whether half the interval is above the 5 % from which devices are called noisy."""
-    return (estimate.high_s - estimate.low_s) / 2 > NOISY * estimate.median_s
+    return [f"noisy      the median is no surer than ±{worst:.1%}: {remedy}"]
 
 
 def selection_lines(selection: Selection) -> list[str]:
@@ -192,7 +181,10 @@ def rival_table(selection: Selection) -> Table:
         if not rival.valid:
             state = f"not valid: needs {rival.condition}" if rival.condition else "not valid"
         elif rival.estimate is not None:
-            state = f"{rival.estimate.samples} samples, level {rival.level}"
+            n = rival.estimate.samples
+            state = f"{n} sample{'s' if n > 1 else ''}, level {rival.level}"
+            if not rival.estimate.is_bounded:
+                state += ", compared by its longest time"
         else:
             state = "predicted" if rival.predicted_s is not None else "not measured"
         rows.append((
@@ -200,7 +192,7 @@ def rival_table(selection: Selection) -> Table:
             str(rival.plevel),
             show_seconds(rival.estimate.median_s) if rival.estimate
             else f"~{show_seconds(rival.predicted_s)}" if rival.predicted_s is not None else "",
-            show_spread(rival.estimate) if rival.estimate else "",
+            rival.estimate.show_spread() if rival.estimate else "",
             state,
         ))  # fmt: skip
     return make_table(("  implementation", "plevel", "median", "95 %", "state"), rows,

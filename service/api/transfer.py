@@ -108,6 +108,7 @@ async def import_records(
             )  # fmt: skip
     except ClientDisconnect:
         return Response(status_code=400)  # to nobody: what came is kept, in whole batches
+    context.metrics.imported.inc(arrived.summary.new)
     imported = Imported(
         **arrived.summary.to_json(),
         rejects=tuple(

@@ -24,6 +24,7 @@ def show(
     context: Ctx,
     op: str,
     target: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
+    model: Annotated[str | None, Query(max_length=1000)] = None,
     value: Literal["ratio", "time"] = "ratio",
     page: Annotated[int, Query(ge=1, le=100_000)] = 1,
 ) -> Response:
@@ -32,14 +33,19 @@ def show(
         chosen = targets[0] if target is None else next((t for t in targets if t.id == target), None)
         if chosen is None:
             raise NotFoundError(f"target {target} has no tasks of this operator: choose one of the list")
-        judged = query.judge(connection, op, chosen.id)
+        models = query.models(connection, op, chosen.id)
+        # The form sends the model of the target that was shown before, too.
+        names = [m.model for m in models]
+        of_model = next((name for name in names if name == model), names[0] if names else "")
+        judged = query.judge(connection, op, chosen.id, of_model)
         shapes = query.shapes(connection, op, chosen.id, (page - 1) * query.PAGE)
         values = {
             "summary": query.summarize(judged), "cost": query.plevel_cost(judged),
             "mistakes": query.find_mistakes(connection, judged), "cells": judged,
         }  # fmt: skip
     return render(
-        "op.html", op=op, path=op_url(op), targets=targets, target=chosen, value=value, page=page,
+        "op.html", op=op, path=op_url(op), targets=targets, target=chosen, models=models,
+        model=of_model, value=value, page=page,
         shapes=shapes[: query.PAGE], more=len(shapes) > query.PAGE,
-        filters={"target": target, "value": value}, **values,
+        filters={"target": target, "model": model, "value": value}, **values,
     )  # fmt: skip

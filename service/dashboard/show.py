@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from strategy.record import Estimate
 from strategy.space import Config
 from strategy.table import show_seconds
 
@@ -18,8 +19,8 @@ def show_time(seconds: float | None) -> str:
 
 
 def show_spread(row: Any) -> str:
-    """Half the 95 % interval's width, relative to the median."""
-    return f"±{(row.high_s - row.low_s) / 2 / row.median_s:.1%}"
+    """Half the 95 % interval's width relative to the median, or how few samples there are."""
+    return Estimate(row.median_s, row.low_s, row.high_s, row.samples).show_spread()
 
 
 def show_duration(seconds: float | None) -> str:

@@ -8,7 +8,17 @@ import msgspec
 import sqlalchemy as sa
 
 from service.store.namespace import DEFAULT
-from service.store.tables import best, device, record, run, run_task, target, task, workload
+from service.store.tables import (
+    MEASURED_HERE,
+    best,
+    device,
+    record,
+    run,
+    run_task,
+    target,
+    task,
+    workload,
+)
 from strategy.op import find_op
 from strategy.op_strategy import candidates
 from strategy.record import Estimate, Phase, convert
@@ -61,6 +71,7 @@ class Covered(msgspec.Struct, frozen=True, kw_only=True):
     best_config: Config | None
     confirmed: bool
     measured_at: float | None  # the newest record
+    imported: int = 0  # of the trials, those that no worker of this service measured
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +159,7 @@ def cover(
                 budget=request.get("trials"), best=cost,
                 best_config=None if cost is None else Config(r.config),
                 confirmed=r.phase == Phase.CONFIRM.value, measured_at=n.measured_at if n else None,
+                imported=n.imported if n else 0,
             )
         )  # fmt: skip
     return Coverage(tasks=tuple(covered), next=following)
@@ -185,6 +197,7 @@ def _counts(connection: sa.Connection, ids: list[int]) -> dict[int, Any]:
             sa.func.sum(
                 sa.case((sa.and_(searching, record.c.error.is_not(None)), 1), else_=0)
             ).label("failed"),
+            sa.func.sum(sa.case((sa.and_(searching, ~MEASURED_HERE), 1), else_=0)).label("imported"),
             sa.func.max(record.c.measured_at).label("measured_at"),
         )
         .where(record.c.task_id.in_(ids))

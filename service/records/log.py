@@ -349,6 +349,7 @@ class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, Any]
     seed: int | None
     drift: float | None = None  # the host's speed changed by so much meanwhile: it is noisy
+    imported: bool = False  # not measured by a worker of this service
 
 
 class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -416,7 +417,7 @@ def _row(r: Any) -> RecordRow:
         samples_s=tuple(r.samples_s), prepare_s=r.prepare_s, build_s=r.build_s,
         check_s=r.check_s, run_s=r.run_s, code_digest=r.code_digest, measured_at=r.measured_at,
         device=r.device if r.slot else None, device_model=r.device_model, worker=r.worker,
-        environment=r.environment or {}, seed=r.seed, drift=_drift(r),
+        environment=r.environment or {}, seed=r.seed, drift=_drift(r), imported=r.job_id is None,
     )  # fmt: skip
 
 

@@ -71,8 +71,8 @@ class RecordDatabase:
     def measured(self, workload: Workload, target: Target, device: str | None) -> list[Measured]:
         """The best of each implementation and version at each level.
 
-        The model is the device's, or else the one that the target names. `transferred` has the best
-        of every other target that shares a key.
+        The model is the device's, or else the one that the target names. `target` has the best of
+        every other model, `transferred` of every model of each other target that shares a key.
         """
         rows = self._read("best", workload, self._read_best)
         return list(self._matching(rows, target, device))
@@ -111,30 +111,36 @@ class RecordDatabase:
         return [(w, found) for w, found in measured if found]
 
     def _matching(
-        self, rows: Iterable[Any], asked: Target, identity: str | None
+        self, rows: Sequence[Any], asked: Target, identity: str | None
     ) -> Iterator[Measured]:
         """What is measured, with the level at which it matches."""
         device_id, model = self._place(identity, asked)
         own, shared = asked.key, asked.keys
+        # Records of no known model stand for a model of their own, where a task has no others.
+        modelled = {row[1:4] for row in rows if row.scope == Scope.MODEL}
         for row in rows:
             # By place: naming the columns of each row would take a quarter of the time.
             (
                 _, target_id, implementation, version, scope, value, config, digest, median_s, low_s,
                 high_s, samples,
             ) = row  # fmt: skip
-            level = None
             key, keys = self._targets.get(target_id) or self._target(target_id)
-            if key != own:
-                if scope == Scope.TARGET and not keys.isdisjoint(shared):
-                    level = Level.TRANSFERRED
-            elif scope == Scope.TARGET:
-                level = Level.TARGET
+            if scope == Scope.DEVICE:
+                if key != own or value != device_id:
+                    continue
+                level = Level.DEVICE
+            elif scope == Scope.TARGET and (target_id, implementation, version) in modelled:
+                continue  # of several models at once
+            elif key != own:
+                # Another tool's schedule of one kind is none of another, whatever keys they share.
+                strange = ":" in implementation and key.partition("/")[0] != asked.kind
+                if strange or keys.isdisjoint(shared):
+                    continue
+                level = Level.TRANSFERRED
             elif scope == Scope.MODEL and model and value == model:
                 level = Level.MODEL
-            elif scope == Scope.DEVICE and value == device_id:
-                level = Level.DEVICE
-            if level is None:
-                continue
+            else:
+                level = Level.TARGET
             # The best of a device is mostly that of its model and target, too.
             made = self._configs.get(digest)
             if made is None:
@@ -142,6 +148,7 @@ class RecordDatabase:
             yield Measured(
                 implementation=implementation, version=version, config=made, level=level, target=key,
                 device=(identity or "") if level is Level.DEVICE else "",
+                model=value if scope == Scope.MODEL else "",
                 estimate=Estimate(median_s, low_s, high_s, samples),
             )
 
@@ -256,5 +263,5 @@ def _best_of() -> sa.Select[Any]:
         .join(task, task.c.id == best.c.task_id)
         .join(workload_table, workload_table.c.id == task.c.workload_id)
         .where(_OF_NAMESPACE)
-        .order_by(task.c.id)
+        .order_by(task.c.id, best.c.scope_value)
     )

@@ -456,6 +456,9 @@ record = sa.Table(
     _one_of("error", ErrorKind, nullable=True),
 )
 
+# By a worker of this service: other records were imported, whatever tool measured them.
+MEASURED_HERE = record.c.job_id.is_not(None)
+
 # Documents that imported records refer to: spaces by their digest, modules by their hash.
 attachment = sa.Table(
     "attachment",

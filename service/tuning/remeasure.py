@@ -1,8 +1,8 @@
 """Finals that one device has measured are measured again on a later day, when their target idles.
 
 A day has its own load, temperature and placement in memory, which no number of repeats in one session
-shows. Where the finals of a run went to two devices that is done already; the others' last finals come
-once more, interleaved as they were, after all other work. Their samples join those of the run (`best`).
+shows. Where the finals of a run went to two devices that is done already; the others' first final comes
+once more, interleaved as it was, after all other work. Its samples join those of the run (`best`).
 """
 
 from __future__ import annotations
@@ -61,10 +61,13 @@ def enqueue_due(connection: sa.Connection, after_s: float, alive_s: float) -> li
         .where(job.c.run_id == due.id, _IS_FINAL, job.c.state == JobState.DONE, job.c.parent_id.is_(None))
         .order_by(job.c.id)
     )
-    last = {final.workload_id: final for final in finals}
+    # The first has all finalists; a later one may hold only what was too uncertain.
+    first: dict[int, Any] = {}
+    for final in finals:
+        first.setdefault(final.workload_id, final)
     return [
         _repeat(connection, final)
-        for final in last.values()
+        for final in first.values()
         if any(not known or claim.can_build(final.needs, known) for known in able)
     ]
 

@@ -34,15 +34,17 @@ from service.store.tables import (
 )
 from service.store.tables import best as best_table
 from service.store.wakeup import Wakeup
-from service.tuning import budget, remeasure, tuning_run
+from service.tuning import budget, final, remeasure, tuning_run
 from service.tuning import run as runs
 from service.tuning.ownership import Tenure
 from service.tuning.tuning_run import TuningRun, TuningTask, arms_of
-from strategy.record import Phase, RunState
+from strategy.record import BOUND, Phase, RunState
+from strategy.select import doubtful, unsettled
 from strategy.space import Config
 
 FINALISTS = 3
 CONFIRM_SESSIONS = 2
+MORE_SESSIONS = 3  # finals at most, of what two have left too uncertain to choose by
 MOST_NAMED = 8  # implementations in a run's message
 MIN_OPEN_JOBS = 2  # one being timed, one being built
 LOOK_EVERY_S = 60.0  # for finals of an earlier day
@@ -350,23 +352,60 @@ class Tuner:
             ).one()
             if row.state != RunState.CONFIRMING or not self._tenure.lasts(connection, tuning.id):
                 return
-            failed = [w for w, group in tuning.by_workload().items()
-                      if not self._measured(connection, group)]  # fmt: skip
-            if len(failed) == len(tuning.by_workload()):
-                why = f"{row.message}; nothing ran: {self._first_error(connection, tuning)}"
-                runs.finish(connection, tuning.id, RunState.FAILED, why)
-            else:
-                names = connection.scalars(
-                    sa.select(workload.c.key).where(workload.c.id.in_(failed))
-                ).all()
-                message = row.message
-                if names:
-                    message += f"; nothing ran of {', '.join(names)}"
-                runs.finish(
-                    connection, tuning.id, RunState.DONE, message,
-                    complete=bool(row.complete) and not failed,
-                )  # fmt: skip
-        self.changed.notify()
+            again, doubt = self._settle(connection, tuning, out_of_time=not row.complete)
+            if not again:
+                self._close_run(connection, tuning, row, doubt)
+        (self.queued if again else self.changed).notify()
+
+    def _close_run(
+        self, connection: sa.Connection, tuning: TuningRun, row: Any, doubt: set[str]
+    ) -> None:
+        """Ends a run whose finals are done."""
+        failed = [w for w, group in tuning.by_workload().items()
+                  if not self._measured(connection, group)]  # fmt: skip
+        if len(failed) == len(tuning.by_workload()):
+            why = f"{row.message}; nothing ran: {self._first_error(connection, tuning)}"
+            runs.finish(connection, tuning.id, RunState.FAILED, why)
+        else:
+            names = connection.scalars(
+                sa.select(workload.c.key).where(workload.c.id.in_(failed))
+            ).all()
+            message = row.message
+            if doubt:
+                message += f"; not sure within ±{BOUND:.1%}: {', '.join(sorted(doubt))}"
+            if names:
+                message += f"; nothing ran of {', '.join(names)}"
+            runs.finish(
+                connection, tuning.id, RunState.DONE, message,
+                complete=bool(row.complete) and not failed,
+            )  # fmt: skip
+
+    def _settle(
+        self, connection: sa.Connection, tuning: TuningRun, *, out_of_time: bool
+    ) -> tuple[bool, set[str]]:
+        """Enqueues another final of each workload whose answer would rest on noise.
+
+        Returns whether there are any, and the implementations that stay too uncertain.
+        """
+        again = False
+        doubt: set[str] = set()
+        for workload_id, group in tuning.by_workload().items():
+            found = final.find_estimates(connection, [t.id for t in group])
+            names = set().union(*map(unsettled, found))
+            most = CONFIRM_SESSIONS + MORE_SESSIONS
+            spent = out_of_time or final.count(connection, tuning.id, workload_id) >= most
+            if not names or spent:
+                doubt.update(*map(doubtful, found))
+                continue
+            again = True
+            entries = [e for t in group if t.implementation in names for e in self._finalists(connection, t)]
+            proposal = Proposal(workload_id, tuple(entries), jobs.URGENT)
+            self._enqueue(connection, tuning, proposal, Phase.CONFIRM)
+            catalogue.note(
+                connection, "measuring again", run_id=tuning.id, workload_id=workload_id,
+                implementations=sorted(names),
+            )  # fmt: skip
+        return again, doubt
 
     def _measured(self, connection: sa.Connection, group: Sequence[TuningTask]) -> bool:
         query = sa.select(best_table.c.task_id).where(

@@ -28,6 +28,7 @@ from service.store.tables import best, cost_model, record, run_task, task, workl
 from service.tuning import run as runs
 from strategy.record import Phase, convert
 from strategy.select import select
+from strategy.target import Target
 from strategy.workload import Workload
 from tests.browser import seed
 from tests.browser.conftest import serve
@@ -96,12 +97,15 @@ def _check_models(c: sa.Connection, newest: int) -> None:
 
 def _check_winners(c: sa.Connection) -> None:
     """The heat map's winner is what selection takes, at every shape."""
-    judged = op_query.judge(c, "dense", op_query.targets(c, "dense")[0].id)
+    target_id = op_query.targets(c, "dense")[0].id
+    models = [m.model for m in op_query.models(c, "dense", target_id)]
+    judged = op_query.judge(c, "dense", target_id, models[0])
     shapes = c.execute(sa.select(workload.c.id, workload.c.body).where(workload.c.op == "dense")).all()
+    target = Target.parse({**seed.TARGET.to_json(), "model": models[0]})
     differ = 0
     for s in shapes:
         asked = convert(s.body, Workload)
-        answer = select(asked, seed.TARGET, RecordDatabase(c))
+        answer = select(asked, target, RecordDatabase(c))
         own = judged[s.id]
         # A task of a version that the code has left behind is on the page, and not selected.
         if any(r.version == "0.00000000" for r in own.values()):

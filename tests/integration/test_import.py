@@ -18,6 +18,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
+from service.dashboard.query import op as op_query
 from service.formats import (
     Attachment,
     Format,
@@ -42,8 +43,8 @@ from service.store import migration
 from service.store.db import Store
 from service.store.tables import attachment, best, device, record, task
 from strategy.record import REFUTING, Device, ErrorKind, Phase, estimate
+from strategy.select import Level, Selection, select
 from strategy.select import Reason as Why
-from strategy.select import select
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.workload import Input, Workload
@@ -443,6 +444,48 @@ def test_targets_of_one_key_keep_their_models(store: Store) -> None:
         found = select(workload, target, database, offered=offered)
     assert found.config.to_json() == {"auto_unroll_max_step": 0}
     assert estimate((3e-4,)) == next(r for r in found.rivals if r.estimate).estimate
+
+
+def test_a_selection_among_imported_records_is_within_one_device_model(store: Store) -> None:
+    """A processor's GPU is not answered with the times of a GTX 1080 Ti, which took as well part."""
+    workload = Workload("autotvm.conv2d_nchw", (Input("a", "float32[1]"),))
+    mali, gtx = "opencl -device=mali -model=rk3399", "opencl -model=1080ti"
+    for spec, template, cost_s in (
+        (mali, "spatial_pack.mali", 117e-3),
+        (gtx, "direct", 480e-6), (gtx, "winograd", 500e-6), (gtx, "spatial_pack.mali", 700e-6),
+        ("cuda -model=1080ti", "direct.cuda", 300e-6),
+    ):  # fmt: skip
+        of = Task(workload=workload, target=Target.parse(spec), implementation=f"autotvm:{template}", version="1.0")
+        import_items(store, [ImportedRecord(
+            source="autotvm", task=of, config_key="{}", samples_s=(cost_s,),
+            device_model=of.target.model,
+        )])  # fmt: skip
+
+    def ask(spec: str) -> Selection:
+        with store.read() as c:
+            database, target = RecordDatabase(c), Target.parse(spec)
+            return select(workload, target, database, offered=database.foreign(workload, target))
+
+    own = ask(mali)
+    assert (own.implementation, own.level) == ("autotvm:spatial_pack.mali", Level.MODEL)
+    assert "117 ms (1 sample)" in own.explanation
+    assert ask(gtx).implementation == "autotvm:direct"
+    ti = ask("cuda -model=1080ti")
+    assert (ti.implementation, ti.reason) == ("autotvm:direct.cuda", Why.MEASURED)
+    # A model that nobody measured: one of the others, named, and no mixture.
+    other = ask("opencl -device=mali -model=t860")
+    assert (other.implementation, other.level) == ("autotvm:direct", Level.TARGET)
+    assert "another model (1080ti)" in other.explanation
+    # Schedules for OpenCL are none for CUDA, though both are for GPUs.
+    assert ask("cuda -model=h100").level is Level.TARGET
+    assert ask("metal -keys=gpu").reason is Why.PLEVEL
+    with store.read() as c:
+        for t in op_query.targets(c, workload.op):
+            for m in op_query.models(c, workload.op, t.id):
+                judged = op_query.judge(c, workload.op, t.id, m.model)
+                own_s = {n: cell.median_s for n, cell in judged[1].items() if cell.median_s}
+                assert (m.model, len(own_s)) in {("rk3399", 1), ("1080ti", 3), ("1080ti", 1)}
+                assert op_query.plevel_cost(judged)["shapes"] == 0  # logs have no plevels
 
 
 def test_keys_of_all_that_share_a_target_count(store: Store) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +32,7 @@ from strategy.select import (
     holds,
     select,
     show_seconds,
+    unsettled,
 )
 from strategy.selector import Selector
 from strategy.space import Config, ConfigSpace, Knob
@@ -76,6 +78,10 @@ CONDITIONS = {
 }  # fmt: skip
 
 
+WIDER = (Level.TARGET, Level.TRANSFERRED)
+WIDTHS = st.one_of(st.floats(0, 0.015), st.floats(0, 0.3))
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[int, list[Candidate], list[Measured]]:
     rows = draw(st.sampled_from([4, 9, 12, 24]))
@@ -92,8 +98,8 @@ def cases(draw: st.DrawFn) -> tuple[int, list[Candidate], list[Measured]]:
     order = draw(st.permutations(range(12)))
     measured = []
     for rank in order[: draw(st.integers(0, 12))]:
-        median = 1 + rank / 10  # all different; intervals overlap or not
-        low, high = draw(st.floats(0, 0.3)), draw(st.floats(0, 0.3))
+        median = 1 + rank / 100  # all different; intervals overlap or not, and are bounded or not
+        low, high = draw(st.tuples(WIDTHS, WIDTHS))
         level = draw(st.sampled_from(Level))
         name = draw(st.sampled_from([*(c.implementation for c in known), "f"]))
         stale = f"{draw(st.integers(1, 2))}.older"
@@ -104,10 +110,13 @@ def cases(draw: st.DrawFn) -> tuple[int, list[Candidate], list[Measured]]:
                 version=draw(st.sampled_from([*current, *current, stale])),
                 config=Config({"tile": draw(st.sampled_from([1, 2, 3]))}),  # 3 is of another space
                 level=level,
-                estimate=Estimate(median, median - low, median + high, 20),
+                estimate=Estimate(
+                    median, median - low, median + high, draw(st.sampled_from([1, 5, 6, 20]))
+                ),
                 target=draw(st.sampled_from(["haswell", "znver3"]))
                 if level is Level.TRANSFERRED
                 else TARGET.key,
+                model=draw(st.sampled_from(["", "x", "y"])) if level in WIDER else "",
             )
         )
     return rows, known, measured
@@ -119,85 +128,57 @@ def expected(rows: int, known: list[Candidate], measured: list[Measured]) -> tup
     valid = [c for c in known if CONDITIONS[c.condition](rows)]
     if not valid:
         return None
-    # 2. The level with current records of the most valid implementations decides, finer on a tie;
-    #    what is transferred is valid in this target's space, and from one other target.
-    sources: list[tuple[Level, list[Measured]]] = [
-        (level, [m for m in measured if m.level == level])
-        for level in (Level.DEVICE, Level.MODEL, Level.TARGET)
-    ]
-    others = [m for m in measured if m.level == Level.TRANSFERRED]
-    scored: list[tuple[int, Level, dict[str, Measured]]] = []
-    for level, records in [
-        *sources,
-        *((Level.TRANSFERRED, [m for m in others if m.target == t]) for t in ("haswell", "znver3")),
-    ]:
-        table: dict[str, Measured] = {}
-        for c in valid:
-            own = []
-            for m in records:
-                if m.implementation != c.implementation:
-                    continue
-                if level == Level.TRANSFERRED:
-                    current = m.version.split(".")[0] == c.version.split(".")[0]
-                    current = current and (c.space is None or m.config["tile"] in (1, 2, 4))
-                else:
-                    current = m.version == c.version
-                if current:
-                    own.append(m)
-            if own:
-                table[c.implementation] = sorted(own, key=lambda m: m.estimate.median_s)[0]
-        scored.append((len(table), level, table))
-    most = max(count for count, _, _ in scored)
-    if most == 0:
+    # 2. Current records of the device or its model, whichever has more implementations, the device's on
+    #    a tie; where neither has any, of the other model that has most; where none has, of the other
+    #    target and model that have most, valid in this target's space. On a tie, what is listed first.
+    for levels in ((Level.DEVICE, Level.MODEL), (Level.TARGET,), (Level.TRANSFERRED,)):
+        places: dict[tuple[Any, ...], dict[str, Measured]] = {}
+        if levels[0] is Level.DEVICE:
+            places = {(level,): {} for level in levels}
+        for m in measured:
+            if m.level not in levels or not _counts(m, valid):
+                continue
+            place = (m.level,) if m.level not in WIDER else (m.level, m.target, m.model)
+            table = places.setdefault(place, {})
+            known_s = table[m.implementation].estimate.median_s if m.implementation in table else 9e9
+            if m.estimate.median_s < known_s:
+                table[m.implementation] = m
+        ranked = sorted(places.items(), key=lambda item: -len(item[1]))  # stable: the first on a tie
+        if ranked and ranked[0][1]:
+            break
+    else:
         # 5. The highest plevel, the first registered on a tie, with its fallback.
         top = max(c.plevel for c in valid)
         winner = [c for c in valid if c.plevel == top][0]  # noqa: RUF015
         return winner.implementation, Reason.PLEVEL, None, None, ()
-    answers = []
-    for count, level, table in scored:
-        if count != most:
-            continue
-        # 3. The lowest median; of those whose interval overlaps its interval, the highest plevel.
-        lowest = sorted(table.values(), key=lambda m: m.estimate.median_s)[0].estimate
-        close = [
-            c
-            for c in valid
-            if c.implementation in table
-            and not table[c.implementation].estimate.low_s > lowest.high_s
-            and not table[c.implementation].estimate.high_s < lowest.low_s
-        ]
-        top = max(c.plevel for c in close)
-        winner = [c for c in close if c.plevel == top][0]  # noqa: RUF015
-        reason = Reason.TRANSFERRED if level == Level.TRANSFERRED else Reason.MEASURED
-        missing = tuple(c.implementation for c in valid if c.implementation not in table)
-        time = table[winner.implementation].estimate.median_s
-        answers.append((winner.implementation, reason, level, time, missing))
-    finest = answers[0]
-    if finest[2] == Level.TRANSFERRED and len(answers) == 2:
-        # Two targets say as much: the one that the database lists first.
-        current_at = {m.estimate.median_s: i for i, m in enumerate(measured)}
-        tables = [t for count, _, t in scored if count == most]
-        first = [
-            min(_first_seen(m, valid, measured, current_at) for m in t.values()) for t in tables
-        ]
-        return answers[first.index(min(first))]
-    return finest
+    (level, *_), table = ranked[0]
+    # 3. The lowest median; of those whose interval overlaps its interval, the highest plevel. An
+    #    interval that is not within 1.5 %, or of fewer than six samples, counts as its upper end.
+    spans = {name: _span(m.estimate) for name, m in table.items()}
+    lowest = sorted(spans.values(), key=lambda span: span[1])[0]
+    close = [
+        c for c in valid if c.implementation in spans and spans[c.implementation][0] <= lowest[2]
+    ]
+    top = max(c.plevel for c in close)
+    winner = [c for c in close if c.plevel == top][0]  # noqa: RUF015
+    reason = Reason.TRANSFERRED if level == Level.TRANSFERRED else Reason.MEASURED
+    missing = tuple(c.implementation for c in valid if c.implementation not in table)
+    return winner.implementation, reason, level, table[winner.implementation].estimate.median_s, missing
 
 
-def _first_seen(
-    m: Measured, valid: list[Candidate], measured: list[Measured], at: dict[float, int]
-) -> int:
-    """Where the first current record of the same other target stands."""
-    own = {c.implementation: c for c in valid}
-    return min(
-        at[x.estimate.median_s]
-        for x in measured
-        if x.level == Level.TRANSFERRED
-        and x.target == m.target
-        and x.implementation in own
-        and x.version.split(".")[0] == own[x.implementation].version.split(".")[0]
-        and (own[x.implementation].space is None or x.config["tile"] in (1, 2, 4))
-    )
+def _counts(m: Measured, valid: list[Candidate]) -> bool:
+    own = {c.implementation: c for c in valid}.get(m.implementation)
+    if own is None:
+        return False
+    if m.level != Level.TRANSFERRED:
+        return m.version == own.version
+    same = m.version.split(".")[0] == own.version.split(".")[0]
+    return same and (own.space is None or m.config["tile"] in (1, 2, 4))
+
+
+def _span(e: Estimate) -> tuple[float, float, float]:
+    near = e.median_s - e.low_s <= 0.015 * e.median_s and e.high_s - e.median_s <= 0.015 * e.median_s
+    return (e.low_s, e.median_s, e.high_s) if near and e.samples >= 6 else (e.high_s,) * 3
 
 
 @given(cases())
@@ -261,19 +242,19 @@ def test_noise_does_not_make_answers_flap() -> None:
     known = [plain("a", 10), plain("b", 15)]
     for fast, slow in ((1.00, 1.01), (1.01, 1.00)):
         answer = choose(
-            workload(8), TARGET, known, [measure("a", fast, 0.02), measure("b", slow, 0.02)]
+            workload(8), TARGET, known, [measure("a", fast, 0.015), measure("b", slow, 0.015)]
         )
         assert answer.implementation == "b"
-    clear = choose(workload(8), TARGET, known, [measure("a", 1.0, 0.02), measure("b", 1.2, 0.02)])
+    clear = choose(workload(8), TARGET, known, [measure("a", 1.0, 0.015), measure("b", 1.2, 0.015)])
     assert clear.implementation == "a"
 
 
 def test_intervals_that_just_touch_overlap() -> None:
     known = [plain("a", 10), plain("b", 15)]
+    ends = {"a": Estimate(1, 1, 1.01, 9), "b": Estimate(1.02, 1.01, 1.03, 9)}
     touching = [
-        Measured(implementation="a", version="1.0", config=Config(), level=Level.MODEL, estimate=Estimate(1, 1, 2, 9)),
-        Measured(implementation="b", version="1.0", config=Config(), level=Level.MODEL, estimate=Estimate(3, 2, 4, 9)),
-    ]  # fmt: skip
+        msgspec.structs.replace(measure(name, 1.0), estimate=found) for name, found in ends.items()
+    ]
     assert choose(workload(8), TARGET, known, touching).implementation == "b"
 
 
@@ -285,14 +266,38 @@ def test_the_first_registered_wins_a_tie() -> None:
         assert choose(workload(8), TARGET, known, same).implementation == first
 
 
-def test_a_coarser_level_decides_where_it_says_more() -> None:
+def test_the_model_decides_where_it_says_more_than_one_of_its_devices() -> None:
     known = [plain("a", 10), plain("b", 15)]
     fine = [measure("b", 1.0)]
-    coarse = [measure(n, s, level=Level.TARGET) for n, s in (("a", 2.0), ("b", 3.0))]
+    coarse = [measure(n, s, level=Level.MODEL) for n, s in (("a", 2.0), ("b", 3.0))]
     answer = choose(workload(8), TARGET, known, [*fine, *coarse])
-    assert (answer.implementation, answer.level) == ("a", Level.TARGET)
+    assert (answer.implementation, answer.level) == ("a", Level.MODEL)
     only = choose(workload(8), TARGET, known, fine)
     assert (only.implementation, only.level, only.unmeasured) == ("b", Level.DEVICE, ("a",))
+
+
+def test_what_the_model_itself_measured_goes_before_what_others_did() -> None:
+    known = [plain("a", 10), plain("b", 15)]
+    own = measure("b", 117e-3, level=Level.MODEL)
+    others = [measure(n, 480e-6, level=Level.TARGET, model="GTX 1080 Ti") for n in "ab"]
+    answer = choose(workload(8), TARGET, known, [own, *others])
+    assert (answer.implementation, answer.level, answer.unmeasured) == ("b", Level.MODEL, ("a",))
+    without = choose(workload(8), TARGET, known, others)
+    assert without.level is Level.TARGET
+    assert "on devices of another model (GTX 1080 Ti): 480 µs" in without.explanation
+
+
+@pytest.mark.parametrize("level", [Level.TARGET, Level.TRANSFERRED])
+def test_times_of_different_models_are_not_compared(level: Level) -> None:
+    known = [plain("a", 10), plain("b", 10)]
+    records = [
+        measure("a", 1.0, level=level, model="fast"),
+        measure("a", 6.0, level=level, model="slow"),
+        measure("b", 5.0, level=level, model="slow"),
+    ]
+    answer = choose(workload(8), TARGET, known, records)
+    assert answer.implementation == "b"
+    assert "slow" in answer.explanation
 
 
 def test_times_of_different_targets_are_not_compared() -> None:
@@ -310,10 +315,59 @@ def test_times_of_different_targets_are_not_compared() -> None:
 
 def test_the_interval_that_others_must_reach_is_that_of_the_lowest_median() -> None:
     known = [plain("wide", 5), plain("fast", 10), plain("other", 20)]
-    records = [measure("fast", 1.0, 0.01), measure("other", 1.1, 0.05), measure("wide", 1.5, 0.4)]
+    records = [measure("fast", 1.0, 0.01), measure("other", 1.03, 0.012), measure("wide", 1.5, 0.4)]
     # `wide` reaches lower than all, and higher than `other` does: that is its own noise.
     answer = choose(workload(8), TARGET, known, records)
     assert answer.implementation == "fast"
+
+
+def test_a_wide_interval_overlaps_nothing() -> None:
+    """±26445 % and ±154 % were selected beside intervals of half a percent."""
+    known = [plain("tiled", 10), plain("library", 15)]
+    tiled = measure("tiled", 5.14e-3, 0.005)
+    for median_s, spread in ((9.33e-3, 1.54), (5.1e-3, 0.5), (6e-3, 264.45)):
+        answer = choose(workload(8), TARGET, known, [tiled, measure("library", median_s, spread)])
+        assert answer.implementation == "tiled"
+        doubt = f"library ({show_seconds(median_s)} ±{spread:.1%})"
+        assert f"compared by the longest time that they may take: {doubt}" in answer.explanation
+
+
+def test_a_wide_interval_of_the_lowest_median_draws_nobody_in() -> None:
+    known = [plain("noisy", 10), plain("slow", 20), plain("sure", 5)]
+    records = [measure("noisy", 1.0, 2.0), measure("slow", 2.0, 0.01), measure("sure", 1.1, 0.01)]
+    answer = choose(workload(8), TARGET, known, records)
+    assert answer.implementation == "sure"
+    assert "noisy (1.00 s ±200.0%)" in answer.explanation
+
+
+def test_where_nothing_is_sure_the_longest_time_decides() -> None:
+    known = [plain("a", 10), plain("b", 20)]
+    answer = choose(workload(8), TARGET, known, [measure("a", 1.1, 0.1), measure("b", 1.0, 0.5)])
+    assert answer.implementation == "a"
+    assert "a has the lowest time measured" in answer.explanation
+    assert "b, the next, takes 1.24× as long" in answer.explanation
+
+
+@pytest.mark.parametrize(("samples", "text"), [(1, "1 sample"), (5, "5 samples"), (6, "±0.0%")])
+def test_few_samples_have_no_interval(samples: int, text: str) -> None:
+    few = Estimate(2.0, 2.0, 2.0, samples)
+    assert few.show_spread() == text
+    assert few.is_bounded == (samples >= 6)
+    known = [plain("a", 10), plain("b", 20)]
+    records = [measure("a", 2.0, 0.01), msgspec.structs.replace(measure("b", 2.001), estimate=few)]
+    found = choose(workload(8), TARGET, known, records)
+    assert ("(2.00 s " + text in found.explanation) == (samples < 6)
+
+
+def test_what_is_measured_again_is_what_may_win() -> None:
+    def estimates(**of: tuple[float, float]) -> dict[str, Estimate]:
+        return {n: measure(n, median, spread).estimate for n, (median, spread) in of.items()}
+
+    assert unsettled({}) == set()
+    assert unsettled(estimates(a=(1.0, 0.01), b=(1.1, 0.01))) == set()
+    assert unsettled(estimates(a=(1.0, 0.01), b=(1.1, 0.2), c=(2.0, 0.2))) == {"a", "b"}
+    assert unsettled(estimates(a=(1.0, 0.2), b=(1.1, 0.01), c=(2.0, 0.01))) == {"a", "b"}
+    assert unsettled(estimates(a=(1.0, 0.2))) == {"a"}
 
 
 def test_of_two_versions_elsewhere_the_faster_is_transferred() -> None:

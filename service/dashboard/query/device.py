@@ -27,7 +27,7 @@ from service.store.tables import (
     worker_device,
     workload,
 )
-from strategy.record import Phase
+from strategy.record import LEAST_SAMPLES, Phase
 
 PAGE = 50
 MAX_REFERENCES = 10_000  # the newest of a device
@@ -35,7 +35,10 @@ MAX_POINTS = 400
 
 
 def page(connection: sa.Connection, alive_s: float, offset: int) -> list[Any]:
-    """Devices, the last seen first; one more than a page where there are more."""
+    """Devices, the last seen first, those of imported records last; one more than a page where there are more.
+
+    What they did is of records measured here; `here` says whether a worker has ever driven it.
+    """
     at = float(connection.execute(sa.select(now())).scalar_one())
     last = recent(record.c.device_id, record.c.run_s, record.c.error, record.c.recorded_at)
     busy = (
@@ -66,15 +69,16 @@ def page(connection: sa.Connection, alive_s: float, offset: int) -> list[Any]:
     width = sa.func.avg((best.c.high_s - best.c.low_s) / 2 / best.c.median_s)
     noise = (
         sa.select(best.c.scope_value, width.label("noise"))
-        .where(best.c.scope == "device", best.c.phase == Phase.CONFIRM.value)
+        .where(best.c.scope == "device", best.c.phase == Phase.CONFIRM.value,
+               best.c.samples >= LEAST_SAMPLES)
         .group_by(best.c.scope_value)
         .subquery()
-    )
+    )  # fmt: skip
     query = (
         sa.select(
             device.c.id, device.c.identity, device.c.slot, device.c.model, device.c.fingerprint,
             target.c.key.label("target"),
-            sa.func.coalesce(driven.c.seen_at, device.c.seen_at).label("seen_at"),
+            driven.c.seen_at, driven.c.device_id.is_not(None).label("here"),
             sa.func.coalesce(driven.c.alive, 0).label("alive"),
             sa.func.coalesce(leased.c.leases, 0).label("leases"),
             sa.func.coalesce(busy.c.busy_s, 0.0).label("busy_s"),
@@ -87,7 +91,7 @@ def page(connection: sa.Connection, alive_s: float, offset: int) -> list[Any]:
         .outerjoin(leased, leased.c.device_id == device.c.id)
         .outerjoin(busy, busy.c.device_id == device.c.id)
         .outerjoin(noise, noise.c.scope_value == sa.cast(device.c.id, sa.Text()))
-        .order_by(sa.func.coalesce(driven.c.seen_at, device.c.seen_at).desc(), device.c.id)
+        .order_by(driven.c.device_id.is_(None), driven.c.seen_at.desc(), device.c.id)
         .offset(offset)
         .limit(PAGE + 1)
     )  # fmt: skip
@@ -110,10 +114,13 @@ def quarantined(connection: sa.Connection, limit: int = 20) -> list[Any]:
 def head(connection: sa.Connection, device_id: int) -> Any:
     """A device with the database's time; raises `NotFoundError`."""
     row = connection.execute(
-        sa.select(device, target.c.key.label("target_key"), now().label("now"))
+        sa.select(
+            device, target.c.key.label("target_key"), now().label("now"),
+            sa.exists().where(worker_device.c.device_id == device.c.id).label("here"),
+        )
         .join(target, target.c.id == device.c.target_id)
         .where(device.c.id == device_id)
-    ).one_or_none()
+    ).one_or_none()  # fmt: skip
     if row is None:
         raise NotFoundError(f"there is no device {device_id}: /devices lists them")
     return row

@@ -12,7 +12,8 @@ import sqlalchemy as sa
 
 from service.errors import NotFoundError
 from service.records.log import REFERENCE
-from service.store.tables import best, run_task, target, task, workload
+from service.store.tables import Scope, best, run_task, target, task, workload
+from strategy.record import Estimate
 
 PAGE = 40
 MAX_IMPLEMENTATIONS = 24
@@ -58,13 +59,42 @@ def targets(connection: sa.Connection, op: str) -> list[Any]:
     return found
 
 
+def models(connection: sa.Connection, op: str, target_id: int) -> list[Any]:
+    """Device models with times of the operator on a target, those with the most tasks first.
+
+    The empty name stands for records whose device is not known.
+    """
+    n = sa.func.count(best.c.task_id.distinct())
+    query = (
+        sa.select(best.c.scope_value.label("model"), n.label("n"))
+        .join(task, task.c.id == best.c.task_id)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .where(workload.c.op == op, task.c.target_id == target_id, _one_model())
+        .group_by(best.c.scope_value)
+        .order_by(n.desc(), best.c.scope_value)
+        .limit(200)
+    )
+    return list(connection.execute(query))
+
+
+def _one_model() -> sa.ColumnElement[bool]:
+    """The condition on `best` that a row is of one device model, or of none that is known."""
+    other = best.alias()
+    modelled = sa.exists().where(
+        other.c.task_id == best.c.task_id, other.c.scope == Scope.MODEL.value
+    )
+    return sa.or_(
+        best.c.scope == Scope.MODEL.value, sa.and_(best.c.scope == Scope.TARGET.value, ~modelled)
+    )
+
+
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one implementation at one shape; its times are None where nothing ran.
 
     Attributes:
         ratio: of its median to the shape's lowest.
         wins: selection takes it: of those whose interval overlaps the lowest median's, the highest plevel.
-        by_plevel: the highest plevel of all, measured or not.
+        by_plevel: the highest plevel of all that have one, measured or not.
     """
 
     id: int
@@ -81,8 +111,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 Judged = dict[int, dict[str, Cell]]
 
 
-def judge(connection: sa.Connection, op: str, target_id: int) -> Judged:
+def judge(connection: sa.Connection, op: str, target_id: int, model: str) -> Judged:
     """Each workload's implementations in their newest version, with what the rules say of them.
+
+    Times are those of one device model: those of several do not compare.
 
     What runs here have tuned goes before what was imported, whenever that came.
     """
@@ -90,10 +122,10 @@ def judge(connection: sa.Connection, op: str, target_id: int) -> Judged:
     rows = connection.execute(
         sa.select(
             *task.c["id", "workload_id", "implementation", "version", "plevel"],
-            best.c.median_s, best.c.low_s, best.c.high_s,
+            *best.c["median_s", "low_s", "high_s", "samples"],
         )
         .join(workload, workload.c.id == task.c.workload_id)
-        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
+        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope_value == model, _one_model()))
         .where(workload.c.op == op, task.c.target_id == target_id)
         .order_by(task.c.workload_id, sa.case((tuned_here, 1), else_=0), task.c.id)
     )  # fmt: skip
@@ -106,19 +138,24 @@ def judge(connection: sa.Connection, op: str, target_id: int) -> Judged:
 
 def _compare(tasks: Iterable[Any]) -> dict[str, Cell]:
     known = sorted(tasks, key=lambda t: t.id)
-    static = max(known, key=lambda t: t.plevel)  # the first of them on a tie
-    lowest = min(
-        (t for t in known if t.median_s is not None), key=lambda t: t.median_s, default=None
-    )
+    # The first of them on a tie. Other tools' logs know no plevel.
+    static = max((t for t in known if ":" not in t.implementation), key=lambda t: t.plevel, default=None)
+    timed = {
+        t.id: Estimate(t.median_s, t.low_s, t.high_s, t.samples).judged
+        for t in known
+        if t.median_s is not None
+    }
+    lowest_s = min((t.median_s for t in known if t.median_s is not None), default=None)
     winner = None
-    if lowest is not None:
-        close = [t for t in known if t.median_s is not None and t.low_s <= lowest.high_s]
+    if timed:
+        lowest = min(timed.values(), key=lambda e: e.median_s)
+        close = [t for t in known if t.id in timed and timed[t.id].low_s <= lowest.high_s]
         winner = max(close, key=lambda t: t.plevel)
     return {
         t.implementation: Cell(
             id=t.id, implementation=t.implementation, version=t.version, plevel=t.plevel,
             median_s=t.median_s, wins=t is winner, by_plevel=t is static,
-            ratio=None if lowest is None or t.median_s is None else t.median_s / lowest.median_s,
+            ratio=None if lowest_s is None or t.median_s is None else t.median_s / lowest_s,
         )
         for t in known
     }  # fmt: skip
@@ -183,9 +220,9 @@ def find_mistakes(connection: sa.Connection, judged: Judged, limit: int = 10) ->
     """The shapes at which plevel would have been wrong, the most costly first."""
     found = []
     for workload_id, cells in judged.items():
-        taken = next(c for c in cells.values() if c.by_plevel)
+        taken = next((c for c in cells.values() if c.by_plevel), None)
         winner = next((c for c in cells.values() if c.wins), None)
-        if winner is None or taken is winner or taken.median_s is None or winner.median_s is None:
+        if taken is None or winner is None or taken is winner or taken.median_s is None or winner.median_s is None:
             continue
         found.append((taken.median_s / winner.median_s, workload_id, taken, winner))
     found.sort(key=lambda m: (-m[0], m[1]))

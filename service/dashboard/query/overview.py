@@ -11,6 +11,7 @@ from service.queue.fleet import is_alive
 from service.store.db import now
 from service.store.tables import (
     LIVE,
+    MEASURED_HERE,
     JobState,
     best,
     device,
@@ -23,9 +24,9 @@ from service.store.tables import (
     worker_device,
     workload,
 )
-from strategy.record import Phase
+from strategy.record import LEAST_SAMPLES, Phase
 
-# Ids rise with time: what is recent is found at the log's end, without an index on instants.
+# Ids rise with time, those of jobs too: what is recent is found at the end, without an index on instants.
 RECENT = 20_000
 HOUR_S = 3600.0
 WEEK_S = 7 * 86_400.0
@@ -33,7 +34,7 @@ NOISY = 0.05  # half an interval's width to the median, of confirmed times
 
 
 class Pulse(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of the moment."""
+    """Counts of the moment, of what workers of this service measured; imports are counted apart."""
 
     now: float
     trials_hour: int
@@ -41,11 +42,13 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     failed_hour: int
     per_minute: list[int]  # of the last hour, the oldest minute first
     bounded: bool  # whether the hour had more records than were looked at
+    imported_hour: int
 
 
 def recent(*columns: Any) -> Any:
-    """The newest records as a subquery of these columns."""
-    return sa.select(*columns).order_by(record.c.id.desc()).limit(RECENT).subquery()
+    """The newest records measured here, as a subquery of these columns."""
+    newest = (record.c.job_id.desc(), record.c.entry.desc())  # as an index has them
+    return sa.select(*columns).where(MEASURED_HERE).order_by(*newest).limit(RECENT).subquery()
 
 
 def pulse(connection: sa.Connection) -> Pulse:
@@ -67,7 +70,16 @@ def pulse(connection: sa.Connection) -> Pulse:
     return Pulse(
         now=at, trials_hour=total, trials_minute=sum(per_minute[-5:]) / 5,
         failed_hour=sum(r.failed for r in rows), per_minute=per_minute, bounded=total >= RECENT,
+        imported_hour=_imported(connection, at - HOUR_S),
     )  # fmt: skip
+
+
+def _imported(connection: sa.Connection, since: float) -> int:
+    """Records imported since an instant, among the newest of the log."""
+    columns = record.c.recorded_at, MEASURED_HERE.label("here")
+    last = sa.select(*columns).order_by(record.c.id.desc()).limit(RECENT).subquery()
+    query = sa.select(sa.func.count()).where(last.c.recorded_at > since, ~last.c.here)
+    return int(connection.execute(query).scalar_one())
 
 
 def running(connection: sa.Connection, limit: int = 10) -> list[Any]:
@@ -115,7 +127,7 @@ def queue(connection: sa.Connection, alive_s: float) -> list[Any]:
 
 
 def failures(connection: sa.Connection) -> list[Any]:
-    """The newest records' failures by kind, with the newest of each."""
+    """The failures by kind of the newest records measured here, with the newest of each."""
     last = recent(record.c.id, record.c.error)
     query = (
         sa.select(last.c.error, sa.func.count().label("n"), sa.func.max(last.c.id).label("last_id"))
@@ -127,20 +139,22 @@ def failures(connection: sa.Connection) -> list[Any]:
 
 
 def devices(connection: sa.Connection, alive_s: float) -> Any:
-    """How many devices are up, down and noisy."""
+    """How many devices are up, down and noisy; those that no worker here has driven are imported."""
     up = (
         sa.select(worker_device.c.device_id)
         .join(worker, worker.c.id == worker_device.c.worker_id)
         .where(is_alive(alive_s))
     )
-    total = connection.scalar(sa.select(sa.func.count()).select_from(device)) or 0
+    driven = device.c.id.in_(sa.select(worker_device.c.device_id))
+    total = connection.scalar(sa.select(sa.func.count()).select_from(device).where(driven)) or 0
+    imported = connection.scalar(sa.select(sa.func.count()).select_from(device).where(~driven)) or 0
     alive = connection.scalar(
         sa.select(sa.func.count()).select_from(device).where(device.c.id.in_(up))
     ) or 0  # fmt: skip
     noisy = connection.scalar(
         sa.select(sa.func.count()).select_from(noise().where(device.c.id.in_(up)).subquery())
     ) or 0  # fmt: skip
-    return {"up": alive, "down": total - alive, "noisy": noisy}
+    return {"up": alive, "down": total - alive, "noisy": noisy, "imported": imported}
 
 
 def noise() -> sa.Select[Any]:
@@ -149,6 +163,7 @@ def noise() -> sa.Select[Any]:
     return (
         sa.select(device.c.id, width.label("noise"))
         .join(best, sa.and_(best.c.scope == "device", best.c.phase == Phase.CONFIRM.value,
+                            best.c.samples >= LEAST_SAMPLES,
                             best.c.scope_value == sa.cast(device.c.id, sa.Text())))
         .group_by(device.c.id)
         .having(width > NOISY)

@@ -184,7 +184,7 @@ def leaders(connection: sa.Connection, run_id: int, workload_id: int) -> list[An
             task.c.condition, task.c.space_size, task.c.space.is_not(None).label("tunable"),
             run_task.c.state, run_task.c.message, workload.c.body.label("workload"),
             workload.c.op, workload.c.key,
-            best.c.median_s, best.c.low_s, best.c.high_s, best.c.phase, best.c.config,
+            best.c.median_s, best.c.low_s, best.c.high_s, best.c.samples, best.c.phase, best.c.config,
             (best.c.median_s / sa.func.min(best.c.median_s).over()).label("ratio"),
         )
         .join(run_task, run_task.c.task_id == task.c.id)

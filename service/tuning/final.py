@@ -1,0 +1,38 @@
+"""Finals: the sessions at the end of a run that time the best of all implementations interleaved."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import sqlalchemy as sa
+
+from service.store.tables import Scope, best, job, task
+from strategy.record import Estimate, Phase
+
+
+def count(connection: sa.Connection, run_id: int, workload_id: int) -> int:
+    """The finals of one workload that a run has enqueued, whatever became of them."""
+    query = sa.select(sa.func.count()).where(
+        job.c.run_id == run_id, job.c.workload_id == workload_id,
+        job.c.phase == Phase.CONFIRM.value, job.c.parent_id.is_(None),
+    )  # fmt: skip
+    return int(connection.execute(query).scalar_one())
+
+
+def find_estimates(
+    connection: sa.Connection, tasks: Sequence[int]
+) -> Collection[dict[str, Estimate]]:
+    """The confirmed time of each implementation of one workload, for each device model by itself.
+
+    Times of different models are not compared, and pooled they would have no narrow interval.
+    """
+    of_model: dict[str, dict[str, Estimate]] = {}
+    for row in connection.execute(
+        sa.select(best, task.c.implementation)
+        .join(task, task.c.id == best.c.task_id)
+        .where(task.c.id.in_(tasks), best.c.scope == Scope.MODEL.value,
+               best.c.phase == Phase.CONFIRM.value)
+    ):  # fmt: skip
+        found = Estimate(row.median_s, row.low_s, row.high_s, row.samples)
+        of_model.setdefault(row.scope_value, {})[row.implementation] = found
+    return of_model.values()

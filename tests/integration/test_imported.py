@@ -1,0 +1,43 @@
+"""Imported records beside measured ones: nothing that counts what workers here did counts them."""
+
+from __future__ import annotations
+
+import time
+
+from service.dashboard.query import device as device_query
+from service.dashboard.query import overview
+from service.records import coverage, log
+from service.records.importer import import_items
+from service.store.db import Store
+from strategy.record import Device, ErrorKind
+from tests.integration.scene import TARGET, TERMS, Scene, configs, failed, timed
+from tests.integration.test_import import made
+
+
+def test_imported_records_count_as_nothing_that_was_measured_here(store: Store) -> None:
+    scene = Scene.make(store)
+    scene.enqueue(configs(3))
+    held = scene.leased(scene.register())
+    scene.report(held, [timed(held.job.entries[0]), failed(1), timed(held.job.entries[2])])
+    elsewhere = Device(identity="far/cpu:0", slot="cpu:0", model="Model B", target=TARGET)
+    rows = [
+        made(i, (1.0,), device=elsewhere, measured_at=time.time(), run_s=500.0) for i in range(40)
+    ]
+    rows += [made(50 + i, (), error=ErrorKind.COMPILE, device_model="Model C") for i in range(5)]
+    assert import_items(store, rows).new == 45
+    with store.read() as c:
+        pulse = overview.pulse(c)
+        assert (pulse.trials_hour, pulse.failed_hour, pulse.imported_hour) == (3, 1, 45)
+        assert sum(pulse.per_minute) == 3
+        assert [(f.error, f.n) for f in overview.failures(c)] == [("compile", 1)]
+        counted = overview.devices(c, TERMS.alive_s)
+        assert counted == {"up": 1, "down": 0, "noisy": 0, "imported": 2}
+        own, *others = device_query.page(c, TERMS.alive_s, 0)
+        assert (own.identity, bool(own.here), own.trials, own.failed) == ("host-a/cpu:0-1", True, 3, 1)
+        assert [(bool(d.here), d.trials, d.busy_s, d.seen_at) for d in others] == [(False, 0, 0.0, None)] * 2
+        assert [bool(device_query.head(c, d.id).here) for d in (own, *others)] == [True, False, False]
+        shown = log.page(c).records
+        assert [r.imported for r in shown] == [False] * 3 + [True] * 45
+        tasks = coverage.cover(c).tasks
+        assert sum(t.imported for t in tasks) == 45
+        assert sum(t.trials for t in tasks) == 48
