@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.dispatch import DispatchTable, dispatch
+from strategy.export import lower_row
 from strategy.expr import Call, Constant, Expr, TupleGetItem, Var, free_vars, post_order
 from strategy.function import (
     MAX_FUNCTIONS,
@@ -22,15 +26,19 @@ from strategy.function import (
     Kernel,
     Recent,
     SymbolicFunction,
+    constant_tensors,
+    pack,
 )
-from strategy.fusion import describe, fuse
+from strategy.fusion import Group, Operand, describe, fuse
 from strategy.inference import infer_type
-from strategy.lower import Artefact, CompileError, InstantiationError, lower
-from strategy.op import Op
-from strategy.select import NO_RECORDS, Database, Selection, select
+from strategy.lower import Artefact, CompileError, InstantiationError, Lowered, lower
+from strategy.op import Op, TypeRelationError
+from strategy.schedule import ScheduleError
+from strategy.select import NO_RECORDS, Database, Selection, SelectionError, select
 from strategy.signature import Role
 from strategy.target import Target
-from strategy.types import TensorType, Type
+from strategy.types import Dim, TensorType, Type
+from strategy.workload import Workload
 
 logger = logging.getLogger("plevel.compile")
 
@@ -41,7 +49,8 @@ class CompileEngine:
     """Compiles graphs, and keeps what it compiled.
 
     A function is kept by operator, attributes, types, target and what was selected for it; a graph
-    by its structure, target and selections, so that new measurements take effect.
+    by its structure, target and selections, so that new measurements take effect. With symbolic
+    dimensions, each function is compiled once for each row of its dispatch table that is met.
     """
 
     def __init__(self) -> None:
@@ -71,44 +80,159 @@ class CompileEngine:
             key = (structure(expr), target, id(records))
             symbolic = self._symbolic.get(key)
             if symbolic is None:
-                specialize = partial(self._concrete, target=target, records=records)
-                symbolic = SymbolicFunction(expr, specialize)
+                symbolic = SymbolicFunction(
+                    expr, partial(self._tabulate, expr, target=target, records=records)
+                )
                 self._symbolic.put(key, symbolic)
-            symbolic.refresh()
+            else:
+                symbolic.refresh()
             return symbolic
 
     def _concrete(self, expr: Expr, *, target: Target, records: Database) -> CompiledFunction:
-        infer_type(expr)
         key = (structure(expr), target)
         groups = [(g, *describe(g)) for g in fuse(expr)]
-        selections = [select(w, target, records) for _, w, _ in groups]
-        for s in selections:
-            logger.info("%s: %s: %s", s.workload, s.implementation, s.explanation)
-        with self._lock:
-            known = self._functions.get(key)
-            if known is not None and known[0] == selections:
-                return known[1]
-            kernels = []
-            for (group, _, sources), selection in zip(groups, selections, strict=True):
-                artefact = self._artefact(selection)
-                names = tuple(c.op.name for c in group.calls)
-                inputs = tuple(sources[a.name] for a in artefact.arguments if a.role is not Role.OUTPUT)
-                kernels.append(Kernel(selection, names, artefact, inputs, group.output))
-            function = CompiledFunction(expr, target, kernels)
-            self._functions.put(key, (selections, function))
-            return function
+        selections = [_select(w, target, records) for _, w, _ in groups]
+        known = self._functions.get(key)
+        if known is not None and known[0] == selections:
+            return known[1]
+        constants = constant_tensors(expr)
+        kernels = []
+        for (group, _, sources), selection in zip(groups, selections, strict=True):
+            artefact = self._artefact_of(selection)
+            inputs = _inputs(artefact, sources)
+            packed = pack(artefact, inputs, constants)
+            kernels.append(Kernel(selection, group.names, artefact, inputs, group.output, packed))
+        function = CompiledFunction(expr, target, kernels, constants)
+        self._functions.put(key, (selections, function))
+        return function
 
-    def _artefact(self, s: Selection) -> Artefact:
+    def _tabulate(
+        self, expr: Expr, *, target: Target, records: Database
+    ) -> Callable[[Expr], CompiledFunction]:
+        """What puts together the function of a graph for given sizes: each part by its dispatch table."""
+        constants = constant_tensors(expr)
+        nodes = post_order(expr)
+        parts = [_Part(group, _tabulate(group, target, records)) for group in fuse(expr)]
+
+        def specialize(sized: Expr) -> CompiledFunction:
+            infer_type(sized)
+            twin: dict[Expr, Expr] = dict(zip(nodes, post_order(sized), strict=True))
+            kernels = []
+            for part in parts:
+                group = part.group.moved(twin)
+                workload, sources = describe(group)
+                with self._lock:
+                    selection, artefact = self._choose(part.table, workload, target, records)
+                    inputs = _inputs(artefact, sources)
+                    packed = part.packed.get(id(artefact))
+                    if packed is None:
+                        packed = artefact, pack(artefact, inputs, constants)
+                        part.packed.put(id(artefact), packed)
+                kernels.append(
+                    Kernel(selection, group.names, artefact, inputs, group.output, packed[1])
+                )
+            return CompiledFunction(sized, target, kernels, constants)
+
+        return specialize
+
+    def _choose(
+        self, table: DispatchTable | None, workload: Workload, target: Target, records: Database
+    ) -> tuple[Selection, Artefact]:
+        """By the table's row for this size; for the size alone where no row can be compiled for all."""
+        dims = None if table is None else _sizes(table.workload, workload)
+        if table is not None and dims is not None:
+            try:
+                row = table.row(**dims)
+                shape = table.workload.bind(table.pinned(row.holds))
+                key = (shape.key, target, row.implementation, row.version, row.config)
+                artefact = self._compiled(key, lambda: lower_row(table, row))
+            except (SelectionError, InstantiationError) as error:
+                logger.info("%s: compiled for this size: %s", workload, error)
+            else:
+                selection = Selection(
+                    workload=workload, target=target, implementation=row.implementation,
+                    version=row.version, config=row.config, reason=row.reason, level=None,
+                    explanation=f"its row of the dispatch table: {table.explain_row(row)}",
+                )  # fmt: skip
+                _tell(selection)
+                return selection, artefact
+        selection = _select(workload, target, records)
+        return selection, self._artefact_of(selection)
+
+    def _artefact_of(self, s: Selection) -> Artefact:
         key = (s.workload.key, s.target, s.implementation, s.version, s.config)
+        try:
+            return self._compiled(key, lambda: lower(s.workload, s.target, s.implementation, s.config))
+        except InstantiationError as error:
+            raise CompileError(f"{s.workload}: {error}") from error
+
+    def _compiled(self, key: tuple[Any, ...], make: Callable[[], Lowered]) -> Artefact:
         artefact = self._kernels.get(key)
         if artefact is None:
-            try:
-                lowered = lower(s.workload, s.target, s.implementation, s.config)
-            except InstantiationError as error:
-                raise CompileError(f"{s.workload}: {error}") from error
-            artefact = lowered.compile()
+            artefact = make().compile()
             self._kernels.put(key, artefact)
         return artefact
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Calls of a symbolic graph that become one function, and the constants packed for its rows."""
+
+    group: Group
+    table: DispatchTable | None
+    packed: Recent[tuple[Artefact, dict[int, Any]]] = field(default_factory=lambda: Recent(MAX_FUNCTIONS))
+
+
+def _tabulate(group: Group, target: Target, records: Database) -> DispatchTable | None:
+    """The table of a function with symbolic dimensions; None where it has none for all sizes."""
+    names: dict[str, str] = {}
+
+    def show(kind: Type) -> str:
+        assert isinstance(kind, TensorType)
+        return str(TensorType([_name(dim, names) for dim in kind.shape], kind.dtype))
+
+    try:
+        workload, _ = describe(group, show)
+        return None if workload.is_constant else dispatch(workload, target, records)
+    except (SelectionError, TypeRelationError, ScheduleError) as error:
+        logger.info("%s: compiled for each size: %s", group.anchor.op.name, error)
+        return None
+
+
+def _name(dim: Dim, names: dict[str, str]) -> Dim:
+    """A dimension as functions are compiled for: arithmetic on symbols is one symbol more."""
+    if dim.is_constant or dim.op == "var":
+        return dim
+    return Dim(names.setdefault(str(dim), f"_{len(names)}"))
+
+
+def _sizes(symbolic: Workload, sized: Workload) -> dict[str, int] | None:
+    """What the symbols are in a workload of this size; None where one has two sizes."""
+    sizes: dict[str, int] = {}
+    for mine, other in zip(_types(symbolic), _types(sized), strict=True):
+        for dim, extent in zip(mine.shape, other.shape, strict=True):
+            if not dim.is_constant and sizes.setdefault(str(dim), int(extent)) != int(extent):
+                return None
+    return sizes
+
+
+def _types(workload: Workload) -> list[TensorType]:
+    steps = (o for step in workload.epilogue for o in step.operands if o is not None)
+    return [given.tensor for given in (*workload.inputs, *steps)]
+
+
+def _inputs(artefact: Artefact, sources: Mapping[str, Operand]) -> tuple[Operand, ...]:
+    return tuple(sources[a.name] for a in artefact.arguments if a.role is not Role.OUTPUT)
+
+
+def _select(workload: Workload, target: Target, records: Database) -> Selection:
+    found = select(workload, target, records)
+    _tell(found)
+    return found
+
+
+def _tell(s: Selection) -> None:
+    logger.info("%s: %s: %s", s.workload, s.implementation, s.explanation)
 
 
 @cache

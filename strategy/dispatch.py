@@ -124,17 +124,14 @@ class DispatchTable(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def explanation(self) -> str:
         """One line a row: when it applies, what it chose, and on what evidence."""
-        return "\n".join(
-            f"{self._when(row)}: {row.implementation} ({row.reason}; "
-            + (f"{len(row.shapes)} shapes on record" if row.shapes else "no shape on record")
-            + (
-                f", {len(row.dissent)} of which select would answer otherwise"
-                if row.dissent
-                else ""
-            )
-            + ")"
-            for row in self.rows
-        )
+        return "\n".join(map(self.explain_row, self.rows))
+
+    def explain_row(self, row: Row) -> str:
+        """The row's line of `explanation`."""
+        known = f"{len(row.shapes)} shapes on record" if row.shapes else "no shape on record"
+        dissent = len(row.dissent)
+        other = f", {dissent} of which select would answer otherwise" if dissent else ""
+        return f"{self._when(row)}: {row.implementation} ({row.reason}; {known}{other})"
 
     def _when(self, row: Row) -> str:
         parts = [
@@ -178,7 +175,7 @@ def dispatch(
         candidates=usable,
     )
     instances = [
-        (binding, shape, measured)
+        (binding, shape, measured if offered is not None else _of_all(usable, shape, target, measured))
         for shape, measured in database.instances(workload, target, device)
         if (binding := workload.match(shape)) is not None
     ]
@@ -202,6 +199,21 @@ def dispatch(
         else:
             rows.append(_row(table, holds, example, by_combination.get(holds, ())))
     return msgspec.structs.replace(table, rows=tuple(rows))
+
+
+def _of_all(
+    usable: Sequence[Candidate], shape: Workload, target: Target, measured: Sequence[Measured]
+) -> list[Measured]:
+    """Records of one size under the versions of the functions for all sizes.
+
+    A version has its space's digest, and the space of one size is another than that of symbols.
+    """
+    own = {c.implementation: c.version for c in candidates(shape, target)}
+    versions = {(c.implementation, own.get(c.implementation)): c.version for c in usable}
+    return [
+        msgspec.structs.replace(m, version=versions.get((m.implementation, m.version), m.version))
+        for m in measured
+    ]
 
 
 def _bind(candidate: Candidate, workload: Workload) -> Candidate:

@@ -16,12 +16,22 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from strategy.dispatch import DispatchTable
+from strategy.dispatch import DispatchTable, Row
 from strategy.entry import Entry, LibraryRow, c_word
 from strategy.extern import find_library
 from strategy.lower import CompileError, Lowered, lower
 from strategy.space import ConfigError
 from strategy.workload import Workload
+
+
+def lower_row(table: DispatchTable, row: Row) -> Lowered:
+    """The function of one row; raises `InstantiationError` as `table_rows`."""
+    shape = table.workload.bind(table.pinned(row.holds))
+    try:
+        return lower(shape, table.target, row.implementation, row.config)
+    except ConfigError:
+        # Chosen from the space for symbols, which that for the one size need not contain.
+        return lower(table.workload, table.target, row.implementation, row.config)
 
 
 def table_rows(table: DispatchTable) -> list[LibraryRow]:
@@ -32,12 +42,7 @@ def table_rows(table: DispatchTable) -> list[LibraryRow]:
     """
     rows = []
     for row in table.rows:
-        shape = table.workload.bind(table.pinned(row.holds))
-        try:
-            lowered = lower(shape, table.target, row.implementation, row.config)
-        except ConfigError:
-            # Chosen from the space for symbols, which that for the one size need not contain.
-            lowered = lower(table.workload, table.target, row.implementation, row.config)
+        lowered = lower_row(table, row)
         pairs = list(zip(table.conditions, row.holds, strict=True))
         rows.append(
             LibraryRow(

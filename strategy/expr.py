@@ -88,6 +88,27 @@ class Expr:
     def __getitem__(self, index: Any) -> Expr:
         return TupleGetItem(self, index)
 
+    def __str__(self) -> str:
+        """The graph as text in the manner of Relay's; types stand where they are known already."""
+        names: dict[Expr, str] = {}
+        lines: list[str] = []
+        for node in post_order(self):
+            names[node] = node._text([names[i] for i in node.inputs])
+            if isinstance(node, Call):
+                place = f"%{len(lines)}"
+                lines.append(f"  {place} = {names[node]}{_comment(node)};\n")
+                names[node] = place
+        variables = [n for n in names if isinstance(n, Var)]
+        heads = [
+            names[v] if isinstance(kind := v._type or v.type, IncompleteType) else f"{names[v]}: {kind}"
+            for v in variables
+        ]
+        return f"fn ({', '.join(heads)}) {{\n{''.join(lines)}  {names[self]}\n}}"
+
+    def _text(self, inputs: Sequence[str]) -> str:
+        """The node itself, of inputs that are called so."""
+        raise NotImplementedError
+
     def __iter__(self) -> Iterator[Expr]:
         # Without this, Python would iterate through __getitem__ and never stop.
         raise TypeError(f"{self!r} is one expression; take a tuple's entries with [index]")
@@ -104,6 +125,9 @@ class Var(Expr):
         self.type: Type = (
             TensorType.parse(type) if isinstance(type, str) else type or IncompleteType(name)
         )
+
+    def _text(self, inputs: Sequence[str]) -> str:
+        return f"%{self.name}"
 
     def __repr__(self) -> str:
         return f"Var({self.name}: {self.type})"
@@ -128,6 +152,11 @@ class Constant(Expr):
     @property
     def type(self) -> TensorType:
         return TensorType(self.value.shape, self.value.dtype.name)
+
+    def _text(self, inputs: Sequence[str]) -> str:
+        if self.value.ndim == 0:
+            return f"{self.value.dtype}({self.value})"
+        return f"const({self.type})"
 
     def __repr__(self) -> str:
         return f"Constant({self.type})"
@@ -176,6 +205,10 @@ class Call(Expr):
     def inputs(self) -> tuple[Expr, ...]:
         return self.args
 
+    def _text(self, inputs: Sequence[str]) -> str:
+        given = (f"{k}={v}" for k, v in self.attrs.to_json().items())
+        return f"{self.op.name}({', '.join([*inputs, *given])})"
+
     def __repr__(self) -> str:
         return f"Call({self.op.name})"
 
@@ -199,6 +232,9 @@ class Tuple(Expr):
     def __len__(self) -> int:
         return len(self.fields)
 
+    def _text(self, inputs: Sequence[str]) -> str:
+        return f"({', '.join(inputs)}{',' if len(inputs) == 1 else ''})"
+
     def __repr__(self) -> str:
         return f"Tuple({len(self.fields)} fields)"
 
@@ -219,8 +255,15 @@ class TupleGetItem(Expr):
     def inputs(self) -> tuple[Expr, ...]:
         return (self.tuple_value,)
 
+    def _text(self, inputs: Sequence[str]) -> str:
+        return f"{inputs[0]}.{self.index}"
+
     def __repr__(self) -> str:
         return f"TupleGetItem({self.tuple_value!r}, {self.index})"
+
+
+def _comment(node: Expr) -> str:
+    return "" if node._type is None else f" /* {node._type} */"
 
 
 def call(name: str, *args: Any, **attrs: Any) -> Call:

@@ -43,13 +43,17 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled function in its place: what it reads, and the node that it computes."""
+    """A compiled function in its place: what it reads, and the node that it computes.
+
+    `packed` has what stands for constants, by their place among the arguments.
+    """
 
     selection: Selection
     calls: tuple[str, ...]
     artefact: Artefact
     sources: tuple[Operand, ...]
     output: Call
+    packed: Mapping[int, Any]
 
     def explain(self) -> Explanation:
         s = self.selection
@@ -62,29 +66,18 @@ class Kernel:
 class CompiledFunction:
     """A graph compiled for one target, called with NumPy arrays in the order of `variables`.
 
-    Thread-safe: it keeps nothing between calls but prepared constants.
+    Thread-safe: it keeps nothing between calls but constants.
     """
 
-    def __init__(self, expr: Expr, target: Target, kernels: Sequence[Kernel]) -> None:
+    def __init__(
+        self, expr: Expr, target: Target, kernels: Sequence[Kernel], constants: Mapping[Expr, Any]
+    ) -> None:
         self.expr = expr
         self.target = target
         self.variables = free_vars(expr)
         self._kernels = tuple(kernels)
         self._libraries = {k.artefact.signature.library for k in kernels} - {None}
-        self._constants: dict[Expr, Any] = {
-            n: to_tensor(n.value) for n in post_order(expr) if isinstance(n, Constant)
-        }
-        # Each constant is packed once, here.
-        self._prepared = [self._prepare(k) for k in self._kernels]
-
-    def _prepare(self, kernel: Kernel) -> dict[int, Any]:
-        found = {}
-        for place, (argument, (node, _)) in enumerate(
-            zip(kernel.artefact.arguments, kernel.sources, strict=False)
-        ):
-            if argument.role is Role.PREPARED:
-                found[place] = kernel.artefact.prepare(argument, self._constants[node])
-        return found
+        self._constants = constants
 
     def explain(self) -> list[Explanation]:
         """For each function, in the order in which they run, its implementation and why."""
@@ -103,8 +96,8 @@ class CompiledFunction:
         _use_threads(self.target)
         for role in self._libraries:
             load_library(str(role)).set_threads(self.target.threads)
-        for kernel, prepared in zip(self._kernels, self._prepared, strict=True):
-            inputs = [prepared.get(i, values.get(s)) for i, s in enumerate(kernel.sources)]
+        for kernel in self._kernels:
+            inputs = [kernel.packed.get(i, values.get(s)) for i, s in enumerate(kernel.sources)]
             kinds = kernel.output.checked_type
             fields = kinds.fields if isinstance(kinds, TupleType) else (kinds,)
             outputs = [empty_tensor(f) for f in fields]
@@ -119,6 +112,22 @@ class CompiledFunction:
         if isinstance(node.checked_type, TupleType):
             return tuple(values[node, i].numpy() for i in range(len(node.checked_type.fields)))
         return values[resolve(node)].numpy()
+
+
+def constant_tensors(expr: Expr) -> dict[Expr, Any]:
+    """The constants of a graph as the runtime takes them."""
+    return {n: to_tensor(n.value) for n in post_order(expr) if isinstance(n, Constant)}
+
+
+def pack(
+    artefact: Artefact, sources: Sequence[Operand], constants: Mapping[Expr, Any]
+) -> dict[int, Any]:
+    """The packed constants of a function, by their place among its arguments."""
+    return {
+        place: artefact.prepare(argument, constants[node])
+        for place, (argument, (node, _)) in enumerate(zip(artefact.arguments, sources, strict=False))
+        if argument.role is Role.PREPARED
+    }
 
 
 class Recent(Generic[T]):
@@ -148,24 +157,27 @@ class Recent(Generic[T]):
 
 
 class SymbolicFunction:
-    """A graph with symbolic dimensions: compiled for each combination of them that it is called with.
+    """A graph with symbolic dimensions, put together for each combination of them that it is called with.
 
-    Each holds its constants packed, so that only the `MAX_FUNCTIONS` used last are kept.
+    The types are checked anew for each, so that only the `MAX_FUNCTIONS` used last are kept.
     """
 
-    def __init__(self, expr: Expr, specialize: Callable[[Expr], CompiledFunction]) -> None:
+    def __init__(
+        self, expr: Expr, make: Callable[[], Callable[[Expr], CompiledFunction]]
+    ) -> None:
         self.expr = expr
         self.variables = free_vars(expr)
-        self._specialize = specialize
-        self._found: Recent[CompiledFunction] = Recent(MAX_FUNCTIONS)
+        self._make = make
+        self.refresh()
 
     def explain(self) -> list[Explanation]:
         """The functions of every combination of dimensions that is kept."""
         return [e for f in self._found.all() for e in f.explain()]
 
     def refresh(self) -> None:
-        """Selects anew at the next call, by what the database knows then."""
-        self._found = Recent(MAX_FUNCTIONS)
+        """Selects anew, by what the database knows now."""
+        self._specialize = self._make()
+        self._found: Recent[CompiledFunction] = Recent(MAX_FUNCTIONS)
 
     def at(self, dims: Mapping[str, int]) -> CompiledFunction:
         """The function for these values of the symbolic dimensions.

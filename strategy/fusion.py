@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from strategy.expr import Call, Constant, Expr, Tuple, TupleGetItem, post_order
 from strategy.op import TOpPattern
-from strategy.types import TensorType, TupleType
+from strategy.types import TensorType, TupleType, Type
 from strategy.workload import EpilogueStep, Input, Workload
 
 # What may begin a function that takes an epilogue, and what may be one.
@@ -31,6 +31,16 @@ class Group:
     def output(self) -> Call:
         """The call whose value the function gives."""
         return self.calls[-1]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The operators that the function computes."""
+        return tuple(c.op.name for c in self.calls)
+
+    def moved(self, twin: Mapping[Expr, Expr]) -> Group:
+        """The same calls in another graph."""
+        calls = [twin[c] for c in self.calls]
+        return Group([c for c in calls if isinstance(c, Call)])
 
 
 def fuse(expr: Expr) -> list[Group]:
@@ -91,8 +101,10 @@ Operand = tuple[Expr, int | None]
 """A node, and which of its entries where it is a tuple."""
 
 
-def describe(group: Group) -> tuple[Workload, dict[str, Operand]]:
-    """The workload of a group, and where each of its inputs comes from."""
+def describe(
+    group: Group, show: Callable[[Type], str] = str
+) -> tuple[Workload, dict[str, Operand]]:
+    """The workload of a group, its inputs' types as `show` has them, and where each comes from."""
     sources: dict[str, Operand] = {}
 
     def take(name: str, operand: Operand) -> Input:
@@ -102,7 +114,7 @@ def describe(group: Group) -> tuple[Workload, dict[str, Operand]]:
             assert isinstance(kind, TupleType)
             kind = kind.fields[index]
         sources[name] = operand
-        return Input(name, str(kind), isinstance(node, Constant))
+        return Input(name, show(kind), isinstance(node, Constant))
 
     anchor = group.anchor
     inputs: list[Input] = []

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from strategy.extern import load_library
+from strategy.fault import find_fault
 from strategy.op import get_op
 from strategy.op_strategy import OpImplementation, find_implementation
 from strategy.schedule import Outs, ScheduleError
@@ -178,8 +179,11 @@ def lower(
     try:
         return _instantiate(workload, target, implementation, tunable)
     except Exception as error:  # TVM's primitives raise their own, and Python's
-        kind = "" if isinstance(error, ScheduleError) else f"{type(error).__name__}: "
-        raise InstantiationError(f"{implementation.name}: {kind}{error}") from error
+        if isinstance(error, ScheduleError):
+            raise InstantiationError(f"{implementation.name}: {error}") from error
+        fault = find_fault(error)
+        at = f"{fault}: " if fault else ""
+        raise InstantiationError(f"{implementation.name}: {at}{type(error).__name__}: {error}") from error
 
 
 def _instantiate(

@@ -9,6 +9,7 @@ An operator is registered once, by chained calls as in TVM's `RELAY_REGISTER_OP`
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -22,6 +23,7 @@ from strategy.suggestion import suggest
 from strategy.types import IncompleteType, TensorType, Type, may_equal
 
 F = TypeVar("F")
+logger = logging.getLogger("plevel.op")
 
 
 class OpError(ValueError):
@@ -212,20 +214,28 @@ def register_op(name: str) -> Op:
 def _load_installed() -> None:
     """Brings in our own operators, and those of packages in the entry-point group `plevel.ops`.
 
-    Raises:
-        OpError: another package's cannot be loaded.
+    A package whose operators cannot be loaded is named in a warning, and left out.
     """
     from importlib.metadata import entry_points  # slow to import
 
     import_module("strategy.ops")
     for entry in entry_points(group="plevel.ops"):
+        before = {op: dict(op._attrs) for op in _ops.values()}
         try:
             entry.load()
-        except Exception as error:  # whatever another package raises
-            raise OpError(
-                f"the operators of {entry.value} ({entry.name!r} in plevel.ops) cannot be loaded: "
-                f"{type(error).__name__}: {error}; mend or remove that package"
-            ) from error
+        except (Exception, SystemExit) as error:  # whatever another package raises
+            # What it had registered by then goes, too.
+            for name, op in list(_ops.items()):
+                if op not in before:
+                    del _ops[name]
+                else:
+                    op._attrs = before[op]
+            package = entry.value if entry.dist is None else entry.dist.name
+            logger.warning(
+                "plevel: the operators of package %s (%s = %s in plevel.ops) are left out: %s: %s; "
+                "mend or remove the package",
+                package, entry.name, entry.value, type(error).__name__, " ".join(str(error).split()),
+            )  # fmt: skip
 
 
 def find_op(name: str) -> Op | None:

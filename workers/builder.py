@@ -23,6 +23,7 @@ import msgspec
 from strategy.cuda.build import compile_cuda
 from strategy.cuda.limit import LimitError
 from strategy.cuda.source import PlanError
+from strategy.fault import find_fault
 from strategy.lower import CompileError, InstantiationError, Lowered, lower
 from strategy.op import OpError
 from strategy.op_strategy import Candidate, candidates
@@ -98,7 +99,9 @@ def build(request: Build) -> Built:
     except MemoryError:
         kind, message = ErrorKind.OOM, "the builder's memory limit was reached"
     except Exception as error:
-        kind, message = ErrorKind.INSTANTIATION, f"{type(error).__name__}: {error}"
+        fault = find_fault(error)
+        at = f"{fault}: " if fault else ""
+        kind, message = ErrorKind.INSTANTIATION, f"{at}{type(error).__name__}: {error}"
     if kind in (ErrorKind.INSTANTIATION, ErrorKind.COMPILE) and _is_memory(message):
         kind = ErrorKind.OOM
     return Built(

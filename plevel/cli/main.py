@@ -177,6 +177,11 @@ def _explain(error: Exception) -> tuple[int, str]:
         return 1, _line(error)
     if isinstance(error, OSError):
         return 1, _line(error)
+    from strategy.fault import find_fault
+
+    fault = find_fault(error)
+    if fault is not None:
+        return 1, f"{fault}: {type(error).__name__}: {_line(error)} (in an operator's code: mend it there)"
     return 1, f"{type(error).__name__}: {_line(error)} (a defect of plevel: --debug shows where)"
 
 

@@ -20,8 +20,9 @@ from strategy.function import CompiledFunction, SymbolicFunction
 from strategy.fusion import describe, fuse
 from strategy.gradient import gradient
 from strategy.inference import infer_type
+from strategy.lower import Lowered
 from strategy.op import TypeRelationError, get_op
-from strategy.op_strategy import candidates
+from strategy.op_strategy import OpStrategy, candidates
 from strategy.ops.batch_matmul import batch_matmul
 from strategy.ops.broadcast import add, greater, where
 from strategy.ops.concatenate import concat, concatenate, split
@@ -240,6 +241,96 @@ def test_symbolic_dimensions_are_bound_by_each_call(engine):
     pair = engine.compile(n + Var("z", "float32[m,5]"), TARGET)
     with pytest.raises(RunError, match="z: dimension m is 3 here, but 4 elsewhere"):
         pair(*values((4, 5), (3, 5)))
+
+
+@pytest.fixture
+def compiles(monkeypatch) -> list[str]:
+    """The functions compiled since the test began, by their inputs' types."""
+    found: list[str] = []
+    original = Lowered.compile
+
+    def count(self, **options):
+        found.append(",".join(a.type for a in self.arguments))
+        return original(self, **options)
+
+    monkeypatch.setattr(Lowered, "compile", count)
+    return found
+
+
+def test_each_row_of_a_table_is_compiled_once_for_all_sizes(engine, compiles):
+    (w, bias) = values((24, 16), (24,))
+    n = Var("x", "float32[m,16]")
+    hidden = relu(dense(n, Constant(w)) + Constant(bias))
+    graph = softmax(concatenate([hidden, hidden], axis=0) * const(0.5))
+    function = engine.compile(graph, TARGET)
+    assert not compiles, "nothing is compiled before it is called"
+    for m in (1, 2, 3, 16, 17, 18, 40, 41, 100, 257, 1, 2):
+        compare(function, graph, {"x": values((m, 16))[0]})
+    # dense has rows for one row, up to 16 and more; what follows has one each, of twice the rows.
+    assert len(compiles) == len(set(compiles)) <= 3 + 3, compiles
+    assert all(e.explanation.startswith("its row of the dispatch table") for e in function.explain())
+    again = len(compiles)
+    for m in range(2, 60):
+        compare(function, graph, {"x": values((m, 16))[0]})
+    assert len(compiles) == again
+    assert engine.compile(graph, TARGET) is function
+    compare(function, graph, {"x": values((61, 16))[0]})
+    assert len(compiles) == again, "what is selected is the same: so is the code"
+
+
+def test_sizes_that_the_types_forbid_are_refused_at_the_call(engine):
+    graph = dense(Var("x", "float32[m,k]"), Var("w", "float32[n,l]"))
+    function = engine.compile(graph, TARGET)
+    compare(function, graph, dict(zip("xw", values((4, 5), (3, 5)), strict=True)))
+    with pytest.raises(TypeRelationError, match="dense: weight is"):
+        function(*values((4, 5), (3, 6)))
+
+
+def test_new_measurements_are_taken_by_the_next_compile(engine, compiles):
+    graph = dense(Var("x", "float32[m,32]"), Var("w", "float32[16,32]"))
+    function = engine.compile(graph, TARGET, records := Records())
+    inputs = dict(zip("xw", values((64, 32), (16, 32)), strict=True))
+    compare(function, graph, inputs)
+    (first,) = function.explain()
+    (workload, _) = describe(fuse_one(dense(Var("x", "float32[64,32]"), Var("w", "float32[16,32]"))))
+    slow = [c for c in candidates(workload, TARGET) if c.implementation == "dense_nopack.cpu"]
+    records.found = [
+        Measured(
+            implementation=c.implementation, version=c.version, config=c.fallback,
+            level=Level.DEVICE, estimate=Estimate(1e-6, 1e-6, 1e-6, 9),
+        )
+        for c in slow
+    ]  # fmt: skip
+    records.instances = lambda symbolic, target, device: [(workload, records.found)]
+    assert engine.compile(graph, TARGET, records) is function
+    compare(function, graph, inputs)
+    (second,) = function.explain()
+    assert first.implementation != second.implementation == "dense_nopack.cpu"
+    assert second.reason is Reason.MEASURED
+    assert len(compiles) == 2
+
+
+def test_what_has_no_row_for_all_sizes_is_compiled_for_each(engine, compiles, monkeypatch):
+    strategy = get_op("softmax").get_attr("FTVMStrategy")
+    monkeypatch.setattr(strategy, "_by_key", dict(strategy._by_key))
+    _, original = strategy.find(TARGET)
+
+    def concrete_only(attrs, inputs, out_type, target):
+        found, own = OpStrategy(), original(attrs, inputs, out_type, target)
+        for _, i in own:
+            found.add_implementation(
+                i.compute, i.schedule, i.name, i.plevel, space=i.space, symbolic=False
+            )
+        return found
+
+    strategy.register("cpu", concrete_only, override=True)
+    graph = relu(softmax(Var("x", "float32[m,4]")))
+    function = engine.compile(graph, TARGET)
+    for m in (5, 9, 5):
+        compare(function, graph, {"x": values((m, 4))[0]})
+    assert sum(t.startswith("float32[5,4]") for t in compiles) == 1
+    assert sum(t.startswith("float32[9,4]") for t in compiles) == 1
+    assert sum(t.startswith("float32[m,4]") for t in compiles) == 1, "relu has a row for all"
 
 
 def test_of_many_sizes_the_last_are_kept(engine, monkeypatch):

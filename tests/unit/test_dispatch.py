@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -302,3 +303,32 @@ def test_a_call_names_the_dimension_at_fault(dims: dict[str, int]) -> None:
     table = dispatch(workload("m"), TARGET, NOTHING, offered=OVERLAP)
     with pytest.raises(ValueError, match=r"dimension|'k'"):
         table.row(**dims)
+
+
+def test_what_is_measured_at_one_size_counts_in_the_table():
+    """The space of a size, and with it the version, is another than that of the symbol."""
+    target = Target.parse("llvm -mcpu=znver4 -num-cores=2")
+    symbolic = Workload.make("dense", {"data": "float32[m,64]", "weight": "float32[48,64]"})
+    shape = symbolic.bind({"m": 64})
+    own = {c.implementation: c for c in candidates(shape, target)}
+    slow = own["dense_nopack.cpu"]
+    assert slow.version not in {c.version for c in candidates(symbolic, target)}
+    stale = msgspec.structs.replace(own["dense_pack.cpu"], version="1.00000000")
+
+    class One:
+        def measured(self, workload, target, device):
+            return []
+
+        def instances(self, workload, target, device):
+            return [(shape, [
+                Measured(
+                    implementation=c.implementation, version=c.version, config=c.fallback,
+                    level=Level.TARGET, estimate=Estimate(s, s, s, 9),
+                )
+                for c, s in ((slow, 1e-3), (stale, 1e-6))
+            ])]  # fmt: skip
+
+    row = dispatch(symbolic, target, One()).row(m=70)
+    assert (row.implementation, row.reason) == ("dense_nopack.cpu", Reason.MEASURED)
+    assert [s.dims for s in row.shapes] == [{"m": 64}]
+    assert row.shapes[0].median_s == {"dense_nopack.cpu": 1e-3}

@@ -264,3 +264,29 @@ def test_evaluation_needs_values_and_references(monkeypatch):
 
 def test_unknown_types_are_each_their_own():
     assert IncompleteType("a") != IncompleteType("a")
+
+
+def test_a_graph_is_printed_as_text():
+    x, w = Var("x", "float32[m,16]"), Var("w")
+    hidden = call("dense", x, w, units=4) * const(2.0)
+    both = Tuple([call("topk", hidden, k=2)[1], hidden + Constant(np.ones(4, "float32"))])
+    untyped = """\
+fn (%x: float32[m,16], %w) {
+  %0 = dense(%x, %w, units=4);
+  %1 = multiply(%0, float32(2.0));
+  %2 = topk(%1, k=2);
+  %3 = add(%1, const(float32[4]));
+  (%2.1, %3)
+}"""
+    assert str(both) == untyped
+    infer_type(both)
+    assert str(both) == """\
+fn (%x: float32[m,16], %w: float32[4,16]) {
+  %0 = dense(%x, %w, units=4) /* float32[m,4] */;
+  %1 = multiply(%0, float32(2.0)) /* float32[m,4] */;
+  %2 = topk(%1, k=2) /* (float32[m,2], int32[m,2]) */;
+  %3 = add(%1, const(float32[4])) /* float32[m,4] */;
+  (%2.1, %3)
+}"""
+    assert str(x) == "fn (%x: float32[m,16]) {\n  %x\n}"
+    assert str(Tuple([const(3)])) == "fn () {\n  (int32(3),)\n}"

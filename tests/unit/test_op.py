@@ -6,8 +6,6 @@ import ast
 import os
 import subprocess
 import sys
-from importlib import metadata
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -237,11 +235,100 @@ def test_another_package_brings_operators_and_strategies(tmp_path):
     assert done.stdout.splitlines() == ["['broadcast.cpu']", "theirs", "False"]
 
 
-def test_another_package_that_cannot_be_loaded_is_named(monkeypatch):
-    broken = EntryPoint("swish", "no_such_package_of_operators", "plevel.ops")
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [broken])
-    with pytest.raises(OpError, match=r"'swish' in plevel\.ops.*No module named 'no_such_package"):
-        registry._load_installed.__wrapped__()
+def make_package(folder: Path, name: str, text: str) -> None:
+    """A package of operators as pip installs it."""
+    (folder / f"{name}.py").write_text(text)
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[plevel.ops]\n{name} = {name}\n")
+
+
+def run_with_packages(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(folder), str(Path(registry.__file__).parent.parent)])
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": path, "XDG_DATA_HOME": str(folder)}, cwd=folder,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("last_line", "error"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise ValueError('one\\ntwo')", "ValueError: one two"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
+def test_a_package_that_cannot_be_loaded_is_reported_once_and_left_out(tmp_path, last_line, error):
+    half = "from strategy.op import get_op, register_op\nregister_op('half')\nget_op('dense').set_attr('x', 1)\n"
+    make_package(tmp_path, "broken", half + last_line)
+    make_package(tmp_path, "sound", "from strategy.op import register_op\nregister_op('whole')\n")
+    program = (
+        "from strategy.op import all_ops, find_op\n"
+        "print('half' in all_ops(), 'whole' in all_ops(), find_op('dense').get_attr('x'))\n"
+    )
+    done = run_with_packages(tmp_path, "-c", program)
+    assert (done.returncode, done.stdout) == (0, "False True None\n"), done.stderr
+    assert done.stderr == (
+        "plevel: the operators of package broken (broken = broken in plevel.ops) are left out: "
+        f"{error}; mend or remove the package\n"
+    )
+
+
+def test_commands_go_on_without_a_package_that_cannot_be_loaded(tmp_path):
+    make_package(tmp_path, "broken", "1 / 0")
+    select = ("select", "relu", "-i", "data=float32[4]", "-t", "llvm")
+    done = run_with_packages(tmp_path, "-m", "plevel", *select)
+    assert done.returncode == 0
+    assert "broadcast.cpu" in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert "package broken" in line
+
+
+BUGGY = """\
+from strategy.op import get_op
+from strategy.op_strategy import OpStrategy
+from strategy.schedule import new_schedule
+
+def compute(attrs, inputs, out_type):
+    return [inputs[0].no_such_field]
+
+def schedule(attrs, outs, target):
+    return new_schedule(outs).no_such_field
+
+def plain(attrs, inputs, out_type):
+    from tvm import topi
+    return [topi.nn.relu(inputs[0])]
+
+@get_op("relu").get_attr("FTVMStrategy").register("npu")
+def relu_npu(attrs, inputs, out_type, target):
+    strategy = OpStrategy()
+    strategy.add_implementation(compute, schedule, "bad_compute.npu")
+    strategy.add_implementation(plain, schedule, "bad_schedule.npu")
+    return strategy
+
+@get_op("exp").get_attr("FTVMStrategy").register("npu")
+def exp_npu(attrs, inputs, out_type, target):
+    raise KeyError("a bug")
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line", "error"),
+    [
+        (("show", "relu", "-I", "bad_compute.npu"), 6, "bad_compute.npu: {}: AttributeError"),
+        (("show", "relu", "-I", "bad_schedule.npu"), 9, "bad_schedule.npu: {}: AttributeError"),
+        (("select", "exp"), 24, "{}: KeyError: 'a bug' (in an operator's code: mend it there)"),
+    ],
+)
+def test_a_bug_in_an_operators_code_shows_file_and_line(tmp_path, arguments, line, error):
+    make_package(tmp_path, "buggy", BUGGY)
+    given = ("-i", "data=float32[4]", "-t", "llvm -keys=npu,cpu")
+    done = run_with_packages(tmp_path, "-m", "plevel", *arguments, *given)
+    assert done.returncode == 1
+    assert done.stderr.startswith("plevel: " + error.format(f"{tmp_path / 'buggy.py'}:{line}"))
+    assert done.stderr.count("\n") == 1
 
 
 def test_an_operator_has_one_strategy_per_level():

@@ -1,0 +1,34 @@
+"""Where in an operator's code an exception came from: file and line for messages."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+_STRATEGY = Path(__file__).parent
+_OPERATORS = _STRATEGY / "ops"
+_STANDARD = Path(sysconfig.get_path("stdlib"))
+_LIBRARIES = frozenset({"tvm", "tvm_ffi", "numpy", "msgspec"})
+
+
+def find_fault(error: BaseException) -> str | None:
+    """`FILE:LINE` of the innermost call in operators' code, ours or a package's; None without one.
+
+    That is code which the strategy layer has called, libraries and the layer itself apart.
+    """
+    found, called = None, False
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        ours = path.is_relative_to(_STRATEGY) and not path.is_relative_to(_OPERATORS)
+        if ours:
+            called = True
+        elif called and path.suffix == ".py" and not _is_library(path):
+            found = f"{path}:{frame.lineno}"
+    return found
+
+
+def _is_library(path: Path) -> bool:
+    if "site-packages" in path.parts:
+        return not _LIBRARIES.isdisjoint(path.parts)
+    return path.is_relative_to(_STANDARD)
