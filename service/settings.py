@@ -5,13 +5,15 @@ Built once, in `create_app()` or `main()`, and passed down.
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Literal
 
 import platformdirs
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+WHSEC = "whsec_"
 Mode = Literal["auto", "open", "token"]
 
 
@@ -42,7 +44,7 @@ class Settings(BaseSettings):
     poll_s: float = Field(default=1.0, gt=0)
     # Hosts that may be told of the ends of runs: `ci.lan, *.example.org`; none if not given.
     webhook_hosts: str = ""
-    webhook_secret: SecretStr | None = None  # signs what they are told
+    webhook_secret: SecretStr | None = None  # signs what they are told: whsec_ and base64
     webhook_retry_s: float = Field(default=10.0, gt=0)  # to the second try; then twice as long each time
     # Bodies of requests; imports are streams and have no limit.
     max_request_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
@@ -66,6 +68,23 @@ class Settings(BaseSettings):
     # How long after a run whose finals one device has measured they are measured again; 0: never.
     second_look_s: float = Field(default=86_400.0, ge=0)
     batch: int = Field(default=8, ge=1, le=1000)  # configurations in one search job
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _check_secret(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is None:
+            return None
+        prefix, _, encoded = secret.get_secret_value().partition("_")
+        try:
+            key = base64.b64decode(encoded, validate=True)
+        except ValueError:
+            key = b""
+        if f"{prefix}_" != WHSEC or not 24 <= len(key) <= 64:
+            raise ValueError(
+                "webhook_secret: expected whsec_ and the base64 form of 24 to 64 random bytes: "
+                "make one with: echo whsec_$(openssl rand -base64 24)"
+            )
+        return secret
 
     @property
     def alive_s(self) -> float:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from service.search.embedding import Places
 from service.search.gaussian_process import Floats, GaussianProcess, Posterior, interpolate
@@ -268,10 +269,5 @@ def _squared(places: Places, place: Places) -> Floats:
 def expected_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
     """How far below `best` each value is expected to come."""
     z = (best - mean) / deviation
-    # Abramowitz and Stegun 7.1.26, to 1.5e-7.
-    x = np.abs(z) / np.sqrt(2)
-    t = 1 / (1 + 0.3275911 * x)
-    tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    density = np.exp(-x * x)
-    below = np.where(z < 0, tail * density / 2, 1 - tail * density / 2)
-    return np.asarray(np.maximum(deviation * (z * below + density / np.sqrt(2 * np.pi)), 0.0))
+    density = np.exp(-z * z / 2) / np.sqrt(2 * np.pi)
+    return np.asarray(np.maximum(deviation * (z * ndtr(z) + density), 0.0))

@@ -7,18 +7,20 @@ the settings list are told, no redirect is followed, and what only a pattern lis
 
 from __future__ import annotations
 
+import base64
 import hmac
 import ipaddress
 import logging
 import socket
 import threading
+import time
 from typing import Any
 
 import httpx
 import sqlalchemy as sa
 
 from service.errors import DatabaseError, InvalidError
-from service.settings import Settings
+from service.settings import WHSEC, Settings
 from service.store import catalogue
 from service.store.db import Store, insert, is_due, now
 from service.store.tables import LIVE, run, webhook
@@ -123,7 +125,7 @@ class Postman:
             if not claimed.rowcount:  # another service was faster
                 return True
             status = runs.status(connection, due.run_id, self._settings.alive_s)
-        error = self._send(due.url, encode(status))
+        error = self._send(due.url, f"run_{due.run_id}_{due.id}", encode(status))
         wait_s = min(LONGEST_S, self._settings.webhook_retry_s * 2**due.attempts)
         ended = now() if not error or tried == TRIES else None
         with self._store.write() as connection:
@@ -137,13 +139,11 @@ class Postman:
             )
         return True
 
-    def _send(self, url: str, body: bytes) -> str:
+    def _send(self, url: str, message: str, body: bytes) -> str:
         """What went wrong, empty where it was taken."""
         headers = {"content-type": "application/json", "user-agent": "plevel"}
         secret = self._settings.webhook_secret
-        if secret is not None:
-            digest = hmac.digest(secret.get_secret_value().encode(), body, "sha256")
-            headers["x-plevel-signature"] = f"sha256={digest.hex()}"
+        headers |= _signed(message, body, secret.get_secret_value() if secret else None)
         try:
             check(url, self._settings.webhook_hosts)
             asked = httpx.URL(url)
@@ -158,6 +158,20 @@ class Postman:
                 return "" if response.is_success else f"it answered {response.status_code}"
         except (InvalidError, OSError, httpx.HTTPError) as error:
             return f"{error}"[:500] or type(error).__name__
+
+
+def _signed(message: str, body: bytes, secret: str | None) -> dict[str, str]:
+    """Headers of the Standard Webhooks specification (1.0.0): what it is, when, and whose.
+
+    The id is the same in every attempt, so that a receiver can tell a repeated message.
+    """
+    instant = str(int(time.time()))
+    headers = {"webhook-id": message, "webhook-timestamp": instant}
+    if secret is not None:
+        signed = f"{message}.{instant}.".encode() + body
+        digest = hmac.digest(base64.b64decode(secret.removeprefix(WHSEC)), signed, "sha256")
+        headers["webhook-signature"] = f"v1,{base64.b64encode(digest).decode()}"
+    return headers
 
 
 def _due(retry_s: float) -> sa.Select[Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import base64
+import json
 import math
 import queue
 import threading
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import sqlalchemy as sa
+from standardwebhooks import Webhook, WebhookVerificationError
 
 from plevel.cli.main import main
 from plevel.client import Client
@@ -27,6 +28,7 @@ from strategy.record import RunState, RunStatus, decode
 from tests.integration.process import Start
 from tests.integration.scene import TERMS, Scene, request
 
+SECRET = "whsec_" + base64.b64encode(bytes(range(24))).decode()
 PATIENCE_S = 60.0  # for what must come; nothing is said of how soon
 
 
@@ -107,7 +109,7 @@ def due(store: Store) -> None:
 
 
 def test_the_end_of_a_run_is_told_once(store: Store, receiver: Receiver) -> None:
-    postman = webhook.Postman(store, settings(webhook_secret="s3cret"))
+    postman = webhook.Postman(store, settings(webhook_secret=SECRET))
     scene = Scene.make(store)
     with store.write() as c:
         webhook.subscribe(c, scene.run_id, receiver.url)
@@ -121,13 +123,20 @@ def test_the_end_of_a_run_is_told_once(store: Store, receiver: Receiver) -> None
     assert path == "/hook?a=1"
     assert headers["host"] == f"127.0.0.1:{receiver.port}"
     assert headers["content-type"] == "application/json"
-    signature = hmac.new(b"s3cret", body, hashlib.sha256).hexdigest()
-    assert headers["x-plevel-signature"] == f"sha256={signature}"
+    assert Webhook(SECRET).verify(body, dict(headers)) == json.loads(body)
+    with pytest.raises(WebhookVerificationError):
+        Webhook(SECRET).verify(body.replace(b"done", b"gone"), dict(headers))
     with store.read() as c:
         assert decode(body, RunStatus) == runs.status(c, scene.run_id, TERMS.alive_s)
     (row,) = rows(store)
     assert (row.attempts, row.error) == (1, "")
     assert row.ended_at is not None
+
+
+@pytest.mark.parametrize("secret", ["s3cret", "whsec_", "whsec_!!!!", "whsec_c2hvcnQ="])
+def test_a_secret_that_receivers_could_not_use_is_refused(secret: str) -> None:
+    with pytest.raises(ValueError, match="whsec_ and the base64 form of 24 to 64 random bytes"):
+        settings(webhook_secret=secret)
 
 
 def test_a_receiver_that_fails_is_told_again(store: Store, receiver: Receiver) -> None:
@@ -143,8 +152,9 @@ def test_a_receiver_that_fails_is_told_again(store: Store, receiver: Receiver) -
     told = [receiver.take() for _ in range(3)]
     assert {t.path for t in told} == {"/hook?a=1"}
     assert len({t.body for t in told}) == 1
+    assert len({t.headers["webhook-id"] for t in told}) == 1
     assert receiver.got.empty()
-    assert not any("x-plevel-signature" in t.headers for t in told)
+    assert not any("webhook-signature" in t.headers for t in told)
 
 
 def test_it_waits_longer_each_time_and_gives_up(
