@@ -23,8 +23,8 @@ READING: dict[str, tuple[str, ...]] = {
     "model list": (), "model train": ("dense", "--target", "llvm"), "model show": ("1",),
     "db current": (), "db check": (), "db backup": ("{}/copy.db",), "db prune": ("--older-than", "1d"),
     "db purge": ("--reason", "x", "--until", "2030-01-01"), "fleet pause": ("--reason", "x", "--device", "d"),
-    "fleet resume": ("1",), "fleet pauses": (), "fleet rename": ("a", "b"), "token list": (),
-    "token revoke": ("1",),
+    "fleet resume": ("1",), "fleet pauses": (), "fleet rename": ("a", "b"), "fleet move": ("a", "b"),
+    "token list": (), "token revoke": ("1",),
     "bundle make": (*DENSE[:-2], "-o", "{}/x.bundle", "--key", "{}/x.key"),
 }  # fmt: skip
 MAKING = {"tune", "import", "serve", "db upgrade", "token create"}
