@@ -180,7 +180,7 @@ class Target:
 
     @property
     def is_gpu(self) -> bool:
-        return "gpu" in KINDS[self.kind]
+        return "gpu" in KINDS.get(self.kind, ())
 
     @property
     def is_arm(self) -> bool:
@@ -223,6 +223,8 @@ class Target:
     def to_json(self) -> dict[str, Any]:
         """TVM's names, with `libs`, `model` and the capability beside them; `parse` reads it."""
         data = self.to_tvm()
+        if self.kind not in KINDS:
+            data["foreign"] = True
         data["keys"] = list(self.keys)
         # For the kinds of which TVM takes less.
         if self.threads != 1:
@@ -279,7 +281,7 @@ def _from_string(spec: str) -> Target:
             )
         if not equals and words and not words[-1].startswith("-"):
             value = words.pop()
-        elif not equals and name in _SWITCHES:
+        elif not equals and (name in _SWITCHES or name == "foreign"):
             value = "1"
         if not value and (not equals or name not in _LISTS):
             raise TargetError(
@@ -317,6 +319,8 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
         base = cpu_target()
     elif kind in KINDS:
         base = Target(kind, KINDS[kind])
+    elif options.pop("foreign", None) in (True, "1"):  # it is known by another tool's logs only
+        base = Target(_name("kind", kind))
     else:
         meant = suggest(kind, ("cpu", *KINDS))
         raise TargetError(
@@ -324,8 +328,8 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
         )
     keys = _words("keys", options.pop("keys", ()))
     device = options.pop("device", None)
-    if device and not keys:
-        keys = (_name("device", device), *base.keys)
+    if device and (not keys or kind not in ("cpu", *KINDS)):
+        keys = (_name("device", device), *(keys or base.keys))
     capability = dict(base.capability)
     for name in _CAPABILITIES & options.keys():
         capability[name] = _count(name, options.pop(name))

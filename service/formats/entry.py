@@ -17,7 +17,7 @@ import orjson
 from strategy.condition import SpecializedCondition
 from strategy.record import Device, ErrorKind, Name, Phase, TimingPolicy, WireError, to_json
 from strategy.space import Config, ConfigError, SpaceError
-from strategy.target import Target, TargetError
+from strategy.target import KINDS, Target, TargetError
 from strategy.types import TypeSyntaxError
 from strategy.workload import Workload, WorkloadError
 
@@ -264,11 +264,13 @@ def foreign_target(spec: object) -> Target:
     """The target of another tool's log: what says nothing to us is left out, not refused.
 
     Raises:
-        TargetError: the kind is unknown, or what is known has a value of the wrong type.
+        TargetError: what is known has a value of the wrong type.
     """
-    kind = spec.get("kind") if isinstance(spec, dict) else str(spec).split()[:1]
-    if kind in ("cpu", ["cpu"]):  # what we call this host: the log is of another
+    first = spec.get("kind") if isinstance(spec, dict) else next(iter(str(spec).split(None, 1)), "")
+    if first == "cpu":  # what we call this host: the log is of another
         raise TargetError("target 'cpu' names no processor: expected llvm with -mcpu")
+    if isinstance(first, str) and first and first not in KINDS:
+        spec = {**spec, "foreign": True} if isinstance(spec, dict) else f"{spec} -foreign"
     try:
         target = Target.parse(spec)
     except TargetError:
@@ -281,7 +283,7 @@ def foreign_target(spec: object) -> Target:
 
 
 _OPTIONS = frozenset(
-    "kind keys device mcpu arch mattr mtriple target num-cores model libs max_num_threads "
+    "foreign kind keys device mcpu arch mattr mtriple target num-cores model libs max_num_threads "
     "max_threads_per_block thread_warp_size".split()
 )
 
@@ -291,6 +293,10 @@ def _without_unknown(spec: object) -> object:
         return {name: value for name, value in spec.items() if name in _OPTIONS}
     if isinstance(spec, str):
         first, *words = spec.split()[:200] or [""]
-        kept = [w for w in words if w.lstrip("-").partition("=")[0] in _OPTIONS and "=" in w]
+        kept = [
+            w
+            for w in words
+            if w == "-foreign" or (w.lstrip("-").partition("=")[0] in _OPTIONS and "=" in w)
+        ]
         return " ".join([first, *kept])
     return spec

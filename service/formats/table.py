@@ -1,4 +1,7 @@
-"""Records as CSV, for spreadsheets and data frames: written only, as a table cannot hold all."""
+"""Records as CSV, for spreadsheets and data frames: written only, as a table cannot hold all.
+
+A spreadsheet computes what begins as a formula: a text that does has an apostrophe before it.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,17 @@ COLUMNS = (
     "samples", "measured_at", "device_model", "device", "worker", "run", "session", "source",
 )  # fmt: skip
 _PIECE = 1 << 16
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[bytes]:
     """A row per record, the names of the columns first; `config` is JSON, times are in seconds."""
     text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
+    rows = csv.writer(text, lineterminator="\r\n")
     rows.writerow(COLUMNS)
     for item in items:
         if isinstance(item, ImportedRecord):
-            rows.writerow(_row(item))
+            rows.writerow(map(_safe, _row(item)))
         if text.tell() > _PIECE:
             yield text.getvalue().encode()
             text.seek(0)
@@ -40,3 +44,7 @@ def _row(item: ImportedRecord) -> list[object]:
         device.model if device else item.device_model, device.identity if device else "",
         item.worker, "" if item.run is None else item.run, item.session, item.source,
     ]  # fmt: skip
+
+
+def _safe(cell: object) -> object:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell

@@ -27,6 +27,7 @@ from service.formats import (
 from service.records.best import standing
 from service.records.filter import Wanted
 from service.store.db import Store
+from service.store.namespace import key_within
 from service.store.tables import (
     attachment,
     device,
@@ -197,7 +198,8 @@ class _Exporter:
         if row.source == "metaschedule" and isinstance(hashed, str):
             text = connection.scalar(
                 sa.select(attachment.c.text).where(
-                    attachment.c.what == "module", attachment.c.key == hashed
+                    attachment.c.what == "module",
+                    attachment.c.key == key_within(r.namespace, hashed),
                 )
             )
             attachments += [] if text is None else self._attach("module", hashed, text)

@@ -26,7 +26,7 @@ from service.formats import (
 from service.records import best, tvm_history
 from service.store import catalogue
 from service.store.db import Store, insert, put_rows
-from service.store.namespace import DEFAULT, check, within
+from service.store.namespace import DEFAULT, check, key_within, within
 from service.store.tables import attachment, record
 from strategy.record import Device, TimingPolicy, encode
 from strategy.target import Target
@@ -229,7 +229,7 @@ class Importer:
             cache.clear()
 
     def _write(self, connection: sa.Connection, pending: Batch) -> frozenset[bytes]:
-        _put_attachments(connection, pending.attachments)
+        _put_attachments(connection, pending.attachments, pending.namespace)
         if not pending.rows:
             return frozenset()
         where, rows = pending.namespace, pending.rows
@@ -335,9 +335,13 @@ def _put_device(connection: sa.Connection, given: Device) -> int:
     )  # fmt: skip
 
 
-def _put_attachments(connection: sa.Connection, given: Sequence[Attachment]) -> None:
+def _put_attachments(
+    connection: sa.Connection, given: Sequence[Attachment], where: str
+) -> None:
     if given:
-        values = [{"what": a.what, "key": a.key, "text": a.text} for a in given]
+        values = [
+            {"what": a.what, "key": key_within(where, a.key), "text": a.text} for a in given
+        ]
         values.sort(key=lambda v: (v["what"], v["key"]))
         connection.execute(insert(connection, attachment).on_conflict_do_nothing(), values)
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from service.formats.entry import Task as ImportedTask
 from service.store.db import insert, now, values_table
-from service.store.namespace import DEFAULT
+from service.store.namespace import DEFAULT, key_within
 from service.store.tables import (
     attachment,
     device,
@@ -212,7 +212,7 @@ def put_foreign_tasks(
 
     Of one that is here already, only a lost space is filled in.
     """
-    spaces = _spaces(connection, {t.space for _, _, t in values if t.space})
+    spaces = _spaces(connection, {t.space for _, _, t in values if t.space}, namespace)
     rows = [
         {
             "workload_id": workload_id, "target_id": target_id, "implementation": t.implementation,
@@ -228,16 +228,19 @@ def put_foreign_tasks(
     return ids
 
 
-def _spaces(connection: sa.Connection, digests: Collection[str]) -> dict[str, Any]:
+def _spaces(
+    connection: sa.Connection, digests: Collection[str], namespace: str
+) -> dict[str, Any]:
     if not digests:
         return {}
-    given = values_table(connection, [attachment.c.key], [(d,) for d in sorted(digests)])
+    keys = {key_within(namespace, d): d for d in digests}
+    given = values_table(connection, [attachment.c.key], [(k,) for k in sorted(keys)])
     rows = connection.execute(
         sa.select(attachment.c.key, attachment.c.text)
         .join(given, given.c.key == attachment.c.key)
         .where(attachment.c.what == "space")
     )
-    return {row.key: orjson.loads(row.text) for row in rows}
+    return {keys[row.key]: orjson.loads(row.text) for row in rows}
 
 
 def _fill_spaces(connection: sa.Connection, spaces: Mapping[int, Any]) -> None:

@@ -29,3 +29,10 @@ def within(namespace: str, identity: bytes) -> bytes:
     if namespace == DEFAULT:
         return identity
     return blake2b(identity, digest_size=16, key=namespace.encode()).digest()
+
+
+def key_within(namespace: str, key: str) -> str:
+    """An attachment's key in a namespace: what one project calls by it is not what another does."""
+    if namespace == DEFAULT:
+        return key
+    return blake2b(key.encode(), digest_size=32, key=namespace.encode()).hexdigest()

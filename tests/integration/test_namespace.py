@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from plevel.client import ServiceError
 from plevel.direct import connect
 from service.access import token
 from service.errors import ForbiddenError, InvalidError
-from service.formats import ImportedRecord, native
+from service.formats import Attachment, ImportedRecord, Task, native
 from service.records import exporter
 from service.records.coverage import cover, list_best
 from service.records.filter import Wanted
@@ -31,6 +32,7 @@ from service.tuning import sources
 from strategy.op_strategy import Candidate
 from strategy.record import RunStatus, decode, encode, to_json
 from strategy.select import Reason
+from strategy.space import ConfigSpace, Knob
 from strategy.workload import Input, Workload
 from tests.integration.scene import FAST, TARGET, WORKLOAD, Scene, configs, request, timed
 from tests.integration.test_auth import _enqueue, bearer, routes, serving
@@ -299,3 +301,34 @@ def test_a_policy_is_known_by_what_older_records_name(store: Store) -> None:
         digest = c.scalar(sa.select(timing_policy.c.digest).where(timing_policy.c.id == known))
         assert digest == catalogue.digest_of(body)
         assert catalogue.put_policy(c, cold) != known == catalogue.find_policy(c, policy)
+
+
+def test_attachments_are_of_one_namespace(store: Store) -> None:
+    """Two projects that call different modules and spaces by one key get each its own back."""
+
+    def lines(text: str, upper: int) -> list[Any]:
+        space = ConfigSpace([Knob("x", range(12)), Knob("y", range(12))], fallback={"x": upper, "y": 0})
+        of = Workload("metaschedule.module", (), {"structural_hash": "17"})
+        module = ImportedRecord(
+            source="metaschedule", config_key="{}", samples_s=(1.0,), extra=b'[[[],[]],[1.0],{"kind":"llvm"},[]]',
+            task=Task(workload=of, target=TARGET, implementation="metaschedule:trace", version="1.0"),
+        )  # fmt: skip
+        return [
+            Attachment(what="module", key="17", text=text), module,
+            Attachment(what="space", key=space.digest, text=json.dumps(space.to_json())),
+            made(1, space=space.digest),
+        ]  # fmt: skip
+
+    own = {DEFAULT: lines("bWluZQ==", 1), OTHER: lines("dGhlaXJz", 2)}
+    for name, items in own.items():
+        import_items(store, items, namespace=name)
+    for name, items in own.items():
+        found = list(exporter.export_items(store, Wanted(namespace=name)))
+        texts = {(a.what, a.text) for a in found if isinstance(a, Attachment) and a.what == "module"}
+        assert texts == {("module", items[0].text)}
+        (space,) = (a for a in found if isinstance(a, Attachment) and a.what == "space")
+        assert json.loads(space.text) == json.loads(items[2].text)
+    # One that has no module of its own gets nobody's.
+    import_items(store, own[DEFAULT][1:2], namespace="third")
+    found = list(exporter.export_items(store, Wanted(namespace="third")))
+    assert [type(f) for f in found] == [ImportedRecord]

@@ -20,7 +20,7 @@ from strategy.op_strategy import Candidate
 from strategy.record import ErrorKind, decode, encode
 from strategy.select import History, choose_as_tvm
 from strategy.space import Config, ConfigSpace, Knob
-from strategy.target import Target
+from strategy.target import Target, TargetError
 from strategy.workload import Workload
 
 SAMPLES = Path(__file__).parents[1] / "data" / "formats"
@@ -186,7 +186,7 @@ def test_a_record_of_ours_is_a_line_that_autotvm_takes() -> None:
         (changed(result=[[1e-3], 0, 1.0, -5.0]), Reason.TIME),
         (changed(result=[[1e-3], 0, 1.0, float("nan")]), Reason.TIME),
         (changed(result=[[1e-3], 0]), Reason.FIELD),
-        (changed(input=["quantum -model=x", *LINE["input"][1:]]), Reason.TARGET),
+        (changed(input=["quantum/x -model=x", *LINE["input"][1:]]), Reason.TARGET),
         (changed(input=["cpu -num-cores=4", *LINE["input"][1:]]), Reason.TARGET),
         (changed(input=["", *LINE["input"][1:]]), Reason.TARGET),
         (changed(input=[LINE["input"][0], "x" * 10**6, [], {}]), Reason.WORKLOAD),
@@ -383,3 +383,22 @@ def test_direct_against_winograd_is_decided_as_autotvm_decided_it(log: Path, mod
     if model == "other":
         picked = {name for what, name in theirs.items() if what.startswith("conv2d_nchw.cuda")}
         assert picked == {"conv2d_nchw.cuda", "conv2d_nchw_winograd.cuda"}
+
+
+def test_targets_that_are_not_ours_are_kept_as_they_are() -> None:
+    """Of TopHub's log for VTA: nothing is built for it here, and its records can be asked for."""
+    data = (SAMPLES / "autotvm_vta.log").read_bytes()
+    lines = [x for x in data.splitlines(keepends=True) if x.startswith(b"{")]
+    items: list[Any] = list(autotvm.read(Source(io.BytesIO(data))))
+    assert [type(i) for i in items] == [ImportedRecord] * len(lines)
+    targets = {i.task.target.kind: i.task.target for i in items}
+    assert targets.keys() == {"ext_dev", "llvm"}
+    vta = targets["ext_dev"]
+    assert (vta.keys, vta.model.partition("_")[0]) == (("vta", "cpu"), "pynq")
+    assert Target.parse(vta.to_json()) == vta
+    assert Target.parse(f"ext_dev -device=vta -keys=cpu -model={vta.model} -foreign") == vta
+    assert list(autotvm.write(items)) == lines
+    with pytest.raises(TargetError, match="unknown target 'ext_dev'"):
+        Target.parse("ext_dev -device=vta")
+    with pytest.raises(TargetError, match="foreign"):
+        Target.parse("llvm -foreign")

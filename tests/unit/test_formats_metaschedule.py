@@ -89,7 +89,7 @@ def test_a_bad_workload_keeps_its_place() -> None:
     ("line", "reason"),
     [
         (b"[0,[[[],[]],[1.0],null,null]]\n", Reason.TARGET),
-        (b'[0,[[[],[]],[1.0],{"kind":"abacus"},null]]\n', Reason.TARGET),
+        (b'[0,[[[],[]],[1.0],{"kind":"a/b"},null]]\n', Reason.TARGET),
         (b'[0,[[[],[]],[-1.0],{"kind":"llvm"},null]]\n', Reason.COST),
         (b'[0,[[[],[]],[NaN],{"kind":"llvm"},null]]\n', Reason.COST),
         (b'[0,[[[],[]],[1.0],{"kind":"llvm"},[["TENSOR","float7",[1]]]]]\n', Reason.TYPE),
