@@ -27,9 +27,18 @@ from typing import Any
 
 import msgspec
 
+from workers.fault import store_faults
+
 LENGTH = struct.Struct("<I")
 _MAX_MESSAGE = 256 * 1024 * 1024
+# What a child and its handle share: the stage and when it began, the address of a fault, and the length
+# of a note that follows.
 _PROGRESS = struct.Struct("<qd")
+_FAULT = struct.Struct("<Q")
+_NOTE = struct.Struct("<I")
+_FAULT_AT = _PROGRESS.size
+_NOTE_AT = _FAULT_AT + _FAULT.size
+PROGRESS_BYTES = 1 << 16
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +97,36 @@ class Channel:
         """The stage last marked, and when (`time.monotonic`)."""
         stage, since = _PROGRESS.unpack_from(self._progress, 0)
         return stage, since
+
+    def leave(self, note: Any) -> None:
+        """Leaves what whoever finds this process dead should know; `None` takes it back."""
+        text = msgspec.json.encode(note)
+        room = len(self._progress) - _NOTE_AT - _NOTE.size
+        if len(text) > room:
+            text = b"null"
+        at = _NOTE_AT + _NOTE.size
+        self._progress[at : at + len(text)] = text
+        _NOTE.pack_into(self._progress, _NOTE_AT, len(text))
+
+    @property
+    def note(self) -> Any:
+        """What was left last."""
+        (length,) = _NOTE.unpack_from(self._progress, _NOTE_AT)
+        at = _NOTE_AT + _NOTE.size
+        try:
+            return msgspec.json.decode(self._progress[at : at + length])
+        except msgspec.DecodeError:  # nothing, or what a stray write has made of it
+            return None
+
+    def store_faults(self) -> None:
+        """Makes this process keep the address of a fault that kills it."""
+        store_faults(ctypes.addressof(ctypes.c_char.from_buffer(self._progress)) + _FAULT_AT)
+
+    @property
+    def fault(self) -> int:
+        """The address whose access killed the process, 0 where none is known."""
+        (address,) = _FAULT.unpack_from(self._progress, _FAULT_AT)
+        return int(address)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -202,7 +241,7 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
             os.sched_setaffinity(0, limits.cores)
         _restrict(limits)
         connection = socket.socket(fileno=fds[0])
-        channel = Channel(connection, mmap.mmap(fds[1], mmap.PAGESIZE))
+        channel = Channel(connection, mmap.mmap(fds[1], PROGRESS_BYTES))
         os.close(fds[1])
         serve: Callable[[Channel], None] = importlib.import_module(limits.module).serve
         with contextlib.suppress(EOFError, BrokenPipeError):

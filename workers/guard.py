@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from strategy.lower import ALIGNMENT
+from strategy.signature import ALIGNMENT
 from workers.reference import numpy_dtype
 
 _GUARD = 1 << 20  # bytes on each side: a stray access is rarely further away
@@ -59,8 +59,8 @@ class Buffer:
 
     name: str
     array: NDArray[Any]
+    dtype: str
     span: Span
-    _dtype: str
     _before: NDArray[np.uint8]
     _behind: NDArray[np.uint8]
     _canaries: tuple[NDArray[np.uint8], NDArray[np.uint8]]
@@ -75,10 +75,10 @@ class Buffer:
         """The same memory as kernels take it."""
         import tvm
 
-        if self._dtype != "bfloat16":
+        if self.dtype != "bfloat16":
             return tvm.runtime.from_dlpack(self.array)
         raw = tvm.runtime.from_dlpack(self.array.view(np.uint16))  # NumPy's DLPack knows no bfloat16
-        return raw._create_view(self.array.shape, self._dtype)
+        return raw._create_view(self.array.shape, self.dtype)
 
     def verify(self) -> None:
         """Raises `OutOfBoundsError` where something was written right before or behind the array."""
@@ -91,8 +91,8 @@ class Buffer:
             if not np.array_equal(found, right):
                 damaged = np.flatnonzero(found != right)
                 raise OutOfBoundsError(
-                    f"it writes outside of {self.name}: {len(damaged)} bytes, the last of them "
-                    f"{damaged[-1] + 1} bytes {where} of {self._dtype}{list(self.array.shape)}"
+                    f"it writes outside of {self.name}: {_bytes(len(damaged))}, the last of them "
+                    f"{_bytes(damaged[-1] + 1)} {where} of {self.dtype}{list(self.array.shape)}"
                 )
 
 
@@ -124,8 +124,7 @@ class Region:
             name: what messages call it.
             shape: of at most `capacity` bytes.
         """
-        kind = numpy_dtype(dtype)
-        size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        kind, size = numpy_dtype(dtype), _size(shape, dtype)
         if size > self.capacity:
             raise ValueError(f"{name} has {size} bytes: the region has {self.capacity}")
         begin = 0 if placement is Placement.BEGIN else (self.capacity - size) // ALIGNMENT * ALIGNMENT
@@ -138,7 +137,7 @@ class Region:
             self._start + self.capacity + _GUARD,
         )  # fmt: skip
         array: NDArray[Any] = np.ndarray(shape, kind, self._memory, _GUARD + begin)
-        return Buffer(name, array, span, dtype, before, behind, canaries)
+        return Buffer(name, array, dtype, span, before, behind, canaries)
 
     def _bytes(self, begin: int, end: int) -> NDArray[np.uint8]:
         return np.ndarray((end - begin,), np.uint8, self._memory, _GUARD + begin)
@@ -158,16 +157,45 @@ def allocate(
     name: str, shape: Sequence[int], dtype: str, placement: Placement = Placement.END
 ) -> Buffer:
     """A buffer in a region of its own."""
-    size = int(np.prod(shape, dtype=np.int64)) * numpy_dtype(dtype).itemsize
-    return Region(size).place(name, shape, dtype, placement)
+    return Region(_size(shape, dtype)).place(name, shape, dtype, placement)
+
+
+class Pool:
+    """Regions by name and placement, kept for the next buffer: making one costs more than using it."""
+
+    def __init__(self) -> None:
+        self._regions: dict[tuple[str, Placement], Region] = {}
+
+    def place(self, name: str, shape: Sequence[int], dtype: str, placement: Placement) -> Buffer:
+        """A buffer in place of the last of this name and placement."""
+        size, region = _size(shape, dtype), self._regions.get((name, placement))
+        if region is None or region.capacity < size:
+            region = self._regions[name, placement] = Region(size)
+        return region.place(name, shape, dtype, placement)
+
+
+def _size(shape: Sequence[int], dtype: str) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * numpy_dtype(dtype).itemsize
+
+
+def explain(note: Any, address: int) -> str | None:
+    """`locate` among spans as a process left them in JSON, None where they are none."""
+    try:
+        return locate(msgspec.convert(note, list[Span]), address)
+    except msgspec.ValidationError:
+        return None
 
 
 def locate(spans: Iterable[Span], address: int) -> str | None:
     """What an access to this address does, None where it is not near any of the buffers."""
     for span in spans:
         if span.end <= address < span.high:
-            return f"it accesses memory {address - span.end + 1} bytes past the end of {span.name}"
+            return f"it accesses memory {_bytes(address - span.end + 1)} past the end of {span.name}"
         if span.low <= address < span.begin:
-            far = span.begin - address
-            return f"it accesses memory {far} bytes before the beginning of {span.name}"
+            far = _bytes(span.begin - address)
+            return f"it accesses memory {far} before the beginning of {span.name}"
     return None
+
+
+def _bytes(number: int) -> str:
+    return "1 byte" if number == 1 else f"{number} bytes"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from strategy.lower import Artefact, load
-from strategy.signature import Role
+from strategy.signature import Argument, Role
 from workers.builder import Built
+from workers.guard import Buffer, Placement, Pool, Span
 from workers.reference import Array, WrongAnswerError, compare, poison
 
 # Below this many calls a loop in Python costs less than 0.2 % of a repeat of 2 ms, and spares the
@@ -29,18 +30,46 @@ class Data:
     tensors: Mapping[str, Any]  # the same, as kernels take them
     reference: tuple[Array, ...]
     tolerance: tuple[float, ...]
+    pool: Pool = field(default_factory=Pool)
+    _guarded: dict[tuple[str, Placement], Buffer] = field(default_factory=dict)
+
+    def guarded_input(self, name: str, placement: Placement) -> Buffer:
+        """An input in guarded memory; the same for all configurations, until `forget_guarded`."""
+        found = self._guarded.get((name, placement))
+        if found is None:
+            given, dtype = self.inputs[name], str(self.tensors[name].dtype)
+            found = self.pool.place(f"input {name}", given.shape, dtype, placement)
+            found.array[...] = given
+            self._guarded[name, placement] = found
+        return found
+
+    def forget_guarded(self) -> None:
+        """Has the inputs written again, after a kernel that may have changed them or what is around."""
+        self._guarded.clear()
 
 
 class Kernel:
-    """One loaded library with its arguments."""
+    """One loaded library with its arguments.
 
-    def __init__(self, built: Built, data: Data, *, cache_flush: bool = False) -> None:
+    Args:
+        begin: called before each run in guarded memory, with where its buffers lie.
+    """
+
+    def __init__(
+        self,
+        built: Built,
+        data: Data,
+        *,
+        cache_flush: bool = False,
+        begin: Callable[[Sequence[Span]], None] = lambda spans: None,
+    ) -> None:
         self.entry = built.entry
         self.prepare_s: float | None = None
         self.check_s = 0.0
         self._built = built
         self._data = data
         self._cache_flush = cache_flush
+        self._begin = begin
         self._artefact: Artefact | None = None
         self._arguments: list[Any] = []
         self._outputs: list[Any] = []
@@ -50,55 +79,93 @@ class Kernel:
         return self._built
 
     def load(self) -> Artefact:
-        """Loads the library and prepares its constant inputs, which is timed by itself."""
+        """Loads the library."""
+        self._artefact = load(Path(self._built.path))
+        self._main = self._artefact.main
+        return self._artefact
+
+    def check(self) -> None:
+        """Runs in guarded memory against the reference, then gets the arguments that are timed.
+
+        Raises:
+            OutOfBoundsError: it writes right before or behind a buffer. An access that is further
+                away kills the process.
+            WrongAnswerError: an output is wrong, or an input was written to.
+        """
+        began = time.perf_counter()
+        try:
+            for placement in Placement:
+                self._check_guarded(placement)
+        except Exception:
+            self._data.forget_guarded()
+            raise
+        self._begin(())
+        self.check_s += time.perf_counter() - began
+        self._bind()
+
+    def _check_guarded(self, placement: Placement) -> None:
+        """Runs once, all its buffers against inaccessible pages on one side."""
+        assert self._artefact is not None
+        arguments = self._artefact.arguments
+        inputs = {
+            a.name: self._data.guarded_input(a.name, placement)
+            for a in arguments
+            if a.role is not Role.OUTPUT
+        }
+        taken = [
+            inputs[a.name] if a.role in (Role.INPUT, Role.CONSTANT) else self._place(a, placement)
+            for a in arguments
+        ]
+        outputs = [b for a, b in zip(arguments, taken, strict=True) if a.role is Role.OUTPUT]
+        for buffer, right in zip(outputs, self._data.reference, strict=True):
+            buffer.array[...] = poison(right, buffer.dtype)
+        used = {b.name: b for b in (*inputs.values(), *taken)}.values()
+        self._begin([b.span for b in used])
+        for argument, buffer in zip(arguments, taken, strict=True):
+            if argument.preparation is not None:
+                prepare = self._artefact.executable[argument.preparation]
+                prepare(inputs[argument.name].tensor, buffer.tensor)
+        self._main(*(b.tensor for b in taken))
+        for buffer in used:
+            buffer.verify()
+        for name, buffer in inputs.items():
+            if not np.array_equal(bits(buffer.array), bits(self._data.inputs[name])):
+                raise WrongAnswerError(f"it writes to its input {name}")
+        self._compare([b.array for b in outputs])
+
+    def _place(self, argument: Argument, placement: Placement) -> Buffer:
+        kind, output = argument.tensor, argument.role is Role.OUTPUT
+        name = argument.name if output else f"{argument.role} {argument.name}"
+        return self._data.pool.place(name, kind.concrete_shape, kind.dtype, placement)
+
+    def _bind(self) -> None:
+        """Makes the arguments that are timed; packing constant inputs is timed by itself."""
         import tvm
 
-        artefact = self._artefact = load(Path(self._built.path))
-        for argument in artefact.arguments:
+        assert self._artefact is not None
+        for argument in self._artefact.arguments:
             if argument.role is Role.OUTPUT:
-                shape, dtype = argument.tensor.concrete_shape, argument.tensor.dtype
-                tensor = tvm.runtime.empty(shape, dtype)
+                right = self._data.reference[len(self._outputs)]
+                tensor = tvm.runtime.empty(argument.tensor.concrete_shape, argument.tensor.dtype)
+                tensor.copyfrom(poison(right, argument.tensor.dtype))
                 self._outputs.append(tensor)
             else:
                 tensor = self._data.tensors[argument.name]
                 if argument.preparation is not None:
                     began = time.perf_counter()
-                    tensor = artefact.prepare(argument, tensor)
+                    tensor = self._artefact.prepare(argument, tensor)
                     self.prepare_s = (self.prepare_s or 0.0) + time.perf_counter() - began
             self._arguments.append(tensor)
-        self._main = artefact.main
-        return artefact
-
-    def check(self) -> None:
-        """Runs once on poisoned outputs and compares them with the reference.
-
-        Raises:
-            WrongAnswerError: an output is wrong, or an input was written to.
-        """
-        began = time.perf_counter()
-        for tensor, right in zip(self._outputs, self._data.reference, strict=True):
-            tensor.copyfrom(poison(right, str(tensor.dtype)))
-        self._main(*self._arguments)
-        self._compare_inputs()
-        self.compare()
-        self.check_s += time.perf_counter() - began
-
-    def _compare_inputs(self) -> None:
-        assert self._artefact is not None
-        for argument, tensor in zip(self._artefact.arguments, self._arguments, strict=True):
-            given = self._data.inputs.get(argument.name)
-            if argument.role not in (Role.INPUT, Role.CONSTANT) or given is None:
-                continue
-            if not np.array_equal(bits(_view(tensor)), bits(given)):
-                tensor.copyfrom(given)  # the other configurations use it too
-                raise WrongAnswerError(f"it writes to its input {argument.name}")
 
     def compare(self) -> None:
-        """Compares what the outputs hold now with the reference."""
-        for tensor, right, tolerance in zip(
-            self._outputs, self._data.reference, self._data.tolerance, strict=True
+        """Compares what the timed outputs hold now with the reference."""
+        self._compare([_view(tensor) for tensor in self._outputs])
+
+    def _compare(self, outputs: Sequence[Array]) -> None:
+        for found, right, tolerance in zip(
+            outputs, self._data.reference, self._data.tolerance, strict=True
         ):
-            compare(_view(tensor), right, tolerance)
+            compare(found, right, tolerance)
 
     def measure(self, calls: int) -> float:
         """Seconds that this many calls take together, in the tightest loop there is for them."""

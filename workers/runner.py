@@ -25,6 +25,7 @@ from workers.builder import Built, shorten
 from workers.cpu import pin_threads, state
 from workers.drift import DRIFT, drift, time_reference
 from workers.fork import Channel, Limits
+from workers.guard import OutOfBoundsError, Span, explain
 from workers.kernel import Data, Kernel
 from workers.reference import WrongAnswerError, random_inputs, reference, tolerances
 from workers.sandbox import Child, Died, ForkServer, Late
@@ -45,6 +46,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 def serve(channel: Channel) -> None:
     """The child's loop: sends `{"result": …}` for each entry as it is done, then `{"end": …}`."""
+    channel.store_faults()
     runner = Runner(channel)
     while True:
         runner.run(convert(channel.receive(), Session))
@@ -109,7 +111,11 @@ class Runner:
         return found
 
     def _open(self, built: Built, data: Data, policy: TimingPolicy) -> Kernel:
-        return Kernel(built, data, cache_flush=policy.cache_flush)
+        def begin(spans: Sequence[Span]) -> None:
+            self._channel.mark(built.entry)
+            self._channel.leave(spans)
+
+        return Kernel(built, data, cache_flush=policy.cache_flush, begin=begin)
 
     def _fail(self, kernel: Kernel, error: Exception) -> None:
         kernel.release()
@@ -146,6 +152,8 @@ def _failure(kernel: Kernel, error: Exception) -> Result:
         kind, message = ErrorKind.WRONG_ANSWER, str(error)
     elif isinstance(error, ImplausibleError):
         kind, message = ErrorKind.IMPLAUSIBLE, str(error)
+    elif isinstance(error, OutOfBoundsError):
+        kind, message = ErrorKind.OUT_OF_BOUNDS, str(error)
     elif isinstance(error, MemoryError) or "bad_alloc" in str(error):
         kind, message = ErrorKind.OOM, "the runner's memory limit was reached"
     else:
@@ -289,7 +297,7 @@ class TimingRunner:
             guilty = {blamed: entries[blamed]} if blamed in entries else dict(entries)
             for index, one in guilty.items():
                 del entries[index]
-                if isinstance(error, Died) and not alone and len(guilty) == 1:
+                if _may_be_innocent(error) and not alone and len(guilty) == 1:
                     suspects[index] = one
                 else:
                     report(_lost(one, error))
@@ -373,12 +381,20 @@ def _copy(result: Result, twin: Built) -> Result:
     )  # fmt: skip
 
 
+def _may_be_innocent(error: Died | Late) -> bool:
+    """Whether another's damage may have killed it: not where it has left its own buffers."""
+    return isinstance(error, Died) and explain(error.note, error.fault) is None
+
+
 def _lost(built: Built, error: Died | Late) -> Result:
+    message = str(error)
     if isinstance(error, Late):
         kind = ErrorKind.RUN_TIMEOUT
+    elif outside := explain(error.note, error.fault):
+        kind, message = ErrorKind.OUT_OF_BOUNDS, f"{outside} ({error.cause})"
     else:
         kind = ErrorKind.OOM if error.out_of_memory else ErrorKind.CRASH
     return Result(
-        entry=built.entry, error=kind, message=shorten(str(error)), build_s=built.build_s,
+        entry=built.entry, error=kind, message=shorten(message), build_s=built.build_s,
         code_digest=built.code_digest, measured_at=time.time(),
     )  # fmt: skip

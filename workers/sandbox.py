@@ -24,7 +24,7 @@ from typing import Any, Self
 
 import msgspec
 
-from workers.fork import LENGTH, Channel, Limits, kill_session
+from workers.fork import LENGTH, PROGRESS_BYTES, Channel, Limits, kill_session
 
 _POLL_S = 0.25
 _LOG_TAIL = 4000
@@ -40,18 +40,23 @@ class Died(Exception):
     """A child is gone. `signal` is what killed it, 0 where it left by itself.
 
     `log` is the end of what it wrote. Where that is a trace of Python, the message has its last line,
-    which says what happened, and the rest is logged.
+    which says what happened, and the rest is logged. `fault` is the address whose access killed it, 0
+    where none is known; `note` what it left (`Channel.leave`).
     """
 
-    def __init__(self, signal_number: int, code: int, log: str) -> None:
+    def __init__(
+        self, signal_number: int, code: int, log: str, fault: int = 0, note: Any = None
+    ) -> None:
         self.signal = signal_number
         self.code = code
         self.log = log
-        name = _signal_name(signal_number) if signal_number else f"exit status {code}"
+        self.fault = fault
+        self.note = note
+        self.cause = _signal_name(signal_number) if signal_number else f"exit status {code}"
         said = _last_words(log)
         if said != log:
-            _logger.info("a child died (%s): %s", name, log)
-        super().__init__(f"the child died ({name})" + (f": {said}" if said else ""))
+            _logger.info("a child died (%s): %s", self.cause, log)
+        super().__init__(f"the child died ({self.cause})" + (f": {said}" if said else ""))
 
     @property
     def out_of_memory(self) -> bool:
@@ -133,7 +138,7 @@ class Child:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
             log = file.read().decode(errors="replace").strip()
         self._log.unlink(missing_ok=True)
-        return Died(number, code, log)
+        return Died(number, code, log, self.channel.fault, self.channel.note)
 
     def kill(self) -> None:
         """Ends the child and all it started."""
@@ -201,8 +206,8 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         memory = os.memfd_create("plevel-progress")
         try:
-            os.ftruncate(memory, mmap.PAGESIZE)
-            progress = mmap.mmap(memory, mmap.PAGESIZE)
+            os.ftruncate(memory, PROGRESS_BYTES)
+            progress = mmap.mmap(memory, PROGRESS_BYTES)
             with self._lock, theirs:
                 self._count += 1
                 log = self._directory / f"child-{self._count}.log"

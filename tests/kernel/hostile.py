@@ -26,6 +26,8 @@ DEEDS = (
     "good", "build_raises", "build_aborts", "build_hangs", "build_eats_memory", "build_forks",
     "build_leaves_orphans", "aborts", "segfaults", "hangs", "eats_memory", "forks", "raises",
     "exits", "writes_nothing", "wrong", "slightly_wrong", "writes_input", "wrong_later", "slow",
+    "reads_past_end", "reads_far_past_end", "reads_before", "writes_past_end", "writes_before", "writes_gap",
+    "writes_before_input", "code_reads_past_end", "code_reads_before", "code_writes_past_end",
 )  # fmt: skip
 
 
@@ -68,13 +70,26 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Any, config: Config) 
             )
         ]
 
+    if deed.startswith("code_reads"):  # the element next to the one that is asked for
+        beside = 1 if deed.endswith("end") else -1
+        one, little = (tirx.const(value, data.dtype) for value in (1.0, 1e-30))
+        return [
+            te.compute(data.shape, lambda i: data[i] + one + data[i + beside] * little, name="out")
+        ]
+
     def body(ins: Sequence[Any], outs: Sequence[Any]) -> Any:
         if deed == "aborts":  # C, no Python in the way
             return tirx.Evaluate(tirx.call_extern("void", "abort"))
         if deed == "hangs":
             return tirx.Evaluate(tirx.call_extern("int32", "pause"))
         source, result = ins[0].access_ptr("r"), outs[0].access_ptr("w")
-        return tirx.Evaluate(tirx.call_packed("test.hostile", deed, source, result))
+        if deed == "code_writes_past_end":
+            size = int(data.shape[0]) * 4
+            copied = tirx.call_extern("void", "memcpy", result, source, size + 4)
+            return tirx.Evaluate(copied)
+        return tirx.Evaluate(
+            tirx.call_packed("test.hostile", deed, source, result, int(data.shape[0]))
+        )
 
     return [te.extern(tuple(data.shape), [data], body, name="out", dtype=str(data.dtype))]
 
@@ -117,11 +132,11 @@ def _vfork_sleepers() -> None:
 _calls: dict[str, int] = {}
 
 
-def _at_run(deed: str, data: Any, out: Any) -> None:
+def _at_run(deed: str, data: Any, out: Any, count: int) -> None:
     import numpy as np
 
     source, target = (
-        np.ctypeslib.as_array((ctypes.c_float * 64).from_address(p.value)) for p in (data, out)
+        np.ctypeslib.as_array((ctypes.c_float * count).from_address(p.value)) for p in (data, out)
     )
     _calls[deed] = _calls.get(deed, 0) + 1
     if deed == "segfaults":
@@ -144,6 +159,18 @@ def _at_run(deed: str, data: Any, out: Any) -> None:
     target[...] = source + 1
     if deed == "writes_input":
         ctypes.memset(source.ctypes.data, 0, 4)
+    elif deed == "reads_past_end":
+        ctypes.string_at(data.value + 4 * count, 4)
+    elif deed == "reads_far_past_end":
+        ctypes.string_at(data.value + 4 * count + 100_000, 4)
+    elif deed == "reads_before":
+        ctypes.string_at(data.value - 8, 4)
+    elif deed in ("writes_past_end", "writes_gap"):
+        ctypes.memset(out.value + 4 * count, 0, 3)
+    elif deed == "writes_before":
+        ctypes.memset(out.value - 8, 0, 4)
+    elif deed == "writes_before_input":
+        ctypes.memset(data.value - 8, 0, 4)
 
 
 if "tvm" in sys.modules:  # in the fork server, not in the tests themselves

@@ -72,7 +72,7 @@ def test_the_page_before_the_beginning_is_inaccessible(shape: tuple[int, ...]) -
 @pytest.mark.parametrize(
     ("offset", "size", "words"),
     [
-        (20, 1, "1 bytes, the last of them 1 bytes past the end"),
+        (20, 1, "1 byte, the last of them 1 byte past the end"),
         (20, 44, "44 bytes, the last of them 44 bytes past the end"),
         (60, 4, "4 bytes, the last of them 44 bytes past the end"),
     ],
@@ -136,7 +136,7 @@ def test_an_address_is_explained() -> None:
     spans = [b.span for b in buffers]
     a, b = spans
     assert locate(spans, a.end + 44) == "it accesses memory 45 bytes past the end of a"
-    assert locate(spans, b.begin - 1) == "it accesses memory 1 bytes before the beginning of b"
+    assert locate(spans, b.begin - 1) == "it accesses memory 1 byte before the beginning of b"
     assert locate(spans, a.begin) is None
     assert locate(spans, 1) is None
     assert isinstance(buffers[0].tensor, tvm.runtime.Tensor)

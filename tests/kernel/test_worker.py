@@ -28,7 +28,7 @@ from strategy.workload import Workload
 from workers import cpu
 from workers.builder import BuilderPool, Built, library_name
 from workers.cpu import assign, parse_cores, timing_lock
-from workers.fork import LENGTH, Channel, Limits
+from workers.fork import LENGTH, PROGRESS_BYTES, Channel, Limits
 from workers.kernel import Data
 from workers.reference import random_inputs, reference, tolerances
 from workers.runner import Runner, TimingRunner
@@ -78,11 +78,13 @@ def job_of(
     )  # fmt: skip
 
 
-def hostile_job(*deeds: str, policy: TimingPolicy = QUICK) -> Job:
+def hostile_job(
+    *deeds: str, policy: TimingPolicy = QUICK, workload: Workload = HOSTILE
+) -> Job:
     assert set(deeds) <= set(hostile.DEEDS)
-    (candidate,) = candidates(HOSTILE, TARGET)
+    (candidate,) = candidates(workload, TARGET)
     configs = [Config({"deed": deed, "id": i}) for i, deed in enumerate(deeds)]
-    return job_of(HOSTILE, [("hostile.cpu", candidate.version, c) for c in configs], policy)
+    return job_of(workload, [("hostile.cpu", candidate.version, c) for c in configs], policy)
 
 
 def run(
@@ -351,6 +353,44 @@ def test_a_bad_kernel_fails_alone(
         assert results[index].samples_s
 
 
+UNALIGNED = Workload.make("hostile", {"data": "float32[61]"})
+
+
+@pytest.mark.parametrize(
+    ("deed", "workload", "words"),
+    [
+        ("reads_past_end", HOSTILE, "memory 1 byte past the end of input data"),
+        ("reads_far_past_end", UNALIGNED, "memory 100001 bytes past the end of input data"),
+        ("reads_before", HOSTILE, "memory 8 bytes before the beginning of input data"),
+        ("writes_past_end", HOSTILE, "memory 1 byte past the end of output"),
+        ("writes_before", UNALIGNED, "4 bytes, the last of them 8 bytes before the beginning of"),
+        ("writes_gap", UNALIGNED, "outside of output: 3 bytes, the last of them 3 bytes past the end"),
+        ("writes_before_input", UNALIGNED, "outside of input data: 4 bytes"),
+        ("code_reads_past_end", HOSTILE, "past the end of input data"),
+        ("code_reads_before", HOSTILE, "before the beginning of input data"),
+        ("code_writes_past_end", HOSTILE, "past the end of"),
+    ],
+)
+def test_a_kernel_that_leaves_its_buffers_has_no_time(
+    builders: BuilderPool, runner: TimingRunner, deed: str, workload: Workload, words: str
+) -> None:
+    job = hostile_job("good", deed, "good", workload=workload)
+    built, results = run(job, builders, runner)
+    assert [b.error for b in built] == [None] * 3
+    assert results[1].error is ErrorKind.OUT_OF_BOUNDS, results[1].message
+    assert words in results[1].message
+    assert not results[1].samples_s
+    for index in (0, 2):
+        assert results[index].error is None, results[index].message
+        assert results[index].samples_s
+
+
+def test_a_fault_elsewhere_is_a_crash(builders: BuilderPool, runner: TimingRunner) -> None:
+    _, results = run(hostile_job("segfaults"), builders, runner)
+    assert results[0].error is ErrorKind.CRASH
+    assert results[0].message == "the child died (SIGSEGV)"
+
+
 def test_many_bad_kernels_in_one_job(builders: BuilderPool, runner: TimingRunner) -> None:
     job = hostile_job("segfaults", "good", "aborts", "wrong", "segfaults", "good")
     _, results = run(job, builders, runner)
@@ -427,7 +467,7 @@ def test_caches_are_flushed_before_each_call_where_that_is_asked(
     monkeypatch.setattr(tvm.runtime.Module, "time_evaluator", listen)
     mine, its = socket.socketpair()
     with mine, its:
-        session = Runner(Channel(mine, mmap.mmap(-1, 64)))
+        session = Runner(Channel(mine, mmap.mmap(-1, PROGRESS_BYTES)))
         for cache_flush in (False, True):
             kernel = session._open(built, data, TimingPolicy(cache_flush=cache_flush))
             kernel.load()
