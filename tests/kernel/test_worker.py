@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import mmap
 import os
 import random
@@ -10,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -120,12 +122,50 @@ def test_a_child_answers_and_is_set_up_as_asked(server: ForkServer) -> None:
     child.kill()
 
 
-@pytest.mark.parametrize("forks", [False, True])
-def test_a_child_reaches_no_network(server: ForkServer, forks: bool) -> None:
-    child = server.spawn(Limits(module="hostile", forks=forks))
-    child.send("sockets")
-    assert child.receive(10) == {"AF_INET": False, "AF_INET6": False, "AF_UNIX": True}
+X86 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers are those of x86-64")
+SIGNALS = (
+    "kill", "killpg", "kill all", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo",
+    "pidfd_send_signal", "fcntl", "ptrace", "process_vm_readv", "process_vm_writev", "prlimit64",
+)  # fmt: skip
+
+
+def escape(server: ForkServer, ways: Sequence[str], **options: Any) -> dict[str, int]:
+    """By which error each way out of a child ends; 0 where it is open."""
+    own = options.pop("own", False)
+    child = server.spawn(Limits(module="hostile", **options))
+    found = {}
+    for way in ways:
+        child.send({"escape": way, "own": own})
+        found[way] = child.receive(10)
     child.kill()
+    return found
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_child_opens_sockets_of_this_host_only(server: ForkServer, forks: bool) -> None:
+    found = escape(server, hostile.FAMILIES, forks=forks)
+    assert found.pop("AF_UNIX") == 0
+    assert set(found.values()) == {errno.EACCES}
+
+
+@X86
+@pytest.mark.parametrize("way", ["int 0x80", "x32", "io_uring"])
+def test_a_child_has_one_interface_to_the_kernel(server: ForkServer, way: str) -> None:
+    # A kernel without the interface of 32 bits kills instead.
+    with contextlib.suppress(Died):
+        assert escape(server, [way]) == {way: errno.ENOSYS}
+
+
+@X86
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_child_reaches_no_other_process(server: ForkServer, forks: bool) -> None:
+    assert set(escape(server, SIGNALS, forks=forks).values()) == {errno.EPERM}
+
+
+@X86
+def test_a_child_reaches_itself(server: ForkServer) -> None:
+    ways = ("kill", "killpg", "tkill", "tgkill", "prlimit64", "pthread_kill", "getrlimit")
+    assert set(escape(server, ways, own=True).values()) == {0}
 
 
 def test_a_late_child_is_told_from_a_dead_one(server: ForkServer) -> None:
