@@ -55,28 +55,51 @@ def table_rows(table: DispatchTable) -> list[LibraryRow]:
 
 
 def export_library(
-    workload: Workload, rows: Sequence[LibraryRow], path: Path, name: str | None = None
+    workload: Workload,
+    rows: Sequence[LibraryRow],
+    path: Path,
+    name: str | None = None,
+    *,
+    bundle: bool = False,
 ) -> Path:
     """Writes the shared library to `path`, and its header beside it with the suffix `.h`.
 
     Args:
         name: what C calls the function; `plevel_OP` where None.
+        bundle: whether the vendor libraries that it calls are copied beside it, where it looks for
+            them, so that the folder can be moved; else it looks where they are on this host.
 
     Returns:
         The header's path. Nothing is left behind where the export fails.
 
     Raises:
         CompileError: no C compiler, or it failed.
+        ExternError: a vendor library to copy does not load.
     """
     entry = Entry(name or f"plevel_{c_word(workload.op)}", workload, rows)
     with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
         made = Path(folder)
         _merge(rows).compile().write_object(made / "rows.o")
         (made / "entry.c").write_text(entry.source())
-        _link(made, path, {row.lowered.signature.library for row in rows} - {None})
+        libraries = vendor_libraries(rows)
+        _link(made, path, libraries, beside=bundle)
+    if bundle:
+        for library in libraries:
+            if library.resolve() != (path.parent / library.name).resolve():
+                _place(library, path.parent / library.name)
     header_path = path.with_suffix(".h")
     header_path.write_text(entry.header())
     return header_path
+
+
+def vendor_libraries(rows: Iterable[LibraryRow]) -> list[Path]:
+    """The files of the vendor libraries that the rows call: the exported library needs them.
+
+    Raises:
+        ExternError: one of the system's does not load.
+    """
+    roles = sorted({row.lowered.signature.library or "" for row in rows} - {""})
+    return [library.file for library in map(find_library, roles) if library is not None]
 
 
 def _merge(rows: Sequence[LibraryRow]) -> Lowered:
@@ -92,7 +115,7 @@ def _merge(rows: Sequence[LibraryRow]) -> Lowered:
     return Lowered(tvm.IRModule(functions), first.signature, first.target)
 
 
-def _link(made: Path, path: Path, roles: Iterable[str | None]) -> None:
+def _link(made: Path, path: Path, libraries: Iterable[Path], *, beside: bool) -> None:
     compiler = (
         os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     )
@@ -110,18 +133,22 @@ def _link(made: Path, path: Path, roles: Iterable[str | None]) -> None:
         "-o",
         str(target),
     ]
-    for library in filter(None, map(find_library, filter(None, roles))):
-        command += [library.path, f"-Wl,-rpath,{Path(library.path).parent}"]
+    for library in libraries:
+        command += [str(library), f"-Wl,-rpath,{'$ORIGIN' if beside else library.parent}"]
     command.append("-lm")
     done = subprocess.run(command, cwd=made, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CompileError(
             f"{' '.join(command)} failed (CC names another compiler): {done.stderr.strip()[-2000:]}"
         )
-    # Moved into place whole, so that a failure or a full disk leaves the old file alone.
+    _place(target, path)
+
+
+def _place(source: Path, path: Path) -> None:
+    """Copies a library into place whole, so that a failure or a full disk leaves the old one alone."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        shutil.copyfile(target, partial)
+        shutil.copyfile(source, partial)
         partial.chmod(0o755)
         partial.replace(path)
     finally:

@@ -37,6 +37,19 @@ class Library:
     path: str
     prefix: str = ""
 
+    @property
+    def file(self) -> Path:
+        """Its file; one of the system's, which is found by name, is loaded to know where it is.
+
+        Raises:
+            ExternError: it does not load.
+        """
+        if os.sep in self.path:
+            return Path(self.path)
+        open_library(self.role)
+        mapped = Path("/proc/self/maps").read_text().split()
+        return next(Path(m) for m in mapped if m.endswith(f"/{self.path}"))
+
     def symbol(self, name: str) -> str:
         """The library's own name of a routine: `cblas_sgemm` → `scipy_cblas_sgemm`."""
         return self.prefix + name

@@ -67,6 +67,13 @@ def build(
         str | None,
         typer.Option("--name", metavar="NAME", help="What C calls it; plevel_OP if not given."),
     ] = None,
+    bundle_libs: Annotated[
+        bool,
+        typer.Option(
+            "--bundle-libs",
+            help="Copy the vendor libraries that it calls beside it: the folder can be moved then.",
+        ),
+    ] = False,
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
@@ -91,7 +98,8 @@ def build(
     require_worker()
     _require_known(where)
     from strategy.entry import LibraryRow, is_free
-    from strategy.export import export_library, table_rows
+    from strategy.export import export_library, table_rows, vendor_libraries
+    from strategy.extern import ExternError
     from strategy.lower import CompileError, InstantiationError
 
     if name is not None and not is_free(name):
@@ -99,6 +107,8 @@ def build(
             f"--name {name!r:.80}: a name of C has letters, digits and underscores, and is no word of it"
         )
     if where.kind == "cuda":
+        if bundle_libs:
+            raise UsageError("--bundle-libs: a cubin calls no library; leave it out")
         _build_cuda(workload, where, implementation, config, place, output, as_json=as_json)
         return
     try:
@@ -113,13 +123,20 @@ def build(
             if not as_json:
                 chosen.say_why()
             rows, about = [LibraryRow(chosen.lowered)], _described(chosen)
-        header = export_library(workload, rows, output, name)
-    except (CompileError, InstantiationError) as error:
+        header = export_library(workload, rows, output, name, bundle=bundle_libs)
+        libraries = vendor_libraries(rows)
+    except (CompileError, ExternError, InstantiationError) as error:
         raise CommandError(str(error)) from error
-    tell(
-        f"{output} and {header} are written", {"files": [str(output), str(header)], **about},
-        as_json=as_json,
-    )  # fmt: skip
+    copies = [output.parent / library.name for library in libraries] if bundle_libs else []
+    files = [str(path) for path in (output, header, *copies)]
+    needed = [] if bundle_libs else [str(library) for library in libraries]
+    said = f"{', '.join(files[:-1])} and {files[-1]} are written"
+    if needed:
+        said += (
+            f"\nit calls {', '.join(needed)}, where it looks for it: elsewhere put a copy beside it, "
+            "by --bundle-libs"
+        )
+    tell(said, {"files": files, "needs": needed, **about}, as_json=as_json)
 
 
 def _require_known(target: Target) -> None:

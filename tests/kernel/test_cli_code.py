@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from plevel.cli.main import main
+from strategy.extern import find_library
 
 pytest.importorskip("tvm")
 
@@ -186,3 +187,31 @@ def test_what_is_built_and_shown_is_told_as_json(
     assert shown["config"]["rows"] == 2
     assert shown["because"] is None
     assert "T.prim_func" in shown["code"]
+
+
+@pytest.mark.parametrize("bundle", [True, False])
+def test_build_says_what_to_ship(tmp_path: Path, bundle: bool) -> None:
+    if find_library("cblas") is None:
+        pytest.skip("no OpenBLAS on this host")
+    output = tmp_path / "libdense.so"
+    options = ["--bundle-libs"] if bundle else []
+    named = ("-I", "dense_cblas.cpu", "-o", str(output), *options)
+    done = plevel("build", *SMALL, *named, "--json", home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    if bundle:
+        assert answer["needs"] == []
+        copy = Path(answer["files"][2])
+        assert copy.parent == tmp_path and copy.exists()
+    else:
+        (needed,) = answer["needs"]
+        assert Path(needed).exists() and len(answer["files"]) == 2
+        said = plevel("build", *SMALL, *named, home=tmp_path)
+        assert f"it calls {needed}" in said.stdout and "--bundle-libs" in said.stdout
+
+
+def test_build_bundles_nothing_into_a_cubin(tmp_path: Path) -> None:
+    target = ("-t", "cuda -arch=sm_90", "-o", str(tmp_path / "dense.cubin"), "--bundle-libs")
+    done = plevel("build", *SMALL, *target, home=tmp_path)
+    assert done.returncode == 2
+    assert "--bundle-libs: a cubin calls no library" in done.stderr

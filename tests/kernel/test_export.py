@@ -16,7 +16,7 @@ pytest.importorskip("tvm")
 from strategy.condition import ceildiv, maximum, minimum
 from strategy.dispatch import dispatch
 from strategy.entry import LibraryRow
-from strategy.export import export_library, table_rows
+from strategy.export import export_library, table_rows, vendor_libraries
 from strategy.lower import CompileError, lower
 from strategy.op_strategy import candidates
 from strategy.select import NO_RECORDS
@@ -229,6 +229,48 @@ assert library.plevel_dense(*(ctypes.c_void_p(a.ctypes.data) for a in (x, w, y))
 assert (y == {K}).all()
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.skipif(
+    not any(c.library for c in candidates(dense(5), Target.parse("cpu"))),
+    reason="no OpenBLAS on this host",
+)
+def test_a_folder_with_bundled_libraries_runs_where_the_venv_is_not(tmp_path: Path) -> None:
+    rows = [LibraryRow(lower(dense(5), Target.parse("cpu"), "dense_cblas.cpu"))]
+    (vendor,) = vendor_libraries(rows)
+    made, moved = tmp_path / "made", tmp_path / "moved"
+    made.mkdir()
+    export_library(dense(5), rows, made / "libdense.so", bundle=True)
+    assert {p.name for p in made.iterdir()} == {"libdense.so", "libdense.h", vendor.name}
+    export_library(dense(5), rows, made / "libdense.so", bundle=True)  # over the first
+    made.rename(moved)
+    (tmp_path / "main.c").write_text(f"""
+#include "libdense.h"
+#include <stdio.h>
+static _Alignas(64) float data[5 * {K}], weight[{N} * {K}], output[5 * {N}];
+int main(void) {{
+  for (int i = 0; i < 5 * {K}; ++i) data[i] = 1;
+  for (int i = 0; i < {N} * {K}; ++i) weight[i] = 2;
+  if (plevel_dense(data, weight, output)) return 1;
+  FILE *maps = fopen("/proc/self/maps", "r");
+  char line[4096];
+  while (fgets(line, sizeof line, maps)) fputs(line, stdout);
+  printf("answer %g %g\\n", output[0], output[5 * {N} - 1]);
+  return 0;
+}}
+""")
+    link = ["cc", "-std=c11", "-I", str(moved), "main.c", str(moved / "libdense.so"), "-o", "main"]
+    subprocess.run([*link, f"-Wl,-rpath-link,{moved}"], cwd=tmp_path, check=True)
+    # Whatever still looked into the virtual environment would be mapped from there.
+    done = subprocess.run(["./main"], cwd=tmp_path, env={}, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == f"answer {2 * K} {2 * K}"
+    assert str(moved / vendor.name) in done.stdout
+    assert str(vendor) not in done.stdout
+    assert str(vendor.parent).encode() not in (moved / "libdense.so").read_bytes()
+    # Without the copy there is none: it does not look anywhere else.
+    (moved / vendor.name).unlink()
+    alone = subprocess.run(["./main"], cwd=tmp_path, env={}, capture_output=True, text=True, check=False)
+    assert alone.returncode and vendor.name in alone.stderr
 
 
 def test_without_a_compiler_it_says_what_to_install(
