@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
-import fcntl
 import gc
 import importlib
 import mmap
@@ -22,12 +20,13 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from workers.confine import confine
 from workers.fault import store_faults
 
 LENGTH = struct.Struct("<I")
@@ -266,130 +265,7 @@ def _restrict(limits: Limits) -> None:
         Path("/proc/self/oom_score_adj").write_text("900")
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.uname().machine in _ARCH:
-        _install(libc, _confined() if limits.forks else [*_confined(), *_without_fork()])
+    confine(forks=limits.forks)
 
 
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
-# AUDIT_ARCH, and the numbers of system calls where the two differ; AArch64 has no fork.
-_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_NUMBERS = {
-    "x86_64": {
-        "clone": 56, "fork": 57, "socket": 41, "kill": 62, "tkill": 200, "tgkill": 234,
-        "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "fcntl": 72, "ptrace": 101,
-        "process_vm_readv": 310, "process_vm_writev": 311, "prlimit64": 302,
-    },
-    "aarch64": {
-        "clone": 220, "socket": 198, "kill": 129, "tkill": 130, "tgkill": 131,
-        "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240, "fcntl": 25, "ptrace": 117,
-        "process_vm_readv": 270, "process_vm_writev": 271, "prlimit64": 261,
-    },
-}  # fmt: skip
-_BOTH = {"pidfd_send_signal": 424, "io_uring_setup": 425, "clone3": 435}
-_X32 = 0x40000000  # the bit of system calls of x86-64's interface with short pointers
-# Of the filters' language: what a step does, and what a system call is answered.
-_LOAD, _EQUAL, _HAS, _AT_LEAST, _ANSWER = 0x20, 0x15, 0x45, 0x35, 0x06
-_ALLOW, _FAIL = 0x7FFF0000, 0x50000
-_Step = tuple[int, int, int, int]
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_void_p))
-
-
-def _confined() -> list[_Step]:
-    """Refuses sockets other than those within this host, and what reaches into other processes.
-
-    Namespaces of its own would need rights that a worker has not. AF_UNIX stays: drivers use it.
-    """
-    own = (os.getpid(), 0, -os.getpid())  # its process group too, which nobody else is in
-    rules = [
-        _unless("socket", 0, (socket.AF_UNIX,), errno.EACCES),
-        _refuse("io_uring_setup", errno.ENOSYS),  # a ring opens sockets unseen
-        *(_unless(name, 0, own, errno.EPERM) for name in _OF_A_PROCESS),
-        # A descriptor's owner gets a signal of one's choice with its input.
-        _when("fcntl", 1, (fcntl.F_SETOWN, _F_SETOWN_EX), errno.EPERM),
-        *(_refuse(name, errno.EPERM) for name in _REACHING),
-    ]
-    return [step for rule in rules for step in rule]
-
-
-_F_SETOWN_EX = 15
-_OF_A_PROCESS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "prlimit64")
-_REACHING = ("pidfd_send_signal", "ptrace", "process_vm_readv", "process_vm_writev")
-
-
-def _without_fork() -> list[_Step]:
-    """Lets this process start threads and, one at a time, programs (the linker), but not fork.
-
-    RLIMIT_NPROC counts all processes of the user and does not bind root, so that it cannot stop a
-    fork bomb here; a seccomp filter can. Where the kernel has none, a bomb lasts until its time-out.
-    """
-    thread_or_vfork = 0x10000 | 0x4000
-    return [
-        *_refuse("fork", errno.EAGAIN),
-        # glibc falls back from clone3, whose flags a filter cannot see, to clone.
-        *_refuse("clone3", errno.ENOSYS),
-        *_rule("clone", _argument(0), (_HAS, 1, 0, thread_or_vfork), *_answers(_FAIL | errno.EAGAIN, _ALLOW)),
-    ]
-
-
-def _refuse(name: str, number: int) -> list[_Step]:
-    return _rule(name, (_ANSWER, 0, 0, _FAIL | number))
-
-
-def _when(name: str, argument: int, values: Sequence[int], number: int) -> list[_Step]:
-    """Refuses a call whose argument is among the values."""
-    refused = _FAIL | number
-    return _rule(name, _argument(argument), *_among(values), *_answers(_ALLOW, refused))
-
-
-def _unless(name: str, argument: int, values: Sequence[int], number: int) -> list[_Step]:
-    """Refuses a call whose argument is none of the values."""
-    refused = _FAIL | number
-    return _rule(name, _argument(argument), *_among(values), *_answers(refused, _ALLOW))
-
-
-def _rule(name: str, *steps: _Step) -> list[_Step]:
-    """What is done with one system call; the steps end with an answer."""
-    number = (_NUMBERS[os.uname().machine] | _BOTH).get(name)
-    return [] if number is None else [(_EQUAL, 0, len(steps), number), *steps]
-
-
-def _argument(index: int) -> _Step:
-    """Loads the lower half of an argument: all that the kernel takes of an `int`."""
-    return (_LOAD, 0, 0, 16 + 8 * index)
-
-
-def _among(values: Sequence[int]) -> list[_Step]:
-    """Goes to the second of two answers that follow where what is loaded is among the values."""
-    last = len(values)
-    return [(_EQUAL, last - i, 0, v & 0xFFFFFFFF) for i, v in enumerate(values)]
-
-
-def _answers(first: int, second: int) -> list[_Step]:
-    return [(_ANSWER, 0, 0, first), (_ANSWER, 0, 0, second)]
-
-
-def _install(libc: Any, rules: Sequence[_Step]) -> None:
-    """Filters the system calls of this process; a kernel without filters goes on without.
-
-    Calls by another interface (of 32 bits, x32) have other numbers: there are none here that use them,
-    and all are refused.
-    """
-    arch = _ARCH[os.uname().machine]
-    steps = [
-        (_LOAD, 0, 0, 4),
-        (_EQUAL, 1, 0, arch),
-        (_ANSWER, 0, 0, _FAIL | errno.ENOSYS),
-        (_LOAD, 0, 0, 0),
-        (_AT_LEAST, 0, 1, _X32),
-        (_ANSWER, 0, 0, _FAIL | errno.ENOSYS),
-        *rules,
-        (_ANSWER, 0, 0, _ALLOW),
-    ]
-    code = b"".join(struct.pack("HBBI", *step) for step in steps)
-    buffer = ctypes.create_string_buffer(code, len(code))
-    program = _Program(len(steps), ctypes.addressof(buffer))
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0)
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
