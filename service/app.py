@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import metadata
@@ -50,6 +51,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         DatabaseError: when started, where the database cannot be used or has another schema.
     """
     context = Context(settings or Settings())
+    authority = Authority(lambda: context.store, context.settings.auth, context.settings.rate)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -65,9 +67,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             context.trainer.start()
         postman = Postman(context.opened, context.settings)
         postman.start()
+        watching = asyncio.create_task(authority.watch())
         try:
             yield
         finally:
+            watching.cancel()
             context.stop()
             context.readers.close()
             if context.tuner is not None:
@@ -90,7 +94,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     problem.install(app)
     site.install(app)
     install_schema(app)
-    authority = Authority(lambda: context.store, context.settings.auth, context.settings.rate)
     app.add_middleware(Guard, authority=authority)
     return app
 

@@ -7,20 +7,29 @@ the password of Basic.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
+import contextlib
 import ipaddress
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
+from anyio import to_thread
 from fastapi import Depends, Query, Request
 
 from service.access import token
-from service.errors import ForbiddenError, TooManyError, UnauthorizedError
+from service.errors import (
+    DatabaseError,
+    ForbiddenError,
+    ServiceError,
+    TooManyError,
+    UnauthorizedError,
+)
 from service.settings import Mode
 from service.store.db import Store
 from service.store.namespace import DEFAULT, PATTERN
@@ -29,6 +38,7 @@ from service.store.tables import TokenScope
 # A revoked token works for so long at most.
 REMEMBER_S = 2.0
 _REMEMBERED = 10_000
+_NOT_GOOD = "the token is not known, has expired or was revoked: ask for another"
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,7 @@ class Actor:
         return namespace or self.namespace or DEFAULT
 
 
+HangUp = Callable[[ServiceError], None]  # ends a request, saying why where it has no answer yet
 LOCAL = Actor("local", frozenset(TokenScope))
 
 
@@ -114,6 +125,7 @@ class Authority:
         self._needed = at, mode == "token"
         self._known: dict[str, tuple[float, Actor | None]] = {}
         self._spent: dict[object, tuple[float, float]] = {}
+        self._attended: dict[int, set[HangUp]] = {}  # requests under way, by their tokens
 
     def remembers(self, authorization: str | None) -> bool:
         """Whether `identify` answers without asking the database."""
@@ -153,9 +165,7 @@ class Authority:
         if not _is_fresh(at):
             actor = self._find(authorization)
         if actor is None:
-            raise UnauthorizedError(
-                "the token is not known, has expired or was revoked: ask for another"
-            )
+            raise UnauthorizedError(_NOT_GOOD)
         return actor
 
     def spend(self, who: object) -> None:
@@ -169,6 +179,37 @@ class Authority:
             self._spent[who] = now, max(left - 1, 0.0)
         if left < 1:
             raise TooManyError(f"more than {self._rate:g} requests a second: wait a second")
+
+    @contextlib.contextmanager
+    def attend(self, actor: Actor, hang_up: HangUp) -> Iterator[None]:
+        """Has a request ended by `hang_up` where its token is revoked or expires while it is answered."""
+        if actor.token_id is None:
+            yield
+            return
+        attended = self._attended.setdefault(actor.token_id, set())
+        attended.add(hang_up)
+        try:
+            yield
+        finally:
+            attended.discard(hang_up)
+            if not attended and self._attended.get(actor.token_id) is attended:
+                del self._attended[actor.token_id]
+
+    async def watch(self) -> None:
+        """Ends requests whose token is good no more, for ever; on the loop that serves them."""
+        while True:
+            await asyncio.sleep(REMEMBER_S / 2)
+            ids = set(self._attended)
+            with contextlib.suppress(DatabaseError):  # the tuner says that it is away
+                for token_id in ids - await to_thread.run_sync(self._find_good, ids):
+                    for hang_up in list(self._attended.get(token_id, ())):
+                        hang_up(UnauthorizedError(_NOT_GOOD))
+
+    def _find_good(self, ids: set[int]) -> set[int]:
+        if not ids:
+            return ids
+        with self._store().read() as connection:
+            return token.find_good(connection, ids)
 
     def _needs_token(self) -> bool:
         at, needed = self._needed

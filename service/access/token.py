@@ -103,6 +103,11 @@ def find(connection: sa.Connection, digest: str) -> TokenInfo | None:
     return None if row is None else _info(row)
 
 
+def find_good(connection: sa.Connection, ids: Collection[int]) -> set[int]:
+    """Those of some tokens, by their ids, that are good now."""
+    return set(connection.scalars(sa.select(token.c.id).where(token.c.id.in_(ids), _is_good())))
+
+
 def any_good(connection: sa.Connection) -> bool:
     """Whether there is a token that opens anything now."""
     return connection.scalar(sa.select(token.c.id).where(_is_good()).limit(1)) is not None

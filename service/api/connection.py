@@ -87,6 +87,7 @@ class Connection(HttpToolsProtocol):
         self._await(_Part.HEAD)
         self._head_bytes = 0
         super().on_message_begin()
+        self.scope["state"]["hang_up"] = self.hang_up
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -152,10 +153,13 @@ class Connection(HttpToolsProtocol):
         self._refuse(self._fault or MalformedRequestError("this is not HTTP/1.1: see /docs"))
 
     def _refuse(self, error: ServiceError) -> None:
-        """Says why, where an answer can still be told from others, and hangs up."""
+        self._count(error.kind)
+        self.hang_up(error)
+
+    def hang_up(self, error: ServiceError) -> None:
+        """Says why, where an answer can still be told from others, and ends the connection."""
         if self.transport.is_closing():
             return
-        self._count(error.kind)
         cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
         if cycle is None or (cycle.response_complete and self._awaited is _Part.HEAD):
             self.transport.write(answer_to(error))

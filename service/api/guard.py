@@ -49,8 +49,9 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            state = scope.setdefault("state", {})
             try:
-                scope.setdefault("state", {})["actor"] = await self._admit(scope)
+                state["actor"] = actor = await self._admit(scope)
             except ServiceError as error:
                 response = response_of(error, f"{scope['method']} {scope['path']}")
                 if isinstance(error, UnauthorizedError):
@@ -61,6 +62,9 @@ class Guard:
                     response.headers["retry-after"] = "1"
                 await response(scope, receive, send)
                 return
+            with self._authority.attend(actor, state.get("hang_up", _stay)):
+                await self._app(scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
     async def _admit(self, scope: Scope) -> Actor:
@@ -89,6 +93,10 @@ class Guard:
         if scope["method"] not in ("GET", "HEAD"):
             _check_origin(headers)
         return actor
+
+
+def _stay(error: ServiceError) -> None:
+    """For servers that cannot hang up."""
 
 
 def _check_origin(headers: Headers) -> None:

@@ -12,6 +12,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,9 +22,12 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from strategy.record import RunState, RunStatus, encode
+from service.access import token
+from service.store.db import Store
+from service.store.tables import TokenScope
+from strategy.record import LeaseRequest, Registered, RunState, RunStatus, decode, encode
 from tests.integration.process import DEADLINE_S, Service, Start
-from tests.integration.scene import OTHER_TARGET, request
+from tests.integration.scene import OTHER_TARGET, device, info, request
 
 MIB = 1 << 20
 FLOOD = 64 * MIB  # what a client sends that nobody stops
@@ -440,3 +444,42 @@ def test_a_body_cut_off_is_one_line_of_log(url: str, start: Start, dial: Dial) -
     assert sorted(line.split()[2:4] for line in err.splitlines()) == [
         ["POST", "/v1/leases:"], ["POST", "/v1/runs:"], ["POST", "/v1/select:"], ["POST", "/v1/workers:"],
     ]  # fmt: skip
+
+
+def test_a_revoked_token_ends_what_is_being_answered(url: str, start: Start) -> None:
+    store = Store(url)
+    with store.write() as c:
+        revoked = token.create(c, "one", [TokenScope.ADMIN])
+        kept = token.create(c, "other", [TokenScope.ADMIN])
+    service = start(url)
+    service.http.headers["authorization"] = f"Bearer {kept.secret}"
+    made = service.call("POST", "/v1/runs", request(target=OTHER_TARGET), RunStatus)
+    mine = {"authorization": f"Bearer {revoked.secret}"}
+    answers: dict[str, int] = {}
+
+    def ask(name: str, path: str, content: Any) -> None:
+        with httpx.Client(base_url=service.url, headers=mine, timeout=DEADLINE_S) as client:
+            answers[name] = client.post(path, content=content).status_code
+
+    with httpx.Client(base_url=service.url, headers=mine, timeout=DEADLINE_S) as client:
+        worker = decode(client.post("/v1/workers", content=encode(info())).content, Registered)
+        asked = LeaseRequest(worker_id=worker.worker_id, device=device().identity, wait_s=30.0)
+        poll = threading.Thread(target=ask, args=("lease", "/v1/leases", encode(asked)))
+        poll.start()
+        with (
+            client.stream("GET", f"/v1/runs/{made.id}/events") as events,
+            service.http.stream("GET", f"/v1/runs/{made.id}/events") as others,
+        ):
+            lines, other_lines = events.iter_lines(), others.iter_lines()
+            assert next(lines) == next(other_lines) == "event: status"
+            with store.write() as c:
+                token.revoke(c, revoked.id)
+            with pytest.raises(httpx.TransportError):
+                list(lines)
+            service.raw("POST", f"/v1/runs/{made.id}/cancel")
+            assert "event: end" in other_lines
+        poll.join()
+    assert answers == {"lease": 401}
+    store.close()
+    _, _, err = service.close()
+    assert "Traceback" not in err
