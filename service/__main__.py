@@ -26,7 +26,7 @@ from service.context import Context
 from service.errors import ServiceError, StartError
 from service.selection.database import warm
 from service.settings import Mode, Settings
-from service.store.db import Store
+from service.store.db import Store, normal_url
 from strategy.log import Form, configure
 from strategy.op import all_ops
 
@@ -115,6 +115,7 @@ def serve(settings: Settings, listening: socket.socket, ready_file: Path | None)
         StartError: others could reach it without a token, or the certificate cannot be used.
     """
     _check_open(settings, listening)
+    _check_mode(settings)
     app = create_app(settings)
     config = uvicorn.Config(
         # What is wrong with a request is its client's to know: a log of it could be filled by anybody.
@@ -159,6 +160,17 @@ def _check_open(settings: Settings, listening: socket.socket) -> None:
         )
     if settings.tls_cert is None:
         log.warning("tokens travel readable: use --tls-cert, or a proxy with TLS in front")
+
+
+def _check_mode(settings: Settings) -> None:
+    """Tells of a SQLite file that others of this host can read: one is made for its owner only."""
+    url = normal_url(settings.database)
+    if url.drivername != "sqlite":
+        return
+    path = Path(str(url.database))
+    mode = path.stat().st_mode & 0o777
+    if mode & 0o077:
+        log.warning("others of this host may open %s (mode %o): chmod 600 it", path, mode)
 
 
 def _url(scheme: str, host: str, port: int) -> str:

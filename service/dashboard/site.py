@@ -34,7 +34,7 @@ async def _show_error(handler: Handler, request: Request, error: Exception) -> R
     """The problem document that the interface would answer, as a page where a person looks."""
     answer = handler(request, error)
     response = await answer if isawaitable(answer) else answer
-    if not wants_page(request):
+    if not response.body or not wants_page(request):
         return response
     problem = orjson.loads(response.body)
     fragment = "hx-request" in request.headers

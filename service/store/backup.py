@@ -28,6 +28,7 @@ def backup(store: Store, path: Path) -> int:
         with store.read() as connection:
             source = connection.connection.driver_connection
             assert isinstance(source, sqlite3.Connection)
+            os.close(os.open(part, os.O_CREAT | os.O_EXCL, 0o600))
             target = sqlite3.connect(part)
             try:
                 source.backup(target, pages=PAGES)

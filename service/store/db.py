@@ -339,7 +339,11 @@ def _check_file(path: Path) -> None:
         raise DatabaseError(
             f"database {path} is not writable: change its permissions, or name another with --database"
         )
-    if path.exists() and path.stat().st_size:
+    # Others of the host have no business with tokens' digests and imported texts. What SQLite keeps beside
+    # the file has the file's own mode.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+    if path.stat().st_size:
         with path.open("rb") as file:
             if file.read(16) != b"SQLite format 3\0":
                 raise DatabaseError(f"database {path} is not a SQLite file: name another")

@@ -42,7 +42,7 @@ def migrated_database(postgres_server: str) -> str:
 @pytest.fixture
 def sqlite_copy(migrated_file: Path, tmp_path: Path) -> str:
     path = tmp_path / "plevel.db"
-    shutil.copyfile(migrated_file, path)
+    shutil.copy(migrated_file, path)  # with its mode
     return f"sqlite:///{path}"
 
 
