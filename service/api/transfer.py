@@ -7,7 +7,6 @@ from typing import Annotated
 import msgspec
 from anyio import from_thread, to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
-from starlette.requests import ClientDisconnect
 
 from service.access import audit
 from service.access.auth import Actor, Who, Within
@@ -95,19 +94,16 @@ async def import_records(
     order = Order(name, format, None if target is None else Target.parse(target))
     length = request.headers.get("content-length", "")
     small = length.isascii() and length.isdigit() and int(length) <= SMALL
-    try:
-        if small:
-            parcel = Parcel(
-                data=await request.body(), actor=who, order=order, namespace=within, shown=rejects
-            )
-            arrived = await context.intake.put(parcel)
-        else:
-            arrived = await to_thread.run_sync(
-                _store, context, _Upload(request), who, order, within, rejects,
-                limiter=context.imports,
-            )  # fmt: skip
-    except ClientDisconnect:
-        return Response(status_code=400)  # to nobody: what came is kept, in whole batches
+    if small:
+        parcel = Parcel(
+            data=await request.body(), actor=who, order=order, namespace=within, shown=rejects
+        )
+        arrived = await context.intake.put(parcel)
+    else:
+        arrived = await to_thread.run_sync(
+            _store, context, _Upload(request), who, order, within, rejects,
+            limiter=context.imports,
+        )  # fmt: skip
     context.metrics.imported.inc(arrived.summary.new)
     imported = Imported(
         **arrived.summary.to_json(),
