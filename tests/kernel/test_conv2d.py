@@ -102,8 +102,20 @@ def test_winograd_is_only_where_it_can_be(attrs):
     assert not names.keys() & {F2, F4}
 
 
-def test_symbolic_extents_are_left_to_the_direct_one():
-    assert valid(make("float32[n,16,9,9]", "float32[4,16,3,3]", {})).keys() == {DIRECT}
+def test_symbolic_images_are_left_to_the_direct_one_and_symbolic_batches_are_not():
+    assert valid(make("float32[n,16,9,9]", "float32[4,16,3,3]", {})).keys() == GENERAL
+    assert valid(make("float32[n,16,9,9]", "float32[4,16,1,1]", {})).keys() == {*GENERAL, POINTWISE}
+    assert valid(make("float32[n,4,9,9]", "float32[4,1,3,3]", {"groups": 4})).keys() == {DIRECT, DEPTHWISE}
+    for data in ("float32[1,16,h,9]", "float32[1,16,9,w]", "float32[n,c,9,9]"):
+        assert valid(make(data, "float32[4,16,3,3]", {})).keys() == {DIRECT}
+
+
+def test_a_space_for_any_batch_has_the_configurations_of_each():
+    for data, weight, attrs, names in CASES:
+        symbolic = data.replace("[1,", "[n,").replace("[2,", "[n,")
+        for name in names - {DIRECT, F2, F4}:
+            whole, own = (space_of(make(d, weight, attrs), name) for d in (symbolic, data))
+            assert whole.digest == own.digest
 
 
 def extremes(space: ConfigSpace) -> Iterator[Config]:

@@ -32,6 +32,14 @@ CASES = [
     ("batch_matmul", {"x": "float32[m,9,20]", "y": "float32[m,17,20]"}, {}, "batch_matmul_pack.cpu"),
     ("batch_matmul", {"x": "float32[m,9,20]", "y": "float32[1,20,32]"}, {"transpose_b": False},
      "batch_matmul_pack.cpu"),
+    *(("conv2d", {"data": "float32[m,5,9,11]", "weight": "float32[7,5,3,2]"},
+       {"strides": [2, 1], "padding": [1, 0, 2, 1]}, f"conv2d_nchw_{name}.cpu") for name in ("im2col", "spatial_pack")),
+    *(("conv2d", {"data": "float32[m,16,7,5]", "weight": "float32[20,16,1,1]"}, {}, f"conv2d_nchw_{name}.cpu")
+      for name in ("im2col", "spatial_pack", "1x1")),
+    ("conv2d", {"data": "float32[m,5,9,7]", "weight": "float32[3,5,1,1]"}, {"strides": 2, "padding": 1},
+     "conv2d_nchw_spatial_pack.cpu"),
+    ("conv2d", {"data": "float64[m,6,9,9]", "weight": "float64[12,1,3,3]"}, {"groups": 6, "padding": 1},
+     "depthwise_conv2d_nchw.cpu"),
 ]  # fmt: skip
 
 
@@ -57,7 +65,7 @@ def test_right_for_every_size(op, inputs, attrs, implementation, full):
     workload = Workload.make(op, inputs, attrs)
     space = find_implementation(workload, TARGET, implementation).space
     configs = [None]
-    if space is not None and (full or op in ("softmax", "sum")):
+    if space is not None and (full or op in ("softmax", "sum", "conv2d")):
         found = space(workload.attr_node, workload.input_types, workload.out_type, TARGET)
         configs += found.sample(random.Random(0), 1)
     for config in configs:

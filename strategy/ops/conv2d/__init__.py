@@ -1,11 +1,13 @@
 """conv2d: what models call most, with an implementation for each kind of window.
 
-    conv2d_nchw.cpu                every window, dtype and grouping, with symbolic dimensions too
+    conv2d_nchw.cpu                every window, dtype and grouping, with all dimensions symbolic too
     conv2d_nchw_im2col.cpu         one group: windows unfolded into columns, then a product
     conv2d_nchw_spatial_pack.cpu   one group: output channels in the lanes, nothing unfolded
     conv2d_nchw_1x1.cpu            one group, windows of one pixel: a product of what lies there
     conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    one group, 3×3 without stride or dilation
     depthwise_conv2d_nchw.cpu      as many groups as channels
+
+All but winograd's take a symbolic batch.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ def conv2d_strategy_cpu(
     strategy = OpStrategy()
     strategy.add_implementation(direct.compute, schedule_plain_cpu, name="conv2d_nchw.cpu", plevel=5)
     data, weight = inputs
-    # Tiles are counted when the code is made.
+    # Tiles are counted when the code is made: all but the batch must be known then.
     if data.dtype not in ("float32", "float64") or not all(
-        d.is_constant for d in (*data.shape, *weight.shape)
+        d.is_constant for d in (*data.shape[1:], *weight.shape)
     ):
         return strategy
     if depthwise.is_depthwise(attrs, inputs):
@@ -80,7 +82,8 @@ def _add_ungrouped(
                 pointwise.compute, pointwise.schedule, "conv2d_nchw_1x1.cpu", 12,
                 space=pointwise.space, prepare=pointwise.prepare,
             )  # fmt: skip
-    if attrs.strides == attrs.dilation == (1, 1):
+    # Winograd's tiles go over the images of a batch.
+    if data.shape[0].is_constant and attrs.strides == attrs.dilation == (1, 1):
         square = (kernel_h == 3) & (kernel_w == 3)
         with SpecializedCondition(square):
             _add_winograd(strategy, F2, 13)

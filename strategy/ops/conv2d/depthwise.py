@@ -51,7 +51,7 @@ def space(
     """
     assert isinstance(attrs, Conv2DAttrs)
     assert isinstance(out_type, TensorType)
-    _, channels, out_h, out_w = out_type.concrete_shape
+    channels, out_h, out_w = map(int, out_type.shape[1:])
     full = lanes_of(target, inputs[0].dtype)
     lanes = tuple([x for x in (full // 4, full // 2, full) if x >= 1])
     wide = max(1, -(-out_w // full))
@@ -100,7 +100,8 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: C
     data, weight = inputs
     dtype = str(data.dtype)
     (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
-    batch, out_channels, out_h, out_w = out_type.concrete_shape
+    batch = data.shape[0]
+    out_channels, out_h, out_w = map(int, out_type.shape[1:])
     kernel_h, kernel_w = int(weight.shape[2]), int(weight.shape[3])
     multiplier = out_channels // attrs.groups
     tile_h, tile_w = integer(config, "rows"), integer(config, "vectors") * integer(config, "lanes")

@@ -26,7 +26,8 @@ def pick_pixels(data: Any, attrs: Conv2DAttrs, out_h: int, out_w: int) -> Any:
     from tvm import te, tirx
 
     top, left, *_ = attrs.padding
-    batch, channels, height, width = (int(extent) for extent in data.shape)
+    batch = data.shape[0]
+    channels, height, width = (int(extent) for extent in data.shape[1:])
 
     def pixel(n: Any, c: Any, h: Any, w: Any) -> Any:
         y, x = h * attrs.strides[0] - top, w * attrs.strides[1] - left

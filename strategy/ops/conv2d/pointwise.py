@@ -86,7 +86,7 @@ def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[
 def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:
     """The product of the weight's tiles with the image [n, c, h * w]."""
     data, weight = inputs
-    geometry = Geometry.of_tensors(weight, out_type)
+    geometry = Geometry.of_tensors(data, weight, out_type)
     width = geometry.out_w
 
     def column(n: Any, k: Any, p: Any) -> Any:

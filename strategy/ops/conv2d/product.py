@@ -31,9 +31,12 @@ INNER = Knob("inner", ["channels", "pixels"])
 
 @dataclass(frozen=True)
 class Geometry:
-    """The extents of a convolution with one group; all are constant."""
+    """The extents of a convolution with one group; all but the batch are constant.
 
-    batch: int
+    A symbolic batch is a variable of TE in computes, and 1 where a space is made.
+    """
+
+    batch: Any
     channels: int
     out_channels: int
     kernel_h: int
@@ -44,15 +47,17 @@ class Geometry:
     @classmethod
     def of(cls, inputs: Sequence[TensorType], out_type: Type) -> Geometry:
         assert isinstance(out_type, TensorType)
-        batch, out_channels, out_h, out_w = out_type.concrete_shape
+        batch = int(out_type.shape[0]) if out_type.shape[0].is_constant else 1
+        out_channels, out_h, out_w = map(int, out_type.shape[1:])
         _, channels, kernel_h, kernel_w = inputs[1].concrete_shape
         return cls(batch, channels, out_channels, kernel_h, kernel_w, out_h, out_w)
 
     @classmethod
-    def of_tensors(cls, weight: Any, out_type: Type) -> Geometry:
-        """From a weight that is packed into tiles."""
+    def of_tensors(cls, data: Any, weight: Any, out_type: Type) -> Geometry:
+        """From the image, and a weight that is packed into tiles."""
         assert isinstance(out_type, TensorType)
-        batch, out_channels, out_h, out_w = out_type.concrete_shape
+        batch = data.shape[0]
+        out_channels, out_h, out_w = map(int, out_type.shape[1:])
         channels, kernel_h, kernel_w = (int(extent) for extent in weight.shape[1:4])
         return cls(batch, channels, out_channels, kernel_h, kernel_w, out_h, out_w)
 

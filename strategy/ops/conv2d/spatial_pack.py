@@ -99,7 +99,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: C
     from tvm import te, tirx
 
     data, weight = inputs
-    geometry = Geometry.of_tensors(weight, out_type)
+    geometry = Geometry.of_tensors(data, weight, out_type)
     dtype, out_w, pixels = str(data.dtype), geometry.out_w, geometry.pixels
     rows, width = integer(config, "rows"), integer(config, "width")
     (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation

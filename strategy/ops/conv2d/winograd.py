@@ -93,9 +93,7 @@ def space(
 
 
 def _tiles(transform: Transform, geometry: Geometry) -> int:
-    return (
-        geometry.batch * transform.count(geometry.out_h) * transform.count(geometry.out_w)
-    )
+    return int(geometry.batch) * transform.count(geometry.out_h) * transform.count(geometry.out_w)
 
 
 def prepare(
