@@ -74,6 +74,12 @@ def build(
             help="Copy the vendor libraries that it calls beside it: the folder can be moved then.",
         ),
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Run it between inaccessible pages, and compare it with NumPy."
+        ),
+    ] = False,
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
@@ -107,6 +113,8 @@ def build(
             f"--name {name!r:.80}: a name of C has letters, digits and underscores, and is no word of it"
         )
     if where.kind == "cuda":
+        if verify:
+            raise UsageError("--verify: a cubin needs a device; see `plevel measure --device`")
         if bundle_libs:
             raise UsageError("--bundle-libs: a cubin calls no library; leave it out")
         _build_cuda(workload, where, implementation, config, place, output, as_json=as_json)
@@ -127,6 +135,11 @@ def build(
         libraries = vendor_libraries(rows)
     except (CompileError, ExternError, InstantiationError) as error:
         raise CommandError(str(error)) from error
+    if verify:
+        checked = _verify(workload, rows, output)
+        about["verified"] = checked
+        if not as_json:
+            print(f"it agrees with NumPy, inside its buffers, at {checked} {'size' if checked == 1 else 'sizes'}")
     copies = [output.parent / library.name for library in libraries] if bundle_libs else []
     files = [str(path) for path in (output, header, *copies)]
     needed = [] if bundle_libs else [str(library) for library in libraries]
@@ -137,6 +150,25 @@ def build(
             "by --bundle-libs"
         )
     tell(said, {"files": files, "needs": needed, **about}, as_json=as_json)
+
+
+def _verify(workload: Workload, rows: list[LibraryRow], library: Path) -> int:
+    """How many sizes the library was run at; one that must not be used is removed."""
+    from strategy.entry import Entry
+    from workers.folder import scratch
+    from workers.sandbox import ForkServer, SandboxError
+    from workers.verification import Parameter, VerificationError, verify
+
+    parameters = [Parameter(p.name, p.argument) for p in Entry("entry", workload, rows).parameters]
+    try:
+        with scratch() as folder, ForkServer(folder) as server:
+            return verify(server, library, workload, parameters)
+    except VerificationError as error:
+        for path in (library, library.with_suffix(".h")):
+            path.unlink(missing_ok=True)
+        raise CommandError(f"--verify: {error}; {library} is removed") from error
+    except SandboxError as error:
+        raise CommandError(f"--verify: {error}") from error
 
 
 def _require_known(target: Target) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from plevel.cli.main import main
 from strategy.extern import find_library
+from workers.verification import VerificationError
 
 pytest.importorskip("tvm")
 
@@ -208,6 +209,29 @@ def test_build_says_what_to_ship(tmp_path: Path, bundle: bool) -> None:
         assert Path(needed).exists() and len(answer["files"]) == 2
         said = plevel("build", *SMALL, *named, home=tmp_path)
         assert f"it calls {needed}" in said.stdout and "--bundle-libs" in said.stdout
+
+
+def test_build_verifies_what_it_has_built(tmp_path: Path) -> None:
+    output = ("-t", "llvm -num-cores=2", "-o", str(tmp_path / "libdense.so"), "--verify")
+    done = plevel("build", *ANY_M, *output, home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "agrees with NumPy, inside its buffers, at 10 sizes" in done.stdout
+
+
+def test_build_keeps_no_library_that_must_not_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*arguments: Any) -> int:
+        raise VerificationError("it writes outside of output")
+
+    monkeypatch.setattr("workers.verification.verify", refuse)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    output = tmp_path / "libdense.so"
+    named = ("-I", "dense_nopack.cpu", "-t", "llvm -num-cores=2", "-o", str(output), "--verify")
+    with pytest.raises(SystemExit, match="1"):
+        main(["build", *SMALL, *named])
+    assert "--verify: it writes outside of output" in capsys.readouterr().err
+    assert not output.exists() and not output.with_suffix(".h").exists()
 
 
 def test_build_bundles_nothing_into_a_cubin(tmp_path: Path) -> None:

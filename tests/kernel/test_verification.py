@@ -1,0 +1,64 @@
+"""Built libraries, run for real in guarded memory: what is wrong or leaves its buffers is told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tvm")
+
+from strategy.dispatch import dispatch
+from strategy.entry import Entry, LibraryRow
+from strategy.export import export_library, table_rows
+from strategy.lower import lower
+from strategy.select import NO_RECORDS
+from strategy.target import Target
+from strategy.workload import Workload
+from workers.sandbox import ForkServer
+from workers.verification import SIZES, Parameter, VerificationError, verify
+
+sys.path.insert(0, str(Path(__file__).parent))  # where the children find the operator too
+import hostile
+
+TARGET = Target.parse("llvm -num-cores=1")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    with ForkServer(tmp_path_factory.mktemp("logs"), ("numpy", "tvm", "hostile")) as found:
+        yield found
+
+
+def check(server: ForkServer, folder: Path, workload: Workload, rows: list[LibraryRow]) -> int:
+    export_library(workload, rows, folder / "lib.so")
+    parameters = [Parameter(p.name, p.argument) for p in Entry("f", workload, rows).parameters]
+    return verify(server, folder / "lib.so", workload, parameters)
+
+
+def test_a_dispatch_table_is_run_at_many_sizes(server: ForkServer, tmp_path: Path) -> None:
+    types = {"data": "float32[m,40]", "weight": "float32[56,40]"}
+    workload = Workload.make("dense", types, constants=["weight"])
+    rows = table_rows(dispatch(workload, TARGET, NO_RECORDS))
+    assert check(server, tmp_path, workload, rows) == len(SIZES)
+
+
+@pytest.mark.parametrize(
+    ("deed", "words"),
+    [
+        ("wrong", "64 of 64 elements are wrong"),
+        ("code_reads_past_end", "past the end of input data"),
+        ("code_reads_before", "before the beginning of input data"),
+        ("aborts", "SIGABRT"),
+    ],
+)
+def test_a_bad_library_is_refused(
+    server: ForkServer, tmp_path: Path, deed: str, words: str
+) -> None:
+    workload = Workload.make("hostile", {"data": "float32[64]"})
+    assert deed in hostile.DEEDS
+    lowered = lower(workload, TARGET, "hostile.cpu", {"deed": deed, "id": 0})
+    with pytest.raises(VerificationError, match=words):
+        check(server, tmp_path, workload, [LibraryRow(lowered)])

@@ -1,0 +1,139 @@
+"""A built library, run in guarded memory and compared with NumPy: a child, and its handle.
+
+Symbolic dimensions get some sizes each: of a dispatch table every row that they reach is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from strategy.record import convert, to_json
+from strategy.signature import Argument, Role
+from strategy.workload import Workload
+from workers.fork import Channel, Limits
+from workers.guard import Buffer, OutOfBoundsError, Placement, Pool, explain
+from workers.reference import (
+    WrongAnswerError,
+    compare,
+    poison,
+    random_inputs,
+    reference,
+    tolerances,
+)
+from workers.sandbox import Died, ForkServer, Late
+
+SIZES = (1, 2, 3, 7, 16, 17, 33, 64, 65, 128)
+_LATE_S = 60.0
+
+
+class VerificationError(Exception):
+    """A library that must not be used; the message says at which sizes, and why."""
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """What the library takes, by the name that C calls it."""
+
+    name: str
+    argument: Argument
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    workload: Workload
+    parameters: tuple[Parameter, ...]
+    sizes: tuple[dict[str, int], ...]  # of the symbolic dimensions, one case each
+
+
+def verify(
+    server: ForkServer, path: Path, workload: Workload, parameters: Sequence[Parameter]
+) -> int:
+    """Runs the library at all sizes, and returns how many there are.
+
+    Raises:
+        VerificationError: it is wrong, leaves its buffers, crashes or takes too long.
+    """
+    names = sorted({str(d) for i in workload.inputs for d in i.tensor.shape if not d.is_constant})
+    sizes = tuple(dict.fromkeys(names, size) for size in SIZES) if names else ({},)
+    child = server.spawn(Limits(module="workers.verification"))
+    try:
+        child.send(
+            to_json(
+                Request(
+                    path=str(path.resolve()), workload=workload, parameters=tuple(parameters),
+                    sizes=sizes,
+                )
+            )
+        )  # fmt: skip
+        failed = child.receive(_LATE_S)["failed"]
+    except (Died, Late) as error:
+        outside = isinstance(error, Died) and explain(error.note, error.fault)
+        failed = f"{_case(sizes[max(0, child.stage)])}{outside or error}"
+    finally:
+        child.kill()
+    if failed:
+        raise VerificationError(failed)
+    return len(sizes)
+
+
+def serve(channel: Channel) -> None:
+    """The child's part: sends `{"failed": …}`, None where all is right."""
+    import tvm
+
+    channel.store_faults()
+    asked = convert(channel.receive(), Request)
+    module = tvm.runtime.load_module(asked.path)
+    for number, sizes in enumerate(asked.sizes):
+        channel.mark(number)
+        try:
+            _run(module, asked, sizes, channel)
+        except (WrongAnswerError, OutOfBoundsError) as error:
+            channel.send({"failed": f"{_case(sizes)}{error}"})
+            return
+    channel.send({"failed": None})
+
+
+def _run(module: Any, asked: Request, sizes: Mapping[str, int], channel: Channel) -> None:
+    workload = asked.workload.bind(sizes) if sizes else asked.workload
+    inputs = random_inputs(workload, 0)
+    answers = tuple(np.asarray(x) for x in reference(workload, inputs))
+    bounds = tolerances(workload, inputs, answers)
+    pool = Pool()
+    found: list[Buffer] = []
+    for placement in Placement:
+        given: dict[str, Buffer] = {}
+        for i in [*workload.inputs, *(o for s in workload.epilogue for o in s.operands if o)]:
+            array, dtype = inputs[i.name], i.tensor.dtype
+            given[i.name] = pool.place(f"input {i.name}", array.shape, dtype, placement)
+            given[i.name].array[...] = array
+        taken: list[Buffer] = []
+        outputs: list[Buffer] = []
+        for p in asked.parameters:
+            if p.argument.role in (Role.INPUT, Role.CONSTANT):
+                taken.append(given[p.argument.name])
+                continue
+            kind = p.argument.tensor
+            shape = [int(d.evaluate(sizes)) for d in kind.shape]
+            taken.append(pool.place(p.name, shape, kind.dtype, placement))
+            if p.argument.role is Role.OUTPUT:
+                taken[-1].array[...] = poison(answers[len(outputs)], kind.dtype)
+                outputs.append(taken[-1])
+        used = {b.name: b for b in (*given.values(), *taken)}.values()
+        channel.leave([b.span for b in used])
+        for p, buffer in zip(asked.parameters, taken, strict=True):
+            if p.argument.role is Role.PREPARED:
+                module[f"prepare_{p.name}"](given[p.argument.name].tensor, buffer.tensor)
+        module["main"](*(b.tensor for b in taken))
+        for buffer in used:
+            buffer.verify()
+        found += outputs
+    for buffer, right, bound in zip(found, answers * 2, bounds * 2, strict=True):
+        compare(buffer.array, right, bound)
+
+
+def _case(sizes: Mapping[str, int]) -> str:
+    return "".join(f"{name}={size}: " for name, size in sizes.items())
