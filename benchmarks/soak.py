@@ -267,7 +267,9 @@ class Farm:
         for i, service in enumerate(self.services):
             ready = self._folder / f"ready-{i}"
             while not ready.exists():
-                assert service.poll() is None, f"service {i} did not start"
+                if service.poll() is not None:
+                    said = (self._folder / f"service-{i}.log").read_text()[-2000:]
+                    raise RuntimeError(f"service {i} did not start: {said}")
                 time.sleep(0.02)
             found.append(urlsplit(ready.read_text().strip()).port or 0)
         self.weather.upstreams = found

@@ -46,37 +46,44 @@ class Tenure:
             elif is_gone(row.tuner):
                 dead.add(row.tuner)
                 wanted.append(row.id)
-        if wanted:
+        # Each in a transaction of its own: who takes lost jobs back holds several runs, in any order.
+        for run_id in wanted:
             with store.write() as connection:
-                held |= self._take(connection, wanted, dead)
+                if self._take(connection, run_id, dead):
+                    held.add(run_id)
         return [row.id for row in rows if row.id in held]
 
     def _is_over(self) -> sa.ColumnElement[bool]:
         # Not one term: the clock may be set back a little under a holder that lives.
         return is_due(run.c.tuner_until, 2 * self._term_s)
 
-    def _take(self, connection: sa.Connection, wanted: list[int], dead: set[str]) -> set[int]:
+    def _take(self, connection: sa.Connection, run_id: int, dead: set[str]) -> bool:
         free = sa.or_(
             run.c.tuner.is_(None), self._is_over(), run.c.tuner.in_({self._name, *dead})
         )
         taken = connection.execute(
             sa.update(run)
-            .where(run.c.id.in_(wanted), run.c.state.in_(LIVE), free)
+            .where(run.c.id == run_id, run.c.state.in_(LIVE), free)
             .values(tuner=self._name, tuner_until=now() + self._term_s)
-            .returning(run.c.id)
         )
-        return set(taken.scalars())
+        return bool(taken.rowcount)
 
     def lasts(self, connection: sa.Connection, run_id: int) -> bool:
         """Whether nobody has taken the run over; it stays so until the transaction ends."""
         query = sa.select(run.c.tuner).where(run.c.id == run_id).with_for_update(key_share=True)
         return connection.scalar(query) == self._name
 
-    def give_up(self, connection: sa.Connection) -> None:
+    def give_up(self, store: Store) -> None:
         """Lets others have the runs at once."""
-        connection.execute(
-            sa.update(run).where(run.c.tuner == self._name).values(tuner=None, tuner_until=None)
-        )
+        with store.read() as connection:
+            held = connection.scalars(sa.select(run.c.id).where(run.c.tuner == self._name)).all()
+        for run_id in held:
+            with store.write() as connection:
+                connection.execute(
+                    sa.update(run)
+                    .where(run.c.id == run_id, run.c.tuner == self._name)
+                    .values(tuner=None, tuner_until=None)
+                )
 
 
 def process_name(pid: int) -> str:

@@ -98,8 +98,7 @@ class Tuner:
         if self._thread is not None:
             self._thread.join()
         try:
-            with self.store.write() as connection:
-                self._tenure.give_up(connection)
+            self._tenure.give_up(self.store)
         except DatabaseError as error:
             log.warning("other services wait until this one's runs are free: %s", error)
 

@@ -413,8 +413,7 @@ def test_a_dead_tuners_runs_are_taken_over_and_it_finds_out(scene: Scene) -> Non
     with scene.store.write() as c:
         assert not one.lasts(c, scene.run_id)
     assert one.hold(scene.store) == []
-    with scene.store.write() as c:
-        other.give_up(c)
+    other.give_up(scene.store)
     assert one.hold(scene.store) == [scene.run_id]
 
 

@@ -215,6 +215,33 @@ def test_a_run_has_one_tuner(crowd: Crowd) -> None:
         assert sum(scene.run_id in mine for mine in held) == 1  # type: ignore[operator]
 
 
+def test_lost_jobs_of_several_runs_do_not_stop_their_tuners(crowd: Crowd) -> None:
+    """A deadlock otherwise: the one holds the runs in the order of their jobs, the other in its own."""
+    first, second = (Scene.make(crowd.stores[0], drawn(seed=seed)) for seed in range(2))
+    worker_id = first.register()
+    for n in range(ROUNDS):
+        for scene in (second, first):
+            scene.enqueue(configs(1))
+        assert len(first.lease_many(worker_id, 2)) == 2
+        with crowd.stores[0].write() as c:
+            live = lease.c.ended_at.is_(None)
+            c.execute(sa.update(lease).where(live).values(expires_at=now() - 1.0))
+        crowd.each(
+            lambda s: Tenure(60.0, f"{n} one").hold(s),
+            expire,
+            lambda s: Tenure(60.0, f"{n} other").hold(s),
+        )  # type: ignore[misc]
+        with crowd.stores[0].write() as c:
+            for scene in (first, second):
+                jobs.cancel(c, scene.run_id)
+            c.execute(sa.update(run).values(tuner=None, tuner_until=None))
+
+
+def expire(store: Store) -> int:
+    with store.write() as c:
+        return retry.expire(c, TERMS)
+
+
 # The queue
 
 
