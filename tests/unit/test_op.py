@@ -331,6 +331,28 @@ def test_a_bug_in_an_operators_code_shows_file_and_line(tmp_path, arguments, lin
     assert done.stderr.count("\n") == 1
 
 
+def test_a_bug_in_an_operators_code_is_recorded_with_file_and_line(tmp_path):
+    make_package(tmp_path, "buggy", BUGGY)
+    program = (
+        "from strategy.record import JobEntry\n"
+        "from strategy.space import Config\n"
+        "from strategy.op_strategy import candidates\n"
+        "from strategy.target import Target\n"
+        "from strategy.workload import Workload\n"
+        "from workers.builder import Build, build\n"
+        "t = Target.parse('llvm -keys=npu,cpu')\n"
+        "for op, name in (('relu', 'bad_compute.npu'), ('exp', 'x')):\n"
+        "    w = Workload.make(op, {'data': 'float32[4]'})\n"
+        "    version = candidates(w, t)[0].version if op == 'relu' else '1.0'\n"
+        "    entry = JobEntry(index=0, task_id=0, implementation=name, version=version, config=Config())\n"
+        "    print(build(Build(workload=w, target=t, entry=entry, path='lib.so')).message)\n"
+    )
+    done = run_with_packages(tmp_path, "-c", program)
+    first, second = done.stdout.splitlines()
+    assert first.startswith(f"bad_compute.npu: {tmp_path / 'buggy.py'}:6: AttributeError"), done.stderr
+    assert second == f"{tmp_path / 'buggy.py'}:24: KeyError: 'a bug'"
+
+
 def test_an_operator_has_one_strategy_per_level():
     op = new_op()
     register_strategy("twice", lambda attrs, inputs, out_type, target: None)
