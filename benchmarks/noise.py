@@ -44,6 +44,7 @@ TARGET = Target.parse("cpu").with_threads(1)
 KERNELS = 10
 STEP = 1.03
 REPEATS = 60
+QUIET = 4  # finals before the neighbour comes, and after
 # A final's, with a sixth of its time, so that many rounds fit into minutes.
 FINAL = TimingPolicy(min_repeats=20, max_repeats=200, spread=0.01, budget_s=0.1)
 NEVER = threading.Event()
@@ -190,14 +191,15 @@ def choose_busily(path: Bench, rounds: int) -> tuple[float, float, list[float]]:
     space = next(c for c in candidates(workload, TARGET) if c.implementation == "dense_pack.cpu").space
     assert space is not None
     drawn = final_of(workload, space.sample(random.Random(0), 24), 0)
-    medians = {i: statistics.median(s) for i, s in time_final(path, drawn).items()}
-    order = sorted(medians, key=lambda i: medians[i])
-    slower = [i for i in order if medians[i] > 1.06 * medians[order[0]]][:3]
-    kept = [order[0], *slower]
-    ratios = [medians[i] / medians[order[0]] for i in kept]
-    job = final_of(workload, [drawn.entries[i].config for i in kept], 1)
+    first = time_quietly(path, drawn, 1)
+    order = sorted(first, key=lambda i: first[i])
+    slower = [i for i in order if first[i] > 1.1 * first[order[0]]][:3]
+    kept = [drawn.entries[i].config for i in (order[0], *slower)]
+    job = final_of(workload, kept, 1)
+    before = time_quietly(path, job, QUIET)
     known = [Candidate(str(i), "1", 10 + i) for i in range(len(kept))]
-    wrong = unbounded = 0
+    chosen: list[int] = []
+    unbounded: list[int] = []
     with bursting(path.cores.timing[0]):
         for _ in range(rounds):
             pooled: dict[int, list[float]] = {i: [] for i in range(len(kept))}
@@ -211,7 +213,7 @@ def choose_busily(path: Bench, rounds: int) -> tuple[float, float, list[float]]:
                 if session < CONFIRM_SESSIONS - 1:
                     continue
                 if session == CONFIRM_SESSIONS - 1:
-                    unbounded += ratios[choose_unbounded(found)] > 1.05
+                    unbounded.append(choose_unbounded(found))
                 names = unsettled(found)
                 if not names:
                     break
@@ -219,8 +221,25 @@ def choose_busily(path: Bench, rounds: int) -> tuple[float, float, list[float]]:
                 Measured(implementation=n, version="1", config=Config(), level=Level.MODEL, estimate=e)
                 for n, e in found.items()
             ]
-            wrong += ratios[int(choose(workload, TARGET, known, measured).implementation)] > 1.05
-    return wrong / rounds, unbounded / rounds, ratios
+            chosen.append(int(choose(workload, TARGET, known, measured).implementation))
+    # Before and after: a host that changes meanwhile is no truth to compare with.
+    after = time_quietly(path, job, QUIET)
+    times = [before[i] + after[i] for i in before]
+    ratios = [t / min(times) for t in times]
+    return _share(ratios, chosen), _share(ratios, unbounded), ratios
+
+
+def _share(ratios: Sequence[float], chosen: Sequence[int]) -> float:
+    return sum(ratios[i] > 1.05 for i in chosen) / len(chosen)
+
+
+def time_quietly(path: Bench, job: Job, finals: int) -> dict[int, float]:
+    """The median of each entry over some finals."""
+    pooled: dict[int, list[float]] = {}
+    for _ in range(finals):
+        for i, samples in time_final(path, job).items():
+            pooled.setdefault(i, []).extend(samples)
+    return {i: statistics.median(samples) for i, samples in pooled.items()}
 
 
 def choose_unbounded(found: dict[str, Estimate]) -> int:
