@@ -476,10 +476,10 @@ def _explain_measured(
             f"{show_seconds(lowest.estimate.median_s)}), measured {where}: {_show_estimate(own)}"
         )
     doubt = [
-        f"{name} ({show_seconds(best[name].estimate.median_s)} {best[name].estimate.show_spread()})"
+        f"{name} ({show_seconds(best[name].estimate.median_s)}, {best[name].estimate.show_spread()})"
         for name in doubtful({n: m.estimate for n, m in best.items()})
     ]
-    if doubt:
+    if doubt and len(best) > 1:
         text += (
             f"; not sure within ±{BOUND:.1%}, and so compared by the longest time that they may take: "
             f"{', '.join(doubt)}"

@@ -183,7 +183,7 @@ def rival_table(selection: Selection) -> Table:
         elif rival.estimate is not None:
             n = rival.estimate.samples
             state = f"{n} sample{'s' if n > 1 else ''}, level {rival.level}"
-            if not rival.estimate.is_bounded:
+            if n > 1 and not rival.estimate.is_bounded:
                 state += ", compared by its longest time"
         else:
             state = "predicted" if rival.predicted_s is not None else "not measured"

@@ -328,7 +328,7 @@ def test_a_wide_interval_overlaps_nothing() -> None:
     for median_s, spread in ((9.33e-3, 1.54), (5.1e-3, 0.5), (6e-3, 264.45)):
         answer = choose(workload(8), TARGET, known, [tiled, measure("library", median_s, spread)])
         assert answer.implementation == "tiled"
-        doubt = f"library ({show_seconds(median_s)} ±{spread:.1%})"
+        doubt = f"library ({show_seconds(median_s)}, ±{spread:.1%})"
         assert f"compared by the longest time that they may take: {doubt}" in answer.explanation
 
 
@@ -337,7 +337,7 @@ def test_a_wide_interval_of_the_lowest_median_draws_nobody_in() -> None:
     records = [measure("noisy", 1.0, 2.0), measure("slow", 2.0, 0.01), measure("sure", 1.1, 0.01)]
     answer = choose(workload(8), TARGET, known, records)
     assert answer.implementation == "sure"
-    assert "noisy (1.00 s ±200.0%)" in answer.explanation
+    assert "noisy (1.00 s, ±200.0%)" in answer.explanation
 
 
 def test_where_nothing_is_sure_the_longest_time_decides() -> None:
@@ -356,7 +356,7 @@ def test_few_samples_have_no_interval(samples: int, text: str) -> None:
     known = [plain("a", 10), plain("b", 20)]
     records = [measure("a", 2.0, 0.01), msgspec.structs.replace(measure("b", 2.001), estimate=few)]
     found = choose(workload(8), TARGET, known, records)
-    assert ("(2.00 s " + text in found.explanation) == (samples < 6)
+    assert ("(2.00 s, " + text in found.explanation) == (samples < 6)
 
 
 def test_what_is_measured_again_is_what_may_win() -> None:
