@@ -165,7 +165,7 @@ def test_a_device_that_has_changed_begins_a_new_history(scene: Scene) -> None:
     assert {m.level: m.config for m in measured(scene, None, of_a)}[Level.MODEL] == one
     scene.register(device("a/cpu:0", model="Model A"))
     assert {m.level: m.config for m in measured(scene, "a/cpu:0")} == {
-        Level.DEVICE: one, Level.MODEL: one, Level.TARGET: one,
+        Level.DEVICE: one, Level.MODEL: one, Level.TARGET: two,  # of the other model
     }  # fmt: skip
     assert len({r.device_id for r in scene.records()}) == 2
     with scene.store.read() as c:
@@ -214,8 +214,9 @@ def test_levels_from_the_device_to_another_target(scene: Scene) -> None:
         Level.MODEL: two, Level.TARGET: three,
     }  # fmt: skip
     elsewhere = measured(scene, None, OTHER_TARGET)
-    assert [(m.level, m.config, m.target) for m in elsewhere] == [
-        (Level.TRANSFERRED, three, TARGET.key)
+    assert [(m.level, m.config, m.target, m.model) for m in elsewhere] == [
+        (Level.TRANSFERRED, two, TARGET.key, "Model A"),
+        (Level.TRANSFERRED, three, TARGET.key, "Model C"),
     ]
     assert measured(scene, None, Target.parse("cuda -arch=sm_90")) == []
     other_workload = Workload("filter", (Input("data", "float32[65,64]"),))
