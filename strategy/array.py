@@ -61,7 +61,9 @@ def to_tensor(array: Any) -> Any:
     import numpy as np
     import tvm
 
-    if array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % ALIGNMENT == 0:
+    # NumPy hands over dtypes of its own alone, of which bfloat16 is none.
+    own = array.dtype.kind != "V"
+    if own and array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % ALIGNMENT == 0:
         return tvm.runtime.from_dlpack(array)
     return tvm.runtime.tensor(np.ascontiguousarray(array).reshape(array.shape))
 

@@ -118,7 +118,10 @@ def _is_a(value: Any, kind: Any) -> bool:
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(_frozen(v) for v in value) if isinstance(value, list | tuple) else value
+    """Lists as tuples, and NumPy's scalars as the numbers of Python that they are."""
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(v) for v in value)
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))

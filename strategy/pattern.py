@@ -25,7 +25,7 @@ from strategy.types import TensorType, Type
 Compute = Callable[[Any, Sequence[Any], Type], list[Any]]
 
 # Of all implementations made here: raised when a schedule, or a compute that it takes, changes.
-_VERSION = 3
+_VERSION = 4
 
 # Below this many elements, starting threads costs more than they save.
 _PARALLEL_FROM = 1 << 14

@@ -22,6 +22,37 @@ def require_number(reporter: TypeReporter, index: int, kind: TensorType) -> None
     reporter.check(kind.dtype != "bool", index, "expected numbers; cast it first")
 
 
+def require_signed(reporter: TypeReporter, index: int, kind: TensorType) -> None:
+    """Raises `TypeRelationError` where the argument at `index` holds no negative numbers."""
+    signed = kind.dtype in FLOATS or kind.dtype.startswith("int")
+    reporter.check(signed, index, "expected signed numbers; cast it first")
+
+
+def require_nonempty(
+    reporter: TypeReporter, index: int, kind: TensorType, axes: Iterable[int] | None = None
+) -> None:
+    """Raises `TypeRelationError` where one of these axes of the argument at `index`, or of all, is empty."""
+    for axis in range(kind.ndim) if axes is None else axes:
+        known = (kind.shape[axis] >= 1).decide() is not False
+        reporter.check(known, index, f"axis {axis} is empty: there is nothing to compute from")
+
+
+def sum_dtype(reporter: TypeReporter, index: int, kind: TensorType, out_dtype: str | None) -> str:
+    """The dtype in which products of the argument at `index` are given: its own where `out_dtype` is None.
+
+    Raises `TypeRelationError` for integers of 8 and 16 bits without one, in which sums of products wrap.
+    """
+    if out_dtype is None:
+        narrow = kind.dtype.endswith(("int8", "int16"))
+        reporter.check(not narrow, index, "sums of its products overflow; name out_dtype = int32 or int64")
+        return kind.dtype
+    whole = kind.dtype.startswith(("int", "uint"))
+    reporter.check(whole, index, f"out_dtype = {out_dtype} is for integers; cast the result instead")
+    fits = not kind.dtype.endswith("64") or out_dtype == "int64"
+    reporter.check(fits, index, f"is wider than out_dtype = {out_dtype}")
+    return out_dtype
+
+
 def require_rank(reporter: TypeReporter, index: int, kind: TensorType, rank: int, form: str) -> None:
     """Raises `TypeRelationError` where the argument at `index` has not `rank` dimensions."""
     reporter.check(kind.ndim == rank, index, f"expected {rank} dimensions, {form}")
@@ -36,7 +67,9 @@ def require_dtype_of(reporter: TypeReporter, index: int, other: int) -> None:
         )
 
 
-def identity_relation(*, numbers: bool = True, floats: bool = False) -> TypeRelation:
+def identity_relation(
+    *, numbers: bool = True, floats: bool = False, signed: bool = False
+) -> TypeRelation:
     """Input and output have the same type, whichever of them is known first."""
 
     def relation(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
@@ -49,6 +82,8 @@ def identity_relation(*, numbers: bool = True, floats: bool = False) -> TypeRela
             data = out
         if floats:
             require_float(reporter, 0, data)
+        elif signed:
+            require_signed(reporter, 0, data)
         elif numbers:
             require_number(reporter, 0, data)
         reporter.assign(1, data)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategy.op import OpError, get_op
-from strategy.types import TensorType
+from strategy.types import TensorType, TupleType
 from strategy.workload import Input, Workload
 
 Array = NDArray[Any]
@@ -101,8 +101,10 @@ def tolerances(
 ) -> tuple[float, ...]:
     """The absolute tolerance of each output."""
     length = reduction_length(workload, inputs, outputs)
-    # What an answer may be rounded to on its way has the fewest digits among the inputs.
-    narrowest = max((i.tensor.dtype for i in _all_inputs(workload)), key=epsilon)
+    # What an answer may be rounded to on its way has the fewest digits among inputs and outputs.
+    out = workload.out_type
+    kinds = [*(i.tensor for i in _all_inputs(workload)), *(out.fields if isinstance(out, TupleType) else [out])]
+    narrowest = max((k.dtype for k in kinds if isinstance(k, TensorType)), key=epsilon)
     return tuple(absolute_tolerance(o, length, narrowest) for o in outputs)
 
 
@@ -126,7 +128,8 @@ def absolute_tolerance(right: Array, length: int, dtype: str) -> float:
     scale = math.sqrt(float(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0
     accumulated = min(epsilon(dtype), epsilon("float32")) * math.sqrt(length)
     rounded = epsilon(dtype) if epsilon(dtype) > epsilon("float32") else 0.0
-    return 4 * scale * (accumulated + rounded)
+    # Near zero float16 has less digits than elsewhere.
+    return 4 * scale * (accumulated + rounded) + (2.0**-24 if dtype == "float16" else 0.0)
 
 
 def poison(right: Array, dtype: str) -> Array:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from strategy import order
 from strategy.schedule import Outs, find_stages, integer, lanes_of, new_schedule, stage
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
@@ -25,31 +26,41 @@ MOST_TASKS = 64
 
 @dataclass(frozen=True)
 class Reduction:
-    """A commutative way to reduce: of two expressions, and the value of none."""
+    """A commutative way to reduce: of two expressions, and the value of none.
+
+    A part is what a thread, a vector or its lanes have reduced; `join` makes a total of several.
+    """
 
     combine: Callable[[Any, Any], Any]
     identity: Callable[[str], Any]
+    join: Callable[[Sequence[Any]], Any]
 
 
 def reduction(name: str) -> Reduction:
-    """The reduction of that name: sum, prod, max or min."""
+    """The reduction of that name: sum, prod, max or min; and `max_number`, which may lose NaN."""
     from tvm import tirx
 
     # TVM asks how many parameters a combination has: its own maximum takes any number.
+    def plain(combine: Callable[[Any, Any], Any], identity: Callable[[str], Any]) -> Reduction:
+        return Reduction(combine, identity, lambda parts: order.fold(combine, parts))
+
+    def extreme(combine: Callable[[Any, Any], Any], end: Callable[[str], Any], of_numbers: Any) -> Reduction:
+        return Reduction(combine, end, lambda parts: order.join(lambda a, b: of_numbers(a, b), parts))  # noqa: PLW0108
+
+    # LLVM's maximum is its second operand where one is NaN, so that this looks at `value` alone for it.
+    def larger(kept: Any, value: Any) -> Any:
+        return tirx.Select(order.is_number(value), tirx.max(value, kept), value)
+
+    def smaller(kept: Any, value: Any) -> Any:
+        return tirx.Select(order.is_number(value), tirx.min(value, kept), value)
+
     return {
-        "sum": Reduction(lambda a, b: a + b, lambda dtype: tirx.const(0, dtype)),
-        "prod": Reduction(lambda a, b: a * b, lambda dtype: tirx.const(1, dtype)),
-        "max": Reduction(lambda a, b: tirx.max(a, b), tirx.min_value),  # noqa: PLW0108
-        "min": Reduction(lambda a, b: tirx.min(a, b), tirx.max_value),  # noqa: PLW0108
-    }[name]
-
-
-def fold(combine: Callable[[Any, Any], Any], values: Sequence[Any]) -> Any:
-    """The values, combined as a balanced tree."""
-    while len(values) > 1:
-        pairs = zip(values[::2], values[1::2], strict=False)
-        values = [*(combine(a, b) for a, b in pairs), *(values[-1:] if len(values) % 2 else ())]
-    return values[0]
+        "sum": lambda: plain(lambda a, b: a + b, lambda dtype: tirx.const(0, dtype)),
+        "prod": lambda: plain(lambda a, b: a * b, lambda dtype: tirx.const(1, dtype)),
+        "max": lambda: extreme(larger, order.lowest, tirx.max),
+        "min": lambda: extreme(smaller, order.highest, tirx.min),
+        "max_number": lambda: plain(lambda a, b: tirx.max(a, b), order.lowest),  # noqa: PLW0108
+    }[name]()
 
 
 def reduce_row(
@@ -65,7 +76,7 @@ def reduce_row(
     """The reduction of each row, a tensor over `rows`; `schedule_rows` knows its stages by `name`.
 
     Args:
-        how: sum, prod, max or min.
+        how: as `reduction` has it.
         rows: the extents of what there is a row of.
         extent: elements of a row.
         read: an element of a row, of the row's indices and its own.
@@ -89,10 +100,10 @@ def reduce_row(
 
     def vector(*index: Any) -> Any:
         *row, lane = index
-        return fold(found.combine, [partials(*row, c * lanes + lane) for c in range(chains)])
+        return found.join([partials(*row, c * lanes + lane) for c in range(chains)])
 
     def total(*row: Any) -> Any:
-        return finish(fold(found.combine, [vectors(*row, lane) for lane in range(lanes)]))
+        return finish(found.join([vectors(*row, lane) for lane in range(lanes)]))
 
     partials = te.compute((*rows, width), partial, name=f"{name}_partial", attrs=stage(f"{name}.partial"))
     vectors = te.compute((*rows, lanes), vector, name=f"{name}_vector", attrs=stage(f"{name}.vector"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +11,11 @@ from strategy.expr import Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.reduce import ReduceAttrs, reduced_axes, reduced_shape
+from strategy.order import sort_key
 from strategy.pattern import register_reduce_schedule
 from strategy.reference import widened
 from strategy.shape_func import reduce_shape_func, register_shape_func
-from strategy.type_relation import require_number
+from strategy.type_relation import require_nonempty, require_number
 from strategy.types import TensorType, Type
 
 
@@ -31,15 +33,15 @@ def arg_reduce_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) 
         return False
     require_number(reporter, 0, data)
     shape = reduced_shape(attrs, reporter, data)
-    for axis in reduced_axes(attrs, data.ndim):
-        reporter.check(data.shape[axis] >= 1, 0, f"axis {axis} is empty: it has no such element")
+    require_nonempty(reporter, 0, data, reduced_axes(attrs, data.ndim))
     reporter.assign(1, TensorType(shape, attrs.dtype))
     return True
 
 
 def _register(name: str, which: str) -> None:
     register_op(name).describe(
-        f"Where the {which} element over axes is, counted over the reduced axes; the first of equals."
+        f"Where the {which} element over axes is, counted over the reduced axes; the first of equals, "
+        "or of NaN where there is one."
     ).set_num_inputs(1).add_argument("data", "Tensor", "The input tensor.").set_attrs_type(
         ArgReduceAttrs
     ).set_support_level(4).add_type_rel("ArgReduce", arg_reduce_rel).set_attr(
@@ -47,10 +49,15 @@ def _register(name: str, which: str) -> None:
     )
 
     def compute(attrs: ArgReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-        from tvm import topi
+        from tvm import te, topi
 
+        data = inputs[0]
+        keys = te.compute(
+            data.shape, lambda *i: sort_key(data(*i), nan_first=name == "argmin"), name="keys",
+            tag=topi.tag.ELEMWISE,
+        )  # fmt: skip
         axis = None if attrs.axis is None else list(attrs.axis)
-        return [topi.cast(getattr(topi, name)(inputs[0], axis, attrs.keepdims), attrs.dtype)]
+        return [topi.cast(getattr(topi, name)(keys, axis, attrs.keepdims), attrs.dtype)]
 
     def reference(attrs: ArgReduceAttrs, inputs: Sequence[Any]) -> Any:
         import numpy as np
@@ -58,7 +65,8 @@ def _register(name: str, which: str) -> None:
         data = widened(inputs[0])
         axes = reduced_axes(attrs, data.ndim)
         kept = [i for i in range(data.ndim) if i not in axes]
-        flat = data.transpose([*kept, *axes]).reshape([*(data.shape[i] for i in kept), -1])
+        count = math.prod(data.shape[i] for i in axes)
+        flat = data.transpose([*kept, *axes]).reshape([*(data.shape[i] for i in kept), count])
         found = np.asarray(getattr(np, name)(flat, axis=-1)).astype(attrs.dtype)
         return np.expand_dims(found, axes) if attrs.keepdims else found
 

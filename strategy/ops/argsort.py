@@ -11,7 +11,7 @@ from strategy.generic_func import override_native_generic_func
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_op, register_reference, register_strategy
 from strategy.op_strategy import OpStrategy
-from strategy.ops.topk import sorted_order
+from strategy.ops.topk import sort_keys, sorted_order
 from strategy.pattern import schedule_extern
 from strategy.reference import widened
 from strategy.shape_func import elemwise_shape_func, register_shape_func
@@ -51,7 +51,8 @@ def compute_argsort(attrs: ArgsortAttrs, inputs: Sequence[Any], out_type: Type) 
     """By the stable sort of TVM's runtime."""
     from tvm import topi
 
-    return [topi.argsort(inputs[0], axis=attrs.axis, is_ascend=attrs.is_ascend, dtype=attrs.dtype)]
+    keys = sort_keys(inputs[0])
+    return [topi.argsort(keys, axis=attrs.axis, is_ascend=attrs.is_ascend, dtype=attrs.dtype)]
 
 
 @register_reference("argsort")
@@ -66,7 +67,7 @@ def argsort_strategy(
 ) -> OpStrategy:
     """The generic strategy of argsort."""
     strategy = OpStrategy()
-    strategy.add_implementation(compute_argsort, schedule_extern.dispatch(target), name="argsort.generic")
+    strategy.add_implementation(compute_argsort, schedule_extern.dispatch(target), name="argsort.generic", version=2)
     return strategy
 
 

@@ -10,6 +10,7 @@ from strategy.attrs import Attrs
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.order import larger, smaller
 from strategy.pattern import in_float32, register_broadcast_schedule, register_reduce_schedule
 from strategy.reference import wide
 from strategy.shape_func import broadcast_shape_func, like_shape_func, register_shape_func
@@ -32,8 +33,9 @@ def _register(
     *,
     floats: bool = False,
     out_dtype: str | None = None,
+    element: Callable[[Any, Any], Any] | None = None,
 ) -> Binary:
-    """Registers a binary operator that `tvm.topi` computes under the same name.
+    """Registers a binary operator.
 
     Args:
         reference: NumPy's form, of two arrays.
@@ -41,6 +43,7 @@ def _register(
             the shapes of the operands here. None where nothing flows.
         floats: whether it takes floating-point tensors only.
         out_dtype: of the result; that of the operands where None.
+        element: the value of an element; what `tvm.topi` computes under the same name where None.
 
     Returns:
         The function that calls it.
@@ -53,9 +56,17 @@ def _register(
     ).set_attr("TOpPattern", TOpPattern.kBroadcast)
 
     def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-        from tvm import topi
+        from tvm import te, topi
 
-        return [getattr(topi, name)(*inputs)]
+        if element is None:
+            return [getattr(topi, name)(*inputs)]
+        shape = topi.add(*inputs).shape  # as TVM broadcasts
+        return [
+            te.compute(
+                shape, lambda *i: element(*(_broadcast(t, i) for t in inputs)), name=name,
+                tag=topi.tag.BROADCAST,
+            )
+        ]  # fmt: skip
 
     def rule(orig: Call, grad: Expr) -> Sequence[Expr | None]:
         if gradient is None:
@@ -80,6 +91,15 @@ def _register(
     return function
 
 
+def _broadcast(tensor: Any, index: Sequence[Any]) -> Any:
+    """The element of a TE tensor that is at `index` of a tensor that it broadcasts to."""
+    from tvm import tirx
+
+    own = index[len(index) - len(tensor.shape) :]
+    ones = [isinstance(n, tirx.IntImm) and int(n) == 1 for n in tensor.shape]
+    return tensor(*(0 if one else i for one, i in zip(ones, own, strict=True)))
+
+
 def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
     """NumPy's form without its warnings: infinities and NaN are right answers here."""
 
@@ -102,6 +122,22 @@ def _minimum(x: Any, y: Any) -> Any:
     import numpy as np
 
     return np.minimum(x, y)
+
+
+def _power(x: Any, y: Any) -> Any:
+    """In float32 where the operands are narrower."""
+    from tvm import tirx
+
+    dtype = str(x.ty.dtype)
+    wide = "float64" if dtype == "float64" else "float32"
+    return tirx.power(x.astype(wide), y.astype(wide)).astype(dtype)
+
+
+def _differ(x: Any, y: Any) -> Any:
+    """TVM's own comparison is false of NaN."""
+    from tvm import tirx
+
+    return tirx.Select(x == y, tirx.const(0, "bool"), tirx.const(1, "bool"))
 
 
 def _divide_grad(orig: Call, grad: Expr) -> list[Expr]:
@@ -145,18 +181,21 @@ divide = _register(
 )  # fmt: skip
 power = _register(
     "power", "Elements of lhs to the power of those of rhs.", lambda x, y: x**y, _power_grad,
-    floats=True,
+    floats=True, element=_power,
 )  # fmt: skip
 maximum = _register(
     "maximum", "The larger of two tensors' elements; where they are equal, the gradient is rhs's.",
-    _maximum, _choice_grad(lambda orig: greater(*orig.args)),
+    _maximum, _choice_grad(lambda orig: greater(*orig.args)), element=larger,
 )  # fmt: skip
 minimum = _register(
     "minimum", "The smaller of two tensors' elements; where they are equal, the gradient is rhs's.",
-    _minimum, _choice_grad(lambda orig: less(*orig.args)),
+    _minimum, _choice_grad(lambda orig: less(*orig.args)), element=smaller,
 )  # fmt: skip
 equal = _register("equal", "Whether elements are equal.", operator.eq, out_dtype="bool")
-not_equal = _register("not_equal", "Whether elements differ.", operator.ne, out_dtype="bool")
+not_equal = _register(
+    "not_equal", "Whether elements differ, as NaN does from itself.", operator.ne, out_dtype="bool",
+    element=_differ,
+)  # fmt: skip
 less: Binary = _register("less", "Whether elements of lhs are smaller.", operator.lt, out_dtype="bool")
 less_equal = _register(
     "less_equal", "Whether elements of lhs are not larger.", operator.le, out_dtype="bool"

@@ -16,6 +16,7 @@ from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.broadcast import equal, greater, greater_equal, less_equal, where
+from strategy.order import at_least, at_most
 from strategy.pattern import in_float32, register_broadcast_schedule, register_injective_schedule
 from strategy.reference import wide, widened
 from strategy.shape_func import elemwise_shape_func, register_shape_func
@@ -24,6 +25,12 @@ from strategy.types import DTYPES, TensorType, Type
 
 Unary = Callable[[Expr], Expr]
 
+_RELATIONS = {
+    "floating-point": identity_relation(floats=True),
+    "numeric": identity_relation(),
+    "signed": identity_relation(signed=True),
+}
+
 
 def _register(
     name: str,
@@ -31,7 +38,7 @@ def _register(
     reference: Callable[..., Any],
     gradient: Callable[[Call, Expr], Expr] | None,
     *,
-    floats: bool = True,
+    data: str = "floating-point",
     vector: Callable[[Any], Any] | None = None,
 ) -> Unary:
     """Registers an operator, and returns the function that calls it.
@@ -39,30 +46,29 @@ def _register(
     Args:
         reference: NumPy's form, of one array.
         gradient: the derivative of the whole with respect to the input; None where nothing flows.
-        floats: whether it takes floating-point tensors only.
+        data: the kind of tensors that it takes, a key of `_RELATIONS`.
         vector: the value of an element; what `tvm.topi` computes under the same name where None.
     """
     register_op(name).describe(description).set_num_inputs(1).add_argument(
         "data", "Tensor", "The input tensor."
-    ).set_support_level(1).add_type_rel("Identity", identity_relation(floats=floats)).set_attr(
+    ).set_support_level(1).add_type_rel("Identity", _RELATIONS[data]).set_attr(
         "TOpPattern", TOpPattern.kElemWise
     )
 
     def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
         from tvm import te, topi
 
-        data = inputs[0]
+        tensor = inputs[0]
         if vector is not None:
-            return [te.compute(data.shape, lambda *i: vector(data(*i)), name=name, tag=topi.tag.ELEMWISE)]
-        function = topi.nn.relu if name == "relu" else getattr(topi, name)
-        return [function(data)]
+            return [te.compute(tensor.shape, lambda *i: vector(tensor(*i)), name=name, tag=topi.tag.ELEMWISE)]
+        return [getattr(topi, name)(tensor)]
 
     register_compute(name, in_float32(compute) if vector is not None else compute)
     register_reference(name, wide(reference))
     register_broadcast_schedule(name)
     register_shape_func(name, False, elemwise_shape_func)
     register_gradient(name, lambda orig, grad: [gradient and gradient(orig, grad)])
-    return _function(name, description, "a floating-point tensor" if floats else "a tensor of numbers")
+    return _function(name, description, f"a {data} tensor")
 
 
 def _function(name: str, description: str, data: str) -> Unary:
@@ -136,6 +142,12 @@ def _gelu(x: Any) -> Any:
     return x * half * (one + elementary.erf(x * tirx.const(math.sqrt(0.5), dtype)))
 
 
+def _relu(x: Any) -> Any:
+    from tvm import tirx
+
+    return at_least(x, tirx.const(0, str(x.ty.dtype)))
+
+
 def _like(node: Expr, value: float) -> Expr:
     """A constant of the dtype of a node."""
     return const(value, node.tensor_type.dtype)
@@ -166,9 +178,10 @@ def _gelu_grad(orig: Call, grad: Expr) -> Expr:
 
 reference_sigmoid = wide(_quiet(_reference_sigmoid))
 
-abs = _register("abs", "The absolute value of each element.", _numpy("abs"), _abs_grad, floats=False)
+abs = _register("abs", "The absolute value of each element.", _numpy("abs"), _abs_grad, data="numeric")
 negative = _register(
-    "negative", "The negative of each element.", lambda x: -x, lambda orig, grad: -grad, floats=False
+    "negative", "The negative of each element.", lambda x: -x, lambda orig, grad: -grad,
+    data="signed",
 )
 exp = _register(
     "exp", "The exponential of each element.", _numpy("exp"),
@@ -203,7 +216,8 @@ gelu = _register(
     _quiet(_reference_gelu), _gelu_grad, vector=_gelu,
 )  # fmt: skip
 relu = _register(
-    "relu", "Each element, zero where it is negative.", lambda x: x.clip(0), _relu_grad, floats=False
+    "relu", "Each element, zero where it is negative.", lambda x: x.clip(0), _relu_grad,
+    data="numeric", vector=_relu,
 )
 
 
@@ -300,9 +314,13 @@ def compute_cast(attrs: CastAttrs, inputs: Sequence[Any], out_type: Type) -> lis
 
 @register_compute("clip")
 def compute_clip(attrs: ClipAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    from tvm import topi
+    from tvm import te, tirx, topi
 
-    return [topi.clip(inputs[0], attrs.a_min, attrs.a_max)]
+    data = inputs[0]
+    low, high = (tirx.const(int(b) if b.is_integer() else b, data.dtype) for b in (attrs.a_min, attrs.a_max))
+    return [
+        te.compute(data.shape, lambda *i: at_most(at_least(data(*i), low), high), name="clip", tag=topi.tag.ELEMWISE)
+    ]
 
 
 @register_reference("cast")

@@ -40,7 +40,7 @@ from strategy.schedule import Outs
 from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
-from strategy.type_relation import require_float
+from strategy.type_relation import require_float, require_nonempty
 from strategy.types import TensorType, Type
 
 
@@ -58,6 +58,7 @@ def layer_norm_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) 
     if data is None:
         return False
     require_float(reporter, 0, data)
+    require_nonempty(reporter, 0, data, [attrs.axis % data.ndim])
     reporter.assign(3, data)
     return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
@@ -11,10 +11,17 @@ from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.window import four_sides, pair, windowed_extent, windows
+from strategy.order import larger, lowest, sort_key
 from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import widened
 from strategy.shape_func import like_shape_func, register_shape_func
-from strategy.type_relation import require_dtype_of, require_float, require_number, require_rank
+from strategy.type_relation import (
+    require_dtype_of,
+    require_float,
+    require_nonempty,
+    require_number,
+    require_rank,
+)
 from strategy.types import TensorType, Type
 
 
@@ -49,6 +56,7 @@ def max_pool2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) 
 def _pooled(attrs: MaxPool2DAttrs, reporter: TypeReporter, index: int, data: TensorType) -> TensorType:
     """The type of what is pooled from `data`, the argument at `index`; checks that windows fit."""
     require_rank(reporter, index, data, 4, "[batch, channels, height, width]")
+    require_nonempty(reporter, index, data, (2, 3))
     out = []
     for axis in range(2):
         extent = windowed_extent(
@@ -96,14 +104,39 @@ register_op("max_pool2d_backward").describe(
 
 @register_compute("max_pool2d")
 def compute_max_pool2d(attrs: MaxPool2DAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    from tvm import topi
+    data = inputs[0]
+    return [_largest(attrs, data, larger, lowest(str(data.dtype)))]
 
-    return [
-        topi.nn.pool2d(
-            inputs[0], list(attrs.pool_size), list(attrs.strides), list(attrs.dilation),
-            list(attrs.padding), "max",
+
+def _largest(attrs: MaxPool2DAttrs, data: Any, combine: Callable[..., Any], end: Any) -> Any:
+    """The largest element of each window of a TE tensor; nothing is smaller than `end`, which padding is."""
+    from tvm import te, tirx
+
+    (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
+    top, left, *_ = attrs.padding
+    _, _, height, width = data.shape
+    y, x = (te.reduce_axis((0, n), name=name) for n, name in zip(attrs.pool_size, "yx", strict=True))
+    reducer = te.comm_reducer(lambda a, b: combine(a, b), lambda _: end, name="largest")  # noqa: PLW0108
+
+    def element(n: Any, c: Any, h: Any, w: Any) -> Any:
+        row, column = h * stride_h + y * dilation_h - top, w * stride_w + x * dilation_w - left
+        inside = tirx.all(row >= 0, row < height, column >= 0, column < width)
+        found = data(n, c, row, column)
+        return reducer(tirx.if_then_else(inside, found, end) if any(attrs.padding) else found, axis=[y, x])
+
+    return te.compute(_extents(attrs, data.shape), element, name="max_pool2d")
+
+
+def _extents(attrs: MaxPool2DAttrs, shape: Sequence[Any]) -> list[Any]:
+    """The shape of what is pooled from a shape of numbers, expressions or dimensions."""
+    out = (
+        windowed_extent(
+            shape[2 + i], attrs.pool_size[i], attrs.strides[i], attrs.dilation[i],
+            attrs.padding[i], attrs.padding[2 + i],
         )
-    ]  # fmt: skip
+        for i in range(2)
+    )  # fmt: skip
+    return [*shape[:2], *out]
 
 
 @register_compute("max_pool2d_backward")
@@ -117,6 +150,9 @@ def compute_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any], ou
     (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
     top, left, *_ = attrs.padding
     zero = tirx.const(0, data.dtype)
+    # Integers in the elements' order, so that NaN is the largest, and equal to itself.
+    keys = te.compute(data.shape, lambda *i: sort_key(data(*i)), name="keys")
+    largest = _largest(attrs, keys, tirx.max, tirx.min_value(str(keys.dtype)))
 
     def steps() -> list[Any]:
         return [te.reduce_axis((0, n), name=name) for n, name in zip(attrs.pool_size, "yx", strict=True)]
@@ -125,10 +161,7 @@ def compute_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any], ou
         row = place[0] * stride_h + step[0] * dilation_h - top
         column = place[1] * stride_w + step[1] * dilation_w - left
         inside = tirx.all(row >= 0, row < height, column >= 0, column < width)
-        return tirx.if_then_else(inside, value(data(n, c, row, column)), outside)
-
-    def most(n: Any, c: Any, h: Any, w: Any) -> Any:
-        return te.max(element(n, c, (h, w), first, lambda x: x, tirx.min_value(data.dtype)), axis=first)
+        return tirx.if_then_else(inside, value(keys(n, c, row, column)), outside)
 
     def equals(n: Any, c: Any, h: Any, w: Any) -> Any:
         def counted(x: Any) -> Any:
@@ -143,11 +176,10 @@ def compute_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any], ou
             row >= 0, row % stride_h == 0, row // stride_h < grad.shape[2],
             column >= 0, column % stride_w == 0, column // stride_w < grad.shape[3],
         )  # fmt: skip
-        share = tirx.Select(data(n, c, h, w) == largest(*place), grad(*place) / count(*place), zero)
+        share = tirx.Select(keys(n, c, h, w) == largest(*place), grad(*place) / count(*place), zero)
         return te.sum(tirx.if_then_else(inside, share, zero), axis=third)
 
-    first, second, third = steps(), steps(), steps()
-    largest = te.compute(grad.shape, most, name="largest")
+    second, third = steps(), steps()
     count = te.compute(grad.shape, equals, name="count")
     return [te.compute(data.shape, gathered, name="max_pool2d_backward")]
 
@@ -169,8 +201,10 @@ def reference_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any]) 
     grad, data = map(widened, inputs)
     how = (attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding)
     view = windows(data, *how, -np.inf)
-    taken = (view == view.max(axis=(-2, -1), keepdims=True)) & (windows(np.ones_like(data), *how) == 1)
-    share = taken * (grad / taken.sum(axis=(-2, -1)))[..., None, None]
+    most = view.max(axis=(-2, -1), keepdims=True)
+    taken = (view == most) | (np.isnan(view) & np.isnan(most))
+    taken &= windows(np.ones_like(data), *how) == 1
+    share = np.where(taken, (grad / taken.sum(axis=(-2, -1)))[..., None, None], 0)
     top, left, bottom, right = attrs.padding
     padded = np.pad(np.zeros_like(data), ((0, 0), (0, 0), (top, bottom), (left, right)))
     for y, x in np.ndindex(attrs.pool_size):
@@ -185,15 +219,7 @@ def reference_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any]) 
 def max_pool2d_shape_func(
     attrs: MaxPool2DAttrs, inputs: Sequence[tuple[int, ...]]
 ) -> list[tuple[int, ...]]:
-    n, c, *extents = inputs[0]
-    out = (
-        windowed_extent(
-            extents[i], attrs.pool_size[i], attrs.strides[i], attrs.dilation[i],
-            attrs.padding[i], attrs.padding[2 + i],
-        )
-        for i in range(2)
-    )  # fmt: skip
-    return [(n, c, *out)]
+    return [tuple(_extents(attrs, inputs[0]))]
 
 
 schedule_pool = GenericFunc("schedule_pool")

@@ -8,14 +8,15 @@ and shuffles serve. Both steps of a row stay in the first-level cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.cpu.row import PARALLEL_BYTES, accumulator, fold, reduction
+from strategy.cpu.row import PARALLEL_BYTES, accumulator, reduction
 from strategy.op_strategy import OpStrategy
 from strategy.ops.avg_pool2d import AvgPool2DAttrs
 from strategy.ops.max_pool2d import MaxPool2DAttrs
+from strategy.order import fold
 from strategy.pattern import register_cpu_implementations
 from strategy.schedule import (
     Outs,
@@ -82,11 +83,11 @@ def compute(attrs: MaxPool2DAttrs, inputs: Sequence[Any], out_type: TensorType, 
             value = value if data.dtype == dtype else tirx.Cast(dtype, value)
             return tirx.if_then_else(inside, value, found.identity(dtype))
 
-        return fold(found.combine, [element(step) for step in range(attrs.pool_size[0])])
+        return reduce(found.combine, [element(step) for step in range(attrs.pool_size[0])])
 
     def across(n: Any, c: Any, y: Any, x: Any) -> Any:
         first, step = x * attrs.strides[1], attrs.dilation[1]
-        return fold(found.combine, [columns(n, c, y, first + k * step) for k in range(attrs.pool_size[1])])
+        return reduce(found.combine, [columns(n, c, y, first + k * step) for k in range(attrs.pool_size[1])])
 
     def result(n: Any, c: Any, y: Any, x: Any) -> Any:
         value = rows(n, c, y, x)
@@ -145,7 +146,7 @@ def _add(strategy: OpStrategy, attrs: Any, inputs: Sequence[TensorType], out_typ
     known = all(d.is_constant and int(d) >= 1 for d in data.shape)
     if known and data.dtype in _DTYPES and attrs.pool_size[0] * attrs.pool_size[1] <= _LARGEST_WINDOW:
         strategy.add_implementation(
-            compute, schedule, "pool2d_row.cpu", 12, space=space, symbolic=False
+            compute, schedule, "pool2d_row.cpu", 12, version=2, space=space, symbolic=False
         )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 from strategy.attrs import Attrs, AttrsError, field
 from strategy.expr import Call, Expr, call
@@ -19,10 +20,11 @@ from strategy.op import (
 from strategy.ops.broadcast import equal, where
 from strategy.ops.elemwise import cast, ones_like, zeros_like
 from strategy.ops.reshape import expand_dims
+from strategy.order import highest, larger, lowest, smaller
 from strategy.pattern import in_float32, register_reduce_schedule
 from strategy.reference import widened
 from strategy.shape_func import reduce_shape_func, register_shape_func
-from strategy.type_relation import normal_axes, require_float, require_number
+from strategy.type_relation import normal_axes, require_float, require_nonempty, require_number
 from strategy.types import Dim, TensorType, Type
 
 
@@ -34,7 +36,7 @@ class ReduceAttrs(Attrs):
 
     def __init__(self, **values: Any) -> None:
         axis = values.get("axis")
-        if isinstance(axis, int) and not isinstance(axis, bool):
+        if isinstance(axis, SupportsIndex) and not isinstance(axis, bool):
             values["axis"] = (axis,)
         super().__init__(**values)
         if self.axis == ():
@@ -56,7 +58,7 @@ def reduced_shape(attrs: ReduceAttrs, reporter: TypeReporter, data: TensorType) 
     return [d for i, d in enumerate(data.shape) if i not in gone]
 
 
-def reduce_relation(*, floats: bool = False) -> TypeRelation:
+def reduce_relation(*, floats: bool = False, nonempty: bool = False) -> TypeRelation:
     """The input's type without the reduced axes, or with extent 1 there."""
 
     def relation(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
@@ -65,17 +67,20 @@ def reduce_relation(*, floats: bool = False) -> TypeRelation:
         if data is None:
             return False
         (require_float if floats else require_number)(reporter, 0, data)
-        reporter.assign(1, TensorType(reduced_shape(attrs, reporter, data), data.dtype))
+        shape = reduced_shape(attrs, reporter, data)
+        if nonempty:
+            require_nonempty(reporter, 0, data, reduced_axes(attrs, data.ndim))
+        reporter.assign(1, TensorType(shape, data.dtype))
         return True
 
     return relation
 
 
-def _register(name: str, description: str, reference: Callable[..., Any], *, floats: bool = False) -> None:
+def _register(name: str, description: str, reference: Callable[..., Any], **taken: bool) -> None:
     register_op(name).describe(description).set_num_inputs(1).add_argument(
         "data", "Tensor", "The input tensor."
     ).set_attrs_type(ReduceAttrs).set_support_level(4).add_type_rel(
-        "Reduce", reduce_relation(floats=floats)
+        "Reduce", reduce_relation(**taken)
     ).set_attr("TOpPattern", TOpPattern.kCommReduce)
 
     def numpy_reference(attrs: ReduceAttrs, inputs: Sequence[Any]) -> Any:
@@ -94,10 +99,18 @@ def _prod(x: Any, axis: Any, keepdims: bool) -> Any:
     return x.prod(axis=axis, keepdims=keepdims, dtype=x.dtype)
 
 
+def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
+    import numpy as np
+
+    with np.errstate(invalid="ignore"):  # of no elements it is NaN
+        count = np.ones_like(x).sum(axis=axis, keepdims=keepdims)
+        return x.sum(axis=axis, keepdims=keepdims) / count
+
+
 _register("sum", "The sum over axes.", _sum)
-_register("mean", "The arithmetic mean over axes.", lambda x, **how: x.mean(**how), floats=True)
-_register("max", "The largest element over axes.", lambda x, **how: x.max(**how))
-_register("min", "The smallest element over axes.", lambda x, **how: x.min(**how))
+_register("mean", "The arithmetic mean over axes.", _mean, floats=True)
+_register("max", "The largest element over axes.", lambda x, **how: x.max(**how), nonempty=True)
+_register("min", "The smallest element over axes.", lambda x, **how: x.min(**how), nonempty=True)
 _register("prod", "The product over axes.", _prod)
 
 
@@ -119,21 +132,39 @@ def compute_mean(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> l
     count: Any = 1
     for axis in reduced_axes(attrs, len(data.shape)):
         count = count * data.shape[axis]
+    if isinstance(count, tirx.IntImm) and int(count) == 0:
+        return [topi.full_like(total, math.nan)]
     return [topi.divide(total, tirx.Cast(data.dtype, tirx.convert(count)))]
 
 
 @register_compute("max")
 def compute_max(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    from tvm import topi
-
-    return [topi.max(inputs[0], _axes(attrs), attrs.keepdims)]
+    return [_extreme(attrs, inputs[0], larger, lowest)]
 
 
 @register_compute("min")
 def compute_min(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    from tvm import topi
+    return [_extreme(attrs, inputs[0], smaller, highest)]
 
-    return [topi.min(inputs[0], _axes(attrs), attrs.keepdims)]
+
+def _extreme(attrs: ReduceAttrs, data: Any, combine: Callable[..., Any], end: Callable[..., Any]) -> Any:
+    """The reduction of a tensor by a combination of two elements, from the last on that there can be."""
+    from tvm import te
+
+    axes = reduced_axes(attrs, len(data.shape))
+    reducer = te.comm_reducer(combine, lambda dtype: end(str(dtype)), name=combine.__name__)
+    steps = {axis: te.reduce_axis((0, data.shape[axis]), name=f"k{axis}") for axis in axes}
+    shape = [1 if i in steps else n for i, n in enumerate(data.shape) if attrs.keepdims or i not in steps]
+
+    def element(*index: Any) -> Any:
+        kept = iter(index)
+        place = []
+        for axis in range(len(data.shape)):
+            given = next(kept) if attrs.keepdims or axis not in steps else None
+            place.append(steps.get(axis, given))
+        return reducer(data(*place), axis=list(steps.values()))
+
+    return te.compute(shape, element, name=combine.__name__)
 
 
 @register_compute("prod")

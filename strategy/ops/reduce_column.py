@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.cpu.row import PARALLEL_BYTES, fold, reader, reduction, reduction_accumulator
+from strategy.cpu.row import PARALLEL_BYTES, reader, reduction, reduction_accumulator
 from strategy.cpu.tile import round_up
 from strategy.op_strategy import OpStrategy
 from strategy.ops.reduce import ReduceAttrs, reduced_axes
@@ -119,7 +119,7 @@ def _compute(name: str) -> Any:
 
         def result(*index: Any) -> Any:
             o, column = _columns(attrs, outer, inner, index)
-            value = fold(found.combine, [kept(o, p, column) for p in range(parts)])
+            value = found.join([kept(o, p, column) for p in range(parts)])
             if name == "mean":
                 value = value * tirx.const(1 / rows, dtype)
             return value.astype(out_type.dtype)
@@ -185,7 +185,7 @@ def _add(name: str) -> None:
         axes = reduced_axes(attrs, data.ndim)
         if axes and axes[-1] < data.ndim - 1 and axes == tuple(range(axes[0], axes[-1] + 1)):
             strategy.add_implementation(
-                compute, schedule, "reduce_column.cpu", 12, space=space, symbolic=False
+                compute, schedule, "reduce_column.cpu", 12, version=2, space=space, symbolic=False
             )
 
     register_cpu_implementations(name, add)

@@ -14,7 +14,6 @@ from strategy.attrs import Attrs
 from strategy.cpu.row import (
     PARALLEL_BYTES,
     constant_size,
-    fold,
     reduce_row,
     reduction,
     reduction_accumulator,
@@ -107,7 +106,7 @@ def _compute(name: str) -> Any:
 
         def result(*index: Any) -> Any:
             place = index[: len(kept)]
-            value = fold(reduction(how).combine, [totals(*place, p) for p in range(parts)])
+            value = reduction(how).join([totals(*place, p) for p in range(parts)])
             if name == "mean":
                 value = value * tirx.const(1 / row, dtype)
             return value.astype(out_type.dtype)
@@ -143,7 +142,7 @@ def _add(name: str) -> None:
             return
         known = all(data.shape[axis].is_constant for axis in axes)
         if known and all(int(d) >= 1 for d in data.shape if d.is_constant):
-            strategy.add_implementation(compute, schedule, "reduce_row.cpu", 12, space=space)
+            strategy.add_implementation(compute, schedule, "reduce_row.cpu", 12, version=2, space=space)
 
     register_cpu_implementations(name, add)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 from strategy.attrs import Attrs, field
 from strategy.expr import Call, Expr, call
@@ -67,7 +67,7 @@ class ExpandDimsAttrs(Attrs):
 
     def __init__(self, **values: Any) -> None:
         axis = values.get("axis")
-        if isinstance(axis, int) and not isinstance(axis, bool):
+        if isinstance(axis, SupportsIndex) and not isinstance(axis, bool):
             values["axis"] = (axis,)
         super().__init__(**values)
 
@@ -79,7 +79,7 @@ class SqueezeAttrs(Attrs):
 
     def __init__(self, **values: Any) -> None:
         axis = values.get("axis")
-        if isinstance(axis, int) and not isinstance(axis, bool):
+        if isinstance(axis, SupportsIndex) and not isinstance(axis, bool):
             values["axis"] = (axis,)
         super().__init__(**values)
 

@@ -67,9 +67,11 @@ register_op("cumprod").describe(
 
 
 def _scan(attrs: ScanopAttrs, data: Any, scan: Callable[..., Any]) -> list[Any]:
-    from tvm import topi
+    from tvm import tirx, topi
 
     dtype = attrs.dtype or str(data.dtype)
+    if any(isinstance(n, tirx.IntImm) and int(n) == 0 for n in data.shape):  # TVM's scan has a first element
+        return [topi.full([0] if attrs.axis is None else data.shape, dtype, 0)]
     narrow = dtype in ("float16", "bfloat16")
     found = scan(data, attrs.axis, "float32" if narrow else dtype, attrs.exclusive)
     return [topi.cast(found, dtype) if narrow else found]
@@ -105,7 +107,7 @@ def _reference(attrs: ScanopAttrs, data: Any, scan: Callable[..., Any], start: i
     if attrs.axis is None:
         data = data.reshape(-1)
     axis = attrs.axis or 0
-    if attrs.exclusive:
+    if attrs.exclusive and data.shape[axis]:
         first = np.full_like(np.take(data, [0], axis), start)
         data = np.concatenate([first, np.delete(data, -1, axis)], axis)
     return scan(data, axis=axis, dtype=data.dtype)

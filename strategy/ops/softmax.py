@@ -40,7 +40,7 @@ from strategy.schedule import Outs
 from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
-from strategy.type_relation import normal_axis, require_float
+from strategy.type_relation import normal_axis, require_float, require_nonempty
 from strategy.types import TensorType, Type
 
 
@@ -57,7 +57,7 @@ def softmax_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> 
     if data is None:
         return False
     require_float(reporter, 0, data)
-    normal_axis(reporter, 0, attrs.axis, data.ndim)
+    require_nonempty(reporter, 0, data, [normal_axis(reporter, 0, attrs.axis, data.ndim)])
     reporter.assign(1, data)
     return True
 
@@ -140,7 +140,7 @@ def compute_softmax_row(
     rows, extent = row_extents(inputs[0])
     dtype = accumulator(out_type.dtype)
     read, one = reader(inputs[0], dtype), tirx.const(1, dtype)
-    largest = reduce_row("max", rows, extent, dtype, read, config, "max")
+    largest = reduce_row("max_number", rows, extent, dtype, read, config, "max")
     powers = keep_row(rows, extent, lambda *i: exp(read(*i) - largest(*i[:-1])), config, "powers")
     scale = reduce_row("sum", rows, extent, dtype, powers, config, "sum", lambda total: one / total)
 
@@ -159,7 +159,7 @@ def compute_log_softmax_row(
     rows, extent = row_extents(inputs[0])
     dtype = accumulator(out_type.dtype)
     read = reader(inputs[0], dtype)
-    largest = reduce_row("max", rows, extent, dtype, read, config, "max")
+    largest = reduce_row("max_number", rows, extent, dtype, read, config, "max")
 
     def power(*i: Any) -> Any:
         return exp(read(*i) - largest(*i[:-1]))

@@ -27,11 +27,15 @@ SORT_PLACES = r"""
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 
-// Whether one element comes before another: by value, the lower index first among equals.
+// Whether one key comes before another, which is no equal: NaN is larger than all numbers.
+__device__ bool comes_before(KEY a, KEY b) {
+  return ASCENDING ? a < b || (b != b && a == a) : a > b || (a != a && b == b);
+}
+
+// Whether one element comes before another: the lower index first among equals.
 __device__ bool comes_first(KEY a, int i, KEY b, int j) {
   if (i < 0 || j < 0) return j < 0 && i >= 0;  // places without an element come last
-  if (a == b) return i < j;
-  return ASCENDING ? a < b : a > b;
+  return comes_before(a, b) || (!comes_before(b, a) && i < j);
 }
 
 __device__ void sort_places(KEY* keys, int* indices) {
@@ -83,7 +87,7 @@ __device__ int of_first(const KEY* a, int a_count, const KEY* b, int b_count, in
   while (low < high) {
     int middle = (low + high) / 2;
     KEY left = a[middle], right = b[taken - 1 - middle];
-    if (ASCENDING ? right < left : right > left) high = middle; else low = middle + 1;
+    if (comes_before(right, left)) high = middle; else low = middle + 1;
   }
   return low;
 }
@@ -123,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) merge_runs(
   if (begin >= end) return;
   int i = of_first(keys, mine, keys + mine, count - mine, begin), j = mine + begin - i;
   for (int to = begin; to < end; ++to) {
-    bool left = i < mine && (j >= count || !(ASCENDING ? keys[j] < keys[i] : keys[j] > keys[i]));
+    bool left = i < mine && (j >= count || !comes_before(keys[j], keys[i]));
     int from = left ? i++ : j++;
     merged[a + at + to] = keys[from];
     merged_order[a + at + to] = indices[from];

@@ -12,7 +12,7 @@ from strategy.op import TOpPattern, TypeReporter, register_compute, register_op,
 from strategy.pattern import register_injective_schedule, register_reduce_schedule
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
-from strategy.type_relation import normal_axis
+from strategy.type_relation import normal_axis, require_number
 from strategy.types import TensorType, Type
 
 
@@ -60,6 +60,7 @@ def take_backward_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporte
     grad, indices, data = (reporter.tensor(i) for i in range(3))
     if grad is None or indices is None or data is None:
         return False
+    require_number(reporter, 2, data)
     _check(attrs, reporter, data, indices, 2)
     expected = TensorType(_taken(attrs, data.shape, indices.shape), data.dtype)
     reporter.check(str(grad) == str(expected), 0, f"what is taken is {expected}")

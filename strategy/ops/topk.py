@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
@@ -15,6 +15,7 @@ from strategy.ops.broadcast import equal, where
 from strategy.ops.elemwise import cast, ones_like, zeros_like
 from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import expand_dims
+from strategy.order import sort_key
 from strategy.pattern import schedule_extern
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
@@ -55,22 +56,25 @@ register_op("topk").describe(
 ).set_support_level(6).add_type_rel("TopK", topk_rel).set_attr("TOpPattern", TOpPattern.kOpaque)
 
 
-def wrap_compute_topk(topi_compute: Callable[..., Any]) -> Callable[..., list[Any]]:
-    """A compute that takes what topk needs from the attributes."""
+def sort_keys(data: Any) -> Any:
+    """Integers that order as the elements of a TE tensor: TVM's runtime sorts few dtypes, and NaN at random."""
+    from tvm import te, topi
 
-    def compute_topk(attrs: TopKAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-        found = topi_compute(
-            inputs[0], attrs.k, attrs.axis, attrs.ret_type, attrs.is_ascend, attrs.dtype
-        )
-        return list(found) if attrs.ret_type == "both" else [found]
-
-    return compute_topk
+    return te.compute(data.shape, lambda *i: sort_key(data(*i)), name="keys", tag=topi.tag.ELEMWISE)
 
 
-def topi_topk(*args: Any) -> Any:
-    from tvm import topi
+def compute_topk(attrs: TopKAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    """By the sort of TVM's runtime, and the elements at the indices that it gives."""
+    from tvm import te, topi
 
-    return topi.topk(*args)
+    data, axis = inputs[0], attrs.axis % len(inputs[0].shape)
+    indices = topi.topk(sort_keys(data), attrs.k, axis, "indices", attrs.is_ascend, attrs.dtype)
+
+    def value(*i: Any) -> Any:
+        return data(*i[:axis], indices(*i), *i[axis + 1 :])
+
+    values = te.compute(indices.shape, value, name="values")
+    return {"values": [values], "indices": [indices]}.get(attrs.ret_type, [values, indices])
 
 
 def sorted_order(data: Any, axis: int, *, is_ascend: bool) -> Any:
@@ -102,7 +106,7 @@ def topk_strategy(
     """The generic strategy of topk."""
     strategy = OpStrategy()
     strategy.add_implementation(
-        wrap_compute_topk(topi_topk), schedule_extern.dispatch(target), name="topk.generic"
+        compute_topk, schedule_extern.dispatch(target), name="topk.generic", version=2
     )
     return strategy
 

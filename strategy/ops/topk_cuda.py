@@ -78,12 +78,12 @@ def topk_strategy_cuda(
         return strategy
     if _fitting(kind.dtype, attrs.k, limits_of(target).shared_bytes):
         strategy.add_implementation(
-            compute, schedule, "topk_sort.cuda", 10, space=space, symbolic=False
+            compute, schedule, "topk_sort.cuda", 10, version=2, space=space, symbolic=False
         )
     level = level_of_merge(kind.concrete_shape, attrs.axis, limits_of(target))
     if level is not None:
         strategy.add_implementation(
-            compute, schedule_merge, "topk_merge.cuda", level, space=space_of_merge, symbolic=False
+            compute, schedule_merge, "topk_merge.cuda", level, version=2, space=space_of_merge, symbolic=False
         )
     return strategy
 
@@ -156,13 +156,13 @@ def argsort_strategy_cuda(
     taken = _all_of(attrs, kind.concrete_shape)
     if _fitting(kind.dtype, taken.k, limits_of(target).shared_bytes):
         strategy.add_implementation(
-            compute, schedule_argsort, "argsort_sort.cuda", 10, space=space_of_argsort,
+            compute, schedule_argsort, "argsort_sort.cuda", 10, version=2, space=space_of_argsort,
             symbolic=False,
         )  # fmt: skip
     level = level_of_merge(kind.concrete_shape, taken.axis, limits_of(target))
     if level is not None:
         strategy.add_implementation(
-            compute, schedule_argsort_merge, "argsort_merge.cuda", level,
+            compute, schedule_argsort_merge, "argsort_merge.cuda", level, version=2,
             space=space_of_argsort_merge, symbolic=False,
         )  # fmt: skip
     return strategy

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from strategy.cpu.row import PARALLEL_BYTES, fold, rowwise
+from strategy.cpu.row import PARALLEL_BYTES, rowwise
 from strategy.op_strategy import OpStrategy
 from strategy.ops.topk import TopKAttrs, topk_strategy
+from strategy.order import fold, highest, is_nan, lowest
 from strategy.pattern import element_bytes
 from strategy.schedule import Outs, lanes_of, new_schedule
 from strategy.target import Target
@@ -53,11 +54,15 @@ def _scan(full: int, attrs: TopKAttrs, data: Any, values: Any, indices: Any) -> 
     lanes = min(full, 1 << (k - 1).bit_length())
     vectors, block = -(-k // lanes), full * _BLOCK
 
-    def better(a: Any, b: Any) -> Any:
-        return a < b if attrs.is_ascend else a > b
-
     def no_worse(a: Any, b: Any) -> Any:
         return a <= b if attrs.is_ascend else a >= b
+
+    # NaN is larger than all numbers.
+    def stays_before(a: Any, b: Any) -> Any:
+        return tirx.Or(no_worse(a, b), is_nan(b if attrs.is_ascend else a))
+
+    def may_be_better(a: Any, b: Any) -> Any:
+        return tirx.Or(a < b, is_nan(b)) if attrs.is_ascend else tirx.Or(a > b, is_nan(a))
 
     def scan_row(place: list[Any]) -> None:
         # Before the kept ones stands what is no worse than anything.
@@ -72,7 +77,7 @@ def _scan(full: int, attrs: TopKAttrs, data: Any, values: Any, indices: Any) -> 
             value = script.bind(read(element))
 
             def stays(slot: Any) -> Any:
-                first = no_worse(kept[slot], value)
+                first = stays_before(kept[slot], value)
                 return tirx.And(first, slot <= element) if filling else first
 
             with script.serial(0, vectors) as step:
@@ -84,7 +89,7 @@ def _scan(full: int, attrs: TopKAttrs, data: Any, values: Any, indices: Any) -> 
                         buffer[slot] = tirx.Select(stays(slot), buffer[slot], moved)
 
         def insert_if_better(element: Any) -> None:
-            with script.If(better(read(element), kept[k])), script.Then():
+            with script.If(may_be_better(read(element), kept[k])), script.Then():
                 insert(element, filling=False)
 
         kept[0] = _unbeaten(attrs, dtype)
@@ -96,8 +101,9 @@ def _scan(full: int, attrs: TopKAttrs, data: Any, values: Any, indices: Any) -> 
             with script.vectorized(0, full) as lane:
                 hits[lane] = tirx.const(0, "int32")
             with script.unroll(0, _BLOCK) as vector, script.vectorized(0, full) as lane:
-                hit = better(read(first + vector * full + lane), kept[k])
-                hits[lane] = hits[lane] | tirx.Select(hit, tirx.const(1, "int32"), tirx.const(0, "int32"))
+                # NaN is worth a look too, so that this is a comparison alone.
+                miss = no_worse(kept[k], read(first + vector * full + lane))
+                hits[lane] = hits[lane] | tirx.Select(miss, tirx.const(0, "int32"), tirx.const(1, "int32"))
             some = fold(lambda a, b: a | b, [hits[n] for n in range(full)]) != 0
             with script.If(some), script.Then(), script.serial(0, block) as element:
                 insert_if_better(first + element)
@@ -120,12 +126,12 @@ def _scan(full: int, attrs: TopKAttrs, data: Any, values: Any, indices: Any) -> 
 
 
 def _unbeaten(attrs: TopKAttrs, dtype: str) -> Any:
-    """A number that none is better than."""
+    """What nothing is better than."""
     from tvm import tirx
 
-    if dtype.startswith("float"):
-        return tirx.const(-math.inf if attrs.is_ascend else math.inf, dtype)
-    return tirx.min_value(dtype) if attrs.is_ascend else tirx.max_value(dtype)
+    if attrs.is_ascend:
+        return lowest(dtype)
+    return tirx.const(math.nan, dtype) if dtype.startswith("float") else highest(dtype)
 
 
 def schedule(attrs: TopKAttrs, outs: Outs, target: Target) -> Any:
@@ -144,7 +150,7 @@ def topk_strategy_cpu(
     known = all(d.is_constant for d in data.shape)
     if known and data.dtype in _DTYPES and attrs.k <= _MOST and rowwise(attrs.axis, inputs):
         strategy.add_implementation(
-            partial(compute, lanes_of(target, data.dtype)), schedule, "topk_scan.cpu", 12, version=2,
+            partial(compute, lanes_of(target, data.dtype)), schedule, "topk_scan.cpu", 12, version=3,
             symbolic=False,
         )  # fmt: skip
     return strategy

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, SupportsIndex
 
 
 def pair(value: Any) -> Any:
     """One integer as (value, value); anything else as it is."""
-    return (value, value) if isinstance(value, int) and not isinstance(value, bool) else value
+    return (value, value) if isinstance(value, SupportsIndex) and not isinstance(value, bool) else value
 
 
 def four_sides(value: Any) -> Any:

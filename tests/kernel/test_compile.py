@@ -483,3 +483,16 @@ def test_the_runtime_has_the_targets_threads():
 def test_patterns_are_used(engine):
     assert get_op("relu").get_attr("TOpPattern") < get_op("dense").get_attr("TOpPattern")
     assert [len(g) for g in groups(relu(dense(x, Var("w", "float32[3,5]"))))] == [2]
+
+
+def test_bfloat16_arrays_are_taken_wherever_they_lie():
+    import ml_dtypes
+
+    x = Var("x", "bfloat16[5,7]")
+    function = compile_graph(relu(x), TARGET)
+    memory = np.zeros(35 + 64, ml_dtypes.bfloat16)
+    aligned = -memory.ctypes.data % 64 // 2
+    for start in (aligned, aligned + 1):
+        data = memory[start : start + 35].reshape(5, 7)
+        data[...] = np.arange(-17, 18).reshape(5, 7)
+        np.testing.assert_array_equal(function(data).astype("float32"), np.maximum(data.astype("float32"), 0))

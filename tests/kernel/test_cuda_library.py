@@ -203,7 +203,7 @@ def test_a_product_alone_needs_no_compiler(tmp_path: Path) -> None:
         ("dense", ("float32[8,8]", "float32[8,8]"), {}, "cublas", {"dense_cublas.cuda"}),
         ("dense", ("float32[8,8]", "float32[8,8]"), {}, "cudnn", set()),
         ("dense", ("float32[8,8]", "float32[8,8]"), {"out_dtype": "float16"}, "cublas", set()),
-        ("batch_matmul", ("int8[2,8,8]", "int8[2,8,8]"), {}, "cublas", set()),
+        ("batch_matmul", ("int8[2,8,8]", "int8[2,8,8]"), {"out_dtype": "int32"}, "cublas", set()),
         ("conv2d", ("float32[1,4,8,8]", "float32[4,4,3,3]"), {}, "cudnn", {"conv2d_cudnn.cuda"}),
         # cuDNN pads opposite sides alike.
         ("conv2d", ("float32[1,4,8,8]", "float32[4,4,3,3]"), {"padding": [0, 0, 1, 1]}, "cudnn", set()),

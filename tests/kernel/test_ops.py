@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from strategy.lower import lower
 from strategy.op import TOpPattern, all_ops, get_op
@@ -291,3 +292,37 @@ def test_broadcasts_over_many_shapes(whole, data, op, dtype):
         shapes.append(kept[data.draw(st.integers(0, len(kept))) :])
     lhs, rhs = (f"{dtype}[{','.join(map(str, s))}]" for s in shapes)
     check(make(op, {"lhs": lhs, "rhs": rhs}))
+
+
+ODD = st.sampled_from([np.nan, -np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0, -2.5])
+OF_ODD = [
+    ("max", {"axis": [0]}), ("max", {"axis": [1]}), ("min", {"axis": [0]}), ("min", {"axis": [1]}),
+    ("argmax", {"axis": [1]}), ("argmin", {"axis": [0]}), ("relu", {}), ("clip", {"a_min": -1, "a_max": 0.5}),
+    ("argsort", {}), ("argsort", {"is_ascend": False}), ("softmax", {}), ("log_softmax", {}),
+    *(("topk", {"k": k, "is_ascend": a}) for k in (1, 5) for a in (True, False)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("op", "attrs"), OF_ODD, ids=str)
+def test_one_rule_for_nan(op, attrs, dtype):
+    import tvm
+
+    workload = make(op, {"data": f"{dtype}[9,37]"}, attrs)
+    kernels = [lower(workload, TARGET, i).compile() for c, i in evaluate(workload, TARGET) if c is None or c.decide()]
+    out = workload.out_type
+
+    @settings(max_examples=20)
+    @given(data=hnp.arrays(dtype, (9, 37), elements=ODD))
+    def agree(data):
+        with np.errstate(all="ignore"):
+            expected = reference(workload, {"data": data})
+        for kernel in kernels:
+            outputs = [
+                tvm.runtime.empty(k.concrete_shape, k.dtype) for k in (out.fields if hasattr(out, "fields") else [out])
+            ]
+            kernel.main(tvm.runtime.tensor(data), *outputs)
+            for output, right in zip(outputs, expected, strict=True):
+                np.testing.assert_allclose(output.numpy(), right, rtol=1e-5, atol=1e-6)
+
+    agree()

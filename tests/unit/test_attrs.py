@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strategy.attrs import Attrs, AttrsError, field
+from strategy.ops.max_pool2d import MaxPool2DAttrs
+from strategy.ops.reduce import ReduceAttrs
 from strategy.ops.scan import ScanopAttrs
 from strategy.ops.topk import TopKAttrs
 from strategy.types import DTYPES
@@ -108,3 +113,19 @@ def test_the_documents_scan_attributes():
         ScanopAttrs(dtype="float")
     with pytest.raises(AttrsError, match=r"TopKAttrs.k = 0 is out of bounds: at least 1"):
         TopKAttrs(k=0)
+
+
+@pytest.mark.parametrize("value", [np.int64(2), np.uint8(2), np.array(2)])
+def test_numpy_scalars_are_numbers(value):
+    node = PoolAttrs(size=[value, 3], scale=value, flag=np.bool_(True))
+    assert node == PoolAttrs(size=(2, 3), scale=2.0, flag=True)
+    assert json.loads(json.dumps(node.to_json())) == {"size": [2, 3], "scale": 2.0, "flag": True}
+    assert PoolAttrs(size=(1, 1), scale=np.float32(0.1)).scale == float(np.float32(0.1))
+    assert ReduceAttrs(axis=value) == ReduceAttrs(axis=2)
+    assert MaxPool2DAttrs(pool_size=value, padding=value) == MaxPool2DAttrs(pool_size=2, padding=2)
+
+
+@pytest.mark.parametrize("size", [np.float64(2), np.bool_(True), np.str_("2"), np.array([2])])
+def test_numpy_scalars_of_another_kind_are_refused(size):
+    with pytest.raises(AttrsError, match="expected tuple"):
+        PoolAttrs(size=(size, 3))

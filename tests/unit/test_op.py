@@ -443,3 +443,21 @@ def test_arithmetic_on_symbolic_dimensions_is_a_dimension():
     assert isinstance(product, Dim)
     assert str(TensorType([product])) == "float32[m * 4]"
     assert int(product.substitute({"m": 3}).evaluate({})) == 12
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
+def test_sums_of_narrow_integers_name_their_dtype(dtype):
+    for op, inputs in (
+        ("conv2d", {"data": f"{dtype}[1,3,4,4]", "weight": f"{dtype}[2,3,3,3]"}),
+        ("batch_matmul", {"x": f"{dtype}[1,3,4]", "y": f"{dtype}[1,5,4]"}),
+    ):
+        with pytest.raises(TypeRelationError, match=rf"{op}: .* name out_dtype = int32 or int64"):
+            Workload.make(op, inputs)
+        assert Workload.make(op, inputs, {"out_dtype": "int32"}).out_type.dtype == "int32"
+
+
+def test_an_out_dtype_is_for_integers_and_holds_them():
+    for dtype, out, message in (("float32", "int32", "is for integers"), ("int64", "int32", "is wider than")):
+        inputs = {"x": f"{dtype}[1,3,4]", "y": f"{dtype}[1,5,4]"}
+        with pytest.raises(TypeRelationError, match=message):
+            Workload.make("batch_matmul", inputs, {"out_dtype": out})

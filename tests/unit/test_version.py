@@ -154,7 +154,7 @@ def _modules_of(function: Any) -> Iterator[str]:
 
 
 _BUILT_ON = (
-    "strategy.ops.", "strategy.cuda.", "strategy.schedule", "strategy.pattern", "strategy.cpu."
+    "strategy.ops.", "strategy.cuda.", "strategy.schedule", "strategy.order", "strategy.pattern", "strategy.cpu."
 )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def space(
     last = [t.shape[2] for t in inputs]
     whole = all(extent.is_constant and int(extent) % 4 == 0 for extent in last)
     return tiled_space(
-        limits_of(target), inputs[0].dtype, *_extents(attrs, inputs), batch=batch,
+        limits_of(target), attrs.out_dtype or inputs[0].dtype, *_extents(attrs, inputs), batch=batch,
         along_k=attrs.transpose_b and not attrs.transpose_a, vector=4 if whole else 1,
     )  # fmt: skip
 
@@ -99,13 +99,15 @@ def compute(
     x, y = inputs
     batch, m, n = extents_of(out_type, inputs)
     k = int(x.shape[1 if attrs.transpose_a else 2])
+    dtype = attrs.out_dtype or str(x.dtype)
 
     def operand(tensor: Any, turned: bool) -> Read:
         single = isinstance(tensor.shape[0], tirx.IntImm) and int(tensor.shape[0]) == 1
 
         def read(entry: Any, row: Any, step: Any) -> Any:
             entry = 0 if single else entry
-            return tensor[entry, step, row] if turned else tensor[entry, row, step]
+            value = tensor[entry, step, row] if turned else tensor[entry, row, step]
+            return value.astype(dtype)
 
         return read
 
@@ -113,7 +115,7 @@ def compute(
         Product(batch, m, n, k),
         operand(x, attrs.transpose_a),
         operand(y, not attrs.transpose_b),
-        str(x.dtype),
+        dtype,
         config,
     )
     return [

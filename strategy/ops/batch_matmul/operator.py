@@ -20,7 +20,13 @@ from strategy.ops.broadcast import collapse_sum_like
 from strategy.pattern import in_float32
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
-from strategy.type_relation import require_dtype_of, require_number, require_rank
+from strategy.type_relation import (
+    require_dtype_of,
+    require_nonempty,
+    require_number,
+    require_rank,
+    sum_dtype,
+)
 from strategy.types import TensorType, Type
 
 
@@ -29,6 +35,9 @@ class BatchMatmulAttrs(Attrs):
 
     transpose_a: bool = field(False, "The matrices of x are given transposed")
     transpose_b: bool = field(True, "The matrices of y are given transposed")
+    out_dtype: str | None = field(
+        None, "Data type in which integers are summed; that of the data where None", choices=("int32", "int64")
+    )
 
 
 def batch_matmul_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
@@ -42,6 +51,7 @@ def batch_matmul_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter
             turned = " with the last two exchanged" if transposed else ""
             require_rank(reporter, index, kind, 3, form + turned)
             require_number(reporter, index, kind)
+            require_nonempty(reporter, index, kind)
     if x is None or y is None:
         return False
     require_dtype_of(reporter, 1, 0)
@@ -52,7 +62,7 @@ def batch_matmul_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter
         if (batch == 1).decide() is True:
             batch = other
         reporter.check(other == batch, 1, f"its batch differs from that of {reporter.name(0)}, {x}")
-    reporter.assign(2, TensorType((batch, m, n), x.dtype))
+    reporter.assign(2, TensorType((batch, m, n), sum_dtype(reporter, 0, x, attrs.out_dtype)))
     return True
 
 
@@ -80,7 +90,7 @@ def compute_batch_matmul(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_typ
 
 @register_reference("batch_matmul")
 def reference_batch_matmul(attrs: BatchMatmulAttrs, inputs: Sequence[Any]) -> Any:
-    x, y = map(widened, inputs)
+    x, y = (widened(t).astype(attrs.out_dtype or widened(t).dtype) for t in inputs)
     return (x.swapaxes(1, 2) if attrs.transpose_a else x) @ (y.swapaxes(1, 2) if attrs.transpose_b else y)
 
 
@@ -115,7 +125,9 @@ def batch_matmul_grad(orig: Call, grad: Expr) -> list[Expr]:
     return [collapse_sum_like(dx, x), collapse_sum_like(dy, y)]
 
 
-def batch_matmul(x: Expr, y: Expr, transpose_a: bool = False, transpose_b: bool = True) -> Expr:
+def batch_matmul(
+    x: Expr, y: Expr, transpose_a: bool = False, transpose_b: bool = True, out_dtype: str | None = None
+) -> Expr:
     """The product of two matrices for each entry of a batch.
 
     Args:
@@ -123,5 +135,8 @@ def batch_matmul(x: Expr, y: Expr, transpose_a: bool = False, transpose_b: bool 
         y: [batch, n, k]; [batch, k, n] without `transpose_b`. A batch of 1 is used for all.
         transpose_a: the matrices of x are given transposed.
         transpose_b: the matrices of y are given transposed, as weights are.
+        out_dtype: "int32" or "int64", in which integers are summed; needed for those of 8 and 16 bits.
     """
-    return call("batch_matmul", x, y, transpose_a=transpose_a, transpose_b=transpose_b)
+    return call(
+        "batch_matmul", x, y, transpose_a=transpose_a, transpose_b=transpose_b, out_dtype=out_dtype
+    )

@@ -14,10 +14,10 @@ from strategy.types import TensorType, Type
 @in_float32
 def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     """The convolution of [n, c, h, w] with [o, c / groups, kh, kw]."""
-    from tvm import te
+    from tvm import te, topi
 
     assert isinstance(out_type, TensorType)
-    data, weight = inputs
+    data, weight = (t if t.dtype == out_type.dtype else topi.cast(t, out_type.dtype) for t in inputs)
     stride_h, stride_w = attrs.strides
     dilation_h, dilation_w = attrs.dilation
     out_channels, group_channels, height, width = weight.shape

@@ -24,7 +24,7 @@ from strategy.ops.window import windows
 from strategy.pattern import extents_of, in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
-from strategy.type_relation import require_dtype_of, require_number, require_rank
+from strategy.type_relation import require_dtype_of, require_float, require_nonempty, require_rank
 from strategy.types import TensorType, Type
 
 
@@ -34,7 +34,8 @@ def _like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bo
     for index, kind in enumerate(known):
         if kind is not None:
             require_rank(reporter, index, kind, 4, "as those of conv2d")
-            require_number(reporter, index, kind)
+            require_float(reporter, index, kind)
+            require_nonempty(reporter, index, kind)
             require_dtype_of(reporter, index, 0)
     if known[2] is None:
         return False

@@ -19,7 +19,13 @@ from strategy.op import (
 from strategy.ops.window import four_sides, pair, windowed_extent, windows
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
-from strategy.type_relation import require_dtype_of, require_number, require_rank
+from strategy.type_relation import (
+    require_dtype_of,
+    require_nonempty,
+    require_number,
+    require_rank,
+    sum_dtype,
+)
 from strategy.types import Dim, TensorType, Type
 
 
@@ -32,6 +38,9 @@ class Conv2DAttrs(Attrs):
     groups: int = field(1, "Input channels are split into this many groups", lower=1)
     channels: int | None = field(None, "Output channels, for a weight without a type", lower=1)
     kernel_size: tuple[int, int] | None = field(None, "Window, for a weight without a type", lower=1)
+    out_dtype: str | None = field(
+        None, "Data type in which integers are summed; that of the data where None", choices=("int32", "int64")
+    )
 
     def __init__(self, **values: Any) -> None:
         for name in ("strides", "dilation"):
@@ -77,6 +86,8 @@ def conv2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> b
     if data is None or weight is None:
         return False
     require_dtype_of(reporter, 1, 0)
+    require_nonempty(reporter, 0, data)
+    require_nonempty(reporter, 1, weight)
     fits = weight.shape[1] * attrs.groups == data.shape[1]
     reporter.check(fits, 1, f"does not fit {reporter.name(0)}, {data}, in {attrs.groups} groups")
     out: list[Dim] = []
@@ -87,7 +98,8 @@ def conv2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> b
         )  # fmt: skip
         reporter.check(extent >= 1, 0, f"is smaller than {reporter.name(1)}, {weight}, with its padding")
         out.append(extent)
-    reporter.assign(2, TensorType((data.shape[0], weight.shape[0], *out), data.dtype))
+    dtype = sum_dtype(reporter, 0, data, attrs.out_dtype)
+    reporter.assign(2, TensorType((data.shape[0], weight.shape[0], *out), dtype))
     return True
 
 
@@ -104,7 +116,7 @@ register_op("conv2d").describe("Two-dimensional convolution, as neural networks 
 def reference_conv2d(attrs: Conv2DAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
-    data, weight = map(widened, inputs)
+    data, weight = (widened(x).astype(attrs.out_dtype or widened(x).dtype) for x in inputs)
     view = windows(data, weight.shape[2:], attrs.strides, attrs.dilation, attrs.padding)
     n, c, h, w = view.shape[:4]
     view = view.reshape(n, attrs.groups, c // attrs.groups, h, w, *weight.shape[2:])
@@ -162,6 +174,7 @@ def conv2d(
     groups: int = 1,
     channels: int | None = None,
     kernel_size: int | tuple[int, int] | None = None,
+    out_dtype: str | None = None,
 ) -> Expr:
     """Two-dimensional convolution, as neural networks call it (a correlation).
 
@@ -176,8 +189,9 @@ def conv2d(
             input channels only; as many as channels is a depthwise convolution.
         channels: number of output channels; needed where the weight has no type.
         kernel_size: height and width of the window; needed where the weight has no type.
+        out_dtype: "int32" or "int64", in which integers are summed; needed for those of 8 and 16 bits.
     """
     return call(
         "conv2d", data, weight, strides=strides, padding=padding, dilation=dilation, groups=groups,
-        channels=channels, kernel_size=kernel_size,
+        channels=channels, kernel_size=kernel_size, out_dtype=out_dtype,
     )  # fmt: skip

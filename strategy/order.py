@@ -1,0 +1,131 @@
+"""The order of numbers with NaN among them, in expressions of TVM.
+
+As in NumPy, the larger and the smaller of two numbers is NaN where either is, and NaN comes behind all
+numbers in ascending order. TVM's own maximum, minimum and comparisons of keys lose it.
+
+On x86 a comparison that is false of NaN costs nothing more than another; that two operands are looked at
+costs one instruction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+# Of floating-point numbers: bits, and which of them infinity has.
+_INFINITIES = {
+    "float16": (16, 0x7C00), "bfloat16": (16, 0x7F80), "float32": (32, 0x7F800000),
+    "float64": (64, 0x7FF0000000000000),
+}  # fmt: skip
+FLOATS = frozenset(_INFINITIES)
+
+
+def larger(kept: Any, value: Any) -> Any:
+    """The larger of two expressions; NaN where either is."""
+    from tvm import tirx
+
+    if str(value.ty.dtype) not in FLOATS:
+        return tirx.max(kept, value)
+    return tirx.Select(is_number(value), tirx.Select(value > kept, value, kept), value)
+
+
+def smaller(kept: Any, value: Any) -> Any:
+    """The smaller of two expressions; NaN where either is."""
+    from tvm import tirx
+
+    if str(value.ty.dtype) not in FLOATS:
+        return tirx.min(kept, value)
+    return tirx.Select(is_number(value), tirx.Select(value < kept, value, kept), value)
+
+
+def join(combine: Callable[[Any, Any], Any], values: Sequence[Any]) -> Any:
+    """Several expressions, combined as if none was NaN, which it is where one is."""
+    from tvm import tirx
+
+    dtype, found = str(values[0].ty.dtype), fold(combine, values)
+    if dtype not in FLOATS:
+        return found
+    return tirx.Select(fold(tirx.And, [is_number(v) for v in values]), found, tirx.const(math.nan, dtype))
+
+
+def fold(combine: Callable[[Any, Any], Any], values: Sequence[Any]) -> Any:
+    """The values, combined as a balanced tree."""
+    while len(values) > 1:
+        pairs = zip(values[::2], values[1::2], strict=False)
+        values = [*(combine(a, b) for a, b in pairs), *(values[-1:] if len(values) % 2 else ())]
+    return values[0]
+
+
+def at_least(value: Any, bound: Any) -> Any:
+    """The larger of an expression and a constant; NaN where the expression is."""
+    from tvm import tirx
+
+    return tirx.Select(value < bound, bound, value)
+
+
+def at_most(value: Any, bound: Any) -> Any:
+    """The smaller of an expression and a constant; NaN where the expression is."""
+    from tvm import tirx
+
+    return tirx.Select(value > bound, bound, value)
+
+
+def lowest(dtype: str) -> Any:
+    """A number that none is smaller than: -infinity where the dtype has it."""
+    from tvm import tirx
+
+    return tirx.const(-math.inf, dtype) if dtype in FLOATS else tirx.min_value(dtype)
+
+
+def highest(dtype: str) -> Any:
+    """A number that none is larger than: infinity where the dtype has it."""
+    from tvm import tirx
+
+    return tirx.const(math.inf, dtype) if dtype in FLOATS else tirx.max_value(dtype)
+
+
+def sort_key(value: Any, *, nan_first: bool = False) -> Any:
+    """A signed integer that orders as the expression does: NaN last, or first, and both zeros equal."""
+    from tvm import tirx
+
+    dtype = str(value.ty.dtype)
+    if dtype == "uint64":
+        return tirx.Cast("int64", value ^ tirx.const(1 << 63, dtype))
+    if dtype not in FLOATS:
+        wide = "int64" if dtype in ("int64", "uint32") else "int32"
+        return value if dtype == wide else tirx.Cast(wide, value)
+    bits, size, infinity = _bits(value)
+    kind = str(bits.ty.dtype)
+    end = tirx.min_value(kind) if nan_first else tirx.max_value(kind)
+    return tirx.Select(size > infinity, end, tirx.Select(bits < tirx.const(0, kind), -size, size))
+
+
+def is_nan(value: Any) -> Any:
+    """Whether an expression is NaN, by its bits: TVM takes a comparison with itself for true."""
+    from tvm import tirx
+
+    if str(value.ty.dtype) not in FLOATS:
+        return tirx.const(0, "bool")
+    _, size, infinity = _bits(value)
+    return size > infinity
+
+
+def _bits(value: Any) -> tuple[Any, Any, Any]:
+    """The bits of a floating-point expression as a signed integer, those without the sign, and those of infinity."""
+    from tvm import tirx
+
+    dtype = str(value.ty.dtype)
+    width, infinity = _INFINITIES[dtype]
+    kind = "int64" if width == 64 else "int32"
+    bits = tirx.reinterpret(f"int{width}", value)
+    bits = bits if width > 16 else tirx.Cast(kind, bits)
+    return bits, bits & tirx.const((1 << (width - 1)) - 1, kind), tirx.const(infinity, kind)
+
+
+def is_number(value: Any) -> Any:
+    """Whether an expression is not NaN, as a comparison that TVM cannot simplify away."""
+    from tvm import tirx
+
+    dtype = str(value.ty.dtype)
+    return value <= tirx.const(math.inf, dtype) if dtype in FLOATS else tirx.const(1, "bool")

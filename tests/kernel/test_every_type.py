@@ -1,0 +1,60 @@
+"""Every operator in every dtype that its types accept: compiled, called and compared with NumPy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from strategy.op import TypeRelationError, all_ops
+from strategy.workload import Workload
+from workers.fork import Limits
+from workers.sandbox import Died, ForkServer
+
+sys.path.insert(0, str(Path(__file__).parent))  # where the children find the module too
+import sweep
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    with ForkServer(tmp_path_factory.mktemp("children"), ("numpy", "tvm", "ml_dtypes", "sweep")) as found:
+        yield found
+
+
+def judge(server: ForkServer, workloads: Sequence[Workload]) -> None:
+    child = server.spawn(Limits(module="sweep", environment={"TVM_NUM_THREADS": "2"}))
+    child.send([{"op": w.op, "inputs": {i.name: i.type for i in w.inputs}, "attrs": w.attrs} for w in workloads])
+    try:
+        wrong = child.receive(120)
+    except Died as death:
+        pytest.fail(f"run {child.stage} of {workloads[0].op}: {death}")
+    child.kill()
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("op", all_ops())
+def test_what_types_accept_runs_right(server: ForkServer, op: str) -> None:
+    workloads = sweep.accepted(op)
+    assert workloads
+    judge(server, workloads)
+
+
+@pytest.mark.parametrize("op", all_ops())
+def test_empty_tensors_have_numpys_answer_or_are_refused(server: ForkServer, op: str) -> None:
+    found = []
+    for inputs, attrs in sweep.emptied(op):
+        try:
+            found.append(Workload.make(op, inputs, attrs))
+        except TypeRelationError:
+            continue
+    if found:
+        judge(server, found)
+
+
+def test_a_reduction_without_a_value_names_the_empty_axis() -> None:
+    for op in ("max", "min", "argmax", "argmin"):
+        with pytest.raises(TypeRelationError, match=f"{op}: data is .* axis 1 is empty"):
+            Workload.make(op, {"data": "float32[3,0]"}, {"axis": [1]})
+        assert Workload.make(op, {"data": "float32[0,3]"}, {"axis": [1]})
