@@ -84,7 +84,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     app = FastAPI(
         title="plevel", version=_version(), description=DESCRIPTION, lifespan=lifespan,
-        redoc_url=None, dependencies=[Depends(check_query)],
+        docs_url=None, redoc_url=None, dependencies=[Depends(check_query)],
     )  # fmt: skip
     app.state.context = context
     for part in (

@@ -10,7 +10,18 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from service.dashboard import device, model, op, overview, record, run, selection, task, upload
+from service.dashboard import (
+    device,
+    docs,
+    model,
+    op,
+    overview,
+    record,
+    run,
+    selection,
+    task,
+    upload,
+)
 from service.dashboard.view import HEADERS, STATIC, render, wants_page
 from service.errors import NotFoundError
 
@@ -23,7 +34,7 @@ static = APIRouter(include_in_schema=False)
 
 def install(app: FastAPI) -> None:
     """Adds the pages to an application whose error handlers are installed already."""
-    for part in (overview, run, task, op, selection, device, model, record, upload):
+    for part in (overview, run, task, op, selection, device, model, record, upload, docs):
         app.include_router(part.router)
     app.include_router(static)
     for kind, handler in list(app.exception_handlers.items()):
