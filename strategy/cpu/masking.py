@@ -40,13 +40,28 @@ def mask_vector_loops(module: Any) -> Any:
     from tvm_ffi import structural_map
 
     functions = {
-        name: structural_map(function, [(tirx.For, _masked)])
+        name: structural_map(function, [(tirx.For, partial(_masked, analyzer=_know_loops(function)))])
         for name, function in module.functions.items()
     }
     return tvm.IRModule(functions, attrs=module.attrs)
 
 
-def _masked(loop: Any) -> Any:
+def _know_loops(function: Any) -> Any:
+    """An analyzer that knows the range of each loop's variable."""
+    from tvm import sym, tirx
+    from tvm.ir import Range
+    from tvm_ffi import structural_walk
+
+    analyzer = sym.Analyzer()
+
+    def bind(loop: Any) -> None:
+        analyzer.bind(loop.loop_var, Range.from_min_extent(loop.min, loop.extent))
+
+    structural_walk(function, [(tirx.For, bind)])
+    return analyzer
+
+
+def _masked(loop: Any, analyzer: Any) -> Any:
     """The loop as a masked statement, or itself."""
     from tvm import tirx
 
@@ -59,7 +74,7 @@ def _masked(loop: Any) -> Any:
         body = body.then_case
     if not isinstance(body, tirx.BufferStore):
         return loop
-    lanes = _Lanes(loop.loop_var, int(loop.extent))
+    lanes = _Lanes(loop.loop_var, int(loop.extent), analyzer)
     scalar = [c for c in conditions if not lanes.varies(c)]
     try:
         bounds = [lanes.mask(c) for c in conditions if lanes.varies(c)]
@@ -134,12 +149,10 @@ def _is_if_then_else(call: Any) -> bool:
 class _Lanes:
     """A vector loop's variable, and the vector forms of expressions over it."""
 
-    def __init__(self, variable: Any, count: int) -> None:
-        from tvm import sym
-
+    def __init__(self, variable: Any, count: int, analyzer: Any) -> None:
         self.variable = variable
         self.count = count
-        self.analyzer = sym.Analyzer()
+        self.analyzer = analyzer
 
     def varies(self, expression: Any) -> bool:
         """Whether the expression differs between lanes."""
@@ -272,14 +285,28 @@ class _Lanes:
         if len(load.indices) != 1 or (bounds and str(load.source.dtype) == "bfloat16"):
             raise _NotVectorizable
         try:
-            index = tirx.Ramp(self.base(load.indices[0]), 1, self.count)
+            base = self.base(load.indices[0])
         except _NotVectorizable:
             return self._shuffled(load, bounds)
-        # Accumulators are whole: reading them under a mask would keep them out of registers.
-        if not bounds or load.source.scope() == "local":
+        index = tirx.Ramp(base, 1, self.count)
+        # What is within its buffer anyway, as workspaces of whole vectors are, goes without a mask:
+        # accumulators that are read under one stay out of registers.
+        if not bounds or self._is_within(base, load.source):
             return tirx.BufferLoad(load.source, [index])
         dtype = str(load.source.dtype)
         return tirx.op.masked_load(f"{dtype}x{self.count}", load.source, index, _all(bounds))
+
+    def _is_within(self, base: Any, buffer: Any) -> bool:
+        """Whether a whole vector at `base` is proven to lie in the buffer, in all turns of all loops."""
+        from tvm import tirx
+
+        (size,) = buffer.shape
+        bound = self.analyzer.const_int_bound(base)
+        return (
+            isinstance(size, tirx.IntImm)
+            and bound.min_value >= 0
+            and bound.max_value + self.count <= int(size)
+        )
 
     def _shuffled(self, load: Any, bounds: list[Any]) -> Any:
         """Lanes that are near each other: the vectors that hold them, and a shuffle of those."""
