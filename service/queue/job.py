@@ -281,10 +281,11 @@ def renew(
         LeaseLostError: as `touch`.
         DeviceBusyError: another timing lease of the device is live.
     """
+    if timing and not connection.scalar(sa.select(lease.c.timing).where(lease.c.id == lease_id)):
+        retry.expire(connection, terms)
     row = touch(connection, lease_id, token, terms)
     fleet.see(connection, [row.worker_id], terms.alive_s)
     if timing and not row.timing:
-        retry.expire(connection, terms)
         same = fleet.lock_device(connection, row.device_id)
         busy = connection.scalar(
             sa.select(lease.c.id).where(

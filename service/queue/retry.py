@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.queue import fleet
-from service.records import log
+from service.records import best, log
 from service.store import catalogue
 from service.store.db import among, is_due, now
 from service.store.tables import (
@@ -72,10 +72,20 @@ _EXPIRE = (
     )
     .returning(lease.c.job_id, lease.c.worker_id, lease.c.ended_at)
 )
+_DOOMED = (
+    sa.select(job_entry.c.task_id)
+    .distinct()
+    .join(job, job.c.id == job_entry.c.job_id)
+    .join(lease, lease.c.job_id == job.c.id)
+    .where(_OVERDUE, job.c.attempts >= MAX_ATTEMPTS - 1)
+)
 
 
 def expire(connection: sa.Connection, terms: Terms) -> int:
     """Takes expired leases from their workers; returns how many there were."""
+    if connection.dialect.name != "sqlite":
+        # Tasks before leases, as where results are stored; only of jobs whose entries may be recorded as lost.
+        best.lock(connection, connection.scalars(_DOOMED, {"lease_s": terms.lease_s}))
     due = connection.execute(_EXPIRE, {"lease_s": terms.lease_s})
     dead = [row for row in due if row.ended_at is not None]
     for row in sorted(dead, key=lambda r: r.job_id):

@@ -150,7 +150,11 @@ def append_references(connection: sa.Connection, held: Any, sent: Results) -> No
 def append_lost(
     connection: sa.Connection, owner: Any, entries: Sequence[Any], reason: str
 ) -> None:
-    """Records that no worker ever answered for these entries."""
+    """Records that no worker ever answered for these entries.
+
+    Records of a task come in the order of their ids, as whoever reads on from the last one needs it.
+    """
+    best.lock(connection, {e.task_id for e in entries})
     results = [Result(entry=e.entry, error=ErrorKind.LOST, message=reason) for e in entries]
     unheld = [{"session": ""}] * len(results)
     _store(connection, entries, results, unheld, [""] * len(results))

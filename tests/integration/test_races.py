@@ -47,7 +47,7 @@ from service.store.tables import (
 from service.store.tables import device as device_table
 from service.store.tables import pause as pause_table
 from service.store.tables import webhook as webhook_table
-from service.tuning import remeasure, webhook
+from service.tuning import remeasure, tuning_run, webhook
 from service.tuning import run as runs
 from service.tuning.ownership import Tenure
 from strategy.record import Phase, RunState, RunWorkload, TimingPolicy
@@ -240,6 +240,44 @@ def test_lost_jobs_of_several_runs_do_not_stop_their_tuners(crowd: Crowd) -> Non
 def expire(store: Store) -> int:
     with store.write() as c:
         return retry.expire(c, TERMS)
+
+
+def test_a_lost_trial_counts_though_others_are_stored_meanwhile(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tuner reads on from the last record that it has seen: none may come in behind it."""
+    monkeypatch.setattr(retry, "_is_guilty", lambda *_: True)
+    scene = Scene.make(crowd.stores[0], drawn())
+    worker_id = scene.register()
+    for config in configs(3):
+        scene.enqueue([config])
+    first, lost, good = scene.lease_many(worker_id, 3)
+    scene.report(first, [timed(e) for e in first.job.entries])  # what all records share is there
+    with crowd.stores[0].write() as c:
+        c.execute(sa.update(job).where(job.c.id == lost.job.id).values(attempts=retry.MAX_ATTEMPTS - 1))
+        c.execute(sa.update(lease).where(lease.c.id == lost.id).values(expires_at=now() - 1.0))
+    with crowd.stores[0].read() as c:
+        tuning = tuning_run.load(c, scene.run_id, None)  # type: ignore[arg-type]
+    written, reported = threading.Event(), threading.Event()
+
+    def lose(store: Store) -> None:
+        with store.write() as c:
+            assert retry.expire(c, TERMS) == 1
+            written.set()
+            reported.wait(1.0)  # in vain, where the other waits for this
+
+    def tell(store: Store) -> None:
+        written.wait()
+        with store.write() as c:
+            report(c, scene, good, [timed(e) for e in good.job.entries])
+        with store.read() as c:
+            tuning_run.absorb(c, tuning)
+        reported.set()
+
+    crowd.each(lose, tell)
+    with crowd.stores[0].read() as c:
+        tuning_run.absorb(c, tuning)
+    assert sum(t.told for t in tuning.tasks) == len(scene.records()) == 3
 
 
 # The queue
