@@ -354,6 +354,9 @@ class Farm:
         while self._leases():  # a cancelled run's: its worker hears of it when it renews
             assert time.monotonic() < give_up, "leases do not end"
             self.watch(0.2)
+        while left_over := spooled(self._folder):  # late results: their workers hear that they are
+            assert time.monotonic() < give_up, f"results are kept: {left_over[:3]}"
+            self.watch(0.2)
 
     def _leases(self) -> int:
         with self._store.read() as c:
@@ -366,6 +369,11 @@ class Farm:
             process.wait()
         self.weather.close()
         self._store.close()
+
+
+def spooled(folder: Path) -> list[Path]:
+    """Results that workers have not got rid of."""
+    return list(folder.glob("spool-*/**/*.json"))
 
 
 def ask(url: str, path: str, body: bytes) -> None:
@@ -432,8 +440,7 @@ def check(database: str, folder: Path) -> str:
             written = c.scalar(sa.select(sa.func.count()).select_from(record))
     finally:
         store.close()
-    left = list(folder.glob("spool-*/**/*.json"))
-    assert not left, left
+    assert not (left := spooled(folder)), left
     return (
         f"runs {dict(runs)}, jobs {dict(jobs)}, {written} records, one for each entry; leases {dict(ended)}"
     )
