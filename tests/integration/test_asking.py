@@ -13,6 +13,8 @@ import sqlalchemy as sa
 
 from plevel import Client, UnreachableError, plevel_database
 from plevel.cli.main import main
+from plevel.cli.option import locate
+from plevel.direct import connect
 from service.formats import ImportedRecord, Task
 from service.records.importer import import_items
 from service.store import migration
@@ -200,10 +202,17 @@ def test_a_question_is_asked_once(service: Service, database: str) -> None:
             assert known.measured(dense(8), TARGET, None) is known.measured(dense(8), TARGET, None)
 
 
-def test_no_database_yet_knows_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "none.db"
-    with plevel_database(path) as known:
-        assert select(dense(8), TARGET, known).reason is Reason.PLEVEL
+def test_no_database_yet_knows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    for name in ("PLEVEL_URL", "PLEVEL_DATABASE"):
+        monkeypatch.delenv(name, raising=False)
+    place = locate(None, None)
+    with connect(place.url, place.database) as records:
+        assert records.select(dense(8), TARGET).reason is Reason.PLEVEL
+    assert not any(tmp_path.iterdir())
+    path = tmp_path / "named.db"
+    with pytest.raises(UnreachableError, match="no such file"), plevel_database(path):
+        pass
     assert not path.exists()
 
 
