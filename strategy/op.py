@@ -200,6 +200,13 @@ class Op:
 
 
 _ops: dict[str, Op] = {}
+# The modules of this package that register operators: `strategy` names them, which all of its modules may not.
+_modules: list[str] = []
+
+
+def register_module(module: str) -> None:
+    """Name a module that registers operators; the first look-up of an operator imports it."""
+    _modules.append(module)
 
 
 def register_op(name: str) -> Op:
@@ -212,13 +219,14 @@ def register_op(name: str) -> Op:
 
 @cache
 def _load_installed() -> None:
-    """Brings in our own operators, and those of packages in the entry-point group `plevel.ops`.
+    """Import our own operators, and those of packages in the entry-point group `plevel.ops`.
 
     A package whose operators cannot be loaded is named in a warning, and left out.
     """
     from importlib.metadata import entry_points  # slow to import
 
-    import_module("strategy.ops")
+    for module in _modules:
+        import_module(module)
     for entry in entry_points(group="plevel.ops"):
         before = {op: dict(op._attrs) for op in _ops.values()}
         try:

@@ -1,81 +1,12 @@
-"""The operators, one file or folder per family; importing this registers them."""
+"""The operators: importing this package imports all of its modules, and each registers what is in it.
 
-from strategy.cuda import schedule as cuda_schedule
-from strategy.ops import (
-    arg_reduce,
-    argsort,
-    avg_pool2d,
-    batch_matmul,
-    bias_add,
-    broadcast,
-    concatenate,
-    conv2d,
-    dense,
-    elemwise,
-    layer_norm,
-    max_pool2d,
-    plain_cuda,
-    pool2d_row,
-    reduce,
-    reduce_column,
-    reduce_cuda,
-    reduce_row,
-    reshape,
-    row_cuda,
-    scan,
-    scan_cuda,
-    scan_tile,
-    softmax,
-    sort_cuda,
-    strided_slice,
-    take,
-    topk,
-    topk_cuda,
-    topk_scan,
-    transpose,
-    transpose_cuda,
-)
-from strategy.ops.batch_matmul import cuda as batch_matmul_cuda
-from strategy.ops.conv2d import cuda as conv2d_cuda
-from strategy.ops.dense import cuda as dense_cuda
-from strategy.ops.dense import gradient as dense_gradient
+Modules are imported in the order of their names. Those of one operator build on each other by importing
+each other, so that the order in which implementations are offered rests on nothing else.
+"""
 
-__all__ = [
-    "arg_reduce",
-    "argsort",
-    "avg_pool2d",
-    "batch_matmul",
-    "batch_matmul_cuda",
-    "bias_add",
-    "broadcast",
-    "concatenate",
-    "conv2d",
-    "conv2d_cuda",
-    "cuda_schedule",
-    "dense",
-    "dense_cuda",
-    "dense_gradient",
-    "elemwise",
-    "layer_norm",
-    "max_pool2d",
-    "plain_cuda",
-    "pool2d_row",
-    "reduce",
-    "reduce_column",
-    "reduce_cuda",
-    "reduce_row",
-    "reshape",
-    "row_cuda",
-    "scan",
-    "scan_cuda",
-    "scan_tile",
-    "softmax",
-    "sort_cuda",
-    "strided_slice",
-    "take",
-    "topk",
-    "topk_cuda",
-    "topk_scan",
-    "transpose",
-    "transpose_cuda",
-]
+from importlib import import_module
+from pkgutil import walk_packages
+
+import_module("strategy.cuda.schedule")  # the schedules of patterns on GPUs
+for _module in walk_packages(__path__, f"{__name__}."):
+    import_module(_module.name)
