@@ -32,6 +32,7 @@ from strategy.select import (
 )
 from strategy.select import holds as is_valid
 from strategy.space import Config
+from strategy.table import show_number
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -128,7 +129,7 @@ class DispatchTable(msgspec.Struct, frozen=True, kw_only=True):
 
     def explain_row(self, row: Row) -> str:
         """The row's line of `explanation`."""
-        known = f"{len(row.shapes)} shapes on record" if row.shapes else "no shape on record"
+        known = f"{show_number(len(row.shapes), 'shape')} on record" if row.shapes else "no shape on record"
         dissent = len(row.dissent)
         other = f", {dissent} of which select would answer otherwise" if dissent else ""
         return f"{self._when(row)}: {row.implementation} ({row.reason}; {known}{other})"

@@ -16,6 +16,7 @@ from strategy.condition import Expr, ExpressionError, SpecializedCondition
 from strategy.extern import find_library
 from strategy.lower import ALIGNMENT, Lowered
 from strategy.signature import Argument, Role
+from strategy.table import show_number
 from strategy.types import TensorType
 from strategy.workload import Workload
 
@@ -138,7 +139,7 @@ class Entry:
         return _HEADER.substitute(
             workload=str(self.workload).replace("*/", "* /"), target=self.rows[0].lowered.target,
             functions="".join(lines), alignment=ALIGNMENT, guard=f"{self.name.upper()}_H",
-            threads=f"Parallel loops use {self._threads} thread{'s' if self._threads > 1 else ''}.",
+            threads=f"Parallel loops use {show_number(self._threads, 'thread')}.",
             declarations="\n".join(declarations),
         )  # fmt: skip
 

@@ -19,7 +19,7 @@ from msgspec import Meta
 from strategy.condition import SpecializedCondition
 from strategy.op_strategy import Candidate
 from strategy.space import Config, ConfigSpace
-from strategy.table import html_table, time_cells
+from strategy.table import html_table, show_number, time_cells
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -136,7 +136,7 @@ class Estimate(msgspec.Struct, frozen=True):
     def show_spread(self) -> str:
         """`±1.2%`, or the number of samples where they are too few for an interval."""
         if self.spread is None:
-            return f"{self.samples} sample{'s' if self.samples > 1 else ''}"
+            return show_number(self.samples, "sample")
         return f"±{self.spread:.1%}"
 
 
@@ -423,7 +423,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     def _repr_html_(self) -> str:
         said = f": {self.message}" if self.message else ""
-        head = f"run {self.id} is {self.state}, {self.trials_done} of {self.trials} trials, on {self.target}{said}"
+        trials = f"{self.trials_done} of {show_number(self.trials, 'trial')}"
+        head = f"run {self.id} is {self.state}, {trials}, on {self.target}{said}"
         fastest_first = sorted(
             self.tasks, key=lambda t: (t.workload, t.best.median_s if t.best else float("inf"))
         )

@@ -35,6 +35,11 @@ def html_table(head: str, columns: Sequence[str], rows: Iterable[tuple[Sequence[
     return "".join([*lines, "</tbody></table>"])
 
 
+def show_number(count: int, noun: str) -> str:
+    """`1 trial`, `2 trials`: a count with its noun."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def show_seconds(seconds: float) -> str:
     """A time with three figures and its unit."""
     for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):

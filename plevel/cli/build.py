@@ -49,10 +49,10 @@ class _Chosen(NamedTuple):
 def build(
     op: option.Op,
     inputs: option.Inputs,
-    output: Annotated[
+    out: Annotated[
         Path,
         typer.Option(
-            "--output",
+            "--out",
             "-o",
             metavar="FILE.so",
             help="The library; its header is FILE.h. For CUDA a cubin, with FILE.cu and FILE.json.",
@@ -93,10 +93,7 @@ def build(
     Example: plevel build dense -i data=float32[m,768] -i weight=float32[3072,768]:const -o libdense.so
     """
     workload, where = option.read_workload(op, inputs, attr), option.read_target(target, threads)
-    if output.is_dir():
-        raise UsageError(f"--output {output} is a folder: name a file in it")
-    if not output.parent.is_dir():
-        raise CommandError(f"--output {output}: there is no folder {output.parent}")
+    option.check_out(out)
     place = option.locate(url, database)
     from plevel.cli.output import tell
     from plevel.embedded import require_worker
@@ -117,7 +114,7 @@ def build(
             raise UsageError("--verify: a cubin needs a device; see `plevel measure --device`")
         if bundle_libs:
             raise UsageError("--bundle-libs: a cubin calls no library; leave it out")
-        _build_cuda(workload, where, implementation, config, place, output, as_json=as_json)
+        _build_cuda(workload, where, implementation, config, place, out, as_json=as_json)
         return
     try:
         if implementation is None and not workload.is_constant:
@@ -131,17 +128,17 @@ def build(
             if not as_json:
                 chosen.say_why()
             rows, about = [LibraryRow(chosen.lowered)], _described(chosen)
-        header = export_library(workload, rows, output, name, bundle=bundle_libs)
+        header = export_library(workload, rows, out, name, bundle=bundle_libs)
         libraries = vendor_libraries(rows)
     except (CompileError, ExternError, InstantiationError) as error:
         raise CommandError(str(error)) from error
     if verify:
-        checked = _verify(workload, rows, output)
+        checked = _verify(workload, rows, out)
         about["verified"] = checked
         if not as_json:
             print(f"it agrees with NumPy, inside its buffers, at {checked} {'size' if checked == 1 else 'sizes'}")
-    copies = [output.parent / library.name for library in libraries] if bundle_libs else []
-    files = [str(path) for path in (output, header, *copies)]
+    copies = [out.parent / library.name for library in libraries] if bundle_libs else []
+    files = [str(path) for path in (out, header, *copies)]
     needed = [] if bundle_libs else [str(library) for library in libraries]
     said = f"{', '.join(files[:-1])} and {files[-1]} are written"
     if needed:
@@ -194,7 +191,7 @@ def _build_cuda(
     implementation: str | None,
     config: list[str] | None,
     place: option.Location,
-    output: Path,
+    out: Path,
     *,
     as_json: bool,
 ) -> None:
@@ -216,7 +213,7 @@ def _build_cuda(
         raise CommandError(str(error)) from error
     except TargetError as error:
         raise UsageError(f"--target: {error}") from error
-    files = [str(path) for path in artefact.export(output)]
+    files = [str(path) for path in artefact.export(out)]
     if as_json:
         print_json({"files": files, **_described(chosen), "usage": artefact.usage})
         return

@@ -54,7 +54,7 @@ def key(
 def make(
     op: option.Op,
     inputs: option.Inputs,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The bundle.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The bundle.")],
     key: Key,
     attr: option.Attributes = None,
     target: option.TargetSpec = "cuda -arch=sm_90",
@@ -81,6 +81,7 @@ def make(
         raise UsageError(f"--target {target!r:.80}: bundles are for CUDA devices")
     if not workload.is_constant:
         raise UsageError(f"--input: {workload} has a symbolic dimension; give a number to measure")
+    option.check_out(out)
     place = option.locate(url, database)
     from plevel.cli.output import tell
     from plevel.embedded import require_service, require_worker
@@ -90,6 +91,7 @@ def make(
     from strategy.op_strategy import candidates
     from strategy.record import CONFIRM_POLICY, Job, Phase
     from strategy.select import holds
+    from strategy.table import show_number
     from workers.bundle import Bundle, BundleError, Part, read_key, seal
 
     try:
@@ -108,11 +110,11 @@ def make(
         job=job, candidates=tuple(c for c in offered if c.implementation in used),
         built=built, artefacts=artefacts,
     )  # fmt: skip
-    output.write_bytes(seal(Bundle(parts=(part,), made_at=time.time()), secret))
+    out.write_bytes(seal(Bundle(parts=(part,), made_at=time.time()), secret))
     good = sum(b.error is None for b in built)
     tell(
-        f"{output} is written: {good} configurations, {len(built) - good} that cannot be built",
-        {"bundle": str(output), "built": good, "failed": len(built) - good}, as_json=as_json,
+        f"{out} is written: {show_number(good, 'configuration')}, {len(built) - good} that cannot be built",
+        {"bundle": str(out), "built": good, "failed": len(built) - good}, as_json=as_json,
     )  # fmt: skip
 
 
@@ -210,8 +212,8 @@ def _read(bundle: Path) -> bytes:
 def run(
     bundle: Annotated[Path, typer.Argument(metavar="FILE", help="The bundle.")],
     key: Key,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The records, for plevel import.")
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The records, for plevel import.")
     ],
     device: Annotated[
         str, typer.Option("--device", metavar="SLOT", help="The CUDA device.")
@@ -226,7 +228,9 @@ def run(
     import tempfile
     import threading
 
+    option.check_out(out)
     from plevel.cli.output import tell
+    from strategy.table import show_number
     from workers.__main__ import describe_cuda
     from workers.bundle import BundleError, read_key, run_bundle, unseal
     from workers.cpu import DeviceError
@@ -244,7 +248,7 @@ def run(
         with (
             tempfile.TemporaryDirectory(prefix="plevel-") as scratch,
             ForkServer(Path(scratch), ("numpy",)) as server,
-            output.open("wb") as file,
+            out.open("wb") as file,
         ):
             runner = runner_on(server, (0,), found.slot)
 
@@ -260,6 +264,6 @@ def run(
     except SandboxError as error:
         raise CommandError(str(error)) from error
     tell(
-        f"{output} is written: {count} records; read them in with plevel import {output}",
-        {"log": str(output), "records": count}, as_json=as_json,
+        f"{out} is written: {show_number(count, 'record')}; to be read in with plevel import {out}",
+        {"log": str(out), "records": count}, as_json=as_json,
     )  # fmt: skip

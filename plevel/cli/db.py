@@ -123,6 +123,7 @@ def prune(
     from msgspec.structs import asdict
 
     from plevel.cli.output import tell
+    from strategy.table import show_number
 
     before = time.time() - option.read_age("--older-than", older_than)
     where = _existing(database)
@@ -139,8 +140,9 @@ def prune(
 
     found = _used(where, work)
     tell(
-        f"{'deleted' if yes else 'would delete'} {found.records} records of {found.configs} "
-        f"configurations of {found.tasks} tasks; {found.kept} records stay"
+        f"{'deleted' if yes else 'would delete'} {show_number(found.records, 'record')} of "
+        f"{show_number(found.configs, 'configuration')} of {show_number(found.tasks, 'task')}; "
+        f"kept: {show_number(found.kept, 'record')}"
         + ("" if yes or not found.records else "; --yes does it"),
         {"done": yes, **asdict(found)}, as_json=as_json,
     )  # fmt: skip
@@ -169,6 +171,7 @@ def purge(
     if begin is not None and end is not None and begin >= end:
         raise UsageError(f"--since {since}, --until {until}: the first must be the earlier")
     from plevel.cli.output import tell
+    from strategy.table import show_number
 
     where = _existing(database)
 
@@ -188,8 +191,8 @@ def purge(
 
     n = _used(where, work)
     tell(
-        f"purged {n} records" if yes
-        else f"would purge {n} records; --yes does it" if n else "no record matches",
+        f"purged {show_number(n, 'record')}" if yes
+        else f"would purge {show_number(n, 'record')}; --yes does it" if n else "no record matches",
         {"done": yes, "records": n}, as_json=as_json,
     )  # fmt: skip
 

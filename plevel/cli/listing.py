@@ -191,6 +191,7 @@ def status(
     from plevel.cli.output import make_console, print_json
     from plevel.client import FINISHED
     from plevel.direct import connect
+    from strategy.table import show_number
 
     place = option.locate(url, database)
     with connect(place.url, place.database) as source:
@@ -209,7 +210,7 @@ def status(
     console.print(f"runs       {len(going)} going on, of the latest {len(latest)}")
     for r in going:
         console.print(
-            f"  run {r.id}: {r.state}, {r.trials_done}/{r.trials} trials {r.message}", markup=False
+            f"  run {r.id}: {r.state}, {r.trials_done}/{show_number(r.trials, 'trial')} {r.message}", markup=False
         )
 
 
@@ -227,6 +228,7 @@ def cancel(
     """
     from plevel.cli.output import print_json
     from plevel.direct import connect
+    from strategy.table import show_number
 
     place = option.locate(url, database)
     with connect(place.url, place.database) as source:
@@ -234,4 +236,5 @@ def cancel(
     if as_json:
         print_json(stopped)
         return
-    print(f"run {stopped.id} is {stopped.state}, {stopped.trials_done} trials are kept")
+    kept = show_number(stopped.trials_done, "trial")
+    print(f"run {stopped.id} is {stopped.state}; kept: {kept}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from plevel.cli import option
 from plevel.cli.error import CommandError, UsageError
 from plevel.cli.transfer import whole
+from strategy.table import show_number, show_seconds
 
 if TYPE_CHECKING:
     from plevel.client import Client
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
     from strategy.target import Target
     from strategy.workload import Workload
 
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write the lock.")
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write the lock.")
 ]
 
 
@@ -30,7 +32,7 @@ def lock(
         typer.Argument(metavar="MODEL|LOCK", help="A model file; with --check a lock.",
                        show_default=False),
     ],
-    output: Output = None,
+    out: Out = None,
     check: Annotated[
         bool, typer.Option("--check", help="Say what would be selected otherwise by now.")
     ] = False,
@@ -49,8 +51,10 @@ def lock(
 
     Example: plevel lock model.toml -o plevel.lock
     """
-    if check == (output is not None):
+    if check == (out is not None):
         raise UsageError("write a lock with -o FILE, or compare one with --check: one of them")
+    if out is not None:
+        option.check_out(out)
     place = option.locate(url, database, namespace)
     if check:
         _report(read_lock(file), place, as_json)
@@ -65,16 +69,16 @@ def lock(
     with connect(place.url, place.database, place.namespace) as records:
         found = [_select(records, w.workload, where, device) for w in wanted]
     made = Lock.make(found, device)
-    assert output is not None
+    assert out is not None
     try:
-        with whole(output) as kept:
+        with whole(out) as kept:
             kept.write(made.write().encode())
     except OSError as error:
-        raise CommandError(f"{output} cannot be written: {error.strerror}") from error
+        raise CommandError(f"{out} cannot be written: {error.strerror}") from error
     measured = sum(s.estimate is not None for s in made.selections)
     tell(
-        f"{output}: {len(made.selections)} selections, {measured} of them measured",
-        {"lock": str(output), "selections": len(made.selections), "measured": measured},
+        f"{out}: {show_number(len(made.selections), 'selection')}, {measured} of them measured",
+        {"lock": str(out), "selections": len(made.selections), "measured": measured},
         as_json=as_json,
     )
 
@@ -84,9 +88,9 @@ def check(
         Path, typer.Option("--against", metavar="LOCK", help="The lock.", show_default=False)
     ],
     tolerance: Annotated[
-        float,
-        typer.Option("--tolerance", metavar="SHARE", min=0.0, help="How much slower is no matter."),
-    ] = 0.05,
+        str,
+        typer.Option("--tolerance", metavar="PERCENT", help="How much slower is no matter: 5%, or 0.05."),
+    ] = "5%",
     url: option.Url = None,
     database: option.Database = None,
     namespace: option.Namespace = None,
@@ -96,15 +100,17 @@ def check(
 
     And where it is not measured any more.
 
-    Example: plevel check --against plevel.lock --tolerance 0.1
+    Example: plevel check --against plevel.lock --tolerance 10%
     """
+    share = option.read_share("--tolerance", tolerance, lambda share: 0 <= share < math.inf)
     place = option.locate(url, database, namespace)
-    changes = _report(read_lock(against), place, as_json)
-    worse = [c for c in changes if c["ratio"] is None or c["ratio"] > 1 + tolerance]
+    locked = read_lock(against)
+    changes = _report(locked, place, as_json)
+    worse = [c for c in changes if c["ratio"] is None or c["ratio"] > 1 + share]
     if worse:
         raise CommandError(
-            f"{len(worse)} of the selections in {against} became slower by more than {tolerance:.0%}, or "
-            "are not measured any more"
+            f"{len(worse)} of {show_number(len(locked.selections), 'selection')} in {against}: slower by more "
+            f"than {100 * share:g}%, or not measured any more"
         )
 
 
@@ -147,7 +153,8 @@ def _report(locked: Lock, place: option.Location, as_json: bool) -> list[dict[st
     if as_json:
         print_json({"selections": len(locked.selections), "changed": changes})
     elif not changes:
-        print(f"{len(locked.selections)} selections, all as in the lock")
+        count = show_number(len(locked.selections), "selection")
+        print(f"{count}, as in the lock")
     else:
         for change in changes:
             print(_line(change))
@@ -179,8 +186,6 @@ def _shown(of: Locked | Selection) -> str:
 
 
 def _line(change: dict[str, Any]) -> str:
-    from strategy.table import show_seconds
-
     ratio = change["ratio"]
     if ratio is None:
         what = "is not measured any more"

@@ -53,7 +53,7 @@ def measure(
     require_worker()
     from strategy.op_strategy import candidates
     from strategy.record import CONFIRM_POLICY, Job, JobEntry, Phase, estimate
-    from strategy.table import show_seconds
+    from strategy.table import show_number, show_seconds
 
     candidate = next(c for c in candidates(workload, target) if c.implementation == implementation)
     entry = JobEntry(
@@ -76,7 +76,7 @@ def measure(
     speed = f"median  {show_seconds(found.median_s)}  {found.show_spread()}"
     if found.spread is not None:
         ends = f"{show_seconds(found.low_s)} to {show_seconds(found.high_s)}"
-        speed += f"  (95 %: {ends}, {found.samples} samples)"
+        speed += f"  (95 %: {ends}, {show_number(found.samples, 'sample')})"
     lines = [f"{implementation}  {values}", speed]
     if workload.flops is not None:
         lines.append(f"speed   {workload.flops / found.median_s / 1e9:.1f} GFLOP/s on {target}")

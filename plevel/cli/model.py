@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from plevel.cli import option
+from strategy.table import show_number
 
 app = typer.Typer(help="Models of times, trained from a database's records.", no_args_is_help=True)
 
@@ -69,8 +70,9 @@ def train(
         _show(found)
     else:
         print(
-            f"{op} on {found['target']}: a model of {found['records']} records of {found['workloads']} "
-            f"workloads is trained once no run is live; 'plevel model list{place.option}' shows it then"
+            f"{op} on {found['target']}: a model of "
+            f"{show_number(found['records'], 'record')} of {show_number(found['workloads'], 'workload')} "
+            f"is trained once no run is live; 'plevel model list{place.option}' shows it then"
         )
 
 
@@ -100,12 +102,14 @@ def show(
 def _show(model: dict[str, Any]) -> None:
     print(f"model      {model['id']}: version {model['version']} of {model['op']} on {model['target']}")
     print(
-        f"trained    on {model['records']} records of {model['workloads']} workloads, "
+        f"trained    on {show_number(model['records'], 'record')} of "
+        f"{show_number(model['workloads'], 'workload')}, "
         f"in {model['train_s']:.1f} s"
     )
     print(
-        f"accuracy   {model['accuracy']:.3f} of {model['pairs']} pairs of {model['held_out']} held-out "
-        f"workloads are in the measured order; predictions are off by a factor of "
+        f"accuracy   {model['accuracy']:.3f} of {show_number(model['pairs'], 'pair')} of "
+        f"{show_number(model['held_out'], 'held-out workload')} are in the measured order; "
+        f"predictions are off by a factor of "
         f"{math.exp(model['sigma_log']):.2f} (one sigma)"
     )
     said = "it answers" if model["answers"] else "it does not answer"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -284,6 +285,27 @@ def read_target(spec: str, threads: int | None) -> Target:
         return target if threads is None else target.with_threads(threads)
     except TargetError as error:
         raise UsageError(f"--target: {error}") from error
+
+
+def check_out(out: Path) -> None:
+    """Raises `UsageError` where no file can be written: found out before the work, not after it."""
+    if out.is_dir() or not out.parent.is_dir():
+        raise UsageError(f"--out {out}: name a file in a folder that is there")
+
+
+def read_share(flag: str, text: str, fits: Callable[[float], bool]) -> float:
+    """The share of `1%` or `0.01`.
+
+    Raises:
+        UsageError: one that does not fit, or no share: 5 is not taken for 5%, nor for 500%.
+    """
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = math.nan
+    if not fits(share) or (share >= 1 and not text.endswith("%")):
+        raise UsageError(f"{flag} {text[:40]!r}: write it as 1%, or 0.01")
+    return share
 
 
 def check_choice(option: str, text: str | None, choices: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from strategy.record import encode
-from strategy.table import show_seconds
+from strategy.table import show_number, show_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -182,7 +182,7 @@ def rival_table(selection: Selection) -> Table:
             state = f"not valid: needs {rival.condition}" if rival.condition else "not valid"
         elif rival.estimate is not None:
             n = rival.estimate.samples
-            state = f"{n} sample{'s' if n > 1 else ''}, level {rival.level}"
+            state = f"{show_number(n, 'sample')}, level {rival.level}"
             if n > 1 and not rival.estimate.is_bounded:
                 state += ", compared by its longest time"
         else:
@@ -259,7 +259,7 @@ class Progress:
             self._said = (now, line)
 
     def _line(self, status: RunStatus) -> str:
-        words = [f"{status.state} {status.trials_done}/{status.trials} trials"]
+        words = [f"{status.state} {status.trials_done}/{show_number(status.trials, 'trial')}"]
         found = [t for t in status.tasks if t.best]
         several = group_by_workload(status.tasks)
         fastest = min(found, key=lambda t: t.best.median_s if t.best else 0.0, default=None)

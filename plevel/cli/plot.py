@@ -75,8 +75,10 @@ def plot(
 
     Example: plevel plot 12 -o curve.svg
     """
-    if out is not None and out.suffix not in SUFFIXES:
-        raise UsageError(f"--out {out}: name it {', '.join('…' + s for s in SUFFIXES)}")
+    if out is not None:
+        option.check_out(out)
+        if out.suffix not in SUFFIXES:
+            raise UsageError(f"--out {out}: name it {', '.join('…' + s for s in SUFFIXES)}")
     place = option.locate(url, database)
     from plevel.cli.output import print_json
     from plevel.direct import connect

@@ -174,8 +174,8 @@ def export(
         if out is None:
             raise UsageError("--format metaschedule writes two files: name a folder with --out")
         source = source or "metaschedule"
-    elif out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise UsageError(f"--out {out}: name a file in a folder that is there")
+    elif out is not None:
+        option.check_out(out)
     if form == "parquet" and out is None and sys.stdout.isatty():
         raise UsageError("--format parquet is nothing to read: name a file with --out")
     place = option.locate(url, database, namespace)

@@ -98,7 +98,9 @@ def tune(
             "PLEVEL_WEBHOOK_HOSTS: name that service with --url"
         )
     option.check_choice("--tuner", tuner, ("model", "random"))
-    least_gain = None if until_gain is None else _read_share(until_gain)
+    least_gain = None if until_gain is None else option.read_share(
+        "--until-gain", until_gain, lambda share: 0 < share < 1
+    )
     workloads = _read_workloads(op, inputs, attr, model, far=place.url is not None)
     where = option.read_target(target, threads)
 
@@ -136,17 +138,6 @@ def tune(
         raise CommandError(
             f"run {final.id} ended {final.state}: {final.message or 'no reason given'}"
         )
-
-
-def _read_share(text: str) -> float:
-    """A percentage as a share."""
-    try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        share = 0.0
-    if not 0 < share < 1:
-        raise UsageError(f"--until-gain {text!r:.40}: write it as 1%, or 0.01")
-    return share
 
 
 def _read_workloads(
@@ -231,6 +222,7 @@ def _connection(
 
 
 def _require_host(target: Target) -> None:
+    from strategy.table import show_number
     from strategy.target import cpu_target
 
     host = cpu_target().with_threads(target.threads)
@@ -241,7 +233,7 @@ def _require_host(target: Target) -> None:
         )
     if target.threads > cpu_target().threads:
         raise CommandError(
-            f"--threads {target.threads}: this machine has {cpu_target().threads} cores to use"
+            f"--threads {target.threads}: this machine has {show_number(cpu_target().threads, 'core')} to use"
         )
 
 

@@ -81,6 +81,8 @@ def commands(group: Any, *path: str) -> Iterator[tuple[str, Any]]:
 def test_every_command_has_an_example_and_json(name: str, command: Any) -> None:
     assert f"Example: plevel {name} " in f"{command.help} ".replace("\n", " ")
     assert "--json" in {option for p in command.params for option in p.opts}
+    for p in command.params:
+        assert not {"--output", "--out", "-o"} & {*p.opts} or p.opts == ["--out", "-o"]
     assert all(p.help or p.metavar for p in command.params), "a parameter without a word on it"
 
 
@@ -169,7 +171,6 @@ def test_usage_errors_name_the_field(
         pytest.param(("tune", *DENSE, "--timeout", "0"), ["--timeout"], id="timeout"),
         pytest.param(("tune", *DENSE, "--seed", "-1"), ["--seed"], id="seed"),
         pytest.param(("db", "prune", "--older-than", "²d"), ["--older-than", "90d"], id="age"),
-        pytest.param(("tune", *DENSE, "--until-gain", "1.5"), ["--until-gain", "1%"], id="gain"),
         pytest.param(("tune", *DENSE, "--tuner", "magic"), ["--tuner", "model"], id="tuner"),
         pytest.param(
             ("tune", *DENSE, "--webhook", "http://ci.lan/"),
@@ -204,8 +205,26 @@ def test_usage_errors_name_the_field(
         pytest.param(
             ("import", __file__, "--rejects", "/"), ["--rejects /", "file"], id="rejects to a folder"
         ),
-        pytest.param(("export", "-o", "/"), ["--out /", "file"], id="export to a folder"),
-        pytest.param(("build", *DENSE, "-o", "/"), ["--output /", "folder"], id="build of a folder"),
+        *(
+            pytest.param(
+                (*command.split(), "-o", out), [f"--out {out}: name a file in a folder that is there"],
+                id=f"{command.partition(' -')[0]} to {out}",
+            )
+            for out in ("/", "/none/x.svg")
+            for command in (
+                "export", f"build {' '.join(DENSE)}", f"lock {__file__}", "plot 1",
+                f"bundle make {' '.join(DENSE)} -t cuda -k /none", "bundle run /none -k /none",
+            )
+        ),
+        *(
+            pytest.param(
+                (*command, flag, share), [f"{flag} '{share}': write it as 1%, or 0.01"], id=f"{flag} {share}"
+            )
+            for command, flag in (
+                (("tune", *DENSE), "--until-gain"), (("check", "--against", __file__), "--tolerance"),
+            )
+            for share in ("5", "-1%", "inf%", "nan", "a%", "")
+        ),
         pytest.param(
             ("db", "purge", "--reason", "x", "--since", "2026-02-02", "--until", "2026-02-01"),
             ["--since", "--until", "earlier"],

@@ -8,6 +8,7 @@ from strategy.op_strategy import candidates
 from strategy.record import Estimate, RunState, RunStatus, TaskStatus
 from strategy.select import Level, Measured, choose
 from strategy.space import Config
+from strategy.table import show_number
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -62,3 +63,13 @@ def test_a_selection_says_why_and_marks_what_it_selected() -> None:
     assert html.count("<b>") == 5
     assert "<b>dense_pack.cpu</b>" in html
     assert answer.explanation in ET.fromstring(html).findtext("caption", "")
+
+
+def test_one_is_singular() -> None:
+    status = RunStatus(
+        id=1, state=RunState.DONE, target=TARGET, trials=1, trials_done=1, created_at=0.0
+    )
+    assert "1 of 1 trial, on" in status._repr_html_()
+    assert [show_number(n, "held-out workload") for n in (0, 1, 2)] == [
+        "0 held-out workloads", "1 held-out workload", "2 held-out workloads",
+    ]  # fmt: skip
