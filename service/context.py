@@ -12,6 +12,7 @@ from anyio import CapacityLimiter
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
+from service.errors import TooLargeError, TooSlowError
 from service.metric import Metrics
 from service.predict.trainer import Trainer
 from service.queue.retry import Terms
@@ -107,3 +108,27 @@ async def context_of(request: Request) -> Context:
     """The dependency of every route."""
     context: Context = request.app.state.context
     return context
+
+
+async def read_body(request: Request) -> bytes:
+    """The request's body, within the settings' limits of size and time."""
+    settings: Settings = request.app.state.context.settings
+    try:
+        async with asyncio.timeout(settings.body_s):
+            return await _read(request, settings.max_request_bytes)
+    except TimeoutError as error:
+        raise TooSlowError(f"the body took more than {settings.body_s:g} s") from error
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    data = bytearray()
+    length = request.headers.get("content-length", "0")
+    size = int(length) if length.isascii() and length.isdigit() else 0
+    too_large = TooLargeError(f"the body is larger than {limit} bytes: send less at a time")
+    if size > limit:
+        raise too_large
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > limit:
+            raise too_large
+    return bytes(data)

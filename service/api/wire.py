@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
@@ -13,8 +12,7 @@ import msgspec
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 
-from service.errors import TooLargeError, TooSlowError
-from service.settings import Settings
+from service.context import read_body
 from strategy.record import decode, encode, json_schema
 
 T = TypeVar("T")
@@ -61,29 +59,10 @@ def body_of(kind: type[T]) -> Any:
     """The dependency that reads the request's body as `kind`; a wrong one names the field."""
 
     async def read(request: Request) -> T:
-        settings: Settings = request.app.state.context.settings
-        try:
-            async with asyncio.timeout(settings.body_s):
-                return decode(await _read(request, settings.max_request_bytes), kind)
-        except TimeoutError as error:
-            raise TooSlowError(f"the body took more than {settings.body_s:g} s") from error
+        return decode(await read_body(request), kind)
 
     dependency: Callable[[Request], Awaitable[T]] = read
     return Depends(dependency)
-
-
-async def _read(request: Request, limit: int) -> bytes:
-    data = bytearray()
-    length = request.headers.get("content-length", "0")
-    size = int(length) if length.isascii() and length.isdigit() else 0
-    too_large = TooLargeError(f"the body is larger than {limit} bytes: send less at a time")
-    if size > limit:
-        raise too_large
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > limit:
-            raise too_large
-    return bytes(data)
 
 
 _kinds: dict[str, Any] = {"Problem": Problem}

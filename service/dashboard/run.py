@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import msgspec
 import sqlalchemy as sa
@@ -16,9 +15,9 @@ from starlette.responses import RedirectResponse, StreamingResponse
 from service.access import audit
 from service.access.auth import Who
 from service.context import Context
+from service.dashboard.form import check_origin
 from service.dashboard.query import run as query
 from service.dashboard.view import HEADERS, MAX_ID, Ctx, render, reply
-from service.errors import ServiceError
 from service.queue import fleet
 from service.store.db import now
 from service.store.tables import LIVE
@@ -30,14 +29,6 @@ RunId = Annotated[int, Path(ge=1, le=MAX_ID)]
 OptionalId = Annotated[int | None, Query(ge=1, le=MAX_ID)]
 _DAY_S = 86_400.0
 _PAUSE_S = 0.5  # between two events: a page redraws for each
-
-
-class ForeignPageError(ServiceError):
-    """A form that another site's page has sent."""
-
-    status = 403
-    kind = "foreign-page"
-    title = "The form is not of this site"
 
 
 @router.get("")
@@ -131,7 +122,7 @@ async def _stream(context: Context, look: Any) -> AsyncIterator[bytes]:
 
 @router.post("/{run_id}/cancel")
 def cancel(context: Ctx, who: Who, request: Request, run_id: RunId) -> Response:
-    _check_origin(request)
+    check_origin(request)
     with context.store.write() as connection:
         runs.cancel(connection, run_id)
         audit.note(connection, who, "run.cancel", run=run_id)
@@ -143,7 +134,7 @@ def cancel(context: Ctx, who: Who, request: Request, run_id: RunId) -> Response:
 @router.post("/{run_id}/again")
 def run_again(context: Ctx, who: Who, request: Request, run_id: RunId) -> Response:
     """The same request once more, also where all is tuned enough."""
-    _check_origin(request)
+    check_origin(request)
     with context.store.read() as connection:
         before = query.head(connection, run_id)
     asked = msgspec.structs.replace(query.request_of(before), force=True)
@@ -153,12 +144,3 @@ def run_again(context: Ctx, who: Who, request: Request, run_id: RunId) -> Respon
         audit.note(connection, who, "run.create", run=new, trials=asked.trials)
     context.changed.notify()
     return RedirectResponse(f"/runs/{new}", 303)
-
-
-def _check_origin(request: Request) -> None:
-    """Refuses what another site's page has made a browser send; raises `ForeignPageError`."""
-    site = request.headers.get("sec-fetch-site", "same-origin")
-    origin = request.headers.get("origin")
-    foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
-    if foreign or site not in ("same-origin", "none"):
-        raise ForeignPageError("the form was sent from another site: use the buttons of this one")

@@ -10,30 +10,18 @@ from fastapi import APIRouter, Request, Response
 
 from service.dashboard.query import selection as query
 from service.dashboard.view import Ctx, render
-from service.dashboard.workload_text import parse_workload
+from service.dashboard.workload_text import FAULTS, parse_workload
 from service.errors import InvalidError
 from service.selection import candidate
 from service.selection.database import RecordDatabase
-from strategy.attrs import AttrsError
-from strategy.condition import ExpressionError
 from strategy.dispatch import DispatchTable, dispatch
-from strategy.op import OpError, TypeRelationError, find_op
+from strategy.op import find_op
 from strategy.op_strategy import Candidate
-from strategy.record import WireError
-from strategy.select import Level, Selection, SelectionError, current, select
+from strategy.select import Level, Selection, current, select
 from strategy.select import holds as is_valid
-from strategy.target import Target, TargetError
-from strategy.types import TypeSyntaxError
-from strategy.workload import WorkloadError
+from strategy.target import Target
 
 router = APIRouter(include_in_schema=False)
-
-# What is wrong with the form: shown beside it, not as an error of the page.
-_FAULTS = (
-    AttrsError, ExpressionError, InvalidError, OpError, SelectionError, TargetError,
-    TypeRelationError, TypeSyntaxError, WireError, WorkloadError,
-)  # fmt: skip
-
 
 class Answer(msgspec.Struct, frozen=True):
     """A selection, with the medians of every implementation at each level that has any."""
@@ -55,7 +43,7 @@ def show(
         if workload.strip():
             try:
                 answer = _answer(connection, workload, target, device or None, policy)
-            except _FAULTS as error:
+            except FAULTS as error:
                 fault = " ".join(str(error).split())
         fragment = "hx-request" in request.headers
         known = {} if fragment else query.known(connection)

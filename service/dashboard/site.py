@@ -19,6 +19,7 @@ from service.dashboard import (
     record,
     run,
     selection,
+    start,
     task,
     upload,
 )
@@ -34,7 +35,7 @@ static = APIRouter(include_in_schema=False)
 
 def install(app: FastAPI) -> None:
     """Adds the pages to an application whose error handlers are installed already."""
-    for part in (overview, run, task, op, selection, device, model, record, upload, docs):
+    for part in (overview, start, run, task, op, selection, device, model, record, upload, docs):
         app.include_router(part.router)
     app.include_router(static)
     for kind, handler in list(app.exception_handlers.items()):

@@ -6,11 +6,24 @@ import json
 from typing import Any
 
 from service.errors import InvalidError
+from strategy.attrs import AttrsError
+from strategy.condition import ExpressionError
+from strategy.op import OpError, TypeRelationError, all_ops
 from strategy.record import WireError, convert
-from strategy.workload import Input, Workload
+from strategy.select import SelectionError
+from strategy.suggestion import suggest
+from strategy.target import TargetError
+from strategy.types import TypeSyntaxError
+from strategy.workload import Input, Workload, WorkloadError
 
 MAX_TEXT = 20_000
 _EXAMPLE = "dense(data=float32[128,768],weight=float32[3072,768]:const)"
+
+# What may be wrong with a workload or a target in a form: shown beside the field, not as the page's error.
+FAULTS = (
+    AttrsError, ExpressionError, InvalidError, OpError, SelectionError, TargetError,
+    TypeRelationError, TypeSyntaxError, WireError, WorkloadError,
+)  # fmt: skip
 
 
 def parse_workload(text: str) -> Workload:
@@ -31,8 +44,16 @@ def parse_workload(text: str) -> Workload:
     op, opened, rest = text.partition("(")
     inputs, closed, attrs = rest.partition(")")
     if not (op.strip() and opened and closed):
-        raise InvalidError(f"workload: {text!r:.60} cannot be read: write {_EXAMPLE}")
+        raise InvalidError(f"workload: {text!r:.60} cannot be read{_remedy(text)}")
     return Workload(op.strip(), tuple(_inputs(inputs)), _attrs(attrs.strip()))
+
+
+def _remedy(op: str) -> str:
+    """What to write in place of an operator's name alone, or of anything else."""
+    found = all_ops().get(op)
+    if found is None or not found.arguments:
+        return suggest(op, all_ops()) or f": write {_EXAMPLE}"
+    return f": write {op}({','.join(f'{a.name}=float32[…]' for a in found.arguments)})"
 
 
 def _inputs(text: str) -> list[Input]:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from service.errors import InvalidError
 from service.selection.database import RecordDatabase
-from strategy.op import find_op
+from strategy.op import all_ops, find_op
 from strategy.op_strategy import Candidate, candidates
+from strategy.suggestion import suggest
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -41,7 +42,7 @@ def gather(
     elif others:
         return others
     else:
-        raise _not_installed(asked, field)
+        raise not_installed(asked, field)
     names = {c.implementation for c in known}
     return [*known, *(c for c in others if c.implementation not in names)]
 
@@ -58,13 +59,13 @@ def known_candidates(
         checked = asked.checked()
         return checked, list(given) if given is not None else candidates(checked, on)
     if given is None:
-        raise _not_installed(asked, field)
+        raise not_installed(asked, field)
     return asked, list(given)
 
 
-def _not_installed(asked: Workload, field: str) -> InvalidError:
-    """What to raise of an operator that nobody here knows."""
+def not_installed(asked: Workload, field: str) -> InvalidError:
+    """The error of an operator that nobody here knows."""
     return InvalidError(
-        f"{field}.op: operator {asked.op!r:.80} is not installed here: install it, or send its "
-        "candidates with the workload"
+        f"{field}.op: operator {asked.op!r:.80} is not installed here"
+        f"{suggest(asked.op, all_ops()) or ': install it, or send its candidates with the workload'}"
     )

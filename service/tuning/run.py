@@ -33,6 +33,7 @@ from strategy.record import (
 )
 from strategy.select import holds, require_some
 from strategy.space import Config
+from strategy.suggestion import suggest
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -76,7 +77,7 @@ def _plan_one(asked: RunWorkload, request: RunRequest, field: str) -> Planned:
     for name in request.implementations or ():
         if name not in names:
             raise InvalidError(
-                f"implementations: {wanted.op} has no {name!r:.80} on {request.target}; "
+                f"implementations: {wanted.op} has no {name!r:.80} on {request.target}{suggest(name, names)}; "
                 f"it has: {', '.join(names)}"
             )
     valid = [

@@ -22,7 +22,7 @@ def _select(workload: str, **more: str) -> str:
 
 def _pages(ids: dict[str, int]) -> list[str]:
     return [
-        *EMPTY, "/import",
+        *EMPTY, "/import", "/runs/new",
         *(f"/runs/{ids[name]}" for name in ("done", "hostile", "live")),
         f"/tasks/{ids['task']}", f"/tasks/{ids['task']}?x=time&by=run", f"/tasks/{ids['stale']}",
         f"/tasks/{ids['hostile_task']}", "/ops/dense", "/ops/dense?value=time",
