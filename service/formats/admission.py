@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+import msgspec
 import orjson
 
-from service.formats import native
+from service.formats import metaschedule, native
 from service.formats.entry import (
     Attachment,
     Item,
@@ -52,7 +53,7 @@ def admitted(items: Iterable[Item]) -> Iterator[Item]:
                     once(_check_device, item.device)
                 if item.environment:
                     once(_dumped, item.environment)
-        except (RejectError, WireError) as error:
+        except (RejectError, WireError, msgspec.DecodeError) as error:
             assert not isinstance(item, Rejected)
             yield reject(0, error, b"".join(native.write([item])).split(b"\n")[1])
         else:
@@ -83,6 +84,12 @@ def _check_attachment(given: Attachment) -> None:
         raise RejectError(Reason.FIELD, "an attachment's key has 1 to 64 characters")
     if given.what == "space" and decode(given.text, ConfigSpace).digest != given.key:
         raise RejectError(Reason.SPACE, f"space {given.key}: it has another digest")
+    if given.what == "module":
+        if metaschedule.content_key(given.text) != given.key:
+            raise RejectError(
+                Reason.WORKLOAD, f"module {given.key}: the SHA-256 of its text is another"
+            )
+        metaschedule.check_workload(given.text)
 
 
 def _dumped(data: dict[str, Any]) -> bytes:

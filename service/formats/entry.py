@@ -116,8 +116,8 @@ def checked(task: Task) -> Task:
 class Attachment(msgspec.Struct, frozen=True, kw_only=True, tag="attachment", tag_field="kind"):
     """A document that records refer to by its key: it comes before the first that does.
 
-    A `space` (key: its digest) is the JSON of a `ConfigSpace`; a `module` (key: its structural
-    hash) is MetaSchedule's workload as its file has it, in base64.
+    A `space` (key: its digest) is the JSON of a `ConfigSpace`; a `module` (key: the SHA-256 of the
+    text, which is the attribute `module` of its workload) is a line of MetaSchedule's workloads.
     """
 
     what: Literal["space", "module"]

@@ -1,13 +1,13 @@
 """MetaSchedule's pair of files: `database_workload.json` and `database_tuning_record.json`.
 
-Records are kept whole: an export is what was read, byte for byte. A workload is what its structural
-hash says; the module itself is kept as it stands in the file and never looked into.
+Records are kept whole: an export is what was read, byte for byte. A workload's line, a structural hash
+and a module, is known by the SHA-256 of its text: nothing here can verify the hash. The module itself
+is never looked into.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import math
@@ -77,7 +77,7 @@ def read(source: Source) -> Iterator[Item]:
 
 class _Reader:
     def __init__(self) -> None:
-        self._workloads: list[str | None] = []
+        self._workloads: list[tuple[str, str] | None] = []  # structural hash, key of the attachment
         self._recording = False
         self._tasks: dict[tuple[str, bytes, bytes], Task] = {}
 
@@ -94,14 +94,13 @@ class _Reader:
             _check_times(data if isinstance(data, list) else [])
             raise
         self._recording = True
-        if index >= len(self._workloads) or self._workloads[index] is None:
+        found = self._workloads[index] if index < len(self._workloads) else None
+        if found is None:
             raise RejectError(
                 Reason.WORKLOAD,
                 f"of workload {index}, which did not come before it: give database_workload.json first",
             )
-        hashed = self._workloads[index]
-        assert hashed is not None
-        return self._record(hashed, bytes(body))
+        return self._record(*found, bytes(body))
 
     def _workload(self, line: bytes) -> Attachment:
         if self._recording:  # the next pair of files
@@ -110,28 +109,23 @@ class _Reader:
             raise RejectError(Reason.TOO_LONG, f"more than {MAX_WORKLOADS} workloads in one file")
         # Records count the lines: a bad one keeps its place.
         self._workloads.append(None)
-        hashed, module = msgspec.json.decode(line, type=tuple[str, str])
-        if not _HASH.fullmatch(hashed):
-            raise RejectError(Reason.WORKLOAD, f"{hashed!r:.40} is not a structural hash")
-        try:
-            base64.b64decode(module, validate=True)
-        except binascii.Error as error:
-            raise RejectError(Reason.WORKLOAD, f"the module is not base64: {error}") from error
-        self._workloads[-1] = hashed
-        return Attachment(what="module", key=hashed, text=module)
+        hashed, module = check_workload(line)
+        made = attach(hashed, module)
+        self._workloads[-1] = hashed, made.key
+        return made
 
-    def _record(self, hashed: str, body: bytes) -> ImportedRecord:
+    def _record(self, hashed: str, module: str, body: bytes) -> ImportedRecord:
         try:
             (instructions, decisions), times, target, arguments = _bodies.decode(body)
         except msgspec.DecodeError:
             load(body)
             raise
-        key = (hashed, bytes(target), bytes(arguments))
+        key = (module, bytes(target), bytes(arguments))
         task = self._tasks.get(key)
         if task is None:
             if len(self._tasks) >= MAX_CACHED:
                 self._tasks.clear()
-            task = self._tasks[key] = _task(hashed, load(key[1]), load(key[2]))
+            task = self._tasks[key] = _task(hashed, module, load(key[1]), load(key[2]))
         values: dict[str, Any] = {"trace": hashlib.sha256(bytes(instructions)).hexdigest()[:16]}
         for place, decision in decisions:
             name = f"decision_{place}"
@@ -149,6 +143,28 @@ class _Reader:
             message="MetaSchedule: it did not run" if failed else "",
             device_model=task.target.model, extra=body,
         )  # fmt: skip
+
+
+def check_workload(line: bytes | str) -> tuple[str, str]:
+    """A workload's structural hash and its module in base64, of a line that has the form of one."""
+    hashed, module = msgspec.json.decode(line, type=tuple[str, str])
+    if not _HASH.fullmatch(hashed):
+        raise RejectError(Reason.WORKLOAD, f"{hashed!r:.40} is not a structural hash")
+    try:
+        base64.b64decode(module, validate=True)
+    except ValueError as error:
+        raise RejectError(Reason.WORKLOAD, f"the module is not base64: {error}") from error
+    return hashed, module
+
+
+def attach(hashed: str, module: str) -> Attachment:
+    """A workload's line, under the key that its tasks have as attribute `module`."""
+    text = msgspec.json.encode([hashed, module]).decode()
+    return Attachment(what="module", key=content_key(text), text=text)
+
+
+def content_key(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _check_times(line: list[Any]) -> None:
@@ -171,7 +187,7 @@ def _as_value(decision: Any) -> Any:
     return text
 
 
-def _task(hashed: str, target: Any, arguments: Any) -> Task:
+def _task(hashed: str, module: str, target: Any, arguments: Any) -> Task:
     if target is None:
         raise RejectError(Reason.TARGET, "the record names no target")
     inputs = []
@@ -181,8 +197,9 @@ def _task(hashed: str, target: Any, arguments: Any) -> Task:
         if not isinstance(entry[1], str) or not isinstance(entry[2], list):
             raise RejectError(Reason.TYPE, f"args_info[{i}] = {entry!r:.80}: expected a tensor")
         inputs.append(Input(f"arg{i}", str(TensorType(entry[2], entry[1]))))
+    attrs = {"structural_hash": hashed, "module": module}
     task = Task(
-        workload=Workload("metaschedule.module", tuple(inputs), {"structural_hash": hashed}),
+        workload=Workload("metaschedule.module", tuple(inputs), attrs),
         target=foreign_target(target), implementation="metaschedule:trace", version="1.0",
     )  # fmt: skip
     return checked(task)
@@ -203,12 +220,12 @@ def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[Line | Rejec
         if isinstance(item, Attachment):
             if item.what == "module" and item.key not in places:
                 places[item.key] = len(places)
-                yield "workload", msgspec.json.encode([item.key, item.text]) + b"\n"
+                yield "workload", item.text.encode() + b"\n"
             continue
         number += 1
-        hashed = item.task.workload.attrs.get("structural_hash")
-        if item.source != "metaschedule" or not item.extra or hashed not in places:
+        module = item.task.workload.attrs.get("module")
+        if item.source != "metaschedule" or not item.extra or module not in places:
             detail = "not a record of MetaSchedule's whose module is known"
             yield Rejected(line=number, reason=Reason.FORMAT, detail=detail)
             continue
-        yield "tuning_record", b"[%d,%s]\n" % (places[hashed], item.extra)
+        yield "tuning_record", b"[%d,%s]\n" % (places[module], item.extra)

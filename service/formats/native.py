@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from service.formats import metaschedule
 from service.formats.entry import (
     MAX_COST_S,
     Attachment,
@@ -119,7 +120,7 @@ def read(source: Source) -> Iterator[Item]:
                 load(line)
                 if parsed.what == "space":
                     decode(parsed.text, ConfigSpace)
-                yield parsed
+                yield shared.attachment(parsed)
         except Exception as error:
             if source.ended_openly and isinstance(error, msgspec.DecodeError):
                 error = RejectError(Reason.TRUNCATED, "the file ends in the middle of this line")
@@ -131,15 +132,36 @@ class _Shared:
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, bytes], Any] = {}
+        self._modules: dict[str, str] = {}  # keys by structural hashes, of files of earlier releases
+
+    def attachment(self, given: Attachment) -> Attachment:
+        """The same, under the key of today where its key is a structural hash."""
+        if given.what != "module" or given.text.startswith("["):
+            return given
+        made = metaschedule.attach(given.key, given.text)
+        if len(self._modules) >= MAX_CACHED:
+            self._modules.clear()
+        self._modules[given.key] = made.key
+        self._known.clear()  # tasks that follow may be of this module
+        return made
+
+    def _task(self, task: Task) -> Task:
+        """With the key of its module, where only the structural hash is named."""
+        attrs = task.workload.attrs
+        module = self._modules.get(str(attrs.get("structural_hash")))
+        if module is None or "module" in attrs or task.workload.op != "metaschedule.module":
+            return checked(task)
+        of = msgspec.structs.replace(task.workload, attrs={**attrs, "module": module})
+        return checked(msgspec.structs.replace(task, workload=of))
 
     def _get(self, raw: msgspec.Raw, kind: type[T]) -> T:
         key = (kind, bytes(raw))
-        found = self._known.get(key)
+        found: Any = self._known.get(key)
         if found is None:
             load(key[1])
             found = decode(key[1], kind)
             if isinstance(found, Task):
-                checked(found)
+                found = self._task(found)
             if len(self._known) >= MAX_CACHED:
                 self._known.clear()
             self._known[key] = found

@@ -194,15 +194,15 @@ class _Exporter:
         attachments = []
         if r.space_digest and r.space is not None:
             attachments += self._attach("space", r.space_digest, orjson.dumps(r.space).decode())
-        hashed = made.workload.attrs.get("structural_hash")
-        if row.source == "metaschedule" and isinstance(hashed, str):
+        module = made.workload.attrs.get("module")
+        if row.source == "metaschedule" and isinstance(module, str):
             text = connection.scalar(
                 sa.select(attachment.c.text).where(
                     attachment.c.what == "module",
-                    attachment.c.key == key_within(r.namespace, hashed),
+                    attachment.c.key == key_within(r.namespace, module),
                 )
             )
-            attachments += [] if text is None else self._attach("module", hashed, text)
+            attachments += [] if text is None else self._attach("module", module, text)
         return made, attachments
 
     def _attach(self, what: Any, key: str, text: str) -> list[Attachment]:

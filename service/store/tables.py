@@ -459,7 +459,7 @@ record = sa.Table(
 # By a worker of this service: other records were imported, whatever tool measured them.
 MEASURED_HERE = record.c.job_id.is_not(None)
 
-# Documents that imported records refer to: spaces by their digest, modules by their hash.
+# Documents that imported records refer to: spaces by their digest, modules by the SHA-256 of their text.
 attachment = sa.Table(
     "attachment",
     metadata,

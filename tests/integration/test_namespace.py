@@ -16,7 +16,7 @@ from plevel.client import ServiceError
 from plevel.direct import connect
 from service.access import token
 from service.errors import ForbiddenError, InvalidError
-from service.formats import Attachment, ImportedRecord, Task, native
+from service.formats import Attachment, ImportedRecord, Task, metaschedule, native
 from service.records import exporter
 from service.records.coverage import cover, list_best
 from service.records.filter import Wanted
@@ -308,13 +308,14 @@ def test_attachments_are_of_one_namespace(store: Store) -> None:
 
     def lines(text: str, upper: int) -> list[Any]:
         space = ConfigSpace([Knob("x", range(12)), Knob("y", range(12))], fallback={"x": upper, "y": 0})
-        of = Workload("metaschedule.module", (), {"structural_hash": "17"})
+        shared = metaschedule.attach("17", text)
+        of = Workload("metaschedule.module", (), {"structural_hash": "17", "module": shared.key})
         module = ImportedRecord(
             source="metaschedule", config_key="{}", samples_s=(1.0,), extra=b'[[[],[]],[1.0],{"kind":"llvm"},[]]',
             task=Task(workload=of, target=TARGET, implementation="metaschedule:trace", version="1.0"),
         )  # fmt: skip
         return [
-            Attachment(what="module", key="17", text=text), module,
+            shared, module,
             Attachment(what="space", key=space.digest, text=json.dumps(space.to_json())),
             made(1, space=space.digest),
         ]  # fmt: skip
@@ -328,7 +329,7 @@ def test_attachments_are_of_one_namespace(store: Store) -> None:
         assert texts == {("module", items[0].text)}
         (space,) = (a for a in found if isinstance(a, Attachment) and a.what == "space")
         assert json.loads(space.text) == json.loads(items[2].text)
-    # One that has no module of its own gets nobody's.
+    # One that names a module which it did not bring gets nobody's.
     import_items(store, own[DEFAULT][1:2], namespace="third")
     found = list(exporter.export_items(store, Wanted(namespace="third")))
     assert [type(f) for f in found] == [ImportedRecord]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,17 @@ import sqlalchemy as sa
 
 from service.access import token as token_module
 from service.errors import ForbiddenError
-from service.formats import Source, read
+from service.formats import ImportedRecord, Source, read
 from service.queue import fleet
 from service.records import exporter, tvm_history
+from service.records.filter import Wanted
 from service.records.importer import import_items
 from service.selection.database import RecordDatabase
 from service.store import migration
 from service.store.db import Store
 from service.store.tables import (
     TokenScope,
+    attachment,
     best,
     device,
     device_owner,
@@ -70,6 +74,15 @@ def url_0004(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def url_0005(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The same after its upgrade to 0005, with equal live runs and a device that got another model."""
     return _thaw("0005", request, tmp_path)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url_0006(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The same after its upgrade to 0006, with MetaSchedule's log in three namespaces.
+
+    The same records are in `other` with a module of their own, and one is in `bare` without any.
+    """
+    return _thaw("0006", request, tmp_path)
 
 
 def _thaw(revision: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
@@ -316,3 +329,43 @@ def test_schema_0005_is_gone_back_to_unless_a_device_has_changed(url_0005: str) 
         store.close()
     with pytest.raises(RuntimeError, match="several histories of host-c/cpu:0"):
         migration.downgrade(url_0005, "0005")
+
+
+def test_schema_0006_is_carried_forward(url_0006: str) -> None:
+    """Modules get the key of their content; exports are as they were, and nothing is new twice."""
+    pair = [DATA / "formats" / f"database_{n}.json" for n in ("workload", "tuning_record")]
+    lines = [p.read_bytes() for p in pair]
+    theirs = [json.dumps([json.loads(lines[0])[0], "dGhlaXJz"], separators=(",", ":")).encode() + b"\n"]
+    theirs.append(lines[1])
+    assert migration.current(url_0006) == "0006"
+    assert migration.upgrade(url_0006) == migration.head()
+    store = Store(url_0006)
+    try:
+        for namespace, files in {"default": lines, "other": theirs}.items():
+            wanted = Wanted(namespace=namespace)
+            assert b"".join(exporter.export(store, "metaschedule", wanted)) == b"".join(files)
+            with BytesIO(b"".join(files)) as file:
+                again = import_items(store, read(Source(file), "metaschedule"), namespace=namespace)
+            assert (again.new, again.known) == (0, len(files[1].splitlines()))
+            native = b"".join(exporter.export(store, "native", wanted))
+            assert import_items(store, read(Source(BytesIO(native))), namespace=namespace).new == 0
+        # What has no module is as it was.
+        (bare,) = exporter.export_items(store, Wanted(namespace="bare"))
+        assert isinstance(bare, ImportedRecord)
+        assert "module" not in bare.task.workload.attrs
+        assert import_items(store, [bare], namespace="bare").known == 1
+        with store.read() as c:
+            modules = sa.select(attachment.c.key).where(attachment.c.what == "module")
+            assert len(c.scalars(modules).all()) == 2
+        assert_derived(store)
+    finally:
+        store.close()
+    with pytest.raises(RuntimeError, match="cannot hold what is in attachment: modules"):
+        migration.downgrade(url_0006, "0006")
+
+
+def test_schema_0006_is_gone_back_to_without_modules(url_0005: str) -> None:
+    migration.upgrade(url_0005)
+    migration.downgrade(url_0005, "0006")
+    assert migration.current(url_0005) == "0006"
+    assert migration.upgrade(url_0005) == migration.head()

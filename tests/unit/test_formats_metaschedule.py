@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,7 @@ from service.formats import (
     metaschedule,
     native,
 )
+from service.formats.admission import admitted
 from strategy.record import ErrorKind
 
 SAMPLES = Path(__file__).parents[1] / "data" / "formats"
@@ -53,8 +56,9 @@ def test_the_pair_comes_back_byte_for_byte() -> None:
 
 def test_what_a_record_says() -> None:
     module, first, *_, failed = read(WORKLOADS + RECORDS)
-    assert (module.what, module.key, module.text) == ("module", HASH, MODULE)
-    assert first.task.workload.attrs == {"structural_hash": HASH}
+    key = hashlib.sha256(WORKLOADS.rstrip(b"\n")).hexdigest()
+    assert (module.what, module.key, json.loads(module.text)) == ("module", key, [HASH, MODULE])
+    assert first.task.workload.attrs == {"structural_hash": HASH, "module": key}
     assert [i.type for i in first.task.workload.inputs] == ["float32[512,512]"] * 3
     assert first.task.target.key == "llvm/znver4/threads=2"
     _, (trace, run_secs, _, _) = json.loads(LINES[0])
@@ -73,6 +77,47 @@ def test_several_pairs_may_follow_each_other() -> None:
     ]
     assert hashes == [HASH, "-42"]
     assert written(items)[1] == LINES[0] + LINES[0].replace(b"[0,", b"[1,", 1)
+
+
+def test_two_modules_under_one_hash_stay_apart() -> None:
+    other = json.dumps([HASH, "dGhlaXJz"], separators=(",", ":")).encode() + b"\n"
+    items = read(WORKLOADS + other + LINES[0] + b"[1," + LINES[0][3:])
+    first, second = (i for i in items if isinstance(i, ImportedRecord))
+    assert first.task.key != second.task.key
+    assert first.identity != second.identity
+    assert written(items) == (WORKLOADS + other, LINES[0] + b"[1," + LINES[0][3:])
+
+
+def test_a_module_under_a_key_that_is_not_its_own_is_put_aside() -> None:
+    own, *_ = read(WORKLOADS)
+    line = "[1]"
+    for bad in (
+        msgspec.structs.replace(own, key="0" * 64),
+        msgspec.structs.replace(own, key=HASH),
+        msgspec.structs.replace(own, text=own.text.replace(MODULE, "dGhlaXJz")),
+        Attachment(what="module", key=metaschedule.content_key(line), text=line),
+    ):
+        (aside,) = admitted([bad])
+        assert isinstance(aside, Rejected)
+    assert list(admitted([own])) == [own]
+
+
+def test_a_file_of_an_earlier_release_gets_the_keys_of_today() -> None:
+    """It knew a module by its structural hash, and two under one hash were one."""
+
+    def earlier(module: str) -> bytes:
+        line = json.dumps([HASH, module], separators=(",", ":")).encode() + b"\n"
+        made = read(line + RECORDS)
+        text = b"".join(native.write(made[1:])).replace(b',"module":"' + made[0].key.encode() + b'"', b"")
+        head, rest = text.split(b"\n", 1)
+        assert b'"module"' not in rest
+        given = {"kind": "attachment", "what": "module", "key": HASH, "text": module}
+        return head + b"\n" + json.dumps(given, separators=(",", ":")).encode() + b"\n" + rest
+
+    other = json.dumps([HASH, "dGhlaXJz"], separators=(",", ":")).encode() + b"\n"
+    given = earlier(MODULE) + earlier("dGhlaXJz")
+    expected = [*read(WORKLOADS + RECORDS), *read(other + RECORDS)]
+    assert list(native.read(Source(io.BytesIO(given)))) == expected
 
 
 def test_a_bad_workload_keeps_its_place() -> None:
