@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     form: Form = options.pop("log")
     configure(form, "%(levelname)s %(name)s: %(message)s")
     # Every change of a run, a job or a worker: for machines, not for people.
-    logging.getLogger("service.store.catalogue").setLevel(
+    logging.getLogger("service.store.event").setLevel(
         logging.INFO if form == "json" else logging.WARNING
     )
     logging.getLogger("alembic").setLevel(logging.WARNING)

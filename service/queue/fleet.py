@@ -13,7 +13,7 @@ import msgspec
 import sqlalchemy as sa
 
 from service.errors import ForbiddenError, InvalidError, LeaseLostError, NotFoundError
-from service.store import catalogue
+from service.store import catalogue, event
 from service.store.db import among, insert, now
 from service.store.row_cache import recall
 from service.store.tables import device, device_owner, lease, target, token, worker, worker_device
@@ -85,7 +85,7 @@ def register(
                 worker_id=worker_id, device_id=device_id, target_id=target_id
             )
         )
-    catalogue.note(
+    event.note(
         connection, "registered", worker_id=worker_id, name=info.name, devices=identities
     )
     return int(worker_id)
@@ -141,7 +141,7 @@ def move(connection: sa.Connection, identity: str, name: str) -> None:
     _give(connection, identity, name)
     of_others = sa.or_(worker.c.token_id.is_(None), worker.c.token_id.not_in(named))
     _end_drivers(connection, [identity], of_others)
-    catalogue.note(connection, "moved", device=identity, owner=name)
+    event.note(connection, "moved", device=identity, owner=name)
 
 
 def lock_device(connection: sa.Connection, device_id: int) -> sa.Select[tuple[int]]:
@@ -254,7 +254,7 @@ def end(connection: sa.Connection, worker_id: int) -> None:
     )
     if not ended.rowcount:
         raise unknown_worker(worker_id)
-    catalogue.note(connection, "left", worker_id=worker_id)
+    event.note(connection, "left", worker_id=worker_id)
 
 
 def rename(connection: sa.Connection, old: str, new: str) -> None:
@@ -271,7 +271,7 @@ def rename(connection: sa.Connection, old: str, new: str) -> None:
     _end_drivers(connection, [old, new])  # before their devices, as leasing locks them
     for name, other in ((old, RENAMING), (new, old), (RENAMING, new)):
         connection.execute(sa.update(device).where(_named(name)).values(identity=other))
-    catalogue.note(connection, "renamed", old=old, new=new)
+    event.note(connection, "renamed", old=old, new=new)
 
 
 def is_alive(alive_s: float | sa.BindParameter[float]) -> sa.ColumnElement[bool]:

@@ -23,7 +23,7 @@ from service.errors import DeviceBusyError, InvalidError, LeaseLostError, Servic
 from service.queue import claim, fleet, retry
 from service.queue.claim import Ask
 from service.records import best, log
-from service.store import catalogue
+from service.store import catalogue, event
 from service.store.db import among, given_table, now, values_of
 from service.store.tables import EntryState, JobState, job, job_entry, lease, task, workload
 from strategy.record import (
@@ -95,7 +95,7 @@ def enqueue(
             for i, e in enumerate(entries)
         ],
     )  # fmt: skip
-    catalogue.note(
+    event.note(
         connection, "enqueued", run_id=run_id, job_id=job_id, phase=phase, entries=len(entries)
     )
     return int(job_id)
@@ -214,7 +214,7 @@ def _give(
         ],
     )  # fmt: skip
     ids = {row.job_id: row.id for row in inserted}
-    catalogue.note_all(
+    event.note_all(
         connection, "leased",
         [
             {"run_id": row.run_id, "job_id": row.id, "worker_id": place.worker_id,
@@ -295,7 +295,7 @@ def renew(
         if busy is not None:
             raise DeviceBusyError(f"lease {busy} of this device is timing: ask again when it is done")
         connection.execute(sa.update(lease).where(lease.c.id == lease_id).values(timing=True))
-        catalogue.note(connection, "timing", job_id=row.job_id, worker_id=row.worker_id)
+        event.note(connection, "timing", job_id=row.job_id, worker_id=row.worker_id)
     return Renewed(expires_in_s=terms.lease_s, cancelled=retry.is_cancelled(connection, row.job_id))
 
 
@@ -397,7 +397,7 @@ def _note_late(connection: sa.Connection, late: Report) -> None:
         found = [
             {"entry": r.entry, "error": r.error, "median_s": _median(r)} for r in late.results.results
         ]
-        catalogue.note(
+        event.note(
             connection, "late", run_id=held.run_id, job_id=held.job_id, worker_id=held.worker_id,
             lease=late.lease_id, results=found,
         )  # fmt: skip
@@ -512,7 +512,7 @@ def cancel(connection: sa.Connection, run_id: int) -> None:
         .returning(job.c.id)
     ).all()
     for row in rows:
-        catalogue.note(connection, "cancelled", run_id=run_id, job_id=row.id)
+        event.note(connection, "cancelled", run_id=run_id, job_id=row.id)
 
 
 def open_jobs(connection: sa.Connection, run_id: int) -> int:

@@ -9,7 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from service.errors import InvalidError, NotFoundError
-from service.store import catalogue
+from service.store import event
 from service.store.db import now
 from service.store.tables import device, pause, target
 
@@ -65,7 +65,7 @@ def create(connection: sa.Connection, asked: PauseRequest) -> Pause:
         )
         .returning(pause.c.id)
     ).scalar_one()  # fmt: skip
-    catalogue.note(connection, "paused", pause=pause_id, place=name, reason=asked.reason)
+    event.note(connection, "paused", pause=pause_id, place=name, reason=asked.reason)
     return next(p for p in _read(connection, pause.c.id == pause_id))
 
 
@@ -81,7 +81,7 @@ def end(connection: sa.Connection, pause_id: int) -> None:
     )
     if not ended.rowcount:
         raise NotFoundError(f"pause {pause_id} does not go on")
-    catalogue.note(connection, "resumed", pause=pause_id)
+    event.note(connection, "resumed", pause=pause_id)
 
 
 def paused_now(connection: sa.Connection) -> set[tuple[int | None, int | None]]:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from service.queue import fleet
 from service.records import best, log
-from service.store import catalogue
+from service.store import event
 from service.store.db import among, is_due, now
 from service.store.tables import (
     EntryState,
@@ -89,7 +89,7 @@ def expire(connection: sa.Connection, terms: Terms) -> int:
     due = connection.execute(_EXPIRE, {"lease_s": terms.lease_s})
     dead = [row for row in due if row.ended_at is not None]
     for row in sorted(dead, key=lambda r: r.job_id):
-        catalogue.note(connection, "expired", job_id=row.job_id, worker_id=row.worker_id)
+        event.note(connection, "expired", job_id=row.job_id, worker_id=row.worker_id)
         reopen(connection, row.job_id, terms, blame=f"worker {row.worker_id} was lost with it")
     return len(dead)
 
@@ -129,7 +129,7 @@ def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | No
         _close(connection, row, JobState.DONE, "split into jobs of one entry each")
         return
     connection.execute(sa.update(job).where(job.c.id == job_id).values(**values))
-    catalogue.note(
+    event.note(
         connection, "requeued", run_id=row.run_id, job_id=job_id, attempts=attempts,
         entries=len(pending), reason=blame or "given back",
     )  # fmt: skip
@@ -147,7 +147,7 @@ def _split_off(connection: sa.Connection, row: Any, entry: Any, values: Mapping[
     connection.execute(
         sa.update(job_entry).where(job_entry.c.id == entry.id).values(job_id=job_id)
     )
-    catalogue.note(
+    event.note(
         connection, "split", run_id=row.run_id, job_id=job_id, parent=row.id, entry=entry.entry
     )
 
@@ -193,7 +193,7 @@ def close_done(connection: sa.Connection, jobs: Sequence[int]) -> set[int]:
     """Ends jobs whose entries are all done; returns those whose runs are cancelled."""
     rows = connection.execute(_RUN_STATES, {"ids": jobs}).all()
     connection.execute(_CLOSE, {"ids": jobs})
-    catalogue.note_all(
+    event.note_all(
         connection, JobState.DONE.value,
         [{"run_id": r.run_id, "job_id": r.id, "worker_id": None, "detail": {}} for r in rows],
     )  # fmt: skip
@@ -206,4 +206,4 @@ def _close(connection: sa.Connection, row: Any, state: JobState, reason: str) ->
         .where(job.c.id == row.id)
         .values(state=state, reason=reason, finished_at=now())
     )
-    catalogue.note(connection, state.value, run_id=row.run_id, job_id=row.id, reason=reason)
+    event.note(connection, state.value, run_id=row.run_id, job_id=row.id, reason=reason)

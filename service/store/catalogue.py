@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ from service.store.tables import (
     attachment,
     device,
     environment,
-    event,
     target,
     target_variant,
     task,
@@ -31,7 +29,6 @@ from strategy.workload import Workload
 
 # Counting the valid configurations of a space takes time; beyond this they are not counted.
 COUNT_LIMIT = 20_000
-log = logging.getLogger(__name__)
 
 
 def digest_of(data: Any) -> str:
@@ -253,32 +250,3 @@ def _fill_spaces(connection: sa.Connection, spaces: Mapping[int, Any]) -> None:
         connection.execute(
             sa.update(task).where(task.c.id == task_id).values(space=spaces[task_id])
         )
-
-
-def note(
-    connection: sa.Connection,
-    kind: str,
-    *,
-    run_id: int | None = None,
-    job_id: int | None = None,
-    worker_id: int | None = None,
-    **detail: Any,
-) -> None:
-    """Appends an event, what changed beside the state that it changed, and logs it."""
-    log.info("%s %s", kind, detail, extra={"run": run_id, "job": job_id, "worker": worker_id})
-    connection.execute(
-        sa.insert(event).values(
-            at=now(), kind=kind, run_id=run_id, job_id=job_id, worker_id=worker_id, detail=detail
-        )
-    )
-
-
-_EVENT = sa.insert(event).values(at=now())
-
-
-def note_all(connection: sa.Connection, kind: str, events: Sequence[dict[str, Any]]) -> None:
-    """Appends events of one kind: each with `run_id`, `job_id`, `worker_id` and `detail`."""
-    connection.execute(_EVENT, [{"kind": kind, **one} for one in events])
-    for one in events if log.isEnabledFor(logging.INFO) else ():
-        ids = {"run": one["run_id"], "job": one["job_id"], "worker": one["worker_id"]}
-        log.info("%s %s", kind, one["detail"], extra=ids)

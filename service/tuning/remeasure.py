@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.queue import claim, fleet
-from service.store import catalogue
+from service.store import event
 from service.store.db import now
 from service.store.tables import (
     LIVE,
@@ -134,7 +134,7 @@ def _repeat(connection: sa.Connection, final: Any) -> int:
         sa.insert(job_entry),
         [{**row._asdict(), "job_id": job_id, "state": EntryState.PENDING} for row in entries],
     )
-    catalogue.note(
+    event.note(
         connection, "second look", run_id=final.run_id, job_id=job_id, like=final.id
     )
     return job_id

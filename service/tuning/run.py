@@ -13,7 +13,7 @@ from service.queue import fleet
 from service.queue import job as jobs
 from service.records.best import standing
 from service.selection.candidate import known_candidates
-from service.store import catalogue
+from service.store import catalogue, event
 from service.store.db import insert, now
 from service.store.namespace import DEFAULT
 from service.store.tables import LIVE, TaskState, best, record, run, run_task, task, workload
@@ -124,7 +124,7 @@ def create(
     digest = _digest(request, planned)
     joined = _find_live(connection, request, digest, namespace)
     if joined is not None:
-        catalogue.note(connection, "joined", run_id=joined)
+        event.note(connection, "joined", run_id=joined)
         return joined
     target_id = catalogue.put_target(connection, request.target)
     tasks = _put_tasks(connection, planned, target_id, namespace)
@@ -142,7 +142,7 @@ def create(
         # Another was faster; where it has ended by now, this is the next.
         joined = _find_live(connection, request, digest, namespace)
         if joined is not None:
-            catalogue.note(connection, "joined", run_id=joined)
+            event.note(connection, "joined", run_id=joined)
             return joined
     for p, ids in zip(planned, tasks, strict=True):
         connection.execute(
@@ -152,7 +152,7 @@ def create(
                 for t in ids
             ],
         )
-    catalogue.note(connection, "created", run_id=run_id, trials=request.trials)
+    event.note(connection, "created", run_id=run_id, trials=request.trials)
     if not request.force:
         _finish_if_tuned(connection, run_id, request, planned, tasks)
     return int(run_id)
@@ -281,7 +281,7 @@ def finish(
         .values(state=state, message=message, finished_at=now(), complete=complete)
     )
     if ended.rowcount:
-        catalogue.note(connection, state.value, run_id=run_id, message=message)
+        event.note(connection, state.value, run_id=run_id, message=message)
 
 
 def cancel(connection: sa.Connection, run_id: int, namespace: str | None = None) -> None:
@@ -298,7 +298,7 @@ def cancel(connection: sa.Connection, run_id: int, namespace: str | None = None)
         .values(state=RunState.CANCELLED, message="cancelled", finished_at=now())
     )
     if cancelled.rowcount:
-        catalogue.note(connection, "cancelled", run_id=run_id)
+        event.note(connection, "cancelled", run_id=run_id)
         jobs.cancel(connection, run_id)
     elif connection.scalar(sa.select(run.c.id).where(*seen)) is None:
         raise unknown_run(run_id)

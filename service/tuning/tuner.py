@@ -22,7 +22,7 @@ from service.queue import job as jobs
 from service.records import best
 from service.search.child import CostModel
 from service.settings import Settings
-from service.store import catalogue
+from service.store import catalogue, event
 from service.store.db import Store, now
 from service.store.tables import (
     Scope,
@@ -292,7 +292,7 @@ class Tuner:
                 .where(run_task.c.run_id == tuning.id, run_task.c.task_id == t.id)
                 .values(state=t.state, message=t.message)
             )
-            catalogue.note(
+            event.note(
                 connection, t.state.value, run_id=tuning.id, task=t.id,
                 implementation=t.implementation, message=t.message,
             )  # fmt: skip
@@ -316,7 +316,7 @@ class Tuner:
         why = _why_stopped(tuning, timed_out=timed_out)
         values = {"state": RunState.CONFIRMING, "message": why, "complete": not timed_out}
         connection.execute(sa.update(run).where(run.c.id == tuning.id).values(**values))
-        catalogue.note(connection, "confirming", run_id=tuning.id, message=why)
+        event.note(connection, "confirming", run_id=tuning.id, message=why)
         for workload_id, group in tuning.by_workload().items():
             entries = [e for t in group for e in self._finalists(connection, t)]
             for _ in range(CONFIRM_SESSIONS if entries else 0):
@@ -400,7 +400,7 @@ class Tuner:
             entries = [e for t in group if t.implementation in names for e in self._finalists(connection, t)]
             proposal = Proposal(workload_id, tuple(entries), jobs.URGENT)
             self._enqueue(connection, tuning, proposal, Phase.CONFIRM)
-            catalogue.note(
+            event.note(
                 connection, "measuring again", run_id=tuning.id, workload_id=workload_id,
                 implementations=sorted(names),
             )  # fmt: skip

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from service.errors import DatabaseError, InvalidError
 from service.settings import WHSEC, Settings
-from service.store import catalogue
+from service.store import event
 from service.store.db import Store, insert, is_due, now
 from service.store.tables import LIVE, run, webhook
 from service.tuning import run as runs
@@ -134,7 +134,7 @@ class Postman:
                 .where(*mine)
                 .values(error=error, ended_at=ended, due_at=now() + wait_s)
             )
-            catalogue.note(
+            event.note(
                 connection, "webhook", run_id=due.run_id, url=due.url, attempt=tried, error=error
             )
         return True
