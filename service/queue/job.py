@@ -20,7 +20,7 @@ import orjson
 import sqlalchemy as sa
 
 from service.errors import DeviceBusyError, InvalidError, LeaseLostError, ServiceError
-from service.queue import claim, fleet, retry
+from service.queue import claim, fleet, insertion, retry
 from service.queue.claim import Ask
 from service.records import best, log
 from service.store import catalogue, event
@@ -73,32 +73,27 @@ def enqueue(
         )
     ).all()
     needs = {"op": op, "versions": {v.implementation: _code_version(v.version) for v in versions}}
-    job_id = connection.execute(
-        sa.insert(job)
-        .values(
-            run_id=run_id, workload_id=workload_id, target_id=target_id,
-            policy_id=catalogue.put_policy(connection, policy), phase=phase, state=JobState.QUEUED,
-            priority=priority, turn=_turn(connection, run_id, target_id), attempts=0,
-            fence=0, seed=seed,
-            needs=orjson.dumps(needs, option=orjson.OPT_SORT_KEYS).decode(),
-            available_at=now(), created_at=now(),
-        )
-        .returning(job.c.id)
-    ).scalar_one()  # fmt: skip
-    connection.execute(
-        sa.insert(job_entry),
-        [
+    job_id = insertion.insert_job(
+        connection,
+        {
+            "run_id": run_id, "workload_id": workload_id, "target_id": target_id,
+            "policy_id": catalogue.put_policy(connection, policy), "phase": phase,
+            "priority": priority, "turn": _turn(connection, run_id, target_id), "seed": seed,
+            "needs": orjson.dumps(needs, option=orjson.OPT_SORT_KEYS).decode(),
+        },
+        "enqueued", phase=phase, entries=len(entries),
+    )  # fmt: skip
+    insertion.insert_entries(
+        connection, job_id,
+        (
             {
-                "job_id": job_id, "entry": i, "task_id": e.task_id, "config": e.config.to_json(),
-                "config_digest": e.config.digest, "best_s": e.best_s, "state": EntryState.PENDING,
+                "entry": i, "task_id": e.task_id, "config": e.config.to_json(),
+                "config_digest": e.config.digest, "best_s": e.best_s,
             }
             for i, e in enumerate(entries)
-        ],
+        ),
     )  # fmt: skip
-    event.note(
-        connection, "enqueued", run_id=run_id, job_id=job_id, phase=phase, entries=len(entries)
-    )
-    return int(job_id)
+    return job_id
 
 
 def _turn(connection: sa.Connection, run_id: int, target_id: int) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from service.queue import fleet
+from service.queue import fleet, insertion
 from service.records import best, log
 from service.store import event
 from service.store.db import among, is_due, now
@@ -136,19 +136,13 @@ def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | No
 
 
 def _split_off(connection: sa.Connection, row: Any, entry: Any, values: Mapping[str, Any]) -> None:
-    copied = (
-        "run_id", "workload_id", "target_id", "policy_id", "phase", "priority", "turn", "fence",
-        "seed", "needs", "created_at",
+    copied = insertion.copy_columns(row, "priority", "turn", "fence", "seed", "created_at")
+    job_id = insertion.insert_job(
+        connection, {**copied, "parent_id": row.id, **values}, "split",
+        parent=row.id, entry=entry.entry,
     )  # fmt: skip
-    fields = {name: getattr(row, name) for name in copied}
-    job_id = connection.execute(
-        sa.insert(job).values(**fields, parent_id=row.id, **values).returning(job.c.id)
-    ).scalar_one()
     connection.execute(
         sa.update(job_entry).where(job_entry.c.id == entry.id).values(job_id=job_id)
-    )
-    event.note(
-        connection, "split", run_id=row.run_id, job_id=job_id, parent=row.id, entry=entry.entry
     )
 
 

@@ -11,12 +11,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from service.queue import claim, fleet
-from service.store import event
+from service.queue import claim, fleet, insertion
 from service.store.db import now
 from service.store.tables import (
     LIVE,
-    EntryState,
     JobState,
     job,
     job_entry,
@@ -118,23 +116,12 @@ def _busy_targets() -> sa.CompoundSelect[Any]:
 
 
 def _repeat(connection: sa.Connection, final: Any) -> int:
-    copied = ("run_id", "workload_id", "target_id", "policy_id", "phase", "needs")
-    fields = {name: getattr(final, name) for name in copied}
-    job_id: int = connection.execute(
-        sa.insert(job)
-        .values(
-            **fields, state=JobState.QUEUED, priority=AFTER_ALL, turn=0.0, attempts=0, fence=0,
-            seed=(final.seed + 1) % 2**31, available_at=now(), created_at=now(),
-        )
-        .returning(job.c.id)
-    ).scalar_one()  # fmt: skip
-    kept = ("entry", "task_id", "config", "config_digest", "best_s")
-    entries = connection.execute(sa.select(*job_entry.c[kept]).where(job_entry.c.job_id == final.id))
-    connection.execute(
-        sa.insert(job_entry),
-        [{**row._asdict(), "job_id": job_id, "state": EntryState.PENDING} for row in entries],
-    )
-    event.note(
-        connection, "second look", run_id=final.run_id, job_id=job_id, like=final.id
-    )
+    copied = insertion.copy_columns(final)
+    job_id = insertion.insert_job(
+        connection, {**copied, "priority": AFTER_ALL, "seed": (final.seed + 1) % 2**31},
+        "second look", like=final.id,
+    )  # fmt: skip
+    kept = job_entry.c["entry", "task_id", "config", "config_digest", "best_s"]
+    entries = connection.execute(sa.select(*kept).where(job_entry.c.job_id == final.id))
+    insertion.insert_entries(connection, job_id, entries.mappings())
     return job_id

@@ -145,3 +145,14 @@ assert "tune" in help
     found = _foreign_after(code)
     assert "typer" in found
     assert not found & {"strategy", "service", "workers", "numpy", "httpx", "sqlalchemy", "tvm"}
+
+
+def test_one_module_inserts_jobs() -> None:
+    """A column added to the queue is then filled in one place."""
+    found = {
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "service").rglob("*.py")
+        for call in ast.walk(ast.parse(file.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call) in ("sa.insert(job)", "sa.insert(job_entry)")
+    }
+    assert found == {"service/queue/insertion.py"}

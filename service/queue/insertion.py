@@ -1,0 +1,51 @@
+"""Insertion of jobs: every row of the queue is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.store import event
+from service.store.db import now
+from service.store.tables import EntryState, JobState, job, job_entry
+
+# What makes a job the same work as another, of which it is a part or a repetition.
+_SAME = ("run_id", "workload_id", "target_id", "policy_id", "phase", "needs")
+
+
+def insert_job(
+    connection: sa.Connection, values: Mapping[str, Any], kind: str, **detail: Any
+) -> int:
+    """Insert a queued job without entries, and an event of that kind; returns the job's id.
+
+    Args:
+        connection: whose transaction it joins.
+        values: columns of `job`; those left out are a fresh job's.
+        kind: of the event.
+        detail: of the event.
+    """
+    fresh = {
+        "state": JobState.QUEUED, "turn": 0.0, "attempts": 0, "fence": 0, "available_at": now(),
+        "created_at": now(),
+    }  # fmt: skip
+    job_id: int = connection.execute(
+        sa.insert(job).values(**{**fresh, **values}).returning(job.c.id)
+    ).scalar_one()
+    event.note(connection, kind, run_id=values["run_id"], job_id=job_id, **detail)
+    return job_id
+
+
+def copy_columns(row: Any, *more: str) -> dict[str, Any]:
+    """Return the columns in which a job equals one that it repeats or is split from, and `more` of them."""
+    return {name: getattr(row, name) for name in (*_SAME, *more)}
+
+
+def insert_entries(
+    connection: sa.Connection, job_id: int, entries: Iterable[Mapping[str, Any]]
+) -> None:
+    """Insert pending entries; each mapping has `entry`, `task_id`, `config`, its digest and `best_s`."""
+    pending = {"job_id": job_id, "state": EntryState.PENDING}
+    rows: Sequence[dict[str, Any]] = [{**one, **pending} for one in entries]
+    connection.execute(sa.insert(job_entry), rows)
