@@ -314,7 +314,7 @@ class ResultsAccepted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of one lease among several."""
+    """Results of one lease: what a worker keeps until it is accepted, and what is stored."""
 
     lease_id: Id
     results: Results

@@ -19,7 +19,7 @@ from strategy.record import (
     Registered,
     Renewal,
     Renewed,
-    Results,
+    Report,
     ResultsAccepted,
     WireError,
     WorkerInfo,
@@ -120,9 +120,10 @@ class Client:
         """One attempt to give a job back to the queue."""
         self._call("POST", f"/v1/leases/{lease.id}/release", Renewal(token=lease.token), None)
 
-    def results(self, lease_id: int, results: Results) -> ResultsAccepted:
+    def report(self, report: Report) -> ResultsAccepted:
         """One attempt; raises `LeaseLostError`."""
-        return self._call("POST", f"/v1/leases/{lease_id}/results", results, ResultsAccepted)
+        path = f"/v1/leases/{report.lease_id}/results"
+        return self._call("POST", path, report.results, ResultsAccepted)
 
     def close(self) -> None:
         self._http.close()

@@ -10,7 +10,15 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategy.record import Lease, Reference, Registered, Result, Results, ResultsAccepted
+from strategy.record import (
+    Lease,
+    Reference,
+    Registered,
+    Report,
+    Result,
+    Results,
+    ResultsAccepted,
+)
 from workers.client import Client, LeaseLostError, ServiceError
 from workers.spool import Sender, Spool
 
@@ -155,17 +163,17 @@ class Holdings:
     def _put(
         self,
         held: Held,
-        results: tuple[Result, ...],
+        found: tuple[Result, ...],
         *,
         environment: dict[str, Any] | None = None,
         references: tuple[Reference, ...] = (),
         done: bool = False,
     ) -> None:
-        parcel = Results(
-            token=held.lease.token, session=held.session, results=results,
+        results = Results(
+            token=held.lease.token, session=held.session, results=found,
             environment=environment or {}, references=references, done=done,
         )  # fmt: skip
-        self._sender.put(held.lease.id, parcel)
+        self._sender.put(Report(lease_id=held.lease.id, results=results))
 
     def _on_accepted(self, lease_id: int, answer: ResultsAccepted) -> None:
         held = self._held.get(lease_id)

@@ -18,9 +18,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
-from strategy.record import Results, ResultsAccepted, WireError, decode, encode
+from strategy.record import Report, Results, ResultsAccepted, WireError, decode, encode
 from workers.client import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -34,11 +32,6 @@ from workers.folder import hold, keep_newest, taken_over
 log = logging.getLogger(__name__)
 # The spool itself needs no limit: a worker that cannot report gets no jobs either.
 REFUSED_BYTES = 64 * 2**20
-
-
-class _Parcel(msgspec.Struct, frozen=True):
-    lease: int
-    results: Results
 
 
 class Spool:
@@ -77,9 +70,9 @@ class Spool:
         self._count += 1
         return self._own / f"{self._count:012d}.json"
 
-    def put(self, lease_id: int, results: Results) -> None:
-        """Returns once the results are on disk; raises `OSError` where it takes them not."""
-        data = encode(_Parcel(lease_id, results))
+    def put(self, report: Report) -> None:
+        """Write results to disk, synchronously; raises `OSError` where that fails."""
+        data = encode(report)
         with self._lock:
             path = self._next_path()
             draft = path.with_suffix(".draft")
@@ -98,25 +91,25 @@ class Spool:
             finally:
                 os.close(directory)
 
-    def first(self) -> tuple[int, Results, list[Path]] | None:
+    def first(self) -> tuple[Report, list[Path]] | None:
         """The oldest results, joined with all others of their lease and session, and their files."""
-        found: tuple[int, Results] | None = None
+        found: Report | None = None
         paths: list[Path] = []
         for path in sorted(self._own.glob("*.json")):
             try:
-                parcel = decode(path.read_bytes(), _Parcel)
+                report = decode(path.read_bytes(), Report)
             except (OSError, WireError) as error:
                 log.warning("%s cannot be read and is set aside: %s", path, error)
                 self.refuse([path])
                 continue
             if found is None:
-                found = parcel.lease, parcel.results
-            elif (parcel.lease, parcel.results.session) == (found[0], found[1].session):
-                found = found[0], _joined(found[1], parcel.results)
+                found = report
+            elif _session(report) == _session(found):
+                found = _join(found, report)
             else:
                 continue
             paths.append(path)
-        return None if found is None else (*found, paths)
+        return None if found is None else (found, paths)
 
     def remove(self, paths: list[Path]) -> None:
         for path in paths:
@@ -142,12 +135,18 @@ class Spool:
         self._holding.close()
 
 
-def _joined(first: Results, second: Results) -> Results:
-    return Results(
+def _session(report: Report) -> tuple[int, str]:
+    return report.lease_id, report.results.session
+
+
+def _join(one: Report, other: Report) -> Report:
+    first, second = one.results, other.results
+    joined = Results(
         token=second.token, session=first.session, results=first.results + second.results,
         environment={**first.environment, **second.environment},
         references=first.references + second.references, done=first.done or second.done,
     )  # fmt: skip
+    return Report(lease_id=one.lease_id, results=joined)
 
 
 class Sender:
@@ -180,15 +179,15 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
         self._thread.start()
 
-    def put(self, lease_id: int, results: Results) -> None:
-        """Returns once the results are safe on disk; they are sent soon, at once where `done`.
+    def put(self, report: Report) -> None:
+        """Keep results on disk, and send them soon, at once where `done`.
 
         Where the disk is full it waits until there is room, sending what is there meanwhile.
         """
         pause = FIRST_PAUSE_S
         while True:
             try:
-                self._spool.put(lease_id, results)
+                self._spool.put(report)
                 break
             except OSError as error:
                 log.warning("results cannot be kept (%s); trying again", error)
@@ -196,7 +195,7 @@ class Sender:
                 if self._change.wait_for(lambda: self._closing, pause):
                     return  # its lease is given back, and it is measured again
             pause = min(2 * pause, LONGEST_PAUSE_S)
-        due = time.monotonic() + (0.0 if results.done else self._linger_s)
+        due = time.monotonic() + (0.0 if report.results.done else self._linger_s)
         with self._change:
             self._due = due if self._due is None else min(due, self._due)
             self._change.notify_all()
@@ -247,13 +246,14 @@ class Sender:
         first = self._spool.first()
         if first is None:
             return False
-        lease_id, results, paths = first
+        report, paths = first
+        lease_id = report.lease_id
         try:
-            answer = self._client.results(lease_id, results)
+            answer = self._client.report(report)
         except UnreachableError:
             raise
         except LeaseLostError as error:
-            log.warning("%d results are not wanted any more: %s", len(results.results), error)
+            log.warning("%d results are not wanted any more: %s", len(report.results.results), error)
             self._spool.remove(paths)
             self._lost(lease_id)
         except ServiceError as error:

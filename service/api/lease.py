@@ -15,7 +15,7 @@ from service.errors import ServiceError
 from service.queue import fleet
 from service.queue import job as jobs
 from service.queue.claim import Ask
-from service.queue.worker_batches import Answers, Delivery
+from service.queue.worker_batches import Answers
 from strategy.record import (
     Lease,
     LeaseRequest,
@@ -92,7 +92,7 @@ async def report_many(
 
 
 async def _deliver(context: Context, who: Actor, reports: Sequence[Report]) -> Answers:
-    answers = await context.desk.report(Delivery(reports, who.token_id))
+    answers = await context.desk.report(reports, who.token_id)
     for one, answer in zip(reports, answers, strict=True):
         if isinstance(answer, ResultsAccepted) and answer.accepted:
             context.metrics.count(one.results)

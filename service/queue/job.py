@@ -324,10 +324,8 @@ def release_worker(connection: sa.Connection, worker_id: int, terms: retry.Terms
         retry.reopen(connection, row.job_id, terms, blame=None)
 
 
-def report(
-    connection: sa.Connection, lease_id: int, sent: Results, terms: retry.Terms
-) -> ResultsAccepted:
-    """Stores results of a lease; those that are known already change nothing.
+def report(connection: sa.Connection, one: Report, terms: retry.Terms) -> ResultsAccepted:
+    """Store results of a lease; those that are known already change nothing.
 
     `done` ends the lease. Entries left without a result then count as lost once.
 
@@ -336,18 +334,19 @@ def report(
             no error.
         InvalidError: a result is of no entry of the job.
     """
+    sent = one.results
     ended = connection.execute(
         sa.select(lease).where(
-            lease.c.id == lease_id, lease.c.token == sent.token, lease.c.end_reason == "done"
+            lease.c.id == one.lease_id, lease.c.token == sent.token, lease.c.end_reason == "done"
         )
     ).one_or_none()
-    held = ended or touch(connection, lease_id, sent.token, terms)
+    held = ended or touch(connection, one.lease_id, sent.token, terms)
     fleet.see(connection, [held.worker_id], terms.alive_s)
     entries = _entries(connection, held.job_id, sent)
     fresh = [e for e in entries if e.state == EntryState.PENDING]
     if fresh:
         # An ended lease left nothing open, so that this one is live.
-        log.append(connection, [log.Parcel(held, entries, sent)])
+        log.append(connection, [one], {held.id: held}, fresh)
     if sent.done and ended is None:
         if sent.references:
             log.append_references(connection, held, sent)
@@ -372,7 +371,7 @@ def report_many(
     for i, one in enumerate(reports):
         if i not in answers:
             try:
-                answers[i] = report(connection, one.lease_id, one.results, terms)
+                answers[i] = report(connection, one, terms)
             except InvalidError as error:
                 answers[i] = error
             except LeaseLostError as error:
@@ -446,35 +445,34 @@ def _finish_whole(
     entries: dict[int, list[Any]] = {held.job_id: [] for held in live}
     for row in connection.execute(_ENTRIES, {"ids": entries}):
         entries[row.job_id].append(row)
-    parcels = [
-        parcel
+    whole = {
+        held.id: held
         for held in live
-        if _is_whole(
-            parcel := log.Parcel(held, entries[held.job_id], reports[places[held.id]].results)
-        )
-    ]
-    if not parcels:
+        if _is_whole(entries[held.job_id], reports[places[held.id]].results)
+    }
+    if not whole:
         return {}
-    log.append(connection, parcels)
-    for parcel in parcels:
-        if parcel.sent.references:
-            log.append_references(connection, parcel.held, parcel.sent)
-    connection.execute(_END, {"ids": [p.held.id for p in parcels]})
-    cancelled = retry.close_done(connection, [p.held.job_id for p in parcels])
-    fleet.see(connection, {p.held.worker_id for p in parcels}, terms.alive_s)
+    stored = [e for held in whole.values() for e in entries[held.job_id]]
+    log.append(connection, [reports[places[i]] for i in whole], whole, stored)
+    for i, held in whole.items():
+        if reports[places[i]].results.references:
+            log.append_references(connection, held, reports[places[i]].results)
+    connection.execute(_END, {"ids": list(whole)})
+    cancelled = retry.close_done(connection, [held.job_id for held in whole.values()])
+    fleet.see(connection, {held.worker_id for held in whole.values()}, terms.alive_s)
     return {
-        places[p.held.id]: ResultsAccepted(
-            accepted=len(p.entries), known=0, cancelled=p.held.job_id in cancelled
+        places[i]: ResultsAccepted(
+            accepted=len(entries[held.job_id]), known=0, cancelled=held.job_id in cancelled
         )
-        for p in parcels
+        for i, held in whole.items()
     }
 
 
-def _is_whole(parcel: log.Parcel) -> bool:
-    """Whether each entry of a job has a result, the first and only one."""
-    indices = sorted(e.entry for e in parcel.entries)
-    return sorted(r.entry for r in parcel.sent.results) == indices and all(
-        e.state == EntryState.PENDING for e in parcel.entries
+def _is_whole(entries: Sequence[Any], sent: Results) -> bool:
+    """Return whether each entry of a job has a result, the first and only one."""
+    indices = sorted(e.entry for e in entries)
+    return sorted(r.entry for r in sent.results) == indices and all(
+        e.state == EntryState.PENDING for e in entries
     )
 
 

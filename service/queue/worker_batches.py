@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import sqlalchemy as sa
 
@@ -23,14 +22,8 @@ REPORTED = 48
 WORKERS = 1000
 
 
-@dataclass(frozen=True)
-class Delivery:
-    """Results of some leases, and the token that they came with."""
-
-    reports: Sequence[Report]
-    token_id: int | None
-
-
+# Reports of one request, and the token that it came with.
+Request = tuple[Sequence[Report], int | None]
 Answers = Sequence[ResultsAccepted | ServiceError]
 
 
@@ -42,8 +35,8 @@ class Desk:
         self._terms = terms
         self._leases = Lane(self._lease, LEASED, lambda ask: ask.most)
         self._looks = Lane(self._look, WORKERS)
-        self._deliveries = Lane(
-            self._store_results, REPORTED, lambda d: len(d.reports), first=self._leases
+        self._reports = Lane(
+            self._store_results, REPORTED, lambda request: len(request[0]), first=self._leases
         )
         self._signs = Lane(self._see, WORKERS)
 
@@ -58,13 +51,13 @@ class Desk:
         """Whether asking for jobs may be worth it: this only reads."""
         return await self._looks.ask(ask)
 
-    async def report(self, delivery: Delivery) -> Answers:
+    async def report(self, reports: Sequence[Report], token_id: int | None) -> Answers:
         """As `queue.report_many`.
 
         Raises:
             LeaseLostError: a lease is not of a worker that this token registered; nothing is stored.
         """
-        answer = await self._deliveries.ask(delivery)
+        answer = await self._reports.ask((reports, token_id))
         if isinstance(answer, ServiceError):
             raise answer
         return answer
@@ -87,25 +80,24 @@ class Desk:
         with self._store.read() as connection:
             return jobs.may_lease(connection, asks)
 
-    def _store_results(self, deliveries: Sequence[Delivery]) -> Sequence[Answers | ServiceError]:
+    def _store_results(self, requests: Sequence[Request]) -> Sequence[Answers | ServiceError]:
         answers: list[Answers | ServiceError] = []
         with self._store.write() as connection:
             accepted: list[Report] = []
-            for delivery in deliveries:
+            for reports, token_id in requests:
                 try:
-                    ids = {one.lease_id for one in delivery.reports}
-                    fleet.check_leases(connection, ids, delivery.token_id)
+                    fleet.check_leases(connection, {one.lease_id for one in reports}, token_id)
                 except LeaseLostError as error:
                     answers.append(error)
                 else:
                     answers.append([])
-                    accepted += delivery.reports
+                    accepted += reports
             found = iter(jobs.report_many(connection, accepted, self._terms))
         return [
             answer
             if isinstance(answer, ServiceError)
-            else [next(found) for _ in delivery.reports]
-            for delivery, answer in zip(deliveries, answers, strict=True)
+            else [next(found) for _ in reports]
+            for (reports, _), answer in zip(requests, answers, strict=True)
         ]
 
     def _see(self, signs: Sequence[tuple[int, int | None]]) -> Sequence[bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -38,6 +38,7 @@ from strategy.record import (
     ErrorKind,
     Estimate,
     Phase,
+    Report,
     Result,
     Results,
     convert,
@@ -56,37 +57,44 @@ REFERENCE_KERNEL = Candidate("reference.sqrt", "1.0", 0)
 SCAN = 50_000
 
 
-@dataclass(frozen=True)
-class Parcel:
-    """What a lease has sent, with the entries of its job that it speaks of."""
+def append(
+    connection: sa.Connection,
+    reports: Sequence[Report],
+    leases: Mapping[int, Any],
+    entries: Iterable[Any],
+) -> None:
+    """Store the results of open entries under live leases, and derive the best anew.
 
-    held: Any
-    entries: Sequence[Any]
-    sent: Results
+    The number of statements does not depend on how many reports there are.
 
-
-def append(connection: sa.Connection, parcels: Sequence[Parcel]) -> None:
-    """Stores the results of open entries under live leases, and derives the best anew.
-
-    The number of statements does not depend on how many parcels there are.
+    Args:
+        connection: whose transaction they join.
+        reports: one at most of each lease; the first result of an entry counts.
+        leases: the reports' leases, by id.
+        entries: of the leases' jobs; those that have a result already are left out.
     """
-    fresh = [(p, e) for p in parcels for e in p.entries if e.state == EntryState.PENDING]
-    best.lock(connection, {entry.task_id for _, entry in fresh})
-    devices = connection.execute(_IDENTITIES, {"ids": {p.held.device_id for p in parcels}})
+    pending = {(e.job_id, e.entry): e for e in entries if e.state == EntryState.PENDING}
+    best.lock(connection, {entry.task_id for entry in pending.values()})
+    devices = connection.execute(_IDENTITIES, {"ids": {h.device_id for h in leases.values()}})
     where = {row.id: row.identity for row in devices}
     environments = recall(
-        connection, "environment", {_environment_key(p.sent) for p in parcels}, _put_environments
+        connection, "environment", {_environment_key(r.results) for r in reports}, _put_environments
     )
-    results, held_by, places = [], [], []
-    for parcel, entry in fresh:
-        held, sent = parcel.held, parcel.sent
-        results.append(next(r for r in sent.results if r.entry == entry.entry))
-        places.append(where[held.device_id])
-        held_by.append({
-            "lease_id": held.id, "worker_id": held.worker_id, "device_id": held.device_id,
-            "environment_id": environments[_environment_key(sent)], "session": sent.session,
-        })  # fmt: skip
-    added = _store(connection, [entry for _, entry in fresh], results, held_by, places)
+    stored, results, held_by, places = [], [], [], []
+    for report in reports:
+        held, sent = leases[report.lease_id], report.results
+        for result in sent.results:
+            entry = pending.pop((held.job_id, result.entry), None)
+            if entry is None:
+                continue
+            stored.append(entry)
+            results.append(result)
+            places.append(where[held.device_id])
+            held_by.append({
+                "lease_id": held.id, "worker_id": held.worker_id, "device_id": held.device_id,
+                "environment_id": environments[_environment_key(sent)], "session": sent.session,
+            })  # fmt: skip
+    added = _store(connection, stored, results, held_by, places)
     names = best.Change._fields
     best.refresh(connection, [best.Change(*(r[name] for name in names)) for r in added])
     tvm_history.lower(

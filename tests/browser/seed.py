@@ -26,6 +26,7 @@ from strategy.record import (
     JobEntry,
     Phase,
     Reference,
+    Report,
     Result,
     Results,
     RunRequest,
@@ -196,7 +197,7 @@ class Farm:
             references=(self._reference(),),
         )  # fmt: skip
         with self.store.write() as c:
-            jobs.report(c, held.id, sent, TERMS)
+            jobs.report(c, Report(lease_id=held.id, results=sent), TERMS)
 
     def _reference(self) -> Reference:
         """What a worker times beside every batch, on a host that slows down now and then."""

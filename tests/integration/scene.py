@@ -27,6 +27,7 @@ from strategy.record import (
     JobEntry,
     Lease,
     Phase,
+    Report,
     Result,
     Results,
     ResultsAccepted,
@@ -159,7 +160,7 @@ class Scene:
     def report(self, held: Lease, results: Sequence[Result], done: bool = True) -> ResultsAccepted:
         sent = Results(token=held.token, session=f"s{held.id}", results=tuple(results), done=done)
         with self.store.write() as c:
-            return jobs.report(c, held.id, sent, TERMS)
+            return jobs.report(c, Report(lease_id=held.id, results=sent), TERMS)
 
     def lose(self, held: Lease) -> None:
         """The lease's time is over, by the database's clock, and somebody notices."""

@@ -21,7 +21,7 @@ from service.records.importer import import_items
 from service.selection.database import RecordDatabase
 from service.store.db import Store, now
 from service.store.tables import best, environment, job, record
-from strategy.record import REFUTING, ErrorKind, Phase, Reference, Result, Results
+from strategy.record import REFUTING, ErrorKind, Phase, Reference, Report, Result, Results
 from strategy.select import History, Level, Measured, select
 from strategy.space import Config
 from strategy.target import Target
@@ -302,7 +302,7 @@ def test_a_record_keeps_everything(scene: Scene) -> None:
     from service.queue import job as queue
 
     with scene.store.write() as c:
-        queue.report(c, held.id, sent, TERMS)
+        queue.report(c, Report(lease_id=held.id, results=sent), TERMS)
     with scene.store.read() as c:
         row = log.page(c, run_id=scene.run_id).records[0]
         assert c.scalar(sa.select(sa.func.count()).select_from(environment)) == 1
@@ -391,9 +391,9 @@ def test_reference_times_are_records_of_their_own(store: Store) -> None:
             references=references,
         )  # fmt: skip
         with store.write() as c:
-            queue.report(c, held.id, sent, TERMS)
+            queue.report(c, Report(lease_id=held.id, results=sent), TERMS)
             if entry:  # the lease ended whole: sent again it changes nothing
-                queue.report(c, held.id, sent, TERMS)
+                queue.report(c, Report(lease_id=held.id, results=sent), TERMS)
             c.execute(sa.update(job).values(available_at=now() - 1.0))
 
     finish(0, 1e-5, 1.01e-5)

@@ -26,6 +26,7 @@ from strategy.op_strategy import Candidate
 from strategy.record import (
     JobEntry,
     Phase,
+    Report,
     Result,
     Results,
     RunRequest,
@@ -93,7 +94,7 @@ class Farm:
                 return False
             results = tuple(self.answer(e) for e in held.job.entries)
             sent = Results(token=held.token, session=str(held.id), results=results, done=True)
-            queue.report(c, held.id, sent, TERMS)
+            queue.report(c, Report(lease_id=held.id, results=sent), TERMS)
         self.phases.append(held.job.phase)
         self.jobs.append(list(held.job.entries))
         return True

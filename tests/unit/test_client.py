@@ -22,6 +22,7 @@ from strategy.record import (
     Leases,
     Phase,
     Registered,
+    Report,
     Result,
     Results,
     ResultsAccepted,
@@ -152,7 +153,7 @@ def test_a_lost_lease_is_told_from_other_refusals(status: int) -> None:
     with pytest.raises(LeaseLostError):
         client.renew(LEASE, timing=True)
     with pytest.raises(LeaseLostError):
-        client.results(5, Results(token=9, session="s", results=()))
+        client.report(Report(lease_id=5, results=Results(token=9, session="s", results=())))
     assert service.asked[0].url.path == "/v1/leases/5/renew"
 
 
@@ -179,10 +180,10 @@ def test_a_page_of_another_program_is_a_line() -> None:
     assert str(caught.value) == f"{URL}/v1/workers answered 501: <!DOCTYPE HTML>"
 
 
-def results(entry: int, done: bool = False, session: str = "s") -> Results:
-    return Results(
-        token=9, session=session, results=(Result(entry=entry, samples_s=(1e-3, 2e-3)),), done=done
-    )
+def report(lease_id: int, entry: int, done: bool = False, session: str = "s") -> Report:
+    found = (Result(entry=entry, samples_s=(1e-3, 2e-3)),)
+    sent = Results(token=9, session=session, results=found, done=done)
+    return Report(lease_id=lease_id, results=sent)
 
 
 @pytest.fixture
@@ -194,32 +195,29 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 def test_a_spool_joins_the_results_of_a_session(spool: Spool) -> None:
     assert spool.first() is None
-    for lease, parcel in [
-        (5, results(0)),
-        (6, results(0, session="t")),
-        (5, results(1, done=True)),
-    ]:
-        spool.put(lease, parcel)
+    for one in [report(5, 0), report(6, 0, session="t"), report(5, 1, done=True)]:
+        spool.put(one)
     first = spool.first()
     assert first is not None
-    lease_id, joined, paths = first
-    assert lease_id == 5 and joined.done
-    assert [r.entry for r in joined.results] == [0, 1]
+    joined, paths = first
+    assert joined.lease_id == 5 and joined.results.done
+    assert [r.entry for r in joined.results.results] == [0, 1]
     spool.remove(paths)
     second = spool.first()
-    assert second is not None and second[0] == 6 and not second[1].done
+    assert second is not None and second[0] == report(6, 0, session="t")
 
 
 _PUT_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
-from strategy.record import Result, Results
+from strategy.record import Report, Result, Results
 from workers.spool import Spool
 
 spool = Spool(Path(sys.argv[1]), sys.argv[2])
 for entry in range(3):
     one = Result(entry=entry, samples_s=(1e-3,))
-    spool.put(5, Results(token=9, session="dead", results=(one,), done=entry == 2))
+    sent = Results(token=9, session="dead", results=(one,), done=entry == 2)
+    spool.put(Report(lease_id=5, results=sent))
 if sys.argv[3] == "die":
     os.kill(os.getpid(), signal.SIGKILL)
 print("ready", flush=True)
@@ -240,8 +238,9 @@ def test_what_a_killed_worker_measured_is_sent_by_the_next(tmp_path: Path) -> No
     spool = Spool(tmp_path, URL)
     first = spool.first()
     assert first is not None
-    lease_id, joined, _ = first
-    assert (lease_id, joined.token, joined.session, joined.done) == (5, 9, "dead", True)
+    joined = first[0].results
+    assert first[0].lease_id == 5
+    assert (joined.token, joined.session, joined.done) == (9, "dead", True)
     assert [r.entry for r in joined.results] == [0, 1, 2]
     spool.close()
 
@@ -256,7 +255,7 @@ def test_the_spool_of_a_living_worker_is_its_own(tmp_path: Path) -> None:
 
 
 def test_results_go_to_their_own_service_only(tmp_path: Path, spool: Spool) -> None:
-    spool.put(5, results(0))
+    spool.put(report(5, 0))
     spool.close()
     other = Spool(tmp_path, "http://elsewhere.test")
     assert other.empty
@@ -269,13 +268,13 @@ def test_results_go_to_their_own_service_only(tmp_path: Path, spool: Spool) -> N
 def test_a_half_written_file_is_set_aside_and_the_others_go_on(
     tmp_path: Path, spool: Spool
 ) -> None:
-    spool.put(5, results(0))
-    spool.put(5, results(1))
+    spool.put(report(5, 0))
+    spool.put(report(5, 1))
     (broken, _) = sorted(tmp_path.rglob("*.json"))
     broken.write_bytes(broken.read_bytes()[:40])
     first = spool.first()
     assert first is not None
-    assert [r.entry for r in first[1].results] == [1]
+    assert [r.entry for r in first[0].results.results] == [1]
     assert len(list((tmp_path / "refused").iterdir())) == 1
 
 
@@ -312,7 +311,7 @@ def test_results_are_sent_until_they_are_accepted(
     yes = ResultsAccepted(accepted=1, known=0)
     service = Service(AWAY, 503, yes)
     sender, seen = start(service)
-    sender.put(5, results(0, done=True))
+    sender.put(report(5, 0, done=True))
     assert sender.flush(30)
     assert len(service.asked) == 3
     assert seen.accepted == [(5, yes)] and not seen.lost
@@ -323,8 +322,8 @@ def test_results_of_a_lost_lease_are_dropped_and_the_next_go_on(
     spool: Spool, start: Callable[..., tuple[Sender, Outcomes]]
 ) -> None:
     service = Service(409, ResultsAccepted(accepted=1, known=0))
-    spool.put(5, results(0, done=True))
-    spool.put(6, results(0, done=True, session="t"))
+    spool.put(report(5, 0, done=True))
+    spool.put(report(6, 0, done=True, session="t"))
     sender, seen = start(service)  # begins with what it finds
     assert sender.flush(30)
     assert seen.lost == [5] and [i for i, _ in seen.accepted] == [6]
@@ -335,7 +334,7 @@ def test_results_that_are_refused_are_kept_for_a_person(
     tmp_path: Path, spool: Spool, start: Callable[..., tuple[Sender, Outcomes]]
 ) -> None:
     sender, seen = start(Service(422))
-    sender.put(5, results(0))
+    sender.put(report(5, 0))
     assert sender.flush(30)
     assert spool.empty and seen.lost == [5]
     (kept,) = (tmp_path / "refused").iterdir()
@@ -347,10 +346,10 @@ def test_what_was_refused_does_not_fill_the_disk(
 ) -> None:
     monkeypatch.setattr("workers.spool.REFUSED_BYTES", 1000)
     for number in range(20):
-        spool.put(number, results(0))
+        spool.put(report(number, 0))
         found = spool.first()
         assert found is not None
-        spool.refuse(found[2])
+        spool.refuse(found[1])
     kept = list((tmp_path / "refused").iterdir())
     assert 0 < sum(p.stat().st_size for p in kept) <= 1000
 
@@ -358,9 +357,9 @@ def test_what_was_refused_does_not_fill_the_disk(
 def test_results_wait_for_more_of_their_job(start: Callable[..., tuple[Sender, Outcomes]]) -> None:
     service = Service(ResultsAccepted(accepted=3, known=0))
     sender, _ = start(service, linger_s=3600)
-    sender.put(5, results(0))
-    sender.put(5, results(1))
-    sender.put(5, results(2, done=True))
+    sender.put(report(5, 0))
+    sender.put(report(5, 1))
+    sender.put(report(5, 2, done=True))
     assert sender.flush(30)
     assert len(service.asked) == 1
     sent = decode(service.asked[0].content, Results)
@@ -371,7 +370,7 @@ def test_what_is_not_sent_at_the_end_stays_on_disk(
     spool: Spool, start: Callable[..., tuple[Sender, Outcomes]]
 ) -> None:
     sender, _ = start(Service(*[AWAY] * 100), linger_s=3600)
-    sender.put(5, results(0))
+    sender.put(report(5, 0))
     sender.close(0.2)
     assert not spool.empty
 
@@ -381,11 +380,11 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     refused: list[int] = []
     put = spool.put
 
-    def put_later(lease_id: int, results: Results) -> None:
+    def put_later(one: Report) -> None:
         if len(refused) < 2:
-            refused.append(lease_id)
+            refused.append(one.lease_id)
             raise OSError(28, "No space left on device")
-        put(lease_id, results)
+        put(one)
 
     monkeypatch.setattr(spool, "put", put_later)
     monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 0.001)
@@ -395,7 +394,8 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     transport = httpx.MockTransport(lambda request: httpx.Response(200, content=encode(answer)))
     client = Client(URL, stop, transport=transport)
     sender = Sender(client, spool, lambda lease_id, answer: accepted.set(), lambda lease_id: None)
-    sender.put(7, Results(token=1, session="s", results=(), done=True))
+    sent = Results(token=1, session="s", results=(), done=True)
+    sender.put(Report(lease_id=7, results=sent))
     assert accepted.wait(30)
     assert refused == [7, 7]
     sender.close(10)
@@ -408,20 +408,20 @@ def test_a_draft_that_the_disk_did_not_take_is_no_result(tmp_path: Path) -> None
     code = """
 import resource, signal, sys
 from pathlib import Path
-from strategy.record import Result, Results
+from strategy.record import Report, Result, Results
 from workers.spool import Spool
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 spool = Spool(Path(sys.argv[1]), "http://service.test")
 results = Results(token=1, session="s", results=(Result(entry=0, samples_s=(1.0,) * 500),))
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 try:
-    spool.put(1, results)
+    spool.put(Report(lease_id=1, results=results))
 except OSError as error:
     print(error.strerror)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 assert spool.empty and not list(Path(sys.argv[1]).rglob("*.draft"))
-spool.put(1, results)
-print(spool.first()[0])
+spool.put(Report(lease_id=1, results=results))
+print(spool.first()[0].lease_id)
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
