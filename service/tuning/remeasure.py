@@ -123,5 +123,5 @@ def _repeat(connection: sa.Connection, final: Any) -> int:
     )  # fmt: skip
     kept = job_entry.c["entry", "task_id", "config", "config_digest", "best_s"]
     entries = connection.execute(sa.select(*kept).where(job_entry.c.job_id == final.id))
-    insertion.insert_entries(connection, job_id, entries.mappings())
+    insertion.insert_entries(connection, job_id, (row._asdict() for row in entries))
     return job_id

@@ -570,7 +570,7 @@ def test_models_that_are_trained_at_once_have_versions_of_their_own(crowd: Crowd
 def test_an_end_is_told_by_one_service(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
     told: Counter[str] = Counter()
     monkeypatch.setattr(
-        webhook.Postman, "_send", lambda self, url, body: told.update([url]) or ""
+        webhook.Postman, "_send", lambda self, url, message, body: told.update([url]) or ""
     )
     settings = Settings(webhook_hosts="127.0.0.1")
     for n in range(ROUNDS):
