@@ -209,7 +209,7 @@ def report_of(leases: list[Held]) -> bytes:
 
 
 class Trips:
-    """What simulated workers saw between two moments: they do not all begin in the middle of the day."""
+    """Observations of simulated workers between two moments, since they do not all begin at once."""
 
     def __init__(self, since: float, until: float) -> None:
         self.since = since

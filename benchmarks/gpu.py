@@ -150,7 +150,7 @@ def draw(workload: Workload, target: Target, trials: int, seed: int) -> tuple[Jo
 def build(
     pool: BuilderPool, workload: Workload, target: Target, trials: int, seed: int, seconds: float
 ) -> Session:
-    """What can be built of a case in its time, by all builders at once."""
+    """Build as many configurations of a case as its time allows, on all builders."""
     job = Job(
         id=0, run_id=0, workload=workload, target=target, phase=Phase.SEARCH,
         entries=draw(workload, target, trials, seed), policy=SEARCH_POLICY, seed=seed,

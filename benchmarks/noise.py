@@ -1,4 +1,4 @@
-"""How far measurements through the whole path spread, beside a bare timing loop in the same minutes.
+"""The spread of measurements through the whole path, beside a bare timing loop in the same minutes.
 
 Goals: the medians of one kernel measured 50 times spread no wider than 1.2× those of the bare loop (60
 repeats each, in a process of its own on the same core); ten kernels whose work differs in steps of 3 %

@@ -76,7 +76,7 @@ class Chance:
 
 
 class _Planned:
-    """What AutoTVM and MetaSchedule share: trees refitted after each plan of 64 trials."""
+    """The common part of AutoTVM's and MetaSchedule's search: trees refitted after each plan of 64 trials."""
 
     PLAN = 64
     PARAMETERS: ClassVar[dict[str, Any]]

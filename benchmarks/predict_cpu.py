@@ -1,4 +1,4 @@
-"""What a model of times is worth for shapes of dense that nobody has measured.
+"""The accuracy of a cost model for unmeasured shapes of dense.
 
     python benchmarks/predict_cpu.py --record --seconds 380   times what is missing, and keeps it
     python benchmarks/predict_cpu.py                          trains, and says how well it ranks
@@ -126,7 +126,7 @@ def trials_of(found: dict[str, Recording], shapes: Sequence[Shape]) -> list[Tria
 
 
 def pick(model: Predictor, offered: dict[str, Task]) -> tuple[str, Key]:
-    """What the model predicts to be fastest of all implementations."""
+    """The implementation and configuration that the model predicts to be fastest."""
     predicted = {}
     for name, task in offered.items():
         config, log_s = model.best(task.workload, name, task.space)
@@ -175,7 +175,7 @@ def time_picks(model: Predictor, path: Path, until: float) -> bool:
 
 
 def _rivals(plevels: dict[str, int], offered: dict[str, Task]) -> list[str]:
-    """What plevel answers, and the tunable implementation that it ranks highest."""
+    """The implementation of the highest plevel, and the tunable one of the highest."""
     by_plevel = sorted(offered, key=lambda n: -plevels[n])
     return [by_plevel[0], next(n for n in by_plevel if offered[n].space is not None)]
 
@@ -217,7 +217,7 @@ def report(found: dict[str, Recording], model: Predictor) -> None:
 
 
 def study(found: dict[str, Recording]) -> None:
-    """What the accuracy depends on: noise of the records, how many shapes they are of, and what is fitted."""
+    """Print the accuracy by the noise of records, their number of shapes, and what is fitted."""
     from service.search.predictor import Predictor
 
     train, test = trials_of(found, TRAIN), trials_of(found, TEST)

@@ -1,4 +1,4 @@
-"""What the search costs per trial, beside a trial of 100 ms: cold and with records of elsewhere.
+"""The search's cost per trial, beside a trial of 100 ms: cold and with transfer learning.
 
 Goal: less than 5 % of a trial, at any size of space. CPU time of proposing and telling in batches of 8 in
 one process, from 200 to 400 trials, where it is highest. Spaces: those of dense's tunable implementations

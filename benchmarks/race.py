@@ -1,4 +1,4 @@
-"""What benchmarks against PyTorch share: tuning workloads, timing both sides in turns, and the table.
+"""Common parts of the benchmarks against PyTorch: tuning, timing both sides in turns, and the table.
 
 Each side is one process for all workloads, stopped while the other runs: threads that spin for work
 would take the cores from each other. A process prepares what it is told to, then times bursts.
@@ -297,7 +297,7 @@ def plevel_calls(workload: Workload, threads: int, best: Mapping[str, Any]) -> d
 
 
 def _read_tuned(path: str | None) -> dict[str, Any]:
-    """What an earlier run has found, by layer."""
+    """The results of an earlier run, by layer."""
     if path is None or not Path(path).exists():
         return {}
     found: dict[str, Any] = json.loads(Path(path).read_text())

@@ -1,4 +1,4 @@
-"""What benchmarks of the search share: configurations that are timed once, kept, and replayed.
+"""Recordings for benchmarks of the search: configurations that are timed once, stored, and replayed.
 
 A task is one implementation of a workload on a target with its space. What is timed goes line by line to
 a log, so that a recording can be stopped and taken up again; `pack` makes of it the small file that a
@@ -86,7 +86,7 @@ class Task:
 
 @dataclass
 class Recording:
-    """What is known of a task: the seconds of its configurations, None for a failure."""
+    """The recorded seconds of a task's configurations, None for a failure."""
 
     task: Task
     seconds: dict[Key, float | None] = field(default_factory=dict)
@@ -266,7 +266,7 @@ def pack(path: Path, recordings: Mapping[str, Recording]) -> None:
 
 
 def unpack(path: Path) -> dict[str, Recording]:
-    """What `pack` wrote."""
+    """Read the file that `pack` wrote."""
     from strategy.record import convert
     from strategy.space import ConfigSpace
     from strategy.target import Target

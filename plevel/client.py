@@ -49,7 +49,7 @@ class ServiceError(RuntimeError):
 
 
 class NoSelectionError(ServiceError, SelectionError):
-    """The service finds no valid implementation: a `SelectionError`, as where it is asked here."""
+    """The service finds no valid implementation; also a `SelectionError`, as a local selection raises."""
 
 
 class _Runs(msgspec.Struct):
@@ -144,14 +144,14 @@ class Client:
         self._http.close()
 
     def is_ready(self) -> bool:
-        """Whether the service answers and can use its database; asked once, and never raises."""
+        """Return True if the service answers and can use its database; never raises or retries."""
         try:
             return self._http.get("/readyz").is_success
         except httpx.HTTPError:
             return False
 
     def create_run(self, request: RunRequest) -> RunStatus:
-        """Asks for a run; one that is tuned enough comes back done, having spent nothing.
+        """Request a run; one whose workloads are tuned enough returns done without new trials.
 
         Raises:
             ServiceError: the request names what the service cannot do.
@@ -217,7 +217,7 @@ class Client:
         policy: Policy = "plevel",
         foreign: bool = False,
     ) -> Selection:
-        """Which implementation, with which configuration, and why.
+        """Select an implementation and a configuration, with the reason.
 
         `foreign` adds what other tools' logs know (`autotvm:…`); the policy `tvm` always does. Where the
         service is away, the client's lock answers by plevel's rule for what is in it.
@@ -243,7 +243,7 @@ class Client:
                 raise UnreachableError(f"no service answers at {self.url}, and {error}") from error
 
     def evidence(self, workload: Workload, target: Target, device: str | None = None) -> Evidence:
-        """What a selection rests on: for a client that selects by itself."""
+        """Return the measurements behind a selection, for clients that apply the rule themselves."""
         body = {"workload": workload, "target": target, "device": device}
         return self._ask("POST", "/v1/evidence", Evidence, json=to_json(body))
 
@@ -321,7 +321,7 @@ class Client:
         return self._pages("/v1/records/best", "best", wanted)
 
     def iter_coverage(self, **wanted: Any) -> Iterator[dict[str, Any]]:
-        """How far each task that matches is tuned: trials, budget, best, stale or not.
+        """Yield the tuning state of each task that matches: trials, budget, best, stale or not.
 
         `wanted` names filters of `GET /v1/coverage`: `op`, `implementation`, `target`.
         """
@@ -399,15 +399,15 @@ class Client:
         return self._ask("GET", "/v1/workers", _Workers).workers
 
     def models(self) -> list[dict[str, Any]]:
-        """The models of times, the newest first, with how well they rank."""
+        """The cost models with their accuracy, the newest first."""
         return self._ask("GET", "/v1/models", _Models).models
 
     def model(self, model_id: int) -> dict[str, Any]:
-        """What a model rests on, and how well it ranks."""
+        """Return a cost model's training data and accuracy."""
         return self._ask("GET", f"/v1/models/{model_id}", dict[str, Any])
 
     def train_model(self, op: str, target: Target) -> dict[str, Any]:
-        """Has a model trained, once no run is live; returns the `records` and `workloads` it rests on.
+        """Request training of a cost model, once no run is live; returns its `records` and `workloads`.
 
         Raises:
             ServiceError: too little is on record of the operator on the target.
@@ -416,15 +416,15 @@ class Client:
         return self._ask("POST", "/v1/models", dict[str, Any], json=body)
 
     def why(self, job_id: int) -> dict[str, Any]:
-        """Why a job is where it is: its `state`, and the `reasons`."""
+        """Explain a job's place in the queue: its `state`, and the `reasons`."""
         return self._ask("GET", f"/v1/jobs/{job_id}/why", dict[str, Any])
 
     def pauses(self) -> list[dict[str, Any]]:
-        """Pauses that go on or are to come."""
+        """Current and future pauses."""
         return self._ask("GET", "/v1/pauses", _Pauses).pauses
 
     def pause(self, reason: str, **place: Any) -> dict[str, Any]:
-        """Gives a `device` or a `target` no jobs from `starts_at` to `ends_at`."""
+        """Pause a `device` or a `target` from `starts_at` to `ends_at`; running jobs finish."""
         return self._ask(
             "POST", "/v1/pauses", dict[str, Any], json={"reason": reason, **place}, again=False
         )
@@ -434,11 +434,11 @@ class Client:
         self._send("DELETE", f"/v1/pauses/{pause_id}")
 
     def rename_device(self, old: str, new: str) -> None:
-        """Gives a device's history another identity."""
+        """Transfer a device's history to another identity."""
         self._send("POST", "/v1/devices:rename", json={"old": old, "new": new}, again=False)
 
     def move_device(self, device: str, token: str) -> None:
-        """Gives a device to the tokens of a name."""
+        """Transfer a device to the tokens of a name."""
         self._send("POST", "/v1/devices:move", json={"device": device, "token": token})
 
     def create_token(
@@ -459,11 +459,11 @@ class Client:
         return self._ask("GET", "/v1/tokens", _Tokens).tokens
 
     def revoke_token(self, token_id: int) -> None:
-        """Ends a token for good."""
+        """Revoke a token."""
         self._send("DELETE", f"/v1/tokens/{token_id}")
 
     def audit(self, limit: int = 100) -> list[dict[str, Any]]:
-        """Who asked for what that changes something, the newest first: `at`, `actor`, `action`, `detail`."""
+        """The audit log of changes, the newest first: `at`, `actor`, `action`, `detail`."""
         return self._ask("GET", "/v1/audit", _Entries, params={"limit": limit}).entries
 
     def _ask(self, method: str, path: str, kind: type[T], **options: Any) -> T:

@@ -59,7 +59,7 @@ def read_token() -> str | None:
         why = error.strerror if isinstance(error, OSError) else "not a text"
         raise UnreachableError(f"PLEVEL_TOKEN_FILE {name}: {why}") from error
     if not token.isascii() or len(token.split()) != 1:
-        raise UnreachableError(f"PLEVEL_TOKEN_FILE {name}: no token: it holds one word, and no more")
+        raise UnreachableError(f"PLEVEL_TOKEN_FILE {name}: not a token file: write one token on one line")
     return token
 
 
@@ -102,7 +102,7 @@ class Direct:
         policy: Policy = "plevel",
         foreign: bool = False,
     ) -> Selection:
-        """Which implementation, with which configuration, and why.
+        """Select an implementation and a configuration, with the reason.
 
         Raises:
             SelectionError: nothing is valid for the workload on the target.
@@ -198,7 +198,7 @@ class Direct:
         return self._pages(coverage.list_best, "best", wanted)
 
     def iter_coverage(self, **wanted: Any) -> Iterator[dict[str, Any]]:
-        """How far each task that matches is tuned. See `Client.iter_coverage`."""
+        """Yield the tuning state of each task that matches. See `Client.iter_coverage`."""
         from service.records import coverage
 
         return self._pages(coverage.cover, "tasks", wanted)
@@ -278,7 +278,7 @@ class Direct:
         return exporter.export(self._store, cast("exporter.Writable", form), which)
 
     def models(self) -> list[dict[str, Any]]:
-        """The models of times, the newest first, with how well they rank."""
+        """The cost models with their accuracy, the newest first."""
         if self._store is None:
             return []
         from service.predict import training
@@ -288,7 +288,7 @@ class Direct:
         return found
 
     def model(self, model_id: int) -> dict[str, Any]:
-        """What a model rests on, and how well it ranks."""
+        """Return a cost model's training data and accuracy."""
         if self._store is None:
             raise ServiceError(404, "There is no such thing", f"there is no model {model_id}")
         from service.predict import training
@@ -298,7 +298,7 @@ class Direct:
         return found
 
     def train_model(self, op: str, target: Target) -> dict[str, Any]:
-        """Trains a model in a process of its own, and waits for it."""
+        """Train a cost model in a process of its own, and wait for it."""
         if self._store is None:
             raise ServiceError(404, "There is no such thing", "the database does not exist yet")
         from service.predict import training
@@ -318,7 +318,7 @@ class Direct:
         return found
 
     def why(self, job_id: int) -> dict[str, Any]:
-        """Why a job is where it is: its `state`, and the `reasons`."""
+        """Explain a job's place in the queue: its `state`, and the `reasons`."""
         if self._store is None:
             raise ServiceError(404, "There is no such thing", f"there is no job {job_id}")
         from service.queue import explain as why
@@ -436,7 +436,7 @@ class Direct:
 
 @contextmanager
 def _told() -> Generator[None, None, None]:
-    """What the service would refuse, as a client hears it."""
+    """Raise the service's errors as the client's `ServiceError`."""
     from service.errors import ServiceError as Failure
 
     try:

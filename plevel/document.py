@@ -101,7 +101,7 @@ def settings() -> str:
 
 
 def _comments(source: str) -> dict[str, str]:
-    """What is said of each field: in the lines of comment before it, or behind it."""
+    """The comment of each field: the lines before it, or the end of its line."""
     found: dict[str, str] = {}
     before: list[str] = []
     for line in source.splitlines():

@@ -193,7 +193,7 @@ class _Child:
         raise EmbeddedError(f"the {self.name} ended ({how}): {last} (log: {self.log})")
 
     def stop(self) -> None:
-        """Asks it to end, insists, and kills its whole session where nothing helps."""
+        """Stop it: SIGTERM, SIGTERM again, then SIGKILL to its session."""
         # To the second SIGTERM a worker leaves what it is timing.
         for patience_s in (DRAIN_TIMEOUT_S, STOP_TIMEOUT_S):
             if self._process.poll() is None:
@@ -206,7 +206,7 @@ class _Child:
 
 
 def _die_with_parent(parent: int) -> Callable[[], None]:
-    """What the child does before it becomes another program: it asks to be stopped with its parent."""
+    """A `preexec_fn` that has the kernel terminate the child when its parent dies (Linux)."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
 
     def ask() -> None:
@@ -219,7 +219,7 @@ def _die_with_parent(parent: int) -> Callable[[], None]:
 
 
 def log_directory() -> Path:
-    """Where the embedded service and worker write their logs."""
+    """The folder of the embedded service's and worker's logs."""
     from platformdirs import user_state_path
 
     return user_state_path("plevel", appauthor=False) / "log"
@@ -236,7 +236,7 @@ def _drop_old(logs: Path) -> None:
 
 
 def _last_line(log: Path) -> str:
-    """The last line that says something, which is where programs say why they end."""
+    """The last line that is not blank: most programs end with the reason of their failure."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1][:500] if lines else "it said nothing"
 

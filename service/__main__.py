@@ -136,17 +136,19 @@ def serve(settings: Settings, listening: socket.socket, ready_file: Path | None)
     sys.setswitchinterval(SWITCH_S)
     server.run(sockets=[listening])
     if not server.started:
-        raise StartError("the service did not start: its log says why")
+        raise StartError("the service did not start: see its log for the reason")
 
 
 def _check_open(settings: Settings, listening: socket.socket) -> None:
-    """Whoever can reach a service can use its workers: off this host a token is needed."""
+    """Raise `StartError` if others could reach the service without a token."""
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise StartError("tls_cert and tls_key: name both, or neither")
     if is_loopback(listening.getsockname()[0]):
         return
     if settings.auth == "open":
-        raise StartError(f"auth open: others reach host {settings.host}: use token, or host 127.0.0.1")
+        raise StartError(
+            f"auth open: others can reach host {settings.host} without a token: use auth token, or host 127.0.0.1"
+        )
     store = Store(settings.database)
     try:
         with store.read() as connection:
@@ -159,18 +161,18 @@ def _check_open(settings: Settings, listening: socket.socket) -> None:
             "token create`, or listen on 127.0.0.1"
         )
     if settings.tls_cert is None:
-        log.warning("tokens travel readable: use --tls-cert, or a proxy with TLS in front")
+        log.warning("tokens are sent unencrypted: use --tls-cert, or a proxy with TLS in front")
 
 
 def _check_mode(settings: Settings) -> None:
-    """Tells of a SQLite file that others of this host can read: one is made for its owner only."""
+    """Warn about a SQLite file that other users of this host can open."""
     url = normal_url(settings.database)
     if url.drivername != "sqlite":
         return
     path = Path(str(url.database))
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:
-        log.warning("others of this host may open %s (mode %o): chmod 600 it", path, mode)
+        log.warning("other users of this host can open %s (mode %o): run chmod 600 on it", path, mode)
 
 
 def _url(scheme: str, host: str, port: int) -> str:
@@ -179,7 +181,7 @@ def _url(scheme: str, host: str, port: int) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens once it answers, and ends waiting requests when it is told to stop."""
+    """Logs its address once it answers, and ends long polls when it is told to stop."""
 
     def __init__(
         self, config: uvicorn.Config, context: Context, url: str, ready_file: Path | None

@@ -99,7 +99,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 
 def prepare(settings: Settings) -> None:
-    """Brings the database to this schema, or checks that it has it."""
+    """Upgrade the database to this schema, or check that it has it."""
     if settings.migrate:
         migration.upgrade(settings.database)
     else:

@@ -1,4 +1,4 @@
-"""What the routes share: the store, the settings, and the bells that wake who waits."""
+"""State shared by all routes: the store, the settings, and the wake-ups of long polls."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Context:
 
     @cached_property
     def imports(self) -> CapacityLimiter:
-        """The threads of large imports: not those that all requests share, as an upload may be slow."""
+        """The threads of large imports, apart from those of other requests, as an upload may be slow."""
         return CapacityLimiter(IMPORTS)
 
     @cached_property
@@ -67,7 +67,7 @@ class Context:
         return Terms(self.settings.lease_s, self.settings.alive_s)
 
     def stop(self) -> None:
-        """Ends all waiting, so that the server can finish what it has begun."""
+        """End all long polls, so that the server can shut down."""
         self.stopping = True
         self.changed.notify()
         self.queued.notify()
@@ -75,17 +75,17 @@ class Context:
     async def looks(
         self, look: Callable[[], T], bell: Wakeup, wait_s: float
     ) -> AsyncIterator[T]:
-        """What `look` finds, again at each of the `moments`.
+        """Yield `look()` at each of the `moments`.
 
-        `look` runs in a thread with its own short transaction; in between, neither is held.
+        `look` runs in a thread with its own short transaction; no thread or transaction waits in between.
         """
         async for _ in self.moments(bell, wait_s):
             yield await run_in_threadpool(look)
 
     async def moments(self, bell: Wakeup, wait_s: float) -> AsyncIterator[None]:
-        """When to look: now, at each change and now and then, until `wait_s` is over.
+        """Yield now, at each change and at intervals, until `wait_s` is over.
 
-        A crowd that waits looks now and then as often as `CROWD` do.
+        The interval grows with the waiting requests beyond `CROWD`, so that their rate is bounded.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s

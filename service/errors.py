@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ServiceError(Exception):
-    """What went wrong in one line that names the remedy; `status` and `kind` say it to machines."""
+    """An error with a one-line message that names the remedy; `status` and `kind` are for programs."""
 
     status = 500
     kind = "internal"
@@ -91,7 +91,7 @@ class NotFoundError(ServiceError):
 
 
 class LeaseLostError(ServiceError):
-    """The lease is not the caller's any more: wrong token, expired, given back or ended."""
+    """The caller no longer holds the lease: wrong token, expired, released or ended."""
 
     status = 409
     kind = "lease-lost"

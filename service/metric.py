@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: what this process has counted, and how the database stands now.
+"""Metrics for Prometheus: counters of this process and gauges of the database.
 
 Counters are of one process, as Prometheus adds them up over all; gauges are of the database, and the
 same from every process.
@@ -69,7 +69,7 @@ class Metrics:
         )  # fmt: skip
 
     def count(self, sent: Results) -> None:
-        """Counts results that were taken."""
+        """Count accepted results."""
         for error, number in collections.Counter(r.error for r in sent.results).items():
             self._results.labels(error or "none").inc(number)
         self._build.inc(sum(result.build_s for result in sent.results))
@@ -174,7 +174,7 @@ def _runs(connection: sa.Connection) -> Sequence[Any]:
 
 
 def _models(connection: sa.Connection) -> list[Metric]:
-    """How well the newest model of each operator and target ranks workloads that were held out of it."""
+    """The held-out accuracy of the newest cost model of each operator and target."""
     newest = sa.select(sa.func.max(cost_model.c.id)).group_by(cost_model.c.op, cost_model.c.target_id)
     rows = connection.execute(
         sa.select(

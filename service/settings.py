@@ -88,5 +88,5 @@ class Settings(BaseSettings):
 
     @property
     def alive_s(self) -> float:
-        """How long after its last sign a worker counts as alive."""
+        """Seconds after its last heartbeat for which a worker counts as alive."""
         return 3 * self.heartbeat_s

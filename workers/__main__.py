@@ -47,18 +47,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--token-file", type=Path, default=os.environ.get("PLEVEL_TOKEN_FILE") or None,
-        help="what opens the service; default: PLEVEL_TOKEN_FILE",
+        help="a file with the service's token; default: PLEVEL_TOKEN_FILE",
     )  # fmt: skip
     parser.add_argument("--name", default=socket.gethostname(), help="shown in lists of workers")
     parser.add_argument(
         "--spool", type=Path, default=_state_directory() / "spool",
-        help="where results wait until the service has them; default: %(default)s",
+        help="folder that keeps results until the service has accepted them; default: %(default)s",
     )  # fmt: skip
     parser.add_argument(
         "--max-temperature", type=float, metavar="C", help="wait while a sensor is hotter, in °C"
     )
-    parser.add_argument("--log", choices=get_args(Form), default="text", help="json has ids")
-    parser.add_argument("--verbose", action="store_true", help="say more")
+    parser.add_argument("--log", choices=get_args(Form), default="text", help="json adds the ids of runs and jobs")
+    parser.add_argument("--verbose", action="store_true", help="log debug messages")
     return parser.parse_args(arguments)
 
 
@@ -67,7 +67,7 @@ def _state_directory() -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a worker for each device until it is told to stop; the exit status."""
+    """Run a worker for each device until it is told to stop; returns the exit status."""
     options = parse(arguments)
     level = logging.DEBUG if options.verbose else logging.INFO
     configure(options.log, "%(asctime)s %(levelname)s %(message)s", level)
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve(options: argparse.Namespace, slot: str) -> int:
-    """Runs the worker of one device; the exit status."""
+    """Run the worker of one device; returns the exit status."""
     try:
         _check_host()
         if slot.startswith("cuda"):
@@ -109,7 +109,7 @@ def serve(options: argparse.Namespace, slot: str) -> int:
         spool = Spool(options.spool, client.url)
     except OSError as error:
         return _fail(
-            f"--spool {options.spool} cannot be written: {error.strerror}; name another", 2
+            f"--spool {options.spool} cannot be written: {error.strerror}; name another folder", 2
         )
     daemon = Daemon(
         client, spool, describe_worker(options.name, device, _version()), assigned, stop,

@@ -111,7 +111,7 @@ def build(request: Build) -> Built:
 
 
 def check(workload: Workload, target: Target, entry: JobEntry) -> None:
-    """Raises `RefusedError` where what is installed here is not what the entry asks for."""
+    """Raise `RefusedError` if the entry's implementation or version is not installed here."""
     offered = {c.implementation: c for c in _candidates(workload, target)}
     candidate = offered.get(entry.implementation)
     if candidate is None:
@@ -121,12 +121,12 @@ def check(workload: Workload, target: Target, entry: JobEntry) -> None:
         )
     if candidate.version != entry.version:
         raise RefusedError(
-            f"{entry.implementation} is wanted in version {entry.version}, but {candidate.version} is "
-            "installed on this worker: install the same plevel on both sides"
+            f"{entry.implementation} is requested in version {entry.version}, but this worker has "
+            f"{candidate.version}: install the same version of plevel on both sides"
         )
     if not holds(candidate, workload):
         raise RefusedError(
-            f"{entry.implementation} needs {candidate.condition}, which does not hold"
+            f"{entry.implementation} needs {candidate.condition}, which {workload} does not satisfy"
         )
     if candidate.space is not None:
         candidate.space.check(entry.config)
@@ -206,14 +206,14 @@ def _is_memory(message: str) -> bool:
 
 
 def shorten(message: str, most: int = 8000) -> str:
-    """A message that a result may carry: TVM's can hold whole programs."""
+    """Cut the middle of a message that is too long for a result: TVM's can hold whole programs."""
     if len(message) <= most:
         return message
     return f"{message[: most // 2]}\n… {len(message) - most} characters …\n{message[-most // 2 :]}"
 
 
 class _Slot:
-    """A builder: a thread of the daemon, the child that it asks, and whose turn it needs for that."""
+    """A builder: a thread of the daemon, its child, and the turn that it waits for on shared cores."""
 
     def __init__(self, limits: Limits, turn: Turn | None) -> None:
         self.limits = limits
@@ -292,7 +292,7 @@ class BuilderPool:
         interrupt: threading.Event,
         waiting: deque[tuple[JobEntry, Future[Built | None]]],
     ) -> None:
-        """Builds what waits, until there is no more; what goes wrong is told to whoever waits for it."""
+        """Build waiting entries until none is left; errors are raised to those who wait for them."""
         try:
             while waiting:
                 # An entry is taken only in turn: another slot may have built them all by then.

@@ -46,7 +46,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):
-    """What a bundle file holds."""
+    """The content of a bundle file: jobs with what was built for them."""
 
     parts: tuple[Part, ...]
     made_at: float
@@ -60,7 +60,7 @@ def make_key(path: Path) -> None:
             path.chmod(0o600)
             file.write(secrets.token_hex(_KEY_BYTES) + "\n")
     except FileExistsError as error:
-        raise BundleError(f"{path} exists: a new key would make its bundles worthless") from error
+        raise BundleError(f"{path} exists, and a new key would invalidate its bundles: name another file") from error
 
 
 def read_key(path: Path) -> bytes:
@@ -72,7 +72,10 @@ def read_key(path: Path) -> bytes:
             f"{path} is no key ({error}); write one with plevel bundle key FILE"
         ) from error
     if len(key) < _KEY_BYTES:
-        raise BundleError(f"{path} holds {len(key)} bytes; a key has {_KEY_BYTES}")
+        raise BundleError(
+            f"{path} holds {len(key)} bytes, a key has {_KEY_BYTES}: "
+            "write one with plevel bundle key FILE"
+        )
     return key
 
 
@@ -83,17 +86,22 @@ def seal(bundle: Bundle, key: bytes) -> bytes:
 
 
 def unseal(data: bytes, key: bytes) -> Bundle:
-    """The bundle of a file; nothing of it is read before its signature is known to be right.
+    """The bundle of a file, decoded only after its signature is verified.
 
     Raises:
         BundleError: it is no bundle, is not signed with this key, or was altered.
     """
     if not data.startswith(_MAGIC):
-        raise BundleError("this is no bundle of a version that is known here")
+        raise BundleError(
+            "not a bundle that this version can read: write it with the same version of plevel"
+        )
     signature = data[len(_MAGIC) : len(_MAGIC) + _SIGNATURE]
     content = data[len(_MAGIC) + _SIGNATURE :]
     if not hmac.compare_digest(signature, _sign(content, key)):
-        raise BundleError("the bundle is not signed with this key, or was altered: it is not run")
+        raise BundleError(
+            "the bundle is not signed with this key, or was altered, so it is not run: "
+            "name the key that it was written with, or copy it again"
+        )
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
             text = packed.read(_MOST_BYTES + 1)
@@ -101,7 +109,9 @@ def unseal(data: bytes, key: bytes) -> Bundle:
             raise BundleError(f"the bundle unpacks to more than {_MOST_BYTES} bytes")
         return decode(text, Bundle)
     except (OSError, EOFError, WireError) as error:
-        raise BundleError(f"the bundle was written by another version: {error}") from error
+        raise BundleError(
+            f"the bundle cannot be read: {error}; write it with the same version of plevel"
+        ) from error
 
 
 def _sign(content: bytes, key: bytes) -> bytes:
@@ -115,13 +125,13 @@ TimeJob = Callable[[Job, Sequence[Built], Callable[[Result], None]], dict[str, A
 def run_bundle(
     bundle: Bundle, time_job: TimeJob, device: Device, session: str, worker: str
 ) -> Iterator[bytes]:
-    """Times all parts of a bundle on a device; lines of plevel's NDJSON, a part at a time.
+    """Times all parts of a bundle on a device; yields plevel's NDJSON, a part at a time.
 
-    What could not be built is reported as it was.
+    Entries that failed to build are reported with their error.
 
     Args:
         time_job: checks and times what was built, as `TimingRunner.run` does.
-        session: what tells the records of this run from those of others.
+        session: identifies the records of this run.
     """
     yield msgspec.json.encode({"kind": "plevel-records", "version": 1}) + b"\n"
     with tempfile.TemporaryDirectory(prefix="plevel-bundle-") as folder:

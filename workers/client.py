@@ -1,4 +1,4 @@
-"""The worker's side of the protocol: an HTTP client that outlives the service."""
+"""The worker's HTTP client, which retries while the service is unreachable."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class UnreachableError(ServiceError):
 
 
 class LeaseLostError(ServiceError):
-    """The lease is another's now, or has expired: its results are not wanted any more."""
+    """The lease has expired or belongs to another worker: its results are not accepted."""
 
 
 class DeviceBusyError(ServiceError):
@@ -138,7 +138,7 @@ class Client:
                 if patience_s is not None and time.monotonic() - began > patience_s:
                     raise
                 if not said:
-                    log.warning("%s; trying again", error)
+                    log.warning("%s; retrying with back-off", error)
                     said = True
             if self._stop.wait(pause * self._rng.uniform(0.5, 1.0)):
                 raise StoppedError
@@ -167,7 +167,8 @@ class Client:
             return decode(answer.content, kind)
         except WireError as error:
             raise ServiceError(
-                f"{self.url}{path} answered what is no {kind.__name__}: {error}"
+                f"{self.url}{path} sent an answer that is no {kind.__name__}: {error}; is it a "
+                "plevel service, of the same version?"
             ) from error
 
 

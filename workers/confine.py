@@ -126,7 +126,7 @@ def _unless(name: str, argument: int, values: Sequence[int], number: int) -> lis
 
 
 def _rule(name: str, *steps: _Step) -> list[_Step]:
-    """What is done with one system call; the steps end with an answer."""
+    """The filter of one system call: a test of its number, then steps that end with an answer."""
     number = (_NUMBERS[os.uname().machine] | _BOTH).get(name)
     return [] if number is None else [(_EQUAL, 0, len(steps), number), *steps]
 

@@ -1,4 +1,4 @@
-"""This host's processor as a device: its cores, who may time on it, and what its state is."""
+"""The processor of this host as a device: its cores, its timing lock, and its state."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Cores:
 
     @property
     def overlap(self) -> bool:
-        """Whether building must wait while a kernel is timed."""
+        """True if timing and building share cores, so that builds must wait while a kernel is timed."""
         return bool(set(self.timing) & set(self.building))
 
     @property
@@ -127,7 +127,7 @@ def _read(path: Path) -> str:
 
 
 def machine_id() -> str:
-    """What tells this machine from others, and stays the same when it restarts."""
+    """An identity of this machine that survives restarts."""
     return (
         _read(Path("/etc/machine-id"))
         or _read(Path("/var/lib/dbus/machine-id"))
@@ -171,7 +171,7 @@ def describe_device(cores: Cores, threads: int) -> Device:
 
 
 def governor() -> str:
-    """How the processor chooses its frequency; empty where it does not say (virtual machines)."""
+    """The frequency governor of the processor; empty if unknown, as on virtual machines."""
     return _read(_CPUS / "cpu0/cpufreq/scaling_governor")
 
 
@@ -190,7 +190,7 @@ def environment() -> dict[str, Any]:
 
 
 def state(cores: Sequence[int]) -> dict[str, Any]:
-    """What changes from minute to minute and moves times; what the host does not tell is left out."""
+    """Load, frequency, temperature and stolen time now; omits what the host does not report."""
     frequency = _read(_CPUS / f"cpu{cores[0]}/cpufreq/scaling_cur_freq")
     temperature = hottest()
     found = {
@@ -203,7 +203,7 @@ def state(cores: Sequence[int]) -> dict[str, Any]:
 
 
 def _nominal_mhz() -> int | None:
-    """What the first core says, as all do on virtual machines."""
+    """The first core's frequency in /proc/cpuinfo in MHz, the only source on virtual machines."""
     text = cpu_info().get("cpu MHz", "")
     return round(float(text)) if text else None
 
@@ -253,7 +253,7 @@ def pin_threads(cores: Sequence[int], known: dict[int, int]) -> None:
 def timing_lock(
     stop: Callable[[], bool] = lambda: False, *, shared: bool = False
 ) -> Iterator[bool]:
-    """Holds this host's right to time, which all daemons on it share, whatever their user.
+    """Holds this host's timing lock, shared by all daemons on it, whatever their user.
 
     It is a lock on a file in a place that all users share; it ends with the process that holds it.
     Containers that share a processor do not share such a file: give each cores of its own.

@@ -72,8 +72,8 @@ class Daemon:
         info: what the worker registers as, with exactly one device.
         cores: of that device.
         stop: ends everything within moments.
-        imports: what the children find loaded.
-        hottest_c: a sensor above it makes a batch wait until it has cooled, where given.
+        imports: modules that children have loaded.
+        hottest_c: a batch waits while a sensor is above it, in °C; no limit if None.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Daemon:
         except StoppedError:
             pass
         except Exception:
-            log.exception("the worker ends on a defect")
+            log.exception("the worker stops: an unexpected error, please report it")
             self._stop.set()
 
     def _say_goodbye(self) -> None:
@@ -200,9 +200,9 @@ class Daemon:
             if self._draining.is_set():  # it has just taken its leave
                 return ()
             self._registered = self._client.register(self._info)
-            log.info("registered again: the service did not know this worker any more")
+            log.info("registered again: the service no longer knew this worker")
         except ServiceError as error:
-            log.warning("no lease: %s", error)
+            log.warning("the service refused a lease: %s; retrying in %g s", error, _REFUSED_S)
             self._draining.wait(_REFUSED_S)
         return ()
 
@@ -253,13 +253,16 @@ class Daemon:
         said = False
         while self._hottest_c is not None and (hottest() or 0.0) > self._hottest_c:
             if not said:
-                log.warning("%s waits: above %g °C", held, self._hottest_c, extra=held.ids)
+                log.warning(
+                    "%s waits: a sensor is above %g °C (--max-temperature)",
+                    held, self._hottest_c, extra=held.ids,
+                )  # fmt: skip
                 said = True
             if held.ended.wait(_COOLING_S):
                 return
 
     def _spend(self, what: str, since: float) -> float:
-        """Notes what the time since then went to; returns the time now."""
+        """Attribute the time since `since` to `what`; returns the time now."""
         now = time.monotonic()
         self.spent[what] += now - since
         return now
@@ -276,11 +279,13 @@ class Daemon:
                 self._holdings.renew(held)
                 break
             except DeviceBusyError as error:
-                log.debug("%s waits: %s", held, error)
+                log.debug("%s waits for the timing lease: %s", held, error)
                 held.ended.wait(_BUSY_S)
             except ServiceError as error:
-                # Away for now: what is timed meanwhile is kept, and sent when it is back.
-                log.warning("%s is timed without the service: %s", held, error, extra=held.ids)
+                log.warning(
+                    "%s: %s; timing goes on, results are sent once it answers",
+                    held, error, extra=held.ids,
+                )  # fmt: skip
                 break
         return not held.ended.is_set()
 
@@ -321,7 +326,7 @@ class Daemon:
 
 
 def describe_worker(name: str, device: Device, version: str) -> WorkerInfo:
-    """What this process registers as."""
+    """The worker as it registers: its host, process, device, version and operators."""
     return WorkerInfo(
         name=name, host=socket.gethostname(), pid=os.getpid(), devices=(device,), version=version,
         operators=installed(),

@@ -1,4 +1,4 @@
-"""Whether this host is fit for timing, and what to change where it is not."""
+"""`plevel doctor`: checks of a host's fitness for timing, each with its remedy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DISK = 2**30
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing looked at. `remedy` is empty where it is as it should be."""
+    """The result of one check. `remedy` is empty if the host passes."""
 
     what: str
     found: str
@@ -35,7 +35,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine(cores: Cores, root: Path = Path("/")) -> list[Finding]:
-    """Looks at what moves times on this host; takes a second.
+    """Check what affects times on this host; takes a second.
 
     Args:
         cores: those that would time and build.
@@ -105,7 +105,7 @@ def _room() -> Iterator[Finding]:
 
 
 def _noise(cores: Cores) -> Iterator[Finding]:
-    """What other programs and other machines do, and what that does to the reference kernel."""
+    """Load, stolen time and the spread of the calibration kernel's medians."""
     load = os.getloadavg()[0]
     yield Finding(
         what="load", found=f"{load:.2f}",
@@ -124,8 +124,8 @@ def _noise(cores: Cores) -> Iterator[Finding]:
         )  # fmt: skip
     spread = max(medians) / min(medians) - 1
     yield Finding(
-        what="spread", found=f"{spread:.1%} over {len(medians)} batches of the reference kernel",
-        remedy="" if spread <= DRIFT else "the same work takes different times here: see the lines above",
+        what="spread", found=f"{spread:.1%} over {len(medians)} batches of the calibration kernel",
+        remedy="" if spread <= DRIFT else "identical work takes different times here: see the lines above",
     )  # fmt: skip
     if cores.overlap:
         yield Finding(
@@ -135,7 +135,7 @@ def _noise(cores: Cores) -> Iterator[Finding]:
 
 
 def _watch(timing: Sequence[int]) -> list[float]:
-    """Medians of the reference kernel on the first of the cores, for a second."""
+    """Medians of the calibration kernel on the first of the cores, for a second."""
     affinity = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {timing[0]})
     try:

@@ -1,4 +1,4 @@
-"""The address of a fatal memory fault, kept for whoever finds the process dead.
+"""A signal handler that stores the address of a fatal memory fault for the parent process.
 
 The handler is machine code: it may run in any thread, at any instruction of a kernel, with or without
 Python's lock. It stores the address and returns; the fault happens again, and kills.

@@ -1,4 +1,4 @@
-"""Folders that belong to a process for as long as it lives, however it ends."""
+"""Folders locked by a process for its lifetime, released even if it is killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SCRATCH = "plevel-worker-"
 
 
 def hold(folder: Path) -> IO[str]:
-    """Makes a folder this process's own; it is until the file that this returns is closed."""
+    """Lock a folder for this process until the returned file is closed."""
     draft = folder / f"{_LOCK}.draft"
     file = draft.open("w")
     fcntl.flock(file, fcntl.LOCK_EX)
@@ -26,7 +26,10 @@ def hold(folder: Path) -> IO[str]:
 
 @contextlib.contextmanager
 def taken_over(folder: Path) -> Iterator[bool]:
-    """Whether a folder was left by a process that has ended; if so, nobody else takes it meanwhile."""
+    """Take over a folder whose process has ended; yields False if that lives or another took it.
+
+    Nobody else can take it until the block ends.
+    """
     try:
         file = (folder / _LOCK).open("r+")
     except OSError:
@@ -43,7 +46,7 @@ def taken_over(folder: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder for what is built; those that workers of this user left when they were killed go first."""
+    """A folder for built libraries; deletes those left by this user's killed workers first."""
     for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
         with contextlib.suppress(OSError):
             if left.is_symlink() or left.stat().st_uid != os.getuid():
@@ -60,7 +63,7 @@ def scratch() -> Iterator[Path]:
 
 
 def keep_newest(folder: Path, most_bytes: int) -> None:
-    """Deletes the oldest files of a folder, so that the others have at most so many bytes together."""
+    """Delete the oldest files of a folder until the rest fits in `most_bytes`."""
     found = []
     for path in folder.iterdir():
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The fork server's own side: a process with TVM loaded once, and what its forks become.
+"""The fork server's process: it loads TVM once and forks children that serve requests.
 
 It loads its modules while it has a single thread, and then forks a child within milliseconds for
 each `Limits` asked for. A child is a session of its own with limits on memory, files and processes;
@@ -42,10 +42,10 @@ PROGRESS_BYTES = 1 << 16
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child is and may use.
+    """A child's entry point and resource limits.
 
     Args:
-        module: whose `serve(channel)` the child runs.
+        module: the child runs its `serve(channel)`.
         cores: the cores it may run on.
         memory_bytes: of private memory (RLIMIT_DATA).
         environment: set before anything of the child runs.
@@ -89,7 +89,7 @@ class Channel:
         return b"".join(parts)
 
     def mark(self, stage: int) -> None:
-        """Says, without waking anybody, that work on `stage` begins now."""
+        """Record that work on `stage` begins now, without waking the other side."""
         _PROGRESS.pack_into(self._progress, 0, stage, time.monotonic())
 
     @property
@@ -99,7 +99,7 @@ class Channel:
         return stage, since
 
     def leave(self, note: Any) -> None:
-        """Leaves what whoever finds this process dead should know; `None` takes it back."""
+        """Store a note that survives this process, such as its buffers' addresses; `None` clears it."""
         text = msgspec.json.encode(note)
         room = len(self._progress) - _NOTE_AT - _NOTE.size
         if len(text) > room:
@@ -110,7 +110,7 @@ class Channel:
 
     @property
     def note(self) -> Any:
-        """What was left last."""
+        """The note last left, None if there is none."""
         (length,) = _NOTE.unpack_from(self._progress, _NOTE_AT)
         at = _NOTE_AT + _NOTE.size
         try:
@@ -119,7 +119,7 @@ class Channel:
             return None
 
     def store_faults(self) -> None:
-        """Makes this process keep the address of a fault that kills it."""
+        """Record the address of a memory fault that kills this process."""
         store_faults(ctypes.addressof(ctypes.c_char.from_buffer(self._progress)) + _FAULT_AT)
 
     @property

@@ -144,7 +144,7 @@ class Region:
 
 
 def _canary(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Fills memory with what no other memory is filled with, and returns it."""
+    """Fill memory with a unique pattern and return that."""
     first = next(_serial) * 61 % (len(_NOISE) - mmap.PAGESIZE)
     # High bytes of numbers lie at odd addresses.
     odd = memory.ctypes.data % 2
@@ -187,7 +187,7 @@ def explain(note: Any, address: int) -> str | None:
 
 
 def locate(spans: Iterable[Span], address: int) -> str | None:
-    """What an access to this address does, None where it is not near any of the buffers."""
+    """Describe an out-of-bounds access at an address; None if it is near none of the buffers."""
     for span in spans:
         if span.end <= address < span.high:
             return f"it accesses memory {_bytes(address - span.end + 1)} past the end of {span.name}"

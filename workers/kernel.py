@@ -23,7 +23,7 @@ _LOOP_IN_C_FROM = 32
 
 @dataclass
 class Data:
-    """What all configurations of a workload and seed share."""
+    """Inputs, reference and tolerances, shared by all configurations of a workload and seed."""
 
     key: tuple[str, int]
     inputs: Mapping[str, Array]
@@ -44,7 +44,7 @@ class Data:
         return found
 
     def forget_guarded(self) -> None:
-        """Has the inputs written again, after a kernel that may have changed them or what is around."""
+        """Discard the guarded inputs after a kernel that may have damaged them."""
         self._guarded.clear()
 
 

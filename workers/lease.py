@@ -42,14 +42,14 @@ class Held:
         self.ended = threading.Event()
 
     def end(self, *, lost: bool = False, cancelled: bool = False) -> None:
-        """Says that nothing more should be done for it."""
+        """Mark it as ended: its work stops as soon as possible."""
         self.lost |= lost
         self.cancelled |= cancelled
         self.ended.set()
 
     @property
     def ids(self) -> dict[str, int]:
-        """What it is, for the log."""
+        """The ids of its run and job, for log records."""
         return {"run": self.lease.job.run_id, "job": self.lease.job.id}
 
     def __str__(self) -> str:
@@ -58,11 +58,11 @@ class Held:
 
 
 class Holdings:
-    """What a worker holds, and what it says of it. Thread-safe.
+    """The leases of a worker: renewal, results and release. Thread-safe.
 
     Args:
         client: of the service.
-        spool: where results wait until the service has them.
+        spool: keeps results until the service has accepted them.
     """
 
     def __init__(self, client: Client, spool: Spool) -> None:
@@ -94,7 +94,7 @@ class Holdings:
         references: tuple[Reference, ...] = (),
         results: Sequence[Result] = (),
     ) -> None:
-        """Says that a job is done, with its last results."""
+        """Report a job as done, with its last results."""
         with self._lock:
             self._held.pop(held.lease.id, None)
         self._put(held, tuple(results), environment=environment, references=references, done=True)
@@ -135,11 +135,11 @@ class Holdings:
         try:
             answer = self._client.renew(held.lease, timing=held.timing)
         except LeaseLostError as error:
-            log.warning("%s is lost: %s", held, error, extra=held.ids)
+            log.warning("%s: its lease is lost, its work stops: %s", held, error, extra=held.ids)
             held.end(lost=True)
             return
         if answer.cancelled:
-            log.info("%s: its run was cancelled", held, extra=held.ids)
+            log.info("%s: its run was cancelled, its work stops", held, extra=held.ids)
             held.end(cancelled=True)
 
     def keep_alive(self, registered: Callable[[], Registered], stop: threading.Event) -> None:
@@ -153,7 +153,7 @@ class Holdings:
                 try:
                     self.renew(held)
                 except ServiceError as error:
-                    log.debug("%s is not renewed: %s", held, error)
+                    log.debug("%s: its lease was not renewed, retrying: %s", held, error)
             if time.monotonic() >= heartbeat_at:
                 heartbeat_at = time.monotonic() + registered().heartbeat_s
                 # A worker that is not known any more registers with its next request for a job.

@@ -1,4 +1,4 @@
-"""What a right answer is: inputs drawn from a seed, NumPy's answer for them, and how far one may be off."""
+"""Correctness of kernels: inputs drawn from a seed, NumPy's outputs for them, and tolerances."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _reference_of(op: str) -> Callable[..., Any]:
 def reduction_length(
     workload: Workload, inputs: Mapping[str, Array], outputs: Sequence[Array]
 ) -> int:
-    """How many terms about are summed into one element of the output."""
+    """The approximate number of terms summed into one element of the output."""
     terms = workload.operator.get_attr("FTerms")
     if terms is not None:
         return max(1, int(terms(workload.attr_node, workload.input_types, workload.out_type)))
@@ -115,7 +115,7 @@ def epsilon(dtype: str) -> float:
 
 
 def absolute_tolerance(right: Array, length: int, dtype: str) -> float:
-    """How far any element may be off, for inputs of `dtype` and sums of `length` terms.
+    """The largest acceptable error of any element, for inputs of `dtype` and sums of `length` terms.
 
     Rounding errors of a sum add up like a random walk: about ε √length of the size of the sums, with
     the ε of float32 or better, in which operators accumulate. Four times that passes any order of
@@ -133,7 +133,7 @@ def absolute_tolerance(right: Array, length: int, dtype: str) -> float:
 
 
 def poison(right: Array, dtype: str) -> Array:
-    """What no right kernel leaves behind: NaN, or for integers a value that is wrong everywhere."""
+    """An initial output that fails the comparison wherever a kernel leaves it: NaN, or wrong integers."""
     kind = numpy_dtype(dtype)
     if epsilon(dtype):
         return np.full(right.shape, np.nan, kind)

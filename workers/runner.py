@@ -1,7 +1,7 @@
-"""Runs what was built: a child that checks it against NumPy and times what is right, and its handle.
+"""Checks built libraries against NumPy and times them: a child process, and the daemon's handle on it.
 
 One request is one job: all its libraries, timed interleaved in one session. The child marks the
-entry that it works on, so that the daemon knows whom to blame when the child dies or hangs.
+entry that it works on, so that the daemon can attribute a crash or a hang.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Runner:
         self._send_reference()
 
     def toolchain(self) -> dict[str, Any]:
-        """What only this process knows of the environment: the versions that it has loaded."""
+        """Versions of LLVM and of the libraries that this process has loaded."""
         from tvm.target.codegen import llvm_version_major
 
         found: dict[str, Any] = {"llvm": str(llvm_version_major())}
@@ -181,7 +181,7 @@ def _of(kernel: Kernel, timed: Timed, **outcome: Any) -> Result:
 
 @dataclass(frozen=True)
 class Conditions:
-    """Under which a job was timed: the child's environment, and the reference kernel's times."""
+    """Conditions of a job's timing: the child's environment, and the calibration kernel's times."""
 
     environment: dict[str, Any]
     references: tuple[Reference, ...]
@@ -224,8 +224,8 @@ class TimingRunner:
     ) -> Conditions:
         """Checks and times what was built, reporting failures at once and times at the end.
 
-        Where the reference kernel says that the host has changed meanwhile, all that has a time is
-        timed once more; where it says so again, the times are marked. Entries that compiled to the
+        If the calibration kernel shows that the host has changed meanwhile, all that has a time is
+        timed once more; if it does so again, the times are marked. Entries that compiled to the
         same code are timed as one.
 
         Raises:
@@ -362,7 +362,7 @@ class TimingRunner:
 
 
 def _by_code(built: Sequence[Built]) -> dict[int, list[Built]]:
-    """What was built, grouped by what it compiled to, each group under its first entry."""
+    """Built entries grouped by identical code, each group under its first entry."""
     groups: dict[object, list[Built]] = {}
     for one in built:
         signature = Path(one.path + ".json")
@@ -382,7 +382,7 @@ def _copy(result: Result, twin: Built) -> Result:
 
 
 def _may_be_innocent(error: Died | Late) -> bool:
-    """Whether another's damage may have killed it: not where it has left its own buffers."""
+    """True if another kernel's damage may have killed the child: not for an access outside its buffers."""
     return isinstance(error, Died) and explain(error.note, error.fault) is None
 
 

@@ -60,7 +60,7 @@ class Died(Exception):
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether it died of its memory limit, or was the kernel's choice when memory ran out."""
+        """True if it reached its memory limit, or the kernel's OOM killer chose it."""
         words = ("bad_alloc", "Cannot allocate memory", "MemoryError", "out of memory")
         return self.signal == signal.SIGKILL or any(word in self.log for word in words)
 

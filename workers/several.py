@@ -55,7 +55,7 @@ def serve_each(devices: Sequence[str], serve: Callable[[str], int]) -> int:
         for child in ended:
             if child.exitcode and not status:
                 status = max(child.exitcode, 1)  # a signal has a number below zero
-                log.error("the worker of %s failed: the others end", child.name)
+                log.error("the worker of %s failed (see above): stopping the others", child.name)
                 hand_on(signal.SIGTERM, None)
     return status
 

@@ -99,7 +99,7 @@ class Spool:
             try:
                 report = decode(path.read_bytes(), Report)
             except (OSError, WireError) as error:
-                log.warning("%s cannot be read and is set aside: %s", path, error)
+                log.warning("%s cannot be read, its results are set aside: %s", path, error)
                 self.refuse([path])
                 continue
             if found is None:
@@ -116,7 +116,7 @@ class Spool:
             path.unlink(missing_ok=True)
 
     def refuse(self, paths: list[Path]) -> None:
-        """Sets aside what the service will never accept, so that a person can look at the last of it."""
+        """Set aside results that the service will never accept, for a person to inspect."""
         refused = self._base.parent / "refused"
         refused.mkdir(exist_ok=True)
         for path in paths:
@@ -190,7 +190,7 @@ class Sender:
                 self._spool.put(report)
                 break
             except OSError as error:
-                log.warning("results cannot be kept (%s); trying again", error)
+                log.warning("results cannot be written to the spool (%s): free some space; retrying", error)
             with self._change:
                 if self._change.wait_for(lambda: self._closing, pause):
                     return  # its lease is given back, and it is measured again
@@ -201,7 +201,7 @@ class Sender:
             self._change.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Sends what there is now; whether all of it was taken in time."""
+        """Send what there is now; returns True if the service accepted all of it in time."""
         with self._change:
             if self._due is not None:
                 self._due = 0.0
@@ -228,7 +228,7 @@ class Sender:
                 waiting = self._send_first()
             except UnreachableError as error:
                 if pause == FIRST_PAUSE_S:
-                    log.warning("%s; results are kept", error)
+                    log.warning("%s; results are kept in the spool until it answers", error)
                 with self._change:
                     self._due = time.monotonic() + pause * self._rng.uniform(0.5, 1.0)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -242,7 +242,7 @@ class Sender:
                     self._change.notify_all()
 
     def _send_first(self) -> bool:
-        """Sends the oldest results; whether there were any."""
+        """Send the oldest results; returns True if there were any."""
         first = self._spool.first()
         if first is None:
             return False
@@ -253,11 +253,12 @@ class Sender:
         except UnreachableError:
             raise
         except LeaseLostError as error:
-            log.warning("%d results are not wanted any more: %s", len(report.results.results), error)
+            count = len(report.results.results)
+            log.warning("%d results are dropped, their lease is lost: %s", count, error)
             self._spool.remove(paths)
             self._lost(lease_id)
         except ServiceError as error:
-            log.warning("results were refused and set aside: %s", error)
+            log.warning("results were refused, and set aside in the spool: %s", error)
             self._spool.refuse(paths)
             self._lost(lease_id)
         else:

@@ -1,4 +1,4 @@
-"""How long kernels take: pure functions over what runs a kernel and says how long it took.
+"""The timing of kernels: pure functions over a callable that runs a kernel and returns its seconds.
 
 The kernels of a job are timed in one session, in rounds that take each in turn, so that a slow
 drift of the machine (temperature, neighbours) falls on all alike and their order can be trusted.
@@ -34,7 +34,7 @@ class ImplausibleError(Exception):
 
 @dataclass
 class Timed:
-    """What is known of one kernel. `samples_s` are all there are, each the mean of its calls."""
+    """The timing state of one kernel. `samples_s` has all samples, each the mean of its calls."""
 
     samples_s: list[float] = field(default_factory=list)
     run_s: float = 0.0  # all the time that its calls took, those to warm up included
@@ -89,7 +89,7 @@ def time_kernels(
             if fastest_s < least_s:
                 raise ImplausibleError(
                     f"{fastest_s:.3g} s a call, and the device needs {least_s:.3g} s at its peak: "
-                    "its clock or the count of calls is wrong; `plevel doctor` looks at the host"
+                    "its clock or the count of calls is wrong; check the host by `plevel doctor`"
                 )
         except Exception as error:
             state.error, state.done = error, True

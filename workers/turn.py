@@ -1,4 +1,4 @@
-"""Turns on the cores that time kernels: what is built there, and what is timed there, never meet."""
+"""A lock on the cores of a device that keeps building and timing apart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Turn:
 
     @contextlib.contextmanager
     def build(self) -> Iterator[None]:
-        """Waits until nothing is timed; nothing is until the block ends."""
+        """Wait until nothing is timed, and keep it so until the block ends."""
         with self._changed:
             self._changed.wait_for(lambda: not self._timing)
             self._builds += 1
@@ -38,10 +38,10 @@ class Turn:
 
     @contextlib.contextmanager
     def time(self, stop: Callable[[], bool]) -> Iterator[bool]:
-        """Waits until nothing is built or timed; the host's timing is the block's until it ends.
+        """Wait until nothing is built or timed, and hold the host's timing lock until the block ends.
 
         Args:
-            stop: see `timing_lock`; False is given where it said yes.
+            stop: see `timing_lock`; yields False if it ended the wait.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._builds)

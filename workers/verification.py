@@ -1,6 +1,6 @@
-"""A built library, run in guarded memory and compared with NumPy: a child, and its handle.
+"""Verifies a built library: a child that runs it in guarded memory and compares it with NumPy.
 
-Symbolic dimensions get some sizes each: of a dispatch table every row that they reach is run.
+Symbolic dimensions take several sizes each; every row of a dispatch table that these reach is run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class VerificationError(Exception):
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """What the library takes, by the name that C calls it."""
+    """A parameter of the library, under its name in C."""
 
     name: str
     argument: Argument

@@ -1,4 +1,4 @@
-"""What a model of times is good for, kept beside it; namespaces; webhooks at the ends of runs."""
+"""Evaluations of cost models; namespaces; webhooks at the ends of runs."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ AHEAD = 16  # requests that a client may send before it has the answer to the fi
 
 
 class _Part(Enum):
-    """What a client has yet to send of its request."""
+    """The part of its request that a client has yet to send."""
 
     HEAD = "head"
     BODY = "body"
@@ -42,7 +42,7 @@ class _Part(Enum):
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that its client can neither fill with a head without end nor hold by silence.
+    """A connection with limits on the size of a request's head and the time that it takes.
 
     Args:
         config: uvicorn's.
@@ -110,7 +110,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._await(_Part.BODY)
         if len(self.pipeline) >= AHEAD:
-            raise self._found(MalformedRequestError(f"more than {AHEAD} requests ahead: await answers"))
+            raise self._found(MalformedRequestError(f"over {AHEAD} pipelined requests: await answers"))
         super().on_headers_complete()
         if self.parser.should_upgrade():  # what follows would be of another protocol
             self.cycle.keep_alive = False
@@ -126,7 +126,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Says nothing: whoever can reach the service could fill its log."""
+        """Log nothing: anyone who can reach the service could fill its log."""
 
     def _await(self, part: _Part) -> None:
         self._awaited = part
@@ -145,19 +145,19 @@ class Connection(HttpToolsProtocol):
         )
 
     def _found(self, fault: ServiceError) -> ServiceError:
-        """Notes what a callback raises: the parser tells only that one did."""
+        """Record the error that a callback raises: the parser reports only that one did."""
         self._fault = fault
         return fault
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(self._fault or MalformedRequestError("this is not HTTP/1.1: see /docs"))
+        self._refuse(self._fault or MalformedRequestError("not an HTTP/1.1 request: see /docs for the API"))
 
     def _refuse(self, error: ServiceError) -> None:
         self._count(error.kind)
         self.hang_up(error)
 
     def hang_up(self, error: ServiceError) -> None:
-        """Says why, where an answer can still be told from others, and ends the connection."""
+        """Send the reason if no other answer is under way, and close the connection."""
         if self.transport.is_closing():
             return
         cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
@@ -172,7 +172,7 @@ class Connection(HttpToolsProtocol):
     # How long it may take
 
     def check(self) -> None:
-        """Ends the connection where its client keeps it waiting for too long."""
+        """Close the connection if its client is too slow."""
         now = self.loop.time()
         closing = self.transport.is_closing()
         if closing or self.flow.write_paused:
@@ -189,7 +189,7 @@ class Connection(HttpToolsProtocol):
             self._since = now
         elif self._awaited is _Part.BODY:
             if now - self._since > self._settings.idle_s:
-                self._refuse(TooSlowError(f"nothing came of the body for {self._settings.idle_s:g} s"))
+                self._refuse(TooSlowError(f"no data of the body for {self._settings.idle_s:g} s"))
         elif now - self._since > self._settings.head_s:
             if self._loose_bytes or self._head_bytes:
                 self._refuse(TooSlowError(f"the headers took more than {self._settings.head_s:g} s"))

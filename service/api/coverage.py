@@ -1,4 +1,4 @@
-"""What is known: the best of each task, its curve, and whether it is tuned enough."""
+"""Routes of results by task: the best records, the tuning curve, and coverage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For those who run the lab: why a job waits, pauses, and devices with a new name or owner."""
+"""Administration of the fleet: explanations of jobs, pauses, renamed and transferred devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ctx = Annotated[Context, Depends(context_of)]
 
 
 class Pauses(msgspec.Struct, frozen=True, kw_only=True):
-    """Pauses that go on or are to come."""
+    """Current and future pauses."""
 
     pauses: tuple[pause.Pause, ...]
 

@@ -1,4 +1,4 @@
-"""What stands before every route: who asks, whether that one may, how often, and from which page."""
+"""Middleware of every route: authentication, scopes, rate limits, and the origin of browsers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMESPACED = (
 
 
 def needed(method: str, path: str) -> TokenScope | None:
-    """The scope that a request needs, None where it needs no token. What is not listed is `admin`."""
+    """The scope that a request needs, None if it needs no token; `admin` for unlisted paths."""
     if path.startswith(_OPEN):
         return None
     if path.startswith(_ADMIN):
@@ -41,7 +41,7 @@ def needed(method: str, path: str) -> TokenScope | None:
 
 
 class Guard:
-    """The middleware; what it lets in carries its `Actor` as `request.state.actor`."""
+    """The middleware; admitted requests carry their `Actor` as `request.state.actor`."""
 
     def __init__(self, app: ASGIApp, authority: Authority) -> None:
         self._app = app
@@ -100,7 +100,7 @@ def _stay(error: ServiceError) -> None:
 
 
 def _check_origin(headers: Headers) -> None:
-    """Refuses what another site's page has made a browser send, with the user's password in it."""
+    """Refuse requests that another site's page has a browser send with the user's credentials (CSRF)."""
     origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != headers.get("host"):
         raise ForbiddenError(f"origin {origin!r:.80} is another site: use the pages of this one")

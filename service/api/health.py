@@ -1,4 +1,4 @@
-"""Whether the service lives, and whether it can do its work."""
+"""Liveness and readiness of the service."""
 
 from __future__ import annotations
 

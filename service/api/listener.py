@@ -86,9 +86,9 @@ class Listener:
             task.add_done_callback(self._tasks.discard)
 
     def _find_full(self, origin: str) -> str:
-        """Which limit another connection would exceed, empty where none."""
+        """The limit that another connection would exceed, empty if none."""
         if len(self._tasks) >= self._most:
-            return f"all {self._most} connections are taken"
+            return f"all {self._most} connections are in use"
         most = self._settings.max_connections_per_address
         if most and self._held[origin] >= most and not self._is_proxy(origin):
             return f"all {most} connections of {origin} are taken"

@@ -1,4 +1,4 @@
-"""Models of times: which there are, how well they rank, and training another."""
+"""Cost models: list them with their accuracy, and request training."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Ctx = Annotated[Context, Depends(context_of)]
 
 
 class Models(msgspec.Struct, frozen=True, kw_only=True):
-    """Models of times, the newest first."""
+    """Cost models, the newest first."""
 
     models: tuple[training.Model, ...]
 
 
 class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks for a model of an operator on a target."""
+    """A request for a cost model of an operator on a target."""
 
     op: Name
     target: Target
@@ -70,7 +70,7 @@ def train(
     context: Ctx, who: Who, body: Annotated[TrainingRequest, body_of(TrainingRequest)]
 ) -> Response:
     if context.trainer is None:
-        raise InvalidError("this service trains nothing (PLEVEL_TUNE is off): ask one that tunes")
+        raise InvalidError("this service does not train (PLEVEL_TUNE is off): ask one that tunes")
     with context.store.write() as connection:
         known = training.known(connection, body.op, body.target.key)
         audit.note(connection, who, "model.train", op=body.op, target=body.target.key)

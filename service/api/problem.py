@@ -58,11 +58,7 @@ def response_of(error: Exception, request: str) -> Response:
 
 
 def problem_of(error: Exception, request: str) -> Problem:
-    """The problem document of an error; nothing internal is shown, what is ours to mend is logged.
-
-    Args:
-        request: what failed, for the log.
-    """
+    """The problem document of an error, without internals; logs the service's own failures."""
     problem = describe_error(error)
     if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         if isinstance(error, ServiceError):  # a line says it: a database is away for many requests
@@ -73,7 +69,7 @@ def problem_of(error: Exception, request: str) -> Problem:
 
 
 def describe_error(error: Exception) -> Problem:
-    """The problem document of an error, which is logged nowhere."""
+    """The problem document of an error, without logging it."""
     if isinstance(error, ServiceError):
         return _problem(error, str(error))
     if isinstance(error, WireError):
@@ -94,7 +90,7 @@ def describe_error(error: Exception) -> Problem:
             type="about:blank", title=phrase, status=error.status_code,
             detail=f"{error.detail or phrase}: see /docs for what there is",
         )  # fmt: skip
-    return _problem(ServiceError(), "an error that should not be: the service's log has it")
+    return _problem(ServiceError(), "an unexpected error: the service's log has its traceback; please report it")
 
 
 def _wire_problem(error: WireError) -> Problem:

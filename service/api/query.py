@@ -1,4 +1,4 @@
-"""Query parameters that a route does not know are refused: a mistyped filter would answer with everything."""
+"""Refusal of unknown query parameters: a mistyped filter would answer with everything."""
 
 from __future__ import annotations
 

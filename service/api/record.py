@@ -1,4 +1,4 @@
-"""The log, and what is known of one task."""
+"""Routes of the log and of single tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selection: which implementation, with which configuration, and why."""
+"""Selection of an implementation and a configuration, with the reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ router = APIRouter(prefix="/v1", tags=["selection"])
 
 
 class SelectRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for. `candidates` go with an operator that the service has not installed.
+    """A question to the selection rule. `candidates` are for operators that the service lacks.
 
     `device` is the identity of a device whose own records count first. The target `cpu` means the
     host of this service. `foreign` adds what other tools' logs know (`autotvm:…`), which cannot be
@@ -111,7 +111,7 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer to one question, or why there is none."""
+    """The answer to one question, or the error in its place."""
 
     selection: Selection | None = None
     problem: Problem | None = None

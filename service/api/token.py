@@ -1,4 +1,4 @@
-"""Tokens and the audit log, for those who run the service."""
+"""Tokens and the audit log, for administrators."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditLog(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asked for what that changes something, the latest first."""
+    """Requests that changed something, with who made them, the latest first."""
 
     entries: tuple[audit.AuditEntry, ...]
 

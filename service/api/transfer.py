@@ -1,4 +1,4 @@
-"""Records in, as a stream: logs of other tools, and our own."""
+"""Streamed imports of records: logs of other tools, and plevel's own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PutAside(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of an import: `read` is the sum of `new`, `known` and `rejected`."""
+    """The summary of an import: `read` is the sum of `new`, `known` and `rejected`."""
 
     read: int
     new: int
@@ -121,7 +121,7 @@ async def import_records(
 def _store(
     context: Context, upload: _Upload, who: Actor, order: Order, namespace: str, shown: int
 ) -> Arrived:
-    """Imports what is larger, batch by batch as it comes."""
+    """Import a large log, batch by batch as it arrives."""
     rejects: list[Rejected] = []
 
     def put_aside(found: Rejected) -> None:

@@ -28,7 +28,7 @@ class FieldFault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What went wrong (RFC 9457). `detail` is one line that names the field and the remedy."""
+    """A problem document (RFC 9457). `detail` is one line that names the field and the remedy."""
 
     type: str
     title: str

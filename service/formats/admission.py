@@ -1,6 +1,6 @@
-"""What databases can keep: each item of a log is looked at before it is stored.
+"""Checks that the databases can store each item of a log.
 
-It is done where logs are read, as it takes time for what others wrote.
+They run where logs are parsed, as their cost depends on what others wrote.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def admitted(items: Iterable[Item]) -> Iterator[Item]:
     known: dict[int, object] = {}
 
     def once(check: Callable[[T], object], value: T) -> None:
-        """Looks at what many records share: readers give one object for what is equal."""
+        """Check what many records share once: readers give one object for equal parts."""
         if known.get(id(value)) is value:
             return
         check(value)

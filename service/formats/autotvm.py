@@ -87,7 +87,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Extra(msgspec.Struct, omit_defaults=True):
-    """What only AutoTVM knows of a record, and its lines need."""
+    """Fields of AutoTVM's lines that records do not have, kept to write them back."""
 
     target: str
     knobs: list[tuple[str, str]]

@@ -1,4 +1,4 @@
-"""What readers give and writers take: records with what they refer to, and what could not be read."""
+"""The items that readers yield and writers take: records, attachments, and rejected entries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_COST_S = 1e9  # what AutoTVM and MetaSchedule write where there is no time
 
 
 class Reason(StrEnum):
-    """Why a line or an entry could not be read."""
+    """The reason for which a line or an entry was rejected."""
 
     JSON = "json"  # not JSON, or not UTF-8
     TRUNCATED = "truncated"  # the file ends in the middle of it
@@ -49,7 +49,7 @@ class Reason(StrEnum):
 
 
 class RejectError(ValueError):
-    """What a reader raises of one entry, and reports as `Rejected`."""
+    """One entry cannot be read; the reader reports it as `Rejected`."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -69,7 +69,7 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
-    """What was measured: an implementation of a workload on a target, as data.
+    """A measured implementation of a workload on a target, as data.
 
     `space` is the digest of its space, which came before it as an `Attachment`; empty where none is
     known.
@@ -95,7 +95,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
 def task_key(
     workload: str, target: dict[str, Any], implementation: str, version: str, space: str
 ) -> str:
-    """What `Task.key` is, of a workload's key, a target's JSON and a space's digest."""
+    """Compute `Task.key` from a workload's key, a target's JSON and a space's digest."""
     parts = (workload, json.dumps(target, sort_keys=True), implementation, version, space)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
@@ -109,7 +109,7 @@ def checked(task: Task) -> Task:
     try:
         _ = task.key, orjson.dumps(to_json(task))
     except (TypeError, UnicodeError) as error:
-        raise RejectError(Reason.WORKLOAD, f"cannot be kept: {error}") from error
+        raise RejectError(Reason.WORKLOAD, f"cannot be stored: {error}") from error
     return task
 
 
@@ -162,7 +162,7 @@ class ImportedRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def config_digest(self) -> str:
-        """What `config.digest` is, without making a `Config`."""
+        """Equal to `config.digest`, without building a `Config`."""
         return hashlib.sha256(self.config_key.encode()).hexdigest()[:16]
 
     @property
@@ -185,7 +185,7 @@ def identity(
     where: str,
     samples_s: Sequence[float],
 ) -> bytes:
-    """What `ImportedRecord.identity` is, of the keys of its task and configuration."""
+    """Compute `ImportedRecord.identity` from the keys of its task and configuration."""
     text = f"{task}\n{config}\n{phase}\n{error or ''}\n{measured_at!r}\n{session}\n{where}\n"
     content = text.encode() + struct.pack(f"<{len(samples_s)}d", *samples_s)
     return hashlib.blake2b(content, digest_size=16).digest()
@@ -197,7 +197,7 @@ _sorted = msgspec.json.Encoder(order="sorted")
 
 
 def config_key(values: dict[str, Any]) -> str:
-    """What `Config(values).key` is, for values known to be a configuration's; five times faster."""
+    """Compute `Config(values).key` five times faster, for values known to be a configuration's."""
     text = _sorted.encode(values).decode()
     # json.dumps writes floats, and what is not printable ASCII, in another way.
     if float in map(type, values.values()) or not (text.isascii() and text.isprintable()):

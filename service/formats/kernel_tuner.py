@@ -101,7 +101,7 @@ def _chunks_of(stream: Any) -> Iterator[bytes]:
 
 
 class _Reader(ABC):
-    """What caches and T4 results have in common: a frame, and entries in one member of it."""
+    """The common parser of caches and T4 results: a frame, with entries in one member of it."""
 
     member = ""
 
@@ -116,7 +116,7 @@ class _Reader(ABC):
 
     @abstractmethod
     def needs_all(self, head: bytes) -> bool:
-        """Whether the whole file must be seen before its first record."""
+        """True if the whole file must be read before its first record."""
 
     @abstractmethod
     def _learn(self, frame: dict[str, Any]) -> Iterator[Item]:
@@ -239,7 +239,7 @@ class _Cache(_Reader):
     _header = ("device_name", "kernel_name", "tune_params_keys", "tune_params")
 
     def needs_all(self, head: bytes) -> bool:
-        """Whether the entries come before what describes them, or that is too long to see."""
+        """True if the entries precede their description, or that is longer than `head`."""
         before = head[: max(head.find(b'"cache"'), 0)]
         return any(f'"{name}"'.encode() not in before for name in self._header)
 
@@ -434,7 +434,7 @@ def seconds(values: Any, unit: float) -> tuple[float, ...]:
 
 
 def duration(value: Any, unit: float = 1e-3) -> float:
-    """What a step took in seconds, 0 where the file does not say."""
+    """The duration of a step in seconds, 0 if the file does not say."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0.0
     return value * unit if math.isfinite(value) and 0 < value * unit < MAX_COST_S else 0.0

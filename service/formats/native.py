@@ -128,7 +128,7 @@ def read(source: Source) -> Iterator[Item]:
 
 
 class _Shared:
-    """What many records have in common, made once for equal bytes."""
+    """A cache of parts that many records share, decoded once for equal bytes."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, bytes], Any] = {}

@@ -29,7 +29,7 @@ COLUMNS = {
 
 
 def is_installed() -> bool:
-    """Whether `write` can be called."""
+    """True if pyarrow is installed, which `write` needs."""
     return importlib.util.find_spec("pyarrow") is not None
 
 
@@ -54,7 +54,7 @@ def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[bytes]:
 
 
 def _drain(out: io.BytesIO) -> bytes:
-    """What was written since the last time; the writer counts its bytes by itself."""
+    """Take the bytes written since the last call; the writer counts its position by itself."""
     data = out.getvalue()
     out.seek(0)
     out.truncate()

@@ -93,7 +93,7 @@ class _Scanner:
         return not self._ended
 
     def _take(self, end: int) -> bytes:
-        """What stands before `end`, counted from the window's begin; the window goes on there."""
+        """Take the text before `end`, counted from the window's begin, which moves there."""
         taken = self._text[self._at : self._at + end]
         self._at += end
         self._taken += len(taken)
@@ -116,7 +116,7 @@ class _Scanner:
         return found[0], found[1] in (None, b'"'), found.end() - self._at
 
     def _next_begin(self, begin: int, reach: int) -> int | None:
-        """Where the next entry begins, from `begin` on, reading on by up to `reach` bytes."""
+        """The offset of the next entry from `begin` on, reading up to `reach` more bytes."""
         last = begin + reach
         while True:
             for at in self._begins(begin):
@@ -127,7 +127,7 @@ class _Scanner:
             begin = max(begin, size - MAX_BEGIN)  # it may stand at the window's end, in part
 
     def _begins(self, begin: int) -> Iterator[int]:
-        """Where entries begin in the window, by their first keys."""
+        """Offsets of entries in the window, found by their first keys."""
         at = self._at + begin
         while (found := self._begin.search(self._text, at)) is not None:
             if self._is_first(found):
@@ -155,7 +155,7 @@ class _Scanner:
         yield Frame(before + after.lstrip(_BLANK).removeprefix(before[-1:]))
 
     def _find(self, member: bytes) -> int | None:
-        """Where the entries begin: after the bracket that opens their member."""
+        """The offset of the entries, after the bracket that opens their member."""
         depth, at, last = 0, 0, b""
         while at < MAX_FRAME and (found := self._token(at)) is not None:
             token, _, at = found
@@ -191,7 +191,7 @@ class _Scanner:
             self._more()
 
     def _end_of_entry(self) -> tuple[int | None, Reason | None]:
-        """Where the next entry ends; None where the member does."""
+        """The offset of the next entry's end; None at the end of the member."""
         brackets: list[bytes] = []
         at = 0
         while True:

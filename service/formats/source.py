@@ -56,7 +56,7 @@ class Joined:
 
 
 class Stream(Protocol):
-    """What a source reads from: an open file, an upload, several files as one."""
+    """A readable byte stream: an open file, an upload, several files as one."""
 
     def read(self, size: int = ..., /) -> bytes: ...
 
@@ -156,7 +156,7 @@ class Source:
 
     @property
     def fault(self) -> Rejected | None:
-        """What stopped the reading before the end, known once the content is read."""
+        """The fault that stopped reading before the end, known once the content is read."""
         return self._fault
 
     def lines(self, limit: int = MAX_LINE) -> Iterator[tuple[int, bytes] | Rejected]:
@@ -221,7 +221,7 @@ def check(text: bytes) -> None:
             if depth > MAX_DEPTH:
                 raise RejectError(Reason.DEPTH, f"nested deeper than {MAX_DEPTH}")
     if b"\\u" in text and _BROKEN.search(text):
-        raise RejectError(Reason.JSON, "a character that no text can hold: \\u0000, or half of one")
+        raise RejectError(Reason.JSON, "a character that databases cannot store: \\u0000, or a lone surrogate")
 
 
 def load(text: bytes) -> Any:

@@ -45,7 +45,7 @@ _BAD_IN_NAMES = re.compile(r"[\s()\[\]{},=+:\"]")
 
 
 def family(name: str) -> str:
-    """What a template computes: `conv2d_nchw` of `conv2d_nchw_winograd.cuda`."""
+    """The operation that a template computes: `conv2d_nchw` of `conv2d_nchw_winograd.cuda`."""
     what = name.partition(".")[0]
     return _HOW.sub("", what) or what
 

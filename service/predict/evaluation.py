@@ -1,4 +1,4 @@
-"""What a model of times is good for: predicted beside measured, and which features it goes by."""
+"""Evaluation of a cost model: predicted against measured times, and the importance of features."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def evaluate(model: Predictor, held_out: Sequence[Trials]) -> Evaluation:
-    """How a model's predictions compare with trials that it has not seen."""
+    """Compare a model's predictions with trials that it was not trained on."""
     step = -(-sum(len(t.log_s) for t in held_out) // MOST_POINTS)
     points: list[tuple[float, float]] = []
     for t in held_out:

@@ -1,4 +1,4 @@
-"""What a trained model answers for workloads that were never measured (`strategy.select.Ranker`)."""
+"""Rankings by a trained cost model for unmeasured workloads (`strategy.select.Ranker`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps the models of times up to date while nothing is being tuned."""
+"""Trains cost models while nothing is being tuned."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Trainer:
         self._end_child()
 
     def ask(self, op: str, target_key: str) -> None:
-        """Trains a model soon, whatever the newest has seen; any thread may ask."""
+        """Request training, no matter what the newest model has seen. Thread-safe."""
         self._asked.append((op, target_key))
 
     def _loop(self) -> None:
@@ -68,12 +68,12 @@ class Trainer:
             try:
                 self.step()
             except DatabaseError as error:
-                log.debug("models are not brought up to date meanwhile: %s", error)  # the tuner says it
+                log.debug("cost models are not trained meanwhile: %s", error)  # the tuner says it
             except Exception:
-                log.exception("models of times are not brought up to date")
+                log.exception("cost models were not trained; trying again later")
 
     def step(self) -> None:
-        """Starts what is due, reaps what is done, and gives way to a run."""
+        """Start due training, collect what is done, and stop training for a live run."""
         with self._store.read() as connection:
             live = connection.scalar(sa.select(run.c.id).where(run.c.state.in_(LIVE)).limit(1))
             self._note_finished(connection)
@@ -98,7 +98,7 @@ class Trainer:
             self._child = training.start(self._store, *due), due, asked
 
     def wait(self) -> None:
-        """Until the training that was started is done."""
+        """Wait for the training under way to end."""
         if self._child is not None:
             self._child[0].wait()
 
@@ -131,7 +131,7 @@ class Trainer:
 
 
 def _is_due(connection: sa.Connection, op: str, target_key: str) -> bool:
-    """Whether there are records enough for a model, and enough that the newest has not seen."""
+    """True if there are enough records for a model, and enough that the newest has not seen."""
     found = training.count(connection, op, target_key)
     seen = connection.scalar(
         sa.select(cost_model.c.records)

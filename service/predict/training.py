@@ -64,7 +64,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to train a model of an operator on a target from."""
+    """The amount of training data on record for an operator on a target."""
 
     op: str
     target: str
@@ -73,7 +73,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def count(connection: sa.Connection, op: str, target_key: str) -> Known:
-    """What is on record of an operator on a target."""
+    """Count the successful records of an operator on a target, and their workloads."""
     found = connection.execute(
         sa.select(
             sa.func.count().label("records"),
@@ -91,7 +91,7 @@ def count(connection: sa.Connection, op: str, target_key: str) -> Known:
 
 
 def known(connection: sa.Connection, op: str, target_key: str) -> Known:
-    """What a model would rest on; raises as `train` does where that is too little."""
+    """Count the training data of a model; raises as `train` does if that is too little."""
     if connection.scalar(sa.select(target.c.id).where(target.c.key == target_key)) is None:
         raise NotFoundError(f"target {target_key}: there are no records of it")
     found = count(connection, op, target_key)
@@ -183,7 +183,7 @@ def _tasks(connection: sa.Connection, op: str, target_id: int) -> dict[int, Any]
 def _read(
     connection: sa.Connection, op: str, target_id: int, tasks: Mapping[int, Any]
 ) -> Iterator[tuple[int, Trials]]:
-    """What ran of these tasks, by their ids."""
+    """The successful records of these tasks, by the task's id."""
     ours = (
         sa.select(task.c.id)
         .join(workload, workload.c.id == task.c.workload_id)
@@ -204,7 +204,7 @@ def _read(
 
 
 def _read_with_doubt(connection: sa.Connection, one: Any) -> Trials:
-    """What ran of a task that is known to have something, with the intervals of its times."""
+    """The successful records of a task, with the uncertainty of their times."""
     rows = connection.execute(
         sa.select(*record.c["config", "median_s", "samples_s"]).where(
             record.c.task_id == one.id, *_RAN

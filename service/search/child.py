@@ -49,7 +49,7 @@ class CostModel(Protocol):
     """Learns from records and chooses candidates. Deterministic: its answers rest on arguments alone."""
 
     def learn(self, records: Records) -> Prior | None:
-        """What records of elsewhere say; None where they are too few. Raises `CostModelError`."""
+        """Learn a prior from other tasks' records; None if they are too few. Raises `CostModelError`."""
         ...
 
     def grow(self, features: Matrix, values: Matrix) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""Where a configuration lies, for a model that goes by distances.
+"""Embedding of configurations in coordinates, for a model that compares them by distance.
 
 Kernels respond to a knob in three ways, and a knob gets columns for each, with a length scale of
 their own, so that the records decide which counts: smoothly in the logarithm of a size; by alignment,

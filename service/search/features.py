@@ -1,6 +1,6 @@
-"""What a cost model sees of a configuration: its knobs' values and what derives from them.
+"""Features of a configuration for the cost model: its knobs' values and expressions over them.
 
-Never its index in the space, which changes when the space does.
+Its index in the space is no feature, as it changes when the space does.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class GaussianProcess:
         return np.hstack([self._x, self._alpha[:, None]])
 
     def predict(self, places: NDArray[Any], trend: Floats) -> Posterior:
-        """What is known at other places."""
+        """The posterior at other places."""
         return Posterior(self, (places / self._scales).astype(np.float32), trend.astype(np.float32))
 
 

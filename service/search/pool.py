@@ -1,4 +1,4 @@
-"""Where candidates come from: the valid configurations of a space that were not tried yet."""
+"""The candidate pool: the valid configurations of a space that were not tried yet."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Candidates:
 
     @property
     def exhausted(self) -> bool:
-        """Whether all are taken, as far as that is known."""
+        """True if all configurations are taken; always False for spaces too large to enumerate."""
         return self.table is not None and not self._free.any()
 
     def take(self, key: Key) -> None:
-        """It is not offered again."""
+        """Remove a configuration from the pool."""
         self._taken.add(key)
         self._reserve.pop(key, None)
         if self.table is not None and key in self._rows:
@@ -68,13 +68,13 @@ class Candidates:
         return key in self._taken
 
     def contains(self, key: Key) -> bool:
-        """Whether the digits are of a valid configuration."""
+        """True if the digits are of a valid configuration."""
         if self.table is not None:
             return key in self._rows
         return bool(self.allowed(np.array([key], dtype=np.int32))[0])
 
     def rows(self, digits: Digits) -> NDArray[np.intp]:
-        """Where valid configurations stand in the table."""
+        """Rows of the table for the digits of valid configurations."""
         return self._order[np.searchsorted(self._codes, self._code(digits))]
 
     def _code(self, digits: Digits) -> NDArray[np.int64]:
@@ -114,7 +114,7 @@ class Candidates:
         return digits[self.allowed(digits)][:n]
 
     def allowed(self, digits: Digits) -> NDArray[np.bool_]:
-        """Which rows satisfy the constraints."""
+        """A mask of the rows that satisfy the constraints."""
         allowed = np.ones(len(digits), dtype=bool)
         if not self._checks or not len(digits):
             return allowed

@@ -1,4 +1,4 @@
-"""One model of times for all workloads of an operator on a target, and how well it ranks.
+"""The cost model of all workloads of an operator on a target, and its ranking accuracy.
 
 Where `proposal` models one space from its own trials, this predicts spaces that were never measured.
 Gradient-boosted trees (XGBoost) on what is known of a configuration and its workload: the knobs, the
@@ -63,7 +63,7 @@ class Trials(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """How well a model ranks workloads that it has not seen.
+    """The ranking accuracy of a model on held-out workloads.
 
     Attributes:
         accuracy: of pairs of configurations of one workload whose intervals are apart, the share in the
@@ -109,7 +109,7 @@ class Predictor:
     def answer(
         self, workload: Workload, implementation: str, space: ConfigSpace | None, digits: Digits
     ) -> tuple[Floats, float]:
-        """What the trees say of each row of digits, and the logarithm of the workload's volume."""
+        """The trees' prediction for each row of digits, and the logarithm of the workload's volume."""
         skipped = {i for i in range(MOST_EXTENTS) if _extent(i) not in self._place}
         described = _Description(workload, implementation, space, skipped)
         known = [(i, self._place[n]) for i, n in enumerate(described.names) if n in self._place]
@@ -145,11 +145,11 @@ class Predictor:
         return config, float(log_s.min())
 
     def covers(self, implementation: str) -> bool:
-        """Whether it has learnt from records of this implementation."""
+        """True if it was trained on records of this implementation."""
         return f"is {implementation}" in self._place
 
     def rank(self, trials: Sequence[Trials]) -> Ranking:
-        """How well it ranks these, of workloads that it should not have seen."""
+        """Its ranking accuracy on these trials, which should be held out."""
         rng = np.random.default_rng(0)
         right = pairs = 0
         residuals: list[Floats] = []
@@ -183,7 +183,7 @@ class Predictor:
 
     @classmethod
     def load(cls, columns: str, trees: bytes) -> Predictor:
-        """What `dump` gave. It is read, and nothing of it is executed."""
+        """Load the output of `dump`. Nothing in it is executed."""
         import xgboost
 
         booster = xgboost.Booster({"nthread": 1})

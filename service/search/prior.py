@@ -1,4 +1,4 @@
-"""What records of elsewhere say of a space: other devices, other targets, other shapes."""
+"""Priors over a space, learnt from records of other devices, targets and shapes."""
 
 from __future__ import annotations
 

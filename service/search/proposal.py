@@ -1,7 +1,7 @@
-"""Which candidates to try next, given what was measured: the mathematics of one proposal.
+"""The mathematics of one proposal: the candidates to try next, given the trials so far.
 
 Three views of the trials are Gaussian processes: of log-seconds; of performance, the best time over
-the time, in which the slow are all alike; and, where records of elsewhere give a prior, of the
+the time, in which the slow are all alike; and, where other tasks' records give a prior, of the
 departure from what those say. A batch takes candidates of largest expected improvement one by one, each
 view taking what was chosen for measured (Ginsbourger et al., "Kriging is well-suited to parallelize
 optimization", 2010). Part of the proposals stays free of the prior, which may mislead.
@@ -33,7 +33,7 @@ VIEWS = 4  # log-seconds, performance, departure from the prior, failure
 
 
 class Request(NamedTuple):
-    """What a proposal rests on. Arrays have a row per trial, per pending, or per candidate.
+    """The inputs of a proposal. Arrays have a row per trial, per pending, or per candidate.
 
     Attributes:
         groups, reach: of the columns of places, see `Embedding`.
@@ -149,7 +149,7 @@ def propose(request: Request) -> Proposal:
 
 
 def _worth(views: list[_View], valid: Floats, taken: NDArray[np.bool_]) -> Floats:
-    """What the views agree on: each one's expected improvement, relative to its largest."""
+    """The mean of the views' expected improvements, each relative to its largest."""
     total = np.zeros(len(valid))
     for view in views:
         gain = view.improvement(len(valid)) * valid
@@ -267,7 +267,7 @@ def _squared(places: Places, place: Places) -> Floats:
 
 
 def expected_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
-    """How far below `best` each value is expected to come."""
+    """The expected improvement of each value below `best`."""
     z = (best - mean) / deviation
     density = np.exp(-z * z / 2) / np.sqrt(2 * np.pi)
     return np.asarray(np.maximum(deviation * (z * ndtr(z) + density), 0.0))

@@ -1,6 +1,6 @@
-"""Ask/tell over one configuration space: which configurations to try next.
+"""Ask/tell search over one configuration space.
 
-The first trials fill the space evenly, or follow records of elsewhere where there are any. Then the
+The first trials fill the space evenly, or follow other tasks' records where there are any. Then the
 cost model chooses from a pool of candidates: neighbours of the best so far and others from anywhere.
 Failures are learnt from by a model of validity, never as a large time.
 """
@@ -18,7 +18,7 @@ from service.search.features import Digits
 from service.search.gaussian_process import Floats
 from service.search.pool import Candidates, Key
 from service.search.proposal import VIEWS, Request, expected_improvement
-from service.search.transfer import Elsewhere, Source, lower
+from service.search.transfer import Priors, Source, lower
 from strategy.space import Config, ConfigSpace
 from strategy.workload import Workload
 
@@ -42,7 +42,7 @@ class Search:
         space: what to search.
         seed: of all random choices.
         model: what chooses among candidates; None proposes at random.
-        sources: records of elsewhere, the most alike first. They only say where to look first; the
+        sources: other tasks' records, the most alike first. They only say where to look first; the
             trials soon outweigh what is wrong in them.
         listed: the digits of the valid configurations, where they are known as a list rather than
             by constraints.
@@ -72,17 +72,17 @@ class Search:
         self._embedding = Embedding(space)
         self._workload, self._target = workload, target
         self._sources = list(sources)
-        self._elsewhere: Elsewhere | None = None
+        self._priors: Priors | None = None
         self._table_prior: tuple[Floats, Floats] | None = None
         self._theta = np.full((VIEWS, len(self._embedding.reach) + 1), np.nan)
         self._tuned_at = 0
         self._front: Floats = np.zeros((0, 2))
 
     def teach(self, sources: Sequence[Source]) -> None:
-        """Takes these records of elsewhere in the place of those it had, from the next `ask` on."""
+        """Replace the sources of transfer learning, from the next `ask` on."""
         if list(sources) != self._sources:
             self._sources = list(sources)
-            self._elsewhere = self._table_prior = None
+            self._priors = self._table_prior = None
 
     @property
     def trials(self) -> int:
@@ -116,11 +116,11 @@ class Search:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every configuration of the space has been proposed or told."""
+        """True if every configuration of the space has been proposed or told."""
         return self._candidates.exhausted
 
     def tell(self, config: Mapping[str, object], seconds: float | None) -> None:
-        """What came of a configuration; None for a failure. It is not proposed again.
+        """Take the seconds of a configuration, None for a failure. It is not proposed again.
 
         One that is not of this space (an older version's) is passed over. Told twice, the lower
         time counts.
@@ -199,12 +199,12 @@ class Search:
             return []
         assert self.model is not None
         try:
-            elsewhere = self._learn(self.model)
-            pool, prior, risk = self._pool(elsewhere)
+            priors = self._learn(self.model)
+            pool, prior, risk = self._pool(priors)
             if not len(pool):
                 return []
             tune = len(self._told) >= self._tuned_at * REFIT
-            proposal = self.model.propose(self._request(elsewhere, pool, prior, risk, n, tune=tune))
+            proposal = self.model.propose(self._request(priors, pool, prior, risk, n, tune=tune))
         except CostModelError:
             return []  # random ones serve until the model is back
         if tune:
@@ -217,38 +217,38 @@ class Search:
         return chosen
 
     def _request(
-        self, elsewhere: Elsewhere, pool: Digits, pool_prior: Floats, pool_risk: Floats, n: int, *, tune: bool
+        self, priors: Priors, pool: Digits, pool_prior: Floats, pool_risk: Floats, n: int, *, tune: bool
     ) -> Request:
         trials, pending = self._digits(self._told), self._digits(self._pending)
         place = self._embedding.place
-        prior, risk = self._prior_at(elsewhere, trials)
+        prior, risk = self._prior_at(priors, trials)
         return Request(
-            groups=self._embedding.groups, reach=elsewhere.reach, theta=self._theta, tune=tune, n=n,
+            groups=self._embedding.groups, reach=priors.reach, theta=self._theta, tune=tune, n=n,
             places=place(trials), log_s=np.array(list(self._told.values()), dtype=np.float64),
             prior=prior, risk=risk,
-            pending=place(pending), pending_prior=self._prior_at(elsewhere, pending)[0],
+            pending=place(pending), pending_prior=self._prior_at(priors, pending)[0],
             pool=place(pool), pool_prior=pool_prior, pool_risk=pool_risk,
         )  # fmt: skip
 
-    def _learn(self, model: CostModel) -> Elsewhere:
-        """What the sources say, learnt once."""
-        if self._elsewhere is None:
-            self._elsewhere = Elsewhere(
+    def _learn(self, model: CostModel) -> Priors:
+        """Learn the priors of the sources, once."""
+        if self._priors is None:
+            self._priors = Priors(
                 self.space, self._embedding, self._workload, self._target, self._sources, model
             )
             table = self._candidates.table
-            if self._elsewhere.count and table is not None:
-                self._table_prior = self._elsewhere.predict(table)
-        return self._elsewhere
+            if self._priors.count and table is not None:
+                self._table_prior = self._priors.predict(table)
+        return self._priors
 
-    def _prior_at(self, elsewhere: Elsewhere, digits: Digits) -> tuple[Floats, Floats]:
-        """What `elsewhere` predicts; of a table all is known beforehand."""
+    def _prior_at(self, priors: Priors, digits: Digits) -> tuple[Floats, Floats]:
+        """The priors' predictions; those of a table are computed once."""
         if self._table_prior is None:
-            return elsewhere.predict(digits)
+            return priors.predict(digits)
         rows = self._candidates.rows(digits)
         return self._table_prior[0][rows], self._table_prior[1][rows]
 
-    def _pool(self, elsewhere: Elsewhere) -> tuple[Digits, Floats, Floats]:
+    def _pool(self, priors: Priors) -> tuple[Digits, Floats, Floats]:
         """Candidates: neighbours of the best, those that a prior likes, and others from anywhere.
 
         With what the priors say of each, as `_prior_at`.
@@ -256,13 +256,13 @@ class Search:
         ranked = sorted((t, key) for key, t in self._told.items() if not math.isnan(t))
         near = self._candidates.near([key for _, key in ranked[:ELITE]], NEIGHBOURS)
         # Outside of a table what the priors say is found anew each time, which is as much as a view.
-        views = 3 if elsewhere.count and self._table_prior is None else 2
+        views = 3 if priors.count and self._table_prior is None else 2
         size = min(POOL, max(LEAST_POOL, EFFORT // (views * max(len(self._told), 1))))
         drawn = size
-        if elsewhere.count:
+        if priors.count:
             drawn = PRIOR_POOL if self._table_prior is not None else 2 * size
         pool = self._distinct(np.concatenate([near, self._candidates.draw(drawn)]))
-        prior, risk = self._prior_at(elsewhere, pool)
+        prior, risk = self._prior_at(priors, pool)
         if len(pool) > size + len(near):
             liked = len(near) + np.argsort(prior[len(near) :].mean(axis=1), kind="stable")
             kept = np.concatenate([np.arange(len(near)), liked[: size // 2], np.sort(liked[size // 2 :])[: size // 2]])

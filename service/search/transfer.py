@@ -1,4 +1,4 @@
-"""What records of elsewhere say of the candidates of a space: functions over them, made in two ways.
+"""Transfer learning from other shapes, targets, devices and versions: priors over a space, of two kinds.
 
 A source whose knobs mean the same here (another device, target or version) becomes a Gaussian process
 over this space. Those of other shapes become one model of times of them all (`predictor`), which knows
@@ -28,7 +28,7 @@ MOST_OF_ONE, MOST_OF_ALL = 500, 750  # of their records: what a proposal takes g
 
 
 class Source(NamedTuple):
-    """Records of much the same knobs from elsewhere: another device, target, shape, or version.
+    """Records of a similar space: of another device, target, shape, or version.
 
     Attributes:
         configs: one that is not of the space counts for what is most like it (`embedding.nearest`).
@@ -44,7 +44,7 @@ class Source(NamedTuple):
     space: ConfigSpace | None = None
 
 
-class Elsewhere:
+class Priors:
     """Log-seconds by each of several priors, and the risk of failure, for any candidate.
 
     Args:
@@ -75,7 +75,7 @@ class Elsewhere:
         self.count = len(self._priors) + (self._shapes is not None)
         self.reach = embedding.reach
         if self._priors:
-            # Which knobs count is much the same elsewhere.
+            # The same knobs count for other tasks.
             self.reach = np.mean([p.theta[:-1] for p in self._priors], axis=0)
 
     def predict(self, digits: Digits) -> tuple[Floats, Floats]:

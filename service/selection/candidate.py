@@ -1,4 +1,4 @@
-"""Which implementations a selection is among: installed, sent with the question, or foreign."""
+"""The candidates of a selection: implementations installed, sent with the question, or foreign."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def known_candidates(
 
 
 def not_installed(asked: Workload, field: str) -> InvalidError:
-    """The error of an operator that nobody here knows."""
+    """The error for an operator that is not installed and came without candidates."""
     return InvalidError(
         f"{field}.op: operator {asked.op!r:.80} is not installed here"
         f"{suggest(asked.op, all_ops()) or ': install it, or send its candidates with the workload'}"

@@ -1,4 +1,4 @@
-"""What the selection rule asks of the database: measurements, at the levels at which they match."""
+"""The selection rule's queries: measurements, at the levels at which they match."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RecordDatabase:
     def _read(
         self, what: str, workload: Workload, read: Callable[[set[str]], Iterable[tuple[str, Any]]]
     ) -> list[Any]:
-        """What `read` finds of a workload, and with it of those that will be asked for."""
+        """The result of `read` for a workload, cached; reads all workloads of a batch in one query."""
         known = self._known.setdefault(what, {})
         if workload.digest not in known:
             foreseen = workload.digest in self._together
@@ -113,7 +113,7 @@ class RecordDatabase:
     def _matching(
         self, rows: Sequence[Any], asked: Target, identity: str | None
     ) -> Iterator[Measured]:
-        """What is measured, with the level at which it matches."""
+        """Measurements of the workloads, with the level at which each matches."""
         device_id, model = self._place(identity, asked)
         own, shared = asked.key, asked.keys
         # Records of no known model stand for a model of their own, where a task has no others.
@@ -192,7 +192,7 @@ class RecordDatabase:
         return self._read("history", workload, read)
 
     def foreign(self, workload: Workload, target: Target) -> list[Candidate]:
-        """What other tools' logs measured of a workload, as candidates on a target.
+        """Measurements of a workload in other tools' logs, as candidates on a target.
 
         Those of targets that share a key with it count; of each, the newest version.
         """
@@ -211,7 +211,7 @@ class RecordDatabase:
 
 
 def warm(connection: sa.Connection) -> None:
-    """Makes the statements of a selection, so that those who ask first do not all make them."""
+    """Compile the statements of a selection, so that the first requests need not."""
     database = RecordDatabase(connection)
     asked = Workload("nothing", (Input("data", "float32[1]"),))
     database.measured(asked, Target.parse("llvm"), None)

@@ -187,7 +187,7 @@ def find_nvrtc() -> Nvrtc | None:
 
 @cache
 def find_compiler() -> Compiler:
-    """What compiles CUDA C on this host; raises `CompileError` where nothing does."""
+    """The compiler of CUDA C on this host: nvcc, else NVRTC; raises `CompileError` if neither is there."""
     found = find_nvcc() or find_nvrtc()
     if found is None:
         raise CompileError(
@@ -199,10 +199,10 @@ def find_compiler() -> Compiler:
 def compile_cached(
     code: str, arch: str, compiler: Compiler, folder: Path | None = None
 ) -> Compiled:
-    """What `compiler.compile` gives, kept on disk by the content of source, architecture and compiler.
+    """The result of `compiler.compile`, cached on disk by the digest of source, architecture and compiler.
 
     Args:
-        folder: where it is kept; the user's cache directory where None.
+        folder: of the cache; in the user's cache directory if None.
     """
     what = msgspec.json.encode((code, arch, compiler.identity))
     folder = _cache_folder() if folder is None else folder

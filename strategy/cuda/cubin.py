@@ -1,4 +1,4 @@
-"""What a cubin says of its kernels: registers, stack, shared memory, parameters.
+"""Resource usage of the kernels in a cubin: registers, stack, shared memory, parameters.
 
 A cubin is an ELF file. `.nv.info` holds attributes of all kernels, `.nv.info.KERNEL` those of one;
 the numbers of the attributes are those that `cuobjdump -elf` prints. No tool of the toolkit is needed.
@@ -32,7 +32,7 @@ class _Section:
 
 
 def read_usage(cubin: bytes) -> dict[str, Usage]:
-    """What each kernel of a cubin takes, by its name.
+    """The resource usage of each kernel of a cubin, by its name.
 
     `.nv.shared.KERNEL` counts what the system reserves, too (1 KB from sm_90 on).
 
@@ -57,7 +57,7 @@ def read_usage(cubin: bytes) -> dict[str, Usage]:
             elif section.name.startswith(".nv.shared."):
                 shared[section.name.removeprefix(".nv.shared.")] = section.size
     except (struct.error, IndexError, UnicodeDecodeError) as error:
-        raise CubinError(f"this is no cubin: {error}") from error
+        raise CubinError(f"not a cubin: {error}") from error
     return {
         names[index]: Usage(
             registers=count, shared_bytes=shared.get(names[index], 0),
@@ -69,7 +69,7 @@ def read_usage(cubin: bytes) -> dict[str, Usage]:
 
 def _sections(cubin: bytes) -> list[_Section]:
     if cubin[:5] != b"\x7fELF\x02":
-        raise CubinError("this is no cubin: it is not an ELF file of 64 bits")
+        raise CubinError("not a cubin: it is no 64-bit ELF file")
     offset = struct.unpack_from("<Q", cubin, 0x28)[0]
     size, count, of_names = struct.unpack_from("<HHH", cubin, 0x3A)
     heads = [struct.unpack_from("<IIQQQQIIQQ", cubin, offset + size * i) for i in range(count)]

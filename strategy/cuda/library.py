@@ -83,7 +83,7 @@ def number_of(extent: Any) -> Number:
 
 
 def multiplies(dtype: str, out_dtype: str) -> bool:
-    """Whether cuBLAS has products of this dtype, summed in float32 (float64) and written in `out_dtype`."""
+    """True if cuBLAS has products of this dtype, summed in float32 (float64) and written in `out_dtype`."""
     return dtype == out_dtype in ("float16", "bfloat16", "float32", "float64") or (
         dtype in ("float16", "bfloat16") and out_dtype == "float32"
     )

@@ -1,4 +1,4 @@
-"""What a GPU can do at most, by compute capability, and whether a kernel stays within it.
+"""Limits of GPUs by compute capability, and checks of kernels against them.
 
 The sizes are those of the CUDA C++ Programming Guide, "Compute Capabilities"; multiprocessors, L2 and
 bandwidth, which differ between devices of one capability, are those of its best-known one. What a
@@ -81,7 +81,7 @@ def require_arch(target: Target) -> str:
 
 
 def code_arch(arch: str) -> str:
-    """What is compiled for an architecture: sm_90a for sm_90, which has `wgmma` besides.
+    """The architecture to compile for: sm_90a, which adds `wgmma`, for sm_90; else the same.
 
     9.0 is the only capability of its generation, so that code for sm_90a runs wherever sm_90's does.
     """

@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_mma(
 def takes_mma(
     batch: Dim, n: Dim, k: Dim, dtype: str, out_dtype: str, limits: DeviceLimits
 ) -> bool:
-    """Whether copies of a product's operands are whole and the device has the instructions."""
+    """True if the product's operands can be copied in 16 bytes and the device has `mma.sync` (sm_80)."""
     return limits.capability >= 80 and takes_copies(batch, n, k, dtype, out_dtype)
 
 

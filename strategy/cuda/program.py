@@ -181,7 +181,7 @@ class Program(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What a kernel takes of a multiprocessor, as the compiler says; spills where it tells them."""
+    """A kernel's resource usage, as the compiler reports it; spills if it reports them."""
 
     registers: int
     shared_bytes: int  # static

@@ -59,7 +59,7 @@ def bind_block(sch: Any, block: Any, limits: DeviceLimits) -> None:
 def bind_flat(sch: Any, loops: list[Any], threads: int = _THREADS, lanes: int = 1) -> Any:
     """Runs loops over their elements, one vector of `lanes` by each thread; returns the threads' loop."""
     if not loops:
-        raise ScheduleError("a function without loops has nothing to run on a device")
+        raise ScheduleError("the function has no loops: nothing can be bound to a device's threads")
     inner = _constant(sch, loops[-1])
     if len(loops) > 1 and (inner is None or inner % lanes):
         # Places that are found by division are vectors of indices, of which CUDA has four at most.
@@ -149,7 +149,7 @@ def lanes_of_block(sch: Any, block: Any) -> int:
 
 
 def _along_memory(sch: Any, block: Any) -> bool:
-    """Whether the innermost reduced axis is the one along which some input lies in memory."""
+    """True if the innermost reduced axis is contiguous in memory for some input."""
     from tvm import tirx
     from tvm_ffi import structural_walk
 

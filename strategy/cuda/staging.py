@@ -1,4 +1,4 @@
-"""What products share that are CUDA C by hand and copy tiles ahead of their use by `cp.async`.
+"""Common parts of hand-written CUDA products that copy tiles ahead of their use by `cp.async`.
 
 Both operands lie along k, a row after the other. Tiles of BLOCK_K steps of k are copied to shared
 memory into STAGES places in turn, 16 bytes at a time, so that k is a multiple of 8. What follows the
@@ -180,7 +180,7 @@ class ByHand:
 
 
 def takes_copies(batch: Dim, n: Dim, k: Dim, dtype: str, out_dtype: str) -> bool:
-    """Whether copies of a product's operands are whole, and its dtypes those of tensor cores."""
+    """True if a product's operands can be copied in 16 bytes, and tensor cores have its dtypes."""
     return (
         dtype in PTX_TYPES
         and out_dtype in (dtype, "float32")

@@ -238,7 +238,7 @@ def schedule_tiled(
 
 
 def _in_vectors(sch: Any, j: Any, block_n: int) -> bool:
-    """Whether the columns of whole tiles are written, along memory, in an access that CUDA has."""
+    """True if whole tiles are stored contiguously by a vector width that CUDA has."""
     from tvm import tirx
 
     (block,) = sch.get_child_blocks(j)

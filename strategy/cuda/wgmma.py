@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) product_wgmma(
 def takes_wgmma(
     batch: Dim, n: Dim, k: Dim, dtype: str, out_dtype: str, limits: DeviceLimits
 ) -> bool:
-    """Whether copies of a product's operands are whole and the device has the instructions."""
+    """True if the product's operands can be copied in 16 bytes and the device has `wgmma` (sm_90)."""
     return limits.capability == 90 and takes_copies(batch, n, k, dtype, out_dtype)
 
 

@@ -37,7 +37,7 @@ def _pairs(dtype: str) -> dict[str, tuple[Any, Any]]:
     from tvm.script import tirx as T  # noqa: N812
 
     def index(buffer: Any, stride: Any) -> Any:
-        """Which fragment of its array an operand is: fragments lie side by side."""
+        """The index of an operand's fragment in its array: fragments are contiguous."""
         row = buffer.elem_offset // stride // TILE
         return row * (stride // TILE) + buffer.elem_offset % stride // TILE
 

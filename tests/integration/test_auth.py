@@ -427,7 +427,7 @@ def test_off_this_host_a_service_needs_a_token(sqlite_copy: str, tmp_path: Path)
     finally:
         code, _, err = service.close()
     assert code == 0
-    assert "tokens travel readable" in err
+    assert "tokens are sent unencrypted" in err
 
 
 def test_a_certificate_makes_it_https(sqlite_copy: str, tmp_path: Path) -> None:

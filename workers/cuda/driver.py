@@ -202,7 +202,7 @@ def _bytes(array: Array) -> Array:
 
 
 def _nvml_state(bus_id: str) -> dict[str, Any]:
-    """What NVML says of the device now; nothing where it is not there."""
+    """The device's clocks, temperature and throttling by NVML; empty without NVML."""
     try:
         import pynvml
     except ImportError:

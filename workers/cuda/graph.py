@@ -19,10 +19,12 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: libraries may do what they do at
 
 
 def capture(stream: int, queue: Callable[[], None]) -> Callable[[], None]:
-    """What queues on a stream, at once, all that `queue` queues there; it is freed with its last use.
+    """Capture what `queue` queues on a stream as a CUDA graph; calling the result replays it.
+
+    The graph is freed with the last reference to the result.
 
     Raises:
-        CudaError: the driver, or a library that is called, takes no part in this.
+        CudaError: the driver, or a library that is called, does not support capture.
     """
     graph, replayed, on = c_void_p(), c_void_p(), c_void_p(stream)
     _call("cuStreamBeginCapture_v2", on, c_int(_RELAXED))
@@ -48,7 +50,7 @@ def _driver() -> CDLL:
     try:
         return CDLL("libcuda.so.1")
     except OSError as error:
-        raise CudaError(f"no NVIDIA driver on this host ({error})") from error
+        raise CudaError(f"no NVIDIA driver on this host ({error}): install one") from error
 
 
 def _call(name: str, *arguments: Any) -> None:

@@ -43,7 +43,7 @@ class Driver(Protocol):
     def free(self, buffer: Any) -> None: ...
 
     def address(self, buffer: Any) -> int:
-        """Where a buffer lies, as libraries are told of it."""
+        """The device address of a buffer, as libraries take it."""
 
     def upload(self, buffer: Any, array: Array) -> None: ...
 
@@ -56,13 +56,13 @@ class Driver(Protocol):
     def prepare(
         self, module: Any, launch: Launch, buffers: Mapping[str, Any]
     ) -> Callable[[], None]:
-        """What queues one launch with everything looked up."""
+        """A function that queues one launch, with its kernel and arguments looked up once."""
 
     def capture(self, queue: Callable[[], None]) -> Callable[[], None]:
-        """What queues all that `queue` does at once; `queue` itself where the driver cannot."""
+        """A function that replays all that `queue` queues; `queue` itself without CUDA graphs."""
 
     def synchronize(self) -> None:
-        """Waits; raises `CudaError` where a kernel failed, after which the process must end."""
+        """Wait for all launches; raises `CudaError` if a kernel failed: the process must end then."""
 
     def time(self, queue: Callable[[], None]) -> float:
         """Seconds that the device takes for what `queue` launches, by its own clock."""

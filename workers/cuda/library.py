@@ -53,11 +53,11 @@ def describe_library(role: str) -> dict[str, str]:
 def prepare_call(
     call: LibraryCall, stream: int, addresses: Mapping[str, int], allocate: Callable[[int], int]
 ) -> Callable[[], None]:
-    """What queues one call on a stream, with everything looked up.
+    """A function that queues one library call on a stream, with routines and handles looked up once.
 
     Args:
-        addresses: where the call's buffers lie on the device.
-        allocate: gives the workspace that the library asks for, by its size in bytes.
+        addresses: device addresses of the call's buffers, by name.
+        allocate: returns a workspace of the size in bytes that the library asks for.
 
     Raises:
         CudaError: the library is missing, or does not take the call.
