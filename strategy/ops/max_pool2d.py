@@ -86,20 +86,34 @@ def max_pool2d_backward_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeR
     return True
 
 
-register_op("max_pool2d").describe("The largest element of each window.").set_num_inputs(
-    1
-).add_argument("data", "Tensor", "[batch, channels, height, width]").set_attrs_type(
-    MaxPool2DAttrs
-).set_support_level(2).add_type_rel("MaxPool2D", max_pool2d_rel).set_attr(
-    "TOpPattern", TOpPattern.kOutEWiseFusable
+(
+    register_op("max_pool2d")
+    .describe("The largest element of each window.")
+    .set_num_inputs(1)
+    .add_argument("data", "Tensor", "[batch, channels, height, width]")
+    .set_attrs_type(MaxPool2DAttrs)
+    .set_support_level(2)
+    .add_type_rel("MaxPool2D", max_pool2d_rel)
+    .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
+    .example({"data": "float32[1,2,6,9]"}, {"pool_size": [2, 3], "strides": [2, 1], "padding": [1, 1]})
 )
-register_op("max_pool2d_backward").describe(
-    "The gradient of max_pool2d: that of each window at its largest element, shared out among equals."
-).set_num_inputs(2).add_argument("grad", "Tensor", "The gradient of what was pooled.").add_argument(
-    "data", "Tensor", "[batch, channels, height, width]"
-).set_attrs_type(MaxPool2DAttrs).set_support_level(10).add_type_rel(
-    "MaxPool2DBackward", max_pool2d_backward_rel
-).set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
+(
+    register_op("max_pool2d_backward")
+    .describe(
+        "The gradient of max_pool2d: that of each window at its largest element, shared out among equals."
+    )
+    .set_num_inputs(2)
+    .add_argument("grad", "Tensor", "The gradient of what was pooled.")
+    .add_argument("data", "Tensor", "[batch, channels, height, width]")
+    .set_attrs_type(MaxPool2DAttrs)
+    .set_support_level(10)
+    .add_type_rel("MaxPool2DBackward", max_pool2d_backward_rel)
+    .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
+    .example(
+        {"grad": "float32[1,2,4,9]", "data": "float32[1,2,6,9]"},
+        {"pool_size": [2, 3], "strides": [2, 1], "padding": [1, 1]},
+    )
+)
 
 
 @register_compute("max_pool2d")

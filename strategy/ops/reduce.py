@@ -77,11 +77,18 @@ def reduce_relation(*, floats: bool = False, nonempty: bool = False) -> TypeRela
 
 
 def _register(name: str, description: str, reference: Callable[..., Any], **taken: bool) -> None:
-    register_op(name).describe(description).set_num_inputs(1).add_argument(
-        "data", "Tensor", "The input tensor."
-    ).set_attrs_type(ReduceAttrs).set_support_level(4).add_type_rel(
-        "Reduce", reduce_relation(**taken)
-    ).set_attr("TOpPattern", TOpPattern.kCommReduce)
+    (
+        register_op(name)
+        .describe(description)
+        .set_num_inputs(1)
+        .add_argument("data", "Tensor", "The input tensor.")
+        .set_attrs_type(ReduceAttrs)
+        .set_support_level(4)
+        .add_type_rel("Reduce", reduce_relation(**taken))
+        .set_attr("TOpPattern", TOpPattern.kCommReduce)
+        .example({"data": "float32[3,5,19]"}, {"axis": [1]})
+        .example({"data": "float32[3,5,19]"}, {"axis": [2]})
+    )
 
     def numpy_reference(attrs: ReduceAttrs, inputs: Sequence[Any]) -> Any:
         return reference(widened(inputs[0]), axis=attrs.axis, keepdims=attrs.keepdims)
