@@ -18,6 +18,8 @@ from strategy.record import decode, encode, json_schema
 T = TypeVar("T")
 PROBLEM = "application/problem+json"
 _REF = "#/components/schemas/"
+# Refusals that any request may get: it came too slowly, its URL or headers are too large, the database is away.
+_ANYWHERE = (408, 414, 431, 503)
 
 
 class FieldFault(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,10 +93,7 @@ def describe(
         status: {"description": HTTPStatus(status).phrase, **content}
     }
     for code in sorted({*errors, *((400, 413, 422) if takes is not None else ())}):
-        responses[code] = {
-            "description": HTTPStatus(code).phrase,
-            "content": {PROBLEM: {"schema": _schema(Problem)}},
-        }
+        responses[code] = _refusal(code)
     extra: dict[str, Any] = {}
     if takes is not None:
         schema = {"application/json": {"schema": _schema(takes)}}
@@ -103,6 +102,13 @@ def describe(
         "summary": summary, "description": note or summary, "status_code": status,
         "response_class": Response, "responses": responses, "openapi_extra": extra,
     }  # fmt: skip
+
+
+def _refusal(status: int) -> dict[str, Any]:
+    return {
+        "description": HTTPStatus(status).phrase,
+        "content": {PROBLEM: {"schema": _schema(Problem)}},
+    }
 
 
 def install_schema(app: FastAPI) -> None:
@@ -119,8 +125,10 @@ def install_schema(app: FastAPI) -> None:
         # What FastAPI says of its own validation is not what this service answers.
         for path in schema["paths"].values():
             for operation in path.values():
-                if "HTTPValidationError" in str(operation["responses"].get("422", "")):
-                    operation["responses"]["422"]["content"] = {PROBLEM: {"schema": _schema(Problem)}}
+                responses = operation["responses"]
+                if "HTTPValidationError" in str(responses.get("422", "")):
+                    responses["422"] = _refusal(422)
+                responses |= {str(code): _refusal(code) for code in _ANYWHERE}
         known.pop("HTTPValidationError", None)
         known.pop("ValidationError", None)
         return schema

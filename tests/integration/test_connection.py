@@ -183,8 +183,8 @@ def test_limits_of_urls_and_headers_are_settings(sqlite_copy: str, start: Start,
         return client.status()
 
     assert ask() == 200
-    assert ask("/healthz?a=" + 180 * "a") == 200
-    assert ask("/healthz?a=" + 200 * "a") == 414
+    assert ask("/healthz?namespace=" + 180 * "a") == 200
+    assert ask("/healthz?namespace=" + 200 * "a") == 414
     assert ask(headers=3) == 200
     assert ask(headers=4) == 431
     assert ask(headers=1, size=900) == 200
