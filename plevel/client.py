@@ -307,23 +307,24 @@ class Client:
     def iter_records(self, **wanted: Any) -> Iterator[dict[str, Any]]:
         """The records that match, in the order in which they came, asked for page by page.
 
-        `wanted` names filters of `GET /v1/records`: `op`, `implementation`, `target`, `device`, `worker`,
-        `source`, `run_id`, `task_id`, `phase`, `error`, `since`, `until`; with `newest=True` the latest
-        come first.
+        `wanted` names filters of `GET /v1/records`: `op`, `implementation`, `target`, `workload` as text,
+        `device`, `worker`, `source`, `run_id`, `task_id`, `phase`, `error`, `since`, `until`;
+        with `newest=True` the latest come first.
         """
         return self._pages("/v1/records", "records", wanted)
 
     def iter_best(self, **wanted: Any) -> Iterator[dict[str, Any]]:
         """The best of each task that matches, by `scope`: device, model, and target.
 
-        `wanted` names filters of `GET /v1/records/best`: `op`, `implementation`, `target`, `scope`.
+        `wanted` names filters of `GET /v1/records/best`: `op`, `implementation`, `target`, `workload` as text,
+        `scope`.
         """
         return self._pages("/v1/records/best", "best", wanted)
 
     def iter_coverage(self, **wanted: Any) -> Iterator[dict[str, Any]]:
         """Yield the tuning state of each task that matches: trials, budget, best, stale or not.
 
-        `wanted` names filters of `GET /v1/coverage`: `op`, `implementation`, `target`.
+        `wanted` names filters of `GET /v1/coverage`: `op`, `implementation`, `target`, `workload` as text.
         """
         return self._pages("/v1/coverage", "tasks", wanted)
 

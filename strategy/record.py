@@ -7,11 +7,13 @@ that the service gives.
 
 from __future__ import annotations
 
+import re
 import statistics
+from abc import ABC
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -22,6 +24,7 @@ from strategy.space import Config, ConfigSpace
 from strategy.table import html_table, show_number, time_cells
 from strategy.target import Target
 from strategy.workload import Workload
+from strategy.workload_text import EXAMPLE, parse_workload
 
 T = TypeVar("T")
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -340,10 +343,20 @@ class ReportsAnswered(msgspec.Struct, frozen=True, kw_only=True):
     answers: tuple[Reported, ...]
 
 
+if TYPE_CHECKING:
+    AskedWorkload = Workload
+else:
+
+    class AskedWorkload(ABC):  # noqa: B024 - msgspec takes a Struct from an object only
+        """A workload that a request names: its object, or its text as `parse_workload` reads it."""
+
+    AskedWorkload.register(Workload)
+
+
 class RunWorkload(msgspec.Struct, frozen=True, kw_only=True):
     """A workload to tune, with its candidates where the service does not know the operator."""
 
-    workload: Workload
+    workload: AskedWorkload
     weight: Annotated[float, Meta(gt=0)] = 1.0
     candidates: tuple[Candidate, ...] | None = None
 
@@ -438,6 +451,9 @@ def _enc_hook(value: Any) -> Any:
 
 
 _PARSERS: dict[Any, Callable[[Any], Any]] = {
+    AskedWorkload: lambda data: (
+        parse_workload(data) if isinstance(data, str) else _convert_within(data, Workload)
+    ),
     Target: Target.parse,
     Config: lambda data: (
         Config(data) if isinstance(data, dict) else _refuse("an object of knobs", data)
@@ -449,6 +465,22 @@ _PARSERS: dict[Any, Callable[[Any], Any]] = {
 
 def _refuse(expected: str, data: Any) -> Any:
     raise ValueError(f"expected {expected}, got {data!r:.80}")
+
+
+def _convert_within(data: Any, kind: type[T]) -> T:
+    """Reads a part of what is read: msgspec adds the part's place only to errors that are not its own."""
+    try:
+        return msgspec.convert(data, type=kind, dec_hook=_dec_hook)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+
+
+_NESTED = re.compile(r" - at `\$([^`]*)` - at `\$([^`]*)`\Z")
+
+
+def _wire_error(error: Exception) -> WireError:
+    """The error with one path to the field, also where a part of what was read has its own."""
+    return WireError(_NESTED.sub(r" - at `$\2\1`", str(error)))
 
 
 def _dec_hook(kind: type, data: Any) -> Any:
@@ -476,7 +508,7 @@ def decode(data: bytes | str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind, dec_hook=_dec_hook)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError(str(error)) from error
+        raise _wire_error(error) from error
 
 
 def convert(data: Any, kind: type[T]) -> T:
@@ -484,15 +516,24 @@ def convert(data: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(data, type=kind, dec_hook=_dec_hook)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError(str(error)) from error
+        raise _wire_error(error) from error
+
+
+_COMPONENTS = "#/components/schemas/"
 
 
 def json_schema(kinds: Sequence[Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """JSON schemas of wire types and their components, for OpenAPI."""
     shapes: dict[type, dict[str, Any]] = {
+        AskedWorkload: {
+            "description": "an object, or its text as plevel prints it",
+            "oneOf": [{"$ref": f"{_COMPONENTS}Workload"}, {"type": "string", "examples": [EXAMPLE]}],
+        },
         Target: {
-            "description": "TVM's dict, or a string such as cpu",
-            "type": ["object", "string"],
+            "description": "TVM's dict, or its text such as cpu",
+            "oneOf": [
+                {"type": "object"}, {"type": "string", "examples": ["llvm -mcpu=znver4 -num-cores=8"]}
+            ],
         },
         Config: {"description": "knob names and their values", "type": "object"},
         ConfigSpace: {
@@ -505,6 +546,6 @@ def json_schema(kinds: Sequence[Any]) -> tuple[list[dict[str, Any]], dict[str, A
         },
     }
     schemas, components = msgspec.json.schema_components(
-        kinds, schema_hook=lambda kind: shapes[kind], ref_template="#/components/schemas/{name}"
+        [*kinds, Workload], schema_hook=lambda kind: shapes[kind], ref_template=f"{_COMPONENTS}{{name}}"
     )
-    return list(schemas), components
+    return list(schemas[:-1]), components

@@ -8,6 +8,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Response
 
 from service.access.auth import Who, Within
+from service.api.query import OfWorkload
 from service.api.wire import describe, reply
 from service.context import Context, context_of
 from service.records import coverage, log
@@ -38,6 +39,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 def list_best(
     context: Ctx,
     within: Within,
+    digest: OfWorkload,
     op: str | None = None,
     implementation: str | None = None,
     target: str | None = None,
@@ -48,7 +50,7 @@ def list_best(
     with context.store.read() as connection:
         page = coverage.list_best(
             connection, namespace=within, op=op, implementation=implementation, target_key=target,
-            scope=None if scope is None else scope.value, limit=limit, cursor=cursor,
+            digest=digest, scope=None if scope is None else scope.value, limit=limit, cursor=cursor,
         )  # fmt: skip
     return reply(page)
 
@@ -76,6 +78,7 @@ def show_curve(context: Ctx, who: Who, task_id: int, run_id: int | None = None) 
 def show_coverage(
     context: Ctx,
     within: Within,
+    digest: OfWorkload,
     op: str | None = None,
     implementation: str | None = None,
     target: str | None = None,
@@ -85,6 +88,6 @@ def show_coverage(
     with context.store.read() as connection:
         found = coverage.cover(
             connection, namespace=within, op=op, implementation=implementation, target_key=target,
-            limit=limit, cursor=cursor,
+            digest=digest, limit=limit, cursor=cursor,
         )  # fmt: skip
     return reply(found)

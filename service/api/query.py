@@ -1,18 +1,33 @@
-"""Refusal of unknown query parameters: a mistyped filter would answer with everything."""
+"""Query parameters: refusal of unknown ones, as a mistyped filter would answer with everything, and workloads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
-from fastapi import Request
+from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
+from service.selection.candidate import normal
 from strategy.suggestion import suggest
+from strategy.workload_text import EXAMPLE, parse_workload
 
 
 # One that is not `async` would get a thread for each request.
+async def read_workload(
+    workload: Annotated[
+        str | None, Query(examples=[EXAMPLE], description="Of this workload only, as plevel prints it")
+    ] = None,
+) -> str | None:
+    """The digest of the workload that a route filters by."""
+    return None if workload is None else normal(parse_workload(workload)).digest
+
+
+OfWorkload = Annotated[str | None, Depends(read_workload)]
+
+
 async def check_query(request: Request) -> None:
     """Refuse what the route does not know: a `RequestValidationError` names the parameter."""
     if not request.scope["query_string"]:

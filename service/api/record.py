@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from starlette.responses import StreamingResponse
 
 from service.access.auth import Who, Within
+from service.api.query import OfWorkload
 from service.api.wire import describe, reply
 from service.context import Context, context_of
 from service.records import exporter, log
@@ -21,6 +22,7 @@ Ctx = Annotated[Context, Depends(context_of)]
 
 def wanted(
     within: Within,
+    digest: OfWorkload,
     op: str | None = None,
     implementation: str | None = None,
     target: str | None = None,
@@ -36,8 +38,8 @@ def wanted(
 ) -> Wanted:
     """The dependency of routes that filter records."""
     return Wanted(
-        namespace=within, op=op, implementation=implementation, target=target, source=source,
-        run_id=run_id, task_id=task_id, device=device, worker=worker, phase=phase,
+        namespace=within, op=op, implementation=implementation, target=target, workload=digest,
+        source=source, run_id=run_id, task_id=task_id, device=device, worker=worker, phase=phase,
         error=None if error is None else str(error), since=since, until=until,
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from service.store.tables import TokenScope
 from service.tuning import run as runs
 from strategy.dispatch import DispatchTable, dispatch
 from strategy.op_strategy import Candidate
-from strategy.record import RunRequest, RunWorkload
+from strategy.record import AskedWorkload, RunRequest, RunWorkload
 from strategy.select import Evidence, Policy, Reason, Selection, select
 from strategy.target import Target
 from strategy.workload import Workload
@@ -36,7 +36,7 @@ class SelectRequest(msgspec.Struct, frozen=True, kw_only=True):
     nothing is measured, `tune_on_miss` files a run for the workload, unless there was one already.
     """
 
-    workload: Workload
+    workload: AskedWorkload
     target: Target
     device: str | None = None
     candidates: tuple[Candidate, ...] | None = None
@@ -168,7 +168,7 @@ def choose_many(
 class DispatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     """As for a selection, of a workload with symbolic dimensions (`float32[m,768]`)."""
 
-    workload: Workload
+    workload: AskedWorkload
     target: Target
     device: str | None = None
     candidates: tuple[Candidate, ...] | None = None
@@ -202,7 +202,7 @@ def tabulate(
 class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whose measurements are asked for, as `SelectRequest` has them."""
 
-    workload: Workload
+    workload: AskedWorkload
     target: Target
     device: str | None = None
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from service.dashboard.query import selection as query
 from service.dashboard.view import Ctx, render
-from service.dashboard.workload_text import FAULTS, parse_workload
+from service.dashboard.workload_text import FAULTS, read_workload
 from service.errors import InvalidError
 from service.selection import candidate
 from service.selection.database import RecordDatabase
@@ -57,7 +57,7 @@ def _answer(
     connection: sa.Connection, text: str, target_text: str, device: str | None,
     policy: Literal["plevel", "tvm"],
 ) -> Answer | DispatchTable:  # fmt: skip
-    workload = candidate.normal(parse_workload(text))
+    workload = candidate.normal(read_workload(text))
     target = query.find_target(connection, target_text) or Target.parse(target_text)
     if device is not None and not query.has_device(connection, device):
         raise InvalidError(f"device: {device!r:.80} is not on record: /devices lists those that are")

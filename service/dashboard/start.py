@@ -13,7 +13,7 @@ from service.access.auth import Who
 from service.dashboard.form import Fields
 from service.dashboard.query import selection as known
 from service.dashboard.view import Ctx, render
-from service.dashboard.workload_text import FAULTS, parse_workload
+from service.dashboard.workload_text import FAULTS, read_workload
 from service.errors import ForbiddenError, InvalidError
 from service.selection import candidate
 from service.store import namespace
@@ -98,7 +98,7 @@ def _read_workloads(text: str, faults: dict[str, str]) -> list[Workload]:
     found = []
     for i, line in enumerate(lines):
         try:
-            workload = parse_workload(line)
+            workload = read_workload(line)
             if find_op(workload.op) is None:
                 raise candidate.not_installed(workload, "workload")
             found.append(workload.checked())

@@ -88,12 +88,15 @@ def list_best(
     op: str | None = None,
     implementation: str | None = None,
     target_key: str | None = None,
+    digest: str | None = None,
     scope: str | None = None,
     limit: int = 100,
     cursor: int = 0,
 ) -> BestPage:
-    """The best of `limit` tasks after the one that `cursor` names."""
-    ids, following = _tasks(connection, namespace, op, implementation, target_key, limit, cursor)
+    """The best of `limit` tasks after the one that `cursor` names; `digest` is a workload's."""
+    ids, following = _tasks(
+        connection, namespace, op, implementation, target_key, digest, limit, cursor
+    )
     query = (
         sa.select(best, task.c.implementation, task.c.version, workload.c.key.label("workload"),
                   target.c.key.label("target"), device.c.identity)
@@ -127,11 +130,14 @@ def cover(
     op: str | None = None,
     implementation: str | None = None,
     target_key: str | None = None,
+    digest: str | None = None,
     limit: int = 100,
     cursor: int = 0,
 ) -> Coverage:
-    """How far `limit` tasks are, after the one that `cursor` names."""
-    ids, following = _tasks(connection, namespace, op, implementation, target_key, limit, cursor)
+    """How far `limit` tasks are, after the one that `cursor` names; `digest` is a workload's."""
+    ids, following = _tasks(
+        connection, namespace, op, implementation, target_key, digest, limit, cursor
+    )
     rows = connection.execute(
         sa.select(task, workload.c.key.label("workload"), workload.c.body.label("workload_body"),
                   target.c.key.label("target"), target.c.body.label("target_body"),
@@ -171,14 +177,18 @@ def _tasks(
     op: str | None,
     implementation: str | None,
     target_key: str | None,
+    digest: str | None,
     limit: int,
     cursor: int,
 ) -> tuple[list[int], int | None]:
     query = sa.select(task.c.id).where(task.c.id > cursor, task.c.namespace == namespace)
     query = query.order_by(task.c.id).limit(limit + 1)
-    if op is not None:
+    if op is not None or digest is not None:
         query = query.join(workload, workload.c.id == task.c.workload_id)
+    if op is not None:
         query = query.where(workload.c.op == op)
+    if digest is not None:
+        query = query.where(workload.c.digest == digest)
     if implementation is not None:
         query = query.where(task.c.implementation == implementation)
     if target_key is not None:

@@ -14,14 +14,15 @@ from strategy.record import Phase
 class Wanted:
     """Records that all of these hold for; instants are Unix times.
 
-    `error` is a kind, `any` for all failures, or `none` for successes; `target` is a key, `device` an
-    identity, `worker` a name.
+    `error` is a kind, `any` for all failures, or `none` for successes; `target` is a key, `workload` a
+    digest, `device` an identity, `worker` a name.
     """
 
     namespace: str | None = None
     op: str | None = None
     implementation: str | None = None
     target: str | None = None
+    workload: str | None = None
     source: str | None = None
     run_id: int | None = None
     task_id: int | None = None
@@ -51,6 +52,9 @@ class Wanted:
             of_op = sa.select(workload.c.id).where(workload.c.op == self.op)
             # Not by an index, the + says: all records of the operator would be sorted for one page.
             found.append((task.c.workload_id + 0).in_(of_op))
+        if self.workload is not None:
+            of_shape = sa.select(workload.c.id).where(workload.c.digest == self.workload)
+            found.append(task.c.workload_id.in_(of_shape))
         if self.target is not None:
             of_key = sa.select(target.c.id).where(target.c.key == self.target)
             found.append(task.c.target_id.in_(of_key))

@@ -49,15 +49,10 @@ def _register(
         data: the kind of tensors that it takes, a key of `_RELATIONS`.
         vector: the value of an element; what `tvm.topi` computes under the same name where None.
     """
-    (
-        register_op(name)
-        .describe(description)
-        .set_num_inputs(1)
-        .add_argument("data", "Tensor", "The input tensor.")
-        .set_support_level(1)
-        .add_type_rel("Identity", _RELATIONS[data])
-        .set_attr("TOpPattern", TOpPattern.kElemWise)
-        .example({"data": "float32[5,19]"})
+    register_op(name).describe(description).set_num_inputs(1).add_argument(
+        "data", "Tensor", "The input tensor."
+    ).set_support_level(1).add_type_rel("Identity", _RELATIONS[data]).set_attr(
+        "TOpPattern", TOpPattern.kElemWise
     )
 
     def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
@@ -227,16 +222,12 @@ relu = _register(
 
 
 def _register_fill(name: str, description: str, value: int) -> Unary:
-    (
-        register_op(name)
-        .describe(description)
-        .set_num_inputs(1)
-        .add_argument("data", "Tensor", "The tensor whose type the result has.")
-        .set_support_level(1)
-        .add_type_rel("Identity", identity_relation(numbers=False))
+    register_op(name).describe(description).set_num_inputs(1).add_argument(
+        "data", "Tensor", "The tensor whose type the result has."
+    ).set_support_level(1).add_type_rel("Identity", identity_relation(numbers=False)).set_attr(
         # Elementwise, but no epilogue: what it would follow is never read, and so never computed.
-        .set_attr("TOpPattern", TOpPattern.kInjective)
-        .example({"data": "float32[5,19]"})
+        "TOpPattern",
+        TOpPattern.kInjective,
     )
 
     def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
@@ -302,29 +293,15 @@ def clip_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> boo
     return known
 
 
-_cast = (
-    register_op("cast")
-    .describe("The elements in another data type.")
-    .set_num_inputs(1)
-    .add_argument("data", "Tensor", "The input tensor.")
-    .set_attrs_type(CastAttrs)
-    .set_support_level(1)
-    .add_type_rel("Cast", cast_rel)
-    .set_attr("TOpPattern", TOpPattern.kElemWise)
+register_op("cast").describe("The elements in another data type.").set_num_inputs(1).add_argument(
+    "data", "Tensor", "The input tensor."
+).set_attrs_type(CastAttrs).set_support_level(1).add_type_rel("Cast", cast_rel).set_attr(
+    "TOpPattern", TOpPattern.kElemWise
 )
-for _dtype in sorted(DTYPES):
-    _cast.example({"data": "float32[5,19]"}, {"dtype": _dtype})
-(
-    register_op("clip")
-    .describe("Each element, brought between two bounds.")
-    .set_num_inputs(1)
-    .add_argument("data", "Tensor", "The input tensor.")
-    .set_attrs_type(ClipAttrs)
-    .set_support_level(3)
-    .add_type_rel("Clip", clip_rel)
-    .set_attr("TOpPattern", TOpPattern.kElemWise)
-    .example({"data": "float32[5,19]"}, {"a_min": 1, "a_max": 3})
-    .example({"data": "float32[5,19]"}, {"a_min": -0.5, "a_max": 0.25})
+register_op("clip").describe("Each element, brought between two bounds.").set_num_inputs(1).add_argument(
+    "data", "Tensor", "The input tensor."
+).set_attrs_type(ClipAttrs).set_support_level(3).add_type_rel("Clip", clip_rel).set_attr(
+    "TOpPattern", TOpPattern.kElemWise
 )
 
 

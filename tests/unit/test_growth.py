@@ -20,7 +20,6 @@ import msgspec
 import pytest
 
 from service.api.problem import problem_of
-from service.dashboard.workload_text import parse_workload
 from service.errors import ServiceError
 from service.formats import Format, Source, detect, read
 from service.formats.entry import foreign_target
@@ -29,6 +28,7 @@ from strategy.record import WireError
 from strategy.space import ConfigSpace
 from strategy.target import Target
 from strategy.types import TensorType
+from strategy.workload_text import parse_workload
 
 SHORT, TIMES = 4000, 8
 MOST = 24.0  # times as long: linear is 8, n log n is 11, quadratic is 64
@@ -41,7 +41,9 @@ JSON_TOKENS = (
 )  # fmt: skip
 OPTIONS = ("-", "=", " ", ",", "-a=b ", "llvm ", '"', "'", "\\", "/", "{", "-keys=", "-keys a,")
 TYPES = (" ", "\t", "[", "]", "float32", "float32[", "1,", ",", "m,", "0", "a")
-WORKLOADS = (*TYPES, "(", ")", "a=float32[1],", "a=", "{", "}", ":const", "\\", '"', '{"a":')
+WORKLOADS = (
+    *TYPES, "(", ")", "a=float32[1],", "a=", "{", "}", ":const", "\\", '"', '{"a":', "+", "+r(.)", "+r(.){}", ".",
+)  # fmt: skip
 
 SPACE = (
     b'{"knobs":[{"name":"p","values":[1,2],"kind":"schedule"}],"constraints":[],"derived":{},'
@@ -209,7 +211,8 @@ def test_types_and_workloads() -> None:
         lambda data: TensorType.parse(data.decode()), texts(("", "float32", "float32[", "float32[1"), TYPES)
     ) == []  # fmt: skip
     assert grown(
-        lambda data: parse_workload(data.decode()), texts(("", "o(", "o(a=", "o()", "{"), WORKLOADS)
+        lambda data: parse_workload(data.decode()),
+        texts(("", "o(", "o(a=", "o()", "o(){", "o()+r(.){", "o()+"), WORKLOADS),
     ) == []  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from strategy import record
 from strategy.condition import SpecializedCondition
 from strategy.op_strategy import Candidate
 from strategy.record import (
+    AskedWorkload,
     Device,
     ErrorKind,
     Estimate,
@@ -54,6 +55,10 @@ WIRE_TYPES = sorted(
     key=lambda kind: kind.__name__,
 )  # fmt: skip
 LEAVES: dict[Any, st.SearchStrategy[Any]] = {
+    AskedWorkload: st.sampled_from([
+        Workload.make("softmax", {"data": "float32[m,8]"}),
+        Workload("x", (), {"a": [1]}, (EpilogueStep("relu", (None,)),)),
+    ]),
     Target: st.sampled_from([Target.parse("llvm -mcpu=znver4 -num-cores=2"), Target.parse("cuda -arch=sm_90")]),
     Config: st.builds(Config, st.dictionaries(st.text(max_size=5),
         st.integers(-9, 9) | st.text(max_size=5), max_size=3)),

@@ -1,0 +1,99 @@
+"""Workloads as they are printed: `dense(data=float32[128,768],weight=float32[3072,768]:const)`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from strategy.op import all_ops
+from strategy.suggestion import suggest
+from strategy.workload import EpilogueStep, Input, Workload, WorkloadError
+
+EXAMPLE = "dense(data=float32[128,768],weight=float32[3072,768]:const)"
+_scanner = json.JSONDecoder()
+
+
+def parse_workload(text: str) -> Workload:
+    """The workload of a key, in time linear in its length; it is not checked against its operator.
+
+    Raises:
+        WorkloadError: what cannot be read, and how to write it.
+        TypeSyntaxError: the type of an input.
+    """
+    at = 0
+    calls: list[tuple[str, list[Input | None], dict[str, Any]]] = []
+    while not calls or at < len(text):
+        opened = text.find("(", at)
+        closed = text.find(")", opened)
+        if opened < 0 or closed < 0:
+            raise WorkloadError(f"{text!r:.60} cannot be read{_remedy(text.strip())}")
+        operands = [_operand(part) for part in _split(text[opened + 1 : closed])]
+        attrs, end = _attrs(text, _skip(text, closed + 1))
+        calls.append((text[at:opened].strip(), operands, attrs))
+        at = _skip(text, end)
+        if at < len(text):
+            if text[at] != "+" or at + 1 == len(text):
+                raise WorkloadError(
+                    f"{text[at:]!r:.60} after the inputs: write attributes as a JSON object, and each "
+                    "step of an epilogue as +relu(.)"
+                )
+            at += 1
+    (op, inputs, attrs), *steps = calls
+    given = tuple(i for i in inputs if i is not None)
+    if len(given) < len(inputs):
+        raise WorkloadError(f"{op}: '.' is the value so far of an epilogue: give an input as name=float32[…]")
+    epilogue = tuple(EpilogueStep(name, tuple(operands), a) for name, operands, a in steps)
+    return Workload(op, given, attrs, epilogue)
+
+
+def _remedy(op: str) -> str:
+    """What to write in place of an operator's name alone, or of anything else."""
+    found = all_ops().get(op)
+    if found is None or not found.arguments:
+        return suggest(op, all_ops()) or f": write {EXAMPLE}"
+    return f": write {op}({','.join(f'{a.name}=float32[…]' for a in found.arguments)})"
+
+
+def _skip(text: str, at: int) -> int:
+    """The place of the next character that is no space."""
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _split(text: str) -> Iterator[str]:
+    """The parts between commas that stand in no brackets."""
+    if not text.strip():
+        return
+    begin = depth = 0
+    for at, c in enumerate(text):
+        depth += (c == "[") - (c == "]")
+        if c == "," and depth == 0:
+            yield text[begin:at].strip()
+            begin = at + 1
+    yield text[begin:].strip()
+
+
+def _operand(text: str) -> Input | None:
+    if text == ".":
+        return None
+    name, equals, kind = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise WorkloadError(f"input {text!r:.60} has no type: write name=float32[…]")
+    bare = kind.removesuffix(":const")
+    return Input(name, bare.strip(), bare != kind)
+
+
+def _attrs(text: str, at: int) -> tuple[dict[str, Any], int]:
+    """The JSON object that begins there, if any, and where it ends."""
+    if not text.startswith("{", at):
+        return {}, at
+    try:
+        _, end = _scanner.raw_decode(text, at)
+        # Read as in a request's body, which takes neither NaN nor half of a character.
+        return msgspec.json.decode(text[at:end], type=dict[str, Any]), end
+    except (ValueError, RecursionError) as error:
+        raise WorkloadError(f"attributes {text[at:]!r:.60} are no JSON object: {error}") from error
