@@ -96,7 +96,7 @@ def settings() -> str:
         "# Settings of the service\n\n"
         "Given in the environment; `plevel serve` has options for the first of them, which come before. "
         f"{text}\n\n{_table(('variable', '', 'type', 'default'), rows)}\n\n"
-        "`PLEVEL_URL` and `PLEVEL_DATABASE` also say [where commands look](../cli.md#where-records-are).\n"
+        "`PLEVEL_URL` and `PLEVEL_DATABASE` also set [the database of commands](../cli.md#the-database-of-a-command).\n"
     )
 
 

@@ -1,6 +1,6 @@
 """The operators as Markdown: what each takes, its attributes, and which parts are registered.
 
-    python -m strategy.document > docs/operator-reference.md
+`make operators` writes it to docs/operator-reference.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _PARTS = (("FPrimalGradient", "gradient"), ("FShapeFunc", "shape function"), ("F
 def reference() -> str:
     """The whole reference, operators in alphabetical order."""
     head = (
-        "# Operators\n\nMade from the registry by `python -m strategy.document`; do not edit.\n"
+        "# Operators\n\nMade from the registry by `make operators`; do not edit.\n"
         "How an operator is added is told in [operators.md](operators.md).\n"
     )
     return "\n".join([head, *(section(op) for op in all_ops().values())])
@@ -41,7 +41,3 @@ def section(op: Op) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    print(reference(), end="")

@@ -1,8 +1,8 @@
 """What can be built here: operators, and the versions of their implementations.
 
 A strategy offers what is valid for one workload, so that no call lists all that there is. For our own
-operators `implementations.json` does: tests/unit/test_version.py writes it, and holds it to the truth. Of
-those that other packages bring, only the operators are known.
+operators `implementations.json` does: `make operators` writes it, and tests/unit/test_version.py holds it
+to the truth. Of those that other packages bring, only the operators are known.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ An operator is registered once, by chained calls as in TVM's `RELAY_REGISTER_OP`
     register_op("cumsum").describe("…").set_num_inputs(1).add_argument("data", "Tensor", "…")
         .set_attrs_type(ScanopAttrs).set_support_level(3).add_type_rel("Cumsum", scanop_rel)
         .set_attr("TOpPattern", TOpPattern.kOpaque)
+        .example({"data": "float32[5,19]"}, {"axis": 1})
 """
 
 from __future__ import annotations
@@ -106,6 +107,14 @@ class TypeReporter:
         return found
 
 
+@dataclass(frozen=True)
+class Example:
+    """A small workload of an operator: the types of its inputs by name, and its attributes."""
+
+    inputs: Mapping[str, str]
+    attrs: Mapping[str, Any]
+
+
 TypeRelation = Callable[[Sequence[Type], Attrs, TypeReporter], bool]
 
 
@@ -121,6 +130,7 @@ class Op:
         self.description = ""
         self.num_inputs: int | None = None
         self.arguments: list[Argument] = []
+        self.examples: list[Example] = []
         self.support_level = 10
         self.attrs_type: type[Attrs] = Attrs
         self.type_rel_name = ""
@@ -163,6 +173,14 @@ class Op:
             if level < known:
                 return self
         self._attrs[key] = (value, level)
+        return self
+
+    def example(self, inputs: Mapping[str, str], attrs: Mapping[str, Any] | None = None) -> Self:
+        """Declare a workload that tests run in every dtype that the types accept, and compare with NumPy.
+
+        Together they offer every implementation. Extents of 5 and 19 are below and above a vector's width.
+        """
+        self.examples.append(Example(inputs, attrs or {}))
         return self
 
     def get_attr(self, key: str, default: Any = None) -> Any:

@@ -9,8 +9,10 @@ costs one instruction.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 # Of floating-point numbers: bits, and which of them infinity has.
@@ -37,6 +39,33 @@ def smaller(kept: Any, value: Any) -> Any:
     if str(value.ty.dtype) not in FLOATS:
         return tirx.min(kept, value)
     return tirx.Select(is_number(value), tirx.Select(value < kept, value, kept), value)
+
+
+@cache
+def largest() -> Any:
+    """TVM's reducer by `larger`."""
+    return _reducer(larger, lowest)
+
+
+@cache
+def smallest() -> Any:
+    """TVM's reducer by `smaller`."""
+    return _reducer(smaller, highest)
+
+
+def _reducer(combine: Callable[[Any, Any], Any], end: Callable[[str], Any]) -> Any:
+    """A reducer by a combination of two elements, which threads of a GPU can join their parts by too."""
+    from tvm import get_global_func, te
+    from tvm_ffi import convert
+
+    # TVM finds again in a scheduled block only reducers that it has been told of.
+    combiner = convert(lambda kept, value: [combine(kept[0], value[0])])
+    identity = convert(lambda values: [end(str(values[0].ty.dtype))])
+    for kept in (combiner, identity):
+        # TVM drops its reference when the process ends, and Python by then is gone: this one stays.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    get_global_func("s_tir.schedule.RegisterReducer")(1, combiner, identity)
+    return te.comm_reducer(combine, lambda dtype: end(str(dtype)), name=combine.__name__)
 
 
 def join(combine: Callable[[Any, Any], Any], values: Sequence[Any]) -> Any:
@@ -128,4 +157,8 @@ def is_number(value: Any) -> Any:
     from tvm import tirx
 
     dtype = str(value.ty.dtype)
-    return value <= tirx.const(math.inf, dtype) if dtype in FLOATS else tirx.const(1, "bool")
+    if dtype not in FLOATS:
+        return tirx.const(1, "bool")
+    if dtype == "bfloat16":  # TVM writes its infinity into CUDA source as a name that CUDA does not have
+        value, dtype = tirx.Cast("float32", value), "float32"
+    return value <= tirx.const(math.inf, dtype)

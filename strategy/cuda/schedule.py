@@ -145,7 +145,19 @@ def lanes_of_block(sch: Any, block: Any) -> int:
     dtypes = {str(r.source.dtype) for r in (*found.reads, *found.writes)}
     if not dtypes <= {"float32", "int32", "float16", "float64"}:
         return 1
-    return _VECTOR_BYTES // max(element_bytes(d) for d in dtypes) if len(dtypes) == 1 else 1
+    lanes = _VECTOR_BYTES // max(element_bytes(d) for d in dtypes) if len(dtypes) == 1 else 1
+    return min(lanes, 4) if compares(sch, block) else lanes
+
+
+def compares(sch: Any, block: Any) -> bool:
+    """Whether a block compares elements: of the results, CUDA has vectors of four at most."""
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    met: list[Any] = []
+    kinds = (tirx.Select, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
+    structural_walk(sch.get(block).body, [(kind, met.append) for kind in kinds])
+    return bool(met)
 
 
 def _along_memory(sch: Any, block: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from strategy.condition import Clause
 from strategy.cuda.limit import STATIC_SHARED_BYTES, DeviceLimits
 from strategy.cuda.matmul import Loops, block_sizes
+from strategy.cuda.schedule import compares
 from strategy.cuda.wmma import SHARED, TILE, register_wmma
 from strategy.schedule import find_stages, integer
 from strategy.space import Config, ConfigSpace, Knob, knob
@@ -82,8 +83,8 @@ def schedule_tensor_core(
         vector = min(vector, 4)
     wmma = register_wmma(str(sch.get(stages["a"]).writes[0].source.dtype))
 
-    def spread(loop: Any) -> None:
-        """Runs a loop on all threads of the block, each on vectors as wide as it can."""
+    def spread(loop: Any, vector: int) -> None:
+        """Runs a loop on all threads of the block, each on vectors as wide as it can, of `vector` at most."""
         each = int(sch.get(loop).extent) // (rows * columns * 32)
         _, y, z, lane, lanes = sch.split(
             loop, [None, rows, columns, 32, _divisor(vector, max(1, each))]
@@ -105,7 +106,9 @@ def schedule_tensor_core(
     sch.bind(batch, "blockIdx.z")
     sch.bind(block_i, "blockIdx.y")
     sch.bind(block_j, "blockIdx.x")
-    spread(sch.fuse(i, j))
+    flat = sch.fuse(i, j)
+    (output,) = sch.get_output_blocks(sch.get_sblock("root"))
+    spread(flat, min(vector, 4) if compares(sch, output) else vector)
     # A strip of sums at a time goes through shared memory, where threads find their elements.
     sch.set_scope(staged, 0, "shared")
     sch.compute_at(staged, strip, preserve_unit_loops=True)
@@ -138,7 +141,7 @@ def schedule_tensor_core(
         row, k = sch.get_loops(block)[-2:]
         if not along_k:
             sch.reorder(k, row)
-        spread(sch.fuse(row, k) if along_k else sch.fuse(k, row))
+        spread(sch.fuse(row, k) if along_k else sch.fuse(k, row), vector)
         sch.tensorize(r16, wmma[f"load_{role}"])
     start = sch.decompose_reduction(product, outer)
     sch.tensorize(sch.get_loops(start)[-2], wmma["fill"])

@@ -39,13 +39,21 @@ def arg_reduce_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) 
 
 
 def _register(name: str, which: str) -> None:
-    register_op(name).describe(
-        f"Where the {which} element over axes is, counted over the reduced axes; the first of equals, "
+    (
+        register_op(name)
+        .describe(
+            f"Where the {which} element over axes is, counted over the reduced axes; the first of equals, "
         "or of NaN where there is one."
-    ).set_num_inputs(1).add_argument("data", "Tensor", "The input tensor.").set_attrs_type(
-        ArgReduceAttrs
-    ).set_support_level(4).add_type_rel("ArgReduce", arg_reduce_rel).set_attr(
-        "TOpPattern", TOpPattern.kCommReduce
+        )
+        .set_num_inputs(1)
+        .add_argument("data", "Tensor", "The input tensor.")
+        .set_attrs_type(ArgReduceAttrs)
+        .set_support_level(4)
+        .add_type_rel("ArgReduce", arg_reduce_rel)
+        .set_attr("TOpPattern", TOpPattern.kCommReduce)
+        .example({"data": "float32[3,5,19]"}, {"axis": [1]})
+        .example({"data": "float32[3,5,19]"}, {"axis": [2]})
+        .example({"data": "float32[3,5]"}, {"dtype": "int64"})
     )
 
     def compute(attrs: ArgReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:

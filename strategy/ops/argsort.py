@@ -40,11 +40,22 @@ def argsort_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> 
     return True
 
 
-register_op("argsort").describe(
-    "The indices that put the elements along an axis in order; equal ones stay in theirs."
-).set_num_inputs(1).add_argument("data", "Tensor", "The input tensor.").set_attrs_type(
-    ArgsortAttrs
-).set_support_level(6).add_type_rel("Argsort", argsort_rel).set_attr("TOpPattern", TOpPattern.kOpaque)
+(
+    register_op("argsort")
+    .describe(
+        "The indices that put the elements along an axis in order; equal ones stay in theirs."
+    )
+    .set_num_inputs(1)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .set_attrs_type(ArgsortAttrs)
+    .set_support_level(6)
+    .add_type_rel("Argsort", argsort_rel)
+    .set_attr("TOpPattern", TOpPattern.kOpaque)
+    .example({"data": "float32[5,19]"}, {"is_ascend": True})
+    .example({"data": "float32[5,19]"}, {"is_ascend": False})
+    .example({"data": "float32[5,7,3]"}, {"axis": 1, "dtype": "int64"})
+    .example({"data": "float32[4,4096]"})
+)
 
 
 def compute_argsort(attrs: ArgsortAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:

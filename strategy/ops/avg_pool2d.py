@@ -54,15 +54,26 @@ def global_avg_pool2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeRep
     return True
 
 
-register_op("avg_pool2d").describe("The mean of each window.").set_num_inputs(1).add_argument(
-    "data", "Tensor", "[batch, channels, height, width]"
-).set_attrs_type(AvgPool2DAttrs).set_support_level(2).add_type_rel("AvgPool2D", avg_pool2d_rel).set_attr(
-    "TOpPattern", TOpPattern.kOutEWiseFusable
+(
+    register_op("avg_pool2d")
+    .describe("The mean of each window.")
+    .set_num_inputs(1)
+    .add_argument("data", "Tensor", "[batch, channels, height, width]")
+    .set_attrs_type(AvgPool2DAttrs)
+    .set_support_level(2)
+    .add_type_rel("AvgPool2D", avg_pool2d_rel)
+    .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
+    .example({"data": "float32[1,2,6,9]"}, {"pool_size": [2, 3], "strides": [2, 1], "padding": [1, 1]})
 )
-register_op("global_avg_pool2d").describe("The mean of each image.").set_num_inputs(1).add_argument(
-    "data", "Tensor", "[batch, channels, height, width]"
-).set_support_level(2).add_type_rel("GlobalAvgPool2D", global_avg_pool2d_rel).set_attr(
-    "TOpPattern", TOpPattern.kOutEWiseFusable
+(
+    register_op("global_avg_pool2d")
+    .describe("The mean of each image.")
+    .set_num_inputs(1)
+    .add_argument("data", "Tensor", "[batch, channels, height, width]")
+    .set_support_level(2)
+    .add_type_rel("GlobalAvgPool2D", global_avg_pool2d_rel)
+    .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
+    .example({"data": "float32[1,2,6,9]"})
 )
 
 

@@ -67,11 +67,18 @@ def bias_add_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) ->
     return True
 
 
-register_op("bias_add").describe("A bias, added along an axis.").set_num_inputs(2).add_argument(
-    "data", "Tensor", "The input tensor."
-).add_argument("bias", "Tensor", "One number per entry of the axis.").set_attrs_type(
-    BiasAddAttrs
-).set_support_level(1).add_type_rel("BiasAdd", bias_add_rel).set_attr("TOpPattern", TOpPattern.kBroadcast)
+(
+    register_op("bias_add")
+    .describe("A bias, added along an axis.")
+    .set_num_inputs(2)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .add_argument("bias", "Tensor", "One number per entry of the axis.")
+    .set_attrs_type(BiasAddAttrs)
+    .set_support_level(1)
+    .add_type_rel("BiasAdd", bias_add_rel)
+    .set_attr("TOpPattern", TOpPattern.kBroadcast)
+    .example({"data": "float32[2,5,19]", "bias": "float32[5]"})
+)
 
 
 @register_compute("bias_add")

@@ -49,11 +49,17 @@ def _register(
         The function that calls it.
     """
     relation = broadcast_relation(floats=floats, out_dtype=out_dtype)
-    register_op(name).describe(description).set_num_inputs(2).add_argument(
-        "lhs", "Tensor", "The left operand."
-    ).add_argument("rhs", "Tensor", "The right operand.").set_support_level(1).add_type_rel(
-        "Broadcast", relation
-    ).set_attr("TOpPattern", TOpPattern.kBroadcast)
+    (
+        register_op(name)
+        .describe(description)
+        .set_num_inputs(2)
+        .add_argument("lhs", "Tensor", "The left operand.")
+        .add_argument("rhs", "Tensor", "The right operand.")
+        .set_support_level(1)
+        .add_type_rel("Broadcast", relation)
+        .set_attr("TOpPattern", TOpPattern.kBroadcast)
+        .example({"lhs": "float32[5,19]", "rhs": "float32[19]"})
+    )
 
     def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
         from tvm import te, topi
@@ -219,13 +225,18 @@ def where_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bo
     return True
 
 
-register_op("where").describe("Elements of x where the condition holds, else of y.").set_num_inputs(
-    3
-).add_argument("condition", "Tensor", "Bools.").add_argument(
-    "x", "Tensor", "What is taken where the condition holds."
-).add_argument("y", "Tensor", "What is taken elsewhere.").set_support_level(4).add_type_rel(
-    "Where", where_rel
-).set_attr("TOpPattern", TOpPattern.kBroadcast)
+(
+    register_op("where")
+    .describe("Elements of x where the condition holds, else of y.")
+    .set_num_inputs(3)
+    .add_argument("condition", "Tensor", "Bools.")
+    .add_argument("x", "Tensor", "What is taken where the condition holds.")
+    .add_argument("y", "Tensor", "What is taken elsewhere.")
+    .set_support_level(4)
+    .add_type_rel("Where", where_rel)
+    .set_attr("TOpPattern", TOpPattern.kBroadcast)
+    .example({"condition": "bool[5,19]", "x": "float32[5,19]", "y": "float32[19]"})
+)
 
 
 @register_compute("where")
@@ -263,12 +274,16 @@ def collapse_sum_like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeRep
     return data is not None and like is not None
 
 
-register_op("collapse_sum_like").describe(
-    "Sums the first tensor to the shape of the second: the opposite of broadcasting."
-).set_num_inputs(2).add_argument("data", "Tensor", "The tensor to sum.").add_argument(
-    "collapse_type", "Tensor", "The tensor whose type the result has."
-).set_support_level(10).add_type_rel("CollapseSumLike", collapse_sum_like_rel).set_attr(
-    "TOpPattern", TOpPattern.kCommReduce
+(
+    register_op("collapse_sum_like")
+    .describe("Sums the first tensor to the shape of the second: the opposite of broadcasting.")
+    .set_num_inputs(2)
+    .add_argument("data", "Tensor", "The tensor to sum.")
+    .add_argument("collapse_type", "Tensor", "The tensor whose type the result has.")
+    .set_support_level(10)
+    .add_type_rel("CollapseSumLike", collapse_sum_like_rel)
+    .set_attr("TOpPattern", TOpPattern.kCommReduce)
+    .example({"data": "float32[5,19]", "collapse_type": "float32[19]"})
 )
 
 

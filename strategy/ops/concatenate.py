@@ -70,15 +70,27 @@ def split_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bo
     return True
 
 
-register_op("concatenate").describe("Joins tensors along an axis.").set_num_inputs(1).add_argument(
-    "data", "Tuple", "The tensors to join."
-).set_attrs_type(ConcatenateAttrs).set_support_level(1).add_type_rel(
-    "Concatenate", concatenate_rel
-).set_attr("TOpPattern", TOpPattern.kInjective)
-register_op("split").describe("Takes a tensor apart along an axis.").set_num_inputs(1).add_argument(
-    "data", "Tensor", "The input tensor."
-).set_attrs_type(SplitAttrs).set_support_level(3).add_type_rel("Split", split_rel).set_attr(
-    "TOpPattern", TOpPattern.kInjective
+(
+    register_op("concatenate")
+    .describe("Joins tensors along an axis.")
+    .set_num_inputs(1)
+    .add_argument("data", "Tuple", "The tensors to join.")
+    .set_attrs_type(ConcatenateAttrs)
+    .set_support_level(1)
+    .add_type_rel("Concatenate", concatenate_rel)
+    .set_attr("TOpPattern", TOpPattern.kInjective)
+    .example({"data.0": "float32[5,19]", "data.1": "float32[5,3]"}, {"axis": 1})
+)
+(
+    register_op("split")
+    .describe("Takes a tensor apart along an axis.")
+    .set_num_inputs(1)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .set_attrs_type(SplitAttrs)
+    .set_support_level(3)
+    .add_type_rel("Split", split_rel)
+    .set_attr("TOpPattern", TOpPattern.kInjective)
+    .example({"data": "float32[5,19]"}, {"axis": 1, "indices": [7]})
 )
 
 

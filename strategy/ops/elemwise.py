@@ -49,10 +49,15 @@ def _register(
         data: the kind of tensors that it takes, a key of `_RELATIONS`.
         vector: the value of an element; what `tvm.topi` computes under the same name where None.
     """
-    register_op(name).describe(description).set_num_inputs(1).add_argument(
-        "data", "Tensor", "The input tensor."
-    ).set_support_level(1).add_type_rel("Identity", _RELATIONS[data]).set_attr(
-        "TOpPattern", TOpPattern.kElemWise
+    (
+        register_op(name)
+        .describe(description)
+        .set_num_inputs(1)
+        .add_argument("data", "Tensor", "The input tensor.")
+        .set_support_level(1)
+        .add_type_rel("Identity", _RELATIONS[data])
+        .set_attr("TOpPattern", TOpPattern.kElemWise)
+        .example({"data": "float32[5,19]"})
     )
 
     def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
@@ -222,12 +227,16 @@ relu = _register(
 
 
 def _register_fill(name: str, description: str, value: int) -> Unary:
-    register_op(name).describe(description).set_num_inputs(1).add_argument(
-        "data", "Tensor", "The tensor whose type the result has."
-    ).set_support_level(1).add_type_rel("Identity", identity_relation(numbers=False)).set_attr(
+    (
+        register_op(name)
+        .describe(description)
+        .set_num_inputs(1)
+        .add_argument("data", "Tensor", "The tensor whose type the result has.")
+        .set_support_level(1)
+        .add_type_rel("Identity", identity_relation(numbers=False))
         # Elementwise, but no epilogue: what it would follow is never read, and so never computed.
-        "TOpPattern",
-        TOpPattern.kInjective,
+        .set_attr("TOpPattern", TOpPattern.kInjective)
+        .example({"data": "float32[5,19]"})
     )
 
     def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
@@ -293,15 +302,29 @@ def clip_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> boo
     return known
 
 
-register_op("cast").describe("The elements in another data type.").set_num_inputs(1).add_argument(
-    "data", "Tensor", "The input tensor."
-).set_attrs_type(CastAttrs).set_support_level(1).add_type_rel("Cast", cast_rel).set_attr(
-    "TOpPattern", TOpPattern.kElemWise
+_cast = (
+    register_op("cast")
+    .describe("The elements in another data type.")
+    .set_num_inputs(1)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .set_attrs_type(CastAttrs)
+    .set_support_level(1)
+    .add_type_rel("Cast", cast_rel)
+    .set_attr("TOpPattern", TOpPattern.kElemWise)
 )
-register_op("clip").describe("Each element, brought between two bounds.").set_num_inputs(1).add_argument(
-    "data", "Tensor", "The input tensor."
-).set_attrs_type(ClipAttrs).set_support_level(3).add_type_rel("Clip", clip_rel).set_attr(
-    "TOpPattern", TOpPattern.kElemWise
+for _dtype in sorted(DTYPES):
+    _cast.example({"data": "float32[5,19]"}, {"dtype": _dtype})
+(
+    register_op("clip")
+    .describe("Each element, brought between two bounds.")
+    .set_num_inputs(1)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .set_attrs_type(ClipAttrs)
+    .set_support_level(3)
+    .add_type_rel("Clip", clip_rel)
+    .set_attr("TOpPattern", TOpPattern.kElemWise)
+    .example({"data": "float32[5,19]"}, {"a_min": 1, "a_max": 3})
+    .example({"data": "float32[5,19]"}, {"a_min": -0.5, "a_max": 0.25})
 )
 
 

@@ -63,13 +63,22 @@ def layer_norm_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) 
     return True
 
 
-register_op("layer_norm").describe(
-    "(x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance along an axis."
-).set_num_inputs(3).add_argument("data", "Tensor", "The input tensor.").add_argument(
-    "gamma", "Tensor", "The scale of each entry of the axis."
-).add_argument("beta", "Tensor", "What is added to each entry of the axis.").set_attrs_type(
-    LayerNormAttrs
-).set_support_level(1).add_type_rel("LayerNorm", layer_norm_rel).set_attr("TOpPattern", TOpPattern.kOpaque)
+(
+    register_op("layer_norm")
+    .describe(
+        "(x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance along an axis."
+    )
+    .set_num_inputs(3)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .add_argument("gamma", "Tensor", "The scale of each entry of the axis.")
+    .add_argument("beta", "Tensor", "What is added to each entry of the axis.")
+    .set_attrs_type(LayerNormAttrs)
+    .set_support_level(1)
+    .add_type_rel("LayerNorm", layer_norm_rel)
+    .set_attr("TOpPattern", TOpPattern.kOpaque)
+    .example({"data": "float32[5,19]", "gamma": "float32[19]", "beta": "float32[19]"})
+    .example({"data": "float32[5,19]", "gamma": "float32[5]", "beta": "float32[5]"}, {"axis": 0})
+)
 
 
 @register_compute("layer_norm")

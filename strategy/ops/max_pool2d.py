@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
@@ -11,7 +11,7 @@ from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.window import four_sides, pair, windowed_extent, windows
-from strategy.order import larger, lowest, sort_key
+from strategy.order import largest, lowest, sort_key
 from strategy.pattern import in_float32, register_schedule, schedule_plain_cpu
 from strategy.reference import widened
 from strategy.shape_func import like_shape_func, register_shape_func
@@ -86,37 +86,51 @@ def max_pool2d_backward_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeR
     return True
 
 
-register_op("max_pool2d").describe("The largest element of each window.").set_num_inputs(
-    1
-).add_argument("data", "Tensor", "[batch, channels, height, width]").set_attrs_type(
-    MaxPool2DAttrs
-).set_support_level(2).add_type_rel("MaxPool2D", max_pool2d_rel).set_attr(
-    "TOpPattern", TOpPattern.kOutEWiseFusable
+(
+    register_op("max_pool2d")
+    .describe("The largest element of each window.")
+    .set_num_inputs(1)
+    .add_argument("data", "Tensor", "[batch, channels, height, width]")
+    .set_attrs_type(MaxPool2DAttrs)
+    .set_support_level(2)
+    .add_type_rel("MaxPool2D", max_pool2d_rel)
+    .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
+    .example({"data": "float32[1,2,6,9]"}, {"pool_size": [2, 3], "strides": [2, 1], "padding": [1, 1]})
 )
-register_op("max_pool2d_backward").describe(
-    "The gradient of max_pool2d: that of each window at its largest element, shared out among equals."
-).set_num_inputs(2).add_argument("grad", "Tensor", "The gradient of what was pooled.").add_argument(
-    "data", "Tensor", "[batch, channels, height, width]"
-).set_attrs_type(MaxPool2DAttrs).set_support_level(10).add_type_rel(
-    "MaxPool2DBackward", max_pool2d_backward_rel
-).set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
+(
+    register_op("max_pool2d_backward")
+    .describe(
+        "The gradient of max_pool2d: that of each window at its largest element, shared out among equals."
+    )
+    .set_num_inputs(2)
+    .add_argument("grad", "Tensor", "The gradient of what was pooled.")
+    .add_argument("data", "Tensor", "[batch, channels, height, width]")
+    .set_attrs_type(MaxPool2DAttrs)
+    .set_support_level(10)
+    .add_type_rel("MaxPool2DBackward", max_pool2d_backward_rel)
+    .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
+    .example(
+        {"grad": "float32[1,2,4,9]", "data": "float32[1,2,6,9]"},
+        {"pool_size": [2, 3], "strides": [2, 1], "padding": [1, 1]},
+    )
+)
 
 
 @register_compute("max_pool2d")
+@in_float32
 def compute_max_pool2d(attrs: MaxPool2DAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    data = inputs[0]
-    return [_largest(attrs, data, larger, lowest(str(data.dtype)))]
+    return [_pool(attrs, inputs[0])]
 
 
-def _largest(attrs: MaxPool2DAttrs, data: Any, combine: Callable[..., Any], end: Any) -> Any:
-    """The largest element of each window of a TE tensor; nothing is smaller than `end`, which padding is."""
+def _pool(attrs: MaxPool2DAttrs, data: Any) -> Any:
+    """The largest element of each window of a TE tensor."""
     from tvm import te, tirx
 
     (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
     top, left, *_ = attrs.padding
     _, _, height, width = data.shape
     y, x = (te.reduce_axis((0, n), name=name) for n, name in zip(attrs.pool_size, "yx", strict=True))
-    reducer = te.comm_reducer(lambda a, b: combine(a, b), lambda _: end, name="largest")  # noqa: PLW0108
+    reducer, end = largest(), lowest(str(data.dtype))
 
     def element(n: Any, c: Any, h: Any, w: Any) -> Any:
         row, column = h * stride_h + y * dilation_h - top, w * stride_w + x * dilation_w - left
@@ -152,7 +166,7 @@ def compute_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any], ou
     zero = tirx.const(0, data.dtype)
     # Integers in the elements' order, so that NaN is the largest, and equal to itself.
     keys = te.compute(data.shape, lambda *i: sort_key(data(*i)), name="keys")
-    largest = _largest(attrs, keys, tirx.max, tirx.min_value(str(keys.dtype)))
+    pooled = _pool(attrs, keys)
 
     def steps() -> list[Any]:
         return [te.reduce_axis((0, n), name=name) for n, name in zip(attrs.pool_size, "yx", strict=True)]
@@ -165,7 +179,7 @@ def compute_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any], ou
 
     def equals(n: Any, c: Any, h: Any, w: Any) -> Any:
         def counted(x: Any) -> Any:
-            return tirx.Cast(data.dtype, x == largest(n, c, h, w))
+            return tirx.Cast(data.dtype, x == pooled(n, c, h, w))
 
         return te.sum(element(n, c, (h, w), second, counted, zero), axis=second)
 
@@ -176,7 +190,7 @@ def compute_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any], ou
             row >= 0, row % stride_h == 0, row // stride_h < grad.shape[2],
             column >= 0, column % stride_w == 0, column // stride_w < grad.shape[3],
         )  # fmt: skip
-        share = tirx.Select(keys(n, c, h, w) == largest(*place), grad(*place) / count(*place), zero)
+        share = tirx.Select(keys(n, c, h, w) == pooled(*place), grad(*place) / count(*place), zero)
         return te.sum(tirx.if_then_else(inside, share, zero), axis=third)
 
     second, third = steps(), steps()

@@ -20,7 +20,7 @@ from strategy.op import (
 from strategy.ops.broadcast import equal, where
 from strategy.ops.elemwise import cast, ones_like, zeros_like
 from strategy.ops.reshape import expand_dims
-from strategy.order import highest, larger, lowest, smaller
+from strategy.order import largest, smallest
 from strategy.pattern import in_float32, register_reduce_schedule
 from strategy.reference import widened
 from strategy.shape_func import reduce_shape_func, register_shape_func
@@ -77,11 +77,18 @@ def reduce_relation(*, floats: bool = False, nonempty: bool = False) -> TypeRela
 
 
 def _register(name: str, description: str, reference: Callable[..., Any], **taken: bool) -> None:
-    register_op(name).describe(description).set_num_inputs(1).add_argument(
-        "data", "Tensor", "The input tensor."
-    ).set_attrs_type(ReduceAttrs).set_support_level(4).add_type_rel(
-        "Reduce", reduce_relation(**taken)
-    ).set_attr("TOpPattern", TOpPattern.kCommReduce)
+    (
+        register_op(name)
+        .describe(description)
+        .set_num_inputs(1)
+        .add_argument("data", "Tensor", "The input tensor.")
+        .set_attrs_type(ReduceAttrs)
+        .set_support_level(4)
+        .add_type_rel("Reduce", reduce_relation(**taken))
+        .set_attr("TOpPattern", TOpPattern.kCommReduce)
+        .example({"data": "float32[3,5,19]"}, {"axis": [1]})
+        .example({"data": "float32[3,5,19]"}, {"axis": [2]})
+    )
 
     def numpy_reference(attrs: ReduceAttrs, inputs: Sequence[Any]) -> Any:
         return reference(widened(inputs[0]), axis=attrs.axis, keepdims=attrs.keepdims)
@@ -138,21 +145,21 @@ def compute_mean(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> l
 
 
 @register_compute("max")
+@in_float32
 def compute_max(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    return [_extreme(attrs, inputs[0], larger, lowest)]
+    return [_extreme(attrs, inputs[0], largest())]
 
 
 @register_compute("min")
+@in_float32
 def compute_min(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    return [_extreme(attrs, inputs[0], smaller, highest)]
+    return [_extreme(attrs, inputs[0], smallest())]
 
 
-def _extreme(attrs: ReduceAttrs, data: Any, combine: Callable[..., Any], end: Callable[..., Any]) -> Any:
-    """The reduction of a tensor by a combination of two elements, from the last on that there can be."""
+def _extreme(attrs: ReduceAttrs, data: Any, reducer: Any) -> Any:
     from tvm import te
 
     axes = reduced_axes(attrs, len(data.shape))
-    reducer = te.comm_reducer(combine, lambda dtype: end(str(dtype)), name=combine.__name__)
     steps = {axis: te.reduce_axis((0, data.shape[axis]), name=f"k{axis}") for axis in axes}
     shape = [1 if i in steps else n for i, n in enumerate(data.shape) if attrs.keepdims or i not in steps]
 
@@ -164,7 +171,7 @@ def _extreme(attrs: ReduceAttrs, data: Any, combine: Callable[..., Any], end: Ca
             place.append(steps.get(axis, given))
         return reducer(data(*place), axis=list(steps.values()))
 
-    return te.compute(shape, element, name=combine.__name__)
+    return te.compute(shape, element, name="extreme")
 
 
 @register_compute("prod")

@@ -116,28 +116,50 @@ def squeeze_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> 
     return True
 
 
-register_op("reshape").describe("The same elements in another shape.").set_num_inputs(1).add_argument(
-    "data", "Tensor", "The input tensor."
-).set_attrs_type(ReshapeAttrs).set_support_level(3).add_type_rel("Reshape", reshape_rel).set_attr(
-    "TOpPattern", TOpPattern.kInjective
+(
+    register_op("reshape")
+    .describe("The same elements in another shape.")
+    .set_num_inputs(1)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .set_attrs_type(ReshapeAttrs)
+    .set_support_level(3)
+    .add_type_rel("Reshape", reshape_rel)
+    .set_attr("TOpPattern", TOpPattern.kInjective)
+    .example({"data": "float32[5,19]"}, {"newshape": [19, 5]})
 )
-register_op("reshape_like").describe("The elements of the first tensor in the shape of the second.").set_num_inputs(
-    2
-).add_argument("data", "Tensor", "The input tensor.").add_argument(
-    "shape_like", "Tensor", "The tensor whose shape the result has."
-).set_support_level(3).add_type_rel("ReshapeLike", reshape_like_rel).set_attr(
-    "TOpPattern", TOpPattern.kInjective
+(
+    register_op("reshape_like")
+    .describe("The elements of the first tensor in the shape of the second.")
+    .set_num_inputs(2)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .add_argument("shape_like", "Tensor", "The tensor whose shape the result has.")
+    .set_support_level(3)
+    .add_type_rel("ReshapeLike", reshape_like_rel)
+    .set_attr("TOpPattern", TOpPattern.kInjective)
+    .example({"data": "float32[5,19]", "shape_like": "float32[95]"})
 )
-register_op("expand_dims").describe("New axes of extent 1.").set_num_inputs(1).add_argument(
-    "data", "Tensor", "The input tensor."
-).set_attrs_type(ExpandDimsAttrs).set_support_level(1).add_type_rel(
-    "ExpandDims", expand_dims_rel
-).set_attr("TOpPattern", TOpPattern.kInjective)
+(
+    register_op("expand_dims")
+    .describe("New axes of extent 1.")
+    .set_num_inputs(1)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .set_attrs_type(ExpandDimsAttrs)
+    .set_support_level(1)
+    .add_type_rel("ExpandDims", expand_dims_rel)
+    .set_attr("TOpPattern", TOpPattern.kInjective)
+    .example({"data": "float32[5,19]"}, {"axis": [0, -1]})
+)
 
-register_op("squeeze").describe("The axes of extent 1 taken away.").set_num_inputs(1).add_argument(
-    "data", "Tensor", "The input tensor."
-).set_attrs_type(SqueezeAttrs).set_support_level(3).add_type_rel("Squeeze", squeeze_rel).set_attr(
-    "TOpPattern", TOpPattern.kInjective
+(
+    register_op("squeeze")
+    .describe("The axes of extent 1 taken away.")
+    .set_num_inputs(1)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .set_attrs_type(SqueezeAttrs)
+    .set_support_level(3)
+    .add_type_rel("Squeeze", squeeze_rel)
+    .set_attr("TOpPattern", TOpPattern.kInjective)
+    .example({"data": "float32[1,19]"})
 )
 
 

@@ -54,16 +54,34 @@ def scanop_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> b
     return True
 
 
-register_op("cumsum").describe(
-    "Return the cumulative sum of the elements along a given axis."
-).set_num_inputs(1).add_argument("data", "Tensor", "The input tensor.").set_attrs_type(
-    ScanopAttrs
-).set_support_level(3).add_type_rel("Cumsum", scanop_rel).set_attr("TOpPattern", TOpPattern.kOpaque)
-register_op("cumprod").describe(
-    "Return the cumulative product of the elements along a given axis."
-).set_num_inputs(1).add_argument("data", "Tensor", "The input tensor.").set_attrs_type(
-    ScanopAttrs
-).set_support_level(3).add_type_rel("Cumprod", scanop_rel).set_attr("TOpPattern", TOpPattern.kOpaque)
+(
+    register_op("cumsum")
+    .describe("Return the cumulative sum of the elements along a given axis.")
+    .set_num_inputs(1)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .set_attrs_type(ScanopAttrs)
+    .set_support_level(3)
+    .add_type_rel("Cumsum", scanop_rel)
+    .set_attr("TOpPattern", TOpPattern.kOpaque)
+    .example({"data": "float32[5,19]"}, {"axis": 0})
+    .example({"data": "float32[5,19]"}, {"axis": 1})
+    .example({"data": "float32[5,19]"}, {"axis": 1, "dtype": "int32"})
+    .example({"data": "float32[5,19]"}, {"axis": 1, "dtype": "float32"})
+)
+(
+    register_op("cumprod")
+    .describe("Return the cumulative product of the elements along a given axis.")
+    .set_num_inputs(1)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .set_attrs_type(ScanopAttrs)
+    .set_support_level(3)
+    .add_type_rel("Cumprod", scanop_rel)
+    .set_attr("TOpPattern", TOpPattern.kOpaque)
+    .example({"data": "float32[5,19]"}, {"axis": 0})
+    .example({"data": "float32[5,19]"}, {"axis": 1})
+    .example({"data": "float32[5,19]"}, {"axis": 1, "dtype": "int32"})
+    .example({"data": "float32[5,19]"}, {"axis": 1, "dtype": "float32"})
+)
 
 
 def _scan(attrs: ScanopAttrs, data: Any, scan: Callable[..., Any]) -> list[Any]:

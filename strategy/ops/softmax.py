@@ -62,16 +62,30 @@ def softmax_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> 
     return True
 
 
-register_op("softmax").describe("exp(x) / sum(exp(x)) along an axis.").set_num_inputs(1).add_argument(
-    "data", "Tensor", "The input tensor."
-).set_attrs_type(SoftmaxAttrs).set_support_level(1).add_type_rel("Softmax", softmax_rel).set_attr(
-    "TOpPattern", TOpPattern.kOpaque
+(
+    register_op("softmax")
+    .describe("exp(x) / sum(exp(x)) along an axis.")
+    .set_num_inputs(1)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .set_attrs_type(SoftmaxAttrs)
+    .set_support_level(1)
+    .add_type_rel("Softmax", softmax_rel)
+    .set_attr("TOpPattern", TOpPattern.kOpaque)
+    .example({"data": "float32[5,19]"}, {"axis": 0})
+    .example({"data": "float32[5,19]"}, {"axis": 1})
 )
 
-register_op("log_softmax").describe("x - log(sum(exp(x))) along an axis.").set_num_inputs(1).add_argument(
-    "data", "Tensor", "The input tensor."
-).set_attrs_type(SoftmaxAttrs).set_support_level(1).add_type_rel("Softmax", softmax_rel).set_attr(
-    "TOpPattern", TOpPattern.kOpaque
+(
+    register_op("log_softmax")
+    .describe("x - log(sum(exp(x))) along an axis.")
+    .set_num_inputs(1)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .set_attrs_type(SoftmaxAttrs)
+    .set_support_level(1)
+    .add_type_rel("Softmax", softmax_rel)
+    .set_attr("TOpPattern", TOpPattern.kOpaque)
+    .example({"data": "float32[5,19]"}, {"axis": 0})
+    .example({"data": "float32[5,19]"}, {"axis": 1})
 )
 
 

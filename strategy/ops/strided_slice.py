@@ -82,18 +82,31 @@ def strided_slice_backward_rel(types: Sequence[Type], attrs: Attrs, reporter: Ty
     return True
 
 
-register_op("strided_slice").describe("A part of a tensor: every so many elements of some axes.").set_num_inputs(
-    1
-).add_argument("data", "Tensor", "The input tensor.").set_attrs_type(StridedSliceAttrs).set_support_level(
-    4
-).add_type_rel("StridedSlice", strided_slice_rel).set_attr("TOpPattern", TOpPattern.kInjective)
-register_op("strided_slice_backward").describe(
-    "The gradient of strided_slice: that of the part where it was taken, zeros elsewhere."
-).set_num_inputs(2).add_argument("grad", "Tensor", "The gradient of the part.").add_argument(
-    "data", "Tensor", "The tensor that was sliced."
-).set_attrs_type(StridedSliceAttrs).set_support_level(10).add_type_rel(
-    "StridedSliceBackward", strided_slice_backward_rel
-).set_attr("TOpPattern", TOpPattern.kInjective)
+(
+    register_op("strided_slice")
+    .describe("A part of a tensor: every so many elements of some axes.")
+    .set_num_inputs(1)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .set_attrs_type(StridedSliceAttrs)
+    .set_support_level(4)
+    .add_type_rel("StridedSlice", strided_slice_rel)
+    .set_attr("TOpPattern", TOpPattern.kInjective)
+    .example({"data": "float32[5,19]"}, {"begin": [0, 17], "end": [4, 2], "strides": [1, -3]})
+)
+(
+    register_op("strided_slice_backward")
+    .describe(
+        "The gradient of strided_slice: that of the part where it was taken, zeros elsewhere."
+    )
+    .set_num_inputs(2)
+    .add_argument("grad", "Tensor", "The gradient of the part.")
+    .add_argument("data", "Tensor", "The tensor that was sliced.")
+    .set_attrs_type(StridedSliceAttrs)
+    .set_support_level(10)
+    .add_type_rel("StridedSliceBackward", strided_slice_backward_rel)
+    .set_attr("TOpPattern", TOpPattern.kInjective)
+    .example({"grad": "float32[4,5]", "data": "float32[5,19]"}, {"begin": [0, 17], "end": [4, 2], "strides": [1, -3]})
+)
 
 
 @register_compute("strided_slice")

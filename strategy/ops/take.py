@@ -68,21 +68,33 @@ def take_backward_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporte
     return True
 
 
-register_op("take").describe("Elements of a tensor by their indices along an axis.").set_num_inputs(
-    2
-).add_argument("data", "Tensor", "The tensor that is indexed.").add_argument(
-    "indices", "Tensor", "Integers."
-).set_attrs_type(TakeAttrs).set_support_level(3).add_type_rel("Take", take_rel).set_attr(
-    "TOpPattern", TOpPattern.kInjective
+(
+    register_op("take")
+    .describe("Elements of a tensor by their indices along an axis.")
+    .set_num_inputs(2)
+    .add_argument("data", "Tensor", "The tensor that is indexed.")
+    .add_argument("indices", "Tensor", "Integers.")
+    .set_attrs_type(TakeAttrs)
+    .set_support_level(3)
+    .add_type_rel("Take", take_rel)
+    .set_attr("TOpPattern", TOpPattern.kInjective)
+    .example({"data": "float32[5,19]", "indices": "int32[4]"}, {"axis": 1})
+    .example({"data": "float32[5,19]", "indices": "int32[4]"}, {"axis": 0})
+    .example({"data": "float32[5,19]", "indices": "int32[4]"}, {"mode": "wrap"})
 )
-register_op("take_backward").describe(
-    "The gradient of take: for each element the sum of those that were taken from it."
-).set_num_inputs(3).add_argument("grad", "Tensor", "The gradient of what was taken.").add_argument(
-    "indices", "Tensor", "Integers."
-).add_argument("data", "Tensor", "The tensor that was indexed.").set_attrs_type(
-    TakeAttrs
-).set_support_level(10).add_type_rel("TakeBackward", take_backward_rel).set_attr(
-    "TOpPattern", TOpPattern.kCommReduce
+(
+    register_op("take_backward")
+    .describe("The gradient of take: for each element the sum of those that were taken from it.")
+    .set_num_inputs(3)
+    .add_argument("grad", "Tensor", "The gradient of what was taken.")
+    .add_argument("indices", "Tensor", "Integers.")
+    .add_argument("data", "Tensor", "The tensor that was indexed.")
+    .set_attrs_type(TakeAttrs)
+    .set_support_level(10)
+    .add_type_rel("TakeBackward", take_backward_rel)
+    .set_attr("TOpPattern", TOpPattern.kCommReduce)
+    .example({"grad": "float32[5,4]", "indices": "int32[4]", "data": "float32[5,19]"}, {"axis": 1})
+    .example({"grad": "float32[4]", "indices": "int32[4]", "data": "float32[5,19]"})
 )
 
 

@@ -49,11 +49,21 @@ def topk_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> boo
     return True
 
 
-register_op("topk").describe(
-    "The k largest or smallest elements along an axis, in order, with their indices."
-).set_num_inputs(1).add_argument("data", "Tensor", "The input tensor.").set_attrs_type(
-    TopKAttrs
-).set_support_level(6).add_type_rel("TopK", topk_rel).set_attr("TOpPattern", TOpPattern.kOpaque)
+(
+    register_op("topk")
+    .describe("The k largest or smallest elements along an axis, in order, with their indices.")
+    .set_num_inputs(1)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .set_attrs_type(TopKAttrs)
+    .set_support_level(6)
+    .add_type_rel("TopK", topk_rel)
+    .set_attr("TOpPattern", TOpPattern.kOpaque)
+    .example({"data": "float32[5,190]"}, {"k": 7, "is_ascend": True})
+    .example({"data": "float32[5,190]"}, {"k": 7, "is_ascend": False})
+    .example({"data": "float32[5,7,3]"}, {"k": 7, "axis": 1, "dtype": "int64", "ret_type": "values"})
+    .example({"data": "float32[5,19]"}, {"k": 3, "axis": 0, "ret_type": "indices"})
+    .example({"data": "float32[4,4096]"})
+)
 
 
 def sort_keys(data: Any) -> Any:

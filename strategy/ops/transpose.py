@@ -61,10 +61,18 @@ def transpose_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -
     return True
 
 
-register_op("transpose").describe("The axes in another order.").set_num_inputs(1).add_argument(
-    "data", "Tensor", "The input tensor."
-).set_attrs_type(TransposeAttrs).set_support_level(3).add_type_rel("Transpose", transpose_rel).set_attr(
-    "TOpPattern", TOpPattern.kInjective
+(
+    register_op("transpose")
+    .describe("The axes in another order.")
+    .set_num_inputs(1)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .set_attrs_type(TransposeAttrs)
+    .set_support_level(3)
+    .add_type_rel("Transpose", transpose_rel)
+    .set_attr("TOpPattern", TOpPattern.kInjective)
+    .example({"data": "float32[5,3,19]"}, {"axes": [2, 0, 1]})
+    .example({"data": "float32[5,19]"})
+    .example({"data": "float32[16,5]"})
 )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,12 +88,18 @@ TUNABLE: list[tuple[Workload, set[str]]] = [
 PLAIN: list[Workload] = [
     Workload.make("exp", {"data": "float32[33,7]"}),
     Workload.make("add", {"lhs": "float16[40,64]", "rhs": "float16[64]"}, epilogue=[RELU]),
+    Workload.make("clip", {"data": "float16[64]"}, {"a_min": -0.5, "a_max": 0.5}),
+    Workload.make("minimum", {"lhs": "float16[40,64]", "rhs": "float16[40,64]"}),
     Workload.make("multiply", {"lhs": "float16[8,30]", "rhs": "float16[30]"}),  # no vector of 8 fits a row
     Workload.make("greater", {"lhs": "float32[50,7]", "rhs": "float32[7]"}),
     Workload.make("sum", {"data": "float32[5,3,50]"}, {"axis": [1]}),
     Workload.make("sum", {"data": "bfloat16[5,300]"}, {"axis": [1]}),
     Workload.make("mean", {"data": "float32[33000]"}),  # long enough for two kernels
     Workload.make("max", {"data": "int32[8,30,3]"}, {"axis": [0, 2]}),
+    Workload.make("max", {"data": "float32[33000]"}),
+    Workload.make("min", {"data": "float16[5,300]"}, {"axis": [1]}),
+    Workload.make("max", {"data": "bfloat16[40,9,8]"}, {"axis": [0]}),
+    Workload.make("min", {"data": "float64[6,5]"}),
     Workload.make("transpose", {"data": "int16[40,21]"}),
     Workload.make("argmax", {"data": "float32[8,30]"}, {"axis": [1]}),
     Workload.make("max_pool2d", {"data": "float32[1,3,9,11]"}, {"pool_size": 3, "strides": 2, "padding": 1}),
@@ -104,6 +112,25 @@ PLAIN: list[Workload] = [
     Workload.make("log_softmax", {"data": "float32[12,96]"}),
     Workload.make("layer_norm", {"data": "float16[7,90]", "gamma": "float16[90]", "beta": "float16[90]"}),
 ]  # fmt: skip
+# What compares numbers; softmax and sums have NaN by arithmetic.
+KEEP_NAN: list[Workload] = [
+    Workload.make("relu", {"data": "float16[40,64]"}),
+    Workload.make("clip", {"data": "float32[50,7]"}, {"a_min": -0.5, "a_max": 0.5}),
+    Workload.make("maximum", {"lhs": "float16[50,7]", "rhs": "float16[50,1]"}),
+    Workload.make("minimum", {"lhs": "float32[50,7]", "rhs": "float32[7]"}),
+    Workload.make("maximum", {"lhs": "bfloat16[50,8]", "rhs": "bfloat16[8]"}),
+    Workload.make("max", {"data": "float32[6,50]"}, {"axis": [1]}),
+    Workload.make("min", {"data": "float16[50,6]"}, {"axis": [0]}),
+    Workload.make("max", {"data": "float64[33000]"}),
+    Workload.make("argmax", {"data": "float32[8,30]"}, {"axis": [1]}),
+    Workload.make("argmin", {"data": "float16[8,5]"}, {"axis": [1]}),
+    Workload.make("max_pool2d", {"data": "float32[1,3,9,11]"}, {"pool_size": 3, "strides": 2, "padding": 1}),
+    Workload.make("max_pool2d", {"data": "bfloat16[1,3,9,11]"}, {"pool_size": 2}),
+    Workload.make("softmax", {"data": "float32[14,30]"}),
+    Workload.make("argsort", {"data": "float32[2,90]"}),
+    Workload.make("topk", {"data": "float16[2,90]"}, {"k": 20}),
+    Workload.make("topk", {"data": "float32[2,90]"}, {"k": 20, "is_ascend": True}),
+]  # fmt: skip
 
 _numbers = itertools.count()
 
@@ -113,12 +140,19 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("emulation")
 
 
-def check(workload: Workload, implementation: str, config: Config | None, scratch: Path) -> None:
-    """Runs one configuration on poisoned outputs, and judges it as a worker does."""
+def check(
+    workload: Workload, implementation: str, config: Config | None, scratch: Path, *, nan: bool = False
+) -> None:
+    """Runs one configuration on poisoned outputs, and judges it as a worker does.
+
+    With `nan` every seventh element of the inputs is NaN.
+    """
     lowered = lower(workload, TARGET, implementation, config)
     source = emit(lowered)
     emulation = Emulation(source.code, source.programs, scratch / str(next(_numbers)))
     inputs = random_inputs(workload, 7)
+    for array in inputs.values() if nan else ():
+        array.flat[::7] = np.nan
     expected = [np.asarray(r) for r in reference(workload, inputs)]
     arrays: dict[str, Any] = {}
     outputs = []
@@ -182,6 +216,33 @@ def test_what_is_not_tuned_is_right(workload: Workload, scratch: Path) -> None:
     for candidate in offered(workload):
         if candidate.space is None:
             check(workload, candidate.implementation, None, scratch)
+
+
+@pytest.mark.parametrize("workload", KEEP_NAN, ids=lambda w: w.op)
+def test_nan_is_kept(workload: Workload, scratch: Path) -> None:
+    for candidate in offered(workload):
+        config = None if candidate.space is None else candidate.space.fallback
+        check(workload, candidate.implementation, config, scratch, nan=True)
+
+
+def test_a_process_that_joins_threads_by_our_reducers_ends_well() -> None:
+    program = (
+        "from strategy.lower import lower\n"
+        "from strategy.target import Target\n"
+        "from strategy.workload import Workload\n"
+        "workload = Workload.make('max', {'data': 'float32[4,90]'}, {'axis': [1]})\n"
+        "lower(workload, Target.parse('cuda -arch=sm_90'), 'reduce.cuda')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_comparison_follows_whole_tiles_of_tensor_cores(scratch: Path) -> None:
+    workload = Workload.make("dense", {"data": "float16[64,64]", "weight": "float16[64,64]"}, {}, (), [RELU])
+    config = Config(
+        {"block_m": 64, "block_n": 64, "block_k": 32, "warp_m": 32, "warp_n": 32, "vector": 8, "stages": 1}
+    )
+    check(workload, "dense_tensor_core.cuda", config, scratch)
 
 
 @pytest.mark.parametrize(("workload", "names"), TUNABLE, ids=lambda v: getattr(v, "op", ""))

@@ -103,6 +103,8 @@ def cases() -> Iterator[Workload]:
     yield Workload.make("power", {"lhs": "float32[13,9]", "rhs": "float32[9]"})
     for op, inputs, attrs in OTHERS:
         yield Workload.make(op, inputs, attrs)
+    for name, found in all_ops().items():
+        yield from (Workload.make(name, e.inputs, dict(e.attrs)) for e in found.examples)
 
 
 def offered(work: Workload) -> list[OpImplementation]:

@@ -212,7 +212,7 @@ class Given(Records):
         ]  # fmt: skip
 
 
-class Elsewhere(Given):
+class Priors(Given):
     level = Level.TRANSFERRED
 
 
@@ -229,7 +229,7 @@ def test_what_is_measured_at_fewer_shapes_is_not_compared() -> None:
 
 def test_a_row_says_where_all_was_measured_elsewhere() -> None:
     offered = [candidate("common", 5), candidate("other", 10)]
-    records = Elsewhere({8: [("common", 1.0, 0, 1)]})
+    records = Priors({8: [("common", 1.0, 0, 1)]})
     (row,) = dispatch(workload("m"), TARGET, records, offered=offered).rows
     assert (row.implementation, row.reason) == ("common", Reason.TRANSFERRED)
     assert row_of({8: [("common", 1.0, 0, 1)]}).reason is Reason.MEASURED

@@ -1,8 +1,10 @@
-"""Every gradient against central differences in float64, over random shapes and broadcasts."""
+"""Every gradient against central differences in float64: of its examples, random shapes and broadcasts."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategy import op as registry
-from strategy.expr import Constant, Expr, Tuple, Var, call
+from strategy.expr import Constant, Expr, Tuple, TupleGetItem, Var, call
 from strategy.gradient import GradientError, gradient, register_gradient
 from strategy.inference import infer_type
 from strategy.op import register_op, register_reference
@@ -62,6 +64,9 @@ from strategy.ops.topk import topk
 from strategy.ops.transpose import transpose
 from strategy.reference import evaluate
 from strategy.type_relation import identity_relation
+from strategy.types import TupleType
+from strategy.workload import Workload
+from workers.reference import random_inputs
 
 STEP = 1e-5
 
@@ -418,6 +423,48 @@ def test_collapse_sum_like_undoes_a_broadcast():
     check(lambda x, y: collapse_sum_like(x * x, y), [(2, 3, 4), (3, 1)])
     x = Var("x", "float32[2,3]")
     assert str(infer_type(collapse_sum_like(ones_like(x), Var("y", "float32[3]")))) == "float32[3]"
+
+
+def flowing(out: Expr) -> list[Expr]:
+    """The floating-point tensors that an expression gives."""
+    kind = infer_type(out)
+    parts = [TupleGetItem(out, i) for i in range(len(kind.fields))] if isinstance(kind, TupleType) else [out]
+    return [p for p in parts if infer_type(p).dtype.startswith("float")]
+
+
+@pytest.mark.parametrize("op", registry.all_ops())
+def test_examples(op):
+    """Along a random direction: central differences of all elements of all examples would take minutes."""
+    if registry.get_op(op).get_attr("FPrimalGradient") is None:
+        return
+    rng = np.random.default_rng(0)
+    for example in registry.get_op(op).examples:
+        types = {n: re.sub("^b?float[0-9]*", "float64", text) for n, text in example.inputs.items()}
+        workload = Workload.make(op, types, dict(example.attrs))
+        drawn = random_inputs(workload, 0)
+        moved = [i for i in workload.inputs if i.tensor.dtype == "float64"]
+        variables = {i.name: Var(i.name, i.type) for i in moved}
+        given = [variables.get(i.name) or Constant(drawn[i.name]) for i in workload.inputs]
+        tupled = registry.get_op(op).arguments[0].kind == "Tuple"
+        out = call(op, *([Tuple(given)] if tupled else given), **workload.attrs)
+        if not moved or not flowing(out):
+            continue
+        # No two elements are so near each other, or a number where the slope jumps, that a step passes it.
+        places = {i.name: rng.permutation(np.linspace(-1, 0.99, i.tensor.size)) for i in moved}
+        at = {i.name: places[i.name].reshape(i.tensor.concrete_shape) for i in moved}
+        with np.errstate(all="ignore"):
+            if not all(np.isfinite(evaluate(part, at)).all() for part in flowing(out)):
+                at = {name: value + 1.5 for name, value in at.items()}  # of positive numbers only
+        kinds = [infer_type(part) for part in flowing(out)]
+        weights = [Constant(rng.uniform(-1, 1, k.concrete_shape).astype(k.dtype)) for k in kinds]
+        total = reduce(add, [reduce_sum(part * w) for part, w in zip(flowing(out), weights, strict=True)])
+        direction = {name: rng.uniform(-1, 1, value.shape) for name, value in at.items()}
+        ahead, behind = (
+            float(evaluate(total, {n: at[n] + step * direction[n] for n in at})) for step in (STEP, -STEP)
+        )
+        slopes = evaluate(Tuple(gradient(total, list(variables.values()))), at)
+        found = sum(float((slope * direction[n]).sum()) for n, slope in zip(variables, slopes, strict=True))
+        np.testing.assert_allclose(found, (ahead - behind) / (2 * STEP), rtol=1e-5, atol=1e-6, err_msg=str(workload))
 
 
 def test_every_operator_has_a_gradient():

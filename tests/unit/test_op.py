@@ -188,6 +188,16 @@ def test_a_new_target_is_added_from_outside(monkeypatch):
     assert next(iter(evaluate(moved, mine)))[1].name == "injective.mytarget"
 
 
+@pytest.mark.parametrize("name", all_ops())
+def test_every_operator_has_examples(name):
+    """Tests of versions, of all dtypes, of memory and of gradients run them."""
+    op = get_op(name)
+    assert op.examples, f"{name} has no example: add .example(inputs, attrs) to its registration"
+    for example in op.examples:
+        workload = Workload.make(name, example.inputs, dict(example.attrs))
+        assert list(evaluate(workload, CPU)), f"{workload} runs nowhere"
+
+
 PACKAGE = """
 from strategy.op import TOpPattern, get_op, register_compute, register_op
 from strategy.op_strategy import OpStrategy

@@ -8,7 +8,7 @@ from service.search.child import InlineModel
 from service.search.embedding import Embedding
 from service.search.gaussian_process import Floats
 from service.search.search import Search
-from service.search.transfer import Elsewhere, Source
+from service.search.transfer import Priors, Source
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.workload import Input, Workload
 
@@ -33,7 +33,7 @@ def source(m: int, target: str = "here", slower: float = 1.0) -> Source:
 
 
 def predict(m: int, *sources: Source, target: str = "here") -> tuple[Floats, Floats]:
-    of = Elsewhere(SPACE, Embedding(SPACE), workload(m), target, sources, InlineModel())
+    of = Priors(SPACE, Embedding(SPACE), workload(m), target, sources, InlineModel())
     return of.predict(DIGITS)
 
 

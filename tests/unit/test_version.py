@@ -3,12 +3,14 @@
 `tests/data/versions.json` holds for each implementation its declared version and a digest of the
 code that it is made of. After a change that alters what an implementation computes or how fast it
 is, raise `version` where it is added to its strategy, or `PROCESSOR_VERSION` in strategy/cpu/passes.py where
-the change is in the lowering that all share on processors; then, and also after a change that alters
-neither, run
+the change is in the lowering that all share on processors. Then, and after any change of operators, run
 
-    python tests/unit/test_version.py --because "why records of before still hold"
+    make operators
 
-which writes the digests, the reason where the version stayed, and the list that workers register with.
+which writes the digests, the list that workers register with (`strategy/implementations.json`), and
+`docs/operator-reference.md`. Where code has changed and no version has, it wants the reason:
+
+    make operators BECAUSE="why records of before still hold"
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import pytest
 
 from strategy import op
 from strategy.cpu.passes import PROCESSOR_VERSION
+from strategy.document import reference
 from strategy.installed import installed
 from strategy.op import all_ops
 from strategy.op_strategy import OpImplementation, evaluate
@@ -38,79 +41,19 @@ from strategy.workload import Workload
 LOWERING = ("strategy.cpu.masking", "strategy.cpu.passes")
 RECORDED = Path(__file__).parents[1] / "data" / "versions.json"
 LISTED = Path(__file__).parents[2] / "strategy" / "implementations.json"
+REFERENCE = Path(__file__).parents[2] / "docs" / "operator-reference.md"
+STALE = "run `make operators`; the first lines of this file say more"
 TARGETS = (
     Target.parse({"kind": "llvm", "mcpu": "znver4", "num-cores": 2, "libs": ["cblas"]}),
     Target.parse("cuda -arch=sm_90 -libs=cublas,cudnn"),
 )
-# What each operator is evaluated on, so that all of its implementations are offered.
-EXAMPLES: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
-    "dense": [
-        ({"data": "float32[64,32]", "weight": "float32[48,32]"}, {}),
-        ({"data": "float16[64,32]", "weight": "float16[48,32]"}, {}),
-    ],
-    "batch_matmul": [
-        ({"x": "float32[2,8,8]", "y": "float32[2,8,8]"}, {}),
-        ({"x": "float16[2,8,8]", "y": "float16[2,8,8]"}, {}),
-    ],
-    "conv2d": [
-        ({"data": "float32[1,16,8,8]", "weight": "float32[4,16,3,3]"}, {}),
-        ({"data": "float32[1,4,8,8]", "weight": "float32[4,4,1,1]"}, {}),
-        ({"data": "float32[1,4,8,8]", "weight": "float32[4,1,3,3]"}, {"groups": 4}),
-        ({"data": "float16[1,16,8,8]", "weight": "float16[4,16,3,3]"}, {}),
-    ],
-    "conv2d_backward_data": [
-        ({"grad": "float32[1,4,6,6]", "weight": "float32[4,4,3,3]", "data": "float32[1,4,8,8]"}, {})
-    ],
-    "conv2d_backward_weight": [
-        ({"grad": "float32[1,4,6,6]", "data": "float32[1,4,8,8]", "weight": "float32[4,4,3,3]"}, {})
-    ],
-    "concatenate": [({"data.0": "float32[4]", "data.1": "float32[3]"}, {})],
-    "avg_pool2d": [({"data": "float32[1,4,8,8]"}, {"pool_size": [2, 2]})],
-    "bias_add": [({"data": "float32[4,4]", "bias": "float32[4]"}, {})],
-    "cast": [({"data": "float32[4,4]"}, {"dtype": "int32"})],
-    "collapse_sum_like": [({"data": "float32[4,4]", "collapse_type": "float32[4]"}, {})],
-    **{
-        scan: [({"data": "float32[4,4]"}, {}), ({"data": "float32[4,4]"}, {"axis": 0})]
-        for scan in ("cumsum", "cumprod")
-    },
-    **{
-        reduction: [({"data": "float32[4,4]"}, {"axis": [axis]}) for axis in (0, 1)]
-        for reduction in ("sum", "mean", "max", "min", "prod")
-    },
-    "expand_dims": [({"data": "float32[4,4]"}, {"axis": [0]})],
-    "clip": [({"data": "float32[4,4]"}, {"a_min": 0, "a_max": 1})],
-    "global_avg_pool2d": [({"data": "float32[1,4,8,8]"}, {})],
-    "layer_norm": [({"data": "float32[4,4]", "gamma": "float32[4]", "beta": "float32[4]"}, {})],
-    "max_pool2d": [({"data": "float32[1,4,8,8]"}, {"pool_size": [2, 2]})],
-    "max_pool2d_backward": [
-        ({"grad": "float32[1,4,7,7]", "data": "float32[1,4,8,8]"}, {"pool_size": [2, 2]})
-    ],
-    "reshape": [({"data": "float32[4,4]"}, {"newshape": [16]})],
-    "reshape_like": [({"data": "float32[4,4]", "shape_like": "float32[16]"}, {})],
-    "split": [({"data": "float32[4,4]"}, {"indices": [2]})],
-    **{
-        sort: [({"data": "float32[4,4]"}, {}), ({"data": "float32[4,4096]"}, {})]
-        for sort in ("argsort", "topk")
-    },
-    "strided_slice": [({"data": "float32[4,4]"}, {"begin": [0], "end": [2]})],
-    "strided_slice_backward": [
-        ({"grad": "float32[2,4]", "data": "float32[4,4]"}, {"begin": [0], "end": [2]})
-    ],
-    "take": [({"data": "float32[4,4]", "indices": "int32[3]"}, {"axis": 0})],
-    "take_backward": [
-        ({"grad": "float32[3,4]", "indices": "int32[3]", "data": "float32[4,4]"}, {"axis": 0})
-    ],
-    "where": [({"condition": "bool[4]", "x": "float32[4]", "y": "float32[4]"}, {})],
-}
-
 
 def implementations() -> dict[str, OpImplementation]:
     """All that the installed operators offer, by name; `op:name` where names are shared."""
     found = {}
     for name, found_op in all_ops().items():
-        arguments = {a.name: "float32[4,4]" for a in found_op.arguments}
-        for inputs, attrs in EXAMPLES.get(name, [(arguments, {})]):
-            workload = Workload.make(name, inputs, attrs)
+        for example in found_op.examples:
+            workload = Workload.make(name, example.inputs, dict(example.attrs))
             for target in TARGETS:
                 for _, implementation in evaluate(workload, target):
                     found[f"{name}:{implementation.name}"] = implementation
@@ -120,7 +63,7 @@ def implementations() -> dict[str, OpImplementation]:
 def code_digest(implementation: OpImplementation) -> str:
     """A digest of the modules that an implementation's functions are from, and what they build on.
 
-    Comments, docstrings and layout do not count.
+    Comments, docstrings, layout and the operator's examples do not count.
     """
     roles = (
         implementation.compute,
@@ -188,9 +131,16 @@ def _tree(module: str) -> ast.Module:
     return ast.parse(Path(path).read_text())
 
 
+class _WithoutExamples(ast.NodeTransformer):
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        declares = isinstance(node.func, ast.Attribute) and node.func.attr == "example"
+        return node.func.value if declares else node
+
+
 @functools.cache
 def _code(module: str) -> str:
-    tree = _tree(module)
+    tree = _WithoutExamples().visit(_tree(module))
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         first = body[0] if isinstance(body, list) and body else None
@@ -212,27 +162,30 @@ def test_no_code_changes_without_a_version() -> None:
         elif known["code"] != code:
             wrong.append(f"the code of {name} has changed, its version {known['version']} has not")
     wrong += [f"{name} is gone" for name in recorded.keys() - current.keys()]
-    assert not wrong, "see the first lines of this file:\n" + "\n".join(wrong)
+    assert not wrong, f"{STALE}:\n" + "\n".join(wrong)
 
 
-def test_a_change_of_code_changes_the_digest_and_a_comment_does_not(
+def test_a_change_of_code_changes_the_digest_and_comments_and_examples_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     implementation = implementations()["dense:dense_pack.cpu"]
-    before = code_digest(implementation)
-    original = _tree
-    source = ast.unparse(_tree(implementation.compute.__module__))
-    for text, same in (("# a comment\n" + source, True), (source + "\nADDED = 1\n", False)):
+    module, original = implementation.compute.__module__, _tree
+    source = ast.unparse(_tree(module))
+
+    def digest_with(line: str) -> str:
         _code.cache_clear()
-        trees = {implementation.compute.__module__: ast.parse(text)}
-        changed = functools.partial(lambda m, trees: trees.get(m) or original(m), trees=trees)
-        monkeypatch.setattr(sys.modules[__name__], "_tree", changed)
-        assert (code_digest(implementation) == before) is same
+        changed = ast.parse(f"{source}\n{line}\n")
+        monkeypatch.setattr(sys.modules[__name__], "_tree", lambda m: changed if m == module else original(m))
+        return code_digest(implementation)
+
+    assert digest_with("# a comment") == digest_with("")
+    assert digest_with("ADDED = 1") != digest_with("")
+    assert digest_with("get_op('dense').example({'x': 'float32[1]'})") == digest_with("get_op('dense')")
     _code.cache_clear()
 
 
 def test_the_lowering_raises_all_versions_on_processors_and_no_other() -> None:
-    workload = Workload.make("dense", *EXAMPLES["dense"][0])
+    workload = Workload.make("dense", {"data": "float32[64,32]", "weight": "float32[48,32]"})
     for target, raised in zip(TARGETS, (PROCESSOR_VERSION, 0), strict=True):
         declared = workload.operator.get_attr("FTVMStrategy")(
             workload.attr_node, workload.input_types, workload.out_type, target
@@ -251,7 +204,11 @@ def listed() -> dict[str, dict[str, int]]:
 
 
 def test_workers_know_what_is_installed() -> None:
-    assert installed() == listed(), "see the first lines of this file"
+    assert installed() == listed(), STALE
+
+
+def test_the_reference_of_operators_is_current() -> None:
+    assert REFERENCE.read_text() == reference(), STALE
 
 
 def test_of_another_package_only_the_operator_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,8 +217,8 @@ def test_of_another_package_only_the_operator_is_known(monkeypatch: pytest.Monke
     assert installed()["other"] == {ALL: 0}
 
 
-def record(because: str) -> None:
-    """Writes the digests of what is there now."""
+def record(because: str | None) -> list[str]:
+    """Write what is there now; without a reason, return the names whose code alone has changed, and write nothing."""
     known = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
     written = {}
     for name, (version, code) in sorted(versions().items()):
@@ -273,11 +230,45 @@ def record(because: str) -> None:
             elif "because" in old:
                 entry["because"] = old["because"]
         written[name] = entry
-    RECORDED.write_text(json.dumps(written, indent=1) + "\n")
-    LISTED.write_text(json.dumps(listed(), indent=1, sort_keys=True) + "\n")
+    unexplained = [name for name, entry in written.items() if entry.get("because", "") is None]
+    if not unexplained:
+        RECORDED.write_text(json.dumps(written, indent=1) + "\n")
+        LISTED.write_text(json.dumps(listed(), indent=1, sort_keys=True) + "\n")
+        REFERENCE.write_text(reference())
+    return unexplained
+
+
+def test_code_that_changed_without_a_version_needs_a_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("RECORDED", "LISTED", "REFERENCE"):
+        monkeypatch.setattr(sys.modules[__name__], name, tmp_path / name)
+    known = {name: {"version": version, "code": code} for name, (version, code) in versions().items()}
+    known["dense:dense_pack.cpu"]["code"] = "another"
+    del known["relu:broadcast.cpu"]  # as if it were new
+    RECORDED.write_text(json.dumps(known))
+    assert record(None) == ["dense:dense_pack.cpu"]
+    assert json.loads(RECORDED.read_text()) == known
+    assert not record("it is the same")
+    now = json.loads(RECORDED.read_text())
+    assert now["dense:dense_pack.cpu"]["because"] == "it is the same"
+    assert "relu:broadcast.cpu" in now
+    assert json.loads(LISTED.read_text()) == listed()
+    assert REFERENCE.read_text() == reference()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--because", help="why records of before still hold")
+    unexplained = record(parser.parse_args().because or None)
+    if unexplained:
+        print(
+            f"the code of {len(unexplained)} implementations has changed and their versions have not: raise them, "
+            f'or say why records of before still hold, by make operators BECAUSE="…": {" ".join(unexplained)}',
+            file=sys.stderr,
+        )
+    return bool(unexplained)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--because", required=True, help="why records of before still hold")
-    record(parser.parse_args().because)
+    sys.exit(main())

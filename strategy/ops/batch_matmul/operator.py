@@ -66,13 +66,22 @@ def batch_matmul_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter
     return True
 
 
-register_op("batch_matmul").describe(
-    "The product of two matrices for each entry of a batch; y is transposed unless told otherwise."
-).set_num_inputs(2).add_argument("x", "Tensor", "[batch, m, k]").add_argument(
-    "y", "Tensor", "[batch, n, k]"
-).set_attrs_type(BatchMatmulAttrs).set_support_level(10).add_type_rel(
-    "BatchMatmul", batch_matmul_rel
-).set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
+(
+    register_op("batch_matmul")
+    .describe(
+        "The product of two matrices for each entry of a batch; y is transposed unless told otherwise."
+    )
+    .set_num_inputs(2)
+    .add_argument("x", "Tensor", "[batch, m, k]")
+    .add_argument("y", "Tensor", "[batch, n, k]")
+    .set_attrs_type(BatchMatmulAttrs)
+    .set_support_level(10)
+    .add_type_rel("BatchMatmul", batch_matmul_rel)
+    .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
+    .example({"x": "float32[2,3,19]", "y": "float32[2,5,19]"})
+    .example({"x": "int8[2,3,19]", "y": "int8[2,5,19]"}, {"out_dtype": "int32"})
+    .example({"x": "float16[2,8,8]", "y": "float16[2,8,8]"})
+)
 
 
 @register_compute("batch_matmul")

@@ -43,23 +43,31 @@ def _like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bo
     return all(k is not None for k in known)
 
 
-register_op("conv2d_backward_data").describe(
-    "The derivative of conv2d with respect to its data."
-).set_num_inputs(3).add_argument("grad", "Tensor", "[batch, out channels, out height, out width]").add_argument(
-    "weight", "Tensor", "[out channels, channels / groups, height, width]"
-).add_argument("data", "Tensor", "The data of the convolution, for its type").set_attrs_type(
-    Conv2DAttrs
-).set_support_level(10).add_type_rel("Conv2DBackward", _like_rel).set_attr(
-    "TOpPattern", TOpPattern.kOutEWiseFusable
+(
+    register_op("conv2d_backward_data")
+    .describe("The derivative of conv2d with respect to its data.")
+    .set_num_inputs(3)
+    .add_argument("grad", "Tensor", "[batch, out channels, out height, out width]")
+    .add_argument("weight", "Tensor", "[out channels, channels / groups, height, width]")
+    .add_argument("data", "Tensor", "The data of the convolution, for its type")
+    .set_attrs_type(Conv2DAttrs)
+    .set_support_level(10)
+    .add_type_rel("Conv2DBackward", _like_rel)
+    .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
+    .example({"grad": "float32[1,4,4,7]", "weight": "float32[4,3,3,3]", "data": "float32[1,3,6,9]"})
 )
-register_op("conv2d_backward_weight").describe(
-    "The derivative of conv2d with respect to its weight."
-).set_num_inputs(3).add_argument("grad", "Tensor", "[batch, out channels, out height, out width]").add_argument(
-    "data", "Tensor", "[batch, channels, height, width]"
-).add_argument("weight", "Tensor", "The weight of the convolution, for its type").set_attrs_type(
-    Conv2DAttrs
-).set_support_level(10).add_type_rel("Conv2DBackward", _like_rel).set_attr(
-    "TOpPattern", TOpPattern.kOutEWiseFusable
+(
+    register_op("conv2d_backward_weight")
+    .describe("The derivative of conv2d with respect to its weight.")
+    .set_num_inputs(3)
+    .add_argument("grad", "Tensor", "[batch, out channels, out height, out width]")
+    .add_argument("data", "Tensor", "[batch, channels, height, width]")
+    .add_argument("weight", "Tensor", "The weight of the convolution, for its type")
+    .set_attrs_type(Conv2DAttrs)
+    .set_support_level(10)
+    .add_type_rel("Conv2DBackward", _like_rel)
+    .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
+    .example({"grad": "float32[1,4,4,7]", "data": "float32[1,3,6,9]", "weight": "float32[4,3,3,3]"})
 )
 
 

@@ -103,12 +103,24 @@ def conv2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> b
     return True
 
 
-register_op("conv2d").describe("Two-dimensional convolution, as neural networks call it.").set_num_inputs(
-    2
-).add_argument("data", "Tensor", "[batch, channels, height, width]").add_argument(
-    "weight", "Tensor", "[out channels, channels / groups, height, width]"
-).set_attrs_type(Conv2DAttrs).set_support_level(2).add_type_rel("Conv2D", conv2d_rel).set_attr(
-    "TOpPattern", TOpPattern.kOutEWiseFusable
+(
+    register_op("conv2d")
+    .describe("Two-dimensional convolution, as neural networks call it.")
+    .set_num_inputs(2)
+    .add_argument("data", "Tensor", "[batch, channels, height, width]")
+    .add_argument("weight", "Tensor", "[out channels, channels / groups, height, width]")
+    .set_attrs_type(Conv2DAttrs)
+    .set_support_level(2)
+    .add_type_rel("Conv2D", conv2d_rel)
+    .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
+    .example({"data": "float32[1,3,6,9]", "weight": "float32[4,3,3,3]"}, {"padding": 1})
+    .example({"data": "float32[1,3,6,9]", "weight": "float32[4,3,1,1]"})
+    .example({"data": "int8[1,3,6,9]", "weight": "int8[4,3,3,3]"}, {"out_dtype": "int32"})
+    .example({"data": "float32[1,4,6,9]", "weight": "float32[4,1,3,3]"}, {"groups": 4})
+    .example({"data": "int8[1,4,6,9]", "weight": "int8[4,1,3,3]"}, {"groups": 4, "out_dtype": "int64"})
+    .example({"data": "float32[1,4,6,9]", "weight": "float32[6,2,3,3]"}, {"groups": 2, "strides": 2})
+    .example({"data": "float32[1,16,8,8]", "weight": "float32[4,16,3,3]"})
+    .example({"data": "float16[1,16,8,8]", "weight": "float16[4,16,3,3]"})
 )
 
 

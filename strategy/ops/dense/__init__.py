@@ -65,11 +65,21 @@ def _dense_rel(types: Sequence[Type], attrs: Any, reporter: TypeReporter) -> boo
     return True
 
 
-register_op("dense").describe("Applies a linear transformation: data · weightᵀ.").set_num_inputs(
-    2
-).add_argument("data", "Tensor", "[m, k]").add_argument("weight", "Tensor", "[n, k]").set_attrs_type(
-    DenseAttrs
-).set_support_level(1).add_type_rel("Dense", _dense_rel).set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
+(
+    register_op("dense")
+    .describe("Applies a linear transformation: data · weightᵀ.")
+    .set_num_inputs(2)
+    .add_argument("data", "Tensor", "[m, k]")
+    .add_argument("weight", "Tensor", "[n, k]")
+    .set_attrs_type(DenseAttrs)
+    .set_support_level(1)
+    .add_type_rel("Dense", _dense_rel)
+    .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
+    .example({"data": "float32[1,19]", "weight": "float32[5,19]"})
+    .example({"data": "float32[3,19]", "weight": "float32[5,19]"})
+    .example({"data": "float32[17,19]", "weight": "float32[5,19]"})
+    .example({"data": "float16[64,32]", "weight": "float16[48,32]"})
+)
 
 
 def dense_reference(attrs: DenseAttrs, inputs: Sequence[Any]) -> Any:

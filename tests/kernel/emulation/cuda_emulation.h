@@ -317,10 +317,17 @@ EMULATED_VECTORS(unsigned, uint) EMULATED_VECTORS(short, short) EMULATED_VECTORS
 EMULATED_VECTORS(signed char, char) EMULATED_VECTORS(unsigned char, uchar)
 EMULATED_VECTORS(long long, longlong) EMULATED_VECTORS(unsigned long long, ulonglong)
 
+#define CUDART_INF std::numeric_limits<double>::infinity()
+#define CUDART_INF_F std::numeric_limits<float>::infinity()
+
 // Narrow floats compute in float and round to nearest even, as the device does operation by operation.
 template <int kExponent, int kMantissa> struct Narrow {
   uint16_t bits;
   Narrow() = default;
+  Narrow(const Narrow&) = default;
+  Narrow(const volatile Narrow& other) : bits(other.bits) {}
+  Narrow& operator=(const Narrow&) = default;
+  void operator=(const Narrow& other) volatile { bits = other.bits; }
   template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>> Narrow(T value) : bits(round(float(value))) {}
   static uint16_t round(float value) {
     uint32_t u;
