@@ -150,7 +150,7 @@ def lanes_of_block(sch: Any, block: Any) -> int:
 
 
 def compares(sch: Any, block: Any) -> bool:
-    """Whether a block compares elements: of the results, CUDA has vectors of four at most."""
+    """True if a block compares elements: CUDA has vectors of four of the results at most."""
     from tvm import tirx
     from tvm_ffi import structural_walk
 
