@@ -1,4 +1,4 @@
-"""Training a model of times on a million records, and scoring with it.
+"""Training of a cost model on a million records, and scoring with it.
 
 Goals: 10⁶ records within 2 minutes and 2 GB on two cores, reading them from SQLite included; at least
 300,000 configurations scored per second, features included. The peer, in the same run: XGBoost's

@@ -1,7 +1,7 @@
 """Other tuners' searches, written down from their sources, to be replayed on recorded spaces.
 
 Each asks for rows of a table of configurations and is told their seconds. What they learn from is the same
-matrix of features that plevel's models of times see: AutoTVM and MetaSchedule extract theirs from lowered
+matrix of features that plevel's cost models see: AutoTVM and MetaSchedule extract theirs from lowered
 code, of which a recording has none. Compilation failures are worth nothing, as there.
 """
 

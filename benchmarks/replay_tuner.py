@@ -1,4 +1,4 @@
-"""Our search in the replay harness of recorded spaces: trials needed, cold and with records of elsewhere.
+"""The search in the replay harness of recorded spaces: trials needed, cold and with transfer learning.
 
 `make(space, seed, batch)` starts cold; `make_warm(space, seed, batch, history)` with records of other
 spaces of the same parameters, `{source: [(configuration, milliseconds or None), …]}`. Nothing but the

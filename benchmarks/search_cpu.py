@@ -1,7 +1,7 @@
 """Trials to the best of three spaces of this host's CPU, beside other tuners' ways; and warm starts.
 
     python benchmarks/search_cpu.py                        replays benchmarks/data/search_cpu.json.gz
-    python benchmarks/search_cpu.py --warm                 the same spaces, with records of elsewhere
+    python benchmarks/search_cpu.py --warm                 the same spaces, with transfer learning
     python benchmarks/search_cpu.py --record --seconds 380 times what is missing, and writes that file
     python benchmarks/search_cpu.py --record --threads 2   the same for another number of threads
 

@@ -31,7 +31,7 @@ IMPORTS = 8  # that are read at once, each with a thread and a process; others w
 
 @dataclass
 class Context:
-    """Made by `create_app`, opened when the application starts."""
+    """The state of one application, made by `create_app` and opened when that starts."""
 
     settings: Settings
     changed: Wakeup = field(default_factory=Wakeup)  # runs, and results of their jobs

@@ -75,7 +75,7 @@ def serve(channel: Channel) -> None:
 
 
 def build(request: Build) -> Built:
-    """Builds one configuration. Never raises what the configuration is to blame for."""
+    """Build one configuration. Failures of the configuration are results, not exceptions."""
     began = time.perf_counter()
     path = Path(request.path)
     kind, message, digest = None, "", ""
@@ -225,7 +225,7 @@ class _Slot:
 class BuilderPool:
     """One builder child per core, for the daemon, which never loads TVM itself.
 
-    What was built is kept for a while: a confirm job needs what search jobs built before.
+    Libraries are cached for a while: finals use those that search jobs built before.
 
     Args:
         server: forks the children.

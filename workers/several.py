@@ -20,7 +20,7 @@ def serve_each(devices: Sequence[str], serve: Callable[[str], int]) -> int:
     """Runs `serve` for each device in a process of its own until all have ended.
 
     SIGTERM and SIGINT are handed on to them. Where one fails, the others finish what they are timing
-    and end too, so that who started this process may start it again; they end with it when it dies.
+    and end too, so that a service manager can restart this process; they end with it when it dies.
     To be called while this process has one thread.
 
     Args:

@@ -36,7 +36,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
 @router.get(
     "/models",
     **describe(
-        "List the models of times", gives=Models, errors=(422,),
+        "List the cost models", gives=Models, errors=(422,),
         note="A model predicts the times of an operator on a target. `accuracy` is the share of pairs of "
         "configurations, of workloads that were held out, that it puts in the measured order; the newest of "
         "an operator and target answers a selection as `predicted` where that is at least `bar`. `target` "

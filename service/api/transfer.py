@@ -27,7 +27,7 @@ SMALL = 1 << 16  # bytes: read at once, and stored with others that come at the 
 
 
 class PutAside(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry that could not be read: where it begins (lines count from 1), why, and its begin."""
+    """A rejected entry: its line (counted from 1), the reason, and its first characters."""
 
     line: int
     reason: str
@@ -72,7 +72,7 @@ _DESCRIBED = (
     describe(
         "Import records", gives=Imported, errors=(422,),
         note="The body is a log of any format in docs/formats.md, read as it comes; `name` helps to tell "
-        "the format where the content does not. A bad line is put aside and counted; `rejects` says of "
+        "the format where the content does not. A bad line is rejected and counted; `rejects` says of "
         "how many to show it. Importing a file again adds nothing. `target` is that of a Kernel Tuner "
         "file, which names a device only. MetaSchedule's two files are sent as one, the workloads first.",
     )

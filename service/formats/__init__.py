@@ -1,6 +1,6 @@
 """Tuning logs of other tools, and plevel's own, as streams: bytes in, records out, and back.
 
-Readers take a `Source` and give records, the attachments these need, and what they put aside; they
+Readers take a `Source` and yield records, the attachments these need, and rejected entries; they
 hold a bounded part of the file, evaluate nothing, and never raise for what is in it.
 """
 
@@ -56,7 +56,7 @@ class Format(StrEnum):
 
 
 class FormatError(ValueError):
-    """A file that is of none of the formats read here."""
+    """A file in none of the supported formats."""
 
 
 _HEAD = 1 << 16
@@ -130,7 +130,7 @@ def _of_line(line: bytes) -> Format | None:
 def read(
     source: Source, form: Format | None = None, target: Target | None = None
 ) -> Iterator[Item]:
-    """All that a file holds, in its order; what no database could keep is put aside.
+    """Yield all items of a file in order; items that databases cannot store are rejected.
 
     Args:
         source: the file.

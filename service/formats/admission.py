@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def admitted(items: Iterable[Item]) -> Iterator[Item]:
-    """The same items, with those that one of the databases could not keep put aside."""
+    """The same items; those that a database cannot store become `Rejected`."""
     known: dict[int, object] = {}
 
     def once(check: Callable[[T], object], value: T) -> None:

@@ -107,7 +107,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def read(source: Source) -> Iterator[Item]:
-    """The records of a log; comments and blank lines are passed over, bad lines put aside."""
+    """Yield the records of a log; comments and blank lines are skipped, bad lines rejected."""
     tasks: dict[bytes, tuple[Task, str]] = {}
     for item in source.lines():
         if isinstance(item, Rejected):

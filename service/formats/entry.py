@@ -57,7 +57,7 @@ class RejectError(ValueError):
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry put aside: where it begins (lines count from 1), why, and its text.
+    """A rejected entry: its line (counted from 1), the reason, and its text.
 
     `text` is the whole entry, except where it was too long to keep.
     """
@@ -206,7 +206,7 @@ def config_key(values: dict[str, Any]) -> str:
 
 
 def reject(line: int, error: Exception, text: bytes = b"") -> Rejected:
-    """An entry put aside for what reading it raised."""
+    """The rejected entry for an error of its reader."""
     return Rejected(line=line, reason=_reason_of(error), detail=f"{error}"[:500], text=text)
 
 

@@ -71,7 +71,7 @@ _BAD_IN_NAMES = re.compile(r"[\s()\[\]{},=+:\"]")
 
 
 def read(source: Source, target: Target | None = None) -> Iterator[Item]:
-    """The records of a cache or of T4 results, with their space; bad entries are put aside.
+    """The records of a cache or of T4 results, with their space; bad entries are rejected.
 
     A T4 file and a cache whose header follows its entries are read twice, a stream that cannot go
     back through a temporary file: what the entries mean is only known at their end.

@@ -90,7 +90,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def read(source: Source) -> Iterator[Item]:
-    """The records of a file, with their attachments; bad lines are put aside where they stand."""
+    """The records of a file, with their attachments; bad lines are rejected in place."""
     shared = _Shared()
     readable = True
     for item in source.lines(MAX_LINE):

@@ -160,7 +160,7 @@ class Source:
         return self._fault
 
     def lines(self, limit: int = MAX_LINE) -> Iterator[tuple[int, bytes] | Rejected]:
-        """Numbered lines without their ends, blank ones too; those over `limit` bytes are put aside.
+        """Numbered lines without their ends, blank ones too; those over `limit` bytes are rejected.
 
         `ended_openly` is set before the last line where no line end follows it.
         """

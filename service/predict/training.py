@@ -1,4 +1,4 @@
-"""Models of times in the database: trained from its records, versioned, with how well they rank.
+"""Cost models in the database: trained from its records, versioned, with their accuracy.
 
 `python -m service.predict.training OP TARGET` reads a database's URL, trains one in a process of its own, and
 prints what came of it as a line of JSON.
@@ -40,7 +40,7 @@ HELD_OUT = 0.2  # of the workloads
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model of the times of one operator on one target. `version` counts from 1.
+    """A cost model of one operator on one target. `version` counts from 1.
 
     `accuracy` is the share of pairs of configurations, of workloads that were held out, that a model
     trained on the other workloads ranks as they were measured; it may answer `predicted` where that is
@@ -108,7 +108,7 @@ def _check(op: str, target_key: str, workloads: int) -> None:
 
 
 def train(store: Store, op: str, target_key: str) -> Model:
-    """Trains a model in this process and stores it.
+    """Train a model in this process and store it.
 
     Raises:
         NotFoundError: the target is not in the database.
@@ -296,7 +296,7 @@ def _model(row: Any) -> Model:
 
 
 def start(store: Store, op: str, target_key: str, *, piped: bool = False) -> subprocess.Popen[str]:
-    """Trains in a process of its own, below what is timed beside it; it logs what is wrong."""
+    """Train in a process of its own, at a lower priority than timing; errors are logged."""
     kind = subprocess.PIPE if piped else None
     child = subprocess.Popen(
         [sys.executable, "-m", "service.predict.training", op, target_key],

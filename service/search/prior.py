@@ -17,7 +17,7 @@ class Prior(NamedTuple):
     """One source's log-seconds and risk of failure, anywhere in the space.
 
     Attributes:
-        theta: the hyper-parameters of its view of time: which knobs count, and how far.
+        theta: the hyper-parameters of its view of time: the length scales of knobs.
         records: places, as the view of time scales them, and the weight of each as the last column.
         failures: the same for failures; empty where none failed.
         centre, deviation: of its log-seconds.

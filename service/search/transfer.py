@@ -1,7 +1,7 @@
 """Transfer learning from other shapes, targets, devices and versions: priors over a space, of two kinds.
 
 A source whose knobs mean the same here (another device, target or version) becomes a Gaussian process
-over this space. Those of other shapes become one model of times of them all (`predictor`), which knows
+over this space. Those of other shapes train one cost model together (`predictor`), which knows
 dimensions beside the knobs, and is asked for the shape that is searched.
 """
 
@@ -137,7 +137,7 @@ class _Shapes:
 
 
 def _trials(source: Source) -> Trials | None:
-    """Records of another shape for a model of times; None where there are none, or of this shape."""
+    """Records of another shape as training data; None if there are none, or the shape is this one."""
     if source.workload is None or source.space is None:
         return None
     if not any(s is not None for s in source.seconds):

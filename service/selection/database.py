@@ -51,7 +51,7 @@ class RecordDatabase:
 
     @cached_property
     def ranker(self) -> ModelRanker | None:
-        """The models of times, which are of now and of the default namespace: None for others."""
+        """The cost models; None for as-of queries and other namespaces, which have none."""
         modelled = self._as_of is None and self._namespace == DEFAULT
         return ModelRanker(self.connection) if modelled else None
 

@@ -1,1 +1,1 @@
-"""CUDA devices by pycuda: the driver, kernels, sessions, vendor libraries, graphs."""
+"""CUDA devices through pycuda: the driver, kernels, sessions, vendor libraries, graphs."""

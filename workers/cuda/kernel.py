@@ -65,7 +65,7 @@ class Driver(Protocol):
         """Wait for all launches; raises `CudaError` if a kernel failed: the process must end then."""
 
     def time(self, queue: Callable[[], None]) -> float:
-        """Seconds that the device takes for what `queue` launches, by its own clock."""
+        """Seconds that the device takes for the launches of `queue`, by its own clock."""
 
     def describe(self) -> dict[str, Any]:
         """Driver, clocks, temperature and throttling now: part of a measurement's environment."""

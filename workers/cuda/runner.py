@@ -1,4 +1,4 @@
-"""Sessions on a CUDA device: what `workers/runner.py` does, with kernels on the device.
+"""Sessions on a CUDA device: the counterpart of `workers/runner.py`.
 
 A kernel that fails leaves the device's context unusable for the whole process: such a session ends
 its child, and the daemon goes on in a new one.
