@@ -1,4 +1,4 @@
-"""What all tests share: sizes of samples, a PostgreSQL server, and no skip without a reason."""
+"""Fixtures of all tests: sizes of samples, a PostgreSQL server, and no skip without a reason."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _operators_of_tests_stay_in_their_modules(request: pytest.FixtureRequest) ->
 
 @pytest.fixture(scope="session")
 def full(pytestconfig: pytest.Config) -> bool:
-    """Whether larger samples are wanted."""
+    """True if larger samples are wanted."""
     return bool(pytestconfig.getoption("--full"))
 
 
@@ -133,7 +133,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def new_postgres(postgres_server: str) -> Callable[[], AbstractContextManager[str]]:
-    """What makes an empty PostgreSQL database and gives its URL; it is dropped at the end."""
+    """A function that creates an empty PostgreSQL database, dropped at the end, and returns its URL."""
     import psycopg
 
     @contextmanager

@@ -38,7 +38,7 @@ MEASURE = ("dense", "-i", "data=float32[8,8]", "-i", "weight=float32[8,8]", "-I"
 
 
 def emulate_cuda(stage: Stage) -> None:
-    """What a host with a GPU has, in a folder of this stage and its environment."""
+    """The files and environment of a host with a GPU, in a folder of this stage."""
     packages = stage.folder / "packages"
     compile_vendor(packages / "nvidia/cublas/lib/libcublas.so.12")
     tools = stage.folder / "bin"

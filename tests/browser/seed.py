@@ -1,4 +1,4 @@
-"""What the pages are shown with: runs of a real operator, and one whose every name is hostile.
+"""Data for the pages: runs of a real operator, and one whose every name is hostile.
 
 Records go in through the queue, as a worker's would; times come from a formula.
 """
@@ -200,7 +200,7 @@ class Farm:
             jobs.report(c, Report(lease_id=held.id, results=sent), TERMS)
 
     def _reference(self) -> Reference:
-        """What a worker times beside every batch, on a host that slows down now and then."""
+        """The calibration kernel's times beside every batch, on a host that slows down now and then."""
         middle_s = 4e-5 * (1.3 if self.dispatched % 11 == 5 else 1 + 0.02 * self.rng.random())
         return Reference(
             samples_s=(middle_s * 0.99, middle_s, middle_s * 1.01),

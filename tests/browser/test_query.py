@@ -1,4 +1,4 @@
-"""What the pages say is what the store and the rule say; on SQLite and on PostgreSQL."""
+"""Agreement of the pages with the store and the rule, on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 

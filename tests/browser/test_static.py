@@ -1,4 +1,4 @@
-"""What needs no browser: vendored files are what they claim, headers, and names that are addresses."""
+"""Tests of the pages without a browser: vendored files, headers, and names that are addresses."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Visitor:
         assert overflow <= 0, f"{self.page.url} is {overflow} pixels too wide"
 
     def violations(self) -> list[str]:
-        """What axe-core finds."""
+        """The violations that axe-core finds."""
         self.page.evaluate(AXE.read_text())
         found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
         return [

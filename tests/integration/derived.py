@@ -1,4 +1,4 @@
-"""What follows from the log, derived from all records at once and in no clever way."""
+"""The derived tables, computed naively from all records at once."""
 
 from __future__ import annotations
 

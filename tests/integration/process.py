@@ -125,7 +125,7 @@ def _limit_files(most: int | None) -> None:
 
 
 def refused(*arguments: str, **environment: str) -> str:
-    """What the service says when it does not start; it says one line, and ends with 1."""
+    """The one line of a service that does not start and exits with 1."""
     done = subprocess.run(
         [sys.executable, "-m", "service", *arguments], env={**os.environ, **environment},
         capture_output=True, text=True, timeout=60, check=False,

@@ -1,4 +1,4 @@
-"""What the tests of the service start from: a workload with candidates as data, workers, a run.
+"""A scene for tests of the service: a workload with candidates as data, workers, a run.
 
 The operator is installed nowhere, and times come from a formula: these tests are about the store, the
 queue and the protocol, not about kernels.
@@ -92,7 +92,7 @@ def lease_jobs(
     connection: sa.Connection, worker_id: int, identity: str, most: int = 1,
     terms: retry.Terms = TERMS,
 ) -> list[Lease]:  # fmt: skip
-    """What one worker that asks for jobs gets; raises what it is refused with."""
+    """The leases of one worker that asks for jobs; raises its refusal."""
     (answer,) = jobs.lease_many(connection, [Ask(worker_id, identity, most)], terms)
     if isinstance(answer, ServiceError):
         raise answer

@@ -1,4 +1,4 @@
-"""What was best of another version is tried first, where the space still has it."""
+"""The best of another version is tried first, where the space still has it."""
 
 from __future__ import annotations
 

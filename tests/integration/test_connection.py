@@ -76,7 +76,7 @@ class Raw:
         return sent
 
     def is_answered(self) -> bool:
-        """Whether something came, or the end."""
+        """True if data or the end has arrived."""
         return bool(select.select([self.socket], [], [], 0)[0])
 
     def answer(self) -> bytes:

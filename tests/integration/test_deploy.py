@@ -1,4 +1,4 @@
-"""What `docker-compose.yml` starts, as plain processes: two services on one PostgreSQL, a proxy, workers."""
+"""The set of `docker-compose.yml` as plain processes: two services on one PostgreSQL, a proxy, workers."""
 
 from __future__ import annotations
 

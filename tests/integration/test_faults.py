@@ -38,7 +38,7 @@ TRIALS = 24
 
 
 class Worker:
-    """What a worker says to a service, by its own client, spool and holdings; a formula measures."""
+    """A worker with its own client, spool and holdings, whose times come from a formula."""
 
     def __init__(self, url: str, folder: Path, name: str) -> None:
         self.stop = threading.Event()

@@ -336,7 +336,7 @@ def test_attempts_that_nobody_can_tell_apart_are_all_kept(store: Store) -> None:
 
 
 def apply_history_best(lines: list[bytes]) -> Any:
-    """What `tvm.autotvm.ApplyHistoryBest` makes of a log, as TVM wrote it (`dispatcher.py`).
+    """The rule of `tvm.autotvm.ApplyHistoryBest`, as TVM wrote it (`dispatcher.py`).
 
     Returns a function of target and task: the mean cost of the configuration that it applies.
     """

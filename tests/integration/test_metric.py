@@ -1,4 +1,4 @@
-"""What Prometheus reads, of a queue that is known."""
+"""Metrics of a known queue, as Prometheus reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What selection asks of the database: in few statements, from now or from then."""
+"""The queries of selection: few statements, current or as-of."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def parcel_of(rows: Sequence[ImportedRecord], rest: bytes = b"", shown: int = 0)
 
 
 def together(intake: Intake, *parcels: Parcel) -> list[Any]:
-    """What each `put` gave or raised: all have come before the first is looked at."""
+    """The result or error of each `put`; all are queued before the first is served."""
 
     async def put() -> list[Any]:
         return await asyncio.gather(*map(intake.put, parcels), return_exceptions=True)

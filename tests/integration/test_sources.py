@@ -1,4 +1,4 @@
-"""What a search starts from: records of its implementation on other shapes, targets and versions."""
+"""The sources of a search: records of its implementation on other shapes, targets and versions."""
 
 from __future__ import annotations
 

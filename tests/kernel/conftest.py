@@ -1,4 +1,4 @@
-"""What kernel tests share: two threads for TVM, and one run of an implementation on random data."""
+"""Fixtures of kernel tests: two threads for TVM, and one run of an implementation on random data."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _CANARY = 0xF5
 
 
 class Placing(StrEnum):
-    """Where buffers touch an inaccessible page; EXACT leaves no gap at their end, for loosened code."""
+    """The side at which buffers touch an inaccessible page; EXACT leaves no gap, for loosened code."""
 
     END = "end"
     BEGIN = "begin"
@@ -107,7 +107,7 @@ def loosened(lowered: Lowered) -> Lowered:
 
 
 def failures(request: Request) -> Iterator[str]:
-    """What goes wrong in each placing; nothing where all is well."""
+    """The failures of each placement; empty if there are none."""
     work = request.workload
     target = Target.parse("cpu").with_threads(request.threads)
     lowered = lower(work, target, request.implementation, request.config)
@@ -152,7 +152,7 @@ def _run(
 
 
 def _forked(run: Any) -> str:
-    """What ended the run: a signal, or an exception; empty where nothing did."""
+    """The signal or exception that ended the run; empty if none did."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

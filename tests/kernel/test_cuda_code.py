@@ -1,4 +1,4 @@
-"""What the compiler makes of the configurations that run untuned: no device is needed to see spilled registers."""
+"""Machine code of the configurations that run untuned: no device is needed to see spilled registers."""
 
 from __future__ import annotations
 

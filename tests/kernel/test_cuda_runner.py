@@ -36,7 +36,7 @@ POLICY = TimingPolicy(warmup_s=0, min_repeat_s=1e-6, min_repeats=2, max_repeats=
 
 
 class Channel:
-    """What a runner sends, kept."""
+    """A channel that keeps what a runner sends."""
 
     def __init__(self) -> None:
         self.results: dict[int, Result] = {}

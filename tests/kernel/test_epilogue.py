@@ -1,4 +1,4 @@
-"""What models call: a product with what follows it, as one function."""
+"""Products fused with their epilogues, as networks call them."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ EXP = Workload.make("exp", {"data": "float32[40,20]"})
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What a host with a driver, cuBLAS and nvcc has in its environment."""
+    """The environment of a host with a driver, cuBLAS and nvcc."""
     folder = tmp_path_factory.mktemp("driver")
     compile_driver(folder / "lib")
     compile_vendor(folder / "packages/nvidia/cublas/lib/libcublas.so.12")
@@ -73,7 +73,7 @@ def compiled(artefact: CudaArtefact, folder: Path) -> CudaArtefact:
 def run(
     workload: Workload, artefacts: list[CudaArtefact], folder: Path
 ) -> tuple[dict[int, Result], dict[str, Any]]:
-    """What a worker's runner reports of them, from a child of its own, and the environment."""
+    """The reports of a worker's runner in a child of its own, and the environment."""
     session = session_of(workload, artefacts, folder)
     found: dict[int, Result] = {}
     cores = sorted(os.sched_getaffinity(0))[:1]

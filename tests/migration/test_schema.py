@@ -45,7 +45,7 @@ def test_models_are_what_the_migrations_make(url: str, store: Store) -> None:
 
 
 def test_constraints_are_what_the_migrations_make(url: str, store: Store) -> None:
-    """What alembic does not compare: checks, and the conditions of partial indexes."""
+    """Parts of the schema that alembic does not compare: checks, and the conditions of partial indexes."""
     migration.upgrade(url)
     with store.read() as connection:
         inspector = sa.inspect(connection)

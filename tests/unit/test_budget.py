@@ -1,4 +1,4 @@
-"""Where the next trials of a workload go."""
+"""The distribution of a workload's next trials."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_it_agrees_with_select_at_every_shape_on_record_or_says_where_not(
 
 
 class Given(Records):
-    """What is measured of each m, with n = 64: implementation, median, half its interval, tile."""
+    """Measurements by m, with n = 64: implementation, median, half its interval, tile."""
 
     level = Level.TARGET
 

@@ -1,4 +1,4 @@
-"""What `plevel doctor` says of hosts that describe themselves in files."""
+"""`plevel doctor` on hosts that describe themselves in files."""
 
 from __future__ import annotations
 

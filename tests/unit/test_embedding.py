@@ -1,4 +1,4 @@
-"""Where configurations lie."""
+"""Coordinates of configurations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cost model sees of configurations."""
+"""Features of configurations for the cost model."""
 
 from __future__ import annotations
 

@@ -304,7 +304,7 @@ def test_a_file_read_twice_is_the_same_records() -> None:
 
 
 def as_apply_history_best(rows: list[Any], model: str, keys: tuple[str, ...]) -> dict[str, str]:
-    """Which template AutoTVM picks for each workload that has several, straight from the lines.
+    """The template that AutoTVM picks for each workload that has several, straight from the lines.
 
     Its rule: the best by model, else by the target's keys in order; among templates, the lowest mean.
     """
@@ -336,7 +336,7 @@ def as_apply_history_best(rows: list[Any], model: str, keys: tuple[str, ...]) ->
 
 
 def selected(items: list[ImportedRecord], target: str) -> dict[str, str]:
-    """What `policy="tvm"` selects from imported records, under the same names."""
+    """The selections by `policy="tvm"` from imported records, under the same names."""
     by_workload: dict[Workload, list[ImportedRecord]] = {}
     for i in items:
         by_workload.setdefault(i.task.workload, []).append(i)

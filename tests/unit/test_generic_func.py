@@ -22,7 +22,7 @@ def own_names(monkeypatch):
 def make():
     @generic_func
     def kind_of(data, target):
-        """What runs where."""
+        """The default body."""
         return "default", data
 
     for key in ("cuda", "rocm", "cpu", "gpu"):
@@ -111,4 +111,4 @@ def test_the_current_target_stands_for_the_argument():
 
 
 def test_the_documentation_is_the_defaults():
-    assert make().__doc__ == "What runs where."
+    assert make().__doc__ == "The default body."

@@ -1,4 +1,4 @@
-"""What this host is, from what the kernel says of it."""
+"""The description of this host, from the kernel's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who needs what: strategy and service live without TVM, and importing loads little."""
+"""Dependencies of imports: strategy and service need no TVM, and importing loads little."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _foreign_after(code: str) -> set[str]:
 
 
 def test_importing_strategy_loads_next_to_nothing() -> None:
-    """What keeps it quick; `benchmarks/import_time.py` says how quick."""
+    """The few packages that keep imports quick; `benchmarks/import_time.py` measures them."""
     found = _foreign_after("import strategy, strategy.select, strategy.workload")
     assert found <= {"msgspec", "strategy", "typing_extensions"}
 

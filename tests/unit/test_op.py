@@ -42,7 +42,7 @@ CPU, CUDA = Target.parse("llvm -mcpu=x86-64"), Target.parse("cuda -arch=sm_90")
 
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch):
-    """What a test registers is gone after it."""
+    """Remove what a test registers at its end."""
     all_ops()
     monkeypatch.setattr(registry, "_ops", dict(registry._ops))
 

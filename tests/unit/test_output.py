@@ -1,4 +1,4 @@
-"""What commands show of a run and of a selection."""
+"""Output of commands for runs and selections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a right answer: rounding passes in any order, a missing term does not."""
+"""Tolerances of outputs: rounding passes in any order, a missing term does not."""
 
 from __future__ import annotations
 

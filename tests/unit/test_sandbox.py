@@ -1,4 +1,4 @@
-"""What is said of a child that died."""
+"""Messages about a child that died."""
 
 from __future__ import annotations
 

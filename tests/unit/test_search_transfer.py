@@ -1,4 +1,4 @@
-"""Records of elsewhere as functions over candidates: of the same shape, and of others."""
+"""Priors from other tasks' records: of the same shape, and of others."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def cases(draw: st.DrawFn) -> tuple[int, list[Candidate], list[Measured]]:
 
 
 def expected(rows: int, known: list[Candidate], measured: list[Measured]) -> tuple[Any, ...] | None:
-    """What the design says, read once more: (implementation, reason, level, time, unmeasured)."""
+    """A second implementation of the rule: (implementation, reason, level, time, unmeasured)."""
     # 1. Keep the implementations whose conditions hold.
     valid = [c for c in known if CONDITIONS[c.condition](rows)]
     if not valid:
@@ -550,7 +550,7 @@ def conv2d() -> Iterator[None]:
 
 
 class Log:
-    """What was tuned, as AutoTVM's log has it: by workload."""
+    """Tuned configurations by workload, as in AutoTVM's log."""
 
     def __init__(self) -> None:
         self.lines: dict[str, list[History]] = {}

@@ -1,4 +1,4 @@
-"""What notebooks show of runs, tasks and selections."""
+"""Tables of runs, tasks and selections in notebooks."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Machine:
         return measure
 
     def turns(self) -> list[int]:
-        """Which kernel ran, without repetitions."""
+        """The order of kernels, without repetitions."""
         order = [index for index, _ in self.calls]
         return [x for i, x in enumerate(order) if i == 0 or order[i - 1] != x]
 

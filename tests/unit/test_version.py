@@ -87,7 +87,7 @@ def versions() -> dict[str, tuple[int, str]]:
 
 
 def _modules_of(function: Any) -> Iterator[str]:
-    """Where a function is from; a wrapper's wrapped functions too."""
+    """The source files of a function and of the functions that it wraps."""
     while isinstance(function, functools.partial):
         function = function.func
     yield function.__module__

@@ -65,7 +65,7 @@ def install_nvcc(folder: Path, headers: Path) -> Path:
 
 
 def main(headers: str) -> None:
-    """What of nvcc's command line `strategy.cuda.compiler` uses."""
+    """The part of nvcc's command line that `strategy.cuda.compiler` uses."""
     if "--version" in sys.argv:
         print("Emulated CUDA compilation tools, V0.0.0")
         return

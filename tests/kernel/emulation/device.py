@@ -149,7 +149,7 @@ def launch_kernel(
 
 
 def _translate(source: str) -> str:
-    """What differs between CUDA and C++: shared memory, inline assembly, and headers of the toolkit."""
+    """Translate CUDA to C++: shared memory, inline assembly, and headers of the toolkit."""
     source = re.sub(r'"\s*\n\s*"', "", source)  # texts in two parts
     source = _ASSEMBLY.sub(_translate_assembly, source)
     source = re.sub(
@@ -178,7 +178,7 @@ def compile_vendor(library: Path) -> None:
 
 
 def missing_for_driver() -> str:
-    """What this host has not that `compile_driver` needs; nothing where it has all."""
+    """The requirements of `compile_driver` that this host lacks; empty if none."""
     needs = {
         "C++ compiler": find_cxx(), "pycuda (docs/gpu.md)": find_file("pycuda", "_driver."),
         "cuda.h (nvidia-cuda-runtime)": find_file("nvidia-cuda-runtime", "cuda.h"),
