@@ -8,7 +8,7 @@ scope is never the best, and a failure has no cost. Purged records count for not
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -335,6 +335,22 @@ def pooled(
         (rows[pool[0].id], estimate([s for row in pool for s in samples[row.id]]))
         for _, _, pool in ranked
     ]
+
+
+def find_champion(connection: sa.Connection, task_id: int) -> Any | None:
+    """The `config` that is best on a task's target, and its `config_digest`; None where nothing ran."""
+    query = sa.select(*best.c["config", "config_digest"]).where(
+        best.c.task_id == task_id, best.c.scope == Scope.TARGET.value
+    )
+    return connection.execute(query).one_or_none()
+
+
+def is_measured(connection: sa.Connection, tasks: Collection[int]) -> bool:
+    """Return whether anything ran of any of these tasks."""
+    query = sa.select(best.c.task_id).where(
+        best.c.task_id.in_(tasks), best.c.scope == Scope.TARGET.value
+    )
+    return connection.execute(query.limit(1)).one_or_none() is not None
 
 
 def _rank_place(

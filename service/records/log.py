@@ -440,6 +440,14 @@ def _drift(r: Any) -> float | None:
     return found
 
 
+def find_first_failure(connection: sa.Connection, run_id: int) -> Any | None:
+    """The `error` and `message` of a run's first failure; None where nothing has failed."""
+    query = sa.select(*record.c["error", "message"]).where(
+        record.c.run_id == run_id, record.c.error.is_not(None)
+    )
+    return connection.execute(query.order_by(record.c.id).limit(1)).one_or_none()
+
+
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
     """A trial that improved on all before it."""
 

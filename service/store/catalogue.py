@@ -97,6 +97,10 @@ def put_workloads(connection: sa.Connection, values: Iterable[Workload]) -> dict
     return {digest: row_id for (digest,), row_id in found.items()}
 
 
+def find_workload_keys(connection: sa.Connection, ids: Collection[int]) -> list[str]:
+    return list(connection.scalars(sa.select(workload.c.key).where(workload.c.id.in_(ids))))
+
+
 def put_target(connection: sa.Connection, value: Target) -> int:
     """The target of that key; it has the keys of all that share it."""
     body = {"keys": list(value.keys), "body": value.to_json()}

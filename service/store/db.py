@@ -21,6 +21,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from service.errors import DatabaseError, InvalidError
 from service.store import row_cache
 
+Connection = sa.Connection
 _ROWS = 100  # in a statement of SQLite: a tenth faster than one by one, and more gain nothing
 
 

@@ -14,27 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import sqlalchemy as sa
-
 from service.errors import DatabaseError
 from service.queue import fleet, retry
 from service.queue import job as jobs
 from service.records import best
+from service.records import log as records
 from service.search.child import CostModel
 from service.settings import Settings
 from service.store import catalogue, event
-from service.store.db import Store, now
-from service.store.tables import (
-    Scope,
-    TaskState,
-    record,
-    run,
-    run_task,
-    workload,
-)
-from service.store.tables import best as best_table
+from service.store.db import Connection, Store
+from service.store.tables import Scope, TaskState
 from service.store.wakeup import Wakeup
-from service.tuning import budget, final, remeasure, tuning_run
+from service.tuning import budget, final, remeasure, state, tuning_run
 from service.tuning import run as runs
 from service.tuning.ownership import Tenure
 from service.tuning.tuning_run import TuningRun, TuningTask, arms_of
@@ -163,11 +154,7 @@ class Tuner:
                 self._runs[run_id] = tuning_run.load(connection, run_id, self.model)
             tuning = self._runs[run_id]
             tuning_run.absorb(connection, tuning)
-            row = connection.execute(
-                sa.select(run.c.state, (now() - run.c.created_at).label("age_s")).where(
-                    run.c.id == run_id
-                )
-            ).one()
+            row = state.read_state(connection, run_id)
             open_jobs = jobs.open_jobs(connection, run_id)
             devices = fleet.count_alive(connection, tuning.target_id, self.settings.alive_s)
         if row.state == RunState.CONFIRMING:
@@ -267,12 +254,14 @@ class Tuner:
         if not (proposals or tuning.changed or timed_out or idle):
             return
         with self.store.write() as connection:
-            state = connection.execute(
-                sa.select(run.c.state).where(run.c.id == tuning.id).with_for_update(key_share=True)
-            ).scalar_one()
-            if state != RunState.RUNNING or not self._tenure.lasts(connection, tuning.id):
+            row = state.lock_state(connection, tuning.id)
+            if row.state != RunState.RUNNING or not self._tenure.lasts(connection, tuning.id):
                 return  # cancelled meanwhile, or another service's
-            self._write_states(connection, tuning)
+            for t in tuning.changed:
+                state.set_task_state(
+                    connection, tuning.id, t.id, t.implementation, t.state, t.message
+                )
+            tuning.changed.clear()
             for p in proposals:
                 self._enqueue(connection, tuning, p, Phase.SEARCH)
             if timed_out:
@@ -285,21 +274,8 @@ class Tuner:
         if ended:
             self.changed.notify()
 
-    def _write_states(self, connection: sa.Connection, tuning: TuningRun) -> None:
-        for t in tuning.changed:
-            connection.execute(
-                sa.update(run_task)
-                .where(run_task.c.run_id == tuning.id, run_task.c.task_id == t.id)
-                .values(state=t.state, message=t.message)
-            )
-            event.note(
-                connection, t.state.value, run_id=tuning.id, task=t.id,
-                implementation=t.implementation, message=t.message,
-            )  # fmt: skip
-        tuning.changed.clear()
-
     def _enqueue(
-        self, connection: sa.Connection, tuning: TuningRun, p: Proposal, phase: Phase
+        self, connection: Connection, tuning: TuningRun, p: Proposal, phase: Phase
     ) -> None:
         request = tuning.request
         policy = request.search_policy if phase is Phase.SEARCH else request.confirm_policy
@@ -311,19 +287,17 @@ class Tuner:
         if phase is Phase.SEARCH and tuning.policy_id == -1:
             tuning.policy_id = catalogue.put_policy(connection, policy)
 
-    def _confirm(self, connection: sa.Connection, tuning: TuningRun, *, timed_out: bool) -> None:
+    def _confirm(self, connection: Connection, tuning: TuningRun, *, timed_out: bool) -> None:
         """Enqueues the finals: the best of all implementations and their fallbacks, interleaved."""
         why = _why_stopped(tuning, timed_out=timed_out)
-        values = {"state": RunState.CONFIRMING, "message": why, "complete": not timed_out}
-        connection.execute(sa.update(run).where(run.c.id == tuning.id).values(**values))
-        event.note(connection, "confirming", run_id=tuning.id, message=why)
+        state.begin_finals(connection, tuning.id, why, complete=not timed_out)
         for workload_id, group in tuning.by_workload().items():
             entries = [e for t in group for e in self._finalists(connection, t)]
             for _ in range(CONFIRM_SESSIONS if entries else 0):
                 proposal = Proposal(workload_id, tuple(entries), jobs.URGENT)
                 self._enqueue(connection, tuning, proposal, Phase.CONFIRM)
 
-    def _finalists(self, connection: sa.Connection, t: TuningTask) -> list[jobs.NewEntry]:
+    def _finalists(self, connection: Connection, t: TuningTask) -> list[jobs.NewEntry]:
         ranked = best.pooled(connection, t.id, Scope.TARGET, "", Phase.SEARCH)
         # One that was given up is confirmed too, so that all are compared by the same measure.
         most = 1 if t.state is TaskState.DROPPED else FINALISTS
@@ -333,22 +307,14 @@ class Tuner:
             fallback = t.search.space.fallback.digest
             configs |= {row.config_digest: row.config for row, _ in ranked if row.config_digest == fallback}
         # The champion of an earlier run defends its place.
-        champion = connection.execute(
-            sa.select(best_table.c.config_digest, best_table.c.config).where(
-                best_table.c.task_id == t.id, best_table.c.scope == Scope.TARGET.value
-            )
-        ).one_or_none()
+        champion = best.find_champion(connection, t.id)
         if champion is not None:
             configs.setdefault(champion.config_digest, champion.config)
         return [jobs.NewEntry(t.id, Config(c)) for c in configs.values()]
 
     def _finish(self, tuning: TuningRun) -> None:
         with self.store.write() as connection:
-            row = connection.execute(
-                sa.select(run.c.state, run.c.message, run.c.complete)
-                .where(run.c.id == tuning.id)
-                .with_for_update(key_share=True)
-            ).one()
+            row = state.lock_state(connection, tuning.id)
             if row.state != RunState.CONFIRMING or not self._tenure.lasts(connection, tuning.id):
                 return
             again, doubt = self._settle(connection, tuning, out_of_time=not row.complete)
@@ -357,18 +323,18 @@ class Tuner:
         (self.queued if again else self.changed).notify()
 
     def _close_run(
-        self, connection: sa.Connection, tuning: TuningRun, row: Any, doubt: set[str]
+        self, connection: Connection, tuning: TuningRun, row: Any, doubt: set[str]
     ) -> None:
         """Ends a run whose finals are done."""
-        failed = [w for w, group in tuning.by_workload().items()
-                  if not self._measured(connection, group)]  # fmt: skip
+        failed = [
+            w for w, group in tuning.by_workload().items()
+            if not best.is_measured(connection, [t.id for t in group])
+        ]  # fmt: skip
         if len(failed) == len(tuning.by_workload()):
-            why = f"{row.message}; nothing ran: {self._first_error(connection, tuning)}"
+            why = f"{row.message}; nothing ran: {_first_failure(connection, tuning.id)}"
             runs.finish(connection, tuning.id, RunState.FAILED, why)
         else:
-            names = connection.scalars(
-                sa.select(workload.c.key).where(workload.c.id.in_(failed))
-            ).all()
+            names = catalogue.find_workload_keys(connection, failed)
             message = row.message
             if doubt:
                 message += f"; not sure within ±{BOUND:.1%}: {', '.join(sorted(doubt))}"
@@ -380,7 +346,7 @@ class Tuner:
             )  # fmt: skip
 
     def _settle(
-        self, connection: sa.Connection, tuning: TuningRun, *, out_of_time: bool
+        self, connection: Connection, tuning: TuningRun, *, out_of_time: bool
     ) -> tuple[bool, set[str]]:
         """Enqueues another final of each workload whose answer would rest on noise.
 
@@ -406,24 +372,13 @@ class Tuner:
             )  # fmt: skip
         return again, doubt
 
-    def _measured(self, connection: sa.Connection, group: Sequence[TuningTask]) -> bool:
-        query = sa.select(best_table.c.task_id).where(
-            best_table.c.task_id.in_([t.id for t in group]),
-            best_table.c.scope == Scope.TARGET.value,
-        )
-        return connection.execute(query.limit(1)).one_or_none() is not None
 
-    def _first_error(self, connection: sa.Connection, tuning: TuningRun) -> str:
-        row: Any = connection.execute(
-            sa.select(record.c.error, record.c.message)
-            .where(record.c.run_id == tuning.id, record.c.error.is_not(None))
-            .order_by(record.c.id)
-            .limit(1)
-        ).one_or_none()
-        if row is None:
-            return "no worker for this target took a job"
-        first = (row.message.strip().splitlines() or [""])[0]
-        return f"the first failure is {row.error}: {first}"
+def _first_failure(connection: Connection, run_id: int) -> str:
+    failed = records.find_first_failure(connection, run_id)
+    if failed is None:
+        return "no worker for this target took a job"
+    first = (failed.message.strip().splitlines() or [""])[0]
+    return f"the first failure is {failed.error}: {first}"
 
 
 def _close(tuning: TuningRun, t: TuningTask, state: TaskState, why: str) -> None:

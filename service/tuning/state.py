@@ -1,0 +1,49 @@
+"""States of live runs and of their tasks, as the tuner moves them on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.store import event
+from service.store.db import now
+from service.store.tables import TaskState, run, run_task
+from strategy.record import RunState
+
+
+def read_state(connection: sa.Connection, run_id: int) -> Any:
+    """Return a run's `state` and `age_s`, the seconds since it was created."""
+    age_s = (now() - run.c.created_at).label("age_s")
+    return connection.execute(sa.select(run.c.state, age_s).where(run.c.id == run_id)).one()
+
+
+def lock_state(connection: sa.Connection, run_id: int) -> Any:
+    """Return a run's `state`, `message` and `complete`, which stay so until the transaction ends."""
+    query = sa.select(*run.c["state", "message", "complete"]).where(run.c.id == run_id)
+    return connection.execute(query.with_for_update(key_share=True)).one()
+
+
+def begin_finals(
+    connection: sa.Connection, run_id: int, message: str, *, complete: bool
+) -> None:
+    """Move a run from searching to its finals; `message` says why the search has ended."""
+    values = {"state": RunState.CONFIRMING, "message": message, "complete": complete}
+    connection.execute(sa.update(run).where(run.c.id == run_id).values(**values))
+    event.note(connection, "confirming", run_id=run_id, message=message)
+
+
+def set_task_state(
+    connection: sa.Connection, run_id: int, task_id: int, implementation: str, state: TaskState,
+    message: str,
+) -> None:  # fmt: skip
+    """Store the state of a run's task and its reason."""
+    connection.execute(
+        sa.update(run_task)
+        .where(run_task.c.run_id == run_id, run_task.c.task_id == task_id)
+        .values(state=state, message=message)
+    )
+    event.note(
+        connection, state.value, run_id=run_id, task=task_id, implementation=implementation,
+        message=message,
+    )  # fmt: skip
