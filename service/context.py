@@ -16,9 +16,9 @@ from service.errors import TooLargeError, TooSlowError
 from service.metric import Metrics
 from service.predict.trainer import Trainer
 from service.queue.retry import Terms
-from service.queue.worker_batches import Desk
+from service.queue.worker_batches import WorkerBatches
 from service.records.reading import Readers
-from service.records.small_import import Intake
+from service.records.small_import import SmallImports
 from service.settings import Settings
 from service.store.db import Store
 from service.store.wakeup import Wakeup
@@ -50,8 +50,8 @@ class Context:
         return self.opened
 
     @cached_property
-    def intake(self) -> Intake:
-        return Intake(self.store, self.readers)
+    def small_imports(self) -> SmallImports:
+        return SmallImports(self.store, self.readers)
 
     @cached_property
     def imports(self) -> CapacityLimiter:
@@ -59,8 +59,8 @@ class Context:
         return CapacityLimiter(IMPORTS)
 
     @cached_property
-    def desk(self) -> Desk:
-        return Desk(self.store, self.terms)
+    def worker_batches(self) -> WorkerBatches:
+        return WorkerBatches(self.store, self.terms)
 
     @property
     def terms(self) -> Terms:

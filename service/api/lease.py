@@ -49,10 +49,10 @@ async def lease(
     looked = False
     async for _ in context.moments(context.queued, asked.wait_s):
         # Who only waits should not write.
-        if not looked or await context.desk.may_lease(ask):
+        if not looked or await context.worker_batches.may_lease(ask):
             looked = True
             with context.metrics.claim.time():
-                leased = await context.desk.lease(ask)
+                leased = await context.worker_batches.lease(ask)
             if leased:
                 if await request.is_disconnected():
                     await run_in_threadpool(_give_back, context, leased)
@@ -92,7 +92,7 @@ async def report_many(
 
 
 async def _deliver(context: Context, who: Actor, reports: Sequence[Report]) -> Answers:
-    answers = await context.desk.report(reports, who.token_id)
+    answers = await context.worker_batches.report(reports, who.token_id)
     for one, answer in zip(reports, answers, strict=True):
         if isinstance(answer, ResultsAccepted) and answer.accepted:
             context.metrics.count(one.results)

@@ -16,7 +16,7 @@ from service.errors import InvalidError
 from service.formats import Format, FormatError, Rejected
 from service.records.importer import import_items
 from service.records.reading import Order
-from service.records.small_import import Arrived, Parcel
+from service.records.small_import import Arrived, Upload
 from strategy.target import Target
 
 router = APIRouter(prefix="/v1", tags=["records"])
@@ -95,10 +95,10 @@ async def import_records(
     length = request.headers.get("content-length", "")
     small = length.isascii() and length.isdigit() and int(length) <= SMALL
     if small:
-        parcel = Parcel(
+        upload = Upload(
             data=await request.body(), actor=who, order=order, namespace=within, shown=rejects
         )
-        arrived = await context.intake.put(parcel)
+        arrived = await context.small_imports.put(upload)
     else:
         arrived = await to_thread.run_sync(
             _store, context, _Upload(request), who, order, within, rejects,

@@ -58,7 +58,7 @@ def list_workers(context: Ctx) -> Response:
     ),
 )  # fmt: skip
 async def heartbeat(context: Ctx, who: Who, worker_id: int) -> Response:
-    await context.desk.see(worker_id, who.token_id)
+    await context.worker_batches.see(worker_id, who.token_id)
     return Response(status_code=204)
 
 

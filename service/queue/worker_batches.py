@@ -1,4 +1,4 @@
-"""Where workers ask: looks for jobs, results and signs of life, those that come together in one go."""
+"""Serve workers' requests; batch concurrent ones into one transaction."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from service.queue import fleet
 from service.queue import job as jobs
 from service.queue.claim import Ask
 from service.queue.retry import Terms
-from service.store.batcher import Lane
+from service.store.batcher import Batcher
 from service.store.db import Store
 from strategy.record import Lease, Report, ResultsAccepted
 
-# Served together at most: jobs to lease, jobs with results, and workers. A device idles until its lease
-# comes, while results are on their worker's disk: leases go first, and wait for few results at a time.
+# The largest batches: of jobs to lease, jobs with results, and workers. A device idles until its lease
+# comes, while results are safe on their worker's disk: leases go first, and wait for few results at a time.
 LEASED = 512
 REPORTED = 48
 WORKERS = 1000
@@ -27,32 +27,32 @@ Request = tuple[Sequence[Report], int | None]
 Answers = Sequence[ResultsAccepted | ServiceError]
 
 
-class Desk:
-    """Answers workers. Its calls wait for their turn, and then for the database; of one event loop."""
+class WorkerBatches:
+    """Batchers for each kind of worker's request. Bound to one event loop."""
 
     def __init__(self, store: Store, terms: Terms) -> None:
         self._store = store
         self._terms = terms
-        self._leases = Lane(self._lease, LEASED, lambda ask: ask.most)
-        self._looks = Lane(self._look, WORKERS)
-        self._reports = Lane(
+        self._leases = Batcher(self._lease, LEASED, lambda ask: ask.most)
+        self._looks = Batcher(self._look, WORKERS)
+        self._reports = Batcher(
             self._store_results, REPORTED, lambda request: len(request[0]), first=self._leases
         )
-        self._signs = Lane(self._see, WORKERS)
+        self._signs = Batcher(self._see, WORKERS)
 
     async def lease(self, ask: Ask) -> list[Lease]:
-        """The answer of `queue.lease_many`; where another service was faster there are no jobs."""
+        """Lease jobs, as `job.lease_many`; none where another service was faster."""
         answer = await self._leases.ask(ask)
         if isinstance(answer, ServiceError):
             raise answer
         return answer
 
     async def may_lease(self, ask: Ask) -> bool:
-        """Whether asking for jobs may be worth it: this only reads."""
+        """Return whether a job may be queued for the device, without writing."""
         return await self._looks.ask(ask)
 
     async def report(self, reports: Sequence[Report], token_id: int | None) -> Answers:
-        """As `queue.report_many`.
+        """Store results, as `job.report_many`.
 
         Raises:
             LeaseLostError: a lease is not of a worker that this token registered; nothing is stored.
@@ -63,7 +63,7 @@ class Desk:
         return answer
 
     async def see(self, worker_id: int, token_id: int | None) -> None:
-        """Notes a sign of life; raises `NotFoundError` for a worker that is not known, or another's."""
+        """Store a heartbeat; raises `NotFoundError` for a worker that is not known, or another token's."""
         if not await self._signs.ask((worker_id, token_id)):
             raise fleet.unknown_worker(worker_id)
 

@@ -1,4 +1,4 @@
-"""Small imports: those that come at the same time are written in one transaction."""
+"""Small imports: concurrent ones share a transaction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.errors import InvalidError, ServiceError
 from service.formats import FormatError, Rejected, Summary
 from service.records.importer import Batch, Importer
 from service.records.reading import Order, Readers
-from service.store.batcher import Lane
+from service.store.batcher import Batcher
 from service.store.db import Store
 from service.store.namespace import DEFAULT
 
@@ -22,8 +22,8 @@ MOST = 1 << 20  # bytes that are read and written together
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parcel:
-    """A log as it came; of what is put aside the first `shown` entries are told."""
+class Upload:
+    """A log as it was sent; its answer names the first `shown` entries that were put aside."""
 
     data: bytes
     actor: Actor
@@ -34,7 +34,7 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Arrived:
-    """What became of a parcel."""
+    """The outcome of an upload."""
 
     summary: Summary
     rejects: Sequence[Rejected]
@@ -42,55 +42,54 @@ class Arrived:
 
 @dataclass
 class _Opened:
-    """A parcel that is being stored."""
+    """An upload that is being stored."""
 
-    parcel: Parcel
+    upload: Upload
     batch: Batch
     summary: Summary = field(default_factory=Summary)
     rejects: list[Rejected] = field(default_factory=list)
     error: Exception | None = None
 
 
-class Intake:
-    """Imports of a few records each, of one event loop.
+class SmallImports:
+    """Batcher of imports of a few records each. Bound to one event loop.
 
-    While some are written others gather, to be written together next. What fails together is
-    tried again one by one, so that nobody pays for another's fault.
+    The imports of a transaction that fails are written again one by one, so that only those at fault fail.
     """
 
     def __init__(self, store: Store, readers: Readers) -> None:
         self._importer = Importer(store)
         self._readers = readers
-        self._lane = Lane(self._serve, MOST, lambda parcel: len(parcel.data))
+        self._batcher = Batcher(self._serve, MOST, lambda upload: len(upload.data))
 
-    async def put(self, parcel: Parcel) -> Arrived:
-        """Stores what a parcel holds, and a line of the audit log.
+    async def put(self, upload: Upload) -> Arrived:
+        """Store an upload's records, and a line of the audit log.
 
         Raises:
             InvalidError: it is of no known format, or reading it took too long.
             StoppedError: the service is told to stop.
             DatabaseError: the database went away; nothing of this import is stored.
         """
-        answer = await self._lane.ask(parcel)
+        answer = await self._batcher.ask(upload)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def _serve(self, parcels: Sequence[Parcel]) -> list[Arrived | Exception]:
-        opened = [self._open(parcel) for parcel in parcels]
+    def _serve(self, uploads: Sequence[Upload]) -> list[Arrived | Exception]:
+        opened = [self._open(upload) for upload in uploads]
         for same in _by_namespace(o for o in opened if o.error is None):
             self._write(same)
         return [o.error or Arrived(o.summary, o.rejects) for o in opened]
 
-    def _open(self, parcel: Parcel) -> _Opened:
-        opened = _Opened(parcel, Batch(parcel.namespace))
+    def _open(self, upload: Upload) -> _Opened:
+        opened = _Opened(upload, Batch(upload.namespace))
         try:
-            for item in self._readers.read(io.BytesIO(parcel.data), parcel.order):
+            for item in self._readers.read(io.BytesIO(upload.data), upload.order):
                 if not isinstance(item, Rejected):
                     opened.batch.add(item)
                     continue
                 opened.summary.put_aside(item)
-                if len(opened.rejects) < parcel.shown:
+                if len(opened.rejects) < upload.shown:
                     opened.rejects.append(item)
         except FormatError as error:
             opened.error = InvalidError(str(error))
@@ -108,7 +107,7 @@ class Intake:
                 self._write([one])
 
     def _store(self, opened: list[_Opened]) -> None:
-        together = Batch(opened[0].parcel.namespace)
+        together = Batch(opened[0].upload.namespace)
         for one in opened:
             together.merge(one.batch)
         summaries: list[Summary] = []
@@ -118,8 +117,8 @@ class Intake:
             audit.note_all(
                 connection, "import",
                 [
-                    (o.parcel.actor, {"name": o.parcel.order.name, "new": summary.new,
-                                      "namespace": o.parcel.namespace})
+                    (o.upload.actor, {"name": o.upload.order.name, "new": summary.new,
+                                      "namespace": o.upload.namespace})
                     for o, summary in zip(opened, summaries, strict=True)
                 ],
             )  # fmt: skip
@@ -130,15 +129,15 @@ class Intake:
 
 
 def _by_namespace(opened: Iterable[_Opened]) -> Iterable[list[_Opened]]:
-    """Those of one namespace go into one transaction."""
+    """Group uploads by namespace: each group is one transaction."""
     groups: dict[str, list[_Opened]] = {}
     for one in opened:
-        groups.setdefault(one.parcel.namespace, []).append(one)
+        groups.setdefault(one.upload.namespace, []).append(one)
     return groups.values()
 
 
 def _summaries(opened: list[_Opened], new: frozenset[bytes]) -> list[Summary]:
-    """What became of each; a record that several brought is new for the first of them."""
+    """Count the outcome of each; a record that several brought is new for the first of them."""
     left = set(new)
     found = []
     for one in opened:

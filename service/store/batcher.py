@@ -1,7 +1,6 @@
-"""Requests of one kind that come while others are served are then served together, in their order.
+"""Group commit: requests that arrive while a batch is served form the next batch, in their order.
 
-What a transaction costs by itself is so shared by all that wait, and nobody who came later is served
-first. One kind may go before another.
+They share the fixed cost of a transaction. One kind of request may go before another.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from anyio import CapacityLimiter, to_thread
 
 A = TypeVar("A")
 R = TypeVar("R")
-GIVE_WAY_S = 0.1  # how long those of a lane wait for those of the one that goes first
+GIVE_WAY_S = 0.1  # the longest that a batch waits for the batcher that goes first
 
 
-class Lane(Generic[A, R]):
-    """One queue of requests, with one thread at a time that serves them; of one event loop.
+class Batcher(Generic[A, R]):
+    """One queue of requests, served by one thread at a time; bound to one event loop.
 
-    What fails together is tried again one by one, so that nobody pays for another's fault.
+    The requests of a batch that fails are served again one by one, so that only those at fault fail.
 
     Args:
         serve: answers requests in one transaction, each at its place.
-        most: how much is served together: the sum of the sizes, but at least one request.
+        most: the largest sum of sizes in a batch, which has at least one request.
         size: of a request.
-        first: a lane that goes before this one: its requests do not wait behind more than one round of
-            this one's, while this one's wait for `GIVE_WAY_S` at most before each round.
+        first: a batcher that goes before this one. Its requests wait for one batch of this one's at most;
+            this one's batches wait for `GIVE_WAY_S` at most.
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class Lane(Generic[A, R]):
         serve: Callable[[Sequence[A]], Sequence[R]],
         most: int,
         size: Callable[[A], int] = lambda _: 1,
-        first: Lane[Any, Any] | None = None,
+        first: Batcher[Any, Any] | None = None,
     ) -> None:
         self._serve = serve
         self._most = most
@@ -48,16 +47,16 @@ class Lane(Generic[A, R]):
 
     @property
     def waiting(self) -> int:
-        """How many requests nobody has begun to serve."""
+        """The number of requests in no batch yet."""
         return len(self._waiting)
 
     @property
     def serving(self) -> bool:
-        """Whether some are being served."""
+        """True while a batch is served."""
         return self._serving is not None
 
     async def ask(self, request: A) -> R:
-        """The answer to a request, once its turn has come; raises what serving it raised."""
+        """Wait for the request's batch, and return its answer; raises what serving it raised."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         if self._serving is None:
@@ -65,7 +64,7 @@ class Lane(Generic[A, R]):
         return await future
 
     async def rest(self, timeout_s: float) -> None:
-        """Waits until nobody is served and nobody waits, or the time is over."""
+        """Wait until all requests are answered, or the time is over."""
         if self._serving is not None:
             await asyncio.wait({self._serving}, timeout=timeout_s)
 
@@ -120,7 +119,7 @@ class Lane(Generic[A, R]):
 
 
 class _Failed:
-    """What serving one request raised."""
+    """The error that serving a request raised."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

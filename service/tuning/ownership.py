@@ -1,8 +1,8 @@
-"""Which service tunes which run: a lease on the run's row, taken over when its holder dies.
+"""Ownership of live runs: a lease on the run's row, which one service holds while it tunes.
 
-A holder says again that it lives while it tunes. One that stops saying so loses its runs at the end of
-the term; one whose process is known to be gone, at once. Whoever was only slow finds out before it
-writes: `lasts` is asked in the transaction that writes.
+The owner renews it. One that does not loses its runs at the end of the term; one whose process is known to
+be gone, at once. An owner that was only slow finds out before it writes: it calls `lasts` in the
+transaction that writes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from service.store.db import Store, is_due, now
 from service.store.tables import LIVE, run
 
 
-class Tenure:
+class Ownership:
     """The runs that one service holds.
 
     Args:
-        term_s: how long others wait for a word from it.
-        name: what tells it from other services; this process where not given.
+        term_s: of the lease, in seconds.
+        name: of the owner, unique among services; that of this process by default.
     """
 
     def __init__(self, term_s: float, name: str | None = None) -> None:
@@ -29,7 +29,7 @@ class Tenure:
         self._name = name or process_name(os.getpid())
 
     def hold(self, store: Store) -> list[int]:
-        """Takes and keeps what runs it can; returns all live ones that it holds, the oldest first."""
+        """Renew and take what leases it can; returns the live runs that it owns, the oldest first."""
         with store.read() as connection:
             left_s = (run.c.tuner_until - now()).label("left_s")
             rows = connection.execute(
@@ -46,7 +46,7 @@ class Tenure:
             elif is_gone(row.tuner):
                 dead.add(row.tuner)
                 wanted.append(row.id)
-        # Each in a transaction of its own: who takes lost jobs back holds several runs, in any order.
+        # Each in a transaction of its own: taking lost jobs back locks several runs, in any order.
         for run_id in wanted:
             with store.write() as connection:
                 if self._take(connection, run_id, dead):
@@ -69,7 +69,7 @@ class Tenure:
         return bool(taken.rowcount)
 
     def lasts(self, connection: sa.Connection, run_id: int) -> bool:
-        """Whether nobody has taken the run over; it stays so until the transaction ends."""
+        """Return whether the run is still owned, and keep it so until the transaction ends."""
         query = sa.select(run.c.tuner).where(run.c.id == run_id).with_for_update(key_share=True)
         return connection.scalar(query) == self._name
 
@@ -87,18 +87,18 @@ class Tenure:
 
 
 def process_name(pid: int) -> str:
-    """What tells a process from all others: where it runs, its number, and when it began."""
+    """A name that no other process has: its machine and PID namespace, its PID, and when it began."""
     return f"{_place()}/{pid}/{_began(pid)}"
 
 
 def is_gone(name: str) -> bool:
-    """Whether the process of that name is known to have ended: only of processes seen from here."""
+    """Return whether the process of that name has ended; False for one that is not visible from here."""
     place, _, rest = name.rpartition("/")[0].rpartition("/")
     return bool(place) and place == _place() and rest.isdecimal() and process_name(int(rest)) != name
 
 
 def _place() -> str:
-    """This start of this machine, and which processes are seen in it; empty where it is not told."""
+    """The boot of this machine and the PID namespace of this process; empty where they are not known."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}:{Path('/proc/self/ns/pid').readlink()}"

@@ -1,8 +1,8 @@
-"""Finals that one device has measured are measured again on a later day, when their target idles.
+"""Repetition of finals that one device has measured, on a later day and when their target is idle.
 
 A day has its own load, temperature and placement in memory, which no number of repeats in one session
-shows. Where the finals of a run went to two devices that is done already; the others' first final comes
-once more, interleaved as it was, after all other work. Its samples join those of the run (`best`).
+shows. The finals of a run that went to two devices need none. Of any other the first final of each workload
+is repeated, interleaved as it was, after all other work; its samples join those of the run (`best`).
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ WINDOWS = 30  # a run that ended longer ago than so many times the wait is left 
 
 
 def is_due(connection: sa.Connection, after_s: float, alive_s: float) -> bool:
-    """Whether `enqueue_due` would find a run: this only reads, and so keeps nobody from writing."""
+    """Return whether `enqueue_due` would find a run, without writing: writers exclude each other."""
     return connection.execute(_due(after_s, alive_s)).first() is not None
 
 
 def enqueue_due(connection: sa.Connection, after_s: float, alive_s: float) -> list[int]:
-    """Enqueues the finals of one run that are due; returns the new jobs.
+    """Enqueue the finals of one run that are due; returns the new jobs.
 
     Args:
-        connection: in whose transaction it happens.
-        after_s: how long after the end of a run.
-        alive_s: how long after its last sign a worker counts as alive.
+        connection: whose transaction they join.
+        after_s: the wait after the end of a run, in seconds.
+        alive_s: for which a worker counts as alive after its last heartbeat, in seconds.
     """
-    # Another service that looks at the same moment finds another; what it has done meanwhile is seen by the
-    # second look, under the lock.
+    # A service that looks at the same moment skips this run. One that has enqueued its finals in between is seen
+    # by the second query, under the lock.
     wanted = _due(after_s, alive_s)
     due = connection.execute(wanted.with_for_update(of=run, skip_locked=True, key_share=True)).first()
     if due is None or connection.execute(wanted.where(run.c.id == due.id)).first() is None:
@@ -74,7 +74,7 @@ _IS_FINAL = job.c.phase == Phase.CONFIRM.value
 
 
 def _due(after_s: float, alive_s: float) -> sa.Select[Any]:
-    """The run that ended first of those that are due."""
+    """Select the run that ended first of those that are due."""
     of_run = sa.select(job.c.id).where(job.c.run_id == run.c.id, _IS_FINAL)
     devices = (
         sa.select(sa.func.count(lease.c.device_id.distinct()))
@@ -103,7 +103,7 @@ def _due(after_s: float, alive_s: float) -> sa.Select[Any]:
 
 
 def _busy_targets() -> sa.CompoundSelect[Any]:
-    """Those with work, or that had a run a moment ago: found once, not for each run, and by indexes."""
+    """Select targets with work, or with a run a moment ago: once, not for each run, and by indexes."""
     other = run.alias()
     just_ended = sa.and_(other.c.finished_at > now() - QUIET_S, other.c.finished_at <= now())
     recent = sa.or_(other.c.state.in_(LIVE), just_ended)

@@ -1,6 +1,6 @@
 """Joins search, queue and records: propose → enqueue → absorb → refit.
 
-One thread of each service process tunes the live runs that it holds (see `tenure`). What it needs to
+One thread of each service process tunes the live runs that it holds (see `ownership`). What it needs to
 go on is in the database: after a restart, or where another service takes a run over, it reads records
 and open jobs, and continues where the run was.
 """
@@ -27,7 +27,7 @@ from service.store.tables import Scope, TaskState
 from service.store.wakeup import Wakeup
 from service.tuning import budget, final, remeasure, state, tuning_run
 from service.tuning import run as runs
-from service.tuning.ownership import Tenure
+from service.tuning.ownership import Ownership
 from service.tuning.tuning_run import TuningRun, TuningTask, arms_of
 from strategy.record import BOUND, Phase, RunState
 from strategy.select import doubtful, unsettled
@@ -72,7 +72,7 @@ class Tuner:
         self.model = model
         self.changed = changed
         self.queued = queued
-        self._tenure = Tenure(settings.lease_s, name)
+        self._ownership = Ownership(settings.lease_s, name)
         self._runs: dict[int, TuningRun] = {}
         self._look_at = 0.0  # time.monotonic
         self._stopping = threading.Event()
@@ -89,7 +89,7 @@ class Tuner:
         if self._thread is not None:
             self._thread.join()
         try:
-            self._tenure.give_up(self.store)
+            self._ownership.give_up(self.store)
         except DatabaseError as error:
             log.warning("other services wait until this one's runs are free: %s", error)
 
@@ -115,7 +115,7 @@ class Tuner:
         terms = retry.Terms(self.settings.lease_s, self.settings.alive_s)
         with self.store.write() as connection:
             expired = retry.expire(connection, terms)
-        live = self._tenure.hold(self.store)
+        live = self._ownership.hold(self.store)
         for run_id in self._runs.keys() - set(live):
             del self._runs[run_id]
         for run_id in live:
@@ -128,7 +128,7 @@ class Tuner:
                 self._runs.pop(run_id, None)
                 with self.store.write() as connection:
                     message = f"the tuner failed: {type(error).__name__}: {error}"
-                    if not self._tenure.lasts(connection, run_id):
+                    if not self._ownership.lasts(connection, run_id):
                         continue
                     runs.finish(connection, run_id, RunState.FAILED, message)
                     jobs.cancel(connection, run_id)
@@ -255,7 +255,7 @@ class Tuner:
             return
         with self.store.write() as connection:
             row = state.lock_state(connection, tuning.id)
-            if row.state != RunState.RUNNING or not self._tenure.lasts(connection, tuning.id):
+            if row.state != RunState.RUNNING or not self._ownership.lasts(connection, tuning.id):
                 return  # cancelled meanwhile, or another service's
             for t in tuning.changed:
                 state.set_task_state(
@@ -315,7 +315,7 @@ class Tuner:
     def _finish(self, tuning: TuningRun) -> None:
         with self.store.write() as connection:
             row = state.lock_state(connection, tuning.id)
-            if row.state != RunState.CONFIRMING or not self._tenure.lasts(connection, tuning.id):
+            if row.state != RunState.CONFIRMING or not self._ownership.lasts(connection, tuning.id):
                 return
             again, doubt = self._settle(connection, tuning, out_of_time=not row.complete)
             if not again:

@@ -144,9 +144,9 @@ def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
 
 
 def teach(store: Store, tuning: TuningRun, t: TuningTask) -> None:
-    """Lets a search see what the run has measured of its other workloads, as records of elsewhere.
+    """Give a search the records of the run's other workloads as sources of transfer learning.
 
-    They are looked up again whenever there are twice as many: what few more say is not worth it.
+    They are read again whenever there are twice as many: fewer would change little.
     """
     others = sum(
         o.told

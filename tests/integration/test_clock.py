@@ -14,7 +14,7 @@ from service.store.db import Store, now
 from service.store.tables import run
 from service.tuning import remeasure, webhook
 from service.tuning import run as runs
-from service.tuning.ownership import Tenure
+from service.tuning.ownership import Ownership
 from strategy.record import Phase, RunState
 from tests.integration.scene import OTHER_TARGET, TERMS, Scene, configs, device, request, timed
 
@@ -160,7 +160,7 @@ def test_a_worker_seen_ahead_of_time_is_alive_only_if_it_is_seen_again(
 
 def test_a_run_held_ahead_of_time_is_taken_over_or_kept(store: Store, clock: Clock) -> None:
     scene = Scene.make(store)
-    one, other = Tenure(60.0, "one"), Tenure(60.0, "other")
+    one, other = Ownership(60.0, "one"), Ownership(60.0, "other")
     clock.move(HOUR_S)
     assert one.hold(store) == [scene.run_id]
     clock.move(-HOUR_S)

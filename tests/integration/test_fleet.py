@@ -17,7 +17,7 @@ from service.store.db import Store, now
 from service.store.tables import RunState, job, run
 from service.store.tables import device as device_table
 from service.tuning import ownership
-from service.tuning.ownership import Tenure
+from service.tuning.ownership import Ownership
 from strategy.record import Phase, Report, Results, ResultsAccepted
 from tests.integration.scene import (
     FAST,
@@ -393,7 +393,7 @@ def ended(scene: Scene, name: str) -> None:
 
 
 def test_a_run_has_one_tuner(scene: Scene) -> None:
-    one, other = Tenure(60.0, "one"), Tenure(60.0, "other")
+    one, other = Ownership(60.0, "one"), Ownership(60.0, "other")
     assert one.hold(scene.store) == [scene.run_id]
     assert other.hold(scene.store) == []
     assert one.hold(scene.store) == [scene.run_id]
@@ -406,7 +406,7 @@ def test_a_run_has_one_tuner(scene: Scene) -> None:
 
 
 def test_a_dead_tuners_runs_are_taken_over_and_it_finds_out(scene: Scene) -> None:
-    one, other = Tenure(60.0, "one"), Tenure(60.0, "other")
+    one, other = Ownership(60.0, "one"), Ownership(60.0, "other")
     one.hold(scene.store)
     ended(scene, "one")
     assert other.hold(scene.store) == [scene.run_id]
@@ -418,7 +418,7 @@ def test_a_dead_tuners_runs_are_taken_over_and_it_finds_out(scene: Scene) -> Non
 
 
 def test_a_run_that_ends_is_nobodys(scene: Scene) -> None:
-    one = Tenure(60.0, "one")
+    one = Ownership(60.0, "one")
     one.hold(scene.store)
     with scene.store.write() as c:
         c.execute(sa.update(run).values(state=RunState.CANCELLED))
@@ -437,7 +437,7 @@ def test_a_process_that_is_gone_is_not_waited_for(scene: Scene) -> None:
     assert ownership.is_gone(ownership.process_name(os.getpid()) + "0")  # another that had this number
     elsewhere = f"another boot:pid:[1]/{child}/1"
     assert not ownership.is_gone(elsewhere) and not ownership.is_gone("one")
-    Tenure(60.0, gone).hold(scene.store)
-    assert Tenure(60.0, "other").hold(scene.store) == [scene.run_id]
+    Ownership(60.0, gone).hold(scene.store)
+    assert Ownership(60.0, "other").hold(scene.store) == [scene.run_id]
     with scene.store.read() as c:
         assert c.scalar(sa.select(sa.func.count()).select_from(job)) == 0

@@ -49,7 +49,7 @@ from service.store.tables import pause as pause_table
 from service.store.tables import webhook as webhook_table
 from service.tuning import remeasure, tuning_run, webhook
 from service.tuning import run as runs
-from service.tuning.ownership import Tenure
+from service.tuning.ownership import Ownership
 from strategy.record import Phase, RunState, RunWorkload, TimingPolicy
 from strategy.target import Target
 from strategy.workload import Input, Workload
@@ -211,7 +211,7 @@ def test_a_run_has_one_tuner(crowd: Crowd) -> None:
     for seed in range(ROUNDS):
         scene = Scene.make(crowd.stores[0], drawn(seed=seed))
         names = [f"tuner {i}" for i in range(3)]
-        held = crowd.each(*(lambda s, n=n: Tenure(60.0, n).hold(s) for n in names))
+        held = crowd.each(*(lambda s, n=n: Ownership(60.0, n).hold(s) for n in names))
         assert sum(scene.run_id in mine for mine in held) == 1  # type: ignore[operator]
 
 
@@ -227,9 +227,9 @@ def test_lost_jobs_of_several_runs_do_not_stop_their_tuners(crowd: Crowd) -> Non
             live = lease.c.ended_at.is_(None)
             c.execute(sa.update(lease).where(live).values(expires_at=now() - 1.0))
         crowd.each(
-            lambda s: Tenure(60.0, f"{n} one").hold(s),
+            lambda s: Ownership(60.0, f"{n} one").hold(s),
             expire,
-            lambda s: Tenure(60.0, f"{n} other").hold(s),
+            lambda s: Ownership(60.0, f"{n} other").hold(s),
         )  # type: ignore[misc]
         with crowd.stores[0].write() as c:
             for scene in (first, second):

@@ -15,7 +15,7 @@ from service.access.auth import Actor
 from service.errors import DatabaseError, InvalidError
 from service.formats import ImportedRecord, Reason, native
 from service.records.reading import Readers
-from service.records.small_import import Arrived, Intake, Parcel
+from service.records.small_import import Arrived, SmallImports, Upload
 from service.store.db import Store
 from service.store.tables import record
 from strategy.record import Phase
@@ -24,15 +24,15 @@ from tests.integration.test_import import bests, count, expected_best, made
 LOCAL = Actor("test", frozenset())
 
 
-def parcel_of(rows: Sequence[ImportedRecord], rest: bytes = b"", shown: int = 0) -> Parcel:
-    return Parcel(data=b"".join(native.write(rows)) + rest, actor=LOCAL, shown=shown)
+def upload_of(rows: Sequence[ImportedRecord], rest: bytes = b"", shown: int = 0) -> Upload:
+    return Upload(data=b"".join(native.write(rows)) + rest, actor=LOCAL, shown=shown)
 
 
-def together(intake: Intake, *parcels: Parcel) -> list[Any]:
+def together(imports: SmallImports, *uploads: Upload) -> list[Any]:
     """The result or error of each `put`; all are queued before the first is served."""
 
     async def put() -> list[Any]:
-        return await asyncio.gather(*map(intake.put, parcels), return_exceptions=True)
+        return await asyncio.gather(*map(imports.put, uploads), return_exceptions=True)
 
     with ThreadPoolExecutor(1) as thread:  # a browser's loop may run in this one
         return thread.submit(asyncio.run, put()).result()
@@ -51,28 +51,28 @@ def noted(store: Store) -> list[Any]:
 
 
 def test_each_knows_what_became_of_its_own(store: Store, readers: Readers) -> None:
-    intake = Intake(store, readers)
-    (first,) = together(intake, parcel_of([made(1), made(2)], b"{\n", shown=1))
+    imports = SmallImports(store, readers)
+    (first,) = together(imports, upload_of([made(1), made(2)], b"{\n", shown=1))
     assert first.summary.to_json() == {
         "read": 3, "new": 2, "known": 0, "rejected": 1, "reasons": {"json": 1},
     }  # fmt: skip
     assert [(r.line, r.reason) for r in first.rejects] == [(4, Reason.JSON)]
-    (again,) = together(intake, parcel_of([made(2), made(3)], b"{\n"))
+    (again,) = together(imports, upload_of([made(2), made(3)], b"{\n"))
     assert (again.summary.new, again.summary.known, again.rejects) == (1, 1, [])
     assert noted(store) == [2, 1]
-    nothing, empty = together(intake, Parcel(data=b"no log", actor=LOCAL), parcel_of([]))
+    nothing, empty = together(imports, Upload(data=b"no log", actor=LOCAL), upload_of([]))
     assert isinstance(nothing, InvalidError)
     assert empty.summary.read == 0
 
 
 def test_what_comes_together_is_one_transaction(store: Store, readers: Readers) -> None:
-    intake = Intake(store, readers)
+    imports = SmallImports(store, readers)
     commits: list[object] = []
     sa.event.listen(store.engine, "commit", commits.append)
     rows = [made(i % 20, (1.0 + i,), measured_at=float(i)) for i in range(40)]
     # The last brings what the first does: new for one of them.
-    parcels = [rows[i : i + 5] for i in range(0, 40, 5)] + [rows[:5]]
-    results = [r.summary for r in together(intake, *map(parcel_of, parcels))]
+    uploads = [rows[i : i + 5] for i in range(0, 40, 5)] + [rows[:5]]
+    results = [r.summary for r in together(imports, *map(upload_of, uploads))]
     assert [r.new for r in results] == [5] * 8 + [0]
     assert [r.known for r in results] == [0] * 8 + [5]
     assert noted(store) == [5] * 8 + [0]
@@ -83,8 +83,8 @@ def test_what_comes_together_is_one_transaction(store: Store, readers: Readers) 
 
 
 def test_nobody_pays_for_another_s_fault(store: Store, readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
-    intake = Intake(store, readers)
-    write = intake._importer._write
+    imports = SmallImports(store, readers)
+    write = imports._importer._write
 
     def refuse(connection: sa.Connection, pending: Any) -> frozenset[bytes]:
         new = write(connection, pending)
@@ -92,9 +92,9 @@ def test_nobody_pays_for_another_s_fault(store: Store, readers: Readers, monkeyp
             raise DatabaseError("the database does not answer: gone")
         return new
 
-    monkeypatch.setattr(intake._importer, "_write", refuse)
+    monkeypatch.setattr(imports._importer, "_write", refuse)
     rows = [[made(1)], [made(2, phase=Phase.CONFIRM)], [made(3)]]
-    results = together(intake, *map(parcel_of, rows))
+    results = together(imports, *map(upload_of, rows))
     assert [type(r) for r in results] == [Arrived, DatabaseError, Arrived]
     with store.read() as c:
         assert c.scalars(sa.select(record.c.phase)).all() == ["search", "search"]

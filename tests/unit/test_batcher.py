@@ -1,4 +1,4 @@
-# ruff: noqa: ASYNC110 - what is waited for is the lane's own state
+# ruff: noqa: ASYNC110 - what is waited for is the batcher's own state
 """Requests that come together are served together, in their order, and nobody pays for another's fault."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from service.store.batcher import Lane
+from service.store.batcher import Batcher
 
 T = TypeVar("T")
 
@@ -37,13 +37,13 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         return thread.submit(asyncio.run, work).result()
 
 
-async def ask_all(lane: Lane[int, int], server: Server, requests: Sequence[int]) -> list[object]:
+async def ask_all(batcher: Batcher[int, int], server: Server, requests: Sequence[int]) -> list[object]:
     """The first alone, as nobody else is there; the others come while it is served."""
-    first = asyncio.create_task(lane.ask(requests[0]))
-    while lane.waiting or not lane.serving:
+    first = asyncio.create_task(batcher.ask(requests[0]))
+    while batcher.waiting or not batcher.serving:
         await asyncio.sleep(0)
-    rest = [asyncio.create_task(lane.ask(r)) for r in requests[1:]]
-    while lane.waiting < len(rest):
+    rest = [asyncio.create_task(batcher.ask(r)) for r in requests[1:]]
+    while batcher.waiting < len(rest):
         await asyncio.sleep(0)
     server.may.set()
     return list(await asyncio.gather(first, *rest, return_exceptions=True))
@@ -51,21 +51,21 @@ async def ask_all(lane: Lane[int, int], server: Server, requests: Sequence[int])
 
 def test_who_comes_meanwhile_is_served_together_and_in_order() -> None:
     server = Server()
-    answers = run(ask_all(Lane(server, 10), server, [1, 2, 3, 4]))
+    answers = run(ask_all(Batcher(server, 10), server, [1, 2, 3, 4]))
     assert answers == [1, 4, 9, 16]
     assert server.served == [[1], [2, 3, 4]]
 
 
 def test_not_more_together_than_there_is_room_for_but_one_at_least() -> None:
     server = Server()
-    lane = Lane(server, 5, size=lambda r: r)
-    assert run(ask_all(lane, server, [1, 2, 3, 1, 9, 1])) == [1, 4, 9, 1, 81, 1]
+    batcher = Batcher(server, 5, size=lambda r: r)
+    assert run(ask_all(batcher, server, [1, 2, 3, 1, 9, 1])) == [1, 4, 9, 1, 81, 1]
     assert server.served == [[1], [2, 3], [1], [9], [1]]
 
 
 def test_a_fault_is_its_own_only() -> None:
     server = Server()
-    answers = run(ask_all(Lane(server, 10), server, [1, 2, -3, 4]))
+    answers = run(ask_all(Batcher(server, 10), server, [1, 2, -3, 4]))
     assert (answers[0], answers[1], answers[3]) == (1, 4, 16)
     assert isinstance(answers[2], ValueError)
     assert server.served == [[1], [2, -3, 4], [2], [-3], [4]]
@@ -73,21 +73,21 @@ def test_a_fault_is_its_own_only() -> None:
 
 def test_who_has_gone_is_not_served() -> None:
     server = Server()
-    lane = Lane(server, 10)
+    batcher = Batcher(server, 10)
 
     async def leave() -> int:
-        first = asyncio.create_task(lane.ask(1))
-        while lane.waiting or not lane.serving:
+        first = asyncio.create_task(batcher.ask(1))
+        while batcher.waiting or not batcher.serving:
             await asyncio.sleep(0)
-        gone = asyncio.create_task(lane.ask(2))
-        while not lane.waiting:
+        gone = asyncio.create_task(batcher.ask(2))
+        while not batcher.waiting:
             await asyncio.sleep(0)
         gone.cancel()
         with pytest.raises(asyncio.CancelledError):
             await gone
         server.may.set()
         await first
-        return await lane.ask(3)
+        return await batcher.ask(3)
 
     assert run(leave()) == 9
     assert server.served == [[1], [3]]
@@ -109,8 +109,8 @@ def test_the_lane_that_goes_first_is_served_between_two_rounds_of_the_other(
         return note
 
     async def both() -> None:
-        urgent = Lane(serve("urgent "), 1)
-        patient = Lane(serve("patient "), 1, first=urgent)
+        urgent = Batcher(serve("urgent "), 1)
+        patient = Batcher(serve("patient "), 1, first=urgent)
         asked = [asyncio.create_task(patient.ask(i)) for i in range(2)]
         while patient.waiting != 1:  # the first is being served
             await asyncio.sleep(0)
@@ -133,8 +133,8 @@ def test_who_goes_second_does_not_wait_for_ever() -> None:
         return requests
 
     async def both() -> None:
-        urgent = Lane(hang, 1)
-        patient = Lane(lambda requests: requests, 1, first=urgent)
+        urgent = Batcher(hang, 1)
+        patient = Batcher(lambda requests: requests, 1, first=urgent)
         hanging = asyncio.create_task(urgent.ask(0))
         while not urgent.serving:
             await asyncio.sleep(0)
@@ -152,11 +152,11 @@ def test_where_no_thread_is_to_be_had_it_is_said(monkeypatch: pytest.MonkeyPatch
     async def ask_twice() -> int:
         server = Server()
         server.may.set()
-        lane = Lane(server, 10)
+        batcher = Batcher(server, 10)
         with monkeypatch.context() as patched:
             patched.setattr("service.store.batcher.to_thread.run_sync", refuse)
             with pytest.raises(RuntimeError, match="new thread"):
-                await lane.ask(1)
-        return await lane.ask(2)
+                await batcher.ask(1)
+        return await batcher.ask(2)
 
     assert run(ask_twice()) == 4
