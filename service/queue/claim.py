@@ -16,8 +16,8 @@ import orjson
 import sqlalchemy as sa
 
 from service.errors import InvalidError
-from service.queue import fleet, pause, retry
-from service.store.db import among, is_due
+from service.queue import fleet, rule
+from service.store.db import among
 from service.store.row_cache import recall
 from service.store.tables import (
     EntryState,
@@ -25,7 +25,6 @@ from service.store.tables import (
     device,
     job,
     job_entry,
-    lease,
     run,
     task,
     timing_policy,
@@ -39,8 +38,6 @@ from strategy.target import Target
 from strategy.workload import Workload
 
 Operators = Mapping[str, Mapping[str, int]]
-# How long a final waits for another device than had the other final: who is idle asks all the time.
-ELSEWHERE_S = 2.0
 TOGETHER = 3  # places from which on claiming for all at once takes fewer statements
 NEXT = 200  # jobs at the head of a queue, of which a look for what they need is quick
 
@@ -127,10 +124,16 @@ def _read_needs(needs: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     return wanted["op"], tuple(wanted["versions"].items())
 
 
-_AVAILABLE = sa.and_(
-    job.c.state == JobState.QUEUED, is_due(job.c.available_at, retry.MAX_BACKOFF_S)
-)
+_AVAILABLE = sa.and_(job.c.state == JobState.QUEUED, rule.BACK_OFF.allows)
 _TARGET = sa.bindparam("target", type_=sa.BigInteger)
+_ASKING = rule.Claimant(
+    sa.bindparam("asking", type_=sa.BigInteger),
+    sa.bindparam("device", type_=sa.BigInteger),
+    _TARGET,
+    sa.bindparam("alive_s", type_=sa.Double),
+)
+# The jobs that a rule concerns.
+_IS_SPECIAL = sa.or_(*(r.concerns for r in rule.job_rules(_ASKING) if r.concerns is not None))
 _ANY = sa.select(job.c.id).where(_AVAILABLE, job.c.target_id == _TARGET).limit(1)
 
 
@@ -221,73 +224,14 @@ def _claim(*, named: bool, several: bool) -> sa.sql.dml.ReturningUpdate[Any]:
 
     Args:
         named: only those that need one of `known_needs`.
-        several: only those that were never lost, are no finals and whose runs have no limit: of the
-            others each claim must see the one before.
+        several: only those that no rule concerns: of the others each claim must see the one before.
     """
-    worker_id, device_id = (sa.bindparam(n, type_=sa.BigInteger) for n in ("asking", "device"))
-    held = sa.select(lease.c.id).where(lease.c.ended_at.is_(None))
-    of_run = job.alias("of_run")
-    running = (
-        sa.select(sa.func.count())
-        .where(of_run.c.run_id == job.c.run_id, of_run.c.state == JobState.LEASED)
-        .scalar_subquery()
-    )
-    limit = sa.select(run.c.max_jobs).where(run.c.id == job.c.run_id).scalar_subquery()
-    other_job = job.alias("other_job")
-    # A job that this device has lost twice waits for one that has not, where there is one.
-    lost_here = _lost_on(device_id).correlate(job).exists()
-    elsewhere = (
-        sa.select(worker_device.c.device_id)
-        .join(worker, worker.c.id == worker_device.c.worker_id)
-        .where(
-            worker_device.c.target_id == _TARGET,
-            fleet.is_alive(sa.bindparam("alive_s", type_=sa.Double)),
-            ~_lost_on(worker_device.c.device_id).correlate(job, worker_device).exists(),
-        )
-        .correlate(job)
-        .exists()
-    )
-    # The finals of a workload go to two devices, where there are two.
-    final = job.alias("final")
-    final_here = (
-        sa.select(lease.c.id)
-        .join(final, final.c.id == lease.c.job_id)
-        .where(
-            lease.c.device_id == device_id, final.c.run_id == job.c.run_id,
-            final.c.workload_id == job.c.workload_id, final.c.phase == Phase.CONFIRM.value,
-            final.c.id != job.c.id,
-            sa.or_(lease.c.ended_at.is_(None), lease.c.end_reason == "done"),
-        )
-        .correlate(job)
-        .exists()
-    )  # fmt: skip
-    another = (
-        sa.select(worker_device.c.device_id)
-        .join(worker, worker.c.id == worker_device.c.worker_id)
-        .where(
-            worker_device.c.target_id == _TARGET, worker_device.c.device_id != device_id,
-            fleet.is_alive(sa.bindparam("alive_s", type_=sa.Double)),
-        )
-        .exists()
-    )  # fmt: skip
     wanted = (
         sa.select(job.c.id)
         .where(
-            _AVAILABLE,
+            job.c.state == JobState.QUEUED,
             job.c.target_id == _TARGET,
-            sa.or_(limit.is_(None), running < limit),
-            ~pause.is_paused(device_id, _TARGET),
-            # A suspect runs alone on its worker.
-            ~held.join(other_job, other_job.c.id == lease.c.job_id)
-            .where(lease.c.worker_id == worker_id, other_job.c.attempts > 0)
-            .exists(),
-            sa.or_(job.c.attempts == 0, ~held.where(lease.c.worker_id == worker_id).exists()),
-            sa.or_(job.c.attempts < retry.SPLIT_ATTEMPTS, ~lost_here, ~elsewhere),
-            sa.or_(
-                job.c.phase != Phase.CONFIRM.value, job.c.attempts > 0,
-                is_due(job.c.available_at + ELSEWHERE_S, retry.MAX_BACKOFF_S + ELSEWHERE_S),
-                ~final_here, ~another,
-            ),
+            *(r.allows for r in rule.rules_of(_ASKING)),
         )
         .order_by(job.c.priority, job.c.turn, job.c.id)
         .limit(sa.bindparam("most", type_=sa.Integer))
@@ -297,9 +241,7 @@ def _claim(*, named: bool, several: bool) -> sa.sql.dml.ReturningUpdate[Any]:
     if named:
         wanted = wanted.where(job.c.needs.in_(sa.bindparam("known_needs", expanding=True)))
     if several:
-        wanted = wanted.where(
-            job.c.attempts == 0, limit.is_(None), job.c.phase != Phase.CONFIRM.value
-        )
+        wanted = wanted.where(~_IS_SPECIAL)
     return _taking(wanted)
 
 
@@ -314,16 +256,10 @@ def _taking(wanted: sa.Select[Any]) -> sa.sql.dml.ReturningUpdate[Any]:
     )
 
 
-# Those of which a claim must look at more than their place in the queue.
-_IS_SPECIAL = sa.or_(
-    job.c.attempts > 0,
-    job.c.phase == Phase.CONFIRM.value,
-    sa.exists().where(run.c.id == job.c.run_id, run.c.max_jobs.is_not(None)),
-)
-_SUSPECTS = (
-    sa.select(lease.c.worker_id)
-    .join(job, job.c.id == lease.c.job_id)
-    .where(among(lease.c.worker_id), lease.c.ended_at.is_(None), job.c.attempts > 0)
+_EACH = rule.Claimant(*worker_device.c["worker_id", "device_id", "target_id"])
+# The devices of workers to which no rule refuses all jobs.
+_FREE = sa.select(_EACH.worker_id, _EACH.device_id).where(
+    among(worker_device.c.worker_id), *(r.allows for r in rule.claimant_rules(_EACH))
 )
 
 
@@ -333,14 +269,14 @@ def take_together(
     """Claims jobs for many places in a few statements; of each its number, and how many it wants.
 
     Returns:
-        the rows for each place that was served, by its number. The others are for `take`: those whose
-        queue has something at its head that needs a closer look, that hold a suspect, or are paused.
+        the rows for each place that was served, by its number. The others are for `take`: those to which
+        a rule refuses every job, and those whose queue has a job at its head that a rule concerns.
     """
-    suspects = set(connection.scalars(_SUSPECTS, {"ids": {p.worker_id for _, p, _ in wanted}}))
-    paused = pause.paused_now(connection)
+    asking = {place.worker_id for _, place, _ in wanted}
+    free = {tuple(row) for row in connection.execute(_FREE, {"ids": asking})}
     alike: dict[tuple[int, frozenset[str]], dict[int, int]] = {}
     for i, place, room in wanted:
-        if place.worker_id in suspects or paused & {(place.device_id, None), (None, place.target_id)}:
+        if (place.worker_id, place.device_id) not in free:
             continue
         buildable = frozenset(filter(place.can_build, needs.next(place.target_id)))
         alike.setdefault((place.target_id, buildable), {})[i] = room
@@ -384,16 +320,6 @@ def _special() -> sa.Select[Any]:
 @cache
 def _claim_plain() -> sa.sql.dml.ReturningUpdate[Any]:
     return _taking(_head().where(~_IS_SPECIAL).with_for_update(skip_locked=True, key_share=True))
-
-
-def _lost_on(device_id: Any) -> sa.Select[Any]:
-    """Leases of a device that count against the job of the enclosing query, or its parent."""
-    lost = lease.alias()
-    return sa.select(lost.c.id).where(
-        lost.c.device_id == device_id,
-        lost.c.end_reason.in_(retry.LOST),
-        sa.or_(lost.c.job_id == job.c.id, lost.c.job_id == job.c.parent_id),
-    )
 
 
 _ENTRIES = (

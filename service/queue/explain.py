@@ -1,21 +1,21 @@
-"""Why a job is where it is: what `plevel why` says."""
+"""Explanations of `plevel why`: the reasons for a job's state."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 
 from service.errors import NotFoundError
-from service.queue import claim, fleet, pause, retry
+from service.queue import claim, fleet, pause, rule
 from service.store.db import now
 from service.store.tables import JobState, device, job, lease, run, target, worker, worker_device
-from strategy.record import Phase, RunState
+from strategy.table import show_number
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's state and the reasons for it, the ones that must go first first."""
+    """A job's state and the reasons for it, in the order in which they must go."""
 
     job: int
     run: int
@@ -26,28 +26,38 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 def explain(
     connection: sa.Connection, job_id: int, alive_s: float, namespace: str | None = None
 ) -> Explanation:
-    """Of a job in whatever namespace where none is given; raises `NotFoundError`."""
+    """Explain a job, in any namespace where none is given; raises `NotFoundError`."""
+    of_run = job.alias("of_run")
+    running = (
+        sa.select(sa.func.count())
+        .where(of_run.c.run_id == job.c.run_id, of_run.c.state == JobState.LEASED)
+        .scalar_subquery()
+    )
     query = (
-        sa.select(job, run.c.state.label("run_state"), run.c.max_jobs, target.c.key, now().label("now"))
+        sa.select(
+            job, run.c.max_jobs, target.c.key, running.label("running"),
+            (job.c.available_at - now()).label("back_off_s"),
+            (job.c.available_at + rule.SPREAD_S - now()).label("spread_s"),
+        )
         .join(run, run.c.id == job.c.run_id)
         .join(target, target.c.id == job.c.target_id)
         .where(job.c.id == job_id)
-    )
+    )  # fmt: skip
     if namespace is not None:
         query = query.where(run.c.namespace == namespace)
     row = connection.execute(query).one_or_none()
     if row is None:
         raise NotFoundError(f"job {job_id} does not exist")
     if row.state == JobState.LEASED:
-        reasons = _who_has(connection, row)
+        reasons = _explain_lease(connection, row)
     elif row.state == JobState.QUEUED:
-        reasons = _waits_for(connection, row, alive_s)
+        reasons = _explain_wait(connection, row, alive_s)
     else:
         reasons = [row.reason or "all of its configurations have a result"]
     return Explanation(job=job_id, run=row.run_id, state=row.state, reasons=tuple(reasons))
 
 
-def _who_has(connection: sa.Connection, row: Any) -> list[str]:
+def _explain_lease(connection: sa.Connection, row: Any) -> list[str]:
     held = connection.execute(
         sa.select(lease, worker.c.name, device.c.identity, now().label("now"))
         .join(worker, worker.c.id == lease.c.worker_id)
@@ -57,82 +67,97 @@ def _who_has(connection: sa.Connection, row: Any) -> list[str]:
     doing = "times" if held.timing else "builds"
     since_s, left_s = held.now - held.created_at, held.expires_at - held.now
     who = f"worker {held.worker_id} ({held.name}) {doing} it on {held.identity}"
-    return [f"{who} since {since_s:.0f} s, and has {left_s:.0f} s to say so again"]
+    return [f"{who} since {since_s:.0f} s; its lease expires in {left_s:.0f} s unless it is renewed"]
 
 
-def _waits_for(connection: sa.Connection, row: Any, alive_s: float) -> list[str]:
+def _explain_wait(connection: sa.Connection, row: Any, alive_s: float) -> list[str]:
     reasons = []
-    if row.run_state not in (RunState.RUNNING, RunState.CONFIRMING):
-        reasons.append(f"run {row.run_id} is {row.run_state}")
-    if 0 < row.available_at - row.now <= retry.MAX_BACKOFF_S:
-        reasons.append(f"it rests for {row.available_at - row.now:.0f} s more: {row.reason}")
-    left_s = row.available_at + claim.ELSEWHERE_S - row.now
-    if row.phase == Phase.CONFIRM and 0 < left_s <= claim.ELSEWHERE_S:
-        reasons.append(f"a final: for {left_s:.0f} s more it is left to devices that had no other of them")
-    running = connection.scalar(
-        sa.select(sa.func.count()).where(job.c.run_id == row.run_id, job.c.state == JobState.LEASED)
-    )
-    if row.max_jobs is not None and (running or 0) >= row.max_jobs:
-        reasons.append(f"run {row.run_id} has {running} jobs at work, and asked for {row.max_jobs} at most")
-    able = _able(connection, row, alive_s, reasons)
-    if able:
-        reasons += _queue_before(connection, row, able)
+    if row.attempts:
+        reasons.append(f"it was lost {show_number(row.attempts, 'time')} ({row.reason})")
+    places = _places(connection, row, alive_s)
+    known = [p for p in places if p.name]
+    able = [p for p in known if not p.operators or claim.can_build(row.needs, p.operators)]
+    facts = {
+        **row._mapping,
+        "at_work": show_number(row.running, "job"),
+        "pauses": "; ".join(
+            f"{p.device or p.target} is paused: {p.reason}"
+            for p in pause.current(connection)
+            if p.target == row.key or p.device in {place.identity for place in able}
+        ),
+    }
+    refusals = dict.fromkeys(text for p in able or places for text in p.refusals)
+    reasons += [text.format(**facts) for text in refusals]
+    free = [p for p in able if not p.refusals]
+    if free:
+        reasons += _explain_turn(connection, row, free)
+    elif not known:
+        reasons.append(f"no worker is alive for target {row.key}")
+    elif not able:
+        names = ", ".join(sorted({str(p.name) for p in known}))
+        reasons.append(f"no worker for the target can build {row.needs}: {names}")
     return reasons
 
 
-def _able(connection: sa.Connection, row: Any, alive_s: float, reasons: list[str]) -> list[Any]:
-    """The devices that may take the job; where there are none, the reason is added."""
-    places = connection.execute(
-        sa.select(worker.c.name, worker.c.operators, device.c.id, device.c.identity,
-                  pause.is_paused(device.c.id, row.target_id).label("paused"))
+class _Place(NamedTuple):
+    """A device of a live worker, and the refusals of the rules by which it may not have a job."""
+
+    name: str | None
+    operators: Any
+    device_id: int | None
+    identity: str | None
+    refusals: tuple[str, ...]
+
+
+def _places(connection: sa.Connection, row: Any, alive_s: float) -> list[_Place]:
+    """The live devices of a job's target; a nameless one, for the rules of all, where there are none."""
+    live = (
+        sa.select(
+            worker.c.name, worker.c.operators, device.c.identity,
+            *worker_device.c["worker_id", "device_id"],
+        )
         .join(worker_device, worker_device.c.worker_id == worker.c.id)
         .join(device, device.c.id == worker_device.c.device_id)
         .where(worker_device.c.target_id == row.target_id, fleet.is_alive(alive_s))
-    ).all()  # fmt: skip
-    if not places:
-        reasons.append(f"no worker is alive for target {row.key}")
-        return []
-    building = [p for p in places if not p.operators or claim.can_build(row.needs, p.operators)]
-    if not building:
-        names = ", ".join(sorted({p.name for p in places}))
-        reasons.append(f"no worker for the target can build {row.needs}: {names}")
-        return []
-    able = [p for p in building if not p.paused]
-    if not able:
-        reasons += [
-            f"{p.device or p.target} is paused: {p.reason}"
-            for p in pause.current(connection)
-            if p.target == row.key or p.device in {b.identity for b in building}
-        ]
-    return able
+        .subquery("live")
+    )  # fmt: skip
+    claimant = rule.Claimant(live.c.worker_id, live.c.device_id, job.c.target_id, alive_s)
+    rules = rule.rules_of(claimant)
+    rows = connection.execute(
+        sa.select(
+            *live.c["name", "operators", "device_id", "identity"],
+            *(r.allows.label(f"rule_{i}") for i, r in enumerate(rules)),
+        )
+        .select_from(job.outerjoin(live, sa.true()))
+        .where(job.c.id == row.id)
+    )
+    return [
+        _Place(
+            r.name, r.operators, r.device_id, r.identity,
+            tuple(one.refusal for one, allows in zip(rules, r[4:], strict=True) if not allows),
+        )
+        for r in rows
+    ]  # fmt: skip
 
 
-def _queue_before(connection: sa.Connection, row: Any, able: list[Any]) -> list[str]:
-    before = connection.scalar(
+def _explain_turn(connection: sa.Connection, row: Any, free: list[_Place]) -> list[str]:
+    before = connection.execute(
         sa.select(sa.func.count()).where(
             job.c.state == JobState.QUEUED, job.c.target_id == row.target_id,
             sa.tuple_(job.c.priority, job.c.turn, job.c.id)
             < sa.tuple_(sa.literal(row.priority), sa.literal(row.turn), sa.literal(row.id)),
         )
-    )  # fmt: skip
-    devices = {p.id for p in able}
-    free = len(devices) - (
-        connection.scalar(
-            sa.select(sa.func.count(lease.c.device_id.distinct())).where(
-                lease.c.ended_at.is_(None), lease.c.timing.is_(sa.false()), lease.c.device_id.in_(devices)
-            )
+    ).scalar_one()  # fmt: skip
+    devices = {p.device_id for p in free}
+    building = connection.execute(
+        sa.select(sa.func.count(lease.c.device_id.distinct())).where(
+            lease.c.ended_at.is_(None), lease.c.timing.is_(sa.false()), lease.c.device_id.in_(devices)
         )
-        or 0
-    )
-    reasons = []
-    if row.attempts:
-        reasons.append(
-            f"it was lost {row.attempts} times ({row.reason}): it waits for a worker that has nothing else"
-        )
+    ).scalar_one()
+    idle = len(devices) - building
     if before:
-        reasons.append(f"{before} jobs are before it for {len(devices)} devices")
-    elif not free:
-        reasons.append(f"all {len(devices)} devices for it have their next job already")
-    else:
-        reasons.append(f"nothing: {free} devices may take it, and ask every few seconds")
-    return reasons
+        return [f"{show_number(before, 'job')} before it, for {show_number(len(devices), 'device')}"]
+    if not idle:
+        return [f"each device for it, of {len(devices)}, has its next job already"]
+    asks = "asks" if idle == 1 else "ask"
+    return [f"nothing: {show_number(idle, 'device')} may take it, and {asks} every few seconds"]

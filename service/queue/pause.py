@@ -84,18 +84,6 @@ def end(connection: sa.Connection, pause_id: int) -> None:
     event.note(connection, "resumed", pause=pause_id)
 
 
-def paused_now(connection: sa.Connection) -> set[tuple[int | None, int | None]]:
-    """What is paused now: pairs of a device and a target, of which one is None."""
-    named, same = device.alias(), device.alias()
-    query = (
-        sa.select(same.c.id, pause.c.target_id)
-        .outerjoin(named, named.c.id == pause.c.device_id)
-        .outerjoin(same, same.c.identity == named.c.identity)
-        .where(pause.c.starts_at <= now(), _not_over())
-    )
-    return {(row.id, row.target_id) for row in connection.execute(query)}
-
-
 def is_paused(device_id: Any, target_id: Any) -> sa.ColumnElement[bool]:
     """The condition that a device, however it is described, gets no jobs of a target now."""
     named, same = device.alias(), device.alias()

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from service.errors import InvalidError, NotFoundError
-from service.queue import claim, explain, fleet, pause, retry
+from service.queue import explain, fleet, pause, retry, rule
 from service.queue import job as jobs
 from service.queue.claim import Ask
 from service.store.db import Store, now
@@ -272,7 +272,7 @@ def test_a_final_does_not_wait_for_ever(scene: Scene) -> None:
     held = scene.leased(one)
     scene.report(held, [timed(held.job.entries[0])])
     with scene.store.write() as c:
-        c.execute(sa.update(job).values(available_at=now() - claim.ELSEWHERE_S))
+        c.execute(sa.update(job).values(available_at=now() - rule.SPREAD_S))
     assert scene.lease(one) is not None
 
 
@@ -363,12 +363,12 @@ def test_why_a_job_waits(scene: Scene) -> None:
     assert "no worker for the target can build" in reasons(scene, job_id)
     assert scene.lease(unable, "host-d/cpu:0") is None
     worker_id = scene.register()
-    assert "1 devices may take it" in reasons(scene, job_id)
+    assert "1 device may take it" in reasons(scene, job_id)
     behind = scene.enqueue(configs(1))
-    assert "1 jobs are before it" in reasons(scene, behind)
+    assert "1 job before it, for 1 device" in reasons(scene, behind)
     held = scene.leased(worker_id)
     assert f"worker {worker_id} (worker) builds it on {HOST}" in reasons(scene, job_id)
-    assert "have their next job already" in reasons(scene, behind)
+    assert "has its next job already" in reasons(scene, behind)
     with scene.store.write() as c:
         jobs.renew(c, held.id, held.token, True, TERMS)
     assert "times it" in reasons(scene, job_id)
@@ -376,7 +376,7 @@ def test_why_a_job_waits(scene: Scene) -> None:
         c.execute(sa.text("UPDATE lease SET expires_at = 0"))
         retry.expire(c, TERMS)
     waiting = reasons(scene, job_id)
-    assert "it rests for" in waiting and "was lost 1 times" in waiting
+    assert "backing off for" in waiting and "was lost 1 time (" in waiting
     with scene.store.write() as c:
         jobs.cancel(c, scene.run_id)
     assert reasons(scene, job_id) == "its run was cancelled"

@@ -1,0 +1,167 @@
+"""Rules of claiming: when a device may have a queued job, and the explanation where it may not.
+
+The claim (`claim`) takes no job that a rule refuses, and `plevel why` (`explain`) names the rules that refuse one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.queue import fleet, pause, retry
+from service.store.db import is_due
+from service.store.tables import JobState, job, lease, run, worker, worker_device
+from strategy.record import Phase
+
+# How long a final waits for another device than had the other final: idle workers poll all the time.
+SPREAD_S = 2.0
+
+
+@dataclass(frozen=True)
+class Claimant:
+    """A device and the worker that drives it: parameters of a statement, or columns of its rows."""
+
+    worker_id: Any
+    device_id: Any
+    target_id: Any
+    alive_s: Any = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of claiming.
+
+    Args:
+        allows: the condition, over a row of `job`, that the claimant may have it.
+        refusal: the explanation where it may not, as a format (the fields are `explain`'s).
+        concerns: the condition, over the job alone, without which the rule allows it: such jobs are claimed
+            one by one. None where that depends on the claimant or the time alone.
+    """
+
+    allows: sa.ColumnElement[bool]
+    refusal: str
+    concerns: sa.ColumnElement[bool] | None = None
+
+
+BACK_OFF = Rule(
+    is_due(job.c.available_at, retry.MAX_BACKOFF_S), "backing off for {back_off_s:.0f} s more"
+)
+
+
+def rules_of(claimant: Claimant) -> tuple[Rule, ...]:
+    """All rules, in the order in which they are explained."""
+    return BACK_OFF, *claimant_rules(claimant), *job_rules(claimant)
+
+
+def claimant_rules(claimant: Claimant) -> tuple[Rule, ...]:
+    """The rules that depend on the claimant alone: refused one job, it is refused all."""
+    suspect = job.alias("suspect")
+    holds_suspect = (
+        _held(claimant)
+        .join(suspect, suspect.c.id == lease.c.job_id)
+        .where(suspect.c.attempts > 0)
+        .correlate_except(lease, suspect)
+        .exists()
+    )
+    return (
+        Rule(~pause.is_paused(claimant.device_id, claimant.target_id), "{pauses}"),
+        Rule(~holds_suspect, "a worker for it holds a job that was lost before, and gets nothing beside it"),
+    )
+
+
+def job_rules(claimant: Claimant) -> tuple[Rule, ...]:
+    """The rules that concern some jobs only."""
+    of_run = job.alias("of_run")
+    running = (
+        sa.select(sa.func.count())
+        .where(of_run.c.run_id == job.c.run_id, of_run.c.state == JobState.LEASED)
+        .correlate_except(of_run)
+        .scalar_subquery()
+    )
+    limit = (
+        sa.select(run.c.max_jobs)
+        .where(run.c.id == job.c.run_id)
+        .correlate_except(run)
+        .scalar_subquery()
+    )
+    holds_any = _held(claimant).correlate_except(lease).exists()
+    lost_here = _lost_on(claimant.device_id).exists()
+    lost_nowhere = ~_lost_on(worker_device.c.device_id).exists()
+    # The finals of a workload go to two devices, where there are two.
+    final = job.alias("final")
+    final_here = (
+        sa.select(lease.c.id)
+        .join(final, final.c.id == lease.c.job_id)
+        .where(
+            lease.c.device_id == claimant.device_id, final.c.run_id == job.c.run_id,
+            final.c.workload_id == job.c.workload_id, final.c.phase == Phase.CONFIRM.value,
+            final.c.id != job.c.id,
+            sa.or_(lease.c.ended_at.is_(None), lease.c.end_reason == "done"),
+        )
+        .correlate_except(lease, final)
+        .exists()
+    )  # fmt: skip
+    return (
+        Rule(
+            sa.or_(job.c.attempts == 0, ~holds_any),
+            "it waits for a worker that has nothing else",
+            job.c.attempts > 0,
+        ),
+        Rule(
+            sa.or_(
+                job.c.attempts < retry.SPLIT_ATTEMPTS, ~lost_here, ~_live_device(claimant, lost_nowhere)
+            ),
+            "it is left to devices that have not lost it",
+            job.c.attempts >= retry.SPLIT_ATTEMPTS,
+        ),
+        Rule(
+            sa.or_(
+                job.c.phase != Phase.CONFIRM.value, job.c.attempts > 0,
+                is_due(job.c.available_at + SPREAD_S, retry.MAX_BACKOFF_S + SPREAD_S), ~final_here,
+                ~_live_device(claimant, worker_device.c.device_id != claimant.device_id),
+            ),
+            "a final: for {spread_s:.0f} s more it is left to devices that had no other of them",
+            job.c.phase == Phase.CONFIRM.value,
+        ),
+        Rule(
+            sa.or_(limit.is_(None), running < limit),
+            "run {run_id} has {at_work} at work, and asked for {max_jobs} at most",
+            limit.is_not(None),
+        ),
+    )  # fmt: skip
+
+
+def _held(claimant: Claimant) -> sa.Select[Any]:
+    """Live leases of the claimant's worker."""
+    return sa.select(lease.c.id).where(
+        lease.c.worker_id == claimant.worker_id, lease.c.ended_at.is_(None)
+    )
+
+
+def _lost_on(device_id: Any) -> sa.Select[Any]:
+    """Leases of a device that count against the job of the enclosing query, or its parent."""
+    lost = lease.alias()
+    return (
+        sa.select(lost.c.id)
+        .where(
+            lost.c.device_id == device_id,
+            lost.c.end_reason.in_(retry.LOST),
+            sa.or_(lost.c.job_id == job.c.id, lost.c.job_id == job.c.parent_id),
+        )
+        .correlate_except(lost)
+    )
+
+
+def _live_device(claimant: Claimant, condition: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    """The condition that a live device of the target meets `condition`."""
+    return (
+        sa.select(worker_device.c.device_id)
+        .join(worker, worker.c.id == worker_device.c.worker_id)
+        .where(
+            worker_device.c.target_id == claimant.target_id, fleet.is_alive(claimant.alive_s), condition
+        )
+        .correlate_except(worker_device, worker)
+        .exists()
+    )
