@@ -239,6 +239,24 @@ def test_what_needs_a_closer_look_gets_it_where_many_ask(scene: Scene) -> None:
     assert ask() == [[], [], [], more], "a suspect runs alone"
 
 
+def test_why_a_suspect_waits_and_what_is_behind_it(scene: Scene) -> None:
+    one = scene.register()
+    suspect = scene.enqueue(configs(1))
+    scene.lose(scene.leased(one))
+    behind = scene.enqueue(configs(1))
+    held = scene.leased(one)
+    assert held.job.id == suspect
+    with scene.store.write() as c:
+        jobs.renew(c, held.id, held.token, True, TERMS)
+    assert scene.lease(one) is None
+    assert "holds a job that was lost before" in reasons(scene, behind)
+    scene.lose(held)
+    assert scene.register(device("host-b/cpu:0"))
+    assert "left to devices that have not lost it" in reasons(scene, suspect)
+    assert scene.leased(one).job.id == behind
+    assert "waits for a worker that has nothing else" in reasons(scene, suspect)
+
+
 def test_a_suspect_ends_a_batch(scene: Scene) -> None:
     worker_id = scene.register()
     scene.enqueue(configs(1))
