@@ -185,7 +185,7 @@ def test_a_webhook_due_ahead_of_time_is_sent(
         runs.finish(c, scene.run_id, RunState.DONE, "")
     postman = webhook.Postman(store, Settings(webhook_hosts="ci.lan", webhook_retry_s=10.0))
     answers = ["it answered 503", "it answered 503", ""]
-    monkeypatch.setattr(postman, "_send", lambda url, body: answers.pop(0))
+    monkeypatch.setattr(postman, "_send", lambda url, message, body: answers.pop(0))
     assert postman.step()
     clock.move(10.0)
     assert postman.step()
