@@ -1,4 +1,4 @@
-"""The face of plevel: the command line, the Python client, and the embedded mode.
+"""The user interface of plevel: the command line, the Python client, and the embedded mode.
 
     import plevel
 

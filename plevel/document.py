@@ -1,4 +1,4 @@
-"""The reference pages of the documentation, made from the code itself.
+"""The reference pages of the documentation, generated from the code.
 
 `python -m plevel.document cli|rest|settings|python` prints one; MkDocs, which loads this file as a hook, adds all
 of them to the site, so that none can be out of date.
@@ -33,7 +33,7 @@ def cli() -> str:
 
     parts = [
         "# Commands",
-        "What `plevel COMMAND --help` says. [The command line](../cli.md) tells how to use them, and the exit codes.",
+        "The output of `plevel COMMAND --help`. [The command line](../cli.md) explains their use and the exit codes.",
     ]
     parts += _commands(typer.main.get_command(app), "plevel")
     return "\n\n".join(parts) + "\n"
@@ -231,7 +231,7 @@ def _class(module: str, kind: type) -> Iterator[str]:
 
 
 def _docstring(what: Any) -> str:
-    """A docstring as Markdown: its sections, and the names in them, stand out."""
+    """A docstring as Markdown, with its sections and the names in them highlighted."""
     text = re.sub(r"^(Args|Raises|Returns):$", r"**\1**\n", inspect.getdoc(what) or "", flags=re.MULTILINE)
     lines = []
     for line in text.splitlines():
@@ -251,7 +251,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """MkDocs asks for further files of the site: the reference pages."""
+    """MkDocs' hook for further files of the site: adds the reference pages."""
     from mkdocs.structure.files import File
 
     for name, write in PAGES.items():

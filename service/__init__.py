@@ -1,1 +1,1 @@
-"""Remembers and decides: runs, jobs, leases, records, the tuner and the HTTP interface. No TVM."""
+"""The service: runs, jobs, leases, records, the tuner and the HTTP interface. No TVM."""

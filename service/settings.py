@@ -30,42 +30,42 @@ class Settings(BaseSettings):
     database: str = Field(default_factory=default_database)
     host: str = "127.0.0.1"
     port: int = Field(default=8765, ge=0, le=65535)
-    # `auto`: a token is needed where there is one; `token`: always; `open`: never, on loopback only.
+    # `auto`: a token is required once one exists; `token`: always; `open`: never, on loopback only.
     auth: Mode = "auto"
     # Requests a second of one token in one process.
     rate: float = Field(default=500.0, gt=0)
     tls_cert: Path | None = None  # PEM, with its chain
     tls_key: Path | None = None
-    # A worker that is silent for longer than a lease loses its jobs; one that misses three
-    # heartbeats is not counted as alive.
+    # A worker that renews no lease for this long loses its jobs; one that misses three
+    # heartbeats does not count as live.
     lease_s: float = Field(default=12.0, gt=0)
     heartbeat_s: float = Field(default=4.0, gt=0)
-    # How often waiting endpoints look again by themselves: another process may have written.
+    # Interval at which long polls query again, as another process may have written.
     poll_s: float = Field(default=1.0, gt=0)
-    # Hosts that may be told of the ends of runs: `ci.lan, *.example.org`; none if not given.
+    # Permitted hosts of webhooks: `ci.lan, *.example.org`; none if not given.
     webhook_hosts: str = ""
-    webhook_secret: SecretStr | None = None  # signs what they are told: whsec_ and base64
-    webhook_retry_s: float = Field(default=10.0, gt=0)  # to the second try; then twice as long each time
+    webhook_secret: SecretStr | None = None  # signs webhooks: whsec_ and base64
+    webhook_retry_s: float = Field(default=10.0, gt=0)  # to the second attempt; doubles each time
     # Bodies of requests; imports are streams and have no limit.
     max_request_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     max_url_bytes: int = Field(default=16 * 1024, ge=128)
     max_head_bytes: int = Field(default=64 * 1024, ge=256)  # URL, headers and trailers of a request
     max_headers: int = Field(default=100, ge=1)
-    # At once, in each process, and half of the files that it may open at most; more get 503.
+    # Of one process; at most half of the files that it may open. More get 503.
     max_connections: int = Field(default=4096, ge=1)
     # Of one IPv4 address or IPv6 network of 64 bits; 0: any number. Proxies have no such limit.
     max_connections_per_address: int = Field(default=256, ge=0)
-    # Addresses and networks, with commas between them, whose `X-Forwarded-For` is believed.
+    # Comma-separated addresses and networks whose `X-Forwarded-For` is trusted.
     proxies: str = "127.0.0.1, ::1"
-    # How long a TLS handshake may take, and the URL and headers of a request.
+    # Time limit of a TLS handshake, and of the URL and headers of a request.
     head_s: float = Field(default=10.0, gt=0)
-    body_s: float = Field(default=60.0, gt=0)  # how long the body of a request may take; an import's has no limit
-    # How long a client may send nothing of a body that it has begun, or take nothing of an answer.
+    body_s: float = Field(default=60.0, gt=0)  # time limit of the body of a request; imports have none
+    # Time limit without progress while a client sends a body or reads an answer.
     idle_s: float = Field(default=30.0, gt=0)
     # Upgrade an older schema when starting; a fleet may prefer `plevel db upgrade`.
     migrate: bool = True
     tune: bool = True  # run the tuner in this process
-    # How long after a run whose finals one device has measured they are measured again; 0: never.
+    # Time after a run's end at which finals of a single device are measured again; 0: never.
     second_look_s: float = Field(default=86_400.0, ge=0)
     batch: int = Field(default=8, ge=1, le=1000)  # configurations in one search job
 

@@ -1,4 +1,4 @@
-"""One client's connection: uvicorn's HTTP/1.1, with limits on what a client sends and how long it takes.
+"""One client's connection: uvicorn's HTTP/1.1, with limits on the size and time of requests.
 
 httptools has no limits of its own: it keeps a header until it has ended. So the bytes of a head that belong
 to nothing yet are counted here, and what is refused never becomes a request. The limits of time are looked

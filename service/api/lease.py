@@ -1,4 +1,4 @@
-"""Leases: a worker asks for a job, keeps it, reports its results, or gives it back."""
+"""Routes of leases: claim a job, renew, report results, or release it."""
 
 from __future__ import annotations
 

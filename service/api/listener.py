@@ -1,4 +1,4 @@
-"""Accept connections, as many as the settings allow; the others are told so and closed.
+"""Accept connections up to the limits of the settings; others get an error and are closed.
 
 uvicorn's own accepting has no limit, and counts a TLS connection only after its handshake.
 """

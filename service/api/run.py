@@ -1,4 +1,4 @@
-"""Runs: ask for tuning, follow it, stop it."""
+"""Routes of runs: request tuning, follow it, cancel it."""
 
 from __future__ import annotations
 

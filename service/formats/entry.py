@@ -86,7 +86,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
 
     @cached_property
     def key(self) -> str:
-        """32 hexadecimal digits over all that makes it another task (so not the plevel)."""
+        """32 hexadecimal digits over all that identifies the task (so not the plevel)."""
         return task_key(
             self.workload.key, self.target.to_json(), self.implementation, self.version, self.space
         )
@@ -101,7 +101,7 @@ def task_key(
 
 
 def checked(task: Task) -> Task:
-    """`task` itself, once it is known that a database can keep it and that it has a key.
+    """Return `task` after checking that a database can store it and that it has a key.
 
     Raises:
         RejectError: an integer of more than 64 bits, or text that is not Unicode.
@@ -167,7 +167,7 @@ class ImportedRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> bytes:
-        """16 bytes over what happened: two of the same are one record read twice."""
+        """A digest of 16 bytes over the record's content: equal ones are one record read twice."""
         where = self.device.identity if self.device is not None else self.device_model
         return identity(
             self.task.key, self.config_key, self.phase, self.error, self.measured_at, self.session,
@@ -261,7 +261,7 @@ class Summary:
 
 
 def foreign_target(spec: object) -> Target:
-    """The target of another tool's log: what says nothing to us is left out, not refused.
+    """The target of another tool's log, without options unknown to plevel.
 
     Raises:
         TargetError: what is known has a value of the wrong type.

@@ -416,7 +416,7 @@ def space_of(values: Mapping[str, list[Any]]) -> ConfigSpace:
 
 
 def target_of(device: str) -> Target:
-    """The target that a device's name tells; OpenCL, which all of them have, where it tells none."""
+    """The target derived from a device's name, else OpenCL, which all devices have."""
     kind = next((kind for pattern, kind in _VENDORS if pattern.search(device)), "opencl")
     return Target.parse({"kind": kind, "model": device[:200]} if device else {"kind": kind})
 

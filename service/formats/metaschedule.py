@@ -168,7 +168,7 @@ def content_key(text: str) -> str:
 
 
 def _check_times(line: list[Any]) -> None:
-    """Names the time that is none, for a line that JSON proper does not allow for it."""
+    """Raise `RejectError` naming the time that standard JSON does not allow."""
     for body in line[1:2]:
         times = body[1] if isinstance(body, list) and len(body) == 4 else None
         for time in times if isinstance(times, list) else ():

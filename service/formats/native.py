@@ -50,7 +50,7 @@ Text = Annotated[str, Meta(max_length=200)]
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="plevel-records", tag_field="kind"):
-    """The first line. `version` is raised by every change that this reader could not follow."""
+    """The first line. `version` is raised by every change that older readers cannot read."""
 
     version: int = VERSION
 

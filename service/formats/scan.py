@@ -45,7 +45,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """The text of one entry as it stands between its neighbours, or why it has no end."""
+    """The text of one entry, or the reason for which it has no end."""
 
     line: int
     text: bytes
@@ -239,7 +239,7 @@ class _Scanner:
         return found is not None and self._is_first(found)
 
     def _skip(self) -> bytes:
-        """Passes over what has no end, up to the next entry; its text, cut to `MAX_ENTRY`."""
+        """Skip an entry without an end, up to the next entry; returns its text, cut to `MAX_ENTRY`."""
         self._look_ahead(0)
         own = self._begin.match(self._text, self._at)
         begin = 1 if own is None or not self._is_first(own) else own.end() - self._at

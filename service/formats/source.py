@@ -29,7 +29,7 @@ _BROKEN = re.compile(
 
 
 class Joined:
-    """Several files as one stream, each with a line end behind it: what belongs together."""
+    """Several files that belong together as one stream, each followed by a line end."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = list(paths)
@@ -62,7 +62,7 @@ class Stream(Protocol):
 
 
 def read_fully(stream: Stream, size: int) -> bytes:
-    """So many bytes, or all there are: what a file is must not depend on how it arrives."""
+    """Read `size` bytes, or all there are: detection must not depend on how a file arrives."""
     pieces = []
     while size > 0 and (piece := stream.read(size)):
         pieces.append(piece)
@@ -203,7 +203,7 @@ def _too_long(number: int, line: bytes, limit: int) -> Rejected:
 
 
 def check(text: bytes) -> None:
-    """Refuses JSON that a database could not keep: not UTF-8, too deep, or with broken characters.
+    """Reject JSON that a database cannot store: not UTF-8, too deep, or with broken characters.
 
     Raises:
         RejectError: any of these. Whether it is JSON at all is not looked at.
@@ -225,7 +225,7 @@ def check(text: bytes) -> None:
 
 
 def load(text: bytes) -> Any:
-    """JSON with every key once; NaN and infinities are left for whoever asks for a number.
+    """Parse JSON with unique keys; NaN and infinities are left to the reader of a number.
 
     Raises:
         RejectError: not JSON, a key twice, or what `check` refuses.

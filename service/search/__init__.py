@@ -1,1 +1,1 @@
-"""Ask and tell: which configuration to try next. No SQL, no HTTP."""
+"""Ask/tell search over a space of configurations. No SQL, no HTTP."""

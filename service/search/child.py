@@ -31,7 +31,7 @@ ANSWER_TIMEOUT_S = 60.0
 
 
 class CostModelError(RuntimeError):
-    """The model's process has died, or what it was given does not fit together."""
+    """The model's process has died, or its inputs are inconsistent."""
 
 
 class Records(NamedTuple):
@@ -46,7 +46,7 @@ class Records(NamedTuple):
 
 
 class CostModel(Protocol):
-    """Learns from records and chooses candidates. Deterministic: its answers rest on arguments alone."""
+    """Learns from records and chooses candidates. Deterministic: its answers depend on arguments alone."""
 
     def learn(self, records: Records) -> Prior | None:
         """Learn a prior from other tasks' records; None if they are too few. Raises `CostModelError`."""

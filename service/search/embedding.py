@@ -137,7 +137,7 @@ def _numbers(knob: Knob) -> NDArray[np.float64] | None:
 
 
 def _twos(column: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """How often two divides each value; None where that says no more than the size does."""
+    """The 2-adic valuation of each value; None if it adds nothing to the size."""
     if column.min() <= 0 or column.max() >= 2**53 or (column != np.floor(column)).any():
         return None
     whole = column.astype(np.int64)
@@ -154,7 +154,7 @@ def _spread(column: NDArray[Any]) -> Places:
 def _scaled(
     values: NDArray[np.floating], low: float, high: float, *, logarithmic: bool
 ) -> Places:
-    """`low` to `high` as 0 to 1; what has no value lies in the middle."""
+    """Scale `low` to `high` to 0 to 1; missing values become the middle."""
     if logarithmic:
         values, low, high = np.log(np.maximum(values, low)), float(np.log(low)), float(np.log(high))
     scaled = np.nan_to_num((values - low) / (high - low), nan=0.5)

@@ -138,7 +138,7 @@ class GaussianProcess:
 
     @property
     def weighted(self) -> NDArray[np.float32]:
-        """All that means rest on where there is no trend: see `interpolate`."""
+        """The inputs of means without a trend: see `interpolate`."""
         return np.hstack([self._x, self._alpha[:, None]])
 
     def predict(self, places: NDArray[Any], trend: Floats) -> Posterior:
@@ -168,7 +168,7 @@ class Posterior:
         self.variance = process.square * np.maximum(prior - explained, 1e-7)
 
     def condition(self, row: int) -> None:
-        """Takes the value at `row` for known: what is near to it is then more certain."""
+        """Condition on the value at `row`, which lowers the variance near it."""
         process = self._process
         covariance = _kernel(self._x[row : row + 1], self._x)[0] + self._trend @ self._trend[row]
         for known in self._known:

@@ -1,4 +1,4 @@
-"""The last step to a cubin: what was lowered, as source and launches, checked and compiled."""
+"""The last step to a cubin: checks and compiles a lowered function's source and launches."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _NVRTC_FLAGS = ("--std=c++17", "-default-device", "--diag-suppress=177")
 
 
 class Compiled(msgspec.Struct, frozen=True):
-    """A cubin, and what its kernels take."""
+    """A cubin, and the resource usage of its kernels."""
 
     cubin: bytes
     usage: dict[str, Usage]

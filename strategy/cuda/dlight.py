@@ -1,4 +1,4 @@
-"""TVM's own rules for GPUs (`tvm.s_tir.dlight`), as rivals of our schedules: nothing to tune."""
+"""Untunable implementations by TVM's own rules for GPUs (`tvm.s_tir.dlight`)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ REGISTERS_PER_THREAD = 255
 
 
 class LimitError(ValueError):
-    """A kernel that no device of this architecture can run; names the limit."""
+    """A kernel is beyond a limit of its architecture; the message names the limit."""
 
 
 @dataclass(frozen=True)
