@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Response
 
+from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import device as query
 from service.dashboard.query.overview import HOUR_S, NOISY
-from service.dashboard.view import MAX_ID, Ctx, render
+from service.dashboard.view import MAX_ID, Ctx, PageNumber, render
 from service.queue import fleet
 from service.store.db import now
 
@@ -18,10 +19,15 @@ MAX_WORKERS = 100
 
 
 @router.get("/devices")
-def show(context: Ctx, page: Annotated[int, Query(ge=1, le=10_000)] = 1) -> Response:
+def show(
+    context: Ctx, since: str = "", until: str = "", sort: str = "", page: PageNumber = 1
+) -> Response:
+    span, by = read_span(since, until), read_sort(sort, query.SORTS, query.LAST_SEEN)
     alive_s = context.settings.alive_s
     with context.store.read() as connection:
-        devices = query.page(connection, alive_s, (page - 1) * query.PAGE)
+        devices = query.page(
+            connection, alive_s, (page - 1) * query.PAGE, span=span, sort=by
+        )
         workers = fleet.statuses(connection, alive_s)
         values = {
             "quarantined": query.quarantined(connection),
@@ -30,7 +36,7 @@ def show(context: Ctx, page: Annotated[int, Query(ge=1, le=10_000)] = 1) -> Resp
     return render(
         "devices.html", devices=devices[: query.PAGE], more=len(devices) > query.PAGE, page=page,
         workers=workers[:MAX_WORKERS], unshown=max(len(workers) - MAX_WORKERS, 0), noisy=NOISY,
-        hour_s=HOUR_S, **values,
+        hour_s=HOUR_S, sort=by, filters={"since": since, "until": until, "sort": sort}, **values,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ def show(context: Ctx, request: Request) -> Response:
             "queue": overview.queue(connection, alive_s),
             "failures": overview.failures(connection),
             "devices": overview.devices(connection, alive_s),
-            "runs": run.page(connection, None, None, None, LATEST)[:LATEST],
+            "runs": run.page(connection, size=LATEST)[:LATEST],
         }
     fragment = "hx-request" in request.headers
     return render("overview_live.html" if fragment else "overview.html", **values)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import record as query
 from service.dashboard.view import MAX_ID, Ctx, render
 from service.errors import InvalidError
@@ -27,23 +28,33 @@ def list_records(
     phase: str = "",
     error: str = "",
     message: Annotated[str, Query(max_length=200)] = "",
-    before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
+    since: str = "",
+    until: str = "",
+    sort: str = "",
+    calibration: bool = False,
+    cursor: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> Response:
+    span, by = read_span(since, until), read_sort(sort, query.SORTS, query.NEWEST)
     wanted = query.Filter(
         run=_id("run", run), task=_id("task", task), device=_id("device", device), op=op or None,
         implementation=implementation or None, phase=_one_of("phase", phase, _PHASES),
         error=_one_of("error", error, _ERRORS), message=message or None,
+        calibration=calibration,
     )  # fmt: skip
     with context.store.read() as connection:
-        page = query.page(connection, wanted, before)
+        page = query.page(connection, wanted, cursor, span=span, sort=by)
         identity = None if wanted.device is None else query.identity(connection, wanted.device)
     shared = {"op": op, "implementation": implementation, "phase": phase, "error": error}
-    filters = {**shared, "run": run, "task": task, "device": device, "message": message}
-    # The interface has its own words for the same, and does not search messages.
-    exported = None if message else {**shared, "run_id": run, "task_id": task, "device": identity}
+    filters = {
+        **shared, "run": run, "task": task, "device": device, "message": message, "since": since,
+        "until": until, "calibration": 1 if calibration else None, "sort": sort,
+    }  # fmt: skip
+    # The interface has its own words for the same; it does not search messages, and its days are of measuring.
+    own = {**shared, "run_id": run, "task_id": task, "device": identity}
     return render(
-        "records.html", page=page, filters=filters, before=before, errors=_ERRORS, phases=_PHASES,
-        filtered=any(filters.values()), exported=exported,
+        "records.html", page=page, filters=filters, cursor=cursor, errors=_ERRORS, phases=_PHASES,
+        sort=by, filtered=any(v for k, v in filters.items() if k != "sort"), oldest_first=by == "record",
+        exported=None if message or since or until else own,
     )  # fmt: skip
 
 

@@ -16,8 +16,9 @@ from service.access import audit
 from service.access.auth import Who
 from service.context import Context
 from service.dashboard.form import check_origin
+from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import run as query
-from service.dashboard.view import HEADERS, MAX_ID, Ctx, render, reply
+from service.dashboard.view import HEADERS, MAX_ID, Ctx, PageNumber, render, reply
 from service.queue import fleet
 from service.store.db import now
 from service.store.tables import LIVE
@@ -33,15 +34,19 @@ _PAUSE_S = 0.5  # between two events: a page redraws for each
 
 @router.get("")
 def list_runs(
-    context: Ctx, state: str = "", op: str = "", before: OptionalId = None
-) -> Response:
+    context: Ctx, state: str = "", op: str = "", since: str = "", until: str = "", sort: str = "",
+    page: PageNumber = 1,
+) -> Response:  # fmt: skip
+    span, by = read_span(since, until), read_sort(sort, query.SORTS, query.NEWEST)
     with context.store.read() as connection:
-        found = query.page(connection, state or None, op or None, before)
+        found = query.page(
+            connection, state, op, span=span, sort=by, offset=(page - 1) * query.PAGE
+        )
         at = connection.execute(sa.select(now())).scalar_one()
-    older = found[query.PAGE - 1].id if len(found) > query.PAGE else None
     return render(
-        "runs.html", runs=found[: query.PAGE], older=older, now=at, before=before,
-        filters={"state": state, "op": op}, states=["live", *(s.value for s in RunState)],
+        "runs.html", runs=found[: query.PAGE], more=len(found) > query.PAGE, page=page, now=at, sort=by,
+        filters={"state": state, "op": op, "since": since, "until": until, "sort": sort},
+        states=["live", *(s.value for s in RunState)],
     )  # fmt: skip
 
 

@@ -95,9 +95,14 @@ def heat_class(ratio: float | None) -> str:
     return f"heat-{sum(ratio > b for b in bounds)}"
 
 
+def show_device(model: str | None, identity: str) -> str:
+    """A device by its name, and after it the identity that tells it from others of its model."""
+    return f"{model} ({identity})" if model else identity
+
+
 FILTERS = {
     "time": show_time, "spread": show_spread, "duration": show_duration, "age": show_age,
     "instant": show_instant, "iso": show_iso, "count": show_count, "ratio": show_ratio,
     "share": show_share, "factor": show_factor, "config": show_config, "signature": show_signature,
-    "heat": heat_class, "pretty": show_json,
+    "device": show_device, "heat": heat_class, "pretty": show_json,
 }  # fmt: skip

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, Path, Query, Response
 
+from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import task as query
 from service.dashboard.query.task import By
-from service.dashboard.view import MAX_ID, Ctx, render, reply
+from service.dashboard.view import MAX_ID, Ctx, PageNumber, render, reply
 from strategy.op import find_op
 from strategy.op_strategy import candidates
 from strategy.record import convert
@@ -21,6 +22,27 @@ from strategy.workload import Workload
 router = APIRouter(prefix="/tasks", include_in_schema=False)
 TaskId = Annotated[int, Path(ge=1, le=MAX_ID)]
 Name = Annotated[str, Query(max_length=300)]
+
+
+@router.get("")
+def list_tasks(
+    context: Ctx, op: str = "", implementation: str = "", target: str = "", since: str = "",
+    until: str = "", sort: str = "", calibration: bool = False, page: PageNumber = 1,
+) -> Response:  # fmt: skip
+    span, by = read_span(since, until), read_sort(sort, query.SORTS, query.NEWEST)
+    with context.store.read() as connection:
+        found = query.page(
+            connection, op, implementation, target, span=span, sort=by, calibration=calibration,
+            offset=(page - 1) * query.PAGE,
+        )  # fmt: skip
+    filters = {
+        "op": op, "implementation": implementation, "target": target, "since": since, "until": until,
+        "calibration": 1 if calibration else None, "sort": sort,
+    }  # fmt: skip
+    return render(
+        "tasks.html", tasks=found[: query.PAGE], more=len(found) > query.PAGE, page=page, sort=by,
+        filters=filters, filtered=any(v for k, v in filters.items() if k != "sort"),
+    )  # fmt: skip
 
 
 @router.get("/{task_id}")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 import orjson
-from fastapi import Depends, Request, Response
+from fastapi import Depends, Query, Request, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from service.context import Context, context_of
@@ -21,6 +21,7 @@ STATIC = HERE / "static"
 MAX_ID = 2**63 - 1
 
 Ctx = Annotated[Context, Depends(context_of)]
+PageNumber = Annotated[int, Query(ge=1, le=100_000)]
 
 # No inline script or style, nothing from another host, and no page of ours in another's frame.
 HEADERS = {

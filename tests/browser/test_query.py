@@ -79,6 +79,10 @@ def test_the_pages_agree_with_the_store(filled: tuple[Store, str, dict[str, int]
         "/select", "/devices", "/records?error=any&op=dense", f"/records/{ids['failed_record']}",
         f"/devices/{ids['device']}", "/import", "/models",
         *(f"/models/{m}" for m in range(ids["model"] - 2, ids["model"] + 2)),
+        *(f"{path}?since=2020-01-01&until=2100-12-31&sort={sign}{name}"
+          for path, of in (("/runs", run_query), ("/records", record_query), ("/devices", device_query),
+                           ("/tasks", task_query))
+          for name in of.SORTS for sign in ("", "-")),
     ]  # fmt: skip
     with serve(url) as site:
         for path in paths:
@@ -150,7 +154,7 @@ def _check_filters(c: sa.Connection, ids: dict[str, int]) -> None:
     ).all()  # fmt: skip
     assert expected
     assert [r.id for r in page.rows] == expected[: record_query.PAGE]
-    assert page.older is None
+    assert page.further is None
 
 
 def _check_progress(c: sa.Connection, ids: dict[str, int]) -> None:
@@ -196,9 +200,9 @@ def test_a_filter_without_an_index_looks_at_so_many_and_goes_on(
             page = record_query.page(c, wanted, before)
             seen += [r.id for r in page.rows]
             pages += 1
-            if page.older is None:
+            if page.further is None:
                 break
-            before = page.older
+            before = page.further
         every = c.scalars(
             sa.select(record.c.id).where(record.c.error.is_not(None)).order_by(record.c.id.desc())
         ).all()

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from service.dashboard.listing import ALWAYS, Span, order
 from service.dashboard.query.overview import HOUR_S, recent
 from service.errors import NotFoundError
 from service.queue.fleet import is_alive
@@ -30,14 +31,20 @@ from service.store.tables import (
 from strategy.record import LEAST_SAMPLES, Phase
 
 PAGE = 50
+SORTS = ("name", "target", "seen", "timing", "trials", "failed", "noise")
+LAST_SEEN = "-seen"
 MAX_REFERENCES = 10_000  # the newest of a device
 MAX_POINTS = 400
 
 
-def page(connection: sa.Connection, alive_s: float, offset: int) -> list[Any]:
-    """Devices, the last seen first, those of imported records last; one more than a page where there are more.
+def page(
+    connection: sa.Connection, alive_s: float, offset: int = 0, *,
+    span: Span = ALWAYS, sort: str = LAST_SEEN,
+) -> list[Any]:  # fmt: skip
+    """Devices in the order of one of `SORTS`, imported ones last; one more than a page where there are more.
 
-    What they did is of records measured here; `here` says whether a worker has ever driven it.
+    `span` is when they were last seen. What they did is of records measured here; `here` says whether a
+    worker has ever driven it.
     """
     at = float(connection.execute(sa.select(now())).scalar_one())
     last = recent(record.c.device_id, record.c.run_s, record.c.error, record.c.recorded_at)
@@ -91,7 +98,16 @@ def page(connection: sa.Connection, alive_s: float, offset: int) -> list[Any]:
         .outerjoin(leased, leased.c.device_id == device.c.id)
         .outerjoin(busy, busy.c.device_id == device.c.id)
         .outerjoin(noise, noise.c.scope_value == sa.cast(device.c.id, sa.Text()))
-        .order_by(driven.c.device_id.is_(None), driven.c.seen_at.desc(), device.c.id)
+        .where(*span.conditions(driven.c.seen_at))
+        .order_by(
+            driven.c.device_id.is_(None),
+            order(sort, {
+                "seen": driven.c.seen_at, "name": device.c.model, "target": target.c.key,
+                "noise": noise.c.noise, "timing": sa.func.coalesce(busy.c.busy_s, 0.0),
+                "trials": sa.func.coalesce(busy.c.trials, 0), "failed": sa.func.coalesce(busy.c.failed, 0),
+            }),
+            device.c.id,
+        )
         .offset(offset)
         .limit(PAGE + 1)
     )  # fmt: skip

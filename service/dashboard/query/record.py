@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from service.dashboard.listing import ALWAYS, Span, order
 from service.errors import NotFoundError
 from service.records.best import standing
 from service.store.tables import (
@@ -20,8 +21,11 @@ from service.store.tables import (
     worker,
     workload,
 )
+from strategy.record import Phase
 
 PAGE = 50
+SORTS = ("record", "median")
+NEWEST = "-record"
 # Records looked at for one page where no index has the filter: rare ones are on further pages.
 SCAN = 50_000
 
@@ -38,6 +42,7 @@ class Filter:
     phase: str | None = None
     error: str | None = None
     message: str | None = None  # a part of it
+    calibration: bool = False  # times of the calibration kernel too, which is timed beside every batch
 
     @property
     def is_indexed(self) -> bool:
@@ -72,30 +77,77 @@ class Filter:
 
 @dataclass(frozen=True)
 class Page:
-    """Records, the newest first. `older` is the id before which the next page begins."""
+    """Records of a page. `further` is the cursor of the next one, None where there is none."""
 
     rows: list[Any]
-    older: int | None
+    further: int | None
     looked_from: int  # ids that were looked at
     looked_to: int
+    is_whole: bool  # all were looked at that the filter and the days may have
 
 
-def page(connection: sa.Connection, wanted: Filter, before: int | None) -> Page:
-    """The newest records under the filter, before an id where one is given."""
-    last = connection.scalar(sa.select(sa.func.max(record.c.id))) or 0
-    upper = last + 1 if before is None else min(before, last + 1)
+def page(
+    connection: sa.Connection, wanted: Filter, cursor: int | None = None, *,
+    span: Span = ALWAYS, sort: str = NEWEST,
+) -> Page:  # fmt: skip
+    """A page of the records under a filter, in the order of one of `SORTS`.
+
+    The cursor is the id that is passed by, or, sorted by time, how many records are.
+    """
+    first, last = _ids(connection, span)
     conditions = wanted.conditions()
-    lower = 0 if wanted.is_indexed or not conditions else max(0, upper - SCAN - 1)
+    by_id = sort.removeprefix("-") == "record"
+    scans = not wanted.is_indexed and (bool(conditions) or not by_id)
+    low, high = first, last
+    if by_id and cursor is not None:
+        low, high = (low, min(high, cursor - 1)) if sort == NEWEST else (max(low, cursor + 1), high)
+    begin, end = low, high
+    if scans:
+        begin, end = (low, min(high, low + SCAN)) if sort == "record" else (max(low, high - SCAN), high)
+    if not wanted.calibration and wanted.phase is None and wanted.task is None:
+        conditions.append(record.c.phase != Phase.REFERENCE.value)
+    offset = 0 if by_id else cursor or 0
     ids = (
         sa.select(record.c.id)
-        .where(record.c.id < upper, record.c.id > lower, standing(), *conditions)
-        .order_by(record.c.id.desc())
+        .where(record.c.id.between(begin, end), standing(), *conditions, *span.conditions(record.c.recorded_at))
+        .order_by(order(sort, {"record": record.c.id, "median": record.c.median_s}), record.c.id)
+        .offset(offset)
         .limit(PAGE + 1)
-    )
+    )  # fmt: skip
     found = connection.scalars(ids).all()
-    rows = [] if not found else list(connection.execute(_rows(found[:PAGE])))
-    older = found[PAGE - 1] if len(found) > PAGE else (lower + 1 if lower else None)
-    return Page(rows, older, upper - 1, lower + 1)
+    shown = found[:PAGE]
+    rows = {} if not found else {r.id: r for r in connection.execute(_rows(shown))}
+    further = None
+    if len(found) > PAGE:
+        further = shown[-1] if by_id else offset + PAGE
+    elif by_id and (begin, end) != (low, high):
+        further = begin if sort == NEWEST else end
+    is_whole = (begin, end) == (low, high)
+    return Page([rows[i] for i in shown], further, end, begin, is_whole)
+
+
+def _ids(connection: sa.Connection, span: Span) -> tuple[int, int]:
+    """The first and the last id that records of these days may have: ids rise with time."""
+    newest = connection.scalar(sa.select(sa.func.max(record.c.id))) or 0
+    first = 1 if span.since is None else _first_since(connection, span.since, newest)
+    last = newest if span.until is None else _first_since(connection, span.until, newest) - 1
+    return first, last
+
+
+def _first_since(connection: sa.Connection, at: float, newest: int) -> int:
+    """The id of the first record of an instant or later, one more than the newest's where there is none."""
+    low, high = 1, newest + 1
+    while low < high:
+        middle = (low + high) // 2
+        row = connection.execute(
+            sa.select(record.c.id, record.c.recorded_at)
+            .where(record.c.id >= middle).order_by(record.c.id).limit(1)
+        ).one()  # fmt: skip
+        if row.recorded_at >= at:
+            high = middle
+        else:
+            low = row.id + 1
+    return low
 
 
 def identity(connection: sa.Connection, device_id: int) -> str | None:
@@ -113,13 +165,12 @@ def _rows(ids: Any) -> sa.Select[Any]:
             record.c.median_s, record.c.config, record.c.build_s, record.c.recorded_at,
             sa.func.substr(record.c.message, 1, 120).label("message"),
             task.c.implementation, task.c.version, workload.c.op, workload.c.key,
-            device.c.id.label("device_id"), device.c.identity,
+            device.c.id.label("device_id"), device.c.identity, device.c.model,
         )
         .join(task, task.c.id == record.c.task_id)
         .join(workload, workload.c.id == task.c.workload_id)
         .outerjoin(device, device.c.id == record.c.device_id)
         .where(record.c.id.in_(ids))
-        .order_by(record.c.id.desc())
     )  # fmt: skip
 
 

@@ -34,8 +34,8 @@ def known(connection: sa.Connection) -> dict[str, list[Any]]:
         .order_by(recent.c.at.desc())
     )
     targets = connection.scalars(sa.select(target.c.key).order_by(target.c.id.desc()).limit(OFFERED))
-    devices = connection.scalars(
-        sa.select(device.c.identity)
+    devices = connection.execute(
+        sa.select(device.c.identity, sa.func.max(device.c.model).label("model"))
         .group_by(device.c.identity)
         .order_by(sa.func.max(device.c.seen_at).desc())
         .limit(OFFERED)

@@ -6,16 +6,58 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
+from service.dashboard.listing import ALWAYS, Span, order
 from service.dashboard.query.curve import MAX_CURVES, Curve, best_so_far
+from service.dashboard.show import show_device
 from service.errors import NotFoundError
 from service.records.best import standing
+from service.records.log import REFERENCE
+from service.store.db import now
 from service.store.tables import Scope, best, device, record, target, task, workload
 from strategy.record import Phase
 
+PAGE = 50
+SORTS = ("task", "implementation", "target", "median", "updated")
+NEWEST = "-task"
 MAX_POINTS = 1500  # of a scatter
 FASTEST = 150  # of them, the fastest, always shown
 WITHIN = (1.02, 1.05, 1.1, 1.25, 1.5, 2.0)
 By = Literal["all", "run", "device", "version"]
+
+
+def page(
+    connection: sa.Connection, op: str = "", implementation: str = "", on: str = "", *,
+    span: Span = ALWAYS, sort: str = NEWEST, calibration: bool = False, offset: int = 0,
+) -> list[Any]:  # fmt: skip
+    """Tasks under a filter, in the order of one of `SORTS`; one more than a page where there are more.
+
+    `span` is when their best was last found; `calibration` has the calibration kernels too.
+    """
+    equal = ((workload.c.op, op), (task.c.implementation, implementation), (target.c.key, on))
+    wanted = [column == value for column, value in equal if value]
+    if not calibration:
+        wanted.append(workload.c.op != REFERENCE.op)
+    query = (
+        sa.select(
+            task.c.id, task.c.implementation, task.c.version, workload.c.op, workload.c.key,
+            target.c.key.label("target"), best.c.median_s, best.c.low_s, best.c.high_s, best.c.samples,
+            best.c.updated_at, now().label("now"),
+        )
+        .join(workload, workload.c.id == task.c.workload_id)
+        .join(target, target.c.id == task.c.target_id)
+        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == Scope.TARGET.value))
+        .where(*wanted, *span.conditions(best.c.updated_at))
+        .order_by(
+            order(sort, {
+                "task": task.c.id, "implementation": task.c.implementation, "target": target.c.key,
+                "median": best.c.median_s, "updated": best.c.updated_at,
+            }),
+            task.c.id.desc(),
+        )
+        .offset(offset)
+        .limit(PAGE + 1)
+    )  # fmt: skip
+    return list(connection.execute(query))
 
 
 def head(connection: sa.Connection, task_id: int) -> Any:
@@ -138,9 +180,9 @@ def curves(connection: sa.Connection, row: Any, by: By) -> list[Curve]:
         names = {i: f"run {i}" for i in found}
     else:
         rows = connection.execute(
-            sa.select(device.c.id, device.c.identity).where(device.c.id.in_(found))
+            sa.select(device.c.id, device.c.identity, device.c.model).where(device.c.id.in_(found))
         )
-        names = {r.id: r.identity for r in rows}
+        names = {r.id: show_device(r.model, r.identity) for r in rows}
     return best_so_far(connection, own, column, names)
 
 

@@ -1,0 +1,77 @@
+"""Lists under a range of days and in an order, both of which an address says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.errors import InvalidError
+from strategy.suggestion import suggest
+
+
+@dataclass(frozen=True)
+class Span:
+    """Instants from `since` on and before `until`, Unix times; None does not bound them."""
+
+    since: float | None = None
+    until: float | None = None
+
+    def conditions(self, column: Any) -> list[sa.ColumnElement[bool]]:
+        found = []
+        if self.since is not None:
+            found.append(column >= self.since)
+        if self.until is not None:
+            found.append(column < self.until)
+        return found
+
+
+ALWAYS = Span()
+
+
+def read_span(since: str, until: str) -> Span:
+    """The days from `since` to `until`, both included, in UTC; an empty text does not bound them.
+
+    Raises:
+        InvalidError: one is no date, or they are in the wrong order.
+    """
+    first, last = _read_day("since", since), _read_day("until", until)
+    if first and last and last < first:
+        raise InvalidError(f"until: {until} is before since, {since}: exchange them")
+    return Span(first and first[0], last and last[1])
+
+
+def _read_day(name: str, text: str) -> tuple[float, float] | None:
+    """Where a day begins and where it ends; None for an empty text."""
+    if not text.strip():
+        return None
+    try:
+        day = datetime.strptime(text.strip(), "%Y-%m-%d").replace(tzinfo=UTC)
+        return day.timestamp(), (day + timedelta(days=1)).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise InvalidError(f"{name}: {text!r:.40} is no date: write it as 2026-01-31") from error
+
+
+def read_sort(text: str, known: Collection[str], default: str) -> str:
+    """The column that a list is sorted by, with `-` before it where the largest comes first.
+
+    Raises:
+        InvalidError: no such column.
+    """
+    if not text:
+        return default
+    name = text.removeprefix("-")
+    if name not in known:
+        meant = suggest(name, known) or f": one of {', '.join(known)}"
+        raise InvalidError(f"sort: {name!r:.40} is no column to sort by{meant}")
+    return text
+
+
+def order(sort: str, columns: Mapping[str, Any]) -> sa.UnaryExpression[Any]:
+    """The order of a query; rows without a value come last in either direction."""
+    column = columns[sort.removeprefix("-")]
+    found: sa.UnaryExpression[Any] = sa.desc(column) if sort.startswith("-") else sa.asc(column)
+    return found.nulls_last()

@@ -1,0 +1,123 @@
+"""Lists by their addresses alone, without scripts: days, orders, pages, names of devices, calibration kernels."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+
+from tests.browser.visitor import Site
+
+LISTS = ("/runs", "/records", "/devices", "/tasks")
+
+
+def _get(site: Site, path: str, **query: object) -> str:
+    answer = httpx.get(site.url + path, params=query or None, headers={"accept": "text/html"}, timeout=60)
+    assert answer.status_code == 200, answer.text[-500:]
+    return answer.text
+
+
+def _ids(page: str, path: str) -> list[int]:
+    """What the rows of a list are of, in their order."""
+    rows = page.partition("<tbody>")[2].partition("</tbody>")[0]
+    return [int(i) for i in re.findall(rf'<th scope="row"><a href="{path}/(\d+)"', rows)]
+
+
+def _day(days_ago: float) -> str:
+    return (datetime.now(UTC) - timedelta(days=days_ago)).strftime("%Y-%m-%d")
+
+
+@pytest.mark.parametrize("path", LISTS)
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ({"since": "yesterday"}, "since: &#39;yesterday&#39; is no date: write it as 2026-01-31"),
+        ({"until": "2026-02-30"}, "until: &#39;2026-02-30&#39; is no date"),
+        ({"until": "9999-12-31"}, "is no date"),
+        ({"since": "2026-02-02", "until": "2026-02-01"}, "is before since"),
+        ({"sort": "nothing"}, "sort: &#39;nothing&#39; is no column to sort by"),
+    ],
+)
+def test_a_wrong_day_or_order_is_one_line(
+    seeded: Site, path: str, query: dict[str, str], told: str
+) -> None:
+    answer = httpx.get(seeded.url + path, params=query, headers={"accept": "text/html"})
+    assert answer.status_code == 422
+    assert told in answer.text.partition('class="notice warn">')[2].partition("</p>")[0]
+
+
+def test_runs_of_some_days(seeded: Site) -> None:
+    done, live = seeded.ids["done"], seeded.ids["live"]  # eight days and two minutes ago
+    assert done in _ids(_get(seeded, "/runs"), "/runs")
+    late = _ids(_get(seeded, "/runs", since=_day(2)), "/runs")
+    assert live in late
+    assert done not in late
+    assert _ids(_get(seeded, "/runs", since=_day(10), until=_day(6)), "/runs") == [done]
+    assert "No run matches" in _get(seeded, "/runs", until="2020-01-01")
+
+
+def test_records_of_some_days_are_found_at_once(seeded: Site) -> None:
+    page = _get(seeded, "/records", since=_day(10), until=_day(6), op="dense")
+    assert set(re.findall(r'<td><a href="/runs/(\d+)">', page)) == {str(seeded.ids["done"])}
+    assert "No record matches" in _get(seeded, "/records", until="2020-01-01")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("/runs", "run"), ("/records", "record"), ("/tasks", "task")]
+)
+def test_a_heading_turns_the_order_around_and_keeps_the_filter(
+    seeded: Site, path: str, name: str
+) -> None:
+    page = _get(seeded, path, op="dense", since=_day(30))
+    newest = _ids(page, path)
+    assert newest == sorted(newest, reverse=True)
+    heading = re.search(rf'aria-sort="descending"><a href="({path}\?[^"]*sort={name}[^"]*)"', page)
+    assert heading is not None
+    address = heading[1].replace("&amp;", "&")
+    assert "op=dense" in address
+    assert f"since={_day(30)}" in address
+    oldest = _ids(_get(seeded, address), path)
+    assert oldest == sorted(oldest)
+    assert oldest[0] <= newest[-1]
+
+
+@pytest.mark.parametrize("sort", ["record", "-record", "median", "-median"])
+def test_pages_of_records_in_any_order_have_each_once(seeded: Site, sort: str) -> None:
+    run, seen = seeded.ids["hostile"], []
+    query = {"run": run, "sort": sort}
+    address: str | None = "/records"
+    while address is not None:
+        page = _get(seeded, address, **(query if address == "/records" else {}))
+        seen += _ids(page, "/records")
+        further = re.search(r'rel="next" href="([^"]*)"', page)
+        address = further and further[1].replace("&amp;", "&")
+    found = httpx.get(f"{seeded.url}/v1/records", params={"run_id": run, "limit": 1000}).json()["records"]
+    found = [r for r in found if r["phase"] != "reference"]
+    assert len(found) > 50
+    assert sorted(seen) == sorted(r["id"] for r in found)
+    if sort.endswith("median"):
+        medians = {r["id"]: r["estimate"]["median_s"] for r in found if r["estimate"]}
+        timed = [medians[i] for i in seen if i in medians]
+        assert timed == sorted(timed, reverse=sort == "-median")
+        assert not any(i in medians for i in seen[len(timed) :])  # failures last
+
+
+def test_calibration_kernels_are_shown_on_demand(seeded: Site) -> None:
+    for path in ("/records", "/tasks"):
+        assert "reference.sqrt" not in _get(seeded, path)
+        assert "reference.sqrt" in _get(seeded, path, calibration=1, sort="record" if path == "/records" else "task")
+    assert "reference.sqrt" in _get(seeded, "/records", phase="reference")
+
+
+def test_devices_have_their_names_before_their_identities(seeded: Site) -> None:
+    name, identity = "AMD EPYC 9B45", "3f2a9c11e07b4d52"
+    device = f"/devices/{seeded.ids['device']}"
+    for path in ("/devices", device, "/records?op=dense", f"/tasks/{seeded.ids['task']}", "/select"):
+        page = _get(seeded, path).partition("<h1>")[2]
+        assert identity in page, path
+        assert 0 <= page.find(name) < page.find(f">{identity}") or f"{name} ({identity}" in page, path
+    curves = httpx.get(f"{seeded.url}/tasks/{seeded.ids['task']}/curve.json?by=device").json()["curves"]
+    assert any(c["name"].startswith(f"{name} ({identity}") for c in curves)
+
