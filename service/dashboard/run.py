@@ -18,6 +18,7 @@ from service.context import Context
 from service.dashboard.form import check_origin
 from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import run as query
+from service.dashboard.selection import select_each
 from service.dashboard.view import HEADERS, MAX_ID, Ctx, PageNumber, render, reply
 from service.queue import fleet
 from service.store.db import now
@@ -61,9 +62,14 @@ def show(
         if "hx-request" in request.headers:
             return render("run_live.html", **values)
         found = query.workloads(connection, run_id, (page - 1) * query.WORKLOADS)
+        shown = found[: query.WORKLOADS] if len(found) > 1 or page > 1 else []
+        portions = query.portions(connection, run_id, query.tally(connection, run_id)) if shown else {}
+        bodies = query.bodies(connection, [w.id for w in shown])
+        asked = values["request"].target
+        selected = select_each(connection, bodies, asked, values["run"].namespace)
     return render(
-        "run.html", **values, workloads=found[: query.WORKLOADS], page=page,
-        more=len(found) > query.WORKLOADS,
+        "run.html", **values, workloads=shown, page=page, more=len(found) > query.WORKLOADS,
+        portions=portions, selected=selected, several=max(len(portions), 1),
     )  # fmt: skip
 
 

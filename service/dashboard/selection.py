@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -20,6 +21,7 @@ from strategy.op_strategy import Candidate
 from strategy.select import Level, Selection, current, select
 from strategy.select import holds as is_valid
 from strategy.target import Target
+from strategy.workload import Workload
 
 router = APIRouter(include_in_schema=False)
 
@@ -53,6 +55,34 @@ def show(
     return render("select.html", **values, filters=filters, known=known)
 
 
+def select_each(
+    connection: sa.Connection, workloads: Mapping[int, Workload], target: Target, namespace: str
+) -> dict[int, Selection]:
+    """The selection of each workload, by the same ids; none of those for which nothing can be selected."""
+    database = RecordDatabase(connection, workloads.values(), namespace=namespace)
+    found = {}
+    for i, asked in workloads.items():
+        try:
+            workload = candidate.normal(asked)
+            offered = _offered(connection, workload, target)
+            known = candidate.gather(
+                database, workload, target, offered, foreign=False, field="workload"
+            )
+            found[i] = select(workload, target, database, offered=known, ranker=database.ranker)
+        except FAULTS:
+            continue
+    return found
+
+
+def _offered(
+    connection: sa.Connection, workload: Workload, target: Target
+) -> list[Candidate] | None:
+    """Candidates on record of an operator that is not installed."""
+    if find_op(workload.op) is not None:
+        return None
+    return query.candidates_on_record(connection, workload, target)
+
+
 def _answer(
     connection: sa.Connection, text: str, target_text: str, device: str | None,
     policy: Literal["plevel", "tvm"],
@@ -62,9 +92,7 @@ def _answer(
     if device is not None and not query.has_device(connection, device):
         raise InvalidError(f"device: {device!r:.80} is not on record: /devices lists those that are")
     database = RecordDatabase(connection)
-    offered: list[Candidate] | None = None
-    if find_op(workload.op) is None:
-        offered = query.candidates_on_record(connection, workload, target)
+    offered = _offered(connection, workload, target)
     known = candidate.gather(
         database, workload, target, offered, foreign=policy == "tvm", field="workload"
     )

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
 
+from service.dashboard.query import run as run_query
+from service.selection.database import RecordDatabase
+from service.store.db import Store
+from strategy.select import select
+from tests.browser import seed
 from tests.browser.visitor import Site
 
 LISTS = ("/runs", "/records", "/devices", "/tasks")
@@ -121,3 +127,26 @@ def test_devices_have_their_names_before_their_identities(seeded: Site) -> None:
     curves = httpx.get(f"{seeded.url}/tasks/{seeded.ids['task']}/curve.json?by=device").json()["curves"]
     assert any(c["name"].startswith(f"{name} ({identity}") for c in curves)
 
+
+
+def test_a_run_over_several_workloads_has_their_weights_shares_and_selections(seeded: Site) -> None:
+    assert "12 workloads" in _get(seeded, "/runs")
+    path = f"/runs/{seeded.ids['done']}"
+    page = _get(seeded, path)
+    assert f"<h1>Run {seeded.ids['done']}: 12 workloads</h1>" in page
+    table = page.partition("Workloads of this run</h2>")[2]
+    assert len(re.findall(r'href="/select[^"]*">(dense\w*\.cpu)</a>', table)) == 12
+    with contextlib.closing(Store(seeded.database)) as store, store.read() as c:
+        told = run_query.tally(c, seeded.ids["done"])
+        portions = run_query.portions(c, seeded.ids["done"], told)
+        bodies = run_query.bodies(c, list(portions))
+        for i, workload in bodies.items():
+            taken = select(workload, seed.TARGET, RecordDatabase(c)).implementation
+            row = table.partition(f"workload={i}&")[2] or table.partition(f'workload={i}"')[2]
+            assert f">{taken}</a>" in row.partition("</tr>")[0]
+    searched = sum(t.n for t in told if t.phase == "search")
+    assert sum(p.trials for p in portions.values()) == searched
+    assert sum(p.of_trials for p in portions.values()) == pytest.approx(1)
+    assert sum(p.of_time or 0 for p in portions.values()) == pytest.approx(1)
+    assert all(f'<td class="num">{p.trials}</td>' in table for p in portions.values())
+    assert "<h1>Run " + str(seeded.ids["live"]) + "</h1>" in _get(seeded, f"/runs/{seeded.ids['live']}")

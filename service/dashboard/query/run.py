@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from service.dashboard.listing import ALWAYS, Span, order
@@ -25,6 +28,7 @@ from service.store.tables import (
 )
 from service.tuning.run import trials_of, unknown_run
 from strategy.record import Phase, RunRequest, convert
+from strategy.workload import Workload
 
 PAGE = 25
 SORTS = ("run", "target", "budget", "records", "took")
@@ -191,6 +195,51 @@ def workloads(connection: sa.Connection, run_id: int, offset: int) -> list[Any]:
         .limit(WORKLOADS + 1)
     )  # fmt: skip
     return list(connection.execute(query))
+
+
+def bodies(connection: sa.Connection, ids: Sequence[int]) -> dict[int, Workload]:
+    """Workloads by their ids."""
+    rows = connection.execute(
+        sa.select(workload.c.id, workload.c.body).where(workload.c.id.in_(ids))
+    )
+    return {r.id: convert(r.body, Workload) for r in rows}
+
+
+class Portion(msgspec.Struct, frozen=True, kw_only=True):
+    """A workload's part of its run: of the search's trials, and of the weighted time, None where it has none."""
+
+    weight: float
+    trials: int
+    of_trials: float
+    of_time: float | None
+
+
+def portions(connection: sa.Connection, run_id: int, told: list[Any]) -> dict[int, Portion]:
+    """The part of each workload of a run, by its id; `told` is the run's tally."""
+    rows = connection.execute(
+        sa.select(
+            task.c.workload_id, task.c.id, run_task.c.weight, best.c.median_s,
+        )
+        .join(run_task, run_task.c.task_id == task.c.id)
+        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
+        .where(run_task.c.run_id == run_id)
+    ).all()  # fmt: skip
+    own = tried(told)
+    weights = {r.workload_id: r.weight for r in rows}
+    trials, time_s = dict.fromkeys(weights, 0), dict.fromkeys(weights, math.inf)
+    for r in rows:
+        trials[r.workload_id] += own.get(r.id, {"trials": 0})["trials"]
+        if r.median_s is not None:
+            time_s[r.workload_id] = min(time_s[r.workload_id], r.weight * r.median_s)
+    all_trials = max(sum(trials.values()), 1)
+    all_time_s = sum(s for s in time_s.values() if math.isfinite(s))
+    return {
+        i: Portion(
+            weight=weight, trials=trials[i], of_trials=trials[i] / all_trials,
+            of_time=time_s[i] / all_time_s if math.isfinite(time_s[i]) else None,
+        )
+        for i, weight in weights.items()
+    }  # fmt: skip
 
 
 def leaders(connection: sa.Connection, run_id: int, workload_id: int) -> list[Any]:
