@@ -13,7 +13,7 @@ from service.store.namespace import DEFAULT
 from strategy import select as rule
 from strategy.dispatch import DispatchTable, dispatch
 from strategy.op_strategy import Candidate
-from strategy.record import ErrorKind, Phase, RunStatus, TaskStatus, to_json
+from strategy.record import ErrorKind, Phase, RunRequest, RunStatus, TaskStatus, to_json
 from strategy.select import NO_RECORDS, Policy, Selection
 from strategy.target import Target
 from strategy.workload import Workload
@@ -146,6 +146,15 @@ class Direct:
 
         with self._read() as connection:
             return tuple(runs.recent(connection, limit, _alive_s(), self._namespace))
+
+    def request(self, run_id: int) -> RunRequest:
+        """What a run was asked for."""
+        if self._store is None:
+            raise ServiceError(404, "There is no such thing", f"run {run_id} does not exist")
+        from service.tuning import run as runs
+
+        with self._read() as connection:
+            return runs.request_of(connection, run_id, self._namespace)
 
     def cancel(self, run_id: int) -> RunStatus:
         """Stops a run; what it measured is kept."""

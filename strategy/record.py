@@ -431,6 +431,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: float | None = None
     timing_s: float = 0.0  # of the wall time, how long devices were timing
     workers: int = 0  # alive, for this target
+    interrupted: bool = False  # it has not ended, and the service that tuned it has
     message: str = ""  # why it ended, or what it waits for
     tasks: tuple[TaskStatus, ...] = ()
 

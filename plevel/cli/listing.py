@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from plevel.cli import option
+from strategy.table import show_number
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from strategy.record import RunStatus
 
 _PHASES = ("search", "confirm", "reference")
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many.")]
@@ -33,14 +40,36 @@ def runs(
         print_json(found)
         return
     rows = [
-        (str(r.id), str(r.state), f"{r.trials_done}/{r.trials}", ", ".join(dict.fromkeys(t.workload for t in r.tasks)),
-         r.target.key, show_ago(r.created_at), r.message)
+        (str(r.id), _state(r), f"{r.trials_done}/{r.trials}", _title(r), r.target.key,
+         show_ago(r.created_at), "" if r.interrupted else r.message)
         for r in found
     ]  # fmt: skip
     columns = ("run", "state", "trials", "workload", "target", "asked", "message")
-    make_console().print(
-        make_table(columns, rows, right=("run", "trials")) if rows else "no runs yet"
-    )
+    console = make_console()
+    console.print(make_table(columns, rows, right=("run", "trials")) if rows else "no runs yet")
+    _say_what_continues(console, found, place)
+
+
+def _state(run: RunStatus) -> str:
+    return "interrupted" if run.interrupted else str(run.state)
+
+
+def _title(run: RunStatus) -> str:
+    """Its workload, or how many it has."""
+    workloads = {t.workload for t in run.tasks}
+    return workloads.pop() if len(workloads) == 1 else show_number(len(workloads), "workload")
+
+
+def _say_what_continues(
+    console: Console, found: Iterable[RunStatus], place: option.Location
+) -> None:
+    """A line of its own, unfolded, for each interrupted run: the command can be copied."""
+    for r in found:
+        if r.interrupted:
+            command = option.resume_command(r.id, place)
+            console.print(
+                f"run {r.id} was interrupted; continue with  {command}", markup=False, soft_wrap=True
+            )
 
 
 def records(
@@ -191,7 +220,6 @@ def status(
     from plevel.cli.output import make_console, print_json
     from plevel.client import FINISHED
     from plevel.direct import connect
-    from strategy.table import show_number
 
     place = option.locate(url, database)
     with connect(place.url, place.database) as source:
@@ -210,8 +238,11 @@ def status(
     console.print(f"runs       {len(going)} going on, of the latest {len(latest)}")
     for r in going:
         console.print(
-            f"  run {r.id}: {r.state}, {r.trials_done}/{show_number(r.trials, 'trial')} {r.message}", markup=False
-        )
+            f"  run {r.id} of {_title(r)}: {_state(r)}, {r.trials_done}/{show_number(r.trials, 'trial')}"
+            + ("" if r.interrupted or not r.message else f"; {r.message}"),
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
+    _say_what_continues(console, going, place)
 
 
 def cancel(
@@ -228,7 +259,6 @@ def cancel(
     """
     from plevel.cli.output import print_json
     from plevel.direct import connect
-    from strategy.table import show_number
 
     place = option.locate(url, database)
     with connect(place.url, place.database) as source:

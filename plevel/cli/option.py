@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,10 +106,15 @@ class Location:
     @property
     def _place(self) -> str:
         if self.url is not None:
-            return "" if os.environ.get("PLEVEL_URL") == self.url else f" --url {self.shown}"
+            return "" if os.environ.get("PLEVEL_URL") == self.url else f" --url {shlex.quote(self.shown)}"
         if self.database == locate_database(None) and not os.environ.get("PLEVEL_URL"):
             return ""
-        return f" --database {self.shown}"
+        return f" --database {shlex.quote(self.shown)}"
+
+
+def resume_command(run_id: int, place: Location) -> str:
+    """The command that goes on with an interrupted run."""
+    return f"plevel tune --run {run_id}{place.option}"
 
 
 def locate(

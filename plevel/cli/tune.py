@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 def tune(
+    ctx: typer.Context,
     op: Annotated[
         str | None,
         typer.Argument(metavar="OP", help="The operator: dense, …", show_default=False),
@@ -37,6 +38,13 @@ def tune(
         typer.Option(
             "--file", "-f", metavar="FILE", show_default=False,
             help="A model file, TOML or JSON: a list of workloads with weights.",
+        ),
+    ] = None,
+    run: Annotated[
+        int | None,
+        typer.Option(
+            "--run", metavar="ID", show_default=False,
+            help="What this run asked for: goes on with an interrupted one.",
         ),
     ] = None,
     target: option.TargetSpec = "cpu",
@@ -85,11 +93,11 @@ def tune(
     """Measure implementations, and say which one to take.
 
     Without --url, a service and a worker run on this machine for as long as this takes. Ctrl-C
-    keeps what is measured; the same command goes on from there.
+    keeps what is measured; the same command goes on from there, and so does --run.
 
     Example: plevel tune dense -i data=float32[128,768] -i weight=float32[3072,768]:const
     """
-    place = option.locate(url, database, namespace, makes=True)
+    place = option.locate(url, database, namespace, makes=run is None)
     if timeout is not None and not 0 < timeout < float("inf"):
         raise UsageError(f"--timeout {timeout:g}: a number of seconds, more than 0")
     if webhook is not None and place.url is None:
@@ -101,43 +109,68 @@ def tune(
     least_gain = None if until_gain is None else option.read_share(
         "--until-gain", until_gain, lambda share: 0 < share < 1
     )
-    workloads = _read_workloads(op, inputs, attr, model, far=place.url is not None)
-    where = option.read_target(target, threads)
+    if run is not None:
+        request = _request_of(ctx, run, place)
+    else:
+        workloads = _read_workloads(op, inputs, attr, model, far=place.url is not None)
 
-    import msgspec
+        import msgspec
 
-    from strategy.record import CONFIRM_POLICY, SEARCH_POLICY, RunRequest
+        from strategy.record import CONFIRM_POLICY, SEARCH_POLICY, RunRequest
 
-    search, confirm = (
-        msgspec.structs.replace(policy, cache_flush=cache_flush)
-        for policy in (SEARCH_POLICY, CONFIRM_POLICY)
-    )
-    request = RunRequest(
-        workloads=workloads, target=where, trials=trials, timeout_s=timeout,
-        until_gain=least_gain, seed=seed, tuner=tuner, force=force, webhook=webhook,
-        implementations=tuple(implementation) if implementation else None,
-        search_policy=search, confirm_policy=confirm,
-    )  # fmt: skip
-    _check_implementations(request)
+        search, confirm = (
+            msgspec.structs.replace(policy, cache_flush=cache_flush)
+            for policy in (SEARCH_POLICY, CONFIRM_POLICY)
+        )
+        request = RunRequest(
+            workloads=workloads, target=option.read_target(target, threads), trials=trials,
+            timeout_s=timeout, until_gain=least_gain, seed=seed, tuner=tuner, force=force,
+            webhook=webhook, implementations=tuple(implementation) if implementation else None,
+            search_policy=search, confirm_policy=confirm,
+        )  # fmt: skip
+        _check_implementations(request)
+    several = model is not None or len(request.workloads) > 1
     from plevel.cli.output import make_console, print_json
 
     # With --json, what is for people goes to stderr.
     console = make_console(stderr=as_json)
-    with _interruptible(), _connection(place, where, wait=wait) as (client, embedded):
+    with _interruptible(), _connection(place, request.target, wait=wait) as (client, embedded):
         final = _follow(client, embedded, request, console, place)
-        answers = [client.select(w.workload, where) for w in workloads]
+        answers = [client.select(w.workload, request.target) for w in request.workloads]
     if as_json:
-        answered = {"selections": answers} if model else {"selection": answers[0]}
+        answered = {"selections": answers} if several else {"selection": answers[0]}
         print_json({"run": final, **answered})
-    elif model:
-        _report_model(console, final, workloads, answers, place)
+    elif several:
+        _report_model(console, final, request.workloads, answers, place)
     else:
-        again = _again(workloads[0].workload, target, threads, place)
+        asked = target if run is None else str(request.target)
+        again = _again(request.workloads[0].workload, asked, threads, place)
         _report(console, final, answers[0], place, again)
     if final.state != "done":
         raise CommandError(
             f"run {final.id} ended {final.state}: {final.message or 'no reason given'}"
         )
+
+
+def _request_of(ctx: typer.Context, run_id: int, place: option.Location) -> RunRequest:
+    """What a run was asked for, with its budget; nothing else may be said."""
+    kept = ("run", "url", "database", "namespace", "as_json")
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        source = ctx.get_parameter_source(name)
+        if name not in kept and source is not None and source.name == "COMMANDLINE":
+            shown = parameter.opts[0] if parameter.opts[0].startswith("-") else name.upper()
+            raise UsageError(f"--run {run_id} asks for what that run did: leave {shown} out")
+    if place.url is not None:
+        raise UsageError(
+            f"--run {run_id}: a service goes on with its runs by itself; 'plevel runs{place.option}' "
+            "shows how far they are"
+        )
+    from plevel.direct import Direct, connect
+
+    with connect(None, place.database, place.namespace) as records:
+        assert isinstance(records, Direct)
+        return records.request(run_id)
 
 
 def _read_workloads(
@@ -152,7 +185,9 @@ def _read_workloads(
             raise UsageError("--file: name a model file or one operator with --input, not both")
         found = read_model(model, far=far)
     elif op is None or not inputs:
-        raise UsageError("name an operator with its --input, or a model file with --file")
+        raise UsageError(
+            "name an operator with its --input, a model file with --file, or a run with --run"
+        )
     else:
         found = (RunWorkload(workload=option.read_workload(op, inputs, attr, far=far)),)
     for one in found:
@@ -293,7 +328,7 @@ def _say_how_to_go_on(console: Console, run: RunStatus, place: option.Location) 
     if place.url is None:
         text = (
             f"Interrupted. The measurements that were finished are kept in {place.shown}; the "
-            "same command goes on from there."
+            f"same command goes on from there, and so does: {option.resume_command(run.id, place)}"
         )
     else:
         text = (

@@ -29,6 +29,7 @@ from service.store.tables import (
     worker_device,
 )
 from strategy.record import RunState
+from strategy.table import show_number
 
 MAX_ATTEMPTS = 3
 SPLIT_ATTEMPTS = 2
@@ -114,7 +115,7 @@ def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | No
         return
     attempts = row.attempts + (blame is not None)
     if blame is not None and attempts >= MAX_ATTEMPTS and _is_guilty(connection, row, terms):
-        reason = f"lost {attempts} times with {len(pending)} open entries; the last time {blame}"
+        reason = f"lost {show_number(attempts, 'time')} with {len(pending)} of its entries open; the last time {blame}"
         log.append_lost(connection, row, pending, reason)
         _close(connection, row, JobState.QUARANTINED, reason)
         return

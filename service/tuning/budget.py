@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from strategy.table import show_number
+
 MIN_SHARE = 8
 HOPELESS_RATIO = 1.5
 ALL_FAILED = 16  # trials, all of them failed, after which an implementation is given up
@@ -100,7 +102,7 @@ def hopeless(arm: Arm, lead_s: float | None, arms_share: int) -> str | None:
     ratio = arm.best_s / lead_s
     if ratio > HOPELESS_RATIO and arm.lower_bound_s > lead_s:
         return (
-            f"after {arm.told} trials its best takes {ratio:.2f}× as long as the leader, "
+            f"after {show_number(arm.told, 'trial')} its best takes {ratio:.2f}× as long as the leader, "
             f"and its model sees nothing below {arm.lower_bound_s / lead_s:.2f}×"
         )
     return None

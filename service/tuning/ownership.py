@@ -74,7 +74,7 @@ class Ownership:
         return connection.scalar(query) == self._name
 
     def give_up(self, store: Store) -> None:
-        """Lets others have the runs at once."""
+        """Lets others have the runs at once; `is_interrupted` until one takes them."""
         with store.read() as connection:
             held = connection.scalars(sa.select(run.c.id).where(run.c.tuner == self._name)).all()
         for run_id in held:
@@ -82,8 +82,17 @@ class Ownership:
                 connection.execute(
                     sa.update(run)
                     .where(run.c.id == run_id, run.c.tuner == self._name)
-                    .values(tuner=None, tuner_until=None)
+                    .values(tuner=None)
                 )
+
+
+def is_interrupted(connection: sa.Connection, run_id: int) -> bool:
+    """Whether a live run was tuned, and is not any more; one that nobody has begun is not."""
+    row = connection.execute(
+        sa.select(run.c.tuner, (run.c.tuner_until < now()).label("over"))
+        .where(run.c.id == run_id, run.c.state.in_(LIVE), run.c.tuner_until.is_not(None))
+    ).one_or_none()  # fmt: skip
+    return row is not None and (row.tuner is None or row.over or is_gone(row.tuner))
 
 
 def process_name(pid: int) -> str:

@@ -18,6 +18,7 @@ from service.store.db import insert, now
 from service.store.namespace import DEFAULT
 from service.store.tables import LIVE, TaskState, best, record, run, run_task, task, workload
 from service.store.tables import target as target_table
+from service.tuning.ownership import is_interrupted
 from strategy.op import find_op
 from strategy.op_strategy import Candidate
 from strategy.record import (
@@ -338,7 +339,10 @@ def status(
     )
     workers = fleet.count_alive(connection, row.target_id, alive_s)
     message = row.message
-    if row.state in LIVE and not workers:
+    interrupted = is_interrupted(connection, run_id)
+    if interrupted:
+        message = "interrupted: what it measured is kept, and the service that tuned it has ended"
+    elif row.state in LIVE and not workers:
         message = (
             f"waits for a worker for target {request.target}: start one with "
             "`plevel worker --url URL`, URL being this service's"
@@ -347,8 +351,18 @@ def status(
         id=run_id, state=RunState(row.state), target=request.target, trials=request.trials,
         trials_done=min(done, request.trials), created_at=row.created_at,
         finished_at=row.finished_at, timing_s=float(timing_s or 0.0), workers=workers,
-        message=message, tasks=tuple(tasks),
+        interrupted=interrupted, message=message, tasks=tuple(tasks),
     )  # fmt: skip
+
+
+def request_of(connection: sa.Connection, run_id: int, namespace: str) -> RunRequest:
+    """What a run of a namespace was asked for; raises `NotFoundError`."""
+    body = connection.scalar(
+        sa.select(run.c.request).where(run.c.id == run_id, run.c.namespace == namespace)
+    )
+    if body is None:
+        raise unknown_run(run_id)
+    return convert(body, RunRequest)
 
 
 def _task_statuses(

@@ -32,6 +32,7 @@ from service.tuning.tuning_run import TuningRun, TuningTask, arms_of
 from strategy.record import BOUND, Phase, RunState
 from strategy.select import doubtful, unsettled
 from strategy.space import Config
+from strategy.table import show_number
 
 FINALISTS = 3
 CONFIRM_SESSIONS = 2
@@ -397,15 +398,15 @@ def _why_stopped(tuning: TuningRun, *, timed_out: bool) -> str:
                if t.state is TaskState.DROPPED]  # fmt: skip
     tunable = [t for t in tuning.tasks if t.search is not None]
     if timed_out:
-        why = f"the time limit of {tuning.request.timeout_s:g} s was reached after {trials} trials"
+        why = f"the time limit of {tuning.request.timeout_s:g} s was reached after {show_number(trials, 'trial')}"
     elif not tunable:
         why = "nothing to tune: only implementations without a space are valid"
     elif trials < tuning.request.trials:
         reasons = dict.fromkeys(t.message for t in tunable if t.state is TaskState.EXHAUSTED)
-        why = f"stopped after {trials} of {tuning.request.trials} trials: "
+        why = f"stopped after {trials} of {show_number(tuning.request.trials, 'trial')}: "
         why += ", ".join(reasons) or "nothing is left to try"
     else:
-        why = f"{trials} trials"
+        why = show_number(trials, "trial")
     if len(dropped) > MOST_NAMED:
         return f"{why}; dropped {len(dropped)} implementations that cannot win"
     return "; ".join([why, *(f"dropped {d}" for d in dropped)])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 import signal
 import sqlite3
 import statistics
@@ -145,9 +147,14 @@ def test_ctrl_c_keeps_what_is_measured_and_the_same_command_goes_on(stage: Stage
     before = json.loads(kept.stdout)["records"]
     assert 4 <= len(before) < TRIALS
 
-    done = stage.run("tune", *DENSE, *BUDGET, *place)
+    listed = stage.run("runs", *place).stdout
+    (command,) = re.findall(r"interrupted; continue with  plevel (.*)", listed)
+    assert command in out
+    done = stage.run(*shlex.split(command))
     assert done.returncode == 0, done.stderr + stage.logs()
     assert "selected" in done.stdout
+    (run,) = json.loads(stage.run("runs", *place, "--json").stdout)
+    assert (run["state"], run["interrupted"]) == ("done", False)
     assert "plevel select dense" in done.stdout
     assert stage.survivors() == []
     kept = stage.run("records", *place, "--limit", "1000", "--json")

@@ -17,6 +17,7 @@ from service.store.db import Store, now
 from service.store.tables import RunState, job, run
 from service.store.tables import device as device_table
 from service.tuning import ownership
+from service.tuning import run as runs
 from service.tuning.ownership import Ownership
 from strategy.record import Phase, Report, Results, ResultsAccepted
 from tests.integration.scene import (
@@ -433,6 +434,36 @@ def test_a_dead_tuners_runs_are_taken_over_and_it_finds_out(scene: Scene) -> Non
     assert one.hold(scene.store) == []
     other.give_up(scene.store)
     assert one.hold(scene.store) == [scene.run_id]
+
+
+def test_a_run_is_interrupted_from_its_tuners_end_until_the_next(scene: Scene) -> None:
+    def interrupted() -> bool:
+        with scene.store.read() as c:
+            found = runs.status(c, scene.run_id, TERMS.alive_s)
+        assert found.message.startswith("interrupted") is found.interrupted
+        return found.interrupted
+
+    one, other = Ownership(60.0, "one"), Ownership(60.0, "other")
+    assert not interrupted()  # nobody has begun it
+    one.hold(scene.store)
+    assert not interrupted()
+    one.give_up(scene.store)
+    assert interrupted()
+    other.hold(scene.store)
+    assert not interrupted()
+    ended(scene, "other")
+    assert interrupted()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    gone = ownership.process_name(child)
+    Ownership(60.0, gone).hold(scene.store)
+    assert not interrupted()
+    os.waitpid(child, 0)
+    assert interrupted()
+    with scene.store.write() as c:
+        runs.cancel(c, scene.run_id)
+    assert not interrupted()
 
 
 def test_a_run_that_ends_is_nobodys(scene: Scene) -> None:

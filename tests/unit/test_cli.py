@@ -19,6 +19,9 @@ import typer
 
 from plevel.cli.main import app, main
 from plevel.client import Client
+from plevel.direct import Direct
+from strategy.record import RunState, RunStatus, TaskStatus
+from strategy.target import Target
 from tests.port import free_port
 
 DATA = ("--input", "data=float32[128,768]")
@@ -168,6 +171,15 @@ def test_usage_errors_name_the_field(
     ("arguments", "words"),
     [
         pytest.param(("tune", *DENSE, "--trials", "0"), ["--trials"], id="trials"),
+        pytest.param(
+            ("tune", "--run", "12", "--trials", "128"), ["--run 12", "leave --trials out"],
+            id="a run and a budget",
+        ),
+        pytest.param(("tune", "dense", "--run", "12"), ["--run 12", "leave OP out"], id="a run and an operator"),
+        pytest.param(
+            ("tune", "--run", "12", "--url", "http://x"), ["--run 12", "plevel runs --url http://x"],
+            id="a run of a service",
+        ),
         pytest.param(("tune", *DENSE, "--timeout", "0"), ["--timeout"], id="timeout"),
         pytest.param(("tune", *DENSE, "--seed", "-1"), ["--seed"], id="seed"),
         pytest.param(("db", "prune", "--older-than", "²d"), ["--older-than", "90d"], id="age"),
@@ -253,6 +265,42 @@ def test_a_group_without_a_command_lists_its_commands(group: tuple[str, ...], ca
     usage, *lines = done.stderr.splitlines()
     assert usage.startswith(" ".join(("Usage: plevel", *group)))
     assert any(line.strip().startswith("current " if group else "select ") for line in lines)
+
+
+def test_a_run_that_is_not_there(called: Called, tmp_path: Path) -> None:
+    assert_one_line(called("tune", "--run", "99"), 1, "run 99 does not exist")
+    assert list(tmp_path.iterdir()) == []
+
+
+def status(run_id: int, *workloads: str, interrupted: bool) -> RunStatus:
+    tasks = tuple(
+        TaskStatus(task_id=i, workload=w, implementation=name, version="1", plevel=10, tunable=True)
+        for i, w in enumerate(workloads) for name in ("a", "b")
+    )  # fmt: skip
+    return RunStatus(
+        id=run_id, state=RunState.RUNNING, target=Target.parse("llvm -mcpu=znver4"), trials=1,
+        trials_done=0, created_at=0.0, interrupted=interrupted, message="told", tasks=tasks,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["runs", "status"])
+def test_runs_have_a_title_and_an_interrupted_one_a_command(
+    command: str, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = (status(2, "dense(x)", interrupted=False), status(1, *"abc", interrupted=True))
+    monkeypatch.setattr(Direct, "runs", lambda self, limit: known)
+    monkeypatch.setenv("PLEVEL_NAMESPACE", "vision")
+    database = tmp_path / "a b.db"
+    place = ("--database", str(database))
+    assert called("db", "upgrade", *place).returncode == 0
+    shown = called(command, *place)
+    assert shown.returncode == 0, shown.stderr
+    for text in ("3 workloads", "dense(x)", "told", "interrupted"):
+        assert text in shown.stdout
+    (line,) = [line for line in shown.stdout.splitlines() if "continue with" in line]
+    assert line == (
+        f"run 1 was interrupted; continue with  plevel tune --run 1 --database 'sqlite:///{database}'"
+    )
 
 
 def test_a_task_that_is_not_there(called: Called) -> None:
