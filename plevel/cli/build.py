@@ -24,6 +24,7 @@ Implementation = Annotated[
     typer.Option(
         "--implementation", "-I", metavar="NAME",
         help="This one, with --config or its fallback; the selected one if not given.",
+        autocompletion=option.complete_implementation,
     ),
 ]  # fmt: skip
 Knobs = Annotated[
@@ -239,6 +240,7 @@ def show(
         typer.Option(
             "--as",
             metavar="|".join(FORMS),
+            autocompletion=option.complete(*FORMS),
             help="TensorIR, LLVM's IR, assembly, or CUDA C for a target such as 'cuda -arch=sm_90'.",
         ),
     ] = "tir",

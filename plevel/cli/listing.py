@@ -19,6 +19,12 @@ _PHASES = ("search", "confirm", "reference")
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many.")]
 
 
+def _complete_error(incomplete: str) -> list[str]:
+    from strategy.record import ErrorKind
+
+    return [kind for kind in ErrorKind if kind.startswith(incomplete)]
+
+
 def runs(
     limit: Limit = 20,
     url: option.Url = None,
@@ -73,13 +79,21 @@ def _say_what_continues(
 
 
 def records(
+    op: option.OfOp = None,
     run: Annotated[int | None, typer.Option("--run", metavar="ID", help="Of this run.")] = None,
     task: Annotated[int | None, typer.Option("--task", metavar="ID", help="Of this task.")] = None,
     phase: Annotated[
-        str | None, typer.Option("--phase", metavar="|".join(_PHASES), help="Of this phase.")
+        str | None,
+        typer.Option(
+            "--phase", metavar="|".join(_PHASES), help="Of this phase.",
+            autocompletion=option.complete(*_PHASES),
+        ),
     ] = None,
     error: Annotated[
-        str | None, typer.Option("--error", metavar="KIND", help="Failures of this kind.")
+        str | None,
+        typer.Option(
+            "--error", metavar="KIND", help="Failures of this kind.", autocompletion=_complete_error
+        ),
     ] = None,
     newest: Annotated[bool, typer.Option("--newest", help="Begin with the latest.")] = False,
     after: Annotated[
@@ -105,7 +119,7 @@ def records(
     place = option.locate(url, database, namespace)
     with connect(place.url, place.database, place.namespace) as source:
         wanted: dict[str, Any] = {
-            "run_id": run, "task_id": task, "phase": phase, "error": error, "limit": limit,
+            "op": op, "run_id": run, "task_id": task, "phase": phase, "error": error, "limit": limit,
             "newest": newest,
         }  # fmt: skip
         page = source.records(**wanted, cursor=after)
@@ -138,7 +152,7 @@ def _config(config: dict[str, Any]) -> str:
 
 
 def coverage(
-    op: Annotated[str | None, typer.Option("--op", help="Of this operator.")] = None,
+    op: option.OfOp = None,
     implementation: Annotated[
         str | None, typer.Option("--implementation", help="Of this implementation.")
     ] = None,

@@ -24,6 +24,7 @@ from plevel.cli import (
     lock,
     measure,
     model,
+    ops,
     plot,
     select,
     serve,
@@ -63,7 +64,7 @@ app = typer.Typer(
 )
 _PANELS: dict[str, dict[str, Any]] = {
     "Tune and select": {
-        "tune": tune.tune, "select": select.select, "lock": lock.lock, "check": lock.check,
+        "tune": tune.tune, "select": select.select, "lock": lock.lock, "check": lock.check, "ops": ops.ops,
     },
     "Compile": {"build": build.build, "show": build.show, "measure": measure.measure},
     "What is on record": {

@@ -20,7 +20,11 @@ def measure(
     op: option.Op,
     inputs: option.Inputs,
     implementation: Annotated[
-        str, typer.Option("--implementation", "-I", metavar="NAME", help="What to measure.")
+        str,
+        typer.Option(
+            "--implementation", "-I", metavar="NAME", help="What to measure.",
+            autocompletion=option.complete_implementation,
+        ),
     ],
     attr: option.Attributes = None,
     config: Knobs = None,

@@ -20,7 +20,63 @@ if TYPE_CHECKING:
     from strategy.target import Target
     from strategy.workload import Input, Workload
 
-Op = Annotated[str, typer.Argument(metavar="OP", help="The operator: dense, …", show_default=False)]
+def complete_op(incomplete: str) -> list[str]:
+    """Installed operators that begin so."""
+    from strategy.op import all_ops
+
+    return [name for name in all_ops() if name.startswith(incomplete)]
+
+
+def complete_target(incomplete: str) -> list[str]:
+    """This host, and kinds of targets."""
+    from strategy.target import BUILT
+
+    return [name for name in ("cpu", *BUILT) if name.startswith(incomplete)]
+
+
+def complete_implementation(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Implementations of the operator that is named, on processors and GPUs; of all where none is."""
+    from strategy.example import examples
+    from strategy.op import all_ops
+    from strategy.op_strategy import candidates
+    from strategy.target import Target
+
+    found = all_ops()
+    # A line that ends with an option's name is not read any further: its words are all in args.
+    words: list[str] = [ctx.params.get("op") or "", *ctx.args]
+    named = [found[word] for word in words if word in found]
+    names = {
+        c.implementation: None
+        for one in named[:1] or found.values()
+        for workload in examples(one)
+        for spec in ("cpu", "cuda -arch=sm_90")
+        for c in candidates(workload, Target.parse(spec))
+    }
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete(*choices: str) -> Callable[[str], list[str]]:
+    """The choices that begin as what is typed."""
+    return lambda incomplete: [c for c in choices if c.startswith(incomplete)]
+
+
+Op = Annotated[
+    str,
+    typer.Argument(
+        metavar="OP", help="The operator: dense, …", show_default=False, autocompletion=complete_op
+    ),
+]
+# Where something else may stand for it.
+SomeOp = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="OP", help="The operator: dense, …", show_default=False, autocompletion=complete_op
+    ),
+]
+OfOp = Annotated[
+    str | None,
+    typer.Option("--op", metavar="NAME", help="Of this operator.", autocompletion=complete_op),
+]
 Inputs = Annotated[
     list[str],
     typer.Option(
@@ -43,7 +99,8 @@ Attributes = Annotated[
 TargetSpec = Annotated[
     str,
     typer.Option(
-        "--target", "-t", metavar="TARGET", help="cpu (this host), 'llvm -mcpu=…', or JSON."
+        "--target", "-t", metavar="TARGET", help="cpu (this host), 'llvm -mcpu=…', or JSON.",
+        autocompletion=complete_target,
     ),
 ]
 Threads = Annotated[
@@ -80,7 +137,11 @@ CacheFlush = Annotated[
     ),
 ]
 Log = Annotated[
-    str | None, typer.Option("--log", metavar="text|json", help="The form of log lines.")
+    str | None,
+    typer.Option(
+        "--log", metavar="text|json", help="The form of log lines.",
+        autocompletion=complete("text", "json"),
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -110,6 +171,23 @@ class Location:
         if self.database == locate_database(None) and not os.environ.get("PLEVEL_URL"):
             return ""
         return f" --database {shlex.quote(self.shown)}"
+
+
+def workload_command(verb: str, workload: Workload) -> str:
+    """`plevel VERB` with a workload's operator, inputs and attributes, as a shell reads it."""
+    words = ["plevel", verb, workload.op]
+    for one in workload.inputs:
+        words += ["--input", str(one)]
+    for name, value in workload.attrs.items():
+        words += ["--attr", f"{name}={json.dumps(value)}"]
+    return " ".join(quote(word) for word in words)
+
+
+def quote(word: str) -> str:
+    """A word as a shell reads it; square brackets stay bare, as people write them."""
+    # They are safe where no file is called like that.
+    plain = word.replace("[", "").replace("]", "")
+    return word if shlex.quote(plain) == plain else shlex.quote(word)
 
 
 def resume_command(run_id: int, place: Location) -> str:

@@ -52,7 +52,7 @@ def plot(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="TASK|OP", show_default=False,
+            metavar="TASK|OP", show_default=False, autocompletion=option.complete_op,
             help="A task's number, for its tuning curve; an operator, for its heat map.",
         ),
     ],

@@ -23,7 +23,11 @@ def select(
         typer.Option("--device", metavar="ID", help="A device's identity: its own records first."),
     ] = None,
     policy: Annotated[
-        str, typer.Option("--policy", metavar="plevel|tvm", help="The rule to select by.")
+        str,
+        typer.Option(
+            "--policy", metavar="plevel|tvm", help="The rule to select by.",
+            autocompletion=option.complete("plevel", "tvm"),
+        ),
     ] = "plevel",
     foreign: Annotated[
         bool, typer.Option("--foreign", help="Among what other tools' logs know, too.")

@@ -20,6 +20,7 @@ def serve(
         str | None,
         typer.Option(
             "--auth", metavar="auto|open|token",
+            autocompletion=option.complete("auto", "open", "token"),
             help="Whether tokens are needed: where there are any (auto), never, always.",
         ),
     ] = None,

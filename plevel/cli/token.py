@@ -18,7 +18,8 @@ app = typer.Typer(help="Who may use a service.", no_args_is_help=True)
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is.", show_default=False)],
     scope: Annotated[
-        list[str], typer.Option("--scope", metavar="|".join(_SCOPES), show_default=False,
+        list[str], typer.Option("--scope", metavar="|".join(_SCOPES),
+        autocompletion=option.complete(*_SCOPES), show_default=False,
                                 help="What it allows; may be given again.")
     ],
     expires: Annotated[

@@ -31,7 +31,10 @@ def import_files(
     ],
     target: Annotated[
         str | None,
-        typer.Option("--target", "-t", metavar="TARGET", help="Of Kernel Tuner files."),
+        typer.Option(
+            "--target", "-t", metavar="TARGET", help="Of Kernel Tuner files.",
+            autocompletion=option.complete_target,
+        ),
     ] = None,
     rejects: Annotated[
         Path | None,
@@ -137,7 +140,11 @@ def _tell(what: str, summary: Mapping[str, Any]) -> None:
 
 def export(
     form: Annotated[
-        str, typer.Option("--format", metavar="|".join(_FORMATS), help="What to write.")
+        str,
+        typer.Option(
+            "--format", metavar="|".join(_FORMATS), help="What to write.",
+            autocompletion=option.complete(*_FORMATS),
+        ),
     ] = "native",
     out: Annotated[
         Path | None,
@@ -146,7 +153,7 @@ def export(
             help="Where to write, instead of the standard output; a folder for metaschedule.",
         ),
     ] = None,
-    op: Annotated[str | None, typer.Option("--op", help="Of this operator.")] = None,
+    op: option.OfOp = None,
     implementation: Annotated[
         str | None, typer.Option("--implementation", help="Of this implementation.")
     ] = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,10 +26,7 @@ if TYPE_CHECKING:
 
 def tune(
     ctx: typer.Context,
-    op: Annotated[
-        str | None,
-        typer.Argument(metavar="OP", help="The operator: dense, …", show_default=False),
-    ] = None,
+    op: option.SomeOp = None,
     inputs: option.SomeInputs = None,
     attr: option.Attributes = None,
     model: Annotated[
@@ -67,11 +63,18 @@ def tune(
         int, typer.Option("--seed", min=0, help="Of the search and of the random inputs.")
     ] = 0,
     tuner: Annotated[
-        str, typer.Option("--tuner", metavar="model|random", help="How to search.")
+        str,
+        typer.Option(
+            "--tuner", metavar="model|random", help="How to search.",
+            autocompletion=option.complete("model", "random"),
+        ),
     ] = "model",
     implementation: Annotated[
         list[str] | None,
-        typer.Option("--implementation", metavar="NAME", help="Only this one; may be repeated."),
+        typer.Option(
+            "--implementation", metavar="NAME", help="Only this one; may be repeated.",
+            autocompletion=option.complete_implementation,
+        ),
     ] = None,
     cache_flush: option.CacheFlush = False,
     force: Annotated[bool, typer.Option("--force", help="Tune even what is tuned enough.")] = False,
@@ -340,23 +343,10 @@ def _say_how_to_go_on(console: Console, run: RunStatus, place: option.Location) 
 
 def _again(workload: Workload, target: str, threads: int | None, place: option.Location) -> str:
     """The command that asks for the answer again."""
-    words = ["plevel", "select", workload.op]
-    for one in workload.inputs:
-        words += ["--input", str(one)]
-    for name, value in workload.attrs.items():
-        import json
-
-        words += ["--attr", f"{name}={json.dumps(value)}"]
-    words += ["--target", target]
+    told = option.workload_command("select", workload) + f" --target {option.quote(target)}"
     if threads is not None:
-        words += ["--threads", str(threads)]
-    return " ".join(_quoted(w) for w in words) + place.option
-
-
-def _quoted(word: str) -> str:
-    # Square brackets are safe in a shell where no file is called like that; people write them bare.
-    plain = word.replace("[", "").replace("]", "")
-    return word if shlex.quote(plain) == plain else shlex.quote(word)
+        told += f" --threads {threads}"
+    return told + place.option
 
 
 def _report(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ import typer
 from plevel.cli.main import app, main
 from plevel.client import Client
 from plevel.direct import Direct
+from strategy.op import all_ops
 from strategy.record import RunState, RunStatus, TaskStatus
 from strategy.target import Target
 from tests.port import free_port
@@ -77,6 +79,74 @@ def commands(group: Any, *path: str) -> Iterator[tuple[str, Any]]:
             yield " ".join((*path, name)), command
 
 
+def app_context(command: Any) -> Any:
+    return command.context_class(command)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("op", "ops"),
+        ("tune den", "dense"),
+        ("ops topk", "topk"),
+        ("plot conv2d_backward_d", "conv2d_backward_data"),
+        ("records --op den", "dense"),
+        ("records --error out", "out_of_bounds"),
+        ("records --pha", "--phase"),
+        ("tune dense --target l", "llvm"),
+        ("tune dense --implementation dense_p", "dense_pack.cpu"),
+        ("measure dense -I dense_w", "dense_wgmma.cuda"),
+        ("show softmax --implementation dense", ""),
+        ("export --format k", "kernel_tuner"),
+        ("show dense --as l", "llvm"),
+        ("token create a --scope r", "read"),
+    ],
+)
+def test_bash_completes(
+    line: str, found: str, monkeypatch: pytest.MonkeyPatch, called: Called
+) -> None:
+    words = f"plevel {line}"
+    monkeypatch.setenv("_PLEVEL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+    done = called()
+    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", found.split())
+
+
+@pytest.mark.parametrize("name", all_ops())
+def test_ops_shows_a_command_that_is_right(name: str, called: Called) -> None:
+    found = json.loads(called("ops", name, "--json").stdout)
+    assert (found["name"], found["signature"].partition("(")[0]) == (name, name)
+    assert found["examples"]
+    for example in found["examples"]:
+        assert all(example["implementations"].values())
+        plevel, tune, *rest = shlex.split(example["command"])
+        assert (plevel, tune) == ("plevel", "tune")
+        answer = called("select", *rest, "--json")
+        assert answer.returncode == 0, answer.stderr
+        assert json.loads(answer.stdout)["workload"]["op"] == name
+    shown = called("ops", name).stdout
+    for word in (found["examples"][0]["command"], *(a["name"] for a in found["attributes"])):
+        assert word in shown
+
+
+def test_ops_lists_all(called: Called, tmp_path: Path) -> None:
+    listed = json.loads(called("ops", "--json").stdout)
+    assert [op["name"] for op in listed] == [*all_ops()]
+    shown = called("ops").stdout
+    assert all(f" {name}(" in shown for name in all_ops())
+    of_dense = json.loads(called("ops", "dense", "-t", "cuda -arch=sm_80", "--json").stdout)
+    offered = [e["implementations"]["cuda/sm_80"] for e in of_dense["examples"]]
+    assert "dense_mma.cuda" in [c["name"] for found in offered for c in found]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ops_needs_no_tvm(tmp_path: Path) -> None:
+    without_tvm(tmp_path)
+    done = plevel("ops", "dense", home=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, "dense_pack.cpu" in done.stdout) == (0, True), done.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "command"),
     [pytest.param(*c, id=c[0]) for c in commands(typer.main.get_command(app))],
@@ -85,6 +155,10 @@ def test_every_command_has_an_example_and_json(name: str, command: Any) -> None:
     assert f"Example: plevel {name} " in f"{command.help} ".replace("\n", " ")
     assert "--json" in {option for p in command.params for option in p.opts}
     for p in command.params:
+        choices = str(p.metavar).split("|")
+        if len(choices) > 1 and str(p.metavar).islower():
+            with app_context(command) as context:
+                assert [c.value for c in p.shell_complete(context, "")] == choices
         assert not {"--output", "--out", "-o"} & {*p.opts} or p.opts == ["--out", "-o"]
     assert all(p.help or p.metavar for p in command.params), "a parameter without a word on it"
 
@@ -180,6 +254,9 @@ def test_usage_errors_name_the_field(
             ("tune", "--run", "12", "--url", "http://x"), ["--run 12", "plevel runs --url http://x"],
             id="a run of a service",
         ),
+        pytest.param(("ops", "con2d"), ["did you mean conv2d?", "'plevel ops'"], id="ops of no operator"),
+        pytest.param(("ops", "-t", "cpu"), ["--target: name an operator"], id="ops of a target"),
+        pytest.param(("ops", "dense", "-t", "cpux"), ["--target", "'cpux'"], id="ops of no target"),
         pytest.param(("tune", *DENSE, "--timeout", "0"), ["--timeout"], id="timeout"),
         pytest.param(("tune", *DENSE, "--seed", "-1"), ["--seed"], id="seed"),
         pytest.param(("db", "prune", "--older-than", "²d"), ["--older-than", "90d"], id="age"),
@@ -427,15 +504,20 @@ def test_no_compiler(command: tuple[str, ...], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [("tune", *DENSE), ("worker", "--url", "http://127.0.0.1:1")])
 def test_the_worker_extra_is_missing(command: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
+    without_tvm(tmp_path)
+    done = plevel(*command, home=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert_one_line(done, 1, "'worker' extra", "pip install 'plevel[worker]'")
+
+
+def without_tvm(folder: Path) -> None:
+    """A folder for PYTHONPATH with which TVM cannot be found."""
+    (folder / "sitecustomize.py").write_text(
         "from importlib.machinery import PathFinder\n"
         "find = PathFinder.find_spec\n"
         "def find_spec(name, *rest):\n"
         "    return None if name.partition('.')[0] == 'tvm' else find(name, *rest)\n"
         "PathFinder.find_spec = find_spec\n"
     )
-    done = plevel(*command, home=tmp_path, env={"PYTHONPATH": str(tmp_path)})
-    assert_one_line(done, 1, "'worker' extra", "pip install 'plevel[worker]'")
 
 
 @pytest.mark.parametrize("command", ["current", "check"])
@@ -512,6 +594,9 @@ def test_coverage_lists_the_tasks(called: Called, tmp_path: Path) -> None:
     for word in (task["workload"], task["implementation"], "70.0 µs"):
         assert word in shown
     assert called("coverage", "--op", "dense").stdout == "no tasks that match\n"
+    found = json.loads(called("records", "--op", task["workload"].partition("(")[0], "--json").stdout)
+    assert len(found["records"]) == 2
+    assert called("records", "--op", "dense").stdout == "no records that match\n"
 
 
 def test_what_is_done_is_told_as_json(called: Called, tmp_path: Path) -> None:
