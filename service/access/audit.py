@@ -23,7 +23,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def user() -> Actor:
-    """Whoever uses the database itself: a user of this host."""
+    """The actor of direct access to the database: a user of this host."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # a uid without a name

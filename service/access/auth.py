@@ -1,4 +1,4 @@
-"""Who asks, and what that one may do.
+"""Authentication and rights of requests.
 
 A service without tokens is open to its own host and to nobody else. Once there is a token, every
 request carries one that allows what it asks for, as `Authorization: Bearer …` or, for browsers, as
@@ -43,7 +43,7 @@ _NOT_GOOD = "the token is not known, has expired or was revoked: ask for another
 
 @dataclass(frozen=True)
 class Actor:
-    """Who asks: the bearer of a token, or somebody on this host.
+    """Sender of a request: the bearer of a token, or a user of this host.
 
     With a `namespace` that is the only one seen and written.
     """
@@ -128,14 +128,14 @@ class Authority:
         self._attended: dict[int, set[HangUp]] = {}  # requests under way, by their tokens
 
     def remembers(self, authorization: str | None) -> bool:
-        """Whether `identify` answers without asking the database."""
+        """Return whether `identify` answers without a query."""
         at, needed = self._needed
         if not _is_fresh(at):
             return False
         return not needed or authorization is None or _is_fresh(self._look_up(authorization)[0])
 
     def identify(self, authorization: str | None, peer: str | None, host: str) -> Actor:
-        """Who sends a request.
+        """Identify the sender of a request.
 
         Args:
             authorization: the header, if there was one.
@@ -251,7 +251,7 @@ def _digest(authorization: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or a name in a URL, is this host's own."""
+    """Return whether an address, or a name in a URL, is this host's own."""
     if host == "localhost":
         return True
     try:

@@ -23,7 +23,7 @@ _NAMESPACED = frozenset({TokenScope.READ, TokenScope.SUBMIT})
 
 
 class TokenInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a token; the secret itself is not. With a `namespace` it opens no other."""
+    """A token without its secret. One with a `namespace` opens no other."""
 
     id: int
     name: str
@@ -104,12 +104,12 @@ def find(connection: sa.Connection, digest: str) -> TokenInfo | None:
 
 
 def find_good(connection: sa.Connection, ids: Collection[int]) -> set[int]:
-    """Those of some tokens, by their ids, that are good now."""
+    """Return the ids of tokens that are valid now."""
     return set(connection.scalars(sa.select(token.c.id).where(token.c.id.in_(ids), _is_good())))
 
 
 def any_good(connection: sa.Connection) -> bool:
-    """Whether there is a token that opens anything now."""
+    """Return whether any token is valid now."""
     return connection.scalar(sa.select(token.c.id).where(_is_good()).limit(1)) is not None
 
 

@@ -1,4 +1,4 @@
-"""Claims: which queued jobs a device gets, and what goes to its worker of them.
+"""Claims: the queued jobs that a device gets, and their wire form.
 
 A claim is one conditional UPDATE, correct by itself on SQLite and PostgreSQL: of two that claim
 one job, the second finds it no longer queued. Functions run in the caller's transaction.
@@ -38,13 +38,13 @@ from strategy.target import Target
 from strategy.workload import Workload
 
 Operators = Mapping[str, Mapping[str, int]]
-TOGETHER = 3  # places from which on claiming for all at once takes fewer statements
-NEXT = 200  # jobs at the head of a queue, of which a look for what they need is quick
+TOGETHER = 3  # requests from which on a joint claim takes fewer statements
+NEXT = 200  # jobs at the head of a queue whose requirements are scanned
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A request for jobs, for a worker's device: afterwards it builds at most `most`.
+    """A request for jobs, for a worker's device, which then builds `most` at most.
 
     A worker that was registered with a token is asked for with that token only.
     """
@@ -57,7 +57,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Place:
-    """A device as its worker drives it: what it said when it registered."""
+    """A device and its worker, as registered."""
 
     worker_id: int
     device_id: int
@@ -67,12 +67,12 @@ class Place:
     token_id: int | None
 
     def can_build(self, needs: str) -> bool:
-        """Whether the worker has all that a job needs; one that has not said so has everything."""
+        """Return whether the worker can build a job; one that listed no operators can build any."""
         return not self.operators or can_build(needs, self.operators)
 
 
 def find_place(connection: sa.Connection, ask: Ask) -> Place:
-    """Where an ask comes from.
+    """Return the device and worker of a request.
 
     Raises:
         NotFoundError: the worker is another token's.
@@ -110,7 +110,7 @@ def _find_places(
 
 
 def can_build(needs: str, operators: Operators) -> bool:
-    """Whether a worker with these operators and versions can build what a job needs."""
+    """Return whether a worker with these operators and versions can build a job."""
     op, versions = _read_needs(needs)
     known = operators.get(op)
     if known is None or ALL in known:
@@ -138,7 +138,7 @@ _ANY = sa.select(job.c.id).where(_AVAILABLE, job.c.target_id == _TARGET).limit(1
 
 
 def with_jobs(connection: sa.Connection, targets: Iterable[int]) -> set[int]:
-    """The targets that have a queued job which does not rest."""
+    """The targets that have a queued job which is not backing off."""
     return {t for t in targets if connection.scalar(_ANY, {"target": t}) is not None}
 
 
@@ -153,18 +153,18 @@ _ALL_NEEDS = sa.select(_QUEUE.order_by(None).subquery().c.needs).distinct()
 
 
 class Needs:
-    """What the queued jobs of targets need, each once, as one transaction finds it."""
+    """The distinct needs of the queued jobs of targets, as read by one transaction."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
         self._known: dict[tuple[int, bool], frozenset[str]] = {}
 
     def next(self, target_id: int) -> frozenset[str]:
-        """Of those that are next; none where no job is queued that does not rest."""
+        """Of the jobs at the head of the queue; empty where every queued job is backing off."""
         return self._find(target_id, _NEXT_NEEDS, whole=False)
 
     def all(self, target_id: int) -> frozenset[str]:
-        """Of all, however many there are."""
+        """Of all queued jobs."""
         if not self.next(target_id):
             return frozenset()
         return self._find(target_id, _ALL_NEEDS, whole=True)
@@ -180,7 +180,7 @@ class Needs:
 def take(
     connection: sa.Connection, place: Place, most: int, needs: Needs, alive_s: float
 ) -> list[Any]:
-    """Claims the next `most` jobs, at least one, that a place can have; their rows, in their order.
+    """Claim the next `most` jobs, at least one, that a place may have; returns their rows, in order.
 
     Args:
         connection: in whose transaction they are taken.
@@ -218,9 +218,9 @@ def _take(
 
 @cache
 def _claim(*, named: bool, several: bool) -> sa.sql.dml.ReturningUpdate[Any]:
-    """The one statement that takes queued jobs, `most` of them: correct without any lock around it.
+    """Make the statement that claims `most` queued jobs: correct without any lock around it.
 
-    It is made once, as that takes longer than running it.
+    It is cached: making it takes longer than running it.
 
     Args:
         named: only those that need one of `known_needs`.
@@ -246,7 +246,7 @@ def _claim(*, named: bool, several: bool) -> sa.sql.dml.ReturningUpdate[Any]:
 
 
 def _taking(wanted: sa.Select[Any]) -> sa.sql.dml.ReturningUpdate[Any]:
-    """The rows of a query, found once and then taken: PostgreSQL could look again for each otherwise."""
+    """Claim the rows of a query, which is evaluated once: PostgreSQL might do so for each row otherwise."""
     found = wanted.cte("wanted")
     return (
         sa.update(job)
@@ -266,7 +266,7 @@ _FREE = sa.select(_EACH.worker_id, _EACH.device_id).where(
 def take_together(
     connection: sa.Connection, wanted: Sequence[tuple[int, Place, int]], needs: Needs
 ) -> dict[int, list[Any]]:
-    """Claims jobs for many places in a few statements; of each its number, and how many it wants.
+    """Claim jobs for many places in a few statements; each comes with its number and how many it wants.
 
     Returns:
         the rows for each place that was served, by its number. The others are for `take`: those to which

@@ -284,7 +284,7 @@ def is_alive(alive_s: float | sa.BindParameter[float]) -> sa.ColumnElement[bool]
 
 
 def count_alive(connection: sa.Connection, target_id: int, alive_s: float) -> int:
-    """How many devices of live workers have this target."""
+    """Count the devices of live workers that have this target."""
     query = (
         sa.select(sa.func.count(worker_device.c.device_id.distinct()))
         .join(worker, worker.c.id == worker_device.c.worker_id)

@@ -1,10 +1,10 @@
 """The job queue: enqueue, lease, renew, report, give back.
 
 Each claim of a job (`claim`) raises its fence; its value is the lease's token, and every later call
-must match the token of a lease that is live by the database's clock. What workers ask for at the same
-time is answered together, in the order in which they asked. Functions run in the caller's transaction.
+must match the token of a lease that is live by the database's clock. Concurrent requests are answered
+together, in the order in which they came. Functions run in the caller's transaction.
 
-What becomes of a job whose worker is lost is in `retry`.
+Jobs whose worker is lost are requeued by `retry`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def enqueue(
     seed: int,
     priority: int = NORMAL,
 ) -> int:
-    """A new job; returns its id. Entries are numbered as they stand."""
+    """Enqueue a job; returns its id. Entries are numbered in their order."""
     if not entries:
         raise InvalidError("a job needs at least one entry")
     op = connection.execute(
@@ -97,7 +97,7 @@ def enqueue(
 
 
 def _turn(connection: sa.Connection, run_id: int, target_id: int) -> float:
-    """Where a run's next job begins: at the end of its own last, and not before where others are.
+    """The virtual start of a run's next job: the end of its own last, and not before that of others.
 
     Start-time fair queueing (Goyal, Vin and Cheng, 1996), with configurations as the cost.
     """
@@ -125,14 +125,13 @@ def _code_version(version: str) -> str:
 def lease_many(
     connection: sa.Connection, asks: Sequence[Ask], terms: retry.Terms
 ) -> list[list[Lease] | ServiceError]:
-    """Leases the next jobs to those who ask, in the order in which they ask.
+    """Lease the next jobs to each request, in their order.
 
-    Afterwards each device builds at most as many as were asked for, beside the one that it times; two
-    calls for one device at the same moment may lease more under PostgreSQL, which only means that it
-    has more to do.
+    Each device then builds at most as many as were asked for, beside the one that it times. Two concurrent
+    calls for one device may lease more under PostgreSQL: the device has more to do, and no job is lost.
 
     Returns:
-        for each ask its leases, or why it is refused: `NotFoundError` for a worker that is not
+        for each request its leases, or its refusal: `NotFoundError` for a worker that is not
         registered, `InvalidError` for a device that is not its.
     """
     # Workers before leases, as where one leaves: so that no two calls wait for each other.
@@ -164,11 +163,11 @@ def lease_many(
     for i, place, room in wanted:
         if i not in served and any(earlier.worker_id == place.worker_id for _, earlier, _ in taken):
             # What it gets depends on what it has.
-            _give(connection, taken, answers, terms)
+            _make_leases(connection, taken, answers, terms)
             taken = []
         rows = served[i] if i in served else claim.take(connection, place, room, needs, terms.alive_s)
         taken += [(i, place, row) for row in rows]
-    _give(connection, taken, answers, terms)
+    _make_leases(connection, taken, answers, terms)
     return answers
 
 
@@ -180,7 +179,7 @@ _BUILDING = (
 
 
 def _building(connection: sa.Connection, devices: Collection[int]) -> Counter[int]:
-    """How many jobs devices have that they do not time yet."""
+    """Count the jobs of devices that are not being timed yet."""
     rows = connection.execute(_BUILDING, {"ids": devices})
     return Counter({row.device_id: row.leases for row in rows})
 
@@ -191,13 +190,13 @@ def _insertion(lease_s: float) -> Any:
     return sa.insert(lease).values(**given).returning(lease.c.id, lease.c.job_id)
 
 
-def _give(
+def _make_leases(
     connection: sa.Connection,
     taken: Sequence[tuple[int, claim.Place, Any]],
     answers: list[list[Lease] | ServiceError],
     terms: retry.Terms,
 ) -> None:
-    """Makes leases of jobs that were claimed, and adds them to the answers of those who asked."""
+    """Insert leases of claimed jobs, and add them to the answers of their requests."""
     if not taken:
         return
     inserted = connection.execute(
@@ -227,7 +226,7 @@ def _give(
 
 
 def may_lease(connection: sa.Connection, asks: Sequence[Ask]) -> list[bool]:
-    """Whether a look for jobs may find any, for each that asks: it reads only."""
+    """Return for each request whether a job may be queued for it, without writing."""
     targets: list[int | None] = []
     for ask in asks:
         try:
@@ -248,7 +247,7 @@ def _is_live(lease_id: int, token: int) -> sa.ColumnElement[bool]:
 
 
 def touch(connection: sa.Connection, lease_id: int, token: int, terms: retry.Terms) -> Any:
-    """Extends a live lease, and so locks it; returns its row.
+    """Extend a live lease, and so lock it; returns its row.
 
     Raises:
         LeaseLostError: the token is not its, or it has expired or ended.
@@ -270,7 +269,7 @@ def touch(connection: sa.Connection, lease_id: int, token: int, terms: retry.Ter
 def renew(
     connection: sa.Connection, lease_id: int, token: int, timing: bool, terms: retry.Terms
 ) -> Renewed:
-    """Keeps a lease; `timing` makes it the timing lease of its device.
+    """Renew a lease; `timing` makes it the timing lease of its device.
 
     Raises:
         LeaseLostError: as `touch`.
@@ -288,14 +287,14 @@ def renew(
             )
         )
         if busy is not None:
-            raise DeviceBusyError(f"lease {busy} of this device is timing: ask again when it is done")
+            raise DeviceBusyError(f"lease {busy} of this device is timing: renew again when it has ended")
         connection.execute(sa.update(lease).where(lease.c.id == lease_id).values(timing=True))
         event.note(connection, "timing", job_id=row.job_id, worker_id=row.worker_id)
     return Renewed(expires_in_s=terms.lease_s, cancelled=retry.is_cancelled(connection, row.job_id))
 
 
 def release(connection: sa.Connection, lease_id: int, token: int, terms: retry.Terms) -> None:
-    """Gives a job back: its open entries are queued again, and nobody is to blame.
+    """Give a job back: its open entries are queued again, and it does not count as lost.
 
     Raises:
         LeaseLostError: as `touch`.
@@ -306,14 +305,14 @@ def release(connection: sa.Connection, lease_id: int, token: int, terms: retry.T
 
 
 def leave(connection: sa.Connection, worker_id: int, terms: retry.Terms) -> None:
-    """Ends a worker, and gives back all that it holds; raises `NotFoundError` for one that has ended."""
+    """End a worker, and give back all that it holds; raises `NotFoundError` for one that has ended."""
     fleet.end(connection, worker_id)
     # What it was leased a moment ago, too: it gets no more from here on.
     release_worker(connection, worker_id, terms)
 
 
 def release_worker(connection: sa.Connection, worker_id: int, terms: retry.Terms) -> None:
-    """Gives back all that a worker holds."""
+    """Give back all jobs that a worker holds."""
     held = connection.execute(
         sa.update(lease)
         .where(lease.c.worker_id == worker_id, lease.c.ended_at.is_(None))
@@ -360,9 +359,9 @@ def report(connection: sa.Connection, one: Report, terms: retry.Terms) -> Result
 def report_many(
     connection: sa.Connection, reports: Sequence[Report], terms: retry.Terms
 ) -> list[ResultsAccepted | ServiceError]:
-    """Stores the results of several leases; what is wrong with one is the answer to that one alone.
+    """Store the results of several leases; an error of one is the answer to that one alone.
 
-    Those that end a job as they should are stored together, the others one by one.
+    Complete results of whole jobs are stored together, the others one by one.
     """
     if len(reports) > 1 and connection.dialect.name != "sqlite":
         # All at once, in one order: two services would wait for each other otherwise.
@@ -381,7 +380,7 @@ def report_many(
 
 
 def _note_late(connection: sa.Connection, late: Report) -> None:
-    """Keeps what came of a lease after its end, for who wonders: it changes nothing."""
+    """Note results that came after the end of their lease, as an event: they are not stored."""
     held = connection.execute(
         sa.select(lease.c.worker_id, lease.c.job_id, job.c.run_id)
         .join(job, job.c.id == lease.c.job_id)
@@ -403,7 +402,7 @@ def _median(result: Result) -> float | None:
 
 @cache
 def _live(dialect: str) -> sa.Select[Any]:
-    """Leases given by id and token that are live; they are nobody else's until this transaction ends."""
+    """Select and lock the live leases among those given by id and token."""
     given = given_table(dialect, [lease.c.id, lease.c.token])
     return (
         sa.select(*lease.c["id", "job_id", "worker_id", "device_id"])
@@ -427,10 +426,9 @@ _END = sa.update(lease).where(among(lease.c.id)).values(ended_at=now(), end_reas
 def _finish_whole(
     connection: sa.Connection, reports: Sequence[Report], terms: retry.Terms
 ) -> dict[int, ResultsAccepted | ServiceError]:
-    """Ends the live leases whose reports have a result for every entry of a job that had none.
+    """End the live leases whose reports have a result for every entry of a job that had none.
 
-    The answers are by their place among the reports. Of a lease that is there twice, each report
-    has its turn later.
+    Answers are keyed by the position of the report. Of a lease that occurs twice, both reports are left out.
     """
     times = Counter(one.lease_id for one in reports)
     places = {
@@ -497,7 +495,7 @@ def _finish(connection: sa.Connection, held: Any, terms: retry.Terms) -> None:
 
 
 def cancel(connection: sa.Connection, run_id: int) -> None:
-    """Takes a run's queued jobs out of the queue; leased ones hear of it from their run's state."""
+    """Cancel a run's queued jobs; leased ones learn it from their run's state."""
     rows = connection.execute(
         sa.update(job)
         .where(job.c.run_id == run_id, job.c.state == JobState.QUEUED)
@@ -509,7 +507,7 @@ def cancel(connection: sa.Connection, run_id: int) -> None:
 
 
 def open_jobs(connection: sa.Connection, run_id: int) -> int:
-    """How many jobs of a run are queued or leased."""
+    """Count the jobs of a run that are queued or leased."""
     query = sa.select(sa.func.count()).where(
         job.c.run_id == run_id, job.c.state.in_((JobState.QUEUED, JobState.LEASED))
     )

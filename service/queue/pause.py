@@ -1,4 +1,4 @@
-"""Pauses: devices and targets that get no jobs for a while, now or in a window to come."""
+"""Pauses of devices and targets, now or during a window; running jobs finish."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PauseRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """A pause that goes on or is to come."""
+    """A current or future pause."""
 
     id: int
     device: str | None
@@ -39,7 +39,7 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def create(connection: sa.Connection, asked: PauseRequest) -> Pause:
-    """A new pause. What the device has, it finishes.
+    """Create a pause; running jobs finish.
 
     Raises:
         InvalidError: not exactly one of device and target is named, or the time is none.
@@ -70,17 +70,17 @@ def create(connection: sa.Connection, asked: PauseRequest) -> Pause:
 
 
 def current(connection: sa.Connection) -> list[Pause]:
-    """Those that go on or are to come."""
+    """Current and future pauses."""
     return _read(connection, _not_over())
 
 
 def end(connection: sa.Connection, pause_id: int) -> None:
-    """Ends a pause now; raises `NotFoundError` for one that is over."""
+    """End a pause now; raises `NotFoundError` for one that is over."""
     ended = connection.execute(
         sa.update(pause).where(pause.c.id == pause_id, _not_over()).values(ends_at=now())
     )
     if not ended.rowcount:
-        raise NotFoundError(f"pause {pause_id} does not go on")
+        raise NotFoundError(f"pause {pause_id} is over or does not exist: `plevel fleet pauses` lists the current ones")
     event.note(connection, "resumed", pause=pause_id)
 
 

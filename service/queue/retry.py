@@ -1,9 +1,9 @@
-"""What becomes of a job whose lease has ended before its work was done.
+"""Retries of jobs whose lease has ended before their work was done.
 
-It goes back to the queue. Where its worker was lost it is suspect from then on: it is leased only to
-a worker that holds nothing else, so that the next loss tells who was guilty. Lost twice, its open
-entries become jobs of their own; lost three times, on two devices or on the only one there is, it
-is quarantined. Functions run in the caller's transaction.
+Such a job goes back to the queue. After the loss of its worker it is suspect: it is leased only to a worker
+that holds nothing else, so that the next loss tells which job was the cause. After two losses its open
+entries become jobs of their own; after three, on two devices or on the only one there is, it is
+quarantined. Functions run in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ LOST = ("expired", "unfinished")  # why leases ended that count against their jo
 
 @dataclass(frozen=True)
 class Terms:
-    """How long a lease lasts without renewal, and a worker counts as alive, in seconds."""
+    """The term of a lease without renewal, and for which a worker counts as alive, in seconds."""
 
     lease_s: float
     alive_s: float
 
 
 def is_cancelled(connection: sa.Connection, job_id: int) -> bool:
-    """Whether the job's run is cancelled."""
+    """Return whether the job's run is cancelled."""
     query = sa.select(run.c.state).join(job, job.c.run_id == run.c.id).where(job.c.id == job_id)
     return bool(connection.execute(query).scalar_one() == RunState.CANCELLED)
 
@@ -60,7 +60,7 @@ def end_lease(connection: sa.Connection, lease_id: int, reason: str) -> None:
 _TERM = sa.bindparam("lease_s", type_=sa.Double)
 _OVERDUE = sa.and_(lease.c.ended_at.is_(None), is_due(lease.c.expires_at, _TERM))
 _IS_AHEAD = lease.c.expires_at > now() + _TERM
-# What another is taking back right now is its business.
+# Leases that another transaction is taking back right now are left to it.
 _FREE = sa.select(lease.c.id).where(_OVERDUE).with_for_update(skip_locked=True, key_share=True)
 # The clock was set back under a lease that is ahead: its worker, if it lives, renews it within a term.
 _EXPIRE = (
@@ -83,7 +83,7 @@ _DOOMED = (
 
 
 def expire(connection: sa.Connection, terms: Terms) -> int:
-    """Takes expired leases from their workers; returns how many there were."""
+    """End expired leases; returns their number."""
     if connection.dialect.name != "sqlite":
         # Tasks before leases, as where results are stored; only of jobs whose entries may be recorded as lost.
         best.lock(connection, connection.scalars(_DOOMED, {"lease_s": terms.lease_s}))
@@ -96,7 +96,7 @@ def expire(connection: sa.Connection, terms: Terms) -> int:
 
 
 def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | None) -> None:
-    """Decides what becomes of a job whose lease has ended."""
+    """Requeue, split, quarantine or close a job whose lease has ended."""
     row = connection.execute(sa.select(job).where(job.c.id == job_id)).one()
     pending = connection.execute(
         sa.select(job_entry)
@@ -106,7 +106,7 @@ def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | No
     if not pending:
         _close(connection, row, JobState.DONE, "")
         return
-    # The run stays as it is until this is decided: who cancels it finds the job in the queue, or sees to it here.
+    # Lock the run until the transaction ends: a cancellation finds the job in the queue, or is seen here.
     state = connection.execute(
         sa.select(run.c.state).where(run.c.id == row.run_id).with_for_update(read=True)
     ).scalar_one()
@@ -148,7 +148,7 @@ def _split_off(connection: sa.Connection, row: Any, entry: Any, values: Mapping[
 
 
 def _is_guilty(connection: sa.Connection, row: Any, terms: Terms) -> bool:
-    """Whether a job lost often enough was lost on two devices, or on the only one there is."""
+    """Return whether a job was lost on two devices, or on the only one there is."""
     jobs = [row.id] if row.parent_id is None else [row.id, row.parent_id]
     lost_on = set(
         connection.scalars(
@@ -185,7 +185,7 @@ _CLOSE = (
 
 
 def close_done(connection: sa.Connection, jobs: Sequence[int]) -> set[int]:
-    """Ends jobs whose entries are all done; returns those whose runs are cancelled."""
+    """Close jobs whose entries are all done; returns those whose runs are cancelled."""
     rows = connection.execute(_RUN_STATES, {"ids": jobs}).all()
     connection.execute(_CLOSE, {"ids": jobs})
     event.note_all(

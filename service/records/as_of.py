@@ -1,4 +1,4 @@
-"""What was best at an instant: derived from the records of then, which are all still there."""
+"""As-of query: the best at an instant, derived from its records, none of which are ever changed."""
 
 from __future__ import annotations
 

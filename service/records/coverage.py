@@ -1,4 +1,4 @@
-"""What is known of which tasks: the best of each, and whether it is tuned enough."""
+"""Coverage of tasks by records: the best of each, and whether it is tuned enough."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BestPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Covered(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one task is: whether that is enough is the reader's to say.
+    """Progress of one task; whether it is enough is for the reader to judge.
 
     `stale` says that there is a newer version of the implementation: its records are not selected.
     """
@@ -134,7 +134,7 @@ def cover(
     limit: int = 100,
     cursor: int = 0,
 ) -> Coverage:
-    """How far `limit` tasks are, after the one that `cursor` names; `digest` is a workload's."""
+    """Progress of `limit` tasks after the one that `cursor` names; `digest` is a workload's."""
     ids, following = _tasks(
         connection, namespace, op, implementation, target_key, digest, limit, cursor
     )

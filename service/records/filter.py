@@ -1,4 +1,4 @@
-"""Which records are asked for."""
+"""Filters of records."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Wanted:
 
     @property
     def is_indexed(self) -> bool:
-        """Whether an index finds the records: else they are looked for in the order of their ids."""
+        """Return whether an index finds the records: else they are scanned in the order of their ids."""
         return self.run_id is not None or self.task_id is not None
 
     @property

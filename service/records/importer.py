@@ -122,7 +122,7 @@ def _count(summary: Summary, stored: Batch, new: Collection[bytes]) -> None:
 
 
 class Batch:
-    """What is written to one namespace in one transaction.
+    """Records for one namespace and one transaction.
 
     Attributes:
         namespace: where it goes.
@@ -160,7 +160,7 @@ class Batch:
 
 
 def _own_values(item: ImportedRecord) -> tuple[Any, ...]:
-    """What a row has of its record alone, in the order of `_COLUMNS`, the identity left out."""
+    """The columns of a record's own, in the order of `_COLUMNS`, without the identity."""
     samples = item.samples_s
     median_s = mean_s = samples[0] if samples else None
     if len(samples) > 1:
@@ -347,7 +347,7 @@ def _put_attachments(
 
 
 def _known(connection: sa.Connection, identities: Collection[bytes]) -> frozenset[bytes]:
-    """Those that are on record."""
+    """The identities that are on record."""
     query = "SELECT identity FROM record WHERE identity"
     if connection.dialect.name == "sqlite":
         query += f" IN ({', '.join('?' * len(identities))})"

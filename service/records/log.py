@@ -457,7 +457,7 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def curve(connection: sa.Connection, task_id: int, run_id: int | None = None) -> list[CurvePoint]:
-    """How the best of a task's search fell with its trials, failures counted."""
+    """The best of a task's search after each of its trials, failures included."""
     query = sa.select(record.c.median_s, record.c.recorded_at).where(
         record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, best.standing()
     )

@@ -75,7 +75,7 @@ class _Reply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Shared(_Reply, frozen=True, tag="shared"):
-    """What many records have in common, which know it by its number: they count from 0."""
+    """A value shared by many records, which refer to it by its number, counted from 0."""
 
     what: Literal["task", "device", "policy", "environment"]
     text: bytes
@@ -156,7 +156,7 @@ class Readers:
         self._closed = False
 
     def read(self, stream: Stream, order: Order) -> Generator[Item, None, None]:
-        """What `service.formats.read` gives, in the caller's thread, which waits for the stream too.
+        """Yield the items of `service.formats.read`, in the caller's thread, which waits for the stream too.
 
         Raises:
             FormatError: the log is of no known format.

@@ -1,4 +1,4 @@
-"""What is kept of the log: pruning what is old and slow, and purging what was measured wrongly.
+"""Retention of the log: pruning of old and slow records, and purging of wrong measurements.
 
 Pruning deletes; a purge only marks, and the best are derived anew in the same transaction.
 """
@@ -25,7 +25,7 @@ ROWS = 500  # ids in one statement
 
 
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):
-    """What was, or would be, deleted."""
+    """Counts of deleted records, or of those that would be."""
 
     records: int = 0
     configs: int = 0
@@ -116,7 +116,7 @@ def _delete(connection: sa.Connection, task_id: int, digests: Sequence[str]) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Doubtful:
-    """Which records to purge: those that all of these hold for; at least one is given."""
+    """Criteria of a purge: all must hold, and at least one is given."""
 
     worker: str | None = None  # its name
     device: str | None = None  # its identity
@@ -144,7 +144,7 @@ class Doubtful:
 
 
 def count_doubtful(connection: sa.Connection, which: Doubtful) -> int:
-    """How many records a purge would take."""
+    """Count the records that a purge would delete."""
     query = sa.select(sa.func.count()).select_from(record)
     return int(connection.execute(query.where(*which.conditions, best.standing())).scalar_one())
 

@@ -83,7 +83,7 @@ def read(
     namespace: str,
     as_of: float | None = None,
 ) -> list[tuple[str, History]]:
-    """What is known of workloads, each row with its workload's digest.
+    """Rows of workloads, each with its workload's digest.
 
     Of each implementation on a target only the newest version counts: TVM's rule knows none.
 

@@ -1,4 +1,4 @@
-"""Which schema a database has, and bringing it to the one of this installation."""
+"""Schema version of a database, and its upgrade to that of this installation."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def recall(
     keys: Collection[K],
     find: Callable[[sa.Connection, list[K]], Mapping[K, V]],
 ) -> Mapping[K, V]:
-    """What `find` says of these keys, asked only for those that this connection has not seen.
+    """Return `find`'s values of these keys, called only for those that this connection has not seen.
 
     Args:
         connection: in whose transaction `find` is called.
@@ -42,7 +42,7 @@ def recall(
 
 
 def forget(connection: sa.Connection) -> None:
-    """What a rolled back transaction calls: all that its connection knew is asked for again."""
+    """Forget all that a connection knows, when its transaction is rolled back."""
     if not connection.closed and not connection.invalidated:
         connection.info.pop(_NAME, None)
 

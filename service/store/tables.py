@@ -48,7 +48,7 @@ class EntryState(StrEnum):
 
 
 class TaskState(StrEnum):
-    """How a task stands in one run."""
+    """State of a task in one run."""
 
     ACTIVE = "active"
     DROPPED = "dropped"  # cannot win any more: no further trials
@@ -56,7 +56,7 @@ class TaskState(StrEnum):
 
 
 class TokenScope(StrEnum):
-    """What a token allows; `admin` allows everything."""
+    """Right of a token; `admin` includes all."""
 
     READ = "read"
     SUBMIT = "submit"  # runs and imports

@@ -1,4 +1,4 @@
-"""Where the next trials go: which implementations can still win, and which workloads still gain."""
+"""Allocation of trials: to implementations that can still win, and workloads that still gain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVEN = 0.5  # of a workload's part of the budget is its own; the rest goes where
 
 @dataclass(frozen=True)
 class Arm:
-    """How one tunable implementation of a workload stands.
+    """State of one tunable implementation of a workload.
 
     Attributes:
         trials: told and under way; `told` without the latter.
@@ -46,7 +46,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Stand:
-    """How one workload of a run stands.
+    """State of one workload of a run.
 
     Attributes:
         weight: how often it is called.
@@ -90,7 +90,7 @@ def share(arms: Sequence[Arm], budget: int) -> int:
 
 
 def hopeless(arm: Arm, lead_s: float | None, arms_share: int) -> str | None:
-    """Why an implementation cannot win any more, None while it can."""
+    """Return the reason why an implementation cannot win any more, None while it can."""
     if arm.told < arms_share or not arm.is_open:
         return None
     if arm.best_s is None:
@@ -109,7 +109,7 @@ def hopeless(arm: Arm, lead_s: float | None, arms_share: int) -> str | None:
 
 
 def settled(arm: Arm, before_s: float | None, lead_s: float | None, least_gain: float) -> bool:
-    """Whether an implementation is done: no gain of late, and none expected of any trial.
+    """Return whether an implementation is done: no recent gain, and none expected of any trial.
 
     Args:
         before_s: its best `PATIENCE` trials ago; None where it has had fewer, or none ran.
@@ -137,7 +137,7 @@ def next_arm(arms: Sequence[Arm], budget: int) -> int | None:
 
 
 def order(stands: Sequence[Stand]) -> list[int]:
-    """Which workload gets the next trials, the first choice first.
+    """Order the workloads by their claim to the next trials.
 
     Half of the budget is split by weight, so that no estimate starves a workload; the rest goes
     where a trial is expected to save most time over all calls.

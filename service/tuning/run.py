@@ -51,7 +51,7 @@ class Planned:
 
 
 def plan(request: RunRequest) -> list[Planned]:
-    """What a request comes to. Raises `InvalidError` that names the field at fault."""
+    """Resolve a request to candidates; raises `InvalidError` that names the field at fault."""
     planned = []
     for i, asked in enumerate(request.workloads):
         field = f"workloads[{i}]"
@@ -310,7 +310,7 @@ def unknown_run(run_id: int) -> NotFoundError:
 
 
 def trials_of(run_id: int, request: RunRequest, policy_id: int | None) -> sa.ColumnElement[bool]:
-    """Which records count as trials of a run's tasks.
+    """The condition on records that count as trials of a run's tasks.
 
     Those of every run under its policy, so that an interrupted one goes on where it was; with
     `force` its own alone. What was purged counts for none, and is measured again.
@@ -324,7 +324,7 @@ def trials_of(run_id: int, request: RunRequest, policy_id: int | None) -> sa.Col
 def status(
     connection: sa.Connection, run_id: int, alive_s: float, namespace: str | None = None
 ) -> RunStatus:
-    """How far a run is, in whatever namespace where none is given; raises `NotFoundError`."""
+    """Status of a run, in any namespace where none is given; raises `NotFoundError`."""
     query = sa.select(run).where(run.c.id == run_id)
     if namespace is not None:
         query = query.where(run.c.namespace == namespace)

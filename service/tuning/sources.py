@@ -74,7 +74,7 @@ def _enough(source: Source) -> list[Source]:
 
 
 def find_champions(connection: sa.Connection, task_id: int) -> list[Config]:
-    """What was best of other versions of a task, on any device, the newest version first.
+    """The best configurations of other versions of a task, on any device, the newest version first.
 
     They are not selected any more; where the task's space still has them, by value, they are worth
     the first trials.
@@ -99,7 +99,7 @@ def _tasks() -> sa.Select[Any]:
 
 
 def _imported(name: str) -> list[str]:
-    """What an implementation is called that came with another tool's log."""
+    """The names of an implementation in imported logs."""
     return [f"{tool}:{name}" for tool in ("autotvm", "kernel_tuner")]
 
 
@@ -136,7 +136,7 @@ def _read_shape(connection: sa.Connection, of: Workload, one: Any) -> Source:
 
 
 def _is_another_shape(asked: Workload, other: Workload) -> bool:
-    """Whether dimensions can be compared, and are not all the same."""
+    """Return whether dimensions are comparable, and not all equal."""
     ranks = [[len(_extents(i.tensor)) for i in w.inputs] for w in (asked, other)]
     return asked.key != other.key and ranks[0] == ranks[1] and 0 not in ranks[0]
 
@@ -146,7 +146,7 @@ def _extents(type_: TensorType) -> tuple[int, ...]:
 
 
 def _distance(asked: Workload, theirs: Workload, own: Any, other: Any) -> float:
-    """How far another task is: in doublings of dimensions, and what those differences count for."""
+    """The distance of another task, in doublings of dimensions, and weights for other differences."""
     found: float = 0.0 if other.version == own.version else _ANOTHER_VERSION
     if other.target_id != own.target_id:
         found += _ANOTHER_TARGET

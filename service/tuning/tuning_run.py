@@ -50,7 +50,7 @@ class TuningTask:
     bests_s: list[float | None] = field(default_factory=list)  # the best after each told trial
 
     def arm(self, lead_s: float | None) -> budget.Arm:
-        """How it stands against the lowest time of its workload."""
+        """Its state against the lowest time of its workload."""
         search = self.search
         assert search is not None
         return budget.Arm(

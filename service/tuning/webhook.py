@@ -140,7 +140,7 @@ class Postman:
         return True
 
     def _send(self, url: str, message: str, body: bytes) -> str:
-        """What went wrong, empty where it was taken."""
+        """Send a message; returns the error, empty where it was accepted."""
         headers = {"content-type": "application/json", "user-agent": "plevel"}
         secret = self._settings.webhook_secret
         headers |= _signed(message, body, secret.get_secret_value() if secret else None)

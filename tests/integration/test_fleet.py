@@ -306,7 +306,7 @@ def test_what_is_paused_gets_no_jobs(scene: Scene, place: dict[str, str]) -> Non
     with scene.store.write() as c:
         pause.end(c, made.id)
         assert pause.current(c) == []
-        with pytest.raises(NotFoundError, match="does not go on"):
+        with pytest.raises(NotFoundError, match="is over or does not exist"):
             pause.end(c, made.id)
     assert scene.lease(worker_id) is not None
 

@@ -10,8 +10,9 @@ import pytest
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = (
-    "strategy/cuda", "service/api", "service/formats", "service/predict", "service/search", "service/selection",
-    "workers", "migrations", "benchmarks",
+    "strategy/cuda", "service/access", "service/api", "service/formats", "service/predict", "service/queue",
+    "service/records", "service/search", "service/selection", "service/store", "service/tuning", "workers",
+    "migrations", "benchmarks",
 )  # fmt: skip
 _QUESTION = re.compile(r"(What|Who|Whether|Where|How far|Which|Why)\b")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
