@@ -18,6 +18,7 @@ pytest.importorskip("tvm")
 from strategy.cuda.build import emit
 from strategy.cuda.program import CudaArtefact, Launch, Program
 from strategy.lower import lower
+from strategy.op import TOpPattern, all_ops
 from strategy.op_strategy import Candidate, candidates
 from strategy.signature import Role
 from strategy.space import Config
@@ -132,6 +133,18 @@ KEEP_NAN: list[Workload] = [
     Workload.make("topk", {"data": "float32[2,90]"}, {"k": 20, "is_ascend": True}),
 ]  # fmt: skip
 
+# Of every other operator, its first example; those of one element by themselves are alike.
+NAMED = {workload.op for workload in PLAIN} | {workload.op for workload, _ in TUNABLE}
+ALIKE = (TOpPattern.kElemWise, TOpPattern.kInjective)
+OTHERS = [
+    pytest.param(
+        Workload.make(name, op.examples[0].inputs, dict(op.examples[0].attrs)),
+        marks=[pytest.mark.full] if op.get_attr("TOpPattern") in ALIKE else [],
+    )
+    for name, op in all_ops().items()
+    if name not in NAMED and op.examples
+]
+
 _numbers = itertools.count()
 
 
@@ -211,7 +224,7 @@ def test_a_row_of_a_million_elements_is_sorted(scratch: Path) -> None:
     check(workload, "topk_merge.cuda", None, scratch)
 
 
-@pytest.mark.parametrize("workload", PLAIN, ids=lambda w: w.op)
+@pytest.mark.parametrize("workload", [*PLAIN, *OTHERS], ids=lambda w: w.op)
 def test_what_is_not_tuned_is_right(workload: Workload, scratch: Path) -> None:
     for candidate in offered(workload):
         if candidate.space is None:
