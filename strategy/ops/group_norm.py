@@ -1,0 +1,288 @@
+"""group_norm: groups of channels brought to mean 0 and variance 1 for each entry of the batch, then scaled and shifted.
+
+A group's elements lie next to each other in memory, so that groups are rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs, field
+from strategy.cpu.row import (
+    accumulator,
+    reader,
+    reduce_row,
+    row_space,
+    schedule_elements,
+    schedule_stages,
+    schedule_tasks,
+)
+from strategy.cuda.schedule import schedule_plain_cuda
+from strategy.expr import Call, Expr, call, const
+from strategy.generic_func import GenericFunc
+from strategy.gradient import register_gradient
+from strategy.op import (
+    TOpPattern,
+    TypeReporter,
+    register_compute,
+    register_op,
+    register_reference,
+    register_terms,
+)
+from strategy.op_strategy import OpStrategy
+from strategy.ops.bias_add import along, vector_grad, vector_relation
+from strategy.ops.reduce import mean
+from strategy.ops.reshape import reshape, reshape_like
+from strategy.pattern import (
+    in_float32,
+    register_cpu_implementations,
+    register_schedule,
+    schedule_plain_cpu,
+)
+from strategy.reference import widened
+from strategy.schedule import Outs, find_stages, new_schedule
+from strategy.shape_func import elemwise_shape_func, register_shape_func
+from strategy.space import Config, ConfigSpace
+from strategy.target import Target
+from strategy.type_relation import require_float, require_nonempty
+from strategy.types import TensorType, Type
+
+
+class GroupNormAttrs(Attrs):
+    """Attributes of group_norm."""
+
+    num_groups: int = field(description="Number of groups that the channels are divided into", lower=1)
+    axis: int = field(1, "The axis of the channels; those before it are the batch")
+    epsilon: float = field(1e-5, "Added to the variance", lower=0)
+
+
+def group_norm_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """The type of the data; gamma and beta have its extent along the axis, which the groups divide."""
+    assert isinstance(attrs, GroupNormAttrs)
+    data = vector_relation(reporter, (1, 2), attrs.axis)
+    if data is None:
+        return False
+    require_float(reporter, 0, data)
+    axis = attrs.axis % data.ndim
+    require_nonempty(reporter, 0, data, list(range(axis, data.ndim)))
+    divided = data.shape[axis] % attrs.num_groups == 0
+    reporter.check(divided, 0, f"the extent of axis {axis} is no multiple of num_groups = {attrs.num_groups}")
+    reporter.assign(3, data)
+    return True
+
+
+(
+    register_op("group_norm")
+    .describe(
+        "(x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance of each group of channels."
+    )
+    .set_num_inputs(3)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .add_argument("gamma", "Tensor", "The scale of each channel.")
+    .add_argument("beta", "Tensor", "What is added to each channel.")
+    .set_attrs_type(GroupNormAttrs)
+    .set_support_level(1)
+    .add_type_rel("GroupNorm", group_norm_rel)
+    .set_attr("TOpPattern", TOpPattern.kOpaque)
+    .example({"data": "float32[2,6,5,19]", "gamma": "float32[6]", "beta": "float32[6]"}, {"num_groups": 3})
+    .example({"data": "float32[5,38]", "gamma": "float32[38]", "beta": "float32[38]"}, {"num_groups": 2})
+    .example({"data": "float32[3,4,4,4]", "gamma": "float32[4]", "beta": "float32[4]"}, {"num_groups": 1})
+    .example(
+        {"data": "float32[3,5,38]", "gamma": "float32[38]", "beta": "float32[38]"}, {"num_groups": 2, "axis": -1}
+    )
+)
+
+
+@register_compute("group_norm")
+@in_float32
+def compute_group_norm(attrs: GroupNormAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    """In two passes: the variance as a difference of sums would lose its digits."""
+    from tvm import te, tirx
+
+    data, gamma, beta = inputs
+    axis = attrs.axis % len(data.shape)
+    *batch, channels = data.shape[: axis + 1]
+    each, inner = channels // attrs.num_groups, data.shape[axis + 1 :]
+    count = tirx.Cast(data.dtype, math.prod(inner, start=each))
+
+    def total(tensor: Any, name: str) -> Any:
+        """The sum of each group."""
+        channel = te.reduce_axis((0, each), name="channel")
+        places = [te.reduce_axis((0, extent), name=f"k{i}") for i, extent in enumerate(inner)]
+
+        def element(*i: Any) -> Any:
+            return te.sum(tensor(*i[:-1], i[-1] * each + channel, *places), axis=[channel, *places])
+
+        return te.compute((*batch, attrs.num_groups), element, name=name)
+
+    def group(*i: Any) -> tuple[Any, ...]:
+        return (*i[:axis], i[axis] // each)
+
+    centre = total(data, "total")
+    offset = te.compute(data.shape, lambda *i: data(*i) - centre(*group(*i)) / count, name="offset")
+    squares = te.compute(data.shape, lambda *i: offset(*i) * offset(*i), name="squares")
+    square = total(squares, "square")
+    epsilon = tirx.const(attrs.epsilon, data.dtype)
+
+    def scaled(*i: Any) -> Any:
+        deviation = tirx.sqrt(square(*group(*i)) / count + epsilon)
+        return offset(*i) / deviation * gamma[i[axis]] + beta[i[axis]]
+
+    return [te.compute(data.shape, scaled, name="group_norm")]
+
+
+@register_reference("group_norm")
+def reference_group_norm(attrs: GroupNormAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    data, gamma, beta = map(widened, inputs)
+    axis = attrs.axis % data.ndim
+    each = math.prod(data.shape[axis:]) // attrs.num_groups
+    groups = data.reshape(*data.shape[:axis], attrs.num_groups, each)
+    offset = groups - groups.mean(axis=-1, keepdims=True)
+    variance = (offset * offset).mean(axis=-1, keepdims=True)
+    norm = (offset / np.sqrt(variance + attrs.epsilon)).reshape(data.shape)
+    shape = [1] * data.ndim
+    shape[axis] = -1
+    return norm * gamma.reshape(shape) + beta.reshape(shape)
+
+
+@register_terms("group_norm")
+def group_norm_terms(attrs: GroupNormAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
+    return int(_groups(attrs, inputs[0]).shape[-1])
+
+
+schedule_group_norm = GenericFunc("schedule_group_norm")
+schedule_group_norm.register("cpu", schedule_plain_cpu)
+schedule_group_norm.register(["cuda", "gpu"], schedule_plain_cuda)
+register_schedule("group_norm", schedule_group_norm)
+register_shape_func("group_norm", False, elemwise_shape_func)
+
+
+def _groups(attrs: GroupNormAttrs, data: TensorType) -> TensorType:
+    """The data with a row for each group."""
+    axis = attrs.axis % data.ndim
+    each = math.prod(int(d) for d in data.shape[axis:]) // attrs.num_groups
+    return TensorType([*data.shape[:axis], attrs.num_groups, each], data.dtype)
+
+
+def compute_group_norm_row(
+    attrs: GroupNormAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
+) -> list[Any]:
+    """Three passes over a group, which lies in the cache after the first if it fits."""
+    from tvm import te, tirx
+
+    axis, shape = attrs.axis % len(inputs[0].shape), inputs[0].shape
+    each, *inner = (int(d) for d in shape[axis:])
+    each //= attrs.num_groups
+    rows, extent = [*shape[:axis], attrs.num_groups], math.prod(inner, start=each)
+    dtype = accumulator(out_type.dtype)
+    data, gamma, beta = (reader(tensor, dtype) for tensor in inputs)
+    part, epsilon = tirx.const(1 / extent, dtype), tirx.const(attrs.epsilon, dtype)
+
+    def element(*i: Any) -> Any:
+        *batch, group, flat = i
+        size = extent // each
+        place = [group * each + flat // size]
+        for n in inner:
+            flat, size = flat % size, size // n
+            place.append(flat // size)
+        return data(*batch, *place)
+
+    def square(*i: Any) -> Any:
+        offset = element(*i) - centre(*i[:-1])
+        return offset * offset
+
+    def inverse(total: Any) -> Any:
+        return tirx.const(1, dtype) / tirx.sqrt(total * part + epsilon)
+
+    centre = reduce_row("sum", rows, extent, dtype, element, config, "mean", lambda total: total * part)
+    scale = reduce_row("sum", rows, extent, dtype, square, config, "scale", inverse)
+
+    def scaled(*i: Any) -> Any:
+        row, channel = (*i[:axis], i[axis] // each), i[axis]
+        norm = (data(*i) - centre(*row)) * scale(*row)
+        return (norm * gamma(channel) + beta(channel)).astype(out_type.dtype)
+
+    return [te.compute(shape, scaled, name="group_norm")]
+
+
+def group_norm_row_space(
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """The space of all operators over rows."""
+    assert isinstance(attrs, GroupNormAttrs)
+    return row_space([_groups(attrs, inputs[0])], target)
+
+
+def schedule_group_norm_row(attrs: GroupNormAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Group by group; of the output, the elements of a channel in vectors."""
+    sch = new_schedule(outs)
+    stages = find_stages(sch)
+    (output,) = sch.get_output_blocks(sch.get_sblock("root"))
+    loops = sch.get_loops(output)
+    axis = attrs.axis % len(loops)
+    group, _ = sch.split(loops[axis], [attrs.num_groups, None])
+    if loops[axis + 1 :]:
+        sch.fuse(*loops[axis + 1 :])
+    row = schedule_tasks(sch, [*loops[:axis], group], config)
+    for block in reversed(stages.values()):
+        sch.compute_at(block, row, preserve_unit_loops=True)
+    schedule_stages(sch, stages, config)
+    schedule_elements(sch, output, config)
+    return sch
+
+
+def _add_row(
+    strategy: OpStrategy, attrs: GroupNormAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> None:
+    data = inputs[0]
+    known = all(d.is_constant for d in data.shape[attrs.axis % data.ndim :])
+    if known and all(int(d) >= 1 for d in data.shape if d.is_constant):
+        strategy.add_implementation(
+            compute_group_norm_row, schedule_group_norm_row, "group_norm_row.cpu", 12,
+            space=group_norm_row_space,
+        )  # fmt: skip
+
+
+register_cpu_implementations("group_norm", _add_row)
+
+
+@register_gradient("group_norm")
+def group_norm_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [(g - mean(g) - n mean(g n)) / deviation, grad n, grad] with n the norm and g = grad gamma."""
+    attrs = orig.attrs
+    assert isinstance(attrs, GroupNormAttrs)
+    x, gamma, beta = orig.args
+    rank = x.tensor_type.ndim
+    axis = attrs.axis % rank
+
+    def rows(node: Expr) -> Expr:
+        return reshape(node, (*[0] * axis, attrs.num_groups, -1))
+
+    offset = rows(x) - mean(rows(x), -1, keepdims=True)
+    variance = mean(offset * offset, -1, keepdims=True)
+    scale = call("rsqrt", variance + const(attrs.epsilon, x.tensor_type.dtype))
+    norm = offset * scale
+    slope = rows(grad * along(gamma, axis, rank))
+    dx = slope - mean(slope, -1, keepdims=True) - norm * mean(slope * norm, -1, keepdims=True)
+    dgamma = vector_grad(grad * reshape_like(norm, x), gamma, axis)
+    return [reshape_like(dx * scale, x), dgamma, vector_grad(grad, beta, axis)]
+
+
+def group_norm(
+    data: Expr, gamma: Expr, beta: Expr, num_groups: int, axis: int = 1, epsilon: float = 1e-5
+) -> Expr:
+    """Brings each group of channels to mean 0 and variance 1 for each entry of the batch, then scales and shifts.
+
+    Args:
+        data: a floating-point tensor, [batch, channels, ...].
+        gamma: the scale of each channel, a vector.
+        beta: what is added to each channel, a vector.
+        num_groups: the number of groups that the channels are divided into.
+        axis: the axis of the channels; those before it are the batch, and a group takes all of those behind it.
+        epsilon: added to the variance.
+    """
+    return call("group_norm", data, gamma, beta, num_groups=num_groups, axis=axis, epsilon=epsilon)

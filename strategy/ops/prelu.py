@@ -1,0 +1,103 @@
+"""prelu: each element, times a slope of its channel where it is not positive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs, field
+from strategy.expr import Call, Expr, call
+from strategy.gradient import register_gradient
+from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.ops.bias_add import along, vector_grad, vector_relation
+from strategy.ops.broadcast import greater, where
+from strategy.ops.elemwise import zeros_like
+from strategy.pattern import register_broadcast_schedule
+from strategy.reference import widened
+from strategy.shape_func import elemwise_shape_func, register_shape_func
+from strategy.type_relation import require_float
+from strategy.types import Type
+
+
+class PReluAttrs(Attrs):
+    """Attributes of prelu."""
+
+    axis: int = field(1, "The axis along which the slopes lie")
+
+
+def prelu_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+    """The type of the data; alpha has its extent along the axis."""
+    assert isinstance(attrs, PReluAttrs)
+    data = vector_relation(reporter, (1,), attrs.axis)
+    if data is None:
+        return False
+    require_float(reporter, 0, data)
+    reporter.assign(2, data)
+    return True
+
+
+(
+    register_op("prelu")
+    .describe("Each element x where it is positive, and elsewhere alpha x, with an alpha for each entry of an axis.")
+    .set_num_inputs(2)
+    .add_argument("data", "Tensor", "The input tensor.")
+    .add_argument("alpha", "Tensor", "The slope of each entry of the axis.")
+    .set_attrs_type(PReluAttrs)
+    .set_support_level(3)
+    .add_type_rel("PRelu", prelu_rel)
+    .set_attr("TOpPattern", TOpPattern.kBroadcast)
+    .example({"data": "float32[2,5,19]", "alpha": "float32[5]"})
+    .example({"data": "float32[5,19]", "alpha": "float32[19]"}, {"axis": -1})
+)
+
+
+@register_compute("prelu")
+def compute_prelu(attrs: PReluAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    """NaN is not positive, and stays NaN as a product."""
+    from tvm import te, tirx, topi
+
+    data, alpha = inputs
+    axis = attrs.axis % len(data.shape)
+
+    def element(*i: Any) -> Any:
+        x = data(*i)
+        return tirx.Select(x > tirx.const(0, data.dtype), x, x * alpha[i[axis]])
+
+    return [te.compute(data.shape, element, name="prelu", tag=topi.tag.BROADCAST)]
+
+
+@register_reference("prelu")
+def reference_prelu(attrs: PReluAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    data, alpha = map(widened, inputs)
+    shape = [1] * data.ndim
+    shape[attrs.axis] = -1
+    with np.errstate(all="ignore"):
+        return np.where(data > 0, data, data * alpha.reshape(shape))
+
+
+register_broadcast_schedule("prelu")
+register_shape_func("prelu", False, elemwise_shape_func)
+
+
+@register_gradient("prelu")
+def prelu_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Returns [grad, times alpha where x is not positive; grad x summed where it is not]."""
+    assert isinstance(orig.attrs, PReluAttrs)
+    x, alpha = orig.args
+    axis, zeros = orig.attrs.axis, zeros_like(x)
+    positive = greater(x, zeros)
+    slope = grad * along(alpha, axis, x.tensor_type.ndim)
+    return [where(positive, grad, slope), vector_grad(where(positive, zeros, grad * x), alpha, axis)]
+
+
+def prelu(data: Expr, alpha: Expr, axis: int = 1) -> Expr:
+    """Each element x where it is positive, and elsewhere alpha x.
+
+    Args:
+        data: a floating-point tensor.
+        alpha: the slope of each entry of the axis, a vector of the same dtype.
+        axis: the axis along which the slopes lie.
+    """
+    return call("prelu", data, alpha, axis=axis)
