@@ -1,7 +1,7 @@
 """The calibration kernel: the same work right before and after each batch, to detect changes of the host.
 
-It is square roots over 512 KB, so that it hangs on the core's frequency, on whoever shares the core, and
-on the caches next to it. On a quiet host its medians lie within one percent.
+It computes square roots over 512 KB, so that it depends on the core's frequency, on other programs on the core,
+and on the caches next to it. On a quiet host its medians lie within one percent.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     "/records/best",
     **describe(
         "The best of each task", gives=coverage.BestPage, errors=(422,),
-        note="By `scope`: a device, a device model, or all of a target; all three where none is named. "
+        note="By `scope`: a device, a device model, or all of a target; all three if none is named. "
         "`target` is a target's key.",
     ),
 )  # fmt: skip
@@ -57,7 +57,7 @@ def list_best(
 
 @router.get(
     "/tasks/{task_id}/curve",
-    **describe("How a task's best fell", gives=Curve, errors=(404,)),
+    **describe("The tuning curve of a task", gives=Curve, errors=(404,)),
 )
 def show_curve(context: Ctx, who: Who, task_id: int, run_id: int | None = None) -> Response:
     with context.store.read() as connection:
@@ -70,9 +70,9 @@ def show_curve(context: Ctx, who: Who, task_id: int, run_id: int | None = None) 
 @router.get(
     "/coverage",
     **describe(
-        "What is tuned, and how far", gives=coverage.Coverage, errors=(422,),
+        "The tuning state of tasks", gives=coverage.Coverage, errors=(422,),
         note="Of each task its trials, the tuner and budget of its newest run, the size of its space, "
-        "its best and when, and whether it is stale. `target` is a target's key.",
+        "its best and the time of its last measurement, and `stale`. `target` is a target's key.",
     ),
 )  # fmt: skip
 def show_coverage(

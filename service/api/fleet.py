@@ -41,7 +41,7 @@ class Moving(msgspec.Struct, frozen=True, kw_only=True):
 
 @router.get(
     "/jobs/{job_id}/why",
-    **describe("Why a job is where it is", gives=why.Explanation, errors=(404,)),
+    **describe("Explain a job's place in the queue", gives=why.Explanation, errors=(404,)),
 )
 def explain(context: Ctx, who: Who, job_id: int) -> Response:
     with context.store.read() as connection:
@@ -53,8 +53,8 @@ def explain(context: Ctx, who: Who, job_id: int) -> Response:
     "/pauses",
     **describe(
         "Pause a device or a target", takes=pause.PauseRequest, gives=pause.Pause, status=201,
-        errors=(404,), note="It gets no jobs from `starts_at` (now) to `ends_at` (for good); what it has, "
-        "it finishes.",
+        errors=(404,), note="It gets no jobs from `starts_at` (default: now) to `ends_at` (default: no end); "
+        "running jobs finish.",
     ),
 )  # fmt: skip
 def create_pause(
@@ -85,9 +85,8 @@ def end_pause(context: Ctx, who: Who, pause_id: int) -> Response:
     "/devices:rename",
     **describe(
         "Give a device's history a new identity", takes=Renaming, status=204, errors=(404,),
-        note="For a machine that was installed again, or a board that was replaced by its like: what "
-        "was measured as `old` counts as `new` from now on. Where `new` is known already, the two "
-        "exchange their names.",
+        note="For a machine that was reinstalled, or a board that was replaced by an identical one: records "
+        "of `old` count as those of `new` from now on. If `new` exists already, the two exchange names.",
     ),
 )  # fmt: skip
 def rename(context: Ctx, who: Who, body: Annotated[Renaming, body_of(Renaming)]) -> Response:
@@ -100,10 +99,9 @@ def rename(context: Ctx, who: Who, body: Annotated[Renaming, body_of(Renaming)])
 @router.post(
     "/devices:move",
     **describe(
-        "Give a device to another token", takes=Moving, status=204, errors=(404,),
-        note="A device belongs to the token that registered it first, and to others of its name. Workers that "
-        "drive it with another token than the new one are refused when they register again. Its history "
-        "stays.",
+        "Transfer a device to another token", takes=Moving, status=204, errors=(404,),
+        note="A device belongs to the token that registered it first, and to others of its name. Workers "
+        "with other tokens than the new one are refused when they register again. Its history is kept.",
     ),
 )  # fmt: skip
 def move(context: Ctx, who: Who, body: Annotated[Moving, body_of(Moving)]) -> Response:

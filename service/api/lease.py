@@ -38,8 +38,8 @@ Ctx = Annotated[Context, Depends(context_of)]
     "",
     **describe(
         "Lease jobs", takes=LeaseRequest, gives=Leases, errors=(404,),
-        note="Waits up to `wait_s` for a job that the device can take; the list is empty where none "
-        "came. Afterwards the device builds at most `jobs`, beside the one that it times.",
+        note="Waits up to `wait_s` for a job that the device can run; the list is empty if there is none. "
+        "The device then holds at most `jobs` leases, beside the one that it times.",
     ),
 )  # fmt: skip
 async def lease(
@@ -75,7 +75,7 @@ def _give_back(context: Context, leases: Sequence[Lease]) -> None:
     ":report",
     **describe(
         "Report results of several leases", takes=Reports, gives=ReportsAnswered,
-        note="As the results of one, for each of them; a lease that is lost is said in its answer.",
+        note="As for the results of one lease; the answer of each tells if the lease is lost.",
     ),
 )  # fmt: skip
 async def report_many(
@@ -105,9 +105,9 @@ async def _deliver(context: Context, who: Actor, reports: Sequence[Report]) -> A
 @router.post(
     "/{lease_id}/renew",
     **describe(
-        "Keep a lease", takes=Renewal, gives=Renewed, errors=(409,),
-        note="409 `urn:plevel:lease-lost`: the job is another's now. 409 `urn:plevel:device-busy`: "
-        "`timing` was asked for while another lease of the device is timing; the lease stays.",
+        "Renew a lease", takes=Renewal, gives=Renewed, errors=(409,),
+        note="409 `urn:plevel:lease-lost`: the lease has expired or ended. 409 `urn:plevel:device-busy`: "
+        "`timing` was requested while another lease of the device is timing; the lease is kept.",
     ),
 )  # fmt: skip
 def renew(
@@ -125,7 +125,7 @@ def renew(
     "/{lease_id}/results",
     **describe(
         "Report results", takes=Results, gives=ResultsAccepted, errors=(409,),
-        note="As they come, several at once or one by one; sending one again changes nothing. `done` "
+        note="Several at once or one by one; sending a result again changes nothing. `done` "
         "with the last ends the lease. 409: the lease is lost, and nothing is stored.",
     ),
 )  # fmt: skip
@@ -141,8 +141,8 @@ async def report(
 @router.post(
     "/{lease_id}/release",
     **describe(
-        "Give a job back", takes=Renewal, status=204, errors=(409,),
-        note="Its entries without results go back to the queue, and it is not held against them.",
+        "Release a job", takes=Renewal, status=204, errors=(409,),
+        note="Its entries without results return to the queue, and this does not count as a loss.",
     ),
 )  # fmt: skip
 def release(

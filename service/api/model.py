@@ -38,8 +38,8 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
     **describe(
         "List the cost models", gives=Models, errors=(422,),
         note="A model predicts the times of an operator on a target. `accuracy` is the share of pairs of "
-        "configurations, of workloads that were held out, that it puts in the measured order; the newest of "
-        "an operator and target answers a selection as `predicted` where that is at least `bar`. `target` "
+        "configurations, of held-out workloads, that it puts in the measured order; the newest model of "
+        "an operator and target answers selections as `predicted` if that is at least `bar`. `target` "
         "is a target's key.",
     ),
 )  # fmt: skip
@@ -51,7 +51,7 @@ def list_models(context: Ctx, op: str | None = None, target: str | None = None) 
 
 @router.get(
     "/models/{model_id}",
-    **describe("What a model rests on, and how well it ranks", gives=training.Model, errors=(404,)),
+    **describe("A cost model's training data and accuracy", gives=training.Model, errors=(404,)),
 )
 def show_model(context: Ctx, model_id: int) -> Response:
     with context.store.read() as connection:
@@ -63,7 +63,7 @@ def show_model(context: Ctx, model_id: int) -> Response:
     **describe(
         "Train a model", takes=TrainingRequest, gives=training.Known, status=202, errors=(404,),
         note="From all records of the operator on the target, in a process of its own, once no run is "
-        "live. It is in the list when it is done; what it will rest on is the answer.",
+        "live. It appears in the list when it is done; the answer counts its training data.",
     ),
 )  # fmt: skip
 def train(

@@ -58,9 +58,9 @@ _STREAMS: dict[str, Any] = {
 }
 _LIST = describe(
     "List records", gives=log.RecordPage, errors=(422,),
-    note="In the order in which they came, or the `newest` first; `next` is the cursor of the following "
+    note="In order of arrival, or the `newest` first; `next` is the cursor of the following "
     "page of the same order. A page may hold "
-    "fewer than `limit`, or none, where those that match are rare, and still have a `next`. `error` is a "
+    "fewer than `limit`, or none, if matches are rare, and still have a `next`. `error` is a "
     "kind of failure, `any` for all failures, or `none` for successes; `target` is a target's key, "
     "`since` and `until` are Unix times. `format=ndjson` (plevel's own, see docs/formats.md), `csv` "
     "and `parquet` give all that match as a stream, without pages.",
@@ -86,9 +86,9 @@ def list_records(
 
 _EXPORT = describe(
     "Export records", errors=(422,),
-    note="All records that match, as a stream: `native` is plevel's own NDJSON, from which everything "
-    "can be imported again; others leave out what they cannot say. MetaSchedule's two files come as "
-    "one, the workloads first. A Kernel Tuner file is of one task: where several match, 422 names them.",
+    note="All matching records, as a stream: `native` is plevel's own NDJSON, which is lossless; other "
+    "formats omit what they cannot express. MetaSchedule's two files come as "
+    "one, the workloads first. A Kernel Tuner file holds one task: if several match, 422 names them.",
 )  # fmt: skip
 _EXPORT["responses"][200]["content"] = _STREAMS
 
@@ -101,7 +101,7 @@ def export_records(
 
 
 def stream(context: Context, form: exporter.Writable, which: Wanted) -> Response:
-    """An export as it is read."""
+    """A streamed response of an export."""
     parts = exporter.export(context.store, form, which)
     return StreamingResponse(parts, 200, None, _MEDIA.get(form, _NDJSON))
 

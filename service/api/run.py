@@ -36,10 +36,10 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
     "",
     **describe(
         "Tune", takes=RunRequest, gives=RunStatus, status=201,
-        note="Answers at once with the run's status. An equal request joins the run that is under "
-        "way; one whose tasks are all tuned enough is done at once, having spent nothing, unless "
+        note="Answers at once with the run's status. An equal request joins the live run; "
+        "one whose tasks are all tuned enough is done at once without new trials, unless "
         "`force` is set. The target `cpu` means the host of this service; a client that means its "
-        "own host sends that target as an object. `webhook` is a URL that is told of the run's end "
+        "own host sends that target as an object. The end of the run is POSTed to the URL `webhook` "
         "(docs/operations.md).",
     ),
 )  # fmt: skip
@@ -73,7 +73,7 @@ def _status(context: Context, who: Actor, run_id: int) -> RunStatus:
         return runs.status(connection, run_id, context.settings.alive_s, who.namespace)
 
 
-@router.get("/{run_id}", **describe("How far a run is", gives=RunStatus, errors=(404,)))
+@router.get("/{run_id}", **describe("The status of a run", gives=RunStatus, errors=(404,)))
 def show(context: Ctx, who: Who, run_id: int) -> Response:
     return reply(_status(context, who, run_id))
 
@@ -112,7 +112,7 @@ async def _stream(context: Context, who: Actor, run_id: int) -> AsyncIterator[by
         await asyncio.sleep(_PAUSE_S)
 
 
-@router.post("/{run_id}/cancel", **describe("Stop a run", gives=RunStatus, errors=(404,)))
+@router.post("/{run_id}/cancel", **describe("Cancel a run", gives=RunStatus, errors=(404,)))
 def cancel(context: Ctx, who: Who, run_id: int) -> Response:
     with context.store.write() as connection:
         runs.cancel(connection, run_id, who.namespace)

@@ -53,10 +53,10 @@ Etag = Annotated[str | None, Header(alias="if-none-match", max_length=1000)]
     "/select",
     **describe(
         "Select an implementation", takes=SelectRequest, gives=Selection,
-        note="From measurements first, then by the static priority level; the answer says why and "
-        "lists the rivals. The target `cpu` means the host of this service. An answer has an ETag: sent "
-        "back as If-None-Match, it is answered by 304 while nothing has changed. The run that "
-        "`tune_on_miss` filed, or found, is named by the header Location.",
+        note="By measurements first, then a cost model, then the static priority level; the answer has the "
+        "reason and the rivals. The target `cpu` means the host of this service. An answer has an ETag: with "
+        "If-None-Match an unchanged answer is 304. The header Location names the run that "
+        "`tune_on_miss` created or found.",
     ),
 )  # fmt: skip
 def choose(
@@ -78,7 +78,7 @@ def choose(
 
 
 def _tune(context: Context, who: Actor, within: str, body: SelectRequest) -> int:
-    """The run for a workload that was never measured: the newest of it, or else a new one."""
+    """The run for an unmeasured workload: the newest of it, or else a new one."""
     wanted = RunWorkload(workload=body.workload, candidates=body.candidates)
     request = RunRequest(workloads=(wanted,), target=body.target)
     planned = runs.plan(request)
@@ -128,7 +128,7 @@ class BatchAnswers(msgspec.Struct, frozen=True, kw_only=True):
     **describe(
         "Select for many workloads", takes=BatchRequest, gives=BatchAnswers,
         note="All are answered from one moment's records. A question that cannot be answered has its "
-        "problem in its place, and does not hinder the others. None files a run.",
+        "problem in its place, and does not affect the others. None creates a run.",
     ),
 )  # fmt: skip
 def choose_many(
@@ -179,7 +179,7 @@ class DispatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     **describe(
         "Select for symbolic shapes", takes=DispatchRequest, gives=DispatchTable,
         note="A table with a row for each satisfiable combination of the strategy's conditions; "
-        "each row's choice rests on the concrete shapes on record in its range, and names them.",
+        "each row's choice is derived from the concrete shapes on record in its range, and names them.",
     ),
 )  # fmt: skip
 def tabulate(
@@ -210,9 +210,9 @@ class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True):
 @router.post(
     "/evidence",
     **describe(
-        "What a selection rests on", takes=EvidenceRequest, gives=Evidence,
+        "The measurements behind a selection", takes=EvidenceRequest, gives=Evidence,
         note="The best of each implementation at each level, the lowest means for the policy `tvm`, and, of "
-        "a symbolic workload, those of the shapes on record: for a client that selects by itself.",
+        "a symbolic workload, those of the shapes on record: for clients that apply the rule themselves.",
     ),
 )  # fmt: skip
 def show_evidence(

@@ -47,9 +47,8 @@ class AuditLog(msgspec.Struct, frozen=True, kw_only=True):
 @router.post(
     "/tokens",
     **describe(
-        "Make a token", takes=TokenRequest, gives=token.NewToken, status=201,
-        note="The answer is the only place where its secret is shown. Once there is a token, every "
-        "request needs one.",
+        "Create a token", takes=TokenRequest, gives=token.NewToken, status=201,
+        note="Only this answer shows its secret. Once there is a token, every request needs one.",
     ),
 )  # fmt: skip
 def create(
@@ -76,7 +75,7 @@ def list_tokens(context: Ctx) -> Response:
     "/tokens/{token_id}",
     **describe(
         "Revoke a token", status=204, errors=(404,),
-        note="No service takes it any more after two seconds.",
+        note="All services refuse it within two seconds.",
     ),
 )  # fmt: skip
 def revoke(context: Ctx, who: Who, token_id: int) -> Response:

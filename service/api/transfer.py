@@ -71,9 +71,9 @@ _BODY = {"application/octet-stream": {"schema": {"type": "string", "format": "bi
 _DESCRIBED = (
     describe(
         "Import records", gives=Imported, errors=(422,),
-        note="The body is a log of any format in docs/formats.md, read as it comes; `name` helps to tell "
-        "the format where the content does not. A bad line is rejected and counted; `rejects` says of "
-        "how many to show it. Importing a file again adds nothing. `target` is that of a Kernel Tuner "
+        note="The body is a log of any format in docs/formats.md, read as it arrives; `name` helps to detect "
+        "the format if the content does not suffice. Bad lines are rejected and counted; `rejects` limits "
+        "how many the answer shows. Importing a file again adds nothing. `target` is that of a Kernel Tuner "
         "file, which names a device only. MetaSchedule's two files are sent as one, the workloads first.",
     )
     | {"openapi_extra": {"requestBody": {"required": True, "content": _BODY}}}

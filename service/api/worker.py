@@ -28,7 +28,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
     "",
     **describe(
         "Register a worker", takes=WorkerInfo, gives=Registered, status=201, errors=(403,),
-        note="A device belongs to the token that registers it first; 403 where it is another's.",
+        note="A device belongs to the token that registers it first; 403 if it belongs to another.",
     ),
 )  # fmt: skip
 def register(
@@ -53,8 +53,8 @@ def list_workers(context: Ctx) -> Response:
 @router.post(
     "/{worker_id}/heartbeat",
     **describe(
-        "Say that a worker is alive", status=204, errors=(404,),
-        note="404: the worker is not known (any more), and registers again.",
+        "Send a worker's heartbeat", status=204, errors=(404,),
+        note="404: the service does not know the worker, which must register again.",
     ),
 )  # fmt: skip
 async def heartbeat(context: Ctx, who: Who, worker_id: int) -> Response:
