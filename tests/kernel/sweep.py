@@ -35,18 +35,32 @@ TARGET = Target.parse("cpu").with_threads(2)
 ODD = [np.nan, np.inf, -np.inf, -0.0, 0.0, 0.5, -0.5, 1.0]
 
 
-def accepted(op: str) -> list[Workload]:
-    """The examples of an operator, with each of their dtypes in all that its type relation takes."""
-    found: dict[str, Workload] = {}
+def accepted(op: str, *, full: bool = True) -> list[Workload]:
+    """The examples of an operator, with each of their dtypes in all that its type relation takes.
+
+    A sample (not `full`) has the examples in turn: each dtype of the same inputs once, and each implementation.
+    """
+    groups: dict[tuple[str, ...], list[Workload]] = {}
     for example in get_op(op).examples:
         for own in sorted({text.partition("[")[0] for text in example.inputs.values()}):
+            places = [name for name, text in example.inputs.items() if text.partition("[")[0] == own]
             for dtype in sorted(DTYPES):
                 typed = {name: re.sub(rf"^{own}\b", dtype, text) for name, text in example.inputs.items()}
                 try:
                     workload = Workload.make(op, typed, dict(example.attrs))
                 except TypeRelationError:
                     continue
-                found[workload.key] = workload
+                groups.setdefault((dtype, *places), []).append(workload)
+    everything = list({w.key: w for group in groups.values() for w in group}.values())
+    if full:
+        return everything
+    found = {w.key: w for w in (group[i % len(group)] for i, group in enumerate(groups.values()))}
+    met = {i.name for w in found.values() for i in implementations(w)}
+    for workload in everything:
+        names = {i.name for i in implementations(workload)}
+        if names - met:
+            found[workload.key] = workload
+            met |= names
     return list(found.values())
 
 

@@ -35,10 +35,19 @@ def judge(server: ForkServer, workloads: Sequence[Workload]) -> None:
 
 
 @pytest.mark.parametrize("op", all_ops())
-def test_what_types_accept_runs_right(server: ForkServer, op: str) -> None:
-    workloads = sweep.accepted(op)
+def test_what_types_accept_runs_right(server: ForkServer, op: str, full: bool) -> None:
+    workloads = sweep.accepted(op, full=full)
     assert workloads
     judge(server, workloads)
+
+
+@pytest.mark.parametrize("op", all_ops())
+def test_the_sample_has_every_dtype_and_implementation(op: str) -> None:
+    def covered(workloads: Sequence[Workload]) -> tuple[set[str], set[str]]:
+        dtypes = {i.tensor.dtype for w in workloads for i in w.inputs}
+        return dtypes, {i.name for w in workloads for i in sweep.implementations(w)}
+
+    assert covered(sweep.accepted(op, full=False)) == covered(sweep.accepted(op))
 
 
 @pytest.mark.parametrize("op", all_ops())
