@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plevel.cli import option
-from strategy.table import show_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,6 +61,8 @@ def _state(run: RunStatus) -> str:
 
 def _title(run: RunStatus) -> str:
     """Its workload, or how many it has."""
+    from strategy.table import show_number
+
     workloads = {t.workload for t in run.tasks}
     return workloads.pop() if len(workloads) == 1 else show_number(len(workloads), "workload")
 
@@ -234,6 +235,7 @@ def status(
     from plevel.cli.output import make_console, print_json
     from plevel.client import FINISHED
     from plevel.direct import connect
+    from strategy.table import show_number
 
     place = option.locate(url, database)
     with connect(place.url, place.database) as source:
@@ -273,6 +275,7 @@ def cancel(
     """
     from plevel.cli.output import print_json
     from plevel.direct import connect
+    from strategy.table import show_number
 
     place = option.locate(url, database)
     with connect(place.url, place.database) as source:

@@ -11,7 +11,6 @@ import typer
 from plevel.cli import option
 from plevel.cli.error import CommandError, UsageError
 from plevel.cli.transfer import whole
-from strategy.table import show_number, show_seconds
 
 if TYPE_CHECKING:
     from plevel.client import Client
@@ -51,6 +50,8 @@ def lock(
 
     Example: plevel lock model.toml -o plevel.lock
     """
+    from strategy.table import show_number
+
     if check == (out is not None):
         raise UsageError("write a lock with -o FILE, or compare one with --check: one of them")
     if out is not None:
@@ -102,6 +103,8 @@ def check(
 
     Example: plevel check --against plevel.lock --tolerance 10%
     """
+    from strategy.table import show_number
+
     share = option.read_share("--tolerance", tolerance, lambda share: 0 <= share < math.inf)
     place = option.locate(url, database, namespace)
     locked = read_lock(against)
@@ -142,6 +145,7 @@ def _report(locked: Lock, place: option.Location, as_json: bool) -> list[dict[st
     """Prints and returns what would be selected otherwise now, or costs something else."""
     from plevel.cli.output import print_json
     from plevel.direct import connect
+    from strategy.table import show_number
 
     with connect(place.url, place.database, place.namespace) as records:
         changes = [
@@ -186,6 +190,8 @@ def _shown(of: Locked | Selection) -> str:
 
 
 def _line(change: dict[str, Any]) -> str:
+    from strategy.table import show_seconds
+
     ratio = change["ratio"]
     if ratio is None:
         what = "is not measured any more"

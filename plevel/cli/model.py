@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from plevel.cli import option
-from strategy.table import show_number
 
 app = typer.Typer(help="Models of times, trained from a database's records.", no_args_is_help=True)
 
@@ -59,6 +58,7 @@ def train(
     """
     from plevel.cli.output import print_json
     from plevel.direct import connect
+    from strategy.table import show_number
 
     where = option.read_target(target, threads)
     place = option.locate(url, database)
@@ -100,6 +100,8 @@ def show(
 
 
 def _show(model: dict[str, Any]) -> None:
+    from strategy.table import show_number
+
     print(f"model      {model['id']}: version {model['version']} of {model['op']} on {model['target']}")
     print(
         f"trained    on {show_number(model['records'], 'record')} of "

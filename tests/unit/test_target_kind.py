@@ -11,7 +11,6 @@ from strategy.op_strategy import candidates, find_implementation
 from strategy.select import NO_RECORDS, SelectionError, select
 from strategy.target import BUILT, KINDS, Target
 from strategy.workload import Workload
-from tests.unit.test_version import EXAMPLES
 
 # Of targets that are reached by one key alone, too.
 BUILT_FOR = {"llvm": "cpu", "cuda -arch=sm_90": "cuda", "cuda -arch=sm_90 -keys=gpu": "cuda"}
@@ -24,9 +23,8 @@ NOT_BUILT = [
 
 
 def example(name: str) -> Workload:
-    arguments = {a.name: "float32[4,4]" for a in all_ops()[name].arguments}
-    inputs, attrs = EXAMPLES.get(name, [(arguments, {})])[0]
-    return Workload.make(name, inputs, attrs)
+    first = all_ops()[name].examples[0]
+    return Workload.make(name, first.inputs, first.attrs)
 
 
 @pytest.mark.parametrize("name", all_ops())
