@@ -207,59 +207,48 @@
     });
   };
 
+  // An axis is a row, so that its name has the whole width: it is never cut, and fits a telephone.
+  const ROW = 46, EDGE = 8;
   const drawParallel = (figure, data) => {
-    const canvas = document.createElement("canvas");
-    const ratio = devicePixelRatio || 1;
-    const width = figure.clientWidth, height = figure.clientHeight;
-    canvas.width = width * ratio;
-    canvas.height = height * ratio;
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${height}px`;
-    const pen = canvas.getContext("2d");
-    pen.scale(ratio, ratio);
-    const knobs = data.knobs;
+    const make = (tag, attributes, text) => {
+      const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+      for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+      if (text !== undefined) element.textContent = text;
+      return element;
+    };
     const times = data.points.map((p) => Math.log(p[1]));
     const low = Math.min(...times), high = Math.max(...times);
-    const left = 26, right = width - 44, top = 34, bottom = height - 26;
-    const step = (right - left) / knobs.length;
-    const at = (share) => bottom - (bottom - top) * share;
-    const place = (p, i) => p[2 + i] < 0 ? null : knobs[i].values.length < 2 ? 0.5 : p[2 + i] / (knobs[i].values.length - 1);
+    const axes = [...data.knobs.map((k, i) => ({
+      name: k.name, first: k.values[0], last: k.values[k.values.length - 1],
+      at: (p) => p[2 + i] < 0 ? null : k.values.length < 2 ? 0.5 : p[2 + i] / (k.values.length - 1),
+    })), {
+      name: "time", first: showSeconds(Math.exp(low)), last: showSeconds(Math.exp(high)),
+      at: (p) => high > low ? (Math.log(p[1]) - low) / (high - low) : 0,
+    }];
+    const width = figure.clientWidth, height = ROW * axes.length + EDGE;
+    const svg = make("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "presentation" });
+    const y = (i) => ROW * i + 26;
     const order = data.points.map((p, i) => i).sort((a, b) => times[b] - times[a]);
-    const fast = Math.ceil(order.length / 10);
+    const fast = order.length - Math.ceil(order.length / 10);
     order.forEach((index, rank) => {
-      const p = data.points[index];
-      const isFast = rank >= order.length - fast;
-      pen.strokeStyle = isFast ? css("--c2") : css("--c1");
-      pen.globalAlpha = isFast ? 0.55 : Math.max(0.05, Math.min(0.3, 40 / order.length));
-      pen.lineWidth = isFast ? 1.2 : 1;
-      pen.beginPath();
-      knobs.forEach((_, i) => {
-        const share = place(p, i);
+      const places = axes.flatMap((axis, i) => {
+        const share = axis.at(data.points[index]);
         // Within a value's place by rank, so that equal lines do not hide each other.
-        if (share != null) pen.lineTo(left + i * step, at(share) + (rank / order.length - 0.5) * 8);
+        const off = i < axes.length - 1 ? (rank / order.length - 0.5) * 8 : 0;
+        return share == null ? [] : [`${(EDGE + (width - 2 * EDGE) * share + off).toFixed(1)},${y(i)}`];
       });
-      pen.lineTo(right, at(1 - (high > low ? (times[index] - low) / (high - low) : 0)));
-      pen.stroke();
+      svg.append(make("polyline", {
+        points: places.join(" "), class: rank < fast ? "line" : "line fast",
+        "stroke-opacity": rank < fast ? Math.max(0.05, Math.min(0.3, 40 / order.length)) : 0.55,
+      }));
     });
-    pen.globalAlpha = 1;
-    pen.font = "12px system-ui, sans-serif";
-    pen.textAlign = "center";
-    const rule = (x, name, first, last) => {
-      pen.strokeStyle = css("--soft");
-      pen.lineWidth = 1;
-      pen.beginPath();
-      pen.moveTo(x, top - 4);
-      pen.lineTo(x, bottom + 4);
-      pen.stroke();
-      pen.fillStyle = css("--ink");
-      pen.fillText(name, x, 12, step - 4);
-      pen.fillStyle = css("--soft");
-      pen.fillText(last, x, 26, step - 4);
-      pen.fillText(first, x, height - 8, step - 4);
-    };
-    knobs.forEach((k, i) => rule(left + i * step, k.name, k.values[0], k.values[k.values.length - 1]));
-    rule(right, "time", showSeconds(Math.exp(high)), showSeconds(Math.exp(low)));
-    figure.replaceChildren(canvas);
+    axes.forEach((axis, i) => {
+      svg.append(make("line", { class: "rule", x1: EDGE, x2: width - EDGE, y1: y(i), y2: y(i) }));
+      svg.append(make("text", { class: "name", x: EDGE, y: y(i) - 7 }, axis.name));
+      svg.append(make("text", { x: EDGE, y: y(i) + 13 }, axis.first));
+      svg.append(make("text", { x: width - EDGE, y: y(i) + 13, "text-anchor": "end" }, axis.last));
+    });
+    figure.replaceChildren(svg);
     return null;
   };
 
