@@ -24,6 +24,7 @@ from service.queue import fleet
 from service.store.db import now
 from service.store.tables import LIVE
 from service.tuning import run as runs
+from service.tuning.ownership import is_interrupted
 from strategy.record import RunState
 
 router = APIRouter(prefix="/runs", include_in_schema=False)
@@ -86,6 +87,7 @@ def _values(
     elapsed_s = (row.now if ended is None else ended) - row.created_at
     return {
         "run": row, "request": asked, "live": row.state in LIVE, "workers": workers,
+        "interrupted": is_interrupted(connection, run_id),
         "progress": query.progress(connection, run_id, asked, told), "tried": query.tried(told),
         "shown": shown, "leaders": leaders, "failures": query.failures(connection, told),
         "elapsed_s": elapsed_s,

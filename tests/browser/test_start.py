@@ -124,3 +124,14 @@ def test_another_site_s_form_and_one_without_scope_start_nothing(own: Site) -> N
     assert _runs(own) == []
     assert post(submit) == 303
     assert len(_runs(own)) == 1
+
+
+def test_an_interrupted_run_says_how_to_go_on(own: Site) -> None:
+    fields = {"workload": CONCRETE, "target": SPEC, "trials": "8", "namespace": "mine"}
+    path = httpx.post(f"{own.url}/runs/new", data=fields).headers["location"]
+    assert "Interrupted" not in httpx.get(own.url + path).text
+    with contextlib.closing(Store(own.database)) as store, store.write() as c:
+        c.execute(sa.update(run_table).values(tuner="elsewhere", tuner_until=1.0))
+    page = httpx.get(own.url + path).text
+    assert "Interrupted: what it measured is kept" in page
+    assert f"plevel tune --run {path.rsplit('/', 1)[1]} --namespace mine --url URL" in page
