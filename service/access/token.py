@@ -59,9 +59,9 @@ def create(
             serve all.
     """
     if not scopes:
-        raise InvalidError(f"scopes: a token allows something: {', '.join(TokenScope)}")
+        raise InvalidError(f"scopes: name at least one of {', '.join(TokenScope)}")
     if namespace is not None and not _NAMESPACED.issuperset(scopes):
-        raise InvalidError("namespace: a token of one has scopes read and submit at most")
+        raise InvalidError("namespace: a token of one may have the scopes read and submit only: leave out the others")
     if namespace is not None:
         check(namespace)
     secret = PREFIX + secrets.token_urlsafe(32)

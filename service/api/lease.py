@@ -48,7 +48,7 @@ async def lease(
     ask = Ask(asked.worker_id, asked.device, asked.jobs, who.token_id)
     looked = False
     async for _ in context.moments(context.queued, asked.wait_s):
-        # Who only waits should not write.
+        # Poll read-only after the first attempt.
         if not looked or await context.worker_batches.may_lease(ask):
             looked = True
             with context.metrics.claim.time():

@@ -19,7 +19,7 @@ from service.store.row_cache import recall
 from service.store.tables import device, device_owner, lease, target, token, worker, worker_device
 from strategy.record import WorkerInfo
 
-# A sign of life is written once the last is this part of the time old for which a worker counts as alive.
+# A heartbeat is written once the last is older than this fraction of the time for which a worker counts as alive.
 FRESH = 12
 RENAMING = " renaming"  # an identity that no worker gives
 
@@ -196,12 +196,12 @@ _SEE = sa.update(worker).where(worker.c.id.in_(_SEEN)).values(seen_at=now())
 
 
 def see(connection: sa.Connection, workers: Collection[int], alive_s: float) -> None:
-    """Notes signs of life of workers that count as alive for `alive_s` after one."""
+    """Store heartbeats of workers, which count as alive for `alive_s` after one."""
     connection.execute(_SEE, {"ids": workers, "alive_s": alive_s})
 
 
 def heartbeat(connection: sa.Connection, workers: Collection[int], alive_s: float) -> set[int]:
-    """The same; returns the workers that are known, and stay while the transaction lasts.
+    """Store heartbeats, and return the workers that are known and stay so until the transaction ends.
 
     The others have left, or never came: they register again.
     """
@@ -238,7 +238,7 @@ def check_leases(connection: sa.Connection, leases: Collection[int], token_id: i
         return
     own = connection.scalars(_OWN, {"ids": leases, "token": token_id}).all()
     for lease_id in sorted(set(leases) - set(own)):
-        raise LeaseLostError(f"lease {lease_id} is not of a worker that this token registered")
+        raise LeaseLostError(f"lease {lease_id} is of a worker that another token registered: send that one")
 
 
 def unknown_worker(worker_id: int) -> NotFoundError:

@@ -260,8 +260,8 @@ def touch(connection: sa.Connection, lease_id: int, token: int, terms: retry.Ter
     ).one_or_none()
     if row is None:
         raise LeaseLostError(
-            f"lease {lease_id} is not yours any more (it expired, ended, or has another token): "
-            "drop its job and ask for another"
+            f"lease {lease_id} is lost: it expired, has ended, or has another token; drop its job and "
+            "ask for another"
         )
     return row
 

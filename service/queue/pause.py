@@ -56,7 +56,7 @@ def create(connection: sa.Connection, asked: PauseRequest) -> Pause:
     if place is None:
         raise NotFoundError(f"{table.name} {name!r:.200} is not known: `plevel workers --json` has them")
     if asked.ends_at is not None and asked.ends_at <= (asked.starts_at or 0.0):
-        raise InvalidError("ends_at: it lies before starts_at")
+        raise InvalidError("ends_at: it lies before starts_at: name a later time, or none")
     pause_id = connection.execute(
         sa.insert(pause)
         .values(

@@ -139,7 +139,7 @@ class Doubtful:
         if self.until is not None:
             found.append(record.c.measured_at < self.until)
         if not found:
-            raise InvalidError("a purge names a worker, a device or a time")
+            raise InvalidError("purge: name a worker, a device or a time")
         return found
 
 

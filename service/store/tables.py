@@ -142,7 +142,7 @@ run = sa.Table(
     # It has spent its budget, or stopped by its own rule: an equal request is answered at once.
     sa.Column("complete", sa.Boolean(), nullable=False),
     sa.Column("max_jobs", sa.Integer(), nullable=True),  # leased at once
-    # The service that tunes it, and until when it is that one's without another word.
+    # The owner that tunes it, and when its lease expires.
     sa.Column("tuner", sa.String(200), nullable=True),
     _instant("tuner_until", nullable=True),
     _instant("created_at"),

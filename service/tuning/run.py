@@ -59,7 +59,7 @@ def plan(request: RunRequest) -> list[Planned]:
     keys = [p.workload.key for p in planned]
     for i, key in enumerate(keys):
         if key in keys[:i]:
-            raise InvalidError(f"workloads[{i}]: {key} stands there twice: give it a weight instead")
+            raise InvalidError(f"workloads[{i}]: {key} is listed twice: list it once, with a weight")
     return planned
 
 
@@ -74,7 +74,7 @@ def _plan_one(asked: RunWorkload, request: RunRequest, field: str) -> Planned:
     require_some(wanted, request.target, known)
     names = [c.implementation for c in known]
     if len(set(names)) != len(names):
-        raise InvalidError(f"{field}.candidates: an implementation stands there twice")
+        raise InvalidError(f"{field}.candidates: an implementation is listed twice: list each once")
     for name in request.implementations or ():
         if name not in names:
             raise InvalidError(

@@ -92,7 +92,7 @@ class Tuner:
         try:
             self._ownership.give_up(self.store)
         except DatabaseError as error:
-            log.warning("other services wait until this one's runs are free: %s", error)
+            log.warning("runs were not released; other services take them over when their leases expire: %s", error)
 
     def _loop(self) -> None:
         away = False  # the database
@@ -106,7 +106,7 @@ class Tuner:
                 if not isinstance(error, DatabaseError):
                     log.exception("the tuner starts again after an error")
                 elif not away:  # once, however long it lasts
-                    log.warning("runs are not tuned meanwhile: %s", error)
+                    log.warning("runs are not tuned until the database answers: %s", error)
                 away = isinstance(error, DatabaseError)
                 self._runs.clear()
                 self._stopping.wait(self.settings.poll_s)

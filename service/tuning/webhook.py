@@ -106,7 +106,7 @@ class Postman:
             except DatabaseError as error:
                 log.debug("webhooks are not sent meanwhile: %s", error)  # the tuner says it
             except Exception:
-                log.exception("webhooks are not sent")
+                log.exception("webhooks were not sent, and are tried again")
 
     def step(self) -> bool:
         """Sends what has been due the longest; False where nothing is."""

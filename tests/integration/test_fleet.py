@@ -140,7 +140,7 @@ def test_several_jobs_in_one_lease_and_one_report(scene: Scene) -> None:
     with scene.store.write() as c:
         answers = jobs.report_many(c, reports, TERMS)
     assert [isinstance(a, ResultsAccepted) for a in answers] == [True, False, True]
-    assert "not yours any more" in str(answers[1])
+    assert "is lost: it expired" in str(answers[1])
     assert len(scene.records()) == 4
 
 
