@@ -39,7 +39,7 @@ CONFIRM_SESSIONS = 2
 MORE_SESSIONS = 3  # finals at most, of what two have left too uncertain to choose by
 MOST_NAMED = 8  # implementations in a run's message
 MIN_OPEN_JOBS = 2  # one being timed, one being built
-LOOK_EVERY_S = 60.0  # for finals of an earlier day
+REMEASURE_EVERY_S = 60.0  # looks for finals of an earlier day
 log = logging.getLogger(__name__)
 
 
@@ -75,7 +75,7 @@ class Tuner:
         self.queued = queued
         self._ownership = Ownership(settings.lease_s, name)
         self._runs: dict[int, TuningRun] = {}
-        self._look_at = 0.0  # time.monotonic
+        self._remeasure_at = 0.0  # time.monotonic
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -134,14 +134,14 @@ class Tuner:
                     runs.finish(connection, run_id, RunState.FAILED, message)
                     jobs.cancel(connection, run_id)
                 self.changed.notify()
-        if expired or self._look_again():
+        if expired or self._remeasure():
             self.queued.notify()
 
-    def _look_again(self) -> bool:
-        """Now and then: whether finals of an earlier day were enqueued."""
-        if not self.settings.second_look_s or time.monotonic() < self._look_at:
+    def _remeasure(self) -> bool:
+        """Enqueue finals of an earlier day, now and then; returns whether there were any."""
+        if not self.settings.second_look_s or time.monotonic() < self._remeasure_at:
             return False
-        self._look_at = time.monotonic() + LOOK_EVERY_S
+        self._remeasure_at = time.monotonic() + REMEASURE_EVERY_S
         terms = self.settings.second_look_s, self.settings.alive_s
         with self.store.read() as connection:
             if not remeasure.is_due(connection, *terms):
