@@ -87,7 +87,7 @@ class Ownership:
 
 
 def is_interrupted(connection: sa.Connection, run_id: int) -> bool:
-    """Whether a live run was tuned, and is not any more; one that nobody has begun is not."""
+    """Return whether a live run has lost its owner; one that has had none yet is not interrupted."""
     row = connection.execute(
         sa.select(run.c.tuner, (run.c.tuner_until < now()).label("over"))
         .where(run.c.id == run_id, run.c.state.in_(LIVE), run.c.tuner_until.is_not(None))

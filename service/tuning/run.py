@@ -356,7 +356,7 @@ def status(
 
 
 def request_of(connection: sa.Connection, run_id: int, namespace: str) -> RunRequest:
-    """What a run of a namespace was asked for; raises `NotFoundError`."""
+    """The request of a run of a namespace; raises `NotFoundError`."""
     body = connection.scalar(
         sa.select(run.c.request).where(run.c.id == run_id, run.c.namespace == namespace)
     )
