@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from service.errors import DatabaseError
 from service.predict import training
-from service.store.db import Store, now
+from service.store.db import Store, among
 from service.store.namespace import DEFAULT
 from service.store.tables import LIVE, cost_model, run, run_task, target, task, workload
 from strategy.record import RunState
@@ -40,8 +40,9 @@ class Trainer:
         self._poll_s = poll_s
         self._quiet_s = quiet_s
         self._busy_at = time.monotonic()
+        # By ids and not by instants, as the database's clock may be set back.
         with store.read() as connection:
-            self._seen_until = connection.scalar(sa.select(now())) or 0.0
+            self._newest, self._live = _newest_run(connection), _live_runs(connection)
         self._due: dict[tuple[str, str], bool] = {}  # and whether it was asked for
         self._asked: deque[tuple[str, str]] = deque()  # by other threads
         self._child: tuple[subprocess.Popen[str], tuple[str, str], bool] | None = None
@@ -75,11 +76,10 @@ class Trainer:
     def step(self) -> None:
         """Start due training, collect what is done, and stop training for a live run."""
         with self._store.read() as connection:
-            live = connection.scalar(sa.select(run.c.id).where(run.c.state.in_(LIVE)).limit(1))
             self._note_finished(connection)
         while self._asked:
             self._due[self._asked.popleft()] = True
-        if live is not None:
+        if self._live:
             self._busy_at = time.monotonic()
             self._end_child()
             return
@@ -113,21 +113,33 @@ class Trainer:
         child.wait()
 
     def _note_finished(self, connection: sa.Connection) -> None:
+        newest = _newest_run(connection)  # first: a run that is made meanwhile is looked at next time
+        live = _live_runs(connection)
         ended = connection.execute(
-            sa.select(run.c.finished_at, workload.c.op, target.c.key)
+            sa.select(workload.c.op, target.c.key)
             .distinct()
+            .select_from(run)
             .join(target, target.c.id == run.c.target_id)
             .join(run_task, run_task.c.run_id == run.c.id)
             .join(task, task.c.id == run_task.c.task_id)
             .join(workload, workload.c.id == task.c.workload_id)
             .where(
-                run.c.finished_at > self._seen_until, run.c.state == RunState.DONE.value,
-                run.c.namespace == DEFAULT,
-            )
+                sa.or_(run.c.id > self._newest, among(run.c.id)),
+                run.c.state == RunState.DONE.value, run.c.namespace == DEFAULT,
+            ),
+            {"ids": self._live - live},
         ).all()
+        self._newest, self._live = newest, live
         for row in ended:
             self._due.setdefault((row.op, row.key), False)
-            self._seen_until = max(self._seen_until, row.finished_at)
+
+
+def _newest_run(connection: sa.Connection) -> int:
+    return connection.scalar(sa.select(sa.func.max(run.c.id))) or 0
+
+
+def _live_runs(connection: sa.Connection) -> set[int]:
+    return set(connection.scalars(sa.select(run.c.id).where(run.c.state.in_(LIVE))))
 
 
 def _is_due(connection: sa.Connection, op: str, target_key: str) -> bool:

@@ -285,6 +285,15 @@ def finish(
         event.note(connection, state.value, run_id=run_id, message=message)
 
 
+def bound_creation(connection: sa.Connection) -> None:
+    """Live runs created before the clock was set back are created now: a timeout counts from there."""
+    connection.execute(
+        sa.update(run)
+        .where(run.c.state.in_(LIVE), run.c.created_at > now())
+        .values(created_at=now())
+    )
+
+
 def cancel(connection: sa.Connection, run_id: int, namespace: str | None = None) -> None:
     """Stops a run, in whatever namespace where none is given; what is measured stays.
 

@@ -116,6 +116,7 @@ class Tuner:
         terms = retry.Terms(self.settings.lease_s, self.settings.alive_s)
         with self.store.write() as connection:
             expired = retry.expire(connection, terms)
+            runs.bound_creation(connection)
         live = self._ownership.hold(self.store)
         for run_id in self._runs.keys() - set(live):
             del self._runs[run_id]

@@ -7,16 +7,31 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
+from service.predict import trainer
 from service.queue import fleet, retry
 from service.queue import job as jobs
+from service.search.child import InlineModel
 from service.settings import Settings
 from service.store.db import Store, now
 from service.store.tables import run
+from service.store.wakeup import Wakeup
 from service.tuning import remeasure, webhook
 from service.tuning import run as runs
 from service.tuning.ownership import Ownership
+from service.tuning.tuner import Tuner
 from strategy.record import Phase, RunState
-from tests.integration.scene import OTHER_TARGET, TERMS, Scene, configs, device, request, timed
+from tests.integration.scene import (
+    OTHER_TARGET,
+    TARGET,
+    TERMS,
+    WORKLOAD,
+    Scene,
+    configs,
+    device,
+    drawn,
+    request,
+    timed,
+)
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -219,3 +234,47 @@ def test_a_run_that_ended_ahead_of_time_makes_its_target_busy_no_longer(
     with store.write() as c:
         fleet.heartbeat(c, {worker}, TERMS.alive_s)
         assert remeasure.is_due(c, DAY_S, TERMS.alive_s)
+
+
+def test_a_run_created_ahead_of_time_times_out_when_it_should(
+    store: Store, clock: Clock
+) -> None:
+    clock.move(HOUR_S)
+    scene = Scene.make(store, drawn(timeout_s=60.0))
+    clock.move(-HOUR_S)
+    tuner = Tuner(store, Settings(), InlineModel(), Wakeup(), Wakeup())
+
+    def state() -> RunState:
+        tuner.step()
+        with store.read() as c:
+            return runs.status(c, scene.run_id, TERMS.alive_s).state
+
+    assert state() is RunState.RUNNING
+    clock.move(59.0)
+    assert state() is RunState.RUNNING
+    clock.move(2.0)
+    assert state() is not RunState.RUNNING
+
+
+def test_a_run_that_ended_after_the_clock_was_set_back_is_trained_from(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[tuple[str, str]] = []
+    monkeypatch.setattr(trainer, "_is_due", lambda c, *due: looked.append(due))
+    live, ended = Scene.make(store), Scene.make(store, request(target=OTHER_TARGET))
+    with store.write() as c:
+        runs.finish(c, ended.run_id, RunState.DONE, "")
+    clock.move(HOUR_S)
+    trains = trainer.Trainer(store, poll_s=60.0, quiet_s=0.0)
+    clock.move(-HOUR_S)
+    trains.step()
+    with store.write() as c:
+        runs.finish(c, live.run_id, RunState.DONE, "")
+    trains.step()
+    assert looked == [(WORKLOAD.op, TARGET.key)]
+    made = Scene.make(store, request(trials=25, target=OTHER_TARGET))  # and ended between two looks
+    with store.write() as c:
+        runs.finish(c, made.run_id, RunState.DONE, "")
+    trains.step()
+    trains.step()
+    assert looked[1:] == [(WORKLOAD.op, OTHER_TARGET.key)]
