@@ -483,3 +483,32 @@ def test_a_revoked_token_ends_what_is_being_answered(url: str, start: Start) -> 
     store.close()
     _, _, err = service.close()
     assert "Traceback" not in err
+
+
+def test_a_signal_ends_it_though_slow_clients_hold_their_connections(
+    url: str, start: Start, dial: Dial
+) -> None:
+    patient = {f"PLEVEL_{name}_S": "600" for name in ("HEAD", "IDLE", "BODY")}
+    service = start(url, **patient)
+    run = service.call("POST", "/v1/runs", request(), RunStatus)
+    worker = service.register()
+    held = {
+        "nothing": b"",
+        "half a head": b"GET /readyz HTTP/1.1\r\nhost: a\r\nx: ",
+        "half a body": b"POST /v1/runs HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n{",
+        "half an import": b"POST /v1/records:import HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n{",
+        "an import without an end": b"POST /v1/records:import HTTP/1.1\r\nhost: a\r\n"
+        b'transfer-encoding: chunked\r\n\r\n2\r\n{"\r\n',
+        "a stream": f"GET /v1/runs/{run.id}/events HTTP/1.1\r\nhost: a\r\n\r\n".encode(),
+        "a page's stream": f"GET /runs/{run.id}/events HTTP/1.1\r\nhost: a\r\n\r\n".encode(),
+        "a long poll": b"POST /v1/leases HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%s"
+        % (len(asked := encode(LeaseRequest(worker_id=worker, device="nobody", wait_s=60))), asked),
+        "answers that it does not read": b"GET /openapi.json HTTP/1.1\r\nhost: a\r\n\r\n" * 16,
+    }
+    clients = {name: dial(service) for name in held}
+    for name, begin in held.items():
+        clients[name].send(begin)
+    for name in ("a stream", "a page's stream", "answers that it does not read"):
+        assert select.select([clients[name].socket], [], [], DEADLINE_S)[0], name
+    status, _, said = service.close()
+    assert (status, said) == (0, "")
