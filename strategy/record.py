@@ -13,7 +13,7 @@ from abc import ABC
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -28,6 +28,7 @@ from strategy.workload_text import EXAMPLE, parse_workload
 
 T = TypeVar("T")
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Tuner = Literal["model", "random"]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Id = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # of a row: what a database can look for
@@ -353,7 +354,7 @@ else:
     AskedWorkload.register(Workload)
 
 
-class RunWorkload(msgspec.Struct, frozen=True, kw_only=True):
+class RunWorkload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A workload to tune, with its candidates where the service does not know the operator."""
 
     workload: AskedWorkload
@@ -361,7 +362,7 @@ class RunWorkload(msgspec.Struct, frozen=True, kw_only=True):
     candidates: tuple[Candidate, ...] | None = None
 
 
-class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request to tune, with its budget."""
 
     workloads: Annotated[tuple[RunWorkload, ...], Meta(min_length=1, max_length=1000)]
@@ -371,7 +372,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     # Stop where no more than this share of the best time is expected to be gained.
     until_gain: Annotated[float, Meta(gt=0, lt=1)] | None = None
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
-    tuner: Annotated[str, Meta(pattern="^(model|random)$")] = "model"
+    tuner: Tuner = "model"
     implementations: tuple[str, ...] | None = None  # only these
     search_policy: TimingPolicy = SEARCH_POLICY
     confirm_policy: TimingPolicy = CONFIRM_POLICY

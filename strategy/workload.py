@@ -13,6 +13,7 @@ import msgspec
 
 from strategy.attrs import Attrs
 from strategy.op import Op, get_op
+from strategy.suggestion import suggest
 from strategy.types import Dim, TensorType, TupleType, Type
 
 MAX_INPUTS = 64
@@ -116,7 +117,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         for name in (*given, *constants):
             if name not in names:
                 raise WorkloadError(
-                    f"{op} has no input {name!r:.80}; its inputs: {', '.join(names)}"
+                    f"{op} has no input {name!r:.80}{suggest(name, names)}; its inputs: {', '.join(names)}"
                 )
         for name in names:
             if name not in given:

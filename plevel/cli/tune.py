@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -119,7 +119,7 @@ def tune(
 
         import msgspec
 
-        from strategy.record import CONFIRM_POLICY, SEARCH_POLICY, RunRequest
+        from strategy.record import CONFIRM_POLICY, SEARCH_POLICY, RunRequest, Tuner
 
         search, confirm = (
             msgspec.structs.replace(policy, cache_flush=cache_flush)
@@ -127,8 +127,9 @@ def tune(
         )
         request = RunRequest(
             workloads=workloads, target=option.read_target(target, threads), trials=trials,
-            timeout_s=timeout, until_gain=least_gain, seed=seed, tuner=tuner, force=force,
-            webhook=webhook, implementations=tuple(implementation) if implementation else None,
+            timeout_s=timeout, until_gain=least_gain, seed=seed,
+            tuner=cast("Tuner", tuner), force=force, webhook=webhook,
+            implementations=tuple(implementation) if implementation else None,
             search_policy=search, confirm_policy=confirm,
         )  # fmt: skip
         _check_implementations(request)

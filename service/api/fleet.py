@@ -25,14 +25,14 @@ class Pauses(msgspec.Struct, frozen=True, kw_only=True):
     pauses: tuple[pause.Pause, ...]
 
 
-class Renaming(msgspec.Struct, frozen=True, kw_only=True):
+class Renaming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A device's identity as it was, and as its worker gives it now."""
 
     old: Name
     new: Name
 
 
-class Moving(msgspec.Struct, frozen=True, kw_only=True):
+class Moving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A device, by its identity, and the name of the token that it belongs to from now on."""
 
     device: Name

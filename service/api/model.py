@@ -26,7 +26,7 @@ class Models(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[training.Model, ...]
 
 
-class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request for a cost model of an operator on a target."""
 
     op: Name

@@ -20,6 +20,7 @@ from strategy.op import OpError, TypeRelationError
 from strategy.record import WireError, encode
 from strategy.select import SelectionError
 from strategy.space import ConfigError, SpaceError
+from strategy.suggestion import suggest
 from strategy.target import TargetError
 from strategy.types import TypeSyntaxError
 from strategy.workload import WorkloadError
@@ -31,6 +32,7 @@ _FAULTS = (
     AttrsError, ConfigError, ExpressionError, OpError, SelectionError, SpaceError, TargetError,
     TypeRelationError, TypeSyntaxError, WorkloadError,
 )  # fmt: skip
+_QUOTED = re.compile(r"'([^']*)'")
 _AT = re.compile(r"^(?P<detail>.*) - at `\$\.?(?P<field>[^`]*)`$", re.DOTALL)
 
 
@@ -79,10 +81,7 @@ def describe_error(error: Exception) -> Problem:
     if isinstance(error, _FAULTS):
         return _problem(InvalidError(), str(error))
     if isinstance(error, RequestValidationError):
-        faults = tuple(
-            FieldFault(field=".".join(str(part) for part in e["loc"]), detail=str(e["msg"]))
-            for e in error.errors()
-        )
+        faults = _parameter_faults(error)
         return _problem(InvalidError(), f"{faults[0].field}: {faults[0].detail}", faults)
     if isinstance(error, HTTPException):
         phrase = HTTPStatus(error.status_code).phrase
@@ -91,6 +90,23 @@ def describe_error(error: Exception) -> Problem:
             detail=f"{error.detail or phrase}: see /docs for what there is",
         )  # fmt: skip
     return _problem(ServiceError(), "an unexpected error: the service's log has its traceback; please report it")
+
+
+def _parameter_faults(error: RequestValidationError) -> tuple[FieldFault, ...]:
+    """What is wrong with each parameter; one of several names is told with all that there are."""
+    faults: dict[str, str] = {}
+    names: dict[str, list[str]] = {}
+    for e in error.errors():
+        place = ".".join(str(part) for part in e["loc"])
+        if e.get("type") not in ("enum", "literal_error"):
+            faults[place] = str(e["msg"])
+            continue
+        place = ".".join(str(part) for part in e["loc"][:2])  # without the member of a union
+        known = names.setdefault(place, [])
+        known += _QUOTED.findall(str(e["ctx"]["expected"]))
+        given = str(e["input"])
+        faults[place] = f"unknown value {given!r:.80}{suggest(given, known)}: one of {', '.join(known)}"
+    return tuple(FieldFault(field=place, detail=text) for place, text in faults.items())
 
 
 def _wire_problem(error: WireError) -> Problem:

@@ -27,7 +27,7 @@ from strategy.workload import Workload
 router = APIRouter(prefix="/v1", tags=["selection"])
 
 
-class SelectRequest(msgspec.Struct, frozen=True, kw_only=True):
+class SelectRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A question to the selection rule. `candidates` are for operators that the service lacks.
 
     `device` is the identity of a device whose own records count first. The target `cpu` means the
@@ -104,7 +104,7 @@ def _select(
     )  # fmt: skip
 
 
-class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
+class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Many questions at once, each as it would be asked alone."""
 
     requests: Annotated[tuple[SelectRequest, ...], msgspec.Meta(min_length=1, max_length=10_000)]
@@ -165,7 +165,7 @@ def choose_many(
     return reply(BatchAnswers(answers=tuple(answers)))
 
 
-class DispatchRequest(msgspec.Struct, frozen=True, kw_only=True):
+class DispatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """As for a selection, of a workload with symbolic dimensions (`float32[m,768]`)."""
 
     workload: AskedWorkload
@@ -199,7 +199,7 @@ def tabulate(
     return reply(table)
 
 
-class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True):
+class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whose measurements are asked for, as `SelectRequest` has them."""
 
     workload: AskedWorkload

@@ -20,7 +20,7 @@ router = APIRouter(prefix="/v1", tags=["tokens"])
 Ctx = Annotated[Context, Depends(context_of)]
 
 
-class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
+class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Asks for a token; one without `expires_in_s` lasts until it is revoked.
 
     One with a `namespace` sees and writes only what is in it; its scopes are `read` and `submit` at most.

@@ -12,8 +12,9 @@ import msgspec
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 
+from service.api.meant import with_suggestion
 from service.context import read_body
-from strategy.record import decode, encode, json_schema
+from strategy.record import WireError, decode, encode, json_schema
 
 T = TypeVar("T")
 PROBLEM = "application/problem+json"
@@ -61,7 +62,11 @@ def body_of(kind: type[T]) -> Any:
     """The dependency that reads the request's body as `kind`; a wrong one names the field."""
 
     async def read(request: Request) -> T:
-        return decode(await read_body(request), kind)
+        data = await read_body(request)
+        try:
+            return decode(data, kind)
+        except WireError as error:
+            raise with_suggestion(error, kind) from error.__cause__
 
     dependency: Callable[[Request], Awaitable[T]] = read
     return Depends(dependency)

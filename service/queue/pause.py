@@ -14,7 +14,7 @@ from service.store.db import now
 from service.store.tables import device, pause, target
 
 
-class PauseRequest(msgspec.Struct, frozen=True, kw_only=True):
+class PauseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Asks for a pause of a device, by its identity, or of a target, by its key.
 
     From `starts_at`, now where it is not given, to `ends_at`, for good where it is not.
