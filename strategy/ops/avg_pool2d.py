@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.cpu.pool2d import register_pool2d_rows
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
@@ -128,6 +129,8 @@ def global_avg_pool2d_shape_func(
 
 for _name in ("avg_pool2d", "global_avg_pool2d"):
     register_schedule(_name, schedule_pool)
+
+register_pool2d_rows("avg_pool2d", mean=True)
 
 
 @register_gradient("avg_pool2d")

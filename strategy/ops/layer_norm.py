@@ -15,6 +15,7 @@ from strategy.cpu.row import (
     rowwise,
     schedule_rows,
 )
+from strategy.cuda.rowwise import register_row_implementations
 from strategy.expr import Call, Expr, call, const
 from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
@@ -176,6 +177,7 @@ def _add_row(strategy: OpStrategy, attrs: Any, inputs: Any, out_type: Type, targ
 
 
 register_cpu_implementations("layer_norm", _add_row)
+register_row_implementations("layer_norm", compute_layer_norm)
 
 
 @register_gradient("layer_norm")

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.cpu.pool2d import register_pool2d_rows
+from strategy.cuda.schedule import schedule_plain_cuda
 from strategy.expr import Call, Expr, call
 from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
@@ -238,9 +240,12 @@ def max_pool2d_shape_func(
 
 schedule_pool = GenericFunc("schedule_pool")
 schedule_pool.register("cpu", schedule_plain_cpu)
+schedule_pool.register(["cuda", "gpu"], schedule_plain_cuda)
 for _name in ("max_pool2d", "max_pool2d_backward"):
     register_schedule(_name, schedule_pool)
 register_shape_func("max_pool2d_backward", False, like_shape_func)
+
+register_pool2d_rows("max_pool2d", mean=False)
 
 
 @register_gradient("max_pool2d")

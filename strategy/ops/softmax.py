@@ -17,6 +17,7 @@ from strategy.cpu.row import (
     rowwise,
     schedule_rows,
 )
+from strategy.cuda.rowwise import register_row_implementations
 from strategy.expr import Call, Expr, call
 from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
@@ -210,6 +211,8 @@ def _add_row(name: str, compute: Any) -> None:
 
 _add_row("softmax", compute_softmax_row)
 _add_row("log_softmax", compute_log_softmax_row)
+register_row_implementations("softmax", compute_softmax)
+register_row_implementations("log_softmax", compute_log_softmax)
 
 
 @register_gradient("softmax")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.cuda.schedule import schedule_plain_cuda
 from strategy.expr import Call, Expr, call
 from strategy.generic_func import GenericFunc
 from strategy.gradient import register_gradient
@@ -209,6 +210,7 @@ def conv2d_backward_shape_func(
 
 schedule_conv2d_backward = GenericFunc("schedule_conv2d_backward")
 schedule_conv2d_backward.register("cpu", schedule_plain_cpu)
+schedule_conv2d_backward.register(["cuda", "gpu"], schedule_plain_cuda)
 for _name in ("conv2d_backward_data", "conv2d_backward_weight"):
     register_schedule(_name, schedule_conv2d_backward)
 

@@ -16,7 +16,7 @@ from strategy.attrs import Attrs
 from strategy.cpu.row import PARALLEL_BYTES, reader, reduction, reduction_accumulator
 from strategy.cpu.tile import round_up
 from strategy.op_strategy import OpStrategy
-from strategy.ops.reduce import ReduceAttrs, reduced_axes
+from strategy.ops.reduce.operator import ReduceAttrs, reduced_axes
 from strategy.pattern import register_cpu_implementations
 from strategy.schedule import Outs, find_stages, integer, lanes_of, new_schedule, stage, vectorize
 from strategy.space import Config, ConfigSpace, Knob, knob

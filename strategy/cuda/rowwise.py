@@ -1,6 +1,6 @@
-"""softmax, log_softmax and layer_norm on NVIDIA's GPUs: some threads for each row, which is read once.
+"""Implementations of operators along an axis: some threads for each row, which is read once.
 
-TVM's own schedules of them are rivals.
+TVM's own schedule is a rival.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from strategy.cuda.matmul import accumulator
 from strategy.cuda.row import row_space, schedule_rows
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
-from strategy.ops.layer_norm import compute_layer_norm
-from strategy.ops.softmax import compute_log_softmax, compute_softmax
 from strategy.pattern import Compute
 from strategy.schedule import Outs
 from strategy.space import Config, ConfigSpace
@@ -28,7 +26,7 @@ from strategy.types import TensorType, Type
 def space(
     attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> ConfigSpace:
-    """See `row_space`."""
+    """The space of rows for the shape and axis of a call."""
     axis, data = _axis(attrs) % inputs[0].ndim, inputs[0]
     others = [extent for i, extent in enumerate(data.shape) if i != axis]
     length = int(data.shape[axis]) if data.shape[axis].is_constant else None
@@ -37,7 +35,7 @@ def space(
 
 
 def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
-    """See `schedule_rows`."""
+    """The schedule of rows along the axis of a call."""
     return schedule_rows(outs, _axis(attrs) % len(outs.args[0].shape), config)
 
 
@@ -49,7 +47,14 @@ def _axis(attrs: Any) -> int:
     return int(attrs.axis)
 
 
-def _register(name: str, generic: Compute) -> None:
+def register_row_implementations(name: str, generic: Compute) -> None:
+    """Register what runs an operator on GPUs, whose attribute `axis` is along its rows.
+
+    Args:
+        name: of the operator, which has a strategy.
+        generic: its compute for all targets.
+    """
+
     def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:
         return list(generic(attrs, inputs, out_type))
 
@@ -62,8 +67,3 @@ def _register(name: str, generic: Compute) -> None:
         return strategy
 
     get_registered_op(name).get_attr("FTVMStrategy").register(["cuda", "gpu"], strategy_cuda)
-
-
-_register("softmax", compute_softmax)
-_register("log_softmax", compute_log_softmax)
-_register("layer_norm", compute_layer_norm)

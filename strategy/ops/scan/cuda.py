@@ -19,7 +19,7 @@ from strategy.cuda.program import Launch, Pointer, Workspace
 from strategy.cuda.template import C_TYPES, Template, outputs_of, refuse_epilogue
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
-from strategy.ops.scan import ScanopAttrs
+from strategy.ops.scan.operator import ScanopAttrs
 from strategy.pattern import element_bytes
 from strategy.schedule import Outs, integer
 from strategy.space import Config, ConfigSpace, Knob, knob

@@ -8,14 +8,12 @@ and shuffles serve. Both steps of a row stay in the first-level cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.cpu.row import PARALLEL_BYTES, accumulator, reduction
 from strategy.op_strategy import OpStrategy
-from strategy.ops.avg_pool2d import AvgPool2DAttrs
-from strategy.ops.max_pool2d import MaxPool2DAttrs
 from strategy.order import fold
 from strategy.pattern import register_cpu_implementations
 from strategy.schedule import (
@@ -62,14 +60,16 @@ def _space(images: int, full: int, threads: int) -> ConfigSpace:
     )  # fmt: skip
 
 
-def compute(attrs: MaxPool2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
+def compute(
+    mean: bool, attrs: Any, inputs: Sequence[Any], out_type: TensorType, config: Config
+) -> list[Any]:
     """The reduction down the windows' columns, that across, and the part that is wanted."""
     from tvm import te, tirx
 
     data, lanes = inputs[0], integer(config, "lanes")
     batch, channels, height, width = (int(d) for d in data.shape)
     *_, out_height, out_width = (int(d) for d in out_type.shape)
-    found = reduction("sum" if isinstance(attrs, AvgPool2DAttrs) else "max")
+    found = reduction("sum" if mean else "max")
     dtype = accumulator(out_type.dtype)
     top, left, *_ = attrs.padding
     padded = -(-out_width // lanes) * lanes
@@ -91,7 +91,7 @@ def compute(attrs: MaxPool2DAttrs, inputs: Sequence[Any], out_type: TensorType, 
 
     def result(n: Any, c: Any, y: Any, x: Any) -> Any:
         value = rows(n, c, y, x)
-        if isinstance(attrs, AvgPool2DAttrs):
+        if mean:
             value = value / _count(attrs, (height, width), (y, x), dtype)
         return value.astype(out_type.dtype)
 
@@ -100,7 +100,7 @@ def compute(attrs: MaxPool2DAttrs, inputs: Sequence[Any], out_type: TensorType, 
     return [te.compute((batch, channels, out_height, out_width), result, name="pool2d")]
 
 
-def _count(attrs: AvgPool2DAttrs, extents: tuple[int, int], window: tuple[Any, Any], dtype: str) -> Any:
+def _count(attrs: Any, extents: tuple[int, int], window: tuple[Any, Any], dtype: str) -> Any:
     """How many elements a window's mean is over."""
     from tvm import tirx
 
@@ -141,14 +141,19 @@ def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     return sch
 
 
-def _add(strategy: OpStrategy, attrs: Any, inputs: Sequence[TensorType], out_type: Type, target: Target) -> None:
-    data = inputs[0]
-    known = all(d.is_constant and int(d) >= 1 for d in data.shape)
-    if known and data.dtype in _DTYPES and attrs.pool_size[0] * attrs.pool_size[1] <= _LARGEST_WINDOW:
-        strategy.add_implementation(
-            compute, schedule, "pool2d_row.cpu", 12, version=2, space=space, symbolic=False
-        )
+def register_pool2d_rows(name: str, *, mean: bool) -> None:
+    """Register pooling row by row, of means or of the largest elements.
 
+    Args:
+        name: of an operator with the attributes of pooling, whose strategy `register_schedule` made.
+    """
 
-for _name in ("max_pool2d", "avg_pool2d"):
-    register_cpu_implementations(_name, _add)
+    def add(strategy: OpStrategy, attrs: Any, inputs: Sequence[TensorType], out_type: Type, target: Target) -> None:
+        data = inputs[0]
+        known = all(d.is_constant and int(d) >= 1 for d in data.shape)
+        if known and data.dtype in _DTYPES and attrs.pool_size[0] * attrs.pool_size[1] <= _LARGEST_WINDOW:
+            strategy.add_implementation(
+                partial(compute, mean), schedule, "pool2d_row.cpu", 12, version=2, space=space, symbolic=False
+            )
+
+    register_cpu_implementations(name, add)

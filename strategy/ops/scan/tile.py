@@ -15,7 +15,7 @@ from strategy.attrs import Attrs
 from strategy.cpu.row import PARALLEL_BYTES
 from strategy.generic_func import GenericFunc
 from strategy.op_strategy import OpStrategy
-from strategy.ops.scan import ScanopAttrs, cumprod_strategy, cumsum_strategy
+from strategy.ops.scan.operator import ScanopAttrs, cumprod_strategy, cumsum_strategy
 from strategy.pattern import element_bytes
 from strategy.schedule import Outs, integer, lanes_of, new_schedule
 from strategy.space import Config, ConfigSpace, Knob, knob

@@ -15,7 +15,7 @@ from strategy.attrs import Attrs
 from strategy.cuda.limit import DeviceLimits, limits_of
 from strategy.cuda.program import Launch, Pointer, Scalar, Workspace
 from strategy.cuda.template import C_TYPES, Template, refuse_epilogue
-from strategy.ops.topk import TopKAttrs
+from strategy.ops.topk.operator import TopKAttrs
 from strategy.pattern import element_bytes
 from strategy.schedule import Outs, integer
 from strategy.space import Config, ConfigSpace, Knob, knob

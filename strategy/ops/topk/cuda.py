@@ -1,8 +1,8 @@
-"""topk and argsort on NVIDIA's GPUs, in CUDA C: a block of threads sorts a row piece by piece, and keeps the best.
+"""topk on NVIDIA's GPUs, in CUDA C: a block of threads sorts a row piece by piece, and keeps the best.
 
 The best so far and the next piece lie in shared memory together; a bitonic sort of both leaves the
 best in front. So rows of any length take `SORT` places, a power of two of at least 2·k. Where those do not
-fit, and as a rival for long rows, `sort_cuda.py` has sorting through global memory.
+fit, and as a rival for long rows, `merge_cuda.py` has sorting through global memory.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from strategy.cuda.program import Launch, Pointer
 from strategy.cuda.template import Template, outputs_of, refuse_epilogue
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
-from strategy.ops.argsort import ArgsortAttrs
-from strategy.ops.sort_cuda import (
+from strategy.ops.topk.merge_cuda import (
     SORT_PLACES,
     key_type,
     level_of_merge,
@@ -26,7 +25,7 @@ from strategy.ops.sort_cuda import (
     schedule_merge,
     space_of_merge,
 )
-from strategy.ops.topk import TopKAttrs
+from strategy.ops.topk.operator import TopKAttrs
 from strategy.pattern import element_bytes
 from strategy.schedule import Outs, integer
 from strategy.space import Config, ConfigSpace, Knob, knob
@@ -76,7 +75,7 @@ def topk_strategy_cuda(
     kind = inputs[0]
     if not kind.is_constant:
         return strategy
-    if _fitting(kind.dtype, attrs.k, limits_of(target).shared_bytes):
+    if sorts_that_fit(kind.dtype, attrs.k, limits_of(target).shared_bytes):
         strategy.add_implementation(
             compute, schedule, "topk_sort.cuda", 10, version=2, space=space, symbolic=False
         )
@@ -88,7 +87,8 @@ def topk_strategy_cuda(
     return strategy
 
 
-def _fitting(dtype: str, k: int, most_bytes: int) -> list[int]:
+def sorts_that_fit(dtype: str, k: int, most_bytes: int) -> list[int]:
+    """Numbers of places that a block may sort at a time, to keep the best k."""
     each = element_bytes(key_type(dtype)) + 4
     return [s for s in _SORTS if 2 * k <= s and s * each <= most_bytes]
 
@@ -100,7 +100,7 @@ def space(
     assert isinstance(attrs, TopKAttrs)
     limits, dtype = limits_of(target), inputs[0].dtype
     length = int(inputs[0].shape[attrs.axis])
-    fitting = _fitting(dtype, attrs.k, limits.shared_bytes)
+    fitting = sorts_that_fit(dtype, attrs.k, limits.shared_bytes)
     sorts = [s for s in fitting if s < 2 * (length + attrs.k)] or fitting[:1]
     usual = [s for s in sorts if s <= 1024] or sorts[:1]
     return ConfigSpace(
@@ -143,62 +143,3 @@ get_registered_op("topk").get_attr("FTVMStrategy").register(["cuda", "gpu"], top
 
 
 # argsort is a topk of all
-
-
-def argsort_strategy_cuda(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
-) -> OpStrategy:
-    """The implementations for NVIDIA's GPUs: one where twice a row fits shared memory, one for long rows."""
-    strategy = OpStrategy()
-    kind = inputs[0]
-    if not kind.is_constant:
-        return strategy
-    taken = _all_of(attrs, kind.concrete_shape)
-    if _fitting(kind.dtype, taken.k, limits_of(target).shared_bytes):
-        strategy.add_implementation(
-            compute, schedule_argsort, "argsort_sort.cuda", 10, version=2, space=space_of_argsort,
-            symbolic=False,
-        )  # fmt: skip
-    level = level_of_merge(kind.concrete_shape, taken.axis, limits_of(target))
-    if level is not None:
-        strategy.add_implementation(
-            compute, schedule_argsort_merge, "argsort_merge.cuda", level, version=2,
-            space=space_of_argsort_merge, symbolic=False,
-        )  # fmt: skip
-    return strategy
-
-
-def _all_of(attrs: Attrs, shape: Sequence[int]) -> TopKAttrs:
-    assert isinstance(attrs, ArgsortAttrs)
-    return TopKAttrs(
-        k=shape[attrs.axis], axis=attrs.axis, ret_type="indices", is_ascend=attrs.is_ascend,
-        dtype=attrs.dtype,
-    )  # fmt: skip
-
-
-def space_of_argsort(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
-) -> ConfigSpace:
-    """See `space`."""
-    return space(_all_of(attrs, inputs[0].concrete_shape), inputs, out_type, target)
-
-
-def schedule_argsort(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Template:
-    """See `schedule`."""
-    return schedule(_all_of(attrs, [int(e) for e in outs.args[0].shape]), outs, target, config)
-
-
-def space_of_argsort_merge(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
-) -> ConfigSpace:
-    """See `space_of_merge`."""
-    return space_of_merge(_all_of(attrs, inputs[0].concrete_shape), inputs, out_type, target)
-
-
-def schedule_argsort_merge(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Template:
-    """See `schedule_merge`."""
-    shape = [int(e) for e in outs.args[0].shape]
-    return schedule_merge(_all_of(attrs, shape), outs, target, config)
-
-
-get_registered_op("argsort").get_attr("FTVMStrategy").register(["cuda", "gpu"], argsort_strategy_cuda)

@@ -22,7 +22,7 @@ from strategy.cpu.row import (
     task_counts,
 )
 from strategy.op_strategy import OpStrategy
-from strategy.ops.reduce import ReduceAttrs, reduced_axes
+from strategy.ops.reduce.operator import ReduceAttrs, reduced_axes
 from strategy.pattern import extents_of, register_cpu_implementations
 from strategy.schedule import Outs, find_stages, integer, lanes_of, new_schedule
 from strategy.space import Config, ConfigSpace, Knob, knob

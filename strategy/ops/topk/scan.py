@@ -15,7 +15,7 @@ from typing import Any
 
 from strategy.cpu.row import PARALLEL_BYTES, rowwise
 from strategy.op_strategy import OpStrategy
-from strategy.ops.topk import TopKAttrs, topk_strategy
+from strategy.ops.topk.operator import TopKAttrs, topk_strategy
 from strategy.order import fold, highest, is_nan, lowest
 from strategy.pattern import element_bytes
 from strategy.schedule import Outs, lanes_of, new_schedule

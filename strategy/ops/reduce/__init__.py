@@ -1,0 +1,14 @@
+"""Reductions over axes: sum, mean, max, min and prod; as in NumPy, some have the names of builtins."""
+
+from strategy.ops.reduce.operator import (
+    ReduceAttrs,
+    max,  # noqa: A004
+    mean,
+    min,  # noqa: A004
+    prod,
+    reduced_axes,
+    reduced_shape,
+    sum,  # noqa: A004
+)
+
+__all__ = ["ReduceAttrs", "max", "mean", "min", "prod", "reduced_axes", "reduced_shape", "sum"]
