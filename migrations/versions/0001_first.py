@@ -11,6 +11,14 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
+# What going back deletes.
+LOST = {
+    "records": "record",
+    "runs": "run",
+    "workloads": "workload",
+    "devices": "device",
+}
+
 Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 Json = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 

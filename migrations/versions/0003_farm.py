@@ -11,6 +11,14 @@ down_revision = "0002"
 branch_labels = None
 depends_on = None
 
+# What the schema before cannot hold, and what going back to it deletes: as tables with conditions.
+LOST = {
+    "cost models": "cost_model",
+    "pauses": "pause",
+    "tokens": "token",
+    "entries of the audit log": "audit",
+}
+
 Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 Json = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 

@@ -44,6 +44,35 @@ def upgrade(database: option.Database = None, as_json: option.AsJson = False) ->
 
 
 @app.command()
+def downgrade(
+    schema: Annotated[str, typer.Argument(metavar="SCHEMA", help="0005, say.", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only said.")] = False,
+    database: option.Database = None,
+    as_json: option.AsJson = False,
+) -> None:
+    """Bring a database back to an older schema, for an older plevel; stop its services first.
+
+    Example: plevel db downgrade 0005
+    """
+    from plevel.cli.output import tell
+
+    where = _existing(database)
+    from service.store import migration
+
+    found = _answered(lambda url: migration.find_losses(url, schema), where)
+    if yes:
+        _answered(lambda url: migration.downgrade(url, schema, lose=True), where)
+    what = found.show()
+    tell(
+        f"{_shown(where)} is at schema {schema}; deleted: {what}" if yes
+        else f"schema {schema} cannot hold {what}: restore a backup of that schema instead" if found.cannot
+        else f"{_shown(where)} would go back to schema {schema}, which deletes {what}; --yes does it",
+        {"done": yes, "schema": schema, "cannot": dict(found.cannot), "lost": dict(found.lost)},
+        as_json=as_json,
+    )  # fmt: skip
+
+
+@app.command()
 def current(database: option.Database = None, as_json: option.AsJson = False) -> None:
     """Print the schema that a database has.
 

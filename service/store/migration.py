@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
@@ -16,6 +17,7 @@ from alembic.script import ScriptDirectory
 
 from service.errors import SchemaError
 from service.store.db import Store
+from strategy.suggestion import suggest
 
 
 def _config(connection: sa.Connection | None = None) -> Config:
@@ -120,14 +122,74 @@ def upgrade(url: str) -> str:
     return head()
 
 
-def downgrade(url: str, revision: str) -> None:
-    """Brings the database back to an older schema, `base` for none at all.
+@dataclass(frozen=True)
+class Losses:
+    """Rows by what they are: those that an older schema cannot hold, and those that it does not know."""
+
+    cannot: Mapping[str, int]
+    lost: Mapping[str, int]
+
+    def show(self) -> str:
+        """What it cannot hold, or else what would be deleted: `3 tokens, 1 webhooks`."""
+        return ", ".join(f"{n} {what}" for what, n in (self.cannot or self.lost).items()) or "nothing"
+
+
+def find_losses(url: str, revision: str) -> Losses:
+    """What going back to an older schema would cost; nothing is changed.
 
     Raises:
-        RuntimeError: it holds what the older schema cannot.
+        SchemaError: the revision is not known, or not older.
+        DatabaseError: it cannot be opened.
+    """
+    with _looked_at(url) as (store, connection):
+        return _losses(store, connection, revision)
+
+
+def _losses(store: Store, connection: sa.Connection, revision: str) -> Losses:
+    known = ["base", *revisions()]
+    now = _own_revision(store, connection) or "base"
+    older = known[: known.index(now) + 1]
+    if revision not in older:
+        raise SchemaError(
+            f"database {shown(store)}, which is at {now}, cannot go back to schema {revision!r:.40}"
+            f"{suggest(revision, older)}: name one of {', '.join(older)}"
+        )
+    script = ScriptDirectory.from_config(_config())
+    undone = [script.get_revision(r).module for r in older[older.index(revision) + 1 :]]
+
+    def count(attribute: str) -> dict[str, int]:
+        rows = {w: f for module in undone for w, f in getattr(module, attribute, {}).items()}
+        counts = {w: connection.scalar(sa.text(f"SELECT count(*) FROM {f}")) for w, f in rows.items()}  # noqa: S608
+        return {w: n for w, n in counts.items() if n}
+
+    return Losses({} if revision == "base" else count("CANNOT"), count("LOST"))
+
+
+def downgrade(url: str, revision: str, *, lose: bool = False) -> None:
+    """Brings the database back to an older schema, `base` for none at all.
+
+    Args:
+        url: of the database.
+        revision: of the older schema.
+        lose: delete what it does not know.
+
+    Raises:
+        SchemaError: it holds what the older schema cannot, or does not know and `lose` is not set, or the
+            revision is not older; nothing has changed then.
         DatabaseError: it cannot be opened or written.
     """
-    with _moving(url) as (_, connection):
+    with _moving(url) as (store, connection):
+        losses = _losses(store, connection, revision)
+        if losses.cannot:
+            raise SchemaError(
+                f"schema {revision} cannot hold what database {shown(store)} has: "
+                f"{losses.show()}: restore a backup of that schema instead"
+            )
+        if losses.lost and not lose:
+            raise SchemaError(
+                f"going back to schema {revision} deletes, of database {shown(store)}: {losses.show()}: "
+                "make a backup, then do it with --yes"
+            )
         command.downgrade(_config(connection), revision)
 
 

@@ -16,10 +16,11 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
+from service.access import audit, token
 from service.errors import DatabaseError, SchemaError
 from service.store import migration
 from service.store.db import Store
-from service.store.tables import metadata
+from service.store.tables import TokenScope, metadata
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -97,6 +98,34 @@ def test_downgrade_leaves_nothing(url: str, store: Store) -> None:
         command.downgrade(migration._config(connection), "base")
     with store.read() as connection:
         assert sa.inspect(connection).get_table_names() == ["alembic_version"]
+
+
+def test_a_downgrade_says_what_it_would_delete_before_it_does(url: str, store: Store) -> None:
+    migration.upgrade(url)
+    with store.write() as connection:
+        for name in ("one", "two"):
+            token.create(connection, name, [TokenScope.READ])
+        audit.note(connection, audit.user(), "token.create")
+    lost = {"tokens": 2, "entries of the audit log": 1}
+    assert migration.find_losses(url, "0002") == migration.Losses({}, lost)
+    with pytest.raises(SchemaError, match=r"deletes.*: 2 tokens, 1 entries of the audit log: .*--yes"):
+        migration.downgrade(url, "0002")
+    assert migration.current(url) == migration.head()
+    assert migration.find_losses(url, "0003") == migration.Losses({}, {})
+    migration.downgrade(url, "0003")
+    migration.downgrade(url, "0002", lose=True)
+    assert migration.current(url) == "0002"
+    with pytest.raises(SchemaError, match=r"at 0002, cannot go back to schema '0005', did you mean 0002\?"):
+        migration.downgrade(url, "0005")
+
+
+@pytest.mark.parametrize("revision", ["base", *migration.revisions()])
+def test_every_count_can_be_asked_of_every_schema(url: str, revision: str) -> None:
+    migration.upgrade(url)
+    migration.downgrade(url, revision)
+    known = ["base", *migration.revisions()]
+    for older in known[: known.index(revision) + 1]:
+        assert migration.find_losses(url, older) == migration.Losses({}, {})
 
 
 def test_a_newer_schema_is_refused(url: str, store: Store) -> None:

@@ -609,6 +609,11 @@ def test_what_is_done_is_told_as_json(called: Called, tmp_path: Path) -> None:
     assert schema == told("db", "current")["schema"] == told("db", "check")["schema"]
     copy = tmp_path / "copy.db"
     assert told("db", "backup", str(copy))["bytes"] == copy.stat().st_size
+    back = {"done": False, "schema": "0006", "cannot": {}, "lost": {}}
+    assert told("db", "downgrade", "0006") == back
+    assert told("db", "downgrade", "0006", "--yes") == back | {"done": True}
+    assert told("db", "current")["schema"] == "0006"
+    assert told("db", "upgrade")["schema"] == schema
     nothing = {"done": False, "records": 0}
     assert nothing.items() <= told("db", "prune", "--older-than", "1d").items()
     assert told("db", "purge", "--reason", "x", "--worker", "w") == nothing
