@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Path, Query, Response
+import numpy as np
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import task as query
 from service.dashboard.query.task import By
 from service.dashboard.view import MAX_ID, Ctx, PageNumber, render, reply
+from service.search.importance import LEAST, importance
 from strategy.op import find_op
 from strategy.op_strategy import candidates
 from strategy.record import convert
-from strategy.space import ConfigSpace
+from strategy.space import Config, ConfigError, ConfigSpace
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -72,6 +76,27 @@ def show_spread(context: Ctx, task_id: TaskId) -> Response:
     """The part of the page that reads all records of the task: it comes after the first paint."""
     with context.store.read() as connection:
         return render("task_spread.html", spread=query.spread(connection, task_id))
+
+
+@router.get("/{task_id}/importance")
+def show_importance(context: Ctx, request: Request, task_id: TaskId) -> Response:
+    """How much each knob matters, from the trials of the scatter: a page; to htmx, only the table."""
+    with context.store.read() as connection:
+        row = query.head(connection, task_id)
+        trials = query.points(connection, task_id) if row.space is not None else []
+    digits, log_s, found = [], [], None
+    if trials:
+        space = ConfigSpace.from_json(row.space)
+        for t in trials:
+            with contextlib.suppress(ConfigError):  # of an imported space that has changed
+                digits.append(space.digits(Config(t.config)))
+                log_s.append(math.log(t.median_s))
+        found = importance(space, np.array(digits, dtype=np.int32), np.array(log_s))
+    fragment = "hx-request" in request.headers
+    return render(
+        "task_importance.html" if fragment else "importance.html", found=found, n=len(digits),
+        least=LEAST, task=row,
+    )  # fmt: skip
 
 
 @router.get("/{task_id}/failures")

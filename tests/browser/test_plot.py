@@ -29,3 +29,18 @@ def test_names_of_parallel_coordinates_are_whole(visit, seeded: Site, which: str
         assert above["y"] + above["height"] <= below["y"]  # none lies on another
     assert page.locator(".parallel polyline").count() > 10
     visitor.check()
+
+
+def test_the_importance_of_knobs_is_computed_on_demand(visit, seeded: Site) -> None:
+    visitor = visit(seeded, 400)
+    page = visitor.page
+    visitor.open(f"/tasks/{seeded.ids['task']}")
+    page.get_by_role("link", name="Compute it from the trials").click()
+    rows = page.get_by_label("Importance of knobs").locator("tbody th")
+    rows.first.wait_for()
+    assert sorted(rows.all_text_contents()) == sorted(page.locator("#knob option").all_text_contents())
+    visitor.open(f"/tasks/{seeded.ids['hostile_task']}/importance")  # as without scripts
+    assert page.locator("h1").inner_text() == "Importance of knobs"
+    assert page.get_by_label("Importance of knobs").locator("tbody tr").count() == 3
+    visitor.check()
+    assert visitor.violations() == []
