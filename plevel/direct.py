@@ -148,7 +148,7 @@ class Direct:
             return tuple(runs.recent(connection, limit, _alive_s(), self._namespace))
 
     def request(self, run_id: int) -> RunRequest:
-        """What a run was asked for."""
+        """The request of a run."""
         if self._store is None:
             raise ServiceError(404, "There is no such thing", f"run {run_id} does not exist")
         from service.tuning import run as runs

@@ -111,7 +111,7 @@ def _has_bounded_value(value: Any, lanes: _Lanes) -> bool:
 
 
 def _has_gap(value: Any, lanes: _Lanes) -> bool:
-    """Whether a load's lanes are not neighbours, but so near that vectors and a shuffle serve them."""
+    """True if a load's lanes are not contiguous, but near enough for whole vectors and a shuffle."""
     from tvm import ir
     from tvm_ffi import structural_walk
 
@@ -129,7 +129,7 @@ def _has_gap(value: Any, lanes: _Lanes) -> bool:
 
 
 def _has_load(expression: Any) -> bool:
-    """Whether the expression is about data, and not about indices alone."""
+    """True if the expression reads data, not indices alone."""
     from tvm import ir
     from tvm_ffi import structural_walk
 
@@ -155,7 +155,7 @@ class _Lanes:
         self.analyzer = analyzer
 
     def varies(self, expression: Any) -> bool:
-        """Whether the expression differs between lanes."""
+        """True if the expression differs between lanes."""
         from tvm import tirx
         from tvm_ffi import structural_walk
 
@@ -169,14 +169,14 @@ class _Lanes:
         return bool(found)
 
     def base(self, index: Any) -> Any:
-        """What `index` is in lane 0, for an index that grows by one per lane."""
+        """The value of `index` in lane 0, for an index that grows by one per lane."""
         at_zero = self._at(index, 0)
         if not self.analyzer.can_prove(index - at_zero == self.variable):
             raise _NotVectorizable
         return self.analyzer.simplify(at_zero)
 
     def distances(self, index: Any) -> list[int] | None:
-        """How far each lane's index is from that of lane 0; None where it varies or is too far."""
+        """The distance of each lane's index to that of lane 0; None if it varies or is too large."""
         from tvm import tirx
 
         first = self._at(index, 0)
@@ -297,7 +297,7 @@ class _Lanes:
         return tirx.op.masked_load(f"{dtype}x{self.count}", load.source, index, _all(bounds))
 
     def _is_within(self, base: Any, buffer: Any) -> bool:
-        """Whether a whole vector at `base` is proven to lie in the buffer, in all turns of all loops."""
+        """True if a whole vector at `base` provably lies in the buffer, in all iterations of all loops."""
         from tvm import tirx
 
         (size,) = buffer.shape
@@ -333,7 +333,7 @@ class _Lanes:
         return tirx.Shuffle(vectors, [tirx.const(d, "int32") for d in distances])
 
     def _wanted(self, distances: list[int], start: int, mask: Any) -> Any:
-        """Which numbers of the vector at `start` some lane under `mask` wants."""
+        """A mask of the elements of the vector at `start` that some lane under `mask` needs."""
         from tvm import tirx
 
         nowhere = tirx.Broadcast(tirx.const(False, "bool"), self.count)

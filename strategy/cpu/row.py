@@ -1,4 +1,4 @@
-"""What operators over rows share: a row is the elements along the last axis, next to each other.
+"""Common parts of operators over rows: a row is the contiguous elements along the last axis.
 
 A row is reduced into `chains` vectors of accumulators, so that no sum waits for the one before it;
 they are added up as a tree, first whole vectors and then the numbers of one. All steps of a row
@@ -162,7 +162,7 @@ def task_counts(rows: int | None) -> tuple[int, ...]:
 
 
 def rowwise(axis: int, inputs: Sequence[TensorType]) -> bool:
-    """Whether an operator along `axis` works on rows here: of constant extent, and none known to be empty."""
+    """True if `axis` is the last one, of constant extent, of two dimensions or more, none known to be empty."""
     data = inputs[0]
     if data.ndim < 2 or axis % data.ndim != data.ndim - 1 or not data.shape[-1].is_constant:
         return False

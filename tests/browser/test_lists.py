@@ -26,7 +26,7 @@ def _get(site: Site, path: str, **query: object) -> str:
 
 
 def _ids(page: str, path: str) -> list[int]:
-    """What the rows of a list are of, in their order."""
+    """The subjects of a list's rows, in order."""
     rows = page.partition("<tbody>")[2].partition("</tbody>")[0]
     return [int(i) for i in re.findall(rf'<th scope="row"><a href="{path}/(\d+)"', rows)]
 
