@@ -59,7 +59,7 @@ def _alternatives(kind: inspect.Type) -> list[inspect.Type]:
 
 
 def _inner(kind: Any, field: str | None) -> list[inspect.Type]:
-    """What is in a field of an object, or in an entry of a list or a mapping."""
+    """The value of an object's field, or of an entry of a list or a mapping."""
     if field is not None:
         return [f.type for f in getattr(kind, "fields", ()) if f.encode_name == field]
     return [kind.item_type] if hasattr(kind, "item_type") else []

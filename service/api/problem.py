@@ -93,7 +93,7 @@ def describe_error(error: Exception) -> Problem:
 
 
 def _parameter_faults(error: RequestValidationError) -> tuple[FieldFault, ...]:
-    """What is wrong with each parameter; one of several names is told with all that there are."""
+    """The fault of each parameter; that of a choice lists all its values."""
     faults: dict[str, str] = {}
     names: dict[str, list[str]] = {}
     for e in error.errors():

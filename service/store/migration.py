@@ -130,12 +130,12 @@ class Losses:
     lost: Mapping[str, int]
 
     def show(self) -> str:
-        """What it cannot hold, or else what would be deleted: `3 tokens, 1 webhooks`."""
+        """Describe what it cannot hold, or else what would be deleted: `3 tokens, 1 webhooks`."""
         return ", ".join(f"{n} {what}" for what, n in (self.cannot or self.lost).items()) or "nothing"
 
 
 def find_losses(url: str, revision: str) -> Losses:
-    """What going back to an older schema would cost; nothing is changed.
+    """Count what a return to an older schema would lose; nothing is changed.
 
     Raises:
         SchemaError: the revision is not known, or not older.
