@@ -276,6 +276,6 @@ def _answered(ask: Callable[[str], T], where: str) -> T:
 
 def _shown(where: str) -> str:
     """The URL without its password."""
-    from service.store.db import normal_url
+    from service.store.db import normal_url, show_url
 
-    return normal_url(where).render_as_string(hide_password=True)
+    return show_url(normal_url(where))

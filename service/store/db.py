@@ -211,6 +211,11 @@ def normal_url(url: str) -> sa.URL:
     )
 
 
+def show_url(url: sa.URL) -> str:
+    """The URL without its passwords, which libpq also takes as parameters."""
+    return url.difference_update_query(["password", "sslpassword"]).render_as_string(hide_password=True)
+
+
 # How long a server that has gone may keep a thread waiting: to connect, and for an answer, in seconds;
 # the last, for what was sent and never arrived, in milliseconds.
 _PATIENCE = {

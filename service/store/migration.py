@@ -16,7 +16,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from service.errors import SchemaError
-from service.store.db import Store
+from service.store.db import Store, show_url
 from strategy.suggestion import suggest
 
 
@@ -69,7 +69,7 @@ def _own_revision(store: Store, connection: sa.Connection) -> str | None:
 
 def shown(store: Store) -> str:
     """The database's URL without its password."""
-    return store.url.render_as_string(hide_password=True)
+    return show_url(store.url)
 
 
 def current(url: str) -> str | None:

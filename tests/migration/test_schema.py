@@ -19,7 +19,7 @@ from alembic.runtime.migration import MigrationContext
 from service.access import audit, token
 from service.errors import DatabaseError, SchemaError
 from service.store import migration
-from service.store.db import Store
+from service.store.db import Store, normal_url, show_url
 from service.store.tables import TokenScope, metadata
 
 
@@ -238,3 +238,8 @@ def test_a_password_is_not_shown() -> None:
     store = Store("postgresql://user:secret@host/name")
     assert "secret" not in migration.shown(store)
     store.close()
+
+
+@pytest.mark.parametrize("by", ["u:geheim@h/d", "u@h/d?password=geheim", "h/d?sslpassword=geheim&user=u"])
+def test_a_password_is_never_shown(by: str) -> None:
+    assert "geheim" not in show_url(normal_url(f"postgresql://{by}"))
