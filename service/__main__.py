@@ -221,6 +221,8 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._listener.stop()
+        # A log that is still being read by then may take for ever: its client is told within the rest.
+        asyncio.get_running_loop().call_later(GRACE_S / 2, self._context.readers.close)
         await super().shutdown(sockets)
         if self.force_exit:  # uvicorn's own leaves the app's end to the loop, which ends it with a trace
             await self.lifespan.shutdown()

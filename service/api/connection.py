@@ -24,6 +24,7 @@ from service.errors import (
     HeadTooLargeError,
     MalformedRequestError,
     ServiceError,
+    StoppedError,
     TooSlowError,
     UrlTooLongError,
 )
@@ -72,6 +73,12 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         if not self._lost.done():
             self._lost.set_result(None)
+
+    def shutdown(self) -> None:
+        """Ends what the service cannot finish: a request whose body is still to come."""
+        if self._awaited is _Part.BODY:
+            self.hang_up(StoppedError("the service stops: send the request again once it is back"))
+        super().shutdown()
 
     # What the client sends
 

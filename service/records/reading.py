@@ -155,17 +155,25 @@ class Readers:
         self._all: set[_Child] = set()
         self._closed = False
 
-    def read(self, stream: Stream, order: Order) -> Generator[Item, None, None]:
+    def read(
+        self, stream: Stream, order: Order, silence_s: float | None = None
+    ) -> Generator[Item, None, None]:
         """Yield the items of `service.formats.read`, in the caller's thread, which waits for the stream too.
+
+        Args:
+            stream: the log.
+            order: how to read it.
+            silence_s: the time without an answer after which the process is ended; `STALL_S` by default.
 
         Raises:
             FormatError: the log is of no known format.
+            SilentError: there was no answer for `silence_s`, which was given.
             InvalidError: reading it took too long or too much memory.
             StoppedError: the service is told to stop.
         """
         child = self._take()
         try:
-            yield from child.read(stream, order)
+            yield from child.read(stream, order, STALL_S if silence_s is None else silence_s)
         except FormatError:
             self._give_back(child)
             raise
@@ -175,6 +183,8 @@ class Readers:
                 raise StoppedError(
                     "the service stops: import again, nothing is stored twice"
                 ) from error
+            if silence_s is not None and isinstance(error, SilentError):
+                raise
             log.warning("a log could not be read: its process %s", error)
             raise InvalidError(
                 f"the log cannot be read: its process {error}; what came before is stored: send less at a "
@@ -227,6 +237,10 @@ class _GoneError(Exception):
     """The process has ended or hangs; the message goes on from its name."""
 
 
+class SilentError(_GoneError):
+    """The process did not answer in time."""
+
+
 class _Child:
     """A process that reads one log at a time."""
 
@@ -242,6 +256,8 @@ class _Child:
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
         self._come = bytearray()
+        self._ready = False
+        self._silence_s = STALL_S
         self._poll = select.poll()
         for fd, event in ((self._in, 0), (self._out, select.POLLIN)):
             os.set_blocking(fd, False)
@@ -260,8 +276,13 @@ class _Child:
         with self._process:  # closes the pipes, and waits
             pass
 
-    def read(self, stream: Stream, order: Order) -> Iterator[Item]:
+    def read(self, stream: Stream, order: Order, silence_s: float) -> Iterator[Item]:
         """As `Readers.read`; raises `_GoneError` where the process fails."""
+        if not self._ready:  # starting it takes longer than reading a log
+            self._silence_s = STALL_S
+            self._receive()
+            self._ready = True
+        self._silence_s = silence_s
         first = read_fully(stream, CHUNK)
         self._send(_encode(_Begin(encode(order), first, len(first) < CHUNK)))
         shared: list[Any] = []
@@ -320,8 +341,8 @@ class _Child:
             self._come += piece
 
     def _wait(self) -> None:
-        if not self._poll.poll(STALL_S * 1000):
-            raise _GoneError(f"was silent for {STALL_S:g} s")
+        if not self._poll.poll(self._silence_s * 1000):
+            raise SilentError(f"was silent for {self._silence_s:g} s")
 
 
 def _record_of(row: _Row, shared: list[Any]) -> ImportedRecord:
@@ -459,4 +480,5 @@ def _give_up(*_: object) -> None:
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     with contextlib.suppress(EOFError, BrokenPipeError):
+        _write(sys.stdout.buffer, b"")  # it is ready
         serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,4 +1,7 @@
-"""Small imports: concurrent ones share a transaction."""
+"""Small imports: concurrent ones share a transaction.
+
+A log that is not read at once is read again by itself, while the others go on.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
+from anyio import CapacityLimiter, to_thread
 
 from service.access import audit
 from service.access.auth import Actor
 from service.errors import InvalidError, ServiceError
 from service.formats import FormatError, Rejected, Summary
 from service.records.importer import Batch, Importer
-from service.records.reading import Order, Readers
+from service.records.reading import Order, Readers, SilentError
 from service.store.batcher import Batcher
 from service.store.db import Store
 from service.store.namespace import DEFAULT
 
 MOST = 1 << 20  # bytes that are read and written together
+SOON_S = 2.0  # without an answer from the process that reads: then the others go on
+ALONE = 8  # logs that are read by themselves at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +66,9 @@ class SmallImports:
     def __init__(self, store: Store, readers: Readers) -> None:
         self._importer = Importer(store)
         self._readers = readers
-        self._batcher = Batcher(self._serve, MOST, lambda upload: len(upload.data))
+        self._batcher: Batcher[Upload | _Opened, Arrived | Exception | None]
+        self._batcher = Batcher(self._serve, MOST, _size)
+        self._alone = CapacityLimiter(ALONE)
 
     async def put(self, upload: Upload) -> Arrived:
         """Store an upload's records, and a line of the audit log.
@@ -71,20 +79,31 @@ class SmallImports:
             DatabaseError: the database went away; nothing of this import is stored.
         """
         answer = await self._batcher.ask(upload)
+        if answer is None:
+            opened = await to_thread.run_sync(self._open, upload, limiter=self._alone)
+            answer = await self._batcher.ask(opened)
+        assert answer is not None
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def _serve(self, uploads: Sequence[Upload]) -> list[Arrived | Exception]:
-        opened = [self._open(upload) for upload in uploads]
-        for same in _by_namespace(o for o in opened if o.error is None):
+    def _serve(self, given: Sequence[Upload | _Opened]) -> list[Arrived | Exception | None]:
+        """Return what became of each; None where it is to be read by itself first."""
+        opened = [one if isinstance(one, _Opened) else self._open_soon(one) for one in given]
+        for same in _by_namespace(o for o in opened if o is not None and o.error is None):
             self._write(same)
-        return [o.error or Arrived(o.summary, o.rejects) for o in opened]
+        return [None if o is None else o.error or Arrived(o.summary, o.rejects) for o in opened]
 
-    def _open(self, upload: Upload) -> _Opened:
+    def _open_soon(self, upload: Upload) -> _Opened | None:
+        try:
+            return self._open(upload, SOON_S)
+        except SilentError:
+            return None
+
+    def _open(self, upload: Upload, silence_s: float | None = None) -> _Opened:
         opened = _Opened(upload, Batch(upload.namespace))
         try:
-            for item in self._readers.read(io.BytesIO(upload.data), upload.order):
+            for item in self._readers.read(io.BytesIO(upload.data), upload.order, silence_s):
                 if not isinstance(item, Rejected):
                     opened.batch.add(item)
                     continue
@@ -126,6 +145,10 @@ class SmallImports:
         self._importer.store(together, note)
         for one, summary in zip(opened, summaries, strict=True):
             one.summary = summary
+
+
+def _size(given: Upload | _Opened) -> int:
+    return len(given.data if isinstance(given, Upload) else given.upload.data)
 
 
 def _by_namespace(opened: Iterable[_Opened]) -> Iterable[list[_Opened]]:

@@ -6,9 +6,11 @@ Each test talks to the real service over sockets of its own.
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import select
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -23,11 +25,13 @@ import httpx
 import pytest
 
 from service.access import token
+from service.formats.source import CHUNK
 from service.store.db import Store
 from service.store.tables import TokenScope
 from strategy.record import LeaseRequest, Registered, RunState, RunStatus, decode, encode
 from tests.integration.process import DEADLINE_S, Service, Start
 from tests.integration.scene import OTHER_TARGET, device, info, request
+from tests.integration.test_reading import readers_of
 
 MIB = 1 << 20
 FLOOD = 64 * MIB  # what a client sends that nobody stops
@@ -325,6 +329,37 @@ def test_a_body_that_does_not_come_is_refused(url: str, start: Start, dial: Dial
     assert slow.status() == 408
     _, _, err = service.close()
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("path", "length", "stopped"),
+    [
+        ("/v1/runs", 1000, False),
+        ("/v1/records:import?format=plevel", 1000, False),
+        ("/v1/records:import?format=plevel", 10**6, False),
+        ("/v1/records:import?format=plevel", 10**6, True),
+    ],
+)
+def test_a_stalled_body_does_not_keep_the_service(
+    url: str, start: Start, dial: Dial, path: str, length: int, stopped: bool
+) -> None:
+    """Told to stop, it tells the client so, and logs no trace."""
+    service = start(url)
+    client = dial(service)
+    client.send(begin(length, path) + b"\n" * (2 * CHUNK if length > 2 * CHUNK else 10))
+    if length > CHUNK:
+        until(lambda: readers_of(service.process.pid))
+    if stopped:  # the process that reads hangs as well
+        for pid in readers_of(service.process.pid):
+            os.kill(pid, signal.SIGSTOP)
+    # The service has begun on it once the next one is answered.
+    assert service.raw("GET", "/healthz").is_success
+    service.process.terminate()
+    assert client.status() == 503
+    code, _, err = service.close()
+    assert code == 0
+    assert "Traceback" not in err
+    assert len(err.splitlines()) <= 1, err
 
 
 def test_what_is_sent_after_an_answer_is_not_waited_for(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,7 +17,8 @@ from service.access import audit
 from service.access.auth import Actor
 from service.errors import DatabaseError, InvalidError
 from service.formats import ImportedRecord, Reason, native
-from service.records.reading import Readers
+from service.records import small_import
+from service.records.reading import Order, Readers
 from service.records.small_import import Arrived, SmallImports, Upload
 from service.store.db import Store
 from service.store.tables import record
@@ -98,3 +102,40 @@ def test_nobody_pays_for_another_s_fault(store: Store, readers: Readers, monkeyp
     assert [type(r) for r in results] == [Arrived, DatabaseError, Arrived]
     with store.read() as c:
         assert c.scalars(sa.select(record.c.phase)).all() == ["search", "search"]
+
+
+def test_a_log_that_is_not_read_at_once_delays_no_other(
+    store: Store, readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process of the first hangs; its log is read again while the others are stored."""
+    imports = SmallImports(store, readers)
+    together(imports, upload_of([made(0)]))
+    (child,) = readers._all
+    os.kill(child._process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(small_import, "SOON_S", 0.2)
+    others_are_stored = threading.Event()
+    read_alone: list[bytes] = []
+    read = readers.read
+
+    def late(stream: Any, order: Order, silence_s: float | None = None) -> Any:
+        if silence_s is None and stream.getvalue() == first.data:
+            read_alone.append(first.data)
+            assert others_are_stored.wait(60)
+        return read(stream, order, silence_s)
+
+    monkeypatch.setattr(readers, "read", late)
+    first, *others = (upload_of([made(n)]) for n in (1, 2, 3))
+
+    async def put() -> list[Arrived]:
+        hung = asyncio.create_task(imports.put(first))
+        await asyncio.sleep(0)  # it is the first in the queue
+        stored = [await imports.put(other) for other in others]
+        assert not hung.done()
+        others_are_stored.set()
+        return [await hung, *stored]
+
+    with ThreadPoolExecutor(1) as thread:
+        arrived = thread.submit(asyncio.run, put()).result()
+    assert [a.summary.new for a in arrived] == [1, 1, 1]
+    assert read_alone == [first.data]
+    assert count(store) == 4
