@@ -85,10 +85,11 @@ def list_records(
 
 
 _EXPORT = describe(
-    "Export records", errors=(422,),
+    "Export records", errors=(404, 422),
     note="All matching records, as a stream: `native` is plevel's own NDJSON, which is lossless; other "
     "formats omit what they cannot express. MetaSchedule's two files come as "
-    "one, the workloads first. A Kernel Tuner file holds one task: if several match, 422 names them.",
+    "one, the workloads first. A Kernel Tuner file holds one task: if several match, 422 names them. "
+    "404 if no record matches.",
 )  # fmt: skip
 _EXPORT["responses"][200]["content"] = _STREAMS
 
@@ -97,7 +98,9 @@ _EXPORT["responses"][200]["content"] = _STREAMS
 def export_records(
     context: Ctx, which: Filter, format: exporter.Writable = "native"
 ) -> Response:
-    return stream(context, format, which)
+    answer = stream(context, format, which)
+    exporter.check_any(context.store, format, which)
+    return answer
 
 
 def stream(context: Context, form: exporter.Writable, which: Wanted) -> Response:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import orjson
 import sqlalchemy as sa
 
-from service.errors import InvalidError
+from service.errors import InvalidError, NotFoundError
 from service.formats import (
     Attachment,
     ImportedRecord,
@@ -72,6 +72,19 @@ def export(store: Store, form: Writable, wanted: Wanted = ALL) -> Iterator[bytes
         if form == "kernel_tuner":
             _check_one_task(connection, wanted)
     return _export(store, form, wanted)
+
+
+def check_any(store: Store, form: Writable, wanted: Wanted) -> None:
+    """Raises `NotFoundError` where no record matches, of those that the format is for."""
+    matching = _page(wanted, 0, newest(store)).with_only_columns(record.c.id).limit(1)
+    if form == "metaschedule":
+        matching = matching.where(record.c.source == form)
+    with store.read() as connection:
+        if connection.scalar(matching) is None:
+            raise NotFoundError(
+                f"no record matches that can be written as {form}: there is nothing to export; GET "
+                "/v1/records and /v1/coverage show what there is"
+            )
 
 
 def _check_one_task(connection: sa.Connection, wanted: Wanted) -> None:

@@ -192,9 +192,10 @@ def test_a_token_sees_and_writes_only_its_namespace(store: Store, http: httpx.Cl
     assert every("POST", "/v1/records:import", lines, namespace="third").json()["new"] == 4
 
     def counts(ask: Asker, **params: str) -> list[int]:
+        exported = ask("GET", "/v1/records:export", **params)
         return [
             len(ask("GET", "/v1/records", **params).json()["records"]),
-            ask("GET", "/v1/records:export", **params).content.count(b"\n") - 1,
+            0 if exported.status_code == 404 else exported.content.count(b"\n") - 1,
             ask("GET", "/v1/records", format="csv", **params).content.count(b"\n") - 1,
             sum(t["trials"] for t in ask("GET", "/v1/coverage", **params).json()["tasks"]),
             len(ask("GET", "/v1/records/best", scope="target", **params).json()["best"]),

@@ -83,6 +83,24 @@ def test_a_log_is_streamed_in_and_out(service: Project) -> None:
     assert {(r["source"], r["run_id"]) for r in page} == {("autotvm", None)}
 
 
+def test_an_export_of_nothing_is_told(service: Project) -> None:
+    ask = service.http.get
+    assert ask("/v1/records:export").status_code == 404
+    service.http.post("/v1/records:import", content=LOG.read_bytes())
+    for form in ("native", "autotvm", "kernel_tuner", "metaschedule", "csv"):
+        answer = ask("/v1/records:export", params={"format": form, "op": "nope"})
+        assert answer.status_code == 404
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert "no record matches" in answer.json()["detail"]
+    # None of these is MetaSchedule's.
+    assert ask("/v1/records:export", params={"format": "metaschedule"}).status_code == 404
+    assert ask("/v1/records:export", params={"format": "autotvm"}).status_code == 200
+    # A list may be empty.
+    assert ask("/v1/records", params={"format": "csv", "op": "nope"}).text.count("\n") == 1
+    described = ask("/openapi.json").json()["paths"]["/v1/records:export"]["get"]["responses"]
+    assert {"200", "404", "422"} <= described.keys()
+
+
 def test_parquet_is_streamed(service: Project) -> None:
     pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
     from pyarrow.parquet import read_table
