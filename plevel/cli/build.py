@@ -1,7 +1,10 @@
-"""`plevel build` and `plevel show`: what was selected, as a library, and as the code it is."""
+"""`plevel build`: what was selected, as libraries that C programs call, or cubins."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -9,10 +12,14 @@ import typer
 
 from plevel.cli import option
 from plevel.cli.error import CommandError, UsageError
+from plevel.cli.lock import read_lock
+from plevel.cli.model_file import read_model
+from plevel.cli.transfer import whole
 
 if TYPE_CHECKING:
     from strategy.dispatch import DispatchTable
     from strategy.entry import LibraryRow
+    from strategy.lock import Lock, Locked
     from strategy.lower import Lowered
     from strategy.select import Selection
     from strategy.space import Config
@@ -31,7 +38,6 @@ Knobs = Annotated[
     list[str] | None,
     typer.Option("--config", "-c", metavar="KNOB=VALUE", help="A knob's value, as in JSON."),
 ]
-FORMS = ("tir", "llvm", "asm", "cuda")
 
 
 class _Chosen(NamedTuple):
@@ -48,17 +54,30 @@ class _Chosen(NamedTuple):
 
 
 def build(
-    op: option.Op,
-    inputs: option.Inputs,
     out: Annotated[
         Path,
         typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE.so",
-            help="The library; its header is FILE.h. For CUDA a cubin, with FILE.cu and FILE.json.",
+            "--out", "-o", metavar="FILE.so|FOLDER", show_default=False,
+            help="The library; its header is FILE.h. For CUDA a cubin, with FILE.cu and FILE.json. "
+            "Of several, their folder.",
         ),
     ],
+    op: option.SomeOp = None,
+    inputs: option.SomeInputs = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", show_default=False,
+            help="All workloads of a model file, into a folder with a manifest.",
+        ),
+    ] = None,
+    lock: Annotated[
+        Path | None,
+        typer.Option(
+            "--lock", metavar="FILE", show_default=False,
+            help="What this lock file says, without a database; all of it where no workload is named.",
+        ),
+    ] = None,
     attr: option.Attributes = None,
     target: option.TargetSpec = "cpu",
     threads: option.Threads = None,
@@ -91,63 +110,206 @@ def build(
     the rows of the dispatch table behind one function that checks the shapes and jumps. For a target
     such as 'cuda -arch=sm_90', a cubin is written with its source and its launches; no GPU is needed.
 
+    With --file or --lock alone, each workload becomes a library of the folder --out, and manifest.json
+    there names the files and the function of each.
+
     Example: plevel build dense -i data=float32[m,768] -i weight=float32[3072,768]:const -o libdense.so
     """
-    workload, where = option.read_workload(op, inputs, attr), option.read_target(target, threads)
-    option.check_out(out)
     place = option.locate(url, database)
-    from plevel.cli.output import tell
-    from plevel.embedded import require_worker
-
-    require_worker()
-    _require_known(where)
-    from strategy.entry import LibraryRow, is_free
-    from strategy.export import export_library, table_rows, vendor_libraries
-    from strategy.extern import ExternError
-    from strategy.lower import CompileError, InstantiationError
-
-    if name is not None and not is_free(name):
+    locked = None if lock is None else read_lock(lock)
+    if locked is not None and (implementation or config):
+        raise UsageError("--lock builds what it says: leave --implementation and --config out")
+    if name is not None and not _is_name(name):
         raise UsageError(
             f"--name {name!r:.80}: a name of C has letters, digits and underscores, and is no word of it"
         )
-    if where.kind == "cuda":
-        if verify:
-            raise UsageError("--verify: a cubin needs a device; see `plevel measure --device`")
-        if bundle_libs:
-            raise UsageError("--bundle-libs: a cubin calls no library; leave it out")
-        _build_cuda(workload, where, implementation, config, place, out, as_json=as_json)
+    plan = partial(
+        _Plan, implementation=implementation, config=config, place=place, bundle_libs=bundle_libs, verify=verify
+    )
+    if model is None and (locked is None or op is not None):
+        if op is None or not inputs:
+            raise UsageError(
+                "name an operator with its --input, a model file with --file, or a lock file with --lock"
+            )
+        option.check_out(out)
+        workload, where = option.read_workload(op, inputs, attr), option.read_target(target, threads)
+        _report(plan(workload, where, _find(locked, workload, where), out, name).make(), as_json)
         return
+    for flag, given in (
+        ("OP", op), ("--input", inputs), ("--attr", attr), ("--name", name),
+        ("--implementation", implementation), ("--config", config),
+    ):  # fmt: skip
+        if given:
+            raise UsageError(f"{'--lock' if model is None else '--file'} builds several: leave {flag} out")
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is a file: name a folder, for several libraries")
+    if model is not None:
+        where = option.read_target(target, threads)
+        wanted = [
+            (w.workload, where, _find(locked, w.workload, where)) for w in read_model(model)
+        ]
+    else:
+        assert locked is not None
+        wanted = [(entry.workload, entry.target, entry) for entry in locked.selections]
+    _build_all([plan(*one, *_names(out, one[0], one[1])) for one in wanted], out, as_json)
+
+
+def _find(locked: Lock | None, workload: Workload, target: Target) -> Locked | None:
+    from strategy.select import SelectionError
+
     try:
-        if implementation is None and not workload.is_constant:
-            table = _dispatch(workload, where, place)
-            if not as_json:
-                print(table.explanation)
-            rows: list[LibraryRow] = table_rows(table)
-            about: dict[str, Any] = {"table": table}
-        else:
-            chosen = _lower(workload, where, implementation, config, place)
-            if not as_json:
-                chosen.say_why()
-            rows, about = [LibraryRow(chosen.lowered)], _described(chosen)
-        header = export_library(workload, rows, out, name, bundle=bundle_libs)
-        libraries = vendor_libraries(rows)
-    except (CompileError, ExternError, InstantiationError) as error:
-        raise CommandError(str(error)) from error
-    if verify:
-        checked = _verify(workload, rows, out)
-        about["verified"] = checked
+        return None if locked is None else locked.find(workload, target)
+    except SelectionError as error:
+        raise CommandError(f"--lock: {error}") from error
+
+
+def _is_name(name: str) -> bool:
+    from strategy.entry import is_free
+
+    return is_free(name)
+
+
+def _names(folder: Path, workload: Workload, target: Target) -> tuple[Path, str]:
+    """The file of a library among others, and what C calls its function."""
+    word = f"{workload.op}_{workload.digest}"
+    return folder / f"{word}.{'cubin' if target.kind == 'cuda' else 'so'}", f"plevel_{word}"
+
+
+def _build_all(plans: list[_Plan], folder: Path, as_json: bool) -> None:
+    """Builds each into the folder, and last a manifest, which is there only where all are."""
+    from plevel.cli.output import print_json
+    from strategy.record import to_json
+    from strategy.table import show_number
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "manifest.json").unlink(missing_ok=True)
+    except OSError as error:
+        raise CommandError(f"--out {folder}: {error.strerror}") from error
+    built = []
+    for plan in plans:
+        built.append(plan.make())
         if not as_json:
-            print(f"it agrees with NumPy, inside its buffers, at {checked} {'size' if checked == 1 else 'sizes'}")
-    copies = [out.parent / library.name for library in libraries] if bundle_libs else []
-    files = [str(path) for path in (out, header, *copies)]
-    needed = [] if bundle_libs else [str(library) for library in libraries]
-    said = f"{', '.join(files[:-1])} and {files[-1]} are written"
-    if needed:
-        said += (
-            f"\nit calls {', '.join(needed)}, where it looks for it: elsewhere put a copy beside it, "
-            "by --bundle-libs"
+            _report(built[-1], as_json)
+    manifest = to_json({"libraries": built})
+    with whole(folder / "manifest.json") as file:
+        file.write(json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n")
+    if as_json:
+        print_json(manifest)
+    else:
+        count = show_number(len(built), "workload")
+        print(f"{folder / 'manifest.json'} is written: {count}, with the files and functions of each")
+
+
+def _report(built: Mapping[str, Any], as_json: bool) -> None:
+    from plevel.cli.output import print_json
+    from strategy.table import show_number
+
+    if as_json:
+        print_json(built)
+        return
+    if built.get("because") is not None:
+        print(f"# {built['implementation']}: {built['because']}")
+    if "table" in built:
+        print(built["table"].explanation)
+    for function, usage in built.get("usage", {}).items():
+        spilled = "" if usage.spill_bytes is None else f", {usage.spill_bytes} bytes spilled"
+        print(f"{function}: {usage.registers} registers{spilled}")
+    if "verified" in built:
+        print(f"it agrees with NumPy, inside its buffers, at {show_number(built['verified'], 'size')}")
+    *files, last = built["files"]
+    if files:
+        print(f"{', '.join(files)} and {last} are written")
+    else:
+        print(f"{last} is written: which library to call, and how")
+    if built.get("needs"):
+        print(f"it calls {', '.join(built['needs'])}, where it looks for it: elsewhere put a copy beside it, "
+              "by --bundle-libs")  # fmt: skip
+
+
+class _Plan(NamedTuple):
+    """A library to build: of what, and where to."""
+
+    workload: Workload
+    target: Target
+    locked: Locked | None
+    out: Path
+    name: str | None
+    implementation: str | None
+    config: list[str] | None
+    place: option.Location
+    bundle_libs: bool
+    verify: bool
+
+    def make(self) -> dict[str, Any]:
+        """Builds it; returns what was built, and why that.
+
+        Raises:
+            CommandError: it names the workload.
+        """
+        from plevel.embedded import require_worker
+
+        require_worker()
+        require_known(self.target)
+        about = {"workload": self.workload.key, "target": str(self.target)}
+        return about | (self._make_cubin() if self.target.kind == "cuda" else self._make_library())
+
+    def _choose(self) -> _Chosen:
+        return lower_chosen(
+            self.workload, self.target, self.implementation, self.config, self.place, self.locked
         )
-    tell(said, {"files": files, "needs": needed, **about}, as_json=as_json)
+
+    def _make_library(self) -> dict[str, Any]:
+        from strategy.entry import LibraryRow, c_word
+        from strategy.export import export_library, table_rows, vendor_libraries
+        from strategy.extern import ExternError
+        from strategy.lower import CompileError, InstantiationError
+
+        about: dict[str, Any]
+        try:
+            if self.implementation is None and not self.workload.is_constant:
+                table = _dispatch(self.workload, self.target, self.place)
+                rows: list[LibraryRow] = table_rows(table)
+                about = {"table": table}
+            else:
+                chosen = self._choose()
+                rows, about = [LibraryRow(chosen.lowered)], described(chosen)
+            header = export_library(self.workload, rows, self.out, self.name, bundle=self.bundle_libs)
+            libraries = vendor_libraries(rows)
+        except (CompileError, ExternError, InstantiationError) as error:
+            raise CommandError(f"{self.workload}: {error}") from error
+        if self.verify:
+            about["verified"] = _verify(self.workload, rows, self.out)
+        copies = [self.out.parent / library.name for library in libraries] if self.bundle_libs else []
+        return {
+            "function": self.name or f"plevel_{c_word(self.workload.op)}",
+            "files": [str(path) for path in (self.out, header, *copies)],
+            "needs": [] if self.bundle_libs else [str(library) for library in libraries],
+            **about,
+        }
+
+    def _make_cubin(self) -> dict[str, Any]:
+        from strategy.cuda.build import compile_cuda
+        from strategy.cuda.limit import LimitError
+        from strategy.cuda.source import PlanError
+        from strategy.lower import CompileError, InstantiationError
+        from strategy.target import TargetError
+
+        if self.verify:
+            raise UsageError("--verify: a cubin needs a device; see `plevel measure --device`")
+        if self.bundle_libs:
+            raise UsageError("--bundle-libs: a cubin calls no library; leave it out")
+        if self.implementation is None and not self.workload.is_constant:
+            raise UsageError("--implementation: name one; dispatch tables are not compiled for CUDA")
+        try:
+            chosen = self._choose()
+            artefact = compile_cuda(chosen.lowered)
+        except (CompileError, InstantiationError, LimitError, PlanError) as error:
+            raise CommandError(f"{self.workload}: {error}") from error
+        except TargetError as error:
+            raise UsageError(f"--target: {error}") from error
+        files = [str(path) for path in artefact.export(self.out)]
+        return {"files": files, **described(chosen), "usage": artefact.usage}
 
 
 def _verify(workload: Workload, rows: list[LibraryRow], library: Path) -> int:
@@ -169,7 +331,7 @@ def _verify(workload: Workload, rows: list[LibraryRow], library: Path) -> int:
         raise CommandError(f"--verify: {error}") from error
 
 
-def _require_known(target: Target) -> None:
+def require_known(target: Target) -> None:
     """Raises `UsageError` for a processor that LLVM does not know: TVM would build for any, and say so aside."""
     if target.kind != "llvm" or not target.arch:
         return
@@ -180,133 +342,27 @@ def _require_known(target: Target) -> None:
         raise UsageError(f"--target: LLVM knows no -mcpu={target.arch} of {triple}")
 
 
-def _described(chosen: _Chosen) -> dict[str, Any]:
+def described(chosen: _Chosen) -> dict[str, Any]:
     return {
         "implementation": chosen.implementation, "config": chosen.config, "because": chosen.because,
     }  # fmt: skip
 
 
-def _build_cuda(
+def lower_chosen(
     workload: Workload,
     target: Target,
     implementation: str | None,
     config: list[str] | None,
     place: option.Location,
-    out: Path,
-    *,
-    as_json: bool,
-) -> None:
-    from plevel.cli.output import print_json
-    from strategy.cuda.build import compile_cuda
-    from strategy.cuda.limit import LimitError
-    from strategy.cuda.source import PlanError
-    from strategy.lower import CompileError, InstantiationError
-    from strategy.target import TargetError
-
-    if implementation is None and not workload.is_constant:
-        raise UsageError("--implementation: name one; dispatch tables are not compiled for CUDA")
-    try:
-        chosen = _lower(workload, target, implementation, config, place)
-        if not as_json:
-            chosen.say_why()
-        artefact = compile_cuda(chosen.lowered)
-    except (CompileError, InstantiationError, LimitError, PlanError) as error:
-        raise CommandError(str(error)) from error
-    except TargetError as error:
-        raise UsageError(f"--target: {error}") from error
-    files = [str(path) for path in artefact.export(out)]
-    if as_json:
-        print_json({"files": files, **_described(chosen), "usage": artefact.usage})
-        return
-    for name, usage in artefact.usage.items():
-        spilled = "" if usage.spill_bytes is None else f", {usage.spill_bytes} bytes spilled"
-        print(f"{name}: {usage.registers} registers{spilled}")
-    if artefact.cubin:
-        print(f"{', '.join(files)} are written")
-    else:
-        print(f"{files[0]} is written: what to call of {artefact.signature.library}, and with what")
-
-
-def show(
-    op: option.Op,
-    inputs: option.Inputs,
-    attr: option.Attributes = None,
-    target: option.TargetSpec = "cpu",
-    threads: option.Threads = None,
-    implementation: Implementation = None,
-    config: Knobs = None,
-    form: Annotated[
-        str,
-        typer.Option(
-            "--as",
-            metavar="|".join(FORMS),
-            autocompletion=option.complete(*FORMS),
-            help="TensorIR, LLVM's IR, assembly, or CUDA C for a target such as 'cuda -arch=sm_90'.",
-        ),
-    ] = "tir",
-    url: option.Url = None,
-    database: option.Database = None,
-    as_json: option.AsJson = False,
-) -> None:
-    """Print the code of the selected (or named) implementation.
-
-    Example: plevel show dense -i data=float32[128,768] -i weight=float32[3072,768]:const --as asm
-    """
-    workload, where = option.read_workload(op, inputs, attr), option.read_target(target, threads)
-    option.check_choice("--as", form, FORMS)
-    place = option.locate(url, database)
-    from plevel.cli.output import print_json
-    from plevel.embedded import require_worker
-
-    require_worker()
-    _require_known(where)
-    from strategy.cuda.limit import LimitError
-    from strategy.cuda.source import PlanError
-    from strategy.lower import CompileError, InstantiationError
-    from strategy.target import TargetError
-
-    try:
-        chosen = _lower(workload, where, implementation, config, place)
-        code = _code(chosen.lowered, where, form)
-    except (CompileError, InstantiationError, LimitError, PlanError) as error:
-        raise CommandError(str(error)) from error
-    except TargetError as error:
-        raise UsageError(f"--target: {error}") from error
-    if as_json:
-        print_json({"form": form, **_described(chosen), "code": code})
-        return
-    chosen.say_why()
-    print(code)
-
-
-def _code(lowered: Lowered, target: Target, form: str) -> str:
-    if target.kind == "cuda" and (form == "cuda" or lowered.template is not None):
-        import msgspec
-
-        from strategy.cuda.build import emit
-
-        source = emit(lowered)
-        if source.code:
-            return source.code
-        # Nothing but calls of libraries: what is called with what.
-        return msgspec.json.format(msgspec.json.encode(source.programs)).decode()
-    if form == "tir":
-        return str(lowered.module.script())
-    if form == "cuda" or target.kind == "cuda":
-        raise UsageError(f"--as {form}: {target} has no such code")
-    module = lowered.compile().executable.mod
-    return str(module.inspect_source("ll" if form == "llvm" else "s"))
-
-
-def _lower(
-    workload: Workload,
-    target: Target,
-    implementation: str | None,
-    config: list[str] | None,
-    place: option.Location,
+    locked: Locked | None = None,
 ) -> _Chosen:
+    """What is compiled: as the lock has it, as named, or as selected."""
     from strategy.lower import lower
 
+    if locked is not None:
+        _require_version(locked)
+        name, values = locked.implementation, locked.config
+        return _Chosen(lower(workload, target, name, values), name, values, locked.explanation)
     if implementation is None:
         if config:
             raise UsageError("--config: name the implementation too, with --implementation")
@@ -315,6 +371,20 @@ def _lower(
         return _Chosen(lower(workload, target, name, values), name, values, because)
     values = read_config(workload, target, implementation, config)
     return _Chosen(lower(workload, target, implementation, values), implementation, values, None)
+
+
+def _require_version(locked: Locked) -> None:
+    """Raises `CommandError` where the lock is of another version than what would be built."""
+    from strategy.op_strategy import candidates
+
+    offered = {c.implementation: c.version for c in candidates(locked.workload, locked.target)}
+    version = offered.get(locked.implementation)
+    if version != locked.version:
+        has = "is not installed here" if version is None else f"has version {version} here"
+        raise CommandError(
+            f"--lock: {locked.implementation} of {locked.workload} {has}, the lock has {locked.version}: "
+            "write the lock again with 'plevel lock'"
+        )
 
 
 def read_config(

@@ -28,6 +28,7 @@ from plevel.cli import (
     plot,
     select,
     serve,
+    show,
     token,
     transfer,
     tune,
@@ -66,7 +67,7 @@ _PANELS: dict[str, dict[str, Any]] = {
     "Tune and select": {
         "tune": tune.tune, "select": select.select, "lock": lock.lock, "check": lock.check, "ops": ops.ops,
     },
-    "Compile": {"build": build.build, "show": build.show, "measure": measure.measure},
+    "Compile": {"build": build.build, "show": show.show, "measure": measure.measure},
     "What is on record": {
         "runs": listing.runs, "coverage": listing.coverage, "records": listing.records,
         "plot": plot.plot, "model": model.app, "import": transfer.import_files,

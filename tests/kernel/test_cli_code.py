@@ -11,11 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from plevel.cli.main import main
 from strategy.extern import find_library
+from strategy.lock import Lock
+from strategy.op_strategy import Candidate, candidates
+from strategy.target import Target
+from strategy.workload import Workload
 from workers.verification import VerificationError
 
 pytest.importorskip("tvm")
@@ -80,7 +85,7 @@ def printed(
 ) -> Callable[..., tuple[int, str, str]]:
     """`plevel …` in this process, over a database that is not there: exit code, stdout and stderr."""
     monkeypatch.delenv("PLEVEL_URL", raising=False)
-    monkeypatch.setenv("PLEVEL_DATABASE", str(tmp_path / "none.db"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
     def call(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
@@ -138,6 +143,13 @@ def test_measure_times_one_configuration(tmp_path: Path) -> None:
             ("measure", *SMALL, "-I", "dense_pack.cpu", "-c", "rows=null"), "None cannot be", id="no value"
         ),
         pytest.param(("measure", *ANY_M, "-I", "dense_pack.cpu"), "symbolic", id="symbolic"),
+        pytest.param(("build", "-o", "x.so"), "--file", id="nothing to build"),
+        pytest.param(("build", "dense", "-f", "m.toml", "-o", "x"), "--file builds several: leave OP out", id="two"),
+        pytest.param(
+            ("build", "-f", "m.toml", "-o", "x", "--name", "f"), "leave --name out", id="name of several"
+        ),
+        pytest.param(("build", "-f", "m.toml", "-o", __file__), "is a file: name a folder", id="a file"),
+        pytest.param(("build", "--lock", "none.lock", "-o", "x"), "none.lock cannot be read", id="no lock"),
         pytest.param(("build", *SMALL, "-o", "x.so", "--name", "a b"), "--name", id="C name"),
         pytest.param(("build", *SMALL, "-o", "x.so", "--name", "int"), "--name", id="C word"),
         pytest.param(
@@ -164,8 +176,8 @@ def test_a_missing_folder_is_named(
     tmp_path: Path, printed: Callable[..., tuple[int, str, str]]
 ) -> None:
     code, _, said = printed("build", *SMALL, "-o", str(tmp_path / "none" / "x.so"))
-    assert code == 1
-    assert "there is no folder" in said
+    assert code == 2
+    assert "name a file in a folder that is there" in said
 
 
 def test_what_is_built_and_shown_is_told_as_json(
@@ -188,6 +200,88 @@ def test_what_is_built_and_shown_is_told_as_json(
     assert shown["config"]["rows"] == 2
     assert shown["because"] is None
     assert "T.prim_func" in shown["code"]
+
+
+MODEL = """
+[[workloads]]
+op = "dense"
+inputs = ["data=float32[24,40]", "weight=float32[56,40]:const"]
+
+[[workloads]]
+op = "dense"
+inputs = ["data=float32[m,40]", "weight=float32[56,40]"]
+
+[[workloads]]
+op = "relu"
+inputs = ["data=float32[3,5]"]
+"""
+
+
+def test_a_model_is_built_into_a_folder_with_a_manifest(
+    tmp_path: Path, printed: Callable[..., tuple[int, str, str]]
+) -> None:
+    model, folder = tmp_path / "model.toml", tmp_path / "libs"
+    model.write_text(MODEL)
+    code, said, err = printed("build", "-f", str(model), "-t", "llvm -num-cores=1", "-o", str(folder))
+    assert code == 0, err
+    assert "manifest.json is written: 3 workloads" in said
+    libraries = json.loads((folder / "manifest.json").read_text())["libraries"]
+    assert [one["workload"].partition("(")[0] for one in libraries] == ["dense", "dense", "relu"]
+    assert {path.name for path in folder.iterdir()} == {
+        "manifest.json", *(Path(path).name for one in libraries for path in one["files"])
+    }
+    for one in libraries:
+        library, header = one["files"]
+        assert f"int {one['function']}(" in Path(header).read_text()
+        assert ctypes.CDLL(library)[one["function"]]
+    relu = ctypes.CDLL(libraries[2]["files"][0])[libraries[2]["function"]]
+    data, result = _aligned(np.linspace(-1, 1, 15).reshape(3, 5)), _aligned(np.full((3, 5), np.nan))
+    assert relu(_pointer(data), _pointer(result)) == 0
+    np.testing.assert_array_equal(result, np.maximum(data, 0))
+
+
+def test_a_lock_is_built_as_it_was_written(
+    tmp_path: Path, printed: Callable[..., tuple[int, str, str]]
+) -> None:
+    model, lock, folder = tmp_path / "model.toml", tmp_path / "plevel.lock", tmp_path / "libs"
+    model.write_text(MODEL.split("[[workloads]]")[1].join(("[[workloads]]", "")))
+    target = ("-t", "llvm -num-cores=1")
+    assert printed("lock", str(model), *target, "-o", str(lock))[0] == 0
+    (entry,) = json.loads(lock.read_text())["selections"]
+    # Another than would be selected now: that is what a lock is for.
+    found = Lock.read(lock.read_bytes())
+    other = _candidate("dense_nopack.cpu")
+    named = msgspec.structs.replace(
+        found.selections[0], implementation=other.implementation, version=other.version, config=other.fallback
+    )
+    assert entry["implementation"] != "dense_nopack.cpu"
+    lock.write_text(Lock(selections=(named,)).write())
+    output = tmp_path / "libdense.so"
+    for arguments in (
+        ("build", *SMALL, *target, "--lock", str(lock), "-o", str(output)),
+        ("build", "--lock", str(lock), "-o", str(folder)),
+        ("build", "-f", str(model), *target, "--lock", str(lock), "-o", str(folder)),
+    ):
+        code, out, err = printed(*arguments, "--json")
+        assert code == 0, err
+        told = json.loads(out)
+        (built,) = told.get("libraries", [told])
+        assert built["implementation"] == "dense_nopack.cpu"
+        assert all(Path(path).exists() for path in built["files"])
+    code, _, err = printed("build", *ANY_M, *target, "--lock", str(lock), "-o", str(output))
+    assert (code, "is not in the lock" in err) == (1, True), err
+    lock.write_text(Lock(selections=(msgspec.structs.replace(named, version="0.0"),)).write())
+    code, _, err = printed("build", "--lock", str(lock), "-o", str(folder))
+    assert (code, "the lock has 0.0" in err and "plevel lock" in err) == (1, True), err
+    assert not (folder / "manifest.json").exists()
+
+
+def _candidate(name: str) -> Candidate:
+    workload = Workload.make(
+        "dense", {"data": "float32[24,40]", "weight": "float32[56,40]"}, constants=["weight"]
+    )
+    offered = candidates(workload, Target.parse("llvm -num-cores=1"))
+    return next(c for c in offered if c.implementation == name)
 
 
 @pytest.mark.parametrize("bundle", [True, False])

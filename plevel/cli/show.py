@@ -1,0 +1,88 @@
+"""`plevel show`: the code of what was selected."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from plevel.cli import option
+from plevel.cli.build import Implementation, Knobs, described, lower_chosen, require_known
+from plevel.cli.error import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from strategy.lower import Lowered
+    from strategy.target import Target
+
+FORMS = ("tir", "llvm", "asm", "cuda")
+
+
+def show(
+    op: option.Op,
+    inputs: option.Inputs,
+    attr: option.Attributes = None,
+    target: option.TargetSpec = "cpu",
+    threads: option.Threads = None,
+    implementation: Implementation = None,
+    config: Knobs = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--as",
+            metavar="|".join(FORMS),
+            autocompletion=option.complete(*FORMS),
+            help="TensorIR, LLVM's IR, assembly, or CUDA C for a target such as 'cuda -arch=sm_90'.",
+        ),
+    ] = "tir",
+    url: option.Url = None,
+    database: option.Database = None,
+    as_json: option.AsJson = False,
+) -> None:
+    """Print the code of the selected (or named) implementation.
+
+    Example: plevel show dense -i data=float32[128,768] -i weight=float32[3072,768]:const --as asm
+    """
+    workload, where = option.read_workload(op, inputs, attr), option.read_target(target, threads)
+    option.check_choice("--as", form, FORMS)
+    place = option.locate(url, database)
+    from plevel.cli.output import print_json
+    from plevel.embedded import require_worker
+
+    require_worker()
+    require_known(where)
+    from strategy.cuda.limit import LimitError
+    from strategy.cuda.source import PlanError
+    from strategy.lower import CompileError, InstantiationError
+    from strategy.target import TargetError
+
+    try:
+        chosen = lower_chosen(workload, where, implementation, config, place)
+        code = _code(chosen.lowered, where, form)
+    except (CompileError, InstantiationError, LimitError, PlanError) as error:
+        raise CommandError(str(error)) from error
+    except TargetError as error:
+        raise UsageError(f"--target: {error}") from error
+    if as_json:
+        print_json({"form": form, **described(chosen), "code": code})
+        return
+    chosen.say_why()
+    print(code)
+
+
+def _code(lowered: Lowered, target: Target, form: str) -> str:
+    if target.kind == "cuda" and (form == "cuda" or lowered.template is not None):
+        import msgspec
+
+        from strategy.cuda.build import emit
+
+        source = emit(lowered)
+        if source.code:
+            return source.code
+        # Nothing but calls of libraries: what is called with what.
+        return msgspec.json.format(msgspec.json.encode(source.programs)).decode()
+    if form == "tir":
+        return str(lowered.module.script())
+    if form == "cuda" or target.kind == "cuda":
+        raise UsageError(f"--as {form}: {target} has no such code")
+    module = lowered.compile().executable.mod
+    return str(module.inspect_source("ll" if form == "llvm" else "s"))
