@@ -23,7 +23,7 @@ from service.store.tables import (
 )
 from strategy.record import Phase
 
-PAGE = 50
+PAGE = 45
 SORTS = ("record", "median")
 NEWEST = "-record"
 # Records looked at for one page where no index has the filter: rare ones are on further pages.
