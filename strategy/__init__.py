@@ -1,4 +1,4 @@
-"""What could run, and which to choose: operators, implementations, spaces, selection.
+"""Operators, implementations, spaces and selection: the candidates, and the choice among them.
 
 Importing this package, evaluating a strategy and enumerating a space never import TVM.
 """

@@ -109,7 +109,7 @@ class CompileEngine:
     def _tabulate(
         self, expr: Expr, *, target: Target, records: Database
     ) -> Callable[[Expr], CompiledFunction]:
-        """What puts together the function of a graph for given sizes: each part by its dispatch table."""
+        """Builder of a graph's function for given sizes: each part by its dispatch table."""
         constants = constant_tensors(expr)
         nodes = post_order(expr)
         parts = [_Part(group, _tabulate(group, target, records)) for group in fuse(expr)]
@@ -207,7 +207,7 @@ def _name(dim: Dim, names: dict[str, str]) -> Dim:
 
 
 def _sizes(symbolic: Workload, sized: Workload) -> dict[str, int] | None:
-    """What the symbols are in a workload of this size; None where one has two sizes."""
+    """Return the symbols' values in a workload of this size; None where one has two sizes."""
     sizes: dict[str, int] = {}
     for mine, other in zip(_types(symbolic), _types(sized), strict=True):
         for dim, extent in zip(mine.shape, other.shape, strict=True):
@@ -253,7 +253,7 @@ def compile(
 
 
 def structure(expr: Expr) -> tuple[Any, ...]:
-    """What makes two graphs the same function: nodes, types, attributes, and the constants' arrays."""
+    """Key of a graph's function: nodes, types, attributes, and the constants' arrays."""
     number: dict[Expr, int] = {}
     shape: list[tuple[Any, ...]] = []
     for node in post_order(expr):

@@ -144,7 +144,7 @@ class Expr:
         return bool(self.value)
 
     def same(self, other: Expr) -> bool:
-        """Whether both are the same tree (`==` gives a clause)."""
+        """Return whether both are the same tree (`==` gives a clause)."""
         if self is other:
             return True
         if self.op != other.op or len(self.args) != len(other.args):
@@ -424,7 +424,7 @@ class Clause:
 
     @cached_property
     def encoded(self) -> tuple[str, bytes]:
-        """What clauses are sorted by in a digest, and the JSON text that it is taken of."""
+        """Sort key of a clause in a digest, which is also the JSON text that is digested."""
         data = self.to_json()
         return repr(data), msgspec.json.encode(data)
 
@@ -454,7 +454,7 @@ class Clause:
         return decided
 
     def evaluate(self, env: Mapping[str, Any]) -> Any:
-        """Whether it holds where the variables are as in `env`: numbers, or arrays of them."""
+        """Return whether it holds where the variables are as in `env`: numbers, or arrays of them."""
         holds = self.alternatives[0].evaluate(env)
         for a in self.alternatives[1:]:
             holds = holds | a.evaluate(env)
@@ -592,7 +592,7 @@ class SpecializedCondition:
         return None if any(r is None for r in results) else True
 
     def evaluate(self, env: Mapping[str, Any]) -> Any:
-        """Whether it holds where the variables are as in `env`: numbers, or arrays of them."""
+        """Return whether it holds where the variables are as in `env`: numbers, or arrays of them."""
         holds: Any = True
         for clause in self.clauses:
             holds = holds & clause.evaluate(env)

@@ -64,13 +64,13 @@ def c_word(text: str) -> str:
 
 
 def _c_name(name: str) -> str:
-    """What C calls an input or a dimension: by its own name, unless that is taken."""
+    """Name of an input or a dimension in C: its own, unless that is taken."""
     word = c_word(name)
     return f"x_{word}" if word in _TAKEN or word.startswith(("_", "x_")) or word[0].isdigit() else word
 
 
 def is_free(name: str) -> bool:
-    """Whether a function of C, and of C++, may be called so beside what a library's entry needs."""
+    """Return whether a function of C, and of C++, may be called so beside what a library's entry needs."""
     return name.isascii() and name.isidentifier() and name not in _TAKEN
 
 
@@ -160,7 +160,7 @@ class Entry:
         return "\n".join(lines) + "\n"
 
     def _main(self) -> list[str]:
-        """What TVM calls `main`: it finds the row, and calls it with its arguments."""
+        """The function `main` of TVM: find the row, and call it with its arguments."""
         place = {
             p.argument.name: i
             for i, p in enumerate(self.parameters)
@@ -195,7 +195,7 @@ class Entry:
         return [*lines, "  return -2;", "}", ""]
 
     def _function(self) -> list[str]:
-        """What C calls: it makes tensors of pointers and extents."""
+        """The function that C calls: make tensors of pointers and extents."""
         count = len(self.parameters)
         lines = [f"int {self.name}({self._arguments()}) {{"]
         for i, p in enumerate(self.parameters):

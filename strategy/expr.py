@@ -197,7 +197,7 @@ class Call(Expr):
             )
 
     def argument(self, index: int) -> str:
-        """What the argument at `index` is called."""
+        """Name of the argument at `index`."""
         known = self.op.arguments
         return known[index].name if index < len(known) else f"input {index}"
 

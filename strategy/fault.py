@@ -1,4 +1,4 @@
-"""Where in an operator's code an exception came from: file and line for messages."""
+"""Origin of an exception in an operator's code: file and line for messages."""
 
 from __future__ import annotations
 

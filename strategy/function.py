@@ -30,7 +30,7 @@ MAX_FUNCTIONS = 128
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Which implementation a function uses, and why. `calls` are the operators that it computes."""
+    """The implementation that a function uses, and the reason. `calls` are the operators that it computes."""
 
     calls: tuple[str, ...]
     workload: str

@@ -1,4 +1,4 @@
-"""Which calls of a graph become one function: an anchor, and the elementwise operators after it."""
+"""Groups of calls that become one function: an anchor, and the elementwise operators after it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def describe(
 
 
 def resolve(node: Expr) -> Operand:
-    """Where the value of a node is kept: that of a tuple's entry with the tuple."""
+    """Node whose value holds that of `node`: for a tuple's entry, the tuple."""
     if isinstance(node, TupleGetItem):
         if isinstance(node.tuple_value, Tuple):
             return resolve(node.tuple_value.fields[node.index])

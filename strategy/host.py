@@ -1,4 +1,4 @@
-"""What this host is: its processor, caches and libraries, read without TVM."""
+"""Facts of this host: its processor, caches and libraries, read without TVM."""
 
 from __future__ import annotations
 

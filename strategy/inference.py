@@ -37,14 +37,14 @@ def infer_type(expr: Expr) -> Type:
 
 
 def is_complete(type: Type) -> bool:
-    """Whether nothing of the type is left to find."""
+    """Return whether the type is complete."""
     if isinstance(type, TupleType):
         return all(is_complete(f) for f in type.fields)
     return not isinstance(type, IncompleteType)
 
 
 class _Types:
-    """What inference knows so far; tuples and their entries are views on other nodes' types."""
+    """Types that inference has found; tuples and their entries are views on other nodes' types."""
 
     def __init__(self, nodes: Sequence[Expr]) -> None:
         self.changed = False

@@ -1,4 +1,4 @@
-"""What can be built here: operators, and the versions of their implementations.
+"""Operators that can be built here, with the versions of their implementations.
 
 A strategy offers what is valid for one workload, so that no call lists all that there is. For our own
 operators `implementations.json` does: `make operators` writes it, and tests/unit/test_version.py holds it

@@ -50,7 +50,7 @@ class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return next(own, None)
 
     def measured(self, device: str | None) -> list[Measured]:
-        """What the selection rests on: the best of each implementation at its level.
+        """Evidence of the selection: the best of each implementation at its level.
 
         To who asks for another device than the lock is for, records of that one are its target's.
         """
@@ -82,7 +82,7 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def make(cls, selections: Iterable[Selection], device: str | None = None) -> Lock:
-        """What was selected by plevel's rule, all for the same device where one is named."""
+        """Selections by plevel's rule, all for the same device where one is named."""
         found = {_key(s.workload, s.target): _locked(s, device) for s in selections}
         return cls(selections=tuple(found[key] for key in sorted(found)))
 

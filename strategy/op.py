@@ -54,7 +54,7 @@ class Argument:
 
 
 class TypeReporter:
-    """What a type relation reports to: it assigns types that were unknown, and checks claims.
+    """Receiver of a type relation's findings: it assigns types that were unknown, and checks claims.
 
     `types` are those of the inputs and then the outputs; an assignment to a type that is known
     already must agree with it.
@@ -65,7 +65,7 @@ class TypeReporter:
         self.types = list(types)
 
     def name(self, index: int) -> str:
-        """What the type at `index` is called in messages."""
+        """Name of the type at `index` in messages."""
         if index < len(self.op.arguments):
             return self.op.arguments[index].name
         return "output" if index == len(self.types) - 1 else f"input {index}"

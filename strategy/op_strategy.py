@@ -82,7 +82,7 @@ class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def foreign(self) -> bool:
-        """Whether it is known by another tool's log (`autotvm:…`), and cannot be built here."""
+        """Return whether it is known by another tool's log (`autotvm:…`), and cannot be built here."""
         return ":" in self.implementation
 
     @property
@@ -92,7 +92,7 @@ class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class OpStrategy:
-    """What a strategy function returns: specialisations, each with its implementations."""
+    """Result of a strategy function: specialisations, each with its implementations."""
 
     def __init__(self) -> None:
         self.specializations: list[OpSpecialization] = []

@@ -131,7 +131,7 @@ def sort_key(value: Any, *, nan_first: bool = False) -> Any:
 
 
 def is_nan(value: Any) -> Any:
-    """Whether an expression is NaN, by its bits: TVM takes a comparison with itself for true."""
+    """Return whether an expression is NaN, by its bits: TVM takes a comparison with itself for true."""
     from tvm import tirx
 
     if str(value.ty.dtype) not in FLOATS:
@@ -153,7 +153,7 @@ def _bits(value: Any) -> tuple[Any, Any, Any]:
 
 
 def is_number(value: Any) -> Any:
-    """Whether an expression is not NaN, as a comparison that TVM cannot simplify away."""
+    """Return whether an expression is not NaN, as a comparison that TVM cannot simplify away."""
     from tvm import tirx
 
     dtype = str(value.ty.dtype)

@@ -207,7 +207,7 @@ def fuse_contiguous(schedule: Any, block: Any, loops: Sequence[Any]) -> list[Any
 
 
 def _lie_together(block: Any, variables: Sequence[Any], extents: Sequence[Any], count: int) -> bool:
-    """Whether every access walks the last `count` axes from one element to the next, or none of them."""
+    """Return whether every access walks the last `count` axes from one element to the next, or none of them."""
     from tvm import tirx
     from tvm_ffi import structural_walk
 
@@ -244,7 +244,7 @@ def spatial_axis(block: Any) -> Any:
 
 
 def _reads_along(block: Any, axis: Any) -> bool:
-    """Whether some input of a reduction is read with `axis` along contiguous memory."""
+    """Return whether some input of a reduction is read with `axis` along contiguous memory."""
     from tvm import tirx
     from tvm_ffi import structural_walk
 

@@ -1,4 +1,4 @@
-"""What crosses the wire and the disk: jobs, leases, results, runs; and their one codec.
+"""Types of the wire and the disk: jobs, leases, results, runs; and their one codec.
 
 Every type here is a frozen value with a JSON form. `decode` checks all of it and names the field at
 fault; nothing is ever evaluated. Times are in seconds, instants are Unix times, ids are integers
@@ -39,7 +39,7 @@ class WireError(ValueError):
 
 
 class ErrorKind(StrEnum):
-    """Why a configuration has no time. A failure has no cost."""
+    """Reason that a configuration has no time. A failure has no cost."""
 
     INVALID = "invalid"  # not of its space, or refused by a check before building
     INSTANTIATION = "instantiation"  # compute or schedule raised
@@ -129,7 +129,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
     @property
     def judged(self) -> Estimate:
-        """What it counts as beside others: itself where it is bounded, else its upper end.
+        """Estimate for comparisons: itself where it is bounded, else its upper end.
 
         So noise is never in an implementation's favour.
         """
@@ -184,7 +184,7 @@ ALL = "*"
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says of itself when it registers."""
+    """A worker's description of itself when it registers."""
 
     name: Name
     host: str
@@ -270,7 +270,7 @@ class Renewed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to one entry of a job. Either `error` is set or there are samples."""
+    """Outcome of one entry of a job. Either `error` is set or there are samples."""
 
     entry: Count
     error: ErrorKind | None = None
@@ -331,7 +331,7 @@ class Reports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reported(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the results of one lease: `problem` says why they were not taken."""
+    """Answer to the results of one lease: `problem` says why they were not taken."""
 
     lease_id: int
     accepted: ResultsAccepted | None = None
@@ -395,7 +395,7 @@ _TASK_COLUMNS = ("workload", "implementation", "plevel", "median", "95 %", "tria
 
 
 class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one task of a run is. `best` is of its confirm samples where there are any."""
+    """Progress of one task of a run. `best` is of its confirm samples where there are any."""
 
     task_id: int
     workload: str

@@ -1,4 +1,4 @@
-"""What the CPU schedules of all operators share: finding stages, epilogues, and packing.
+"""Shared parts of CPU schedules: finding stages, epilogues, and packing.
 
 A compute marks the stages that its schedule must find with `stage(...)`, as annotations; names are
 for people, and TVM changes them.

@@ -78,7 +78,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Database(Protocol):
-    """What the rule needs from whatever holds records."""
+    """Records as the selection rule needs them."""
 
     def measured(
         self, workload: Workload, target: Target, device: str | None
@@ -129,7 +129,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What a `Database` knows of one workload, as a value."""
+    """Knowledge of a `Database` about one workload, as a value."""
 
     measured: tuple[Measured, ...] = ()
     history: tuple[History, ...] = ()
@@ -139,7 +139,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     def read(
         cls, database: Database, workload: Workload, target: Target, device: str | None
     ) -> Evidence:
-        """What `database` has for a workload on a target."""
+        """Return the evidence of `database` for a workload on a target."""
         if workload.is_constant:
             return cls(
                 measured=tuple(database.measured(workload, target, device)),
@@ -160,7 +160,7 @@ class Ranker(Protocol):
 
 
 class Rival(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one implementation, the selected one included."""
+    """Evidence about one implementation, the selected one included."""
 
     implementation: str
     version: str
@@ -223,7 +223,7 @@ def select(
 
 
 def holds(candidate: Candidate, workload: Workload) -> bool:
-    """Whether the candidate's condition certainly holds; an undecidable one does not.
+    """Return whether the candidate's condition certainly holds; an undecidable one does not.
 
     Raises:
         SelectionError: the condition is over something that is no dimension of the workload.

@@ -45,7 +45,7 @@ class Selector:
         device: str | None = None,
         policy: Policy = "plevel",
     ) -> Selection:
-        """What `strategy.select.select` answers; raises as it does."""
+        """Return the answer of `strategy.select.select`; raises as it does."""
         return self._answer(self._database.revision, workload, target, device, policy)
 
     def _select(

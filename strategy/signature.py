@@ -12,7 +12,7 @@ PREPARE = "prepare_"  # what the names of functions that pack a constant begin w
 
 
 class Role(StrEnum):
-    """What a parameter of a lowered function is."""
+    """Role of a parameter of a lowered function."""
 
     INPUT = "input"
     CONSTANT = "constant"  # never changes between calls
@@ -38,7 +38,7 @@ class Argument(msgspec.Struct, frozen=True):
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """What a caller of an artefact must know: its parameters, and the library that it calls."""
+    """Calling interface of an artefact: its parameters, and the library that it calls."""
 
     arguments: tuple[Argument, ...]
     threads: int

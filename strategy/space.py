@@ -163,7 +163,7 @@ class Knob:
 
     @cached_property
     def position(self) -> dict[tuple[type, Value], int]:
-        """Where each value stands.
+        """Position of each value.
 
         True == 1 == 1.0 in Python: keyed by type as well, so that a bool is no integer.
         """
@@ -175,7 +175,7 @@ class Knob:
         return msgspec.json.encode((self.name, self.kind, self.values))
 
     def has(self, value: Value) -> bool:
-        """Whether this is one of its values, of the same type."""
+        """Return whether this is one of its values, of the same type."""
         if len(self.types) == 1:
             return type(value) in self.types and value in self.values
         return (type(value), value) in self.position
@@ -319,7 +319,7 @@ class ConfigSpace:
         return Config(values)
 
     def index(self, config: Mapping[str, Any]) -> int:
-        """Where `config` stands in this space; it changes when the space does."""
+        """Position of `config` in this space; it changes when the space does."""
         index = 0
         for k, digit in zip(self.knobs, self.digits(config), strict=True):
             index = index * len(k.values) + digit
@@ -334,7 +334,7 @@ class ConfigSpace:
             raise ConfigError(self._fault(config)) from None
 
     def _fault(self, config: Mapping[str, Any]) -> str | None:
-        """What is wrong with the names and values of `config`, None where nothing is."""
+        """Return the fault in the names and values of `config`, None where there is none."""
         unknown = sorted(config.keys() - self._by_name.keys())
         if unknown:
             known = ", ".join(self._by_name) or "none"
@@ -368,12 +368,12 @@ class ConfigSpace:
         return config
 
     def contains(self, config: Mapping[str, Any]) -> bool:
-        """Whether `config` is of this space and its constraints hold."""
+        """Return whether `config` is of this space and its constraints hold."""
         config = config if isinstance(config, Config) else Config(config)
         return self._fault(config) is None and self.allows(config.plain)
 
     def allows(self, values: Mapping[str, Any]) -> bool:
-        """Whether the constraints hold, for values known to be of the knobs."""
+        """Return whether the constraints hold, for values known to be of the knobs."""
         return all(check(values) for checks in self._checks for check in checks)
 
     def __iter__(self) -> Iterator[Config]:

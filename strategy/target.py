@@ -63,7 +63,7 @@ class TargetError(ValueError):
 
 
 class Target:
-    """What code is generated for.
+    """Target of code generation.
 
     `key` (kind, architecture, features, threads) is its identity in the database; libraries, model
     and capability (sizes in bytes, counts) are stored and used, but not part of it.

@@ -139,7 +139,7 @@ def _is_one(dim: Dim) -> bool:
 
 
 def certainly(claim: Any) -> bool:
-    """Whether a clause over dimensions is certainly true; False where it depends on a symbol."""
+    """Return whether a clause over dimensions is certainly true; False where it depends on a symbol."""
     return claim.decide() is True
 
 

@@ -121,7 +121,7 @@ class TensorType(Type):
 
     @property
     def is_constant(self) -> bool:
-        """Whether every dimension is known."""
+        """Return whether every dimension is known."""
         return all(d.is_constant for d in self.shape)
 
     @property
@@ -189,7 +189,7 @@ class IncompleteType(Type):
 
 
 def may_equal(a: Type, b: Type) -> bool:
-    """Whether two types can be the same, whatever their symbolic dimensions turn out to be."""
+    """Return whether two types can be the same, whatever their symbolic dimensions turn out to be."""
     if isinstance(a, TensorType) and isinstance(b, TensorType):
         return (
             a.dtype == b.dtype

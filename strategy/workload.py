@@ -204,7 +204,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
     @cached_property
     def is_constant(self) -> bool:
-        """Whether every dimension is known."""
+        """Return whether every dimension is known."""
         return all(i.tensor.is_constant for i in self.inputs)
 
     def bind(self, dims: Mapping[str, int]) -> Workload:
@@ -219,7 +219,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         return msgspec.structs.replace(self, inputs=inputs)
 
     def match(self, concrete: Workload) -> dict[str, int] | None:
-        """What this workload's symbols are in `concrete`; None where it is no instance of this."""
+        """Return this workload's symbols as they are in `concrete`; None where it is no instance of this."""
         same = (
             self.op == concrete.op
             and self.attrs == concrete.attrs

@@ -50,7 +50,7 @@ def parse_workload(text: str) -> Workload:
 
 
 def _remedy(op: str) -> str:
-    """What to write in place of an operator's name alone, or of anything else."""
+    """Return the text to write in place of an operator's name alone, or of anything else."""
     found = all_ops().get(op)
     if found is None or not found.arguments:
         return suggest(op, all_ops()) or f": write {EXAMPLE}"

@@ -92,7 +92,7 @@ _register("argmin", "smallest")
 def argmax(
     data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, dtype: str = "int32"
 ) -> Expr:
-    """Where the largest element over axes is; the first of equals.
+    """Index of the largest element over axes; the first of equals.
 
     Args:
         data: a tensor of numbers.
@@ -106,7 +106,7 @@ def argmax(
 def argmin(
     data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, dtype: str = "int32"
 ) -> Expr:
-    """Where the smallest element over axes is; the first of equals.
+    """Index of the smallest element over axes; the first of equals.
 
     Args:
         data: a tensor of numbers.

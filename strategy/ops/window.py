@@ -1,4 +1,4 @@
-"""What convolutions and pooling share: windows that slide over two axes."""
+"""Windows that slide over two axes, as convolutions and pooling share them."""
 
 from __future__ import annotations
 

@@ -24,14 +24,14 @@ from strategy.types import TensorType, Type
 def takes(
     attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> bool:
-    """Whether both operands lie along k, and as `takes_mma` wants them."""
+    """Return whether both operands lie along k, and as `takes_mma` wants them."""
     return _takes(takes_mma, attrs, inputs, out_type, target)
 
 
 def takes_groups(
     attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> bool:
-    """Whether both operands lie along k, and as `takes_wgmma` wants them."""
+    """Return whether both operands lie along k, and as `takes_wgmma` wants them."""
     return _takes(takes_wgmma, attrs, inputs, out_type, target)
 
 

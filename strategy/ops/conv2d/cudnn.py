@@ -22,7 +22,7 @@ _FALLBACK = "implicit_precomp_gemm"
 
 
 def takes(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> bool:
-    """Whether cuDNN has it: constant shapes, padded alike on opposite sides, of a dtype that it knows."""
+    """Return whether cuDNN has it: constant shapes, padded alike on opposite sides, of a dtype that it knows."""
     top, left, bottom, right = attrs.padding
     return (
         out_type.is_constant

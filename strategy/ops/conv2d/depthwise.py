@@ -36,7 +36,7 @@ _WINDOW = Knob("window", ["unrolled", "rows", "loops"])
 
 
 def is_depthwise(attrs: Conv2DAttrs, inputs: Sequence[TensorType]) -> bool:
-    """Whether every group has one input channel."""
+    """Return whether every group has one input channel."""
     return attrs.groups > 1 and (inputs[0].shape[1] == attrs.groups).decide() is True
 
 

@@ -111,7 +111,7 @@ def takes(
     *,
     by_groups: bool = False,
 ) -> bool:
-    """Whether a convolution of constant shape and without groups is worth it, and has the dtypes."""
+    """Return whether a convolution of constant shape and without groups is worth it, and has the dtypes."""
     _, channels, height, width = inputs[1].concrete_shape
     takes_product = takes_wgmma if by_groups else takes_mma
     return (

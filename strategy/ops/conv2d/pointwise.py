@@ -34,7 +34,7 @@ from strategy.types import TensorType, Type
 
 
 def leaves_pixels(attrs: Conv2DAttrs) -> bool:
-    """Whether stride and padding leave each pixel where it is."""
+    """Return whether stride and padding leave each pixel where it is."""
     return attrs.strides == (1, 1) and not any(attrs.padding)
 
 

@@ -158,6 +158,6 @@ def schedule_product(
 
 
 def schedule_packing(sch: Any, stages: dict[str, Any]) -> None:
-    """Where the weight is not constant, its tiles are packed in parallel."""
+    """Pack the tiles of a weight that is not constant in parallel."""
     if "weight_tiles" in stages:
         sch.parallel(sch.get_loops(stages["weight_tiles"])[0])

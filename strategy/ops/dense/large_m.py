@@ -123,7 +123,7 @@ def _depth_knob(k: int) -> Knob:
 
 @cache
 def _derived(size: int) -> dict[str, Expr]:
-    """What a block and a panel of numbers of `size` bytes take."""
+    """Bytes of a block and a panel of numbers of `size` bytes."""
     return {
         "accumulators": accumulators("lanes"),
         "data_block_bytes": knob("m_block") * knob("rows") * knob("depth") * size,

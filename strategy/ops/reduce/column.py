@@ -130,7 +130,7 @@ def _compute(name: str) -> Any:
 
 
 def _columns(attrs: ReduceAttrs, outer: Sequence[int], inner: Sequence[int], index: Sequence[Any]) -> list[Any]:
-    """What stands before the reduced axes and behind them, of an index of the output."""
+    """Flat indices before the reduced axes and behind them, of an index of the output."""
     return [_flat(index[: len(outer)], outer), _flat(index[len(index) - len(inner) :], inner)]
 
 

@@ -126,7 +126,7 @@ def _scan(full: int, attrs: TopKAttrs, data: Any, values: Any, indices: Any) -> 
 
 
 def _unbeaten(attrs: TopKAttrs, dtype: str) -> Any:
-    """What nothing is better than."""
+    """The value that no other is better than."""
     from tvm import tirx
 
     if attrs.is_ascend:
