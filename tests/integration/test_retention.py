@@ -112,7 +112,7 @@ def test_a_purge_of_a_device_or_a_worker_is_of_that_alone(store: Store) -> None:
         assert retention.count_doubtful(c, Doubtful(device="elsewhere")) == 1
         assert retention.count_doubtful(c, Doubtful(worker="worker", device="elsewhere")) == 0
         assert retention.purge_records(c, Doubtful(worker="worker"), "overheated") == 3
-        with pytest.raises(InvalidError, match="names a worker"):
+        with pytest.raises(InvalidError, match="name a worker"):
             retention.purge_records(c, Doubtful(), "nothing")
     assert {k[1] for k in bests(store)} == {"device", "model", "target"}
     assert {v[2] for v in bests(store).values()} == {1.0}
