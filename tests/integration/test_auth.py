@@ -65,7 +65,7 @@ WORKER = {
 }  # fmt: skip
 SUBMIT = {
     ("POST", "/v1/runs"), ("POST", "/v1/runs/1/cancel"), ("POST", "/v1/records:import"),
-    ("POST", "/runs/1/cancel"), ("POST", "/runs/1/again"),
+    ("POST", "/runs/1/cancel"), ("POST", "/runs/1/again"), ("POST", "/runs/new"),
 }  # fmt: skip
 READ_BY_POST = {
     ("POST", "/v1/select"), ("POST", "/v1/select:batch"), ("POST", "/v1/dispatch"),
