@@ -30,7 +30,7 @@ from service.store.tables import (
     worker,
     worker_device,
 )
-from strategy.record import Results
+from strategy.record import ErrorKind, Results
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 _RATIOS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
@@ -68,9 +68,11 @@ class Metrics:
             registry=registry,
         )  # fmt: skip
 
-    def count(self, sent: Results) -> None:
-        """Count accepted results."""
-        for error, number in collections.Counter(r.error for r in sent.results).items():
+    def count(self, sent: Results, refused: int) -> None:
+        """Count accepted results; `refused` of them have times that the service does not believe."""
+        taken = collections.Counter(r.error for r in sent.results)
+        taken.update({None: -refused, ErrorKind.IMPLAUSIBLE: refused})
+        for error, number in (+taken).items():
             self._results.labels(error or "none").inc(number)
         self._build.inc(sum(result.build_s for result in sent.results))
         self._run.inc(sum(result.run_s for result in sent.results))

@@ -315,6 +315,7 @@ class ResultsAccepted(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int
     known: int
     cancelled: bool = False
+    refused: int = 0  # of the accepted, times that cannot be: stored as failures
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -391,11 +392,25 @@ class RunState(StrEnum):
     CANCELLED = "cancelled"
 
 
-_TASK_COLUMNS = ("workload", "implementation", "plevel", "median", "95 %", "trials", "failed")
+_TASK_COLUMNS = (
+    "workload", "device model", "implementation", "plevel", "median", "95 %", "trials", "failed",
+)  # fmt: skip
+
+
+class ModelBest(msgspec.Struct, frozen=True, kw_only=True):
+    """The best of a task on one device model, which is empty where none is known."""
+
+    device_model: str
+    best: Estimate
+    best_config: Config
+    confirmed: bool
 
 
 class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of one task of a run. `best` is of its confirm samples where there are any."""
+    """Progress of one task of a run. `best` is of its confirm samples where there are any.
+
+    It is of one device model, which is the same for all tasks of a workload; `models` has the best of each.
+    """
 
     task_id: int
     workload: str
@@ -411,14 +426,16 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     confirmed: bool = False
     gflops: float | None = None
     failures: dict[str, int] = {}
+    device_model: str = ""
+    models: tuple[ModelBest, ...] = ()
 
     def _repr_html_(self) -> str:
         return html_table(f"task {self.task_id}", _TASK_COLUMNS, [(self._cells(), False)])
 
     def _cells(self) -> tuple[str, ...]:
         return (
-            self.workload, self.implementation, str(self.plevel), *time_cells(self.best),
-            str(self.trials), str(self.failed),
+            self.workload, self.device_model, self.implementation, str(self.plevel),
+            *time_cells(self.best), str(self.trials), str(self.failed),
         )  # fmt: skip
 
 

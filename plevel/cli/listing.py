@@ -184,17 +184,19 @@ def coverage(
     for t in found:
         if t["budget"] is None and not t["trials"]:  # the kernel that workers time beside batches
             continue
-        best = None if t["best"] is None else convert(t["best"], Estimate)
-        rows.append((
-            str(t["task_id"]), t["workload"], t["target"], t["implementation"],
-            str(t["trials"]), str(t.get("imported") or ""), str(t["failed"] or ""),
-            show_seconds(best.median_s) if best else "—", best.show_spread() if best else "",
-            "stale" if t["stale"] else "confirmed" if t["confirmed"] else "",
-            "" if t["measured_at"] is None else show_ago(t["measured_at"]),
-        ))  # fmt: skip
+        for of in t.get("models") or [t]:  # times of one device model are told apart from another's
+            best = None if of["best"] is None else convert(of["best"], Estimate)
+            rows.append((
+                str(t["task_id"]), t["workload"], t["target"], t["implementation"],
+                str(t["trials"]), str(t.get("imported") or ""), str(t["failed"] or ""),
+                of.get("device_model", ""),
+                show_seconds(best.median_s) if best else "—", best.show_spread() if best else "",
+                "stale" if t["stale"] else "confirmed" if of["confirmed"] else "",
+                "" if t["measured_at"] is None else show_ago(t["measured_at"]),
+            ))  # fmt: skip
     columns = (
-        "task", "workload", "target", "implementation", "trials", "imported", "failed", "best", "95 %",
-        "state", "measured",
+        "task", "workload", "target", "implementation", "trials", "imported", "failed", "device model",
+        "best", "95 %", "state", "measured",
     )  # fmt: skip
     right = ("task", "trials", "imported", "failed", "best", "95 %")
     make_console().print(make_table(columns, rows, right=right) if rows else "no tasks that match")

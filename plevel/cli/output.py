@@ -96,17 +96,19 @@ def by_speed(tasks: Iterable[TaskStatus]) -> list[TaskStatus]:
 def task_table(
     tasks: Iterable[TaskStatus], *, winner: str | None = None, ended: bool = True
 ) -> Table:
-    """Each implementation with its best time, in the order of speed.
+    """Each implementation with its best time, in the order of speed on each device model.
 
     Once a run has ended, times that are not confirmed are marked.
     """
     rows = []
-    for task in by_speed(tasks):
+    on_models = by_model(tasks)
+    for task in (t for of in on_models for t in by_speed(of)):
         best = task.best
         note = " (not confirmed)" if ended and not task.confirmed else ""
         failures = ", ".join(f"{n} {kind}" for kind, n in sorted(task.failures.items()))
         rows.append((
             ("→ " if task.implementation == winner else "  ") + task.implementation,
+            *([task.device_model] if len(on_models) > 1 else []),
             str(task.plevel),
             show_seconds(best.median_s) + note if best else "—",
             best.show_spread() if best else "",
@@ -114,8 +116,30 @@ def task_table(
             str(task.trials),
             failures or (str(task.failed) if task.failed else ""),
         ))  # fmt: skip
-    columns = ("  implementation", "plevel", "median", "95 %", "GFLOP/s", "trials", "failed")
-    return make_table(columns, rows, right=columns[1:])
+    columns = ("plevel", "median", "95 %", "GFLOP/s", "trials", "failed")
+    named = ("device model",) if len(on_models) > 1 else ()
+    return make_table(("  implementation", *named, *columns), rows, right=columns)
+
+
+def by_model(tasks: Iterable[TaskStatus]) -> list[list[TaskStatus]]:
+    """The tasks by the device models that measured them; last those that none did."""
+    import msgspec
+
+    tasks = list(tasks)
+    models = dict.fromkeys(m.device_model for t in tasks for m in t.models)
+    if len(models) < 2:
+        return [tasks]
+    found = [
+        [
+            msgspec.structs.replace(
+                t, device_model=model, best=m.best, best_config=m.best_config, confirmed=m.confirmed,
+                gflops=t.gflops and t.best and t.gflops * t.best.median_s / m.best.median_s,
+            )
+            for t in tasks for m in t.models if m.device_model == model
+        ]
+        for model in models
+    ]  # fmt: skip
+    return [*found, [t for t in tasks if not t.models]]
 
 
 def workload_table(tasks: Sequence[TaskStatus]) -> Table:

@@ -92,6 +92,7 @@ def _values(
         "shown": shown, "leaders": leaders, "failures": query.failures(connection, told),
         "elapsed_s": elapsed_s,
         "flops": runs.flops_of(leaders[0].workload) if leaders else None,
+        "several": len({row.model for row in leaders if row.model}) > 1,
     }  # fmt: skip
 
 

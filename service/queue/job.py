@@ -343,16 +343,17 @@ def report(connection: sa.Connection, one: Report, terms: retry.Terms) -> Result
     fleet.see(connection, [held.worker_id], terms.alive_s)
     entries = _entries(connection, held.job_id, sent)
     fresh = [e for e in entries if e.state == EntryState.PENDING]
+    refused: Counter[int] = Counter()
     if fresh:
         # An ended lease left nothing open, so that this one is live.
-        log.append(connection, [one], {held.id: held}, fresh)
+        refused = log.append(connection, [one], {held.id: held}, fresh)
     if sent.done and ended is None:
         if sent.references:
             log.append_references(connection, held, sent)
         _finish(connection, held, terms)
     return ResultsAccepted(
         accepted=len(fresh), known=len(entries) - len(fresh),
-        cancelled=retry.is_cancelled(connection, held.job_id),
+        cancelled=retry.is_cancelled(connection, held.job_id), refused=refused[held.job_id],
     )  # fmt: skip
 
 
@@ -451,7 +452,7 @@ def _finish_whole(
     if not whole:
         return {}
     stored = [e for held in whole.values() for e in entries[held.job_id]]
-    log.append(connection, [reports[places[i]] for i in whole], whole, stored)
+    refused = log.append(connection, [reports[places[i]] for i in whole], whole, stored)
     for i, held in whole.items():
         if reports[places[i]].results.references:
             log.append_references(connection, held, reports[places[i]].results)
@@ -460,7 +461,8 @@ def _finish_whole(
     fleet.see(connection, {held.worker_id for held in whole.values()}, terms.alive_s)
     return {
         places[i]: ResultsAccepted(
-            accepted=len(entries[held.job_id]), known=0, cancelled=held.job_id in cancelled
+            accepted=len(entries[held.job_id]), known=0, cancelled=held.job_id in cancelled,
+            refused=refused[held.job_id],
         )
         for i, held in whole.items()
     }

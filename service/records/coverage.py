@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from service.records import ranking
+from service.records.ranking import Ranked
 from service.store.namespace import DEFAULT
 from service.store.tables import (
     MEASURED_HERE,
@@ -21,7 +23,7 @@ from service.store.tables import (
 )
 from strategy.op import find_op
 from strategy.op_strategy import candidates
-from strategy.record import Estimate, Phase, convert
+from strategy.record import Estimate, ModelBest, Phase, convert
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Workload
@@ -72,6 +74,9 @@ class Covered(msgspec.Struct, frozen=True, kw_only=True):
     confirmed: bool
     measured_at: float | None  # the newest record
     imported: int = 0  # of the trials, those that no worker of this service measured
+    # Of `best`: one for all tasks of a workload and target. `models` has the best of each.
+    device_model: str = ""
+    models: tuple[ModelBest, ...] = ()
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,32 +145,31 @@ def cover(
     )
     rows = connection.execute(
         sa.select(task, workload.c.key.label("workload"), workload.c.body.label("workload_body"),
-                  target.c.key.label("target"), target.c.body.label("target_body"),
-                  best.c.config, best.c.phase, best.c.median_s, best.c.low_s, best.c.high_s,
-                  best.c.samples)
+                  target.c.key.label("target"), target.c.body.label("target_body"))
         .join(workload, workload.c.id == task.c.workload_id)
         .join(target, target.c.id == task.c.target_id)
-        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
         .where(task.c.id.in_(ids)).order_by(task.c.id)
     ).all()  # fmt: skip
     counts = _counts(connection, ids)
     runs = _newest_runs(connection, ids)
+    ranked = ranking.rank(connection, ids)
     versions = _Versions(connection)
     covered = []
     for r in rows:
         n = counts.get(r.id)
         request = runs.get(r.id, {})
-        cost = None if r.median_s is None else Estimate(r.median_s, r.low_s, r.high_s, r.samples)
+        of = ranked.get(r.id, Ranked())
         covered.append(
             Covered(
                 task_id=r.id, workload=r.workload, target=r.target,
                 implementation=r.implementation, version=r.version,
                 stale=versions.of(r) != r.version, trials=n.trials if n else 0,
                 failed=n.failed if n else 0, space_size=r.space_size, tuner=request.get("tuner"),
-                budget=request.get("trials"), best=cost,
-                best_config=None if cost is None else Config(r.config),
-                confirmed=r.phase == Phase.CONFIRM.value, measured_at=n.measured_at if n else None,
-                imported=n.imported if n else 0,
+                budget=request.get("trials"), best=of.best.best if of.best else None,
+                best_config=of.best.best_config if of.best else None,
+                confirmed=of.best is not None and of.best.confirmed,
+                measured_at=n.measured_at if n else None, imported=n.imported if n else 0,
+                device_model=of.best.device_model if of.best else "", models=of.models,
             )
         )  # fmt: skip
     return Coverage(tasks=tuple(covered), next=following)

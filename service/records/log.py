@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -62,10 +63,11 @@ def append(
     reports: Sequence[Report],
     leases: Mapping[int, Any],
     entries: Iterable[Any],
-) -> None:
+) -> Counter[int]:
     """Store the results of open entries under live leases, and derive the best anew.
 
-    The number of statements does not depend on how many reports there are.
+    The number of statements does not depend on how many reports there are. Returned is of each job how
+    many times are not believed, and stored as failures.
 
     Args:
         connection: whose transaction they join.
@@ -104,6 +106,10 @@ def append(
              config_key(r["config"]))
             for r in added if r["mean_s"] is not None
         ],
+    )  # fmt: skip
+    return Counter(
+        row["job_id"] for row, result in zip(added, results, strict=True)
+        if row["error"] is not None and result.error is None
     )  # fmt: skip
 
 

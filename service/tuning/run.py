@@ -11,18 +11,19 @@ import sqlalchemy as sa
 from service.errors import InvalidError, NotFoundError
 from service.queue import fleet
 from service.queue import job as jobs
+from service.records import ranking
 from service.records.best import standing
+from service.records.ranking import Ranked
 from service.selection.candidate import known_candidates
 from service.store import catalogue, event
 from service.store.db import insert, now
 from service.store.namespace import DEFAULT
-from service.store.tables import LIVE, TaskState, best, record, run, run_task, task, workload
+from service.store.tables import LIVE, TaskState, record, run, run_task, task, workload
 from service.store.tables import target as target_table
 from service.tuning.ownership import is_interrupted
 from strategy.op import find_op
 from strategy.op_strategy import Candidate
 from strategy.record import (
-    Estimate,
     Phase,
     RunRequest,
     RunState,
@@ -33,7 +34,6 @@ from strategy.record import (
     to_json,
 )
 from strategy.select import holds, require_some
-from strategy.space import Config
 from strategy.suggestion import suggest
 from strategy.target import Target
 from strategy.workload import Workload
@@ -390,17 +390,15 @@ def _task_statuses(
         _tasks().join(run_task, run_task.c.task_id == task.c.id)
         .where(run_task.c.run_id == run_id).order_by(run_task.c.id)
     ).all()  # fmt: skip
-    return [_task_status(r, counts.get(r.id, {})) for r in rows]
+    ranked = ranking.rank(connection, [r.id for r in rows])
+    return [_task_status(r, ranked.get(r.id, Ranked()), counts.get(r.id, {})) for r in rows]
 
 
 def _tasks() -> sa.Select[Any]:
     return (
-        sa.select(task, workload.c.key.label("workload"), workload.c.body.label("workload_body"),
-                  best.c.config, best.c.phase, best.c.median_s, best.c.low_s, best.c.high_s,
-                  best.c.samples)
+        sa.select(task, workload.c.key.label("workload"), workload.c.body.label("workload_body"))
         .join(workload, workload.c.id == task.c.workload_id)
-        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
-    )  # fmt: skip
+    )
 
 
 def task_status(
@@ -418,18 +416,21 @@ def task_status(
         .where(record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value)
         .group_by(record.c.error)
     )
-    return _task_status(row, {row.error: row.n for row in counts})
+    ranked = ranking.rank(connection, [task_id]).get(task_id, Ranked())
+    return _task_status(row, ranked, {row.error: row.n for row in counts})
 
 
-def _task_status(r: Any, counts: dict[str | None, int]) -> TaskStatus:
-    cost = None if r.median_s is None else Estimate(r.median_s, r.low_s, r.high_s, r.samples)
+def _task_status(r: Any, ranked: Ranked, counts: dict[str | None, int]) -> TaskStatus:
+    found = ranked.best
+    cost = None if found is None else found.best
     flops = flops_of(r.workload_body)
     return TaskStatus(
         task_id=r.id, workload=r.workload, implementation=r.implementation, version=r.version,
         plevel=r.plevel, tunable=r.space is not None, space_size=r.space_size,
         trials=sum(counts.values()), failed=sum(n for e, n in counts.items() if e is not None),
-        best=cost, best_config=None if cost is None else Config(r.config),
-        confirmed=r.phase == Phase.CONFIRM.value,
+        best=cost, best_config=None if found is None else found.best_config,
+        confirmed=found is not None and found.confirmed,
+        device_model="" if found is None else found.device_model, models=ranked.models,
         gflops=None if cost is None or flops is None else flops / cost.median_s / 1e9,
         failures={e: n for e, n in counts.items() if e is not None},
     )  # fmt: skip

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.metric import Metrics
+from service.queue import job as jobs
 from service.store.db import Store, now
 from service.store.tables import cost_model
-from strategy.record import ErrorKind, Reference, Results
+from strategy.record import ErrorKind, Reference, Report, Results, ResultsAccepted
 from tests.integration.scene import TARGET, TERMS, Scene, configs, failed, timed
 
 
@@ -59,7 +61,7 @@ def test_counters_are_of_what_was_taken(store: Store) -> None:
     metrics = Metrics()
     references = tuple(Reference(samples_s=(s,), measured_at=1.0) for s in (1.0, 1.3))
     results = (timed(held.job.entries[0]), failed(1), failed(2, ErrorKind.CRASH), failed(3))
-    metrics.count(Results(token=1, session="s", results=results, references=references))
+    metrics.count(Results(token=1, session="s", results=results, references=references), 0)
     found = values(metrics, store)
     assert found["plevel_results_total", "compile"] == 2
     assert found["plevel_results_total", "crash"] == 1
@@ -68,3 +70,24 @@ def test_counters_are_of_what_was_taken(store: Store) -> None:
     assert found["plevel_noisy_results_total",] == 0
     assert found["plevel_drift_ratio_bucket", "0.2"] == 0
     assert found["plevel_drift_ratio_bucket", "0.5"] == 1
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_times_that_the_service_refuses_count_as_failures(store: Store, done: bool) -> None:
+    scene = Scene.make(store)
+    scene.enqueue(configs(2))
+    held = scene.leased(scene.register())
+    first, second = (timed(e) for e in held.job.entries)
+    sent = Results(
+        token=held.token, session="s", results=(msgspec.structs.replace(first, samples_s=(1e-12,) * 9), second),
+        done=done,
+    )  # fmt: skip
+    with store.write() as c:
+        (answer,) = jobs.report_many(c, [Report(lease_id=held.id, results=sent)], TERMS)
+    assert isinstance(answer, ResultsAccepted)
+    assert (answer.accepted, answer.refused) == (2, 1)
+    metrics = Metrics()
+    metrics.count(sent, answer.refused)
+    found = values(metrics, store)
+    assert found["plevel_results_total", "implausible"] == 1
+    assert found["plevel_results_total", "none"] == 1

@@ -12,15 +12,18 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from service.dashboard.query.run import leaders
 from service.errors import NotFoundError
-from service.formats import Task
+from service.formats import ImportedRecord, Task
 from service.queue import fleet
 from service.queue import job as queue
 from service.records import exporter, log, retention
+from service.records.coverage import cover
 from service.records.importer import import_items
 from service.selection.database import RecordDatabase
 from service.store.db import Store, now
-from service.store.tables import best, environment, job, record
+from service.store.tables import best, environment, job, record, run_task, task
+from service.tuning import run as runs
 from strategy.record import REFUTING, ErrorKind, Phase, Reference, Report, Result, Results
 from strategy.select import History, Level, Measured, select
 from strategy.space import Config
@@ -196,6 +199,49 @@ def measured(
 ) -> list[Measured]:
     with scene.store.read() as c:
         return RecordDatabase(c).measured(workload, target, identity)
+
+
+def test_runs_and_coverage_rank_within_one_device_model(store: Store) -> None:
+    """The slow implementation was timed on a fast model too: it is not the faster for that."""
+    times = {
+        (FAST, "Model A"): 2.0, (SLOW, "Model A"): 3.0, (LIBRARY, "Model A"): 4.0, (SLOW, "Model B"): 1.0,
+    }  # fmt: skip
+    rows = [
+        ImportedRecord(
+            source="test", config_key="{}", samples_s=(s,) * 6, device_model=model,
+            task=Task(workload=WORKLOAD, target=TARGET, implementation=of.implementation, version=of.version),
+        )
+        for (of, model), s in times.items()
+    ]  # fmt: skip
+    import_items(store, rows)
+    with store.write() as c:
+        run_id = runs.create(c, request(), runs.plan(request()))
+        ids = {r.implementation: r.id for r in c.execute(sa.select(task).order_by(task.c.id.desc()))}
+        c.execute(sa.delete(run_task).where(run_task.c.run_id == run_id))
+        c.execute(
+            sa.insert(run_task),
+            [{"run_id": run_id, "task_id": i, "weight": 1.0, "state": "active"} for i in ids.values()],
+        )
+    with store.read() as c:
+        told: list[list[Any]] = [
+            list(runs.status(c, run_id, 60.0).tasks), list(cover(c).tasks),
+            [runs.task_status(c, i) for i in ids.values()],
+        ]  # fmt: skip
+        of_page = leaders(c, run_id, next(iter(c.scalars(sa.select(task.c.workload_id)))))
+    assert [(r.implementation, r.model, r.ratio) for r in of_page] == [
+        (FAST.implementation, "Model A", 1.0), (SLOW.implementation, "Model A", 1.5),
+        (LIBRARY.implementation, "Model A", 2.0), (SLOW.implementation, "Model B", 1.0),
+    ]  # fmt: skip
+    for tasks in told:
+        measured = [t for t in tasks if t.models]
+        assert {(t.implementation, t.device_model, t.best and t.best.median_s) for t in measured} == {
+            (FAST.implementation, "Model A", 2.0), (SLOW.implementation, "Model A", 3.0),
+            (LIBRARY.implementation, "Model A", 4.0),
+        }  # fmt: skip
+        (slow,) = (t for t in measured if t.implementation == SLOW.implementation)
+        assert [(m.device_model, m.best.median_s) for m in slow.models] == [
+            ("Model A", 3.0), ("Model B", 1.0),
+        ]  # fmt: skip
 
 
 def test_levels_from_the_device_to_another_target(scene: Scene) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from plevel.cli import output
-from strategy.record import Estimate, RunState, RunStatus, TaskStatus
+from strategy.record import Estimate, ModelBest, RunState, RunStatus, TaskStatus
 from strategy.space import Config
 from strategy.target import Target
 
@@ -153,6 +153,31 @@ def test_the_table_has_the_confirmed_first_and_names_failures() -> None:
     assert "±2.0%" in text
     assert "1.00 ms (not confirmed)" in text
     assert "2 compile, 1 wrong_answer" in text
+
+
+def test_times_of_device_models_are_not_ranked_with_each_other() -> None:
+    def measured(name: str, **medians: float) -> TaskStatus:
+        models = tuple(
+            ModelBest(device_model=m, best=Estimate(s, s, s, 20), best_config=Config({}), confirmed=True)
+            for m, s in medians.items()
+        )
+        named = {"device_model": models[0].device_model, "models": models, "confirmed": True}
+        return task(name, models[0].best.median_s, **named)
+
+    tasks = [measured("other", slow=3.0, quick=1.0), measured("first", slow=2.0), task("broken", None)]
+    rows = [line.split() for line in shown(tasks).splitlines()]
+    places = [
+        next(i for i, row in enumerate(rows) if row[: len(words)] == words)
+        for words in (["first", "slow"], ["other", "slow"], ["other", "quick"], ["broken"])
+    ]
+    assert places == sorted(places)
+    assert "slow" not in shown([measured("other", slow=3.0)])  # one model needs no name
+
+
+def shown(tasks: list[TaskStatus]) -> str:
+    console, out = plain()
+    console.print(output.task_table(tasks))
+    return out.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,15 @@ def portions(connection: sa.Connection, run_id: int, told: list[Any]) -> dict[in
 
 
 def leaders(connection: sa.Connection, run_id: int, workload_id: int) -> list[Any]:
-    """The implementations of one workload of the run, the fastest first."""
+    """The implementations of one workload of the run on each device model, the fastest first.
+
+    Times of different models are not compared: `model` is empty where none is known.
+    """
+    other = best.alias()
+    known = sa.exists().where(other.c.task_id == task.c.id, other.c.scope == "model")
+    scope = sa.case((known, "model"), else_="target")
+    shown = sa.and_(best.c.task_id == task.c.id, best.c.scope == scope)
+    fastest = sa.func.min(best.c.median_s).over(partition_by=best.c.scope_value)
     query = (
         sa.select(
             task.c.id, task.c.implementation, task.c.version, task.c.plevel, task.c.library,
@@ -251,13 +259,16 @@ def leaders(connection: sa.Connection, run_id: int, workload_id: int) -> list[An
             run_task.c.state, run_task.c.message, workload.c.body.label("workload"),
             workload.c.op, workload.c.key,
             best.c.median_s, best.c.low_s, best.c.high_s, best.c.samples, best.c.phase, best.c.config,
-            (best.c.median_s / sa.func.min(best.c.median_s).over()).label("ratio"),
+            best.c.scope_value.label("model"), (best.c.median_s / fastest).label("ratio"),
         )
         .join(run_task, run_task.c.task_id == task.c.id)
         .join(workload, workload.c.id == task.c.workload_id)
-        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
+        .outerjoin(best, shown)
         .where(run_task.c.run_id == run_id, task.c.workload_id == workload_id)
-        .order_by(best.c.median_s.is_(None), best.c.median_s, task.c.plevel.desc(), task.c.id)
+        .order_by(
+            best.c.median_s.is_(None), best.c.scope_value, best.c.median_s, task.c.plevel.desc(),
+            task.c.id,
+        )
     )  # fmt: skip
     return list(connection.execute(query))
 

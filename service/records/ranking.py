@@ -1,0 +1,76 @@
+"""The best of each task within one device model: times of different models are never compared."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.store.tables import best, task
+from strategy.record import Estimate, ModelBest, Phase
+from strategy.space import Config
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """`best` is that of the device model by which the workload's tasks are ranked.
+
+    `models` has the best of each device model, that one first; where no model is known, `best` is of all
+    records.
+    """
+
+    best: ModelBest | None = None
+    models: tuple[ModelBest, ...] = ()
+
+
+def rank(connection: sa.Connection, ids: Collection[int]) -> dict[int, Ranked]:
+    """The bests of tasks; those of one workload, target and namespace are ranked by one device model.
+
+    It is the model on which most of their implementations were measured, and the first by name of several.
+    """
+    chosen = choose(connection, ids)
+    rows: dict[int, list[Any]] = defaultdict(list)
+    for row in connection.execute(
+        sa.select(best, *task.c["workload_id", "target_id", "namespace"])
+        .join(task, task.c.id == best.c.task_id)
+        .where(best.c.task_id.in_(ids), best.c.scope.in_(("model", "target")))
+        .order_by(best.c.scope_value)
+    ):
+        rows[row.task_id].append(row)
+    found = {}
+    for task_id, of in rows.items():
+        model = chosen.get((of[0].workload_id, of[0].target_id, of[0].namespace))
+        pooled = [_best(r) for r in of if r.scope == "target"]
+        models = [_best(r) for r in of if r.scope == "model"]
+        models.sort(key=lambda m: m.device_model != model)
+        ranked = pooled if model is None else [m for m in models if m.device_model == model]
+        found[task_id] = Ranked(ranked[0] if ranked else None, tuple(models))
+    return found
+
+
+def choose(connection: sa.Connection, ids: Collection[int]) -> dict[tuple[int, int, str], str]:
+    """The device models by which tasks are ranked, by workload, target and namespace."""
+    place = task.c["workload_id", "target_id", "namespace"]
+    counts: dict[tuple[int, int, str], Counter[str]] = defaultdict(Counter)
+    for *of, model, number in connection.execute(
+        sa.select(*place, best.c.scope_value, sa.func.count(task.c.implementation.distinct()))
+        .join(best, best.c.task_id == task.c.id)
+        .where(
+            best.c.scope == "model",
+            task.c.workload_id.in_(sa.select(task.c.workload_id).where(task.c.id.in_(ids))),
+        )
+        .group_by(*place, best.c.scope_value)
+    ):
+        counts[of[0], of[1], of[2]][model] = number
+    return {of: min((-n, model) for model, n in by.items())[1] for of, by in counts.items()}
+
+
+def _best(r: Any) -> ModelBest:
+    return ModelBest(
+        device_model=r.scope_value if r.scope == "model" else "",
+        best=Estimate(r.median_s, r.low_s, r.high_s, r.samples), best_config=Config(r.config),
+        confirmed=r.phase == Phase.CONFIRM.value,
+    )  # fmt: skip
