@@ -59,7 +59,7 @@ def _alternatives(kind: inspect.Type) -> list[inspect.Type]:
 
 
 def _inner(kind: Any, field: str | None) -> list[inspect.Type]:
-    """The value of an object's field, or of an entry of a list or a mapping."""
+    """The types of an object's field, or of the entries of a list or a mapping."""
     if field is not None:
         return [f.type for f in getattr(kind, "fields", ()) if f.encode_name == field]
     return [kind.item_type] if hasattr(kind, "item_type") else []
