@@ -70,7 +70,7 @@ def show(
         selected = select_each(connection, bodies, asked, values["run"].namespace)
     return render(
         "run.html", **values, workloads=shown, page=page, more=len(found) > query.WORKLOADS,
-        portions=portions, selected=selected, several=max(len(portions), 1),
+        portions=portions, selected=selected, workload_count=max(len(portions), 1),
     )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def _values(
         "shown": shown, "leaders": leaders, "failures": query.failures(connection, told),
         "elapsed_s": elapsed_s,
         "flops": runs.flops_of(leaders[0].workload) if leaders else None,
-        "several": len({row.model for row in leaders if row.model}) > 1,
+        "several_models": len({row.model for row in leaders if row.model}) > 1,
     }  # fmt: skip
 
 
