@@ -6,9 +6,11 @@ import fnmatch
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -102,15 +104,37 @@ def is_allowed(allowed: list[tuple[str, str]], test: str, reason: str) -> bool:
     return any(fnmatch.fnmatchcase(test, t) and fnmatch.fnmatchcase(reason, r) for t, r in allowed)
 
 
+# The operator that `hostile.py` registers when it is imported, that is, while tests are collected.
+_hidden: dict[str, Any] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """Shows the operator of `hostile.py` to the modules that import it: no other is parametrized by it."""
+    if isinstance(collector, pytest.Module) and "\nimport hostile\n" in collector.path.read_text():
+        _show()
+    report = yield
+    _hide()
+    return report
+
+
+def _show() -> None:
+    if _hidden:
+        sys.modules["strategy.op"]._ops.update(_hidden)
+
+
+def _hide() -> None:
+    if "strategy.op" in sys.modules and "hostile" in (ops := sys.modules["strategy.op"]._ops):
+        _hidden["hostile"] = ops.pop("hostile")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _operators_of_tests_stay_in_their_modules(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Hides the operator of `hostile.py`, registered when collected, where it is not imported."""
-    from strategy import op
-
-    hidden = None if hasattr(request.module, "hostile") else op._ops.pop("hostile", None)
+    """Shows the operator of `hostile.py` to the modules that import it."""
+    if hasattr(request.module, "hostile"):
+        _show()
     yield
-    if hidden is not None:
-        op._ops["hostile"] = hidden
+    _hide()
 
 
 @pytest.fixture(scope="session")
