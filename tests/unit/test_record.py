@@ -76,7 +76,6 @@ LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     type(None): st.none(),
     Any: st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5) | st.lists(st.integers(0, 9), max_size=2),
-    typing.Literal: st.nothing(),
 }  # fmt: skip
 
 
@@ -87,6 +86,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     origin, parameters = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return constrained(parameters[0], parameters[1])
+    if origin is typing.Literal:
+        return st.sampled_from(parameters)
     if origin is tuple:
         return st.lists(values_of(parameters[0]), max_size=2).map(tuple)
     if origin is dict:

@@ -38,13 +38,13 @@ def test_a_run_is_a_table_of_its_tasks_the_fastest_first() -> None:
         message="</table>", tasks=tuple(tasks),
     )  # fmt: skip
     html = run._repr_html_()
-    assert [row[1:6] for row in cells(html)] == [
+    assert [row[2:7] for row in cells(html)] == [
         ["<script>fast", "10", "1.00 ms", "±10.0%", "5"], ["slow", "10", "2.00 ms", "±0.0%", "5"],
         ["none", "10", "", "", "5"],
     ]  # fmt: skip
     assert "run 7 is done, 8 of 9 trials" in html
     assert "<script>" not in html
-    assert cells(tasks[1]._repr_html_()) == [["w", "slow", "10", "2.00 ms", "±0.0%", "5", "0"]]
+    assert cells(tasks[1]._repr_html_()) == [["w", "", "slow", "10", "2.00 ms", "±0.0%", "5", "0"]]
 
 
 def test_a_selection_says_why_and_marks_what_it_selected() -> None:
