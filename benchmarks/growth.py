@@ -1,4 +1,4 @@
-"""How selection and the update of a best grow with the log: they should not.
+"""Growth of selection and of the update of a best with the log: there should be none.
 
 Goal: from 10⁴ records on, each tenth power up to 10⁷ within 1.5× of the first, on SQLite. Every task has 100
 records. A selection is of a random workload of five implementations, an update the transaction that

@@ -1,4 +1,4 @@
-"""How much of a tuning run's wall time the timing core spends timing, and what the rest goes to.
+"""The share of a tuning run's wall time that the timing core spends timing, and what the rest goes to.
 
     python benchmarks/overhead.py                        # BERT-base's feed-forward, 128 trials
     python benchmarks/overhead.py --shape 512x512x512 --threads 2

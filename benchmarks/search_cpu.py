@@ -223,7 +223,7 @@ class Replay:
         return _Rows(Ours(replace(task, recorded=other), seed, sources), self.keys)
 
     def run(self, tuner: Tuner) -> list[float]:
-        """How the best so far compares with the best of all, after each trial."""
+        """Return the ratio of the best so far to the best of all, after each trial."""
         best, curve = np.inf, []
         while len(curve) < TRIALS and (rows := tuner.ask(min(BATCH, TRIALS - len(curve)))):
             seconds = self.seconds[rows].tolist()

@@ -275,7 +275,7 @@ def _identity(row: LibraryRow, argument: Argument) -> tuple[str, ...]:
 
 
 def _library_threads(rows: Sequence[LibraryRow]) -> list[str]:
-    """How the entry sets the threads of the vendor library that a row calls, if any does."""
+    """C code that sets the threads of the vendor library that a row calls, if any does."""
     roles = {row.lowered.signature.library for row in rows}
     library = find_library("cblas") if "cblas" in roles else None
     if library is None:

@@ -1,4 +1,4 @@
-"""How processes log: lines for people, or JSON with the ids of what they speak of."""
+"""Logging of processes: lines for people, or JSON with the ids of what they speak of."""
 
 from __future__ import annotations
 

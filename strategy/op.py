@@ -36,7 +36,7 @@ class TypeRelationError(ValueError):
 
 
 class TOpPattern(IntEnum):
-    """How an operator's output depends on its inputs, for fusion; TVM's names and order."""
+    """Dependence of an operator's output on its inputs, for fusion; TVM's names and order."""
 
     kElemWise = 0
     kBroadcast = 1

@@ -67,7 +67,7 @@ class Phase(StrEnum):
 
 
 class TimingPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How one configuration is timed.
+    """A way to time one configuration.
 
     A repeat calls the kernel as often as `min_repeat_s` takes and gives one sample, the mean of its
     calls. Repeats go on until the 95 % interval of their median is within ± `spread` of it, at
@@ -291,7 +291,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the same short kernel took before or after a batch, and the state of the host then."""
+    """Times of the calibration kernel before or after a batch, and the state of the host then."""
 
     samples_s: Annotated[
         tuple[Annotated[float, Meta(gt=0)], ...], Meta(min_length=1, max_length=1000)

@@ -101,7 +101,7 @@ def integer(config: Config, name: str) -> int:
 
 
 def lanes_of(target: Target, dtype: str) -> int:
-    """How many numbers of `dtype` fit one vector register of the target."""
+    """Number of values of `dtype` that fit one vector register of the target."""
     return target.vector_bytes // dtype_bytes(dtype)
 
 

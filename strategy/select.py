@@ -30,7 +30,7 @@ class SelectionError(ValueError):
 
 
 class Level(StrEnum):
-    """How closely measurements match what was asked, finest first."""
+    """Levels of match between measurements and what was asked, finest first."""
 
     DEVICE = "device"
     MODEL = "model"

@@ -171,7 +171,7 @@ class Target:
 
     @cached_property
     def vector_registers(self) -> int:
-        """How many vector registers the architecture names."""
+        """Number of vector registers that the architecture names."""
         if "vector_registers" in self.capability:
             return self.capability["vector_registers"]
         if self.vector_bytes == 64 or self.is_arm:

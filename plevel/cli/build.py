@@ -41,7 +41,7 @@ Knobs = Annotated[
 
 
 class _Chosen(NamedTuple):
-    """What is compiled; `because` is None where it was named, not selected."""
+    """One function to compile; `because` is None where it was named, not selected."""
 
     lowered: Lowered
     implementation: str
@@ -313,7 +313,7 @@ class _Plan(NamedTuple):
 
 
 def _verify(workload: Workload, rows: list[LibraryRow], library: Path) -> int:
-    """How many sizes the library was run at; one that must not be used is removed."""
+    """Verify a library and return the number of sizes that it was run at; remove one that must not be used."""
     from strategy.entry import Entry
     from workers.folder import scratch
     from workers.sandbox import ForkServer, SandboxError
@@ -356,7 +356,7 @@ def lower_chosen(
     place: option.Location,
     locked: Locked | None = None,
 ) -> _Chosen:
-    """What is compiled: as the lock has it, as named, or as selected."""
+    """Return the function to compile: as the lock has it, as named, or as selected."""
     from strategy.lower import lower
 
     if locked is not None:

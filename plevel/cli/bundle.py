@@ -157,7 +157,7 @@ def _propose(
 def _known(
     workload: Workload, target: Target, place: Any
 ) -> dict[tuple[str, str], list[tuple[Config, float | None]]]:
-    """What is on record of this workload and target: configurations with their times, or None."""
+    """Return the configurations on record for this workload and target, each with its time or None."""
     from plevel.direct import connect
     from strategy.record import convert, estimate
     from strategy.space import Config
@@ -184,7 +184,7 @@ def _known(
 
 
 def _build(entries: tuple[JobEntry, ...], workload: Workload, target: Target) -> tuple[Any, Any]:
-    """What became of each entry, and the artefacts of those that were built, by number."""
+    """Build all entries; return their outcomes, and the artefacts of those that were built, by number."""
     import tempfile
 
     from strategy.cuda.program import CudaArtefact

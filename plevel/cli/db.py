@@ -231,7 +231,7 @@ def _instant(when: datetime | None) -> float | None:
 
 
 def _used(where: str, work: Callable[[Store], T]) -> T:
-    """What `work` answers of the database, opened once its schema is known to be this one."""
+    """Open the database once its schema is known to be this one, and return the result of `work`."""
 
     def ask(url: str) -> T:
         from service.store import migration

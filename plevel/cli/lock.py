@@ -166,7 +166,7 @@ def _report(locked: Lock, place: option.Location, as_json: bool) -> list[dict[st
 
 
 def _compare(before: Locked, now: Selection) -> dict[str, Any] | None:
-    """How a selection differs from the locked one; None where it does not."""
+    """Return the difference between a selection and the locked one; None if there is none."""
     own = next((r for r in now.rivals if r.implementation == now.implementation), None)
     after = None if own is None else own.estimate
     same = (before.implementation, before.version, before.config, before.estimate) == (

@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _open_streams() -> None:
-    """Where nobody listens there is still a stream; what an encoding lacks becomes a question mark."""
+    """Give closed standard streams a substitute, and replace what an encoding lacks by a question mark."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

@@ -148,7 +148,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @dataclass(frozen=True)
 class Location:
-    """Where records are: behind a service, or in a database (one of the two is set); and whose."""
+    """The place of records: behind a service, or in a database (one of the two is set); and the namespace."""
 
     url: str | None = None
     database: str | None = None
@@ -161,7 +161,7 @@ class Location:
 
     @property
     def option(self) -> str:
-        """What to type so that another command means the same place, empty for the default."""
+        """Return the options by which another command means the same place; empty for the default."""
         return self._place + (f" --namespace {self.namespace}" if self.namespace else "")
 
     @property
@@ -198,7 +198,7 @@ def resume_command(run_id: int, place: Location) -> str:
 def locate(
     url: str | None, database: str | None, namespace: str | None = None, *, makes: bool = False
 ) -> Location:
-    """Where to go: what is said, else what the environment says, else this user's own file.
+    """Return the place of records: as given, else as the environment says, else this user's own file.
 
     Args:
         makes: whether the command makes a database that is not there.

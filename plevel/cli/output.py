@@ -1,4 +1,4 @@
-"""What commands show: tables, JSON, and a run's progress, on a terminal or in plain lines."""
+"""Output of commands: tables, JSON, and a run's progress, on a terminal or in plain lines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def print_json(value: Any) -> None:
 
 
 def tell(text: str, value: Any, *, as_json: bool) -> None:
-    """What a command has done: as JSON, or as one line."""
+    """Print the result of a command as JSON, or as one line."""
     if as_json:
         print_json(value)
     else:
@@ -198,7 +198,7 @@ def find_estimate(selection: Selection) -> Estimate | None:
 
 
 def rival_table(selection: Selection) -> Table:
-    """What is known of each implementation that was compared."""
+    """Return a table of the implementations that were compared."""
     rows = []
     for rival in selection.rivals:
         mark = "→ " if rival.implementation == selection.implementation else "  "

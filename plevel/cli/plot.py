@@ -27,7 +27,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class Curve:
-    """How the best of a task fell: for each improvement the trial, from 1, and the median in seconds."""
+    """The best of a task over its trials: for each improvement the trial, from 1, and the median in seconds."""
 
     task: TaskStatus
     points: tuple[tuple[int, float], ...]

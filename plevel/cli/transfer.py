@@ -216,7 +216,7 @@ def export(
 
 
 def _any(records: Client | Direct, wanted: Mapping[str, Any]) -> bool:
-    """Whether a record matches: a page may be empty and have a next."""
+    """Return whether any record matches: a page may be empty and have a next."""
     cursor: int | None = 0
     while cursor is not None:
         page = records.records(limit=1, cursor=cursor, **wanted)

@@ -157,7 +157,7 @@ def tune(
 
 
 def _request_of(ctx: typer.Context, run_id: int, place: option.Location) -> RunRequest:
-    """What a run was asked for, with its budget; nothing else may be said."""
+    """Return the request of an earlier run, budget included; refuse options that would change it."""
     kept = ("run", "url", "database", "namespace", "as_json")
     for parameter in ctx.command.params:
         name = parameter.name or ""
@@ -180,7 +180,7 @@ def _request_of(ctx: typer.Context, run_id: int, place: option.Location) -> RunR
 def _read_workloads(
     op: str | None, inputs: list[str] | None, attr: list[str] | None, model: Path | None, *, far: bool
 ) -> tuple[RunWorkload, ...]:
-    """What to tune: one workload of the options, or those of a model file."""
+    """Return the workloads to tune: one of the options, or those of a model file."""
     from plevel.cli.model_file import read_model
     from strategy.record import RunWorkload
 

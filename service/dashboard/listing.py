@@ -45,7 +45,7 @@ def read_span(since: str, until: str) -> Span:
 
 
 def _read_day(name: str, text: str) -> tuple[float, float] | None:
-    """Where a day begins and where it ends; None for an empty text."""
+    """Return the instants at which a day begins and ends; None for an empty text."""
     if not text.strip():
         return None
     try:

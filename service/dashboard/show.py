@@ -1,4 +1,4 @@
-"""How values are written on the pages: times, ages, ratios, counts."""
+"""Text forms of values on the pages: times, ages, ratios, counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def show_spread(row: Any) -> str:
 
 
 def show_duration(seconds: float | None) -> str:
-    """How long something took, or will: minutes and hours, not three figures."""
+    """Write a duration in minutes and hours, not with three figures."""
     if seconds is None:
         return "–"
     if seconds < 10:
@@ -39,7 +39,7 @@ def show_duration(seconds: float | None) -> str:
 
 
 def show_age(at: float, now: float) -> str:
-    """How long ago an instant is, by the database's clock."""
+    """Write the age of an instant, by the database's clock."""
     age_s = now - at
     return "just now" if age_s < 1 else f"{show_duration(age_s)} ago"
 

@@ -80,7 +80,7 @@ def show_spread(context: Ctx, task_id: TaskId) -> Response:
 
 @router.get("/{task_id}/importance")
 def show_importance(context: Ctx, request: Request, task_id: TaskId) -> Response:
-    """How much each knob matters, from the trials of the scatter: a page; to htmx, only the table."""
+    """Show the importance of each knob, from the trials of the scatter: a page; to htmx, only the table."""
     with context.store.read() as connection:
         row = query.head(connection, task_id)
         trials = query.points(connection, task_id) if row.space is not None else []
@@ -136,7 +136,7 @@ def _knobs(space: Any, config: Mapping[str, Any] | None) -> list[dict[str, Any]]
 
 
 def _place(values: Any, value: Any) -> float | None:
-    """How far along its values the knob's best value is, from 0 to 1; None where it is not of them."""
+    """Return the place of the knob's best value among its values, from 0 to 1; None if it is none of them."""
     wanted = tuple(value) if isinstance(value, list) else value
     if wanted not in values:
         return None

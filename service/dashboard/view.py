@@ -79,7 +79,7 @@ def reply(data: Any) -> Response:
 
 
 def wants_page(request: Request) -> bool:
-    """Whether a person looks at the answer: a browser, at no address of the REST interface."""
+    """Return whether a person looks at the answer: a browser, at no address of the REST interface."""
     path = request.url.path
     if path.startswith(("/v1/", "/static/")) or path.endswith(".json"):
         return False

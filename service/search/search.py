@@ -86,7 +86,7 @@ class Search:
 
     @property
     def trials(self) -> int:
-        """How many configurations have been told."""
+        """Number of configurations that have been told."""
         return len(self._told)
 
     @property
@@ -103,7 +103,7 @@ class Search:
         return math.exp(float((self._front[:, 0] - 2 * self._front[:, 1]).min()))
 
     def expected_gain(self, to_beat_s: float) -> float | None:
-        """How much less than `to_beat_s` any one configuration is expected to take, as a share of it.
+        """Largest time that one configuration is expected to save of `to_beat_s`, as a share of it.
 
         The expected improvement of the logarithm, by what was known at the last `ask`. None where
         too little was.

@@ -1,4 +1,4 @@
-"""How a scheduled module becomes the code of a processor: TVM's passes that matter there, each once.
+"""The way from a scheduled module to a processor's code: TVM's passes that matter there, each once.
 
 TVM's own sequence serves all kinds of targets. Two thirds of it find nothing to do in code for a
 processor (threads of a GPU, its memories, asynchronous copies), and it begins with what has to be done

@@ -101,7 +101,7 @@ def compute(
 
 
 def _count(attrs: Any, extents: tuple[int, int], window: tuple[Any, Any], dtype: str) -> Any:
-    """How many elements a window's mean is over."""
+    """Number of elements that a window's mean is over."""
     from tvm import tirx
 
     if attrs.count_include_pad or not any(attrs.padding):

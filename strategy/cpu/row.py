@@ -155,7 +155,7 @@ def constant_size(extents: Sequence[Dim]) -> int | None:
 
 
 def task_counts(rows: int | None) -> tuple[int, ...]:
-    """How many tasks rows can be shared out to: equal ones, and any number of as many rows as there will be."""
+    """Numbers of tasks that rows can be shared out to: equal ones, and any number where rows are symbolic."""
     if rows is None:
         return tuple(range(1, MOST_TASKS + 1))
     return tuple(d for d in divisors(rows) if d <= MOST_TASKS)

@@ -154,7 +154,7 @@ def register_constraint(registers: int, lanes: int | str) -> Clause:
 
 @lru_cache(maxsize=256)
 def accumulators(lanes: int | str) -> Expr:
-    """How many vectors a tile's sums take; `lanes` as for `register_constraint`."""
+    """Number of vectors that a tile's sums take; `lanes` as for `register_constraint`."""
     return knob("rows") * _vectors(lanes)
 
 

@@ -140,7 +140,7 @@ def reduction_loops(sch: Any, block: Any) -> tuple[list[Any], list[Any]]:
 
 
 def lanes_of_block(sch: Any, block: Any) -> int:
-    """How many elements a thread may take in one access: 1 where some dtype has no such vectors."""
+    """Number of elements that a thread may take in one access: 1 where some dtype has no such vectors."""
     found = sch.get(block)
     dtypes = {str(r.source.dtype) for r in (*found.reads, *found.writes)}
     if not dtypes <= {"float32", "int32", "float16", "float64"}:

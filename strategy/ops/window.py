@@ -19,7 +19,7 @@ def four_sides(value: Any) -> Any:
 
 
 def windowed_extent(extent: Any, kernel: Any, stride: int, dilation: int, before: int, after: int) -> Any:
-    """How many windows fit an axis: of integers, or of dimensions."""
+    """Number of windows that fit an axis: of integers, or of dimensions."""
     more = before + after - (kernel - 1) * dilation - 1
     if getattr(more, "value", None) is not None:
         more = int(more.value)  # so that a symbolic extent stays short: (h - 2) // 2 + 1

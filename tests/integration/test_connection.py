@@ -48,7 +48,7 @@ def peak_bytes(service: Service) -> int:
 
 
 def sockets(service: Service) -> int:
-    """How many the process has open."""
+    """Number of sockets that the process has open."""
     found = 0
     for file in Path(f"/proc/{service.process.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):

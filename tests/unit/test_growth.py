@@ -81,7 +81,7 @@ BEGINS: dict[Format, Sequence[bytes]] = {
 
 
 def growth(act: Callable[[], object], longer: Callable[[], object]) -> float:
-    """How many times as long the second takes: the least of some rounds, as noise only adds."""
+    """Ratio of the second's time to the first's: the least of some rounds, as noise only adds."""
 
     def best(once: Callable[[], object]) -> float:
         began = time.thread_time_ns()

@@ -1,1 +1,1 @@
-"""What the pages ask of the store: read-only SQL, aggregated and paged in the database."""
+"""Queries of the pages: read-only SQL, aggregated and paged in the database."""

@@ -16,7 +16,7 @@ MAX_CURVES = 12
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """How the best of a group of trials fell, failures counted among the trials."""
+    """The best of a group of trials over time, failures counted among the trials."""
 
     name: str
     trials: int

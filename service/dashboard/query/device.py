@@ -152,7 +152,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drift(connection: sa.Connection, device_id: int) -> Drift | None:
-    """How the speed of a device changed, by its newest reference times; None where there are none."""
+    """Return the change of a device's speed, by its newest calibration times; None if there are none."""
     of_reference = (
         sa.select(task.c.id).join(workload, workload.c.id == task.c.workload_id)
         .where(workload.c.op == REFERENCE.op)

@@ -89,7 +89,7 @@ def _one_model() -> sa.ColumnElement[bool]:
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one implementation at one shape; its times are None where nothing ran.
+    """One implementation at one shape; its times are None where nothing ran.
 
     Attributes:
         ratio: of its median to the shape's lowest.
@@ -189,7 +189,7 @@ def summarize(judged: Judged) -> list[Summary]:
 
 
 def plevel_cost(judged: Judged) -> dict[str, Any]:
-    """Where the highest plevel is measured: at how many shapes it is not the winner, and the cost.
+    """Compare the highest plevel with the winner: the number of shapes at which it is another, and the cost.
 
     `mean` is the geometric mean of its time to the lowest; None where nothing is measured.
     """

@@ -1,4 +1,4 @@
-"""What goes on now and lately. Of the log, only its newest end is read."""
+"""Current and recent activity. Of the log, only its newest end is read."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def failures(connection: sa.Connection) -> list[Any]:
 
 
 def devices(connection: sa.Connection, alive_s: float) -> Any:
-    """How many devices are up, down and noisy; those that no worker here has driven are imported."""
+    """Count the devices that are up, down and noisy; those that no worker here has driven are imported."""
     up = (
         sa.select(worker_device.c.device_id)
         .join(worker, worker.c.id == worker_device.c.worker_id)

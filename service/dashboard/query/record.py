@@ -32,7 +32,7 @@ SCAN = 50_000
 
 @dataclass(frozen=True)
 class Filter:
-    """Which records; None takes all. `error` is a kind, `any` for failures, `none` for times."""
+    """A filter of records; None takes all. `error` is a kind, `any` for failures, `none` for times."""
 
     run: int | None = None
     task: int | None = None
@@ -151,7 +151,7 @@ def _first_since(connection: sa.Connection, at: float, newest: int) -> int:
 
 
 def identity(connection: sa.Connection, device_id: int) -> str | None:
-    """What the interface calls a device; None where there is none."""
+    """Return the name under which pages show a device; None where there is none."""
     found: str | None = connection.scalar(
         sa.select(device.c.identity).where(device.c.id == device_id)
     )

@@ -1,4 +1,4 @@
-"""What the form of a selection offers, and candidates of operators that are not installed."""
+"""Choices of the form of a selection, and candidates of operators that are not installed."""
 
 from __future__ import annotations
 

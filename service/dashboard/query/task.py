@@ -117,7 +117,7 @@ def counts(connection: sa.Connection, task_id: int) -> Any:
 
 
 def spread(connection: sa.Connection, task_id: int) -> dict[str, Any]:
-    """How many of the search's trials were timed, and how many times are close to the lowest of them.
+    """Count the search's trials that were timed, and the times that are close to the lowest of them.
 
     `within` has pairs of a ratio and how many records are at most that much slower.
     """

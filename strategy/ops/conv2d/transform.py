@@ -32,7 +32,7 @@ class Transform:
         return self.tile + KERNEL - 1
 
     def count(self, extent: int) -> int:
-        """How many tiles cover an axis of the output."""
+        """Number of tiles that cover an axis of the output."""
         return -(-extent // self.tile)
 
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:

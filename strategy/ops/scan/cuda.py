@@ -221,7 +221,7 @@ def space(
 
 
 def _width(length: int, inner: int, dtype: str, out_dtype: str) -> int:
-    """How many elements lie side by side for one access of a thread: 16 bytes of the wider dtype."""
+    """Number of elements side by side in one access of a thread: 16 bytes of the wider dtype."""
     width = 16 // max(element_bytes(dtype), element_bytes(out_dtype))
     return width if inner == 1 and length % width == 0 else 1
 

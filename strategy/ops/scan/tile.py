@@ -26,7 +26,7 @@ _DTYPES = frozenset({"float32", "float64", "int32", "int64"})
 
 
 def _split(attrs: ScanopAttrs, shape: Sequence[Any]) -> tuple[int, int, int]:
-    """How many elements there are before the axis, along it, and behind it."""
+    """Numbers of elements before the axis, along it, and behind it."""
     extents = [int(d) for d in shape]
     if attrs.axis is None:
         return 1, math.prod(extents), 1
@@ -35,7 +35,7 @@ def _split(attrs: ScanopAttrs, shape: Sequence[Any]) -> tuple[int, int, int]:
 
 
 def space(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> ConfigSpace:
-    """How many scans are side by side (`lanes` in each of `vectors`), unrolling, and threads or none."""
+    """Number of scans side by side (`lanes` in each of `vectors`), unrolling, and threads or none."""
     assert isinstance(attrs, ScanopAttrs)
     assert isinstance(out_type, TensorType)
     full = lanes_of(target, out_type.dtype)

@@ -176,7 +176,7 @@ def outputs(attrs: TopKAttrs, dtype: str) -> tuple[list[str], dict[str, int | st
 
 
 def level_of_merge(shape: Sequence[int], axis: int, limits: DeviceLimits) -> int | None:
-    """How sorting through global memory ranks unmeasured, against 10 where a block sorts a row.
+    """The plevel of sorting through global memory, against 10 where a block sorts a row.
 
     It is preferred where fewer rows than the device has multiprocessors would leave most of it idle;
     None where it is not offered.
