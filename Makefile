@@ -5,6 +5,7 @@
 #   make test       the tests, in some eight minutes on two cores
 #   make test-full  all of them, with larger samples
 #   make operators  write what is made from the operators: their reference, and the lists of their versions
+#   make figures    write the tables of the documentation from benchmarks/results
 #   make docs       the documentation as a site, in build/site; a link that leads nowhere is an error
 
 VENV ?= .venv
@@ -20,7 +21,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help install tune check test test-full operators docs clean
+.PHONY: help install tune check test test-full operators figures docs clean
 
 help:
 	@sed -n '/^# /s/^# *//p;/^$$/q' Makefile
@@ -57,6 +58,9 @@ test-full: $(STAMP)
 # BECAUSE: why records of before still hold, where code has changed and no version has.
 operators: $(STAMP)
 	$(BIN)/python tests/unit/test_version.py --because "$(BECAUSE)"
+
+figures: $(STAMP)
+	$(BIN)/python benchmarks/figures.py
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -34,6 +34,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from race import BURST_S, OVERRIDES, tuning
 
+from benchmarks.result import save
+
 if TYPE_CHECKING:
     from plevel.client import Client
 
@@ -77,7 +79,27 @@ def main() -> int:
                     if arguments.json:
                         Path(arguments.json).write_text(json.dumps(rows, indent=1))
     _print_summary(rows)
+    if not arguments.only:
+        _save(rows, arguments.rounds)
     return 0
+
+
+def _save(rows: list[dict[str, Any]], rounds: int) -> None:
+    save(
+        {
+            "m×n×k": "", "threads": "", "plevel": "s", "GFLOP/s": "", "OpenBLAS": "s", "ratio": "×", "goal": "×",
+            "unpacked": "×", "MetaSchedule": "×", "select": "×",
+        },
+        [
+            (
+                r["shape"].replace("x", "×"), r["threads"], r["own_s"], round(r["flops"] / r["own_s"] * 1e-9),
+                r["openblas_s"], r["ratio"], r["goal"], r["unpacked_ratio"], r["metaschedule_ratio"],
+                r["selection_ratio"],
+            )
+            for r in rows
+        ],
+        peer="OpenBLAS", runs=rounds,
+    )  # fmt: skip
 
 
 def _arguments() -> argparse.Namespace:

@@ -29,6 +29,7 @@ import msgspec
 import sqlalchemy as sa
 import uvloop
 
+from benchmarks.result import Cell, save
 from service.queue import job as queue
 from service.store import migration
 from service.store.db import Store
@@ -305,8 +306,9 @@ def sleep_and_report(url: str, name: str, seconds: float) -> float:
     return uvloop.run(run())
 
 
-def show_trips(kind: str, url: str, folder: Path, seconds: float) -> None:
+def show_trips(kind: str, url: str, folder: Path, seconds: float) -> list[list[Cell]]:
     goal = 1500 if kind == "SQLite" else 1000
+    rows: list[list[Cell]] = []
     for batch in (8, 1):
         farm = Farm(url, folder, jobs=int((seconds + WARM_UP_S) * (5000 if batch == 8 else 2000)))
         try:
@@ -314,15 +316,24 @@ def show_trips(kind: str, url: str, folder: Path, seconds: float) -> None:
         finally:
             farm.close()
         ratio = f", {rate / goal:.2f} of the goal of {goal}" if batch == 8 else ""
+        lease_s, report_s = spread(seen.leases_s), spread(seen.reports_s)
         print(
             f"{kind}, batches of {batch}: {rate:.0f} jobs/s{ratio}; "
-            f"a lease {spread(seen.leases_s)}, a report {spread(seen.reports_s)}", flush=True,
+            f"a lease {show(lease_s)}, a report {show(report_s)}", flush=True,
         )  # fmt: skip
+        goals = f"≥ {goal:,} jobs/s; p99 ≤ 50 ms" if batch == 8 else None
+        rows.append([f"{kind}, batches of {batch}: leases", (round(rate), "jobs/s"), *lease_s, goals])
+        rows.append([f"{kind}, batches of {batch}: reports", None, *report_s, None])
+    return rows
 
 
-def spread(times_s: list[float]) -> str:
-    p99 = statistics.quantiles(times_s, n=100)[98]
-    return f"p50 {statistics.median(times_s) * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms"
+def spread(times_s: list[float]) -> tuple[float, float]:
+    """The median and the 99th percentile."""
+    return statistics.median(times_s), statistics.quantiles(times_s, n=100)[98]
+
+
+def show(times_s: tuple[float, float]) -> str:
+    return f"p50 {times_s[0] * 1e3:.1f} ms, p99 {times_s[1] * 1e3:.1f} ms"
 
 
 def parse() -> argparse.Namespace:
@@ -342,15 +353,17 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="plevel-farm-") as name:
         folder = Path(name)
-        show_trips("SQLite", f"sqlite:///{folder}/trips.db", folder, options.seconds)
+        rows = show_trips("SQLite", f"sqlite:///{folder}/trips.db", folder, options.seconds)
         if options.postgresql:
-            show_trips("PostgreSQL", options.postgresql, folder, options.seconds)
+            rows += show_trips("PostgreSQL", options.postgresql, folder, options.seconds)
         farm = Farm(f"sqlite:///{folder}/crowd.db", folder, jobs=0)
         try:
             beats_s = uvloop.run(crowd(farm.url, options.crowd))
         finally:
             farm.close()
-        print(f"{options.crowd} workers at once: a heartbeat {spread(beats_s)}", flush=True)
+        beat_s = spread(beats_s)
+        print(f"{options.crowd} workers at once: a heartbeat {show(beat_s)}", flush=True)
+        rows.append([f"a heartbeat of {options.crowd:,} workers that wait for a job", None, *beat_s, None])
         farm = Farm(f"sqlite:///{folder}/sleep.db", folder, jobs=2000, entries=4)
         try:
             one, two = (sleepers(farm.url, n, options.seconds) for n in (1, 2))
@@ -358,6 +371,8 @@ def main() -> None:
             farm.close()
         print(f"trials a minute: {one * 60:.0f} by one process, {two * 60:.0f} by two: {two / one:.2f}× "
               "(goal 1.8)")  # fmt: skip
+        rows.append(["trials of two processes that sleep, against one", (two / one, "×"), None, None, "≥ 1.8×"])
+    save({"": "", "rate": "", "p50": "s", "p99": "s", "goal": ""}, rows)
 
 
 if __name__ == "__main__":

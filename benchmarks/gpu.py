@@ -44,6 +44,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.result import save
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import (
     SEARCH_POLICY,
@@ -515,6 +516,16 @@ def main() -> int:
     copied = run(chosen, device.target, options, began + options.total, write, peer=peer)
     summarise(results, copied)
     print(f"{options.out} is written, after {time.monotonic() - began:.0f} s")
+    if not options.only and not options.small:
+        done = [r for r in results if "best_s" in r]
+        save(
+            {"goal": "", "workload": "", "selected": "", "best": "s", "PyTorch": "s", "ratio": "×"},
+            [
+                (r["goal"], f"`{r['workload']}`", r["selected"], r["best_s"], r.get("peer_s"), r.get("ratio"))
+                for r in done
+            ],
+            peer="PyTorch" if peer else None, device=device.model,
+        )  # fmt: skip
     return int(not any(r.get("correct") for r in results))
 
 

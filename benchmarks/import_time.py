@@ -14,6 +14,8 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.result import save
+
 PROCESSES = 15
 HELP = [str(Path(sys.executable).with_name("plevel")), "--help"]
 COMMANDS: dict[str, tuple[list[str], float | None]] = {
@@ -47,6 +49,11 @@ def main() -> None:
         shown = "" if goal is None else f"{goal:.2f} s"
         verdict = "" if goal is None or found <= goal else "  missed"
         print(f"{name:32}{found:7.3f} s{shown:>9}{found / medians['import numpy']:9.2f}{verdict}")
+    save(
+        {"": "", "median": "s", "goal": "s", "over NumPy": "×"},
+        [(n, medians[n], goal, medians[n] / medians["import numpy"]) for n, (_, goal) in COMMANDS.items()],
+        peer="`import numpy`", runs=PROCESSES,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

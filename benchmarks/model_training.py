@@ -25,6 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.result import save
 from service.predict import training
 from service.search.pool import Candidates
 from service.search.predictor import Predictor
@@ -123,6 +124,16 @@ def main() -> None:
         f"scoring: {rate:,.0f} configurations/s with features (goal 300,000), "
         f"{rate / bare:.2f} of XGBoost's bare predict ({bare:,.0f}/s)"
     )
+    save(
+        {"": "", "found": "", "goal": ""},
+        [
+            (f"training on {model.records:,} records of {model.workloads} workloads", (took, "s"), "≤ 120 s"),
+            ("memory of training", (peak, "GiB"), "≤ 2 GiB"),
+            ("scoring with features", (round(rate), "configurations/s"), "≥ 300,000/s"),
+            ("the same over XGBoost's bare `predict`", (rate / bare, "×"), None),
+        ],
+        peer="XGBoost's bare `predict`",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ bound by one core moves by no more than 4 % while they do. Of configurations tim
 the same core in bursts, what is chosen is more than 5 % slower than the fastest in 1 % of the rounds at
 most, though the slower has the higher plevel; beside it stands a rule whose intervals are not bounded.
 
-    python benchmarks/noise.py [--sessions N] [--rounds N]
+    python benchmarks/noise.py [--sessions N] [--rounds N] [--only path|busy]
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.result import Cell, save
 from service.tuning.tuner import CONFIRM_SESSIONS, MORE_SESSIONS
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import Estimate, Job, JobEntry, Phase, Result, TimingPolicy, estimate
@@ -182,16 +183,16 @@ def time_final(path: Bench, job: Job) -> dict[int, tuple[float, ...]]:
     return {r.entry: r.samples_s for r in found if r.error is None}
 
 
-def choose_busily(path: Bench, rounds: int) -> tuple[float, float, list[float]]:
+def choose_busily(path: Bench, rounds: int) -> tuple[float, float, list[float], float]:
     """The shares of rounds in which plevel's rule, and the unbounded one, chose something over 5 % slower.
 
-    And the ratios of the rivals to the fastest, as a quiet core has them.
+    And the ratios of all to the fastest, as a quiet core has them, and how much their times there changed.
     """
     workload = kernel(256)
     space = next(c for c in candidates(workload, TARGET) if c.implementation == "dense_pack.cpu").space
     assert space is not None
     drawn = final_of(workload, space.sample(random.Random(0), 24), 0)
-    first = time_quietly(path, drawn, 1)
+    first = _medians(time_quietly(path, drawn, QUIET))
     order = sorted(first, key=lambda i: first[i])
     slower = [i for i in order if first[i] > 1.1 * first[order[0]]][:3]
     kept = [drawn.entries[i].config for i in (order[0], *slower)]
@@ -222,24 +223,30 @@ def choose_busily(path: Bench, rounds: int) -> tuple[float, float, list[float]]:
                 for n, e in found.items()
             ]
             chosen.append(int(choose(workload, TARGET, known, measured).implementation))
-    # Before and after: a host that changes meanwhile is no truth to compare with.
     after = time_quietly(path, job, QUIET)
-    times = [before[i] + after[i] for i in before]
-    ratios = [t / min(times) for t in times]
-    return _share(ratios, chosen), _share(ratios, unbounded), ratios
+    times = _medians({i: [*before[i], *after[i]] for i in before})
+    ratios = [times[i] / min(times.values()) for i in sorted(times)]
+    # A host that changes meanwhile is no truth to compare with.
+    early, late = _medians(before), _medians(after)
+    moved = max(abs(late[i] / early[i] - 1) for i in early)
+    return _share(ratios, chosen), _share(ratios, unbounded), ratios, moved
 
 
 def _share(ratios: Sequence[float], chosen: Sequence[int]) -> float:
     return sum(ratios[i] > 1.05 for i in chosen) / len(chosen)
 
 
-def time_quietly(path: Bench, job: Job, finals: int) -> dict[int, float]:
-    """The median of each entry over some finals."""
-    pooled: dict[int, list[float]] = {}
+def time_quietly(path: Bench, job: Job, finals: int) -> dict[int, list[float]]:
+    """The median of each entry in each of some finals."""
+    found: dict[int, list[float]] = {}
     for _ in range(finals):
         for i, samples in time_final(path, job).items():
-            pooled.setdefault(i, []).extend(samples)
-    return {i: statistics.median(samples) for i, samples in pooled.items()}
+            found.setdefault(i, []).append(statistics.median(samples))
+    return found
+
+
+def _medians(found: dict[int, list[float]]) -> dict[int, float]:
+    return {i: statistics.median(times) for i, times in found.items()}
 
 
 def choose_unbounded(found: dict[str, Estimate]) -> int:
@@ -258,49 +265,71 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--sessions", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--only", choices=("path", "busy"), help="one of the two halves")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="plevel-noise-") as name, ForkServer(Path(name)) as server:
         path = Bench(server, Path(name))
-        job = job_of(1, kernel(256))
-        built = path.build(job)
-        core = path.cores.timing[0]
-        bare = subprocess.Popen(
-            [sys.executable, "-c", _BARE, built.path, str(core)], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True, env={**os.environ, "TVM_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert bare.stdin is not None
-        assert bare.stdout is not None
-        calls = max(1, round(0.002 / path.measure(job)))
-        through: list[float] = []
-        alone: list[float] = []
-        for _ in range(options.sessions):
-            through.append(path.measure(job))
-            bare.stdin.write(f"{calls}\n")
-            bare.stdin.flush()
-            alone.append(statistics.median(json.loads(bare.stdout.readline())))
-        bare.stdin.close()
-        bare.wait()
-        print(
-            f"{options.sessions} medians of one kernel: spread {spread(through):.2%} through the whole "
-            f"path, {spread(alone):.2%} in a bare loop: {spread(through) / spread(alone):.2f}× (goal 1.2); "
-            f"{statistics.median(through) * 1e6:.1f} and {statistics.median(alone) * 1e6:.1f} µs; "
-            f"{path.retimed} sessions timed again", flush=True,
-        )  # fmt: skip
-        jobs = [job_of(10 + i, kernel(round(400 * STEP**i))) for i in range(KERNELS)]
-        quiet, times = rank(path, jobs)
-        with compiling(path.cores.building):
-            loaded, busy = rank(path, jobs)
-        print(f"ten kernels in steps of 3 %: tau {quiet:.2f}, {loaded:.2f} under load (goal 0.9)")
-        moved = statistics.median(b / q - 1 for q, b in zip(times, busy, strict=True))
-        print(f"their medians move by {moved:+.1%} while the other cores compile (goal 4 %)")
-        wrong, unbounded, ratios = choose_busily(path, options.rounds)
-        print(
-            f"beside a neighbour's bursts, {options.rounds} rounds, rivals at "
-            f"{', '.join(f'{r:.2f}×' for r in ratios[1:])}: over 5 % slower chosen in {wrong:.0%} (goal 1 %), "
-            f"by intervals without a bound in {unbounded:.0%}"
-        )
+        if options.only != "busy":
+            show_path(path, options.sessions)
+        if options.only != "path":
+            show_busy(path, options.rounds)
         path.pool.close()
         path.runner.close()
+
+
+def show_path(path: Bench, sessions: int) -> None:
+    """The spread of medians beside a bare loop's, and the order of ten kernels."""
+    job = job_of(1, kernel(256))
+    built = path.build(job)
+    core = path.cores.timing[0]
+    bare = subprocess.Popen(
+        [sys.executable, "-c", _BARE, built.path, str(core)], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "TVM_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert bare.stdin is not None
+    assert bare.stdout is not None
+    calls = max(1, round(0.002 / path.measure(job)))
+    through: list[float] = []
+    alone: list[float] = []
+    for _ in range(sessions):
+        through.append(path.measure(job))
+        bare.stdin.write(f"{calls}\n")
+        bare.stdin.flush()
+        alone.append(statistics.median(json.loads(bare.stdout.readline())))
+    bare.stdin.close()
+    bare.wait()
+    print(f"{path.retimed} of {sessions} sessions were timed again", flush=True)
+    jobs = [job_of(10 + i, kernel(round(400 * STEP**i))) for i in range(KERNELS)]
+    quiet, times = rank(path, jobs)
+    with compiling(path.cores.building):
+        loaded, busy = rank(path, jobs)
+    moved = statistics.median(b / q - 1 for q, b in zip(times, busy, strict=True))
+    rows: list[list[Cell]] = [
+        ["median of one kernel through the whole path", (statistics.median(through), "s"), None],
+        ["width of the middle 90 % of its medians", (spread(through), "%"), None],
+        ["the same of a bare loop of 60 repeats, in the same minutes", (spread(alone), "%"), None],
+        ["ratio of the widths", spread(through) / spread(alone), "≤ 1.2"],
+        ["Kendall's tau of ten kernels in steps of 3 %", quiet, "≥ 0.9"],
+        ["the same while the other core compiles", loaded, "≥ 0.9"],
+        ["change of their medians while it does", (moved, "%"), "≤ 4 %"],
+    ]
+    for row in rows:
+        print(*row, sep="  ")
+    save({"": "", "found": "", "goal": ""}, rows, variant="path", peer="a bare loop", runs=sessions)
+
+
+def show_busy(path: Bench, rounds: int) -> None:
+    """The shares of wrong selections beside a neighbour on the timing core."""
+    wrong, unbounded, ratios, moved = choose_busily(path, rounds)
+    rows: list[list[Cell]] = [
+        ["times over the fastest, on the quiet core", ", ".join(f"{r:.2f}×" for r in ratios), None],
+        ["largest change of one of them from before to after", (moved, "%"), None],
+        ["over 5 % slower chosen", (wrong, "%"), "≤ 1 %"],
+        ["the same by intervals without a bound", (unbounded, "%"), None],
+    ]
+    for row in rows:
+        print(*row, sep="  ")
+    save({"": "", "found": "", "goal": ""}, rows, variant="busy", peer="intervals without a bound")
 
 
 if __name__ == "__main__":

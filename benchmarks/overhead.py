@@ -19,6 +19,7 @@ import threading
 import time
 from pathlib import Path
 
+from benchmarks.result import save
 from plevel.client import Client
 from plevel.embedded import Embedded
 from strategy.record import RunRequest, RunStatus, RunWorkload
@@ -39,12 +40,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="plevel-overhead-") as folder:
         run, wall_s, spent = tune(workload, arguments.threads, arguments.trials, Path(folder))
     print(f"{workload}, {arguments.threads} thread(s): {run.trials_done} trials in {wall_s:.1f} s")
-    share = spent.pop("timing") / wall_s
-    print(f"  {share:7.1%}  timing (goal {GOAL:.0%})")
-    rest = wall_s * (1 - share) - sum(spent.values())
-    spent["before the first and after the last job"] = rest
-    for what, seconds in sorted(spent.items(), key=lambda item: -item[1]):
-        print(f"  {seconds / wall_s:7.1%}  {what}")
+    share = spent["timing"] / wall_s
+    spent["before the first and after the last job"] = wall_s - sum(spent.values())
+    rows = [
+        (what, seconds / wall_s, seconds / run.trials_done, f"≥ {GOAL:.0%}" if what == "timing" else None)
+        for what, seconds in sorted(spent.items(), key=lambda item: -item[1])
+    ]
+    for what, part, trial_s, goal in rows:
+        print(f"  {part:7.1%}  {1e3 * trial_s:6.1f} ms a trial  {what}" + (f" (goal {goal})" if goal else ""))
+    save(
+        {"": "", "share of the run": "%", "per trial": "s", "goal": ""},
+        [*rows, ("the whole run", None, (wall_s, "s"), None)],
+        variant=f"{arguments.threads}-threads",
+    )
     return 0 if share >= GOAL else 1
 
 

@@ -32,6 +32,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from recording import DATA, Key, Log, Recording, Task, or_nan, pack, record, unpack
 
+from benchmarks.result import Cell, save
+
 if TYPE_CHECKING:
     from service.search.predictor import Predictor, Trials
     from strategy.workload import Workload
@@ -180,7 +182,7 @@ def _rivals(plevels: dict[str, int], offered: dict[str, Task]) -> list[str]:
     return [by_plevel[0], next(n for n in by_plevel if offered[n].space is not None)]
 
 
-def report(found: dict[str, Recording], model: Predictor) -> None:
+def report(found: dict[str, Recording], model: Predictor, accuracy: float) -> None:
     from strategy.op_strategy import candidates
 
     over, against, untuned = [], [], []
@@ -214,6 +216,19 @@ def report(found: dict[str, Recording], model: Predictor) -> None:
             f"{statistics.geometric_mean(against):.2f}×; than the untuned configuration in "
             f"{np.mean(np.array(untuned) > 1):.0%}, {statistics.geometric_mean(untuned):.2f}×"
         )
+        rows: list[list[Cell]] = [
+            ["pick over the best known, median", (statistics.median(over), "×"), "≤ 1.2×"],
+            ["the same, worst", (max(over), "×"), None],
+            ["faster than the answer by plevel", (float(np.mean(np.array(against) > 1)), "%"), "≥ 80 %"],
+            ["as fast as that, geometric mean", (statistics.geometric_mean(against), "×"), None],
+            ["faster than the untuned configuration", (float(np.mean(np.array(untuned) > 1)), "%"), None],
+            ["as fast as that, geometric mean", (statistics.geometric_mean(untuned), "×"), None],
+        ]
+        save(
+            {f"on {len(over)} unseen shapes": "", "found": "", "goal": ""},
+            [["pairs of unseen shapes in the measured order", accuracy, "≥ 0.85"], *rows],
+            peer="the best of records, picks, and a search of 24 trials from there",
+        )
 
 
 def study(found: dict[str, Recording]) -> None:
@@ -221,18 +236,20 @@ def study(found: dict[str, Recording]) -> None:
     from service.search.predictor import Predictor
 
     train, test = trials_of(found, TRAIN), trials_of(found, TEST)
-    print(f"regression of log-seconds: {Predictor.fit(train).rank(test).accuracy:.3f}")
-    print(f"rank:pairwise: {_fit_ranks(train).rank(test).accuracy:.3f}")
+    rows: list[list[Cell]] = [
+        ["regression of log-seconds, as used", Predictor.fit(train).rank(test).accuracy, None],
+        ["`rank:pairwise`", _fit_ranks(train).rank(test).accuracy, None],
+    ]
     for shapes in (5, 10, 20):
         few = trials_of(found, TRAIN[:: len(TRAIN) // shapes][:shapes])
-        print(f"of {shapes} shapes: {Predictor.fit(few).rank(test).accuracy:.3f}")
+        rows.append([f"of {shapes} shapes", Predictor.fit(few).rank(test).accuracy, None])
     for sigma in (0.1, 0.3, 0.5):
         known, asked = (_blurred(trials, sigma) for trials in (train, test))
         model = Predictor.fit(known)
-        print(
-            f"times off by {sigma:.0%}: {model.rank(asked).accuracy:.3f} of the pairs as they were measured, "
-            f"{model.rank(test).accuracy:.3f} as they are"
-        )
+        rows.append([f"times off by {sigma:.0%}", model.rank(asked).accuracy, model.rank(test).accuracy])
+    for row in rows:
+        print(*row, sep="  ")
+    save({"": "", "pairs in the measured order": "", "in the true order": ""}, rows, variant="study")
 
 
 def _blurred(trials: Sequence[Trials], sigma: float) -> list[Trials]:
@@ -293,8 +310,8 @@ def main() -> int:
         found = unpack(FILE)
         if not done:
             return 3
-    report(found, model)
     ranking = model.rank(trials_of(found, TEST))
+    report(found, model, ranking.accuracy)
     print(
         f"trained on {sum(len(t.log_s) for t in trials_of(found, TRAIN))} records of {len(TRAIN)} shapes in "
         f"{took:.1f} s; {ranking.accuracy:.3f} of {ranking.pairs} pairs of {ranking.workloads} unseen shapes are "

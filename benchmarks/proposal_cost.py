@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.result import save
 from service.search.child import InlineModel
 from service.search.search import Search
 from service.search.transfer import Source
@@ -78,14 +79,17 @@ def main() -> None:
         f"{'space':24} {'size':>8} {'cold':>9} {'four sources':>14}   "
         f"of a trial of {1e3 * TRIAL_S:.0f} ms (goal 5 %)"
     )
+    rows = []
     for name, space in spaces(given.threads):
         cold = cost_s(space, ())
         warm = cost_s(space, [drawn(space, 1 + i) for i in range(SOURCES)])
+        rows.append((name, f"{space.size:.0e}", cold, warm, 0.05 * TRIAL_S))
         print(
             f"{name:24} {space.size:8.0e} {1e3 * cold:6.1f} ms {1e3 * warm:11.1f} ms   "
             f"{cold / TRIAL_S:.1%}, {warm / TRIAL_S:.1%}",
             flush=True,
         )
+    save({"space": "", "size": "", "cold": "s", f"{SOURCES} sources": "s", "goal": "s"}, rows)
 
 
 if __name__ == "__main__":

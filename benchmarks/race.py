@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from benchmarks.result import save
+
 if TYPE_CHECKING:
     from plevel.client import Client
     from strategy.workload import Workload
@@ -75,6 +77,8 @@ def benchmark(
     if not arguments.tune_only:
         rows = _race_all(script, layers, tuned, arguments)
         _print_summary(rows)
+        if not arguments.layers or set(arguments.layers) <= groups.keys():
+            _save(rows, "-".join(arguments.layers or ()), arguments.rounds)
     return 0
 
 
@@ -316,6 +320,28 @@ def _print_row(row: dict[str, Any]) -> None:
         f"{_short(row['selected'])} ({row['reason']})  [{others}]",
         flush=True,
     )
+
+
+def _save(rows: Sequence[Mapping[str, Any]], variant: str, rounds: int) -> None:
+    save(
+        {
+            "workload": "", "selected": "", "plevel": "s", "GFLOP/s": "", "PyTorch": "s", "ratio": "×",
+            "the others": "",
+        },
+        [
+            (
+                row["layer"], _short(row["selected"]), row["selected_s"],
+                round(row["flops"] / row["selected_s"] * 1e-9) if row["flops"] else None, row["torch_s"], row["ratio"],
+                ", ".join(
+                    f"{_short(name)} {seconds * 1e6:.0f} µs"
+                    for name, seconds in sorted(row["times_s"].items(), key=lambda item: item[1])
+                    if name != row["selected"]
+                ),
+            )
+            for row in rows
+        ],
+        variant=variant, peer="PyTorch", runs=rounds,
+    )  # fmt: skip
 
 
 def _short(name: str) -> str:

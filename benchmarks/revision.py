@@ -22,6 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.result import save
+
 BURST_S = 0.02
 THREADS = 2
 # Operator, types and attributes; tails, strides and padding among them.
@@ -110,14 +112,21 @@ def main() -> int:
             command = [sys.executable, __file__, str(checkout), "--build", str(folder)]
             subprocess.run(command, check=True, cwd=checkout, env={**os.environ, "PYTHONPATH": str(checkout)})
             kernels.append(json.loads((folder / "kernels.json").read_text()))
-        ratios = []
-        for name in kernels[0].keys() & kernels[1].keys():
+        rows: list[tuple[str, float, float, float]] = []
+        for name in sorted(kernels[0].keys() & kernels[1].keys()):
             other, own = (kernel(path, types) for path, *types in (found[name] for found in kernels))
             pairs = [(burst(other), burst(own)) for _ in range(arguments.rounds)]
-            ratios.append(statistics.median(b / a for a, b in pairs))
-            before, after = (statistics.median(times) * 1e6 for times in zip(*pairs, strict=True))
-            print(f"{ratios[-1]:5.3f}  {before:9.1f} µs  {after:9.1f} µs  {name}", flush=True)
-    print(f"{statistics.geometric_mean(ratios):5.3f}  geometric mean of {len(ratios)}")
+            ratio = statistics.median(b / a for a, b in pairs)
+            before, after = (statistics.median(times) for times in zip(*pairs, strict=True))
+            rows.append((name, before, after, ratio))
+            print(f"{ratio:5.3f}  {before * 1e6:9.1f} µs  {after * 1e6:9.1f} µs  {name}", flush=True)
+    mean = statistics.geometric_mean(row[-1] for row in rows)
+    print(f"{mean:5.3f}  geometric mean of {len(rows)}")
+    save(
+        {"kernel": "", "other": "s", "this": "s", "ratio": "×"},
+        [*rows, (f"geometric mean of {len(rows)}", None, None, mean)],
+        peer="the other checkout", runs=arguments.rounds,
+    )  # fmt: skip
     return 0
 
 

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from operators_cpu import GROUPS, Row
 
+from benchmarks.result import Cell, save
+
 if TYPE_CHECKING:
     from strategy.space import ConfigSpace
     from strategy.workload import Workload
@@ -59,18 +61,32 @@ def main() -> int:
         f"{'median':>6} {'fallback':>8}"
     )
     fallbacks: dict[str, list[float]] = {}
+    rows: list[list[Cell]] = []
     for op in arguments.only:
         for layer in WORKLOADS[op]:
             for row in _rows(layer, arguments):
                 fallbacks.setdefault(row["implementation"], []).append(row["fallback"])
+                shown = ("size", "valid", "near", "median", "fallback")
+                rows.append([f"`{row['implementation']}`", layer.name, *(row[name] for name in shown)])
                 print(
                     f"{row['implementation']:>30} {layer.name:>28} {row['size']:8d} {row['valid']:6.0%} "
                     f"{row['near']:5.0%} {row['median']:5.1f}× {row['fallback']:7.2f}×",
                     flush=True,
                 )
+    if arguments.only == list(WORKLOADS) and not arguments.implementations:
+        _save(rows)
     for name, ratios in fallbacks.items():
         print(f"{name}: the fallback takes {statistics.geometric_mean(ratios):.2f}× the best (geometric mean)")
     return 0
+
+
+def _save(rows: list[list[Cell]]) -> None:
+    save(
+        {
+            "": "", "workload": "", "size": "", "valid": "%", "within 10 %": "%", "median": "×", "fallback": "×",
+        },
+        rows, peer="the best of those drawn", runs=ROUNDS,
+    )  # fmt: skip
 
 
 def _rows(layer: Row, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:

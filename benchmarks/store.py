@@ -37,6 +37,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from benchmarks.result import Cell, save
 from service.formats import ImportedRecord, Task, native
 from service.store import migration
 from strategy.record import encode, to_json
@@ -347,6 +348,19 @@ def show(found: dict[str, Figures], peers: Peers) -> None:
         print(f"{peer}: {rate:,.0f}/s; import here: {ours}")
 
 
+def to_rows(found: dict[str, Figures], peers: Peers) -> list[list[Cell]]:
+    """Figures beside their goals, and the import's rate over each peer's."""
+    rows: list[list[Cell]] = [
+        [what, goal, *(round(figures[what], _digits(goal)) for figures in found.values())]
+        for what, goal in GOALS.items()
+    ]
+    for peer, rate in peers.items():
+        if rate is not None:
+            ratios = [figures["import of own NDJSON, records/s"] / rate for figures in found.values()]
+            rows.append([f"import over {peer} ({rate:,.0f}/s)", None, *((ratio, "×") for ratio in ratios)])
+    return rows
+
+
 def _digits(goal: float) -> int:
     return 2 if goal <= 50 else 0
 
@@ -369,15 +383,17 @@ def main() -> None:
             for place, url in places.items()
         }
         loaded = metaschedule_rate(folder)
-        show(
-            found,
-            {
-                "Optuna's RDB storage on SQLite, trials by ask and tell": optuna_rate(folder),
-                "MetaSchedule's JSONDatabase, records loaded": None if loaded is None else loaded[0],
-            },
-        )
+        peers = {
+            "Optuna's RDB storage on SQLite, trials by ask and tell": optuna_rate(folder),
+            "MetaSchedule's JSONDatabase, records loaded": None if loaded is None else loaded[0],
+        }
+        show(found, peers)
         if loaded is not None:
             print(f"MetaSchedule's JSONDatabase keeps {loaded[1]:,.0f} KB of memory for each record")
+        save(
+            {f"{given.records:,} records of {given.tasks:,} tasks": "", "goal": "", **dict.fromkeys(found, "")},
+            to_rows(found, peers), variant=str(given.records), peer="Optuna and MetaSchedule",
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.result import save
+
 if TYPE_CHECKING:
     from strategy.workload import Workload
 
@@ -42,17 +44,25 @@ def main() -> int:
     arguments = parser.parse_args()
     os.environ["TVM_NUM_THREADS"] = str(arguments.threads)
     print(f"{'operator':>14} {'m':>5} {'implementation':>22} {'any m':>9} {'this m':>9} {'ratio':>6} {'plain':>9}")
-    ratios = []
+    ratios, rows = [], []
     for op in CASES:
         for size, name, times in _times(op, arguments):
             for_all, for_one, plain = times
             ratios.append(for_one / for_all)
+            rows.append((op, size, name, for_all, for_one, ratios[-1], plain))
             shown = "" if plain is None else f"{plain * 1e6:7.1f}µs"
             print(
                 f"{op:>14} {size:5d} {name:>22} {for_all * 1e6:7.1f}µs {for_one * 1e6:7.1f}µs "
                 f"{ratios[-1]:5.2f}× {shown:>9}",
                 flush=True,
             )
+    save(
+        {
+            "operator": "", "m": "", "implementation": "", "any m": "s", "this m": "s", "ratio": "×",
+            "plain schedule, any m": "s",
+        },
+        rows, peer="the same implementation lowered for the size", runs=arguments.rounds,
+    )  # fmt: skip
     print(f"{len(ratios)} rows: {statistics.geometric_mean(ratios):.2f}× on average (geometric)")
     return 0
 

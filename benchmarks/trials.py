@@ -30,6 +30,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.result import Cell, save
 from strategy.op_strategy import candidates
 from strategy.record import (
     CONFIRM_POLICY,
@@ -75,13 +76,22 @@ def main() -> int:
     print(f"Kendall's tau of {arguments.candidates} candidates, search against confirmed: {tau:.3f} "
           f"(goal {TAU_GOAL})", flush=True)  # fmt: skip
     peer = None if arguments.skip_peer else run_peer(arguments.trials, arguments.threads)
+    rows: list[list[Cell]] = []
     if peer is not None:
         _print("MetaSchedule", peer, None, None)
+        rows.append(["MetaSchedule, local builder and runner", peer, None, None])
     good = True
     for name, policy in (("peer's", PEER_POLICY), ("default", SEARCH_POLICY)):
         rate = search_rate(workload, target, policy, arguments.trials)
         _print(f"plevel, {name} policy", rate, peer, GOALS[name])
         good &= peer is None or rate >= GOALS[name] * peer
+        goal = f"{GOALS[name]:g}×"
+        rows.append([f"plevel, {name} policy", rate, None if peer is None else rate / peer, goal])
+    rows.append([f"Kendall's tau of {arguments.candidates}, search against confirmed", (tau, ""), None, f"{TAU_GOAL}"])
+    save(
+        {"": "", "per minute": "", "ratio": "×", "goal": ""}, rows,
+        variant=f"{arguments.threads}-threads", peer="MetaSchedule", runs=1,
+    )  # fmt: skip
     return 0 if good and tau >= TAU_GOAL else 1
 
 

@@ -1,0 +1,123 @@
+"""The result of a benchmark as JSON in `results/`: when, where and how it was taken, and rows of figures.
+
+`figures.py` makes the tables of the documentation from these files. A benchmark calls `save` at its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import distributions
+from pathlib import Path
+from platform import python_version
+
+import msgspec
+
+FOLDER = Path(__file__).parent / "results"
+PACKAGES = {"apache-tvm", "numpy", "sqlalchemy", "psycopg", "xgboost", "xgboost-cpu", "torch", "scipy-openblas32"}
+# A text, a number in its column's unit, or a number with a unit of its own. None where there is none.
+Cell = str | int | float | tuple[int | float, str] | None
+
+
+class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The machine of some figures. `llvm` is LLVM's name of the processor."""
+
+    processor: str
+    llvm: str
+    cores: int
+
+
+class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One run of a benchmark. Fields that were not noted when it was taken are None.
+
+    Attributes:
+        others: the share of the machine's processor time that other programs used meanwhile.
+        peer: what plevel's figures stand beside.
+        runs: the number of samples of which each figure is the median.
+        note: what else a reader must know of how they were taken.
+        columns: the unit of each by its name. Seconds are in `s`, shares in `%` (0.05 is 5 %), ratios in `×`.
+    """
+
+    script: str
+    variant: str
+    date: str
+    machine: Machine
+    versions: dict[str, str]
+    commit: str | None
+    command: str | None
+    others: float | None
+    peer: str | None
+    runs: int | None
+    note: str | None
+    columns: dict[str, str]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.script}-{self.variant}" if self.variant else self.script
+
+
+def save(
+    columns: Mapping[str, str],
+    rows: Sequence[Sequence[Cell]],
+    *,
+    variant: str = "",
+    peer: str | None = None,
+    runs: int | None = None,
+    note: str | None = None,
+    device: str | None = None,
+) -> None:
+    """Write the result of the program that runs. `device` is the GPU that the figures are of, if any."""
+    from strategy.target import Target
+    from workers.cpu import assign, describe_device, parse_cores
+
+    script = Path(sys.argv[0]).stem
+    given = ["URL" if "://" in word else word for word in sys.argv[1:]]  # they may hold passwords
+    host = describe_device(assign(parse_cores("cpu"), 1), 1)
+    cores = int(host.fingerprint["cores"])
+    total_s = cores * (time.monotonic() - _BEGAN[0])
+    packages = {d.name: d.version for d in distributions() if d.name.lower() in PACKAGES}
+    result = Result(
+        script=script, variant=variant, date=time.strftime("%Y-%m-%d"),
+        machine=Machine(device or host.model, Target.parse("cpu").arch, cores),
+        versions={"python": python_version(), **dict(sorted(packages.items()))}, commit=_commit(),
+        command=shlex.join(["python", f"benchmarks/{script}.py", *given]),
+        others=round(max(0.0, _others_s() - _BEGAN[1]) / total_s, 3),
+        peer=peer, runs=runs, note=note, columns=dict(columns), rows=tuple(map(tuple, rows)),
+    )  # fmt: skip
+    write(result)
+
+
+def write(result: Result) -> None:
+    """One line for each row, so that changes are read by row."""
+    fields = msgspec.to_builtins(result)
+    rows = ",\n".join(f"    {json.dumps(row, ensure_ascii=False)}" for row in fields.pop("rows"))
+    head = json.dumps(fields, indent=2, ensure_ascii=False).removesuffix("\n}")
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"{result.name}.json").write_text(f'{head},\n  "rows": [\n{rows}\n  ]\n}}\n')
+
+
+def read(name: str, folder: Path = FOLDER) -> Result:
+    """A result by the name of its file. Raises FileNotFoundError, or ValidationError."""
+    return msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=Result)
+
+
+def _commit() -> str | None:
+    """The commit of this checkout, with a plus sign if files differ from it; None outside of one."""
+    command = ["git", "-C", str(FOLDER.parent), "describe", "--always", "--abbrev=10", "--dirty=+"]
+    return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip() or None
+
+
+def _others_s() -> float:
+    """Processor time since the machine started, less that of this program and of its children that ended."""
+    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
+    busy_s = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    return busy_s - sum(os.times()[:4])
+
+
+_BEGAN = time.monotonic(), _others_s()
