@@ -20,7 +20,6 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from pathlib import Path
 from typing import IO, Any, Literal
 
 import msgspec
@@ -245,11 +244,9 @@ class _Child:
     """A process that reads one log at a time."""
 
     def __init__(self) -> None:
-        root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
             [sys.executable, "-m", "service.records.reading"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            bufsize=0, env={**os.environ, "PYTHONPATH": path},
+            bufsize=0,
             start_new_session=True,  # Ctrl-C is for the parent, which then ends it
         )  # fmt: skip
         assert self._process.stdin is not None

@@ -1,20 +1,17 @@
 """The model of time and validity, and the process of its own in which it is fitted.
 
-`python -m service.search.child` serves `learn`, `grow` and `propose` over pipes: a JSON header and raw
-arrays each way.
+`python -m service.search.child` serves `learn`, `grow` and `propose` over pipes. Values are pickled: both ends
+are of one installation, and nothing that came over a network is read in the child.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import struct
+import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -89,17 +86,18 @@ class ChildModel:
         self._child: subprocess.Popen[bytes] | None = None
 
     def learn(self, records: Records) -> Prior | None:
-        answer = self._call("learn", records)
-        return Prior(*answer) if answer else None
+        learnt: Prior | None = self._call("learn", records)
+        return learnt
 
     def grow(self, features: Matrix, values: Matrix) -> NDArray[np.uint8]:
-        (trees,) = self._call("grow", (features, values))
-        return np.asarray(trees)
+        trees: NDArray[np.uint8] = self._call("grow", features, values)
+        return trees
 
     def propose(self, request: Request) -> Proposal:
-        return Proposal(*self._call("propose", request))
+        chosen: Proposal = self._call("propose", request)
+        return chosen
 
-    def _call(self, verb: str, values: tuple[Any, ...]) -> list[Any]:
+    def _call(self, verb: str, *values: Any) -> Any:
         with self._lock:
             child = self._running()
             assert child.stdin is not None
@@ -107,9 +105,10 @@ class ChildModel:
             watchdog = threading.Timer(ANSWER_TIMEOUT_S, child.kill)
             try:
                 watchdog.start()
-                _write(child.stdin, verb, values)
-                status, answer = _read(child.stdout)
-            except (OSError, EOFError, ValueError) as error:
+                pickle.dump((verb, values), child.stdin)
+                child.stdin.flush()
+                status, answer = pickle.load(child.stdout)  # noqa: S301 - of our own child
+            except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
                 self._stop()
                 raise CostModelError(f"the cost model's process failed: {error}") from error
             finally:
@@ -121,13 +120,10 @@ class ChildModel:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._child is None or self._child.poll() is not None:
             self._stop()
-            root = str(Path(__file__).resolve().parents[2])
-            path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "service.search.child"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
-                     "PYTHONPATH": path},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 start_new_session=True,  # Ctrl-C is for the parent, which then ends it
             )  # fmt: skip
         return self._child
@@ -154,60 +150,20 @@ class ChildModel:
         self.close()
 
 
-def _write(stream: IO[bytes], verb: str, values: tuple[Any, ...]) -> None:
-    """A header that describes the values, then the bytes of those that are arrays."""
-    arrays = [np.ascontiguousarray(v) for v in values if isinstance(v, np.ndarray)]
-    described = [
-        {"shape": v.shape, "dtype": v.dtype.str} if isinstance(v, np.ndarray) else v for v in values
-    ]
-    text = json.dumps({"verb": verb, "values": described}).encode()
-    stream.write(struct.pack("<I", len(text)))
-    stream.write(text)
-    for array in arrays:
-        stream.write(array.tobytes())
-    stream.flush()
-
-
-def _read(stream: IO[bytes]) -> tuple[str, list[Any]]:
-    (length,) = struct.unpack("<I", _exactly(stream, 4))
-    header = json.loads(_exactly(stream, length))
-    values: list[Any] = []
-    for value in header["values"]:
-        if isinstance(value, dict):
-            dtype, shape = np.dtype(value["dtype"]), tuple(value["shape"])
-            data = _exactly(stream, int(np.prod(shape)) * dtype.itemsize)
-            values.append(np.frombuffer(data, dtype=dtype).reshape(shape).copy())
-        else:
-            values.append(value)
-    return str(header["verb"]), values
-
-
-def _exactly(stream: IO[bytes], length: int) -> bytes:
-    data = stream.read(length)
-    if len(data) != length:
-        raise EOFError("the pipe was closed")
-    return data
-
-
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Answers requests until the pipe is closed."""
     model = InlineModel()
-    verbs: dict[str, Callable[[list[Any]], tuple[Any, ...]]] = {
-        "learn": lambda values: model.learn(Records(*values)) or (),
-        "grow": lambda values: (model.grow(*values),),
-        "propose": lambda values: model.propose(Request(*values)),
-    }
     while True:
         try:
-            verb, values = _read(requests)
+            verb, values = pickle.load(requests)  # noqa: S301 - of the process that started this one
         except EOFError:
             return
         try:
-            answer = verbs[verb](values)
+            answer = "ok", getattr(model, verb)(*values)
         except Exception as error:
-            _write(answers, f"{type(error).__name__}: {error}", ())
-        else:
-            _write(answers, "ok", answer)
+            answer = f"{type(error).__name__}: {error}", None
+        pickle.dump(answer, answers)
+        answers.flush()
 
 
 if __name__ == "__main__":
