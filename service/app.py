@@ -66,7 +66,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             context.trainer = Trainer(context.opened, context.settings.poll_s)
             context.trainer.start()
         postman = Postman(context.opened, context.settings)
-        postman.start()
+        if context.settings.webhook_hosts:  # anybody may be told
+            postman.start()
         watching = asyncio.create_task(authority.watch())
         try:
             yield

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
-import threading
 import time
 from collections import deque
 
 import sqlalchemy as sa
 
-from service.errors import DatabaseError
 from service.predict import training
+from service.store.background import Background
 from service.store.db import Store, among
 from service.store.namespace import DEFAULT
 from service.store.tables import LIVE, cost_model, run, run_task, target, task, workload
@@ -20,10 +18,9 @@ from strategy.record import RunState
 # Without a live run before training begins: it would take the cores of what is timed.
 QUIET_S = 30.0
 GROWTH = 1.25  # records on those of the newest model, from which another is worth training
-log = logging.getLogger(__name__)
 
 
-class Trainer:
+class Trainer(Background):
     """One thread that starts one training process at a time, and ends it where a run begins.
 
     What is due follows from the runs that have finished since this began: imported records alone
@@ -36,8 +33,8 @@ class Trainer:
     """
 
     def __init__(self, store: Store, poll_s: float, quiet_s: float = QUIET_S) -> None:
+        super().__init__("trainer", poll_s)
         self._store = store
-        self._poll_s = poll_s
         self._quiet_s = quiet_s
         self._busy_at = time.monotonic()
         # By ids and not by instants, as the database's clock may be set back.
@@ -46,32 +43,15 @@ class Trainer:
         self._due: dict[tuple[str, str], bool] = {}  # and whether it was asked for
         self._asked: deque[tuple[str, str]] = deque()  # by other threads
         self._child: tuple[subprocess.Popen[str], tuple[str, str], bool] | None = None
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._loop, name="trainer", daemon=True)
-        self._thread.start()
 
     def stop(self) -> None:
         """Ends the thread, and the training with it."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
+        super().stop()
         self._end_child()
 
     def ask(self, op: str, target_key: str) -> None:
         """Request training, no matter what the newest model has seen. Thread-safe."""
         self._asked.append((op, target_key))
-
-    def _loop(self) -> None:
-        while not self._stopping.wait(self._poll_s):
-            try:
-                self.step()
-            except DatabaseError as error:
-                log.debug("cost models are not trained meanwhile: %s", error)  # the tuner says it
-            except Exception:
-                log.exception("cost models were not trained; trying again later")
 
     def step(self) -> None:
         """Start due training, collect what is done, and stop training for a live run."""

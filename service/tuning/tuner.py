@@ -8,7 +8,6 @@ and open jobs, and continues where the run was.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from service.records import log as records
 from service.search.child import CostModel
 from service.settings import Settings
 from service.store import catalogue, event
+from service.store.background import Background
 from service.store.db import Connection, Store
 from service.store.tables import Scope, TaskState
 from service.store.wakeup import Wakeup
@@ -52,7 +52,7 @@ class Proposal:
     priority: int = jobs.NORMAL
 
 
-class Tuner:
+class Tuner(Background):
     """Tunes every live run of a database until stopped.
 
     Args:
@@ -68,6 +68,7 @@ class Tuner:
         self, store: Store, settings: Settings, model: CostModel, changed: Wakeup, queued: Wakeup,
         name: str | None = None,
     ) -> None:  # fmt: skip
+        super().__init__("tuner", settings.poll_s, changed)
         self.store = store
         self.settings = settings
         self.model = model
@@ -76,43 +77,24 @@ class Tuner:
         self._ownership = Ownership(settings.lease_s, name)
         self._runs: dict[int, TuningRun] = {}
         self._remeasure_at = 0.0  # time.monotonic
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._loop, name="tuner", daemon=True)
-        self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread after the step that it is in."""
-        self._stopping.set()
-        self.changed.notify()
-        if self._thread is not None:
-            self._thread.join()
+        """Ends the thread after the step that it is in, and gives its runs to other services."""
+        super().stop()
         try:
             self._ownership.give_up(self.store)
         except DatabaseError as error:
             log.warning("runs were not released; other services take them over when their leases expire: %s", error)
 
-    def _loop(self) -> None:
-        away = False  # the database
-        while not self._stopping.is_set():
-            try:
-                seen = self.changed.count
-                self.step()
-                away = False
-                self.changed.wait(seen, self.settings.poll_s)
-            except Exception as error:
-                if not isinstance(error, DatabaseError):
-                    log.exception("the tuner starts again after an error")
-                elif not away:  # once, however long it lasts
-                    log.warning("runs are not tuned until the database answers: %s", error)
-                away = isinstance(error, DatabaseError)
-                self._runs.clear()
-                self._stopping.wait(self.settings.poll_s)
-
     def step(self) -> None:
         """Takes expired leases back, and brings each live run one step further."""
+        try:
+            self._step()
+        except Exception:
+            self._runs.clear()  # what they have seen may have been rolled back
+            raise
+
+    def _step(self) -> None:
         terms = retry.Terms(self.settings.lease_s, self.settings.alive_s)
         with self.store.write() as connection:
             expired = retry.expire(connection, terms)

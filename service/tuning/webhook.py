@@ -10,18 +10,17 @@ from __future__ import annotations
 import base64
 import hmac
 import ipaddress
-import logging
 import socket
-import threading
 import time
 from typing import Any
 
 import httpx
 import sqlalchemy as sa
 
-from service.errors import DatabaseError, InvalidError
+from service.errors import InvalidError
 from service.settings import WHSEC, Settings
 from service.store import event
+from service.store.background import Background
 from service.store.db import Store, insert, is_due, now
 from service.store.tables import LIVE, run, webhook
 from service.tuning import run as runs
@@ -31,7 +30,6 @@ TRIES = 12  # within some three hours
 TIMEOUT_S = 10.0
 LONGEST_S = 3600.0  # between two tries
 CLAIM_S = 60.0  # until another service may take what one was sending when it died
-log = logging.getLogger(__name__)
 
 
 def check(url: str, hosts: str) -> None:
@@ -72,7 +70,7 @@ def subscribe(connection: sa.Connection, run_id: int, url: str) -> None:
     connection.execute(insert(connection, webhook).values(values).on_conflict_do_nothing())
 
 
-class Postman:
+class Postman(Background):
     """One thread that sends what is due.
 
     Args:
@@ -80,35 +78,19 @@ class Postman:
         settings: where may be told, with which secret, and how soon again.
     """
 
+    patience_s = 1.0  # what it is sending is sent again by the next
+
     def __init__(self, store: Store, settings: Settings) -> None:
+        super().__init__("webhooks", settings.poll_s)
         self._store = store
         self._settings = settings
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Begins, where anybody may be told."""
-        if self._settings.webhook_hosts:
-            self._thread = threading.Thread(target=self._loop, name="webhooks", daemon=True)
-            self._thread.start()
+    def step(self) -> None:
+        """Sends all that is due."""
+        while not self._stopping.is_set() and self.send():
+            pass
 
-    def stop(self) -> None:
-        """Ends the thread; what it is sending is sent again by the next."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(1.0)
-
-    def _loop(self) -> None:
-        while not self._stopping.wait(self._settings.poll_s):
-            try:
-                while self.step() and not self._stopping.is_set():
-                    pass
-            except DatabaseError as error:
-                log.debug("webhooks are not sent meanwhile: %s", error)  # the tuner says it
-            except Exception:
-                log.exception("webhooks were not sent, and are tried again")
-
-    def step(self) -> bool:
+    def send(self) -> bool:
         """Sends what has been due the longest; False where nothing is."""
         with self._store.read() as connection:
             due = connection.execute(_due(self._settings.webhook_retry_s)).one_or_none()

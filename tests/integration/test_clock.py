@@ -201,11 +201,11 @@ def test_a_webhook_due_ahead_of_time_is_sent(
     postman = webhook.Postman(store, Settings(webhook_hosts="ci.lan", webhook_retry_s=10.0))
     answers = ["it answered 503", "it answered 503", ""]
     monkeypatch.setattr(postman, "_send", lambda url, message, body: answers.pop(0))
-    assert postman.step()
+    assert postman.send()
     clock.move(10.0)
-    assert postman.step()
+    assert postman.send()
     clock.move(-HOUR_S)
-    assert postman.step()  # a second try was due in 20 s
+    assert postman.send()  # a second try was due in 20 s
     assert answers == []
 
 

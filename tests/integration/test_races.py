@@ -579,7 +579,7 @@ def test_an_end_is_told_by_one_service(crowd: Crowd, monkeypatch: pytest.MonkeyP
             run_id = runs.create(c, asked, runs.plan(asked))
             webhook.subscribe(c, run_id, f"http://127.0.0.1/{n}")
             runs.cancel(c, run_id)
-        crowd.each(lambda s: webhook.Postman(s, settings).step())
+        crowd.each(lambda s: webhook.Postman(s, settings).send())
     assert told == {f"http://127.0.0.1/{n}": 1 for n in range(ROUNDS)}
 
 

@@ -113,11 +113,11 @@ def test_the_end_of_a_run_is_told_once(store: Store, receiver: Receiver) -> None
     scene = Scene.make(store)
     with store.write() as c:
         webhook.subscribe(c, scene.run_id, receiver.url)
-    assert not postman.step()  # it has not ended
+    assert not postman.send()  # it has not ended
     with store.write() as c:
         runs.finish(c, scene.run_id, RunState.DONE, "enough")
-    assert postman.step()
-    assert not postman.step()
+    assert postman.send()
+    assert not postman.send()
     path, headers, body, _ = receiver.take()
     assert receiver.got.empty()
     assert path == "/hook?a=1"
@@ -146,7 +146,7 @@ def test_a_receiver_that_fails_is_told_again(store: Store, receiver: Receiver) -
     ended(store, receiver.url)
     for attempt, said in ((1, "500"), (2, "307"), (3, "")):
         due(store)
-        assert webhook.Postman(store, settings()).step()
+        assert webhook.Postman(store, settings()).send()
         (row,) = rows(store)
         assert (row.attempts, said in row.error) == (attempt, True)
     told = [receiver.take() for _ in range(3)]
@@ -166,12 +166,12 @@ def test_it_waits_longer_each_time_and_gives_up(
     waits = []
     for _ in range(webhook.TRIES):
         due(store)
-        assert postman.step()
+        assert postman.send()
         with store.read() as c:
             waits.append(c.execute(sa.select(table.c.due_at - now())).scalar_one())
     assert [round(math.log2(w / 1e6)) for w in waits] == [0, 1, 2, 3, 4] + [5] * 7
     due(store)
-    assert not postman.step()
+    assert not postman.send()
     (row,) = rows(store)
     assert row.attempts == webhook.TRIES
     assert row.ended_at is not None
@@ -190,10 +190,10 @@ def test_two_services_tell_it_once(store: Store, receiver: Receiver) -> None:
 
         def write(self) -> Any:
             if next(steps, False):
-                assert other.step()
+                assert other.send()
             return store.write()
 
-    assert webhook.Postman(Slow(), settings()).step()  # type: ignore[arg-type]
+    assert webhook.Postman(Slow(), settings()).send()  # type: ignore[arg-type]
     receiver.take()
     assert receiver.got.empty()
     assert rows(store)[0].attempts == 1
@@ -239,11 +239,11 @@ def test_what_a_pattern_lists_is_not_private(store: Store, monkeypatch: pytest.M
         due(store)
         with store.write() as c:
             c.execute(sa.update(table).values(attempts=0))
-        assert postman.step()
+        assert postman.send()
         assert "private network" in rows(store)[0].error, private
     # One that the settings allow no more.
     due(store)
-    assert webhook.Postman(store, settings(webhook_hosts="ci.lan")).step()
+    assert webhook.Postman(store, settings(webhook_hosts="ci.lan")).send()
     assert "not one that" in rows(store)[0].error
 
 
