@@ -530,7 +530,7 @@ def main() -> int:
 
 
 def plan(chosen: list[tuple[str, Workload]], options: argparse.Namespace) -> int:
-    """Prints what would be measured."""
+    """Print what would be measured."""
     try:
         target = Target.parse(options.plan)
     except TargetError as error:
@@ -553,7 +553,7 @@ def run(
     *,
     peer: bool,
 ) -> float | None:
-    """Gives each case's row to `write` as it is there; the bandwidth of a copy."""
+    """Give each case's row to `write` as it is there; the bandwidth of a copy."""
     cores = sorted(os.sched_getaffinity(0))
     with (
         tempfile.TemporaryDirectory(prefix="plevel-gpu-") as folder,
@@ -594,7 +594,7 @@ def run(
 
 
 def summarise(results: list[dict[str, Any]], copied: float | None) -> None:
-    """Prints a line for all cases, and one for each goal."""
+    """Print a line for all cases, and one for each goal."""
     sums = {k: sum(r.get(k, 0) for r in results) for k in ("tried", "built", "correct")}
     print(f"of {sums['tried']} tried, {sums['built']} were built and {sums['correct']} correct")
     shares: dict[str, list[int]] = {}

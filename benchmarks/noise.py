@@ -132,7 +132,7 @@ def tau(order: list[float]) -> float:
 
 @contextmanager
 def compiling(cores: tuple[int, ...]) -> Iterator[None]:
-    """Keeps these cores busy with a compiler's kind of work."""
+    """Keep these cores busy with a compiler's kind of work."""
     code = (
         "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\n"
         "import ast, inspect, typing\nsource = inspect.getsource(typing)\n"
@@ -149,7 +149,7 @@ def compiling(cores: tuple[int, ...]) -> Iterator[None]:
 
 @contextmanager
 def bursting(core: int) -> Iterator[None]:
-    """Takes this core in bursts of 1 to 100 ms, a third of the time."""
+    """Take this core in bursts of 1 to 100 ms, a third of the time."""
     code = (
         "import os, sys, time, random; os.sched_setaffinity(0, {int(sys.argv[1])})\n"
         "while True:\n"

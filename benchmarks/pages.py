@@ -80,7 +80,7 @@ SETTLED = "html" + "".join(f":not(:has({b}))" for b in BUSY)
 
 
 def seed(url: str, size: int) -> dict[str, int]:
-    """Fills an empty database with runs of many shapes side by side; the ids of what is looked at."""
+    """Fill an empty database with runs of many shapes side by side; the ids of what is looked at."""
     migration.upgrade(url)
     store = Store(url)
     try:

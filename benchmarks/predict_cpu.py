@@ -85,7 +85,7 @@ def label(shape: Shape, implementation: str) -> str:
 
 
 def record_all(path: Path, seconds: float) -> bool:
-    """Times what the log lacks; writes the file in any case."""
+    """Time what the log lacks; write the file in any case."""
     from strategy.target import Target
 
     target = Target.parse("cpu").with_threads(1)
@@ -138,7 +138,7 @@ def pick(model: Predictor, offered: dict[str, Task]) -> tuple[str, Key]:
 
 
 def time_picks(model: Predictor, path: Path, until: float) -> bool:
-    """Times the picks beside what stands against them, and searches from there."""
+    """Time the picks beside what stands against them, and search from there."""
     from search_cpu import Ours
 
     from strategy.op_strategy import candidates

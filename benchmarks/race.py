@@ -49,7 +49,7 @@ def benchmark(
     groups: Mapping[str, Sequence[Layer]],
     sides: Mapping[str, Callable[..., dict[str, Call]]],
 ) -> int:
-    """Runs a benchmark as its command line says.
+    """Run a benchmark as its command line says.
 
     Args:
         script: its file, which is started again for each side.

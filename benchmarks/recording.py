@@ -147,7 +147,7 @@ class Log:
 
 
 def record(log: Log, task: Task, keys: Sequence[Key], until: float, *, again: bool = False) -> bool:
-    """Times those that the log lacks, or all where `again`; whether none is missing at `until`.
+    """Time those that the log lacks, or all where `again`; whether none is missing at `until`.
 
     Args:
         until: by `time.monotonic`.
@@ -245,7 +245,7 @@ class _Kernel:
 
 
 def pack(path: Path, recordings: Mapping[str, Recording]) -> None:
-    """Writes recordings as compressed JSON: the same bytes for the same recordings."""
+    """Write recordings as compressed JSON: the same bytes for the same recordings."""
     from strategy.record import to_json
 
     tasks = {}

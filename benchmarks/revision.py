@@ -44,7 +44,7 @@ KERNELS: list[tuple[str, dict[str, str], dict[str, Any]]] = [
 
 
 def build(folder: Path) -> None:
-    """Compiles all that the checkout on PYTHONPATH has for the workloads."""
+    """Compile all that the checkout on PYTHONPATH has for the workloads."""
     from strategy.lower import lower
     from strategy.op_strategy import candidates
     from strategy.target import Target
@@ -93,7 +93,7 @@ def burst(call: Callable[[], Any]) -> float:
 
 
 def main() -> int:
-    """Compiles both, and prints a line for each kernel that both have."""
+    """Compile both, and print a line for each kernel that both have."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0] if __doc__ else None)
     parser.add_argument("other", type=Path, help="another checkout")
     parser.add_argument("--rounds", type=int, default=21)

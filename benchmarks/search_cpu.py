@@ -82,7 +82,7 @@ def spaces(target: Any) -> dict[str, Task]:
 
 
 def record_all(path: Path, seconds: float) -> bool:
-    """Times what the log lacks; writes the file once it is whole."""
+    """Time what the log lacks; write the file once it is whole."""
     from strategy.target import Target
 
     here = Target.parse("cpu").with_threads(1)
@@ -112,7 +112,7 @@ def record_all(path: Path, seconds: float) -> bool:
 
 
 def record_threads(path: Path, threads: int, seconds: float) -> bool:
-    """Times some configurations of each space with so many threads; writes the file once all are there."""
+    """Time some configurations of each space with so many threads; write the file once all are there."""
     from strategy.target import Target
 
     # Before TVM starts; its idle threads are not to keep the cores from what is timed next.

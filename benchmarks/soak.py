@@ -326,7 +326,7 @@ class Farm:
             return list(c.scalars(sa.text(f"SELECT id FROM run WHERE {LIVE} ORDER BY id")))
 
     def submit(self, seed: int, trials: int) -> None:
-        """Asks for another run, several times at once, where fewer than `LIVE_RUNS` are live."""
+        """Ask for another run, several times at once, where fewer than `LIVE_RUNS` are live."""
         if len(self.live()) < LIVE_RUNS:
             asked = encode(RunRequest(
                 workloads=(RunWorkload(workload=WORKLOAD, candidates=(CANDIDATE,)),), target=TARGET,
@@ -345,7 +345,7 @@ class Farm:
             time.sleep(0.02)
 
     def calm(self) -> None:
-        """Waits until all that was asked for has ended."""
+        """Wait until all that was asked for has ended."""
         self.weather.bad = False
         give_up = time.monotonic() + PATIENCE_S
         while left := self.live():
@@ -377,7 +377,7 @@ def spooled(folder: Path) -> list[Path]:
 
 
 def ask(url: str, path: str, body: bytes) -> None:
-    """Sends a request; in this weather nobody relies on an answer."""
+    """Send a request; in this weather nobody relies on an answer."""
     with contextlib.suppress(httpx.HTTPError):
         httpx.post(url + path, content=body, timeout=30.0)
 
@@ -423,7 +423,7 @@ WRONG = {
 
 
 def check(database: str, folder: Path) -> str:
-    """Raises where something was lost, doubled or is stuck; returns what there was."""
+    """Raise where something was lost, doubled or is stuck; return what there was."""
     store = Store(database)
     try:
         with store.read() as c:

@@ -166,7 +166,7 @@ class Client:
         return self._ask("GET", "/v1/runs", _Runs, params={"limit": limit}).runs
 
     def cancel(self, run_id: int) -> RunStatus:
-        """Stops a run; what it measured is kept."""
+        """Stop a run; what it measured is kept."""
         return self._ask("POST", f"/v1/runs/{run_id}/cancel", RunStatus)
 
     def follow(self, run_id: int) -> Iterator[RunStatus]:
@@ -350,7 +350,7 @@ class Client:
         target: str | None = None,
         put_aside: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
-        """Sends a tuning log as it is read; returns the summary of its import.
+        """Send a tuning log as it is read; return the summary of its import.
 
         Args:
             parts: the file's content, piece by piece.
@@ -431,7 +431,7 @@ class Client:
         )
 
     def resume(self, pause_id: int) -> None:
-        """Ends a pause."""
+        """End a pause."""
         self._send("DELETE", f"/v1/pauses/{pause_id}")
 
     def rename_device(self, old: str, new: str) -> None:

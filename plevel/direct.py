@@ -157,7 +157,7 @@ class Direct:
             return runs.request_of(connection, run_id, self._namespace)
 
     def cancel(self, run_id: int) -> RunStatus:
-        """Stops a run; what it measured is kept."""
+        """Stop a run; what it measured is kept."""
         if self._store is None:
             raise ServiceError(404, "There is no such thing", f"there is no run {run_id}")
         from service.tuning import run as runs
@@ -252,7 +252,7 @@ class Direct:
         target: str | None = None,
         put_aside: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
-        """Reads a tuning log into the database; returns the summary. See `Client.import_records`.
+        """Read a tuning log into the database; return the summary. See `Client.import_records`.
 
         Raises:
             ServiceError: the content is of no known format.
@@ -347,7 +347,7 @@ class Direct:
         return found
 
     def pause(self, reason: str, **place: Any) -> dict[str, Any]:
-        """Gives a `device` or a `target` no jobs from `starts_at` to `ends_at`."""
+        """Give a `device` or a `target` no jobs from `starts_at` to `ends_at`."""
         from service.access import audit
         from service.queue import pause
 
@@ -361,7 +361,7 @@ class Direct:
         return found
 
     def resume(self, pause_id: int) -> None:
-        """Ends a pause."""
+        """End a pause."""
         from service.access import audit
         from service.queue import pause
 
@@ -370,7 +370,7 @@ class Direct:
             audit.note(connection, audit.user(), "resume", pause=pause_id)
 
     def rename_device(self, old: str, new: str) -> None:
-        """Gives a device's history another identity."""
+        """Give a device's history another identity."""
         from service.access import audit
         from service.queue import fleet
 
@@ -379,7 +379,7 @@ class Direct:
             audit.note(connection, audit.user(), "device.rename", old=old, new=new)
 
     def move_device(self, device: str, token: str) -> None:
-        """Gives a device to the tokens of a name."""
+        """Give a device to the tokens of a name."""
         from service.access import audit
         from service.queue import fleet
 
@@ -420,7 +420,7 @@ class Direct:
         return found
 
     def revoke_token(self, token_id: int) -> None:
-        """Ends a token for good."""
+        """End a token for good."""
         if self._store is None:
             raise ServiceError(404, "There is no such thing", f"there is no token {token_id}")
         from service.access import audit, token

@@ -36,12 +36,12 @@ class EmbeddedError(RuntimeError):
 
 
 def require_service() -> None:
-    """Raises `EmbeddedError` where the parts that a service needs are not installed."""
+    """Raise `EmbeddedError` if the parts that a service needs are not installed."""
     _require("service", ("fastapi", "uvicorn", "sqlalchemy", "alembic"))
 
 
 def require_worker() -> None:
-    """Raises `EmbeddedError` where this host cannot build and time: no TVM, or no C compiler."""
+    """Raise `EmbeddedError` if this host cannot build and time: no TVM, or no C compiler."""
     _require("worker", ("tvm",))
     from workers.builder import find_linker
 
@@ -108,7 +108,7 @@ class Embedded:
             self.url = ready.read_text().strip()
 
     def start_worker(self, threads: int | None = None) -> None:
-        """Starts the worker and waits until the service knows it.
+        """Start the worker and wait until the service knows it.
 
         Raises:
             EmbeddedError: this host cannot build, or the worker does not start.
@@ -128,12 +128,12 @@ class Embedded:
                 raise
 
     def check(self) -> None:
-        """Raises `EmbeddedError` where the service or the worker has died."""
+        """Raise `EmbeddedError` if the service or the worker has died."""
         for child in self._children:
             child.check()
 
     def close(self) -> None:
-        """Stops the worker, so that it gives its leases back, then the service."""
+        """Stop the worker, so that it gives its leases back, then the service."""
         for child in reversed(self._children):
             child.stop()
         self._children.clear()
@@ -251,7 +251,7 @@ def sqlite_path(database: str) -> Path | None:
 
 
 def make_folder(database: str) -> None:
-    """Makes the folder of an SQLite file; raises `EmbeddedError` where that cannot be."""
+    """Make the folder of an SQLite file; raise `EmbeddedError` where that cannot be."""
     path = sqlite_path(database)
     if path is None:
         return

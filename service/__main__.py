@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves until SIGTERM or SIGINT; returns the exit status."""
+    """Serve until SIGTERM or SIGINT; return the exit status."""
     options = vars(_parser().parse_args(arguments))
     ready_file: Path | None = options.pop("ready_file")
     form: Form = options.pop("log")
@@ -109,7 +109,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(settings: Settings, listening: socket.socket, ready_file: Path | None) -> None:
-    """Serves on a socket until a signal says to stop.
+    """Serve on a socket until a signal says to stop.
 
     Raises:
         StartError: others could reach it without a token, or the certificate cannot be used.

@@ -82,7 +82,7 @@ class Metrics:
             self._drift.observe(max(medians) / min(medians) - 1)
 
     def refuse(self, kind: str) -> None:
-        """Counts a connection, or a request, that was refused before it was read."""
+        """Count a connection, or a request, that was refused before it was read."""
         self._refused.labels(kind).inc()
 
     def render(self, store: Store, alive_s: float) -> bytes:

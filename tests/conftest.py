@@ -110,7 +110,7 @@ _hidden: dict[str, Any] = {}
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Shows the operator of `hostile.py` to the modules that import it: no other is parametrized by it."""
+    """Show the operator of `hostile.py` to the modules that import it: no other is parametrized by it."""
     if isinstance(collector, pytest.Module) and "\nimport hostile\n" in collector.path.read_text():
         _show()
     report = yield
@@ -130,7 +130,7 @@ def _hide() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _operators_of_tests_stay_in_their_modules(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Shows the operator of `hostile.py` to the modules that import it."""
+    """Show the operator of `hostile.py` to the modules that import it."""
     if hasattr(request.module, "hostile"):
         _show()
     yield

@@ -85,7 +85,7 @@ class PostgresServer:
         return psycopg.connect(f"host={self.home} user=plevel dbname={database}", autocommit=True)
 
     def start(self) -> None:
-        """Starts the server, and returns once it takes connections."""
+        """Start the server, and return once it takes connections."""
         log = self.home / "log"
         with log.open("ab") as out:
             self._process = subprocess.Popen(

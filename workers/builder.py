@@ -140,7 +140,7 @@ def _candidates(workload: Workload, target: Target) -> list[Candidate]:
 
 
 def link(lowered: Lowered, path: Path) -> str:
-    """Compiles and links a shared library, with its signature beside it; returns its code's digest.
+    """Compile and link a shared library, with its signature beside it; return its code's digest.
 
     Raises:
         CompileError: TVM or LLVM failed, there is no linker, or it failed.
@@ -167,7 +167,7 @@ def link(lowered: Lowered, path: Path) -> str:
 
 
 def _write_object(function: Lowered, file: Path) -> bytes:
-    """Writes and returns the machine code of one function.
+    """Write and return the machine code of one function.
 
     It is kept for a while: many configurations pack a constant in the same way, and some give the
     same kernel.
@@ -267,7 +267,7 @@ class BuilderPool:
         interrupt: threading.Event,
         report: Callable[[Built], None] = lambda built: None,
     ) -> list[Built]:
-        """Builds all entries of a job, reporting each as it is done.
+        """Build all entries of a job, reporting each as it is done.
 
         The libraries stay at least until the next but one job is built. Entries that are not done
         when `interrupt` is set are left out.
@@ -370,7 +370,7 @@ class BuilderPool:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Ends the children."""
+        """End the children."""
         for slot in self._slots:
             slot.thread.shutdown(wait=True, cancel_futures=True)
             if slot.child is not None:

@@ -54,7 +54,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_key(path: Path) -> None:
-    """Writes a new key that only its owner may read; raises `BundleError` where the file exists."""
+    """Write a new key that only its owner may read; raise `BundleError` where the file exists."""
     try:
         with path.open("x") as file:
             path.chmod(0o600)
@@ -125,7 +125,7 @@ TimeJob = Callable[[Job, Sequence[Built], Callable[[Result], None]], dict[str, A
 def run_bundle(
     bundle: Bundle, time_job: TimeJob, device: Device, session: str, worker: str
 ) -> Iterator[bytes]:
-    """Times all parts of a bundle on a device; yields plevel's NDJSON, a part at a time.
+    """Time all parts of a bundle on a device; yield plevel's NDJSON, a part at a time.
 
     Entries that failed to build are reported with their error.
 

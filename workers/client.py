@@ -105,7 +105,7 @@ class Client:
         self._call("DELETE", f"/v1/workers/{worker_id}", None, None)
 
     def lease(self, request: LeaseRequest) -> tuple[Lease, ...]:
-        """Waits up to `request.wait_s` for a job, and for the service as long as it takes."""
+        """Wait up to `request.wait_s` for a job, and for the service as long as it takes."""
         answer = self._keep_trying(
             lambda: self._call("POST", "/v1/leases", request, Leases, request.wait_s + _ANSWER_S)
         )

@@ -45,7 +45,7 @@ class _Program(ctypes.Structure):
 
 
 def confine(*, forks: bool) -> None:
-    """Filters the system calls of this process and what it starts, for good.
+    """Filter the system calls of this process and what it starts, for good.
 
     A kernel without filters, or another processor, goes on without. Calls by another interface (of 32
     bits, x32) have other numbers: nothing here uses them, and all are refused.
@@ -76,7 +76,7 @@ def confine(*, forks: bool) -> None:
 
 
 def _within_host_and_process() -> list[_Step]:
-    """Refuses sockets that leave this host, and what reaches into other processes.
+    """Refuse sockets that leave this host, and what reaches into other processes.
 
     AF_UNIX stays: drivers use it.
     """
@@ -93,7 +93,7 @@ def _within_host_and_process() -> list[_Step]:
 
 
 def _without_fork() -> list[_Step]:
-    """Lets this process start threads and, one at a time, programs (the linker), but not fork.
+    """Let this process start threads and, one at a time, programs (the linker), but not fork.
 
     RLIMIT_NPROC counts all processes of the user and does not bind root, so that it cannot stop a
     fork bomb here; a seccomp filter can. Where the kernel has none, a bomb lasts until its time-out.
@@ -114,13 +114,13 @@ def _refuse(name: str, number: int) -> list[_Step]:
 
 
 def _when(name: str, argument: int, values: Sequence[int], number: int) -> list[_Step]:
-    """Refuses a call whose argument is among the values."""
+    """Refuse a call whose argument is among the values."""
     refused = _FAIL | number
     return _rule(name, _argument(argument), *_among(values), *_answers(_ALLOW, refused))
 
 
 def _unless(name: str, argument: int, values: Sequence[int], number: int) -> list[_Step]:
-    """Refuses a call whose argument is none of the values."""
+    """Refuse a call whose argument is none of the values."""
     refused = _FAIL | number
     return _rule(name, _argument(argument), *_among(values), *_answers(refused, _ALLOW))
 
@@ -132,12 +132,12 @@ def _rule(name: str, *steps: _Step) -> list[_Step]:
 
 
 def _argument(index: int) -> _Step:
-    """Loads the lower half of an argument: all that the kernel takes of an `int`."""
+    """Load the lower half of an argument: all that the kernel takes of an `int`."""
     return (_LOAD, 0, 0, 16 + 8 * index)
 
 
 def _among(values: Sequence[int]) -> list[_Step]:
-    """Goes to the second of two answers that follow where what is loaded is among the values."""
+    """Go to the second of two answers that follow where what is loaded is among the values."""
     last = len(values)
     return [(_EQUAL, last - i, 0, v & 0xFFFFFFFF) for i, v in enumerate(values)]
 

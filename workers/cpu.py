@@ -78,7 +78,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 
 def assign(cores: Sequence[int], threads: int) -> Cores:
-    """Divides cores into those that time kernels of `threads` threads and those that build.
+    """Divide cores into those that time kernels of `threads` threads and those that build.
 
     Each timing thread gets a physical core of its own where there are enough, and nothing is built
     on its other hyper-thread. Where the kernels take all cores, building uses the same ones.
@@ -232,7 +232,7 @@ def _installed(package: str) -> str:
 
 
 def pin_threads(cores: Sequence[int], known: dict[int, int]) -> None:
-    """Gives each thread of this process one core: the first to the main thread, the others in turn.
+    """Give each thread of this process one core: the first to the main thread, the others in turn.
 
     A pool of n threads has its n - 1 workers created one after another, so that each pool has one
     thread per core. `known` remembers the threads that have theirs.
@@ -253,7 +253,7 @@ def pin_threads(cores: Sequence[int], known: dict[int, int]) -> None:
 def timing_lock(
     stop: Callable[[], bool] = lambda: False, *, shared: bool = False
 ) -> Iterator[bool]:
-    """Holds this host's timing lock, shared by all daemons on it, whatever their user.
+    """Hold this host's timing lock, shared by all daemons on it, whatever their user.
 
     It is a lock on a file in a place that all users share; it ends with the process that holds it.
     Containers that share a processor do not share such a file: give each cores of its own.

@@ -102,7 +102,7 @@ class Daemon:
         self.spent: defaultdict[str, float] = defaultdict(float)
 
     def run(self, patience_s: float) -> None:
-        """Serves the service until `drain` or the stop event.
+        """Serve the service until `drain` or the stop event.
 
         Raises:
             SandboxError: TVM cannot be loaded.
@@ -119,7 +119,7 @@ class Daemon:
             self._serve(server, folder)
 
     def drain(self) -> None:
-        """Finishes the job that is being timed, gives back the one that is being built, and ends."""
+        """Finish the job that is being timed, give back the one being built, and end."""
         if self._registered is None:
             self._stop.set()
         self._draining.set()
@@ -159,7 +159,7 @@ class Daemon:
         runner.close()
 
     def _guard(self, work: Any, resource: Any) -> None:
-        """Runs one of the two threads; a defect in one must end the worker, not leave half of it."""
+        """Run one of the two threads; a defect in one must end the worker, not leave half of it."""
         try:
             work(resource)
         except StoppedError:
@@ -268,7 +268,7 @@ class Daemon:
         return now
 
     def _begin_timing(self, held: Held) -> bool:
-        """Turns the lease into the device's timing lease; false where it is lost."""
+        """Turn the lease into the device's timing lease; false where it is lost."""
         # The service hears of the end of the job before first.
         self._holdings.flush(_LEASE_WAIT_S)
         if held.ended.is_set():

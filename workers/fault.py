@@ -34,7 +34,7 @@ class _Action(ctypes.Structure):
 
 
 def store_faults(slot: int) -> None:
-    """Stores the address of a SIGSEGV or SIGBUS in the 8 bytes at `slot`, before it kills this process.
+    """Store the address of a SIGSEGV or SIGBUS in the 8 bytes at `slot`, before it kills this process.
 
     Where the processor is another, or the kernel runs no code that a process wrote, nothing is stored.
     """

@@ -136,7 +136,7 @@ class Channel:
 
 
 def kill_session(pid: int) -> None:
-    """Kills a child and what it started. The pid is its own until the server has waited for it."""
+    """Kill a child and what it started. The pid is its own until the server has waited for it."""
     for kill in (os.kill, os.killpg):  # a child just forked has no session of its own yet
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
@@ -170,7 +170,7 @@ def serve_forks(fileno: int, imports: list[str]) -> None:
 
 
 def _answer(control: socket.socket, children: set[int]) -> None:
-    """Forks and waits as it is asked to, until the socket is closed."""
+    """Fork and wait as it is asked to, until the socket is closed."""
     while True:
         header, fds, _, _ = socket.recv_fds(control, LENGTH.size, 2)
         if len(header) < LENGTH.size:
@@ -199,7 +199,7 @@ def _answer(control: socket.socket, children: set[int]) -> None:
 
 
 def _reap(pid: int, children: set[int]) -> int:
-    """Waits for a killed child, and kills whatever it started that left its session."""
+    """Wait for a killed child, and kill whatever it started that left its session."""
     try:
         _, status = os.waitpid(pid, 0)
     except ChildProcessError:
@@ -225,7 +225,7 @@ def _own_children() -> list[int]:
 
 
 def _become(request: dict[str, Any], fds: list[int]) -> None:
-    """Turns a fresh fork into the child asked for. Never returns."""
+    """Turn a fresh fork into the child asked for. Never returns."""
     code = 1
     try:
         limits = msgspec.convert(request["spawn"], Limits)

@@ -81,7 +81,7 @@ class Buffer:
         return raw._create_view(self.array.shape, self.dtype)
 
     def verify(self) -> None:
-        """Raises `OutOfBoundsError` where something was written right before or behind the array."""
+        """Raise `OutOfBoundsError` if something was written right before or behind the array."""
         for found, right, where in zip(
             (self._before[::-1], self._behind),
             (self._canaries[0][::-1], self._canaries[1]),

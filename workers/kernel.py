@@ -79,13 +79,13 @@ class Kernel:
         return self._built
 
     def load(self) -> Artefact:
-        """Loads the library."""
+        """Load the library."""
         self._artefact = load(Path(self._built.path))
         self._main = self._artefact.main
         return self._artefact
 
     def check(self) -> None:
-        """Runs in guarded memory against the reference, then gets the arguments that are timed.
+        """Run in guarded memory against the reference, then get the arguments that are timed.
 
         Raises:
             OutOfBoundsError: it writes right before or behind a buffer. An access that is further
@@ -140,7 +140,7 @@ class Kernel:
         return self._data.pool.place(name, kind.concrete_shape, kind.dtype, placement)
 
     def _bind(self) -> None:
-        """Makes the arguments that are timed; packing constant inputs is timed by itself."""
+        """Make the arguments that are timed; packing constant inputs is timed by itself."""
         import tvm
 
         assert self._artefact is not None
@@ -159,7 +159,7 @@ class Kernel:
             self._arguments.append(tensor)
 
     def compare(self) -> None:
-        """Compares what the timed outputs hold now with the reference."""
+        """Compare what the timed outputs hold now with the reference."""
         self._compare([_view(tensor) for tensor in self._outputs])
 
     def _compare(self, outputs: Sequence[Array]) -> None:
@@ -197,7 +197,7 @@ class Kernel:
         return float(sum(evaluator(*self._arguments).results))
 
     def release(self) -> None:
-        """Frees memory: a job may have many entries with large packed inputs."""
+        """Free memory: a job may have many entries with large packed inputs."""
         self._arguments.clear()
         self._outputs.clear()
         self._artefact = None

@@ -83,7 +83,7 @@ class Holdings:
             return list(self._held.values())
 
     def report(self, held: Held, *results: Result) -> None:
-        """Returns once the results are on disk; they are sent soon."""
+        """Return once the results are on disk; they are sent soon."""
         if results:
             self._put(held, results)
 
@@ -100,7 +100,7 @@ class Holdings:
         self._put(held, tuple(results), environment=environment, references=references, done=True)
 
     def leave(self, held: Held) -> None:
-        """Ends a lease whose work stopped before it was finished, for whatever reason."""
+        """End a lease whose work stopped before it was finished, for whatever reason."""
         if held.cancelled and not held.lost:
             self.finish(held, {})
         elif held.lost:
@@ -111,7 +111,7 @@ class Holdings:
             self.release(held)
 
     def release(self, held: Held) -> None:
-        """Gives a job back to the queue, unless that was done; returns once it is done."""
+        """Give a job back to the queue, unless that was done; return once it is done."""
         with self._giving_back:
             if held not in self.all():
                 return
@@ -121,17 +121,17 @@ class Holdings:
                 self._held.pop(held.lease.id, None)
 
     def flush(self, timeout_s: float) -> None:
-        """Sends what waits to be sent, if the service takes it in time."""
+        """Send what waits to be sent, if the service takes it in time."""
         self._sender.flush(timeout_s)
 
     def close(self) -> None:
-        """Sends what there is, and gives back what is still held."""
+        """Send what there is, and give back what is still held."""
         self._sender.close(GOODBYE_S)
         for held in self.all():
             self.release(held)
 
     def renew(self, held: Held) -> None:
-        """Keeps a lease alive; raises what `Client.renew` does, but for a loss, which it notes."""
+        """Keep a lease alive; raise what `Client.renew` does, but for a loss, which it notes."""
         try:
             answer = self._client.renew(held.lease, timing=held.timing)
         except LeaseLostError as error:
@@ -143,7 +143,7 @@ class Holdings:
             held.end(cancelled=True)
 
     def keep_alive(self, registered: Callable[[], Registered], stop: threading.Event) -> None:
-        """Renews leases and sends heartbeats until `stop`; for a thread of its own."""
+        """Renew leases and send heartbeats until `stop`; for a thread of its own."""
         heartbeat_at = time.monotonic() + registered().heartbeat_s
         pause = min(_RENEW_S, registered().lease_s / 3)
         while not stop.wait(pause):

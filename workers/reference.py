@@ -144,7 +144,7 @@ def poison(right: Array, dtype: str) -> Array:
 
 
 def compare(found: Array, right: Array, tolerance: float) -> None:
-    """Raises `WrongAnswerError` with the largest error and its place where `found` is not right."""
+    """Raise `WrongAnswerError` with the largest error and its place where `found` is not right."""
     if found.shape != right.shape:
         raise WrongAnswerError(f"the output has shape {found.shape}, expected {right.shape}")
     if not found.size:

@@ -63,7 +63,7 @@ class Runner:
         self._libraries: set[str] = set()
 
     def run(self, session: Session) -> None:
-        """Checks and times all entries, sending each result as it comes."""
+        """Check and time all entries, sending each result as it comes."""
         job = session.job
         data = self._prepare_data(job.workload, job.seed)
         entries = {e.index: e for e in job.entries}
@@ -222,7 +222,7 @@ class TimingRunner:
         interrupt: threading.Event,
         report: Callable[[Result], None],
     ) -> Conditions:
-        """Checks and times what was built, reporting failures at once and times at the end.
+        """Check and time what was built, reporting failures at once and times at the end.
 
         If the calibration kernel shows that the host has changed meanwhile, all that has a time is
         timed once more; if it does so again, the times are marked. Entries that compiled to the
@@ -272,7 +272,7 @@ class TimingRunner:
         interrupt: threading.Event,
         report: Callable[[Result], None],
     ) -> Conditions:
-        """Checks and times each entry, in as many sessions as it takes.
+        """Check and time each entry, in as many sessions as it takes.
 
         An entry that kills the child is tried once more by itself, at the end: memory that one
         kernel corrupts may kill another. One that hangs is not. All others go on in a new child.
@@ -355,7 +355,7 @@ class TimingRunner:
         return self._child
 
     def close(self) -> None:
-        """Ends the child."""
+        """End the child."""
         if self._child is not None:
             self._child.kill()
             self._child = None

@@ -93,7 +93,7 @@ class Child:
         self.alive = True
 
     def send(self, message: Any) -> None:
-        """Raises `Died` where the child is gone."""
+        """Raise `Died` if the child is gone."""
         self.channel.mark(-1)
         try:
             self.channel.send(message)
@@ -141,7 +141,7 @@ class Child:
         return Died(number, code, log, self.channel.fault, self.channel.note)
 
     def kill(self) -> None:
-        """Ends the child and all it started."""
+        """End the child and all it started."""
         self._end()
         self._log.unlink(missing_ok=True)
 
@@ -248,7 +248,7 @@ class ForkServer:
         return answer
 
     def close(self) -> None:
-        """Ends the server and with it all children."""
+        """End the server and with it all children."""
         self._control.close()
         try:
             self._process.wait(timeout=5)

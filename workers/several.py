@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def serve_each(devices: Sequence[str], serve: Callable[[str], int]) -> int:
-    """Runs `serve` for each device in a process of its own until all have ended.
+    """Run `serve` for each device in a process of its own until all have ended.
 
     SIGTERM and SIGINT are handed on to them. Where one fails, the others finish what they are timing
     and end too, so that a service manager can restart this process; they end with it when it dies.

@@ -129,7 +129,7 @@ class Spool:
         return next(self._own.glob("*.json"), None) is None
 
     def close(self) -> None:
-        """Leaves what was not accepted for the next process to adopt."""
+        """Leave what was not accepted for the next process to adopt."""
         if self.empty:
             shutil.rmtree(self._own, ignore_errors=True)
         self._holding.close()
@@ -209,7 +209,7 @@ class Sender:
             return self._change.wait_for(lambda: self._due is None, timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Ends the thread; what is not sent by then stays on disk."""
+        """End the thread; what is not sent by then stays on disk."""
         self.flush(timeout_s)
         with self._change:
             self._closing = True

@@ -56,7 +56,7 @@ def time_kernels(
     rng: random.Random,
     finished: Callable[[int, Timed], None] = lambda index, timed: None,
 ) -> list[Timed]:
-    """Times kernels interleaved, each until its interval is narrow enough or its budget ends.
+    """Time kernels interleaved, each until its interval is narrow enough or its budget ends.
 
     Args:
         kernels: what to time; one that raises ends with that error, the others go on.
@@ -125,7 +125,7 @@ def _repeat(measure: Measure, state: Timed, calls: int) -> float:
 
 
 def _warm_up(measure: Measure, policy: TimingPolicy, state: Timed, limit_s: float) -> None:
-    """Warms up and finds how many calls fill a repeat.
+    """Warm up and find how many calls fill a repeat.
 
     Two calls far beyond the limit are all there is to know of a kernel: the faster is its only
     sample. One may have been held up by the machine.

@@ -52,7 +52,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 def verify(
     server: ForkServer, path: Path, workload: Workload, parameters: Sequence[Parameter]
 ) -> int:
-    """Runs the library at all sizes, and returns how many there are.
+    """Run the library at all sizes, and return how many there are.
 
     Raises:
         VerificationError: it is wrong, leaves its buffers, crashes or takes too long.

@@ -131,7 +131,7 @@ def upgrade() -> None:
 
 
 def _fill(connection: sa.Connection) -> None:
-    """Gives what is there the digests and identities that it would be written with now."""
+    """Give what is there the digests and identities that it would be written with now."""
     from strategy.space import ConfigSpace
 
     meta = sa.MetaData()

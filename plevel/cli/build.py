@@ -176,7 +176,7 @@ def _names(folder: Path, workload: Workload, target: Target) -> tuple[Path, str]
 
 
 def _build_all(plans: list[_Plan], folder: Path, as_json: bool) -> None:
-    """Builds each into the folder, and last a manifest, which is there only where all are."""
+    """Build each into the folder, and last a manifest, which is there only where all are."""
     from plevel.cli.output import print_json
     from strategy.record import to_json
     from strategy.table import show_number
@@ -242,7 +242,7 @@ class _Plan(NamedTuple):
     verify: bool
 
     def make(self) -> dict[str, Any]:
-        """Builds it; returns what was built, and why that.
+        """Build it; return what was built, and why that.
 
         Raises:
             CommandError: it names the workload.
@@ -332,7 +332,7 @@ def _verify(workload: Workload, rows: list[LibraryRow], library: Path) -> int:
 
 
 def require_known(target: Target) -> None:
-    """Raises `UsageError` for a processor that LLVM does not know: TVM would build for any, and say so aside."""
+    """Raise `UsageError` for a processor that LLVM does not know: TVM would build for any, and say so aside."""
     if target.kind != "llvm" or not target.arch:
         return
     from tvm.target import codegen
@@ -374,7 +374,7 @@ def lower_chosen(
 
 
 def _require_version(locked: Locked) -> None:
-    """Raises `CommandError` where the lock is of another version than what would be built."""
+    """Raise `CommandError` if the lock is of another version than what would be built."""
     from strategy.op_strategy import candidates
 
     offered = {c.implementation: c.version for c in candidates(locked.workload, locked.target)}

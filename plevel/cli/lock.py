@@ -142,7 +142,7 @@ def _select(
 
 
 def _report(locked: Lock, place: option.Location, as_json: bool) -> list[dict[str, Any]]:
-    """Prints and returns what would be selected otherwise now, or costs something else."""
+    """Print and return what would be selected otherwise now, or costs something else."""
     from plevel.cli.output import print_json
     from plevel.direct import connect
     from strategy.table import show_number

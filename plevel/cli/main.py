@@ -112,7 +112,7 @@ def _root(
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Runs one command and exits with its code; an error is one line on stderr."""
+    """Run one command and exit with its code; an error is one line on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
     # As an option of the whole it would have to stand before the command.

@@ -260,7 +260,7 @@ def locate_database(database: str | None) -> str:
 
 
 def make_database(place: Location) -> None:
-    """Makes the database, where there is none yet; raises `CommandError` where that cannot be."""
+    """Make the database, where there is none yet; raise `CommandError` where that cannot be."""
     if place.database is None:
         return
     from plevel.embedded import make_folder, require_service, sqlite_path
@@ -372,7 +372,7 @@ def read_target(spec: str, threads: int | None) -> Target:
 
 
 def check_out(out: Path) -> None:
-    """Raises `UsageError` where no file can be written: found out before the work, not after it."""
+    """Raise `UsageError` if no file can be written: found out before the work, not after it."""
     if out.is_dir() or not out.parent.is_dir():
         raise UsageError(f"--out {out}: name a file in a folder that is there")
 
@@ -393,7 +393,7 @@ def read_share(flag: str, text: str, fits: Callable[[float], bool]) -> float:
 
 
 def check_choice(option: str, text: str | None, choices: Sequence[str]) -> None:
-    """Raises `UsageError` for what is given and none of the choices."""
+    """Raise `UsageError` for what is given and none of the choices."""
     if text is not None and text not in choices:
         raise UsageError(f"{option} {text!r:.40}: one of {', '.join(choices)}")
 

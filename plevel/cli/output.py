@@ -225,7 +225,7 @@ def rival_table(selection: Selection) -> Table:
 
 @contextmanager
 def follow_reading(console: Console, what: str, size: int) -> Iterator[Callable[[int], object]]:
-    """Shows how many of `size` bytes are read, on terminals; gives what to call with each further count."""
+    """Show how many of `size` bytes are read, on terminals; return what to call with each further count."""
     from rich import progress
     from rich.markup import escape
 

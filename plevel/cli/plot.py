@@ -140,7 +140,7 @@ def arrange(op: str, rows: Iterable[Mapping[str, Any]], target: str | None) -> H
 
 
 def _numbers(text: str) -> tuple[Any, ...]:
-    """Sorts shapes by their extents, not by their digits."""
+    """Sort shapes by their extents, not by their digits."""
     return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text))
 
 

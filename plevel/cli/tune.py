@@ -204,7 +204,7 @@ def _read_workloads(
 
 
 def _check_implementations(request: RunRequest) -> None:
-    """Checks what can be, before anybody is asked.
+    """Check what can be, before anybody is asked.
 
     Raises:
         SelectionError: an operator that is known here has nothing for the target.

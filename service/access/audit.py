@@ -35,14 +35,14 @@ _NOTE = sa.insert(audit).values(at=now())
 
 
 def note(connection: sa.Connection, actor: Actor, action: str, **detail: Any) -> None:
-    """Appends to the log, in the transaction that does it."""
+    """Append to the log, in the transaction that does it."""
     note_all(connection, action, [(actor, detail)])
 
 
 def note_all(
     connection: sa.Connection, action: str, notes: Sequence[tuple[Actor, Mapping[str, Any]]]
 ) -> None:
-    """Appends several entries of one action: who asked for it, and the detail."""
+    """Append several entries of one action: who asked for it, and the detail."""
     rows = [
         {"actor": a.name[:200], "token_id": a.token_id, "action": action, "detail": detail}
         for a, detail in notes

@@ -54,7 +54,7 @@ class Actor:
     namespace: str | None = None
 
     def check(self, needed: TokenScope) -> None:
-        """Raises `ForbiddenError` where this is not allowed."""
+        """Raise `ForbiddenError` if this is not allowed."""
         if needed not in self.scopes and TokenScope.ADMIN not in self.scopes:
             raise ForbiddenError(
                 f"token {self.name!r} has scope {', '.join(sorted(self.scopes))}, and this needs "
@@ -169,7 +169,7 @@ class Authority:
         return actor
 
     def spend(self, who: object) -> None:
-        """Counts a request; raises `TooManyError` beyond the rate (a token bucket for each asker)."""
+        """Count a request; raise `TooManyError` beyond the rate (a token bucket for each asker)."""
         now = time.monotonic()
         with self._lock:
             if len(self._spent) >= _REMEMBERED:
@@ -196,7 +196,7 @@ class Authority:
                 del self._attended[actor.token_id]
 
     async def watch(self) -> None:
-        """Ends requests whose token is good no more, for ever; on the loop that serves them."""
+        """End requests whose token is good no more, for ever; on the loop that serves them."""
         while True:
             await asyncio.sleep(REMEMBER_S / 2)
             ids = set(self._attended)

@@ -83,7 +83,7 @@ def list_all(connection: sa.Connection) -> list[TokenInfo]:
 
 
 def revoke(connection: sa.Connection, token_id: int) -> None:
-    """Ends a token for good; raises `NotFoundError`. One that is revoked stays as it is."""
+    """End a token for good; raise `NotFoundError`. One that is revoked stays as it is."""
     known = connection.execute(
         sa.update(token)
         .where(token.c.id == token_id)

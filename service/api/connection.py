@@ -75,7 +75,7 @@ class Connection(HttpToolsProtocol):
             self._lost.set_result(None)
 
     def shutdown(self) -> None:
-        """Ends what the service cannot finish: a request whose body is still to come."""
+        """End what the service cannot finish: a request whose body is still to come."""
         if self._awaited is _Part.BODY:
             self.hang_up(StoppedError("the service stops: send the request again once it is back"))
         super().shutdown()

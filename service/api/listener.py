@@ -53,17 +53,17 @@ class Listener:
         self._tell_at = 0.0
 
     def start(self, listening: socket.socket) -> None:
-        """Begins to accept."""
+        """Begin to accept."""
         listening.setblocking(False)
         self._accepting = asyncio.create_task(self._accept(listening))
 
     def stop(self) -> None:
-        """Accepts no more; what is connected stays."""
+        """Accept no more; what is connected stays."""
         if self._accepting is not None:
             self._accepting.cancel()
 
     def check(self) -> None:
-        """Ends the connections whose clients are too slow."""
+        """End the connections whose clients are too slow."""
         for connection in list(self._server.server_state.connections):
             assert isinstance(connection, Connection)
             connection.check()
@@ -99,7 +99,7 @@ class Listener:
         return any(address in network for network in self._proxies)
 
     async def _hold(self, client: socket.socket, origin: str) -> None:
-        """Serves a connection, from its TLS handshake to its end."""
+        """Serve a connection, from its TLS handshake to its end."""
         loop = asyncio.get_running_loop()
         lost = loop.create_future()
         config, state = self._server.config, self._server.server_state
@@ -149,7 +149,7 @@ def _networks_of(proxies: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Net
 
 
 def _allow_files(most: int) -> int:
-    """Lets the process open two files for each of `most` connections; returns how many it may hold.
+    """Let the process open two files for each of `most` connections; return how many it may hold.
 
     Half of the files are left for the database.
     """

@@ -37,7 +37,7 @@ _AT = re.compile(r"^(?P<detail>.*) - at `\$\.?(?P<field>[^`]*)`$", re.DOTALL)
 
 
 def install(app: FastAPI) -> None:
-    """Makes every failure of the application a problem document."""
+    """Make every failure of the application a problem document."""
     app.add_exception_handler(ClientDisconnect, _note_disconnect)
     for kind in (ServiceError, WireError, *_FAULTS, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _handle)

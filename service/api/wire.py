@@ -117,7 +117,7 @@ def _refusal(status: int) -> dict[str, Any]:
 
 
 def install_schema(app: FastAPI) -> None:
-    """Makes `/openapi.json` hold the wire types' own schemas."""
+    """Make `/openapi.json` hold the wire types' own schemas."""
 
     @cache
     def openapi() -> dict[str, Any]:

@@ -34,7 +34,7 @@ static = APIRouter(include_in_schema=False)
 
 
 def install(app: FastAPI) -> None:
-    """Adds the pages to an application whose error handlers are installed already."""
+    """Add the pages to an application whose error handlers are installed already."""
     for part in (overview, start, run, task, op, selection, device, model, record, upload, docs):
         app.include_router(part.router)
     app.include_router(static)

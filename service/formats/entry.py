@@ -242,13 +242,13 @@ class Summary:
         return self.reasons.total()
 
     def add(self, *, new: int = 0, known: int = 0) -> None:
-        """Counts records that were read."""
+        """Count records that were read."""
         self.read += new + known
         self.new += new
         self.known += known
 
     def put_aside(self, rejected: Rejected) -> None:
-        """Counts an entry that could not be read; it counts as read too."""
+        """Count an entry that could not be read; it counts as read too."""
         self.read += 1
         self.reasons[rejected.reason.value] += 1
 

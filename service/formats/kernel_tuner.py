@@ -120,7 +120,7 @@ class _Reader(ABC):
 
     @abstractmethod
     def _learn(self, frame: dict[str, Any]) -> Iterator[Item]:
-        """Makes the task of all records."""
+        """Make the task of all records."""
 
     @abstractmethod
     def _first_keys(self, frame: bytes) -> frozenset[bytes] | None:
@@ -135,7 +135,7 @@ class _Reader(ABC):
         """The record of an entry."""
 
     def survey(self, chunks: Iterable[bytes]) -> Iterator[Item]:
-        """Learns what the records need from all over the file."""
+        """Learn what the records need from all over the file."""
         frame = b""
         for part in scan(chunks, self.member, self._first_keys, last=False):
             if isinstance(part, Frame):

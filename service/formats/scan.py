@@ -224,12 +224,12 @@ class _Scanner:
             at = end
 
     def _fail(self, end: int, fault: Reason) -> tuple[None, Reason]:
-        """Counts what was read of an entry that has no end: it will be looked at again."""
+        """Count what was read of an entry that has no end: it will be looked at again."""
         self._lost += end
         return None, fault
 
     def _look_ahead(self, at: int) -> None:
-        """Reads until what may begin at `at` is all there, however small the chunks are."""
+        """Read until what may begin at `at` is all there, however small the chunks are."""
         while len(self._text) - self._at - at < MAX_BEGIN and not self._ended:
             self._more()
 

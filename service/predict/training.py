@@ -145,7 +145,7 @@ def train(store: Store, op: str, target_key: str) -> Model:
 
 
 def _put(connection: sa.Connection, values: Mapping[str, Any]) -> int:
-    """Stores a model as the next version of its operator and target; returns its id."""
+    """Store a model as the next version of its operator and target; return its id."""
     version = sa.select(sa.func.coalesce(sa.func.max(cost_model.c.version), 0) + 1).where(
         cost_model.c.op == values["op"], cost_model.c.target_id == values["target_id"]
     )
@@ -309,7 +309,7 @@ def start(store: Store, op: str, target_key: str, *, piped: bool = False) -> sub
 
 
 def train_apart(store: Store, op: str, target_key: str) -> Model:
-    """Trains in a process of its own and waits for it; raises as `train` does."""
+    """Train in a process of its own and wait for it; raise as `train` does."""
     with start(store, op, target_key, piped=True) as child:
         assert child.stdout is not None
         assert child.stderr is not None

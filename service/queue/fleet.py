@@ -127,7 +127,7 @@ def _give(connection: sa.Connection, identity: str, name: str | None) -> None:
 
 
 def move(connection: sa.Connection, identity: str, name: str) -> None:
-    """Gives a device to the tokens of a name; workers of others that drive it lose it.
+    """Give a device to the tokens of a name; workers of others that drive it lose it.
 
     Raises:
         NotFoundError: the device is not known, or there is no such token.
@@ -164,7 +164,7 @@ def _unknown_device(identity: str) -> NotFoundError:
 def _end_drivers(
     connection: sa.Connection, identities: Collection[str], *conditions: sa.ColumnElement[bool]
 ) -> None:
-    """Ends the workers that drive devices: they register again."""
+    """End the workers that drive devices: they register again."""
     drives = (
         sa.select(worker_device.c.worker_id)
         .join(device, device.c.id == worker_device.c.device_id)
@@ -210,7 +210,7 @@ def heartbeat(connection: sa.Connection, workers: Collection[int], alive_s: floa
 
 
 def check_worker(connection: sa.Connection, worker_id: int, token_id: int | None) -> None:
-    """Raises `NotFoundError` where a worker is another token's; without one (None) all are one's own."""
+    """Raise `NotFoundError` if a worker is another token's; without one (None) all are one's own."""
     if token_id is not None and tokens(connection, [worker_id]).get(worker_id) != token_id:
         raise unknown_worker(worker_id)
 
@@ -258,7 +258,7 @@ def end(connection: sa.Connection, worker_id: int) -> None:
 
 
 def rename(connection: sa.Connection, old: str, new: str) -> None:
-    """Gives a device another identity; where that is another's, the two exchange theirs.
+    """Give a device another identity; where that is another's, the two exchange theirs.
 
     Their workers register again. Raises `NotFoundError`.
     """

@@ -71,7 +71,7 @@ def stood(when: float) -> list[sa.ColumnElement[bool]]:
 
 
 def lock(connection: sa.Connection, tasks: Iterable[int]) -> None:
-    """Makes others who report of these tasks wait: the rows shared by devices are derived in turn.
+    """Make others who report of these tasks wait: the rows shared by devices are derived in turn.
 
     SQLite's writers wait for each other anyway.
     """
@@ -81,7 +81,7 @@ def lock(connection: sa.Connection, tasks: Iterable[int]) -> None:
 
 
 def refresh(connection: sa.Connection, changed: Iterable[Change]) -> None:
-    """Brings the rows up to date after records that came or went.
+    """Bring the rows up to date after records that came or went.
 
     The number of statements does not depend on how many there are, but for places whose best has
     become worse. The caller holds the tasks' locks.

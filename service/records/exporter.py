@@ -75,7 +75,7 @@ def export(store: Store, form: Writable, wanted: Wanted = ALL) -> Iterator[bytes
 
 
 def check_any(store: Store, form: Writable, wanted: Wanted) -> None:
-    """Raises `NotFoundError` where no record matches, of those that the format is for."""
+    """Raise `NotFoundError` if no record matches, of those that the format is for."""
     matching = _page(wanted, 0, newest(store)).with_only_columns(record.c.id).limit(1)
     if form == "metaschedule":
         matching = matching.where(record.c.source == form)

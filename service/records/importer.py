@@ -66,7 +66,7 @@ def import_items(
     namespace: str = DEFAULT,
     ahead: bool = True,
 ) -> Summary:
-    """Stores records and their attachments; returns what became of them.
+    """Store records and their attachments; return what became of them.
 
     What was read before a failure stays, in whole batches. `items` are taken in the caller's thread.
 
@@ -151,7 +151,7 @@ class Batch:
             self.bytes += 32 * len(item.samples_s) + len(item.extra) + len(item.message)
 
     def merge(self, other: Batch) -> None:
-        """Adds what another of the same namespace has."""
+        """Add what another of the same namespace has."""
         for identity, row in other.rows.items():
             self.rows.setdefault(identity, row)
         self.count += other.count
@@ -190,7 +190,7 @@ class Importer:
     def store(
         self, pending: Batch, also: Callable[[sa.Connection, frozenset[bytes]], None] | None = None
     ) -> frozenset[bytes]:
-        """Commits a batch whole; returns the identities of the records that were not there.
+        """Commit a batch whole; return the identities of the records that were not there.
 
         `also` is given them, and writes something more in the same transaction.
         """
@@ -250,7 +250,7 @@ class Importer:
     def _put_tasks(
         self, connection: sa.Connection, items: Sequence[ImportedRecord], where: str
     ) -> None:
-        """Makes the rows in one order, so that two imports do not wait for each other."""
+        """Make the rows in one order, so that two imports do not wait for each other."""
         tasks = {i.task.key: i.task for i in items if (where, i.task.key) not in self._tasks}
         if not tasks:
             return

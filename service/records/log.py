@@ -125,7 +125,7 @@ def _put_environments(connection: sa.Connection, keys: Collection[bytes]) -> dic
 
 
 def append_references(connection: sa.Connection, held: Any, sent: Results) -> None:
-    """Stores the reference kernel's times beside a job's, as records of phase `reference`.
+    """Store the reference kernel's times beside a job's, as records of phase `reference`.
 
     They have no entries of the job: they are numbered down from -1.
     """
@@ -181,7 +181,7 @@ def _store(
     held_by: Sequence[dict[str, Any]],
     where: Sequence[str],
 ) -> list[dict[str, Any]]:
-    """Inserts a record for each entry, which had none before; returns them."""
+    """Insert a record for each entry, which had none before; return them."""
     if not entries:
         return []
     owners = _owners(connection, {e.job_id for e in entries})
@@ -278,7 +278,7 @@ def _identify(
     targets: Sequence[dict[str, Any]],
     where: Sequence[str],
 ) -> None:
-    """Gives each row its identity: its own even where nobody could tell two attempts apart."""
+    """Give each row its identity: its own even where nobody could tell two attempts apart."""
     known_tasks = recall(connection, "task", {row["task_id"] for row in rows}, _find_tasks)
     keys: dict[tuple[int, int], str] = {}
     for row, target, device_name in zip(rows, targets, where, strict=True):

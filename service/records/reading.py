@@ -221,7 +221,7 @@ class Readers:
             self._all.discard(child)
 
     def close(self) -> None:
-        """Ends all processes: whoever reads gets `StoppedError`."""
+        """End all processes: whoever reads gets `StoppedError`."""
         with self._lock:
             self._closed = True
             idle, busy = self._idle, self._all.difference(self._idle)
@@ -430,7 +430,7 @@ class _Parts:
         return part
 
     def pass_over(self) -> None:
-        """Takes what was asked for and is not needed."""
+        """Take what was asked for and is not needed."""
         while self._owed:
             self._next()
 
@@ -449,7 +449,7 @@ def _read(stream: IO[bytes]) -> bytes:
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Reads one log after the other until the pipe is closed."""
+    """Read one log after the other until the pipe is closed."""
     signal.signal(signal.SIGVTALRM, _give_up)
     begin = partial(signal.setitimer, signal.ITIMER_VIRTUAL, LINE_S, LINE_S)
     while True:
@@ -470,7 +470,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _give_up(*_: object) -> None:
-    """Ends the reading of a line: regular expressions, too, look for signals."""
+    """End the reading of a line: regular expressions, too, look for signals."""
     raise RejectError(Reason.SLOW, f"takes over {LINE_S:g} s to read")
 
 

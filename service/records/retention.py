@@ -34,7 +34,7 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prune(store: Store, keep_best: int, before: float, *, dry: bool) -> Pruned:
-    """Deletes the records of configurations that were last measured before an instant.
+    """Delete the records of configurations that were last measured before an instant.
 
     Kept of each task are its `keep_best` fastest configurations, by search and by confirmation, and
     whatever is the best on a device, a model or the target, or the lowest mean that TVM's rule looks
@@ -150,7 +150,7 @@ def count_doubtful(connection: sa.Connection, which: Doubtful) -> int:
 
 
 def purge_records(connection: sa.Connection, which: Doubtful, reason: str) -> int:
-    """Marks records as not to be trusted, and derives the best without them; returns how many.
+    """Mark records as not to be trusted, and derive the best without them; return how many.
 
     They stay in the log, and are not read again where a file has them.
     """

@@ -31,7 +31,7 @@ _REPLACED = (
 
 
 def lower(connection: sa.Connection, attempts: Iterable[Attempt]) -> None:
-    """Takes new successes into account. The caller holds the tasks' locks (`best.lock`)."""
+    """Take new successes into account. The caller holds the tasks' locks (`best.lock`)."""
     fastest: dict[tuple[int, int, int | None], Attempt] = {}
     for attempt in attempts:
         if attempt[3] < fastest.setdefault(attempt[:3], attempt)[3]:
@@ -68,7 +68,7 @@ def _known_of(dialect: str) -> sa.Select[Any]:
 
 
 def derive(connection: sa.Connection, tasks: Collection[int]) -> None:
-    """Makes the rows of these tasks anew, from all of their records."""
+    """Make the rows of these tasks anew, from all of their records."""
     given = values_table(connection, [task.c.id], [(i,) for i in sorted(tasks)])
     wanted = sa.select(given.c.id)
     connection.execute(sa.delete(history).where(history.c.task_id.in_(wanted)))

@@ -151,7 +151,7 @@ class ChildModel:
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Answers requests until the pipe is closed."""
+    """Answer requests until the pipe is closed."""
     model = InlineModel()
     while True:
         try:

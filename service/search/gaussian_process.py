@@ -49,7 +49,7 @@ class GaussianProcess:
         self.theta = self._expected.copy()
 
     def tune(self, places: NDArray[Any], values: Floats, trend: Floats) -> Self:
-        """Finds the hyper-parameters, from those it has and from the expected ones."""
+        """Find the hyper-parameters, from those it has and from the expected ones."""
         x = places.astype(np.float64)
         best: tuple[float, Floats] | None = None
         starts = [self.theta]
@@ -107,7 +107,7 @@ class GaussianProcess:
         return max((fit + self._worth * self._expected_square) / max(n + self._worth, 1e-9), 1e-10)
 
     def fit(self, places: NDArray[Any], values: Floats, trend: Floats) -> Self:
-        """Learns values at places.
+        """Learn values at places.
 
         Args:
             places: one row per trial.

@@ -151,7 +151,7 @@ class Candidates:
         return np.concatenate(found)
 
     def _refill(self, n: int) -> None:
-        """Draws a few thousand times; descends as constraints allow where those give too few."""
+        """Draw a few thousand times; descend as constraints allow where those give too few."""
         size = (2 * FRESH, len(self._sizes))
         drawn = self._rng.integers(self._sizes, size=size, dtype=np.int64).astype(np.int32)
         for row in drawn[self.allowed(drawn)][: max(n, FRESH)].tolist():

@@ -93,7 +93,7 @@ class Predictor:
 
     @classmethod
     def fit(cls, trials: Sequence[Trials]) -> Predictor:
-        """Learns from trials, all of one operator and target."""
+        """Learn from trials, all of one operator and target."""
         columns, x, y = learnable(trials)
         data = _quantised(x, y, _safe(columns))
         del x  # of a million records it is large

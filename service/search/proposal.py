@@ -107,7 +107,7 @@ class _View:
 
 
 def propose(request: Request) -> Proposal:
-    """Chooses `request.n` rows of the pool, fewer where it has fewer. Deterministic."""
+    """Choose `request.n` rows of the pool, fewer where it has fewer. Deterministic."""
     size = len(request.pool)
     n = min(request.n, size)
     theta = request.theta.copy()

@@ -171,7 +171,7 @@ class RecordDatabase:
         return self._places[identity] or (None, asked.model)
 
     def _target(self, target_id: int) -> tuple[str, frozenset[str]]:
-        """Reads the key of a target, and the keys of all its variants."""
+        """Read the key of a target, and the keys of all its variants."""
         row = self.connection.execute(
             sa.select(target_table.c.key, target_table.c["keys"].label("all")).where(
                 target_table.c.id == target_id

@@ -13,7 +13,7 @@ PAGES = 1000  # copied in one step; writers go on in between
 
 
 def backup(store: Store, path: Path) -> int:
-    """Copies an SQLite database to a new file, as it is at one moment; returns the file's bytes.
+    """Copy an SQLite database to a new file, as it is at one moment; return the file's bytes.
 
     Raises:
         InvalidError: the file exists, or the database is PostgreSQL, which has its own tools.

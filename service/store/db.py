@@ -147,7 +147,7 @@ def put_rows(
     on_conflict: str,
     clock: sa.Column[Any] | None = None,
 ) -> None:
-    """Inserts many rows into a table by few statements.
+    """Insert many rows into a table by few statements.
 
     Args:
         connection: that writes.
@@ -385,7 +385,7 @@ def _note_use(_connection: Any, record: Any) -> None:
 
 
 def _try_idle(dialect: Any, connection: Any, record: Any, _proxy: Any) -> None:
-    """Finds out whether the server of a connection is still there, unless it just was.
+    """Find out whether the server of a connection is still there, unless it just was.
 
     SQLAlchemy's own `pool_pre_ping` does so each time, which is one trip more for every transaction.
     """

@@ -83,7 +83,7 @@ def current(url: str) -> str | None:
 
 
 def check(url: str) -> None:
-    """Raises `SchemaError` where the schema is not the one of this installation."""
+    """Raise `SchemaError` if the schema is not the one of this installation."""
     with _looked_at(url) as (store, connection):
         revision = _own_revision(store, connection)
         if revision != head():
@@ -105,7 +105,7 @@ def _looked_at(url: str) -> Iterator[tuple[Store, sa.Connection]]:
 
 
 def upgrade(url: str) -> str:
-    """Brings the database to this installation's schema, and returns its revision.
+    """Bring the database to this installation's schema, and return its revision.
 
     Everything happens in one transaction, and one process at a time does it.
 
@@ -166,7 +166,7 @@ def _losses(store: Store, connection: sa.Connection, revision: str) -> Losses:
 
 
 def downgrade(url: str, revision: str, *, lose: bool = False) -> None:
-    """Brings the database back to an older schema, `base` for none at all.
+    """Bring the database back to an older schema, `base` for none at all.
 
     Args:
         url: of the database.

@@ -48,7 +48,7 @@ def forget(connection: sa.Connection) -> None:
 
 
 def install(engine: sa.Engine) -> None:
-    """Makes the connections of an engine forget in time."""
+    """Make the connections of an engine forget in time."""
     sa.event.listen(engine, "rollback", forget)
     sa.event.listen(engine, "rollback_savepoint", _forget_savepoint)
 

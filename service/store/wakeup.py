@@ -34,7 +34,7 @@ class Wakeup:
                 loop.call_soon_threadsafe(event.set)
 
     def wait(self, seen: int, timeout_s: float) -> None:
-        """Blocks the thread until the count is past `seen`, at most `timeout_s`."""
+        """Block the thread until the count is past `seen`, at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         with self._condition:
             while self._count <= seen:

@@ -74,7 +74,7 @@ class Ownership:
         return connection.scalar(query) == self._name
 
     def give_up(self, store: Store) -> None:
-        """Lets others have the runs at once; `is_interrupted` until one takes them."""
+        """Let others have the runs at once; `is_interrupted` until one takes them."""
         with store.read() as connection:
             held = connection.scalars(sa.select(run.c.id).where(run.c.tuner == self._name)).all()
         for run_id in held:

@@ -295,7 +295,7 @@ def bound_creation(connection: sa.Connection) -> None:
 
 
 def cancel(connection: sa.Connection, run_id: int, namespace: str | None = None) -> None:
-    """Stops a run, in whatever namespace where none is given; what is measured stays.
+    """Stop a run, in whatever namespace where none is given; what is measured stays.
 
     One that has ended stays as it is. Raises `NotFoundError`.
     """

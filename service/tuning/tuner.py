@@ -157,7 +157,7 @@ class Tuner(Background):
     # Deciding
 
     def _judge(self, tuning: TuningRun) -> None:
-        """Drops the implementations that cannot win, and marks those with nothing left to try."""
+        """Drop the implementations that cannot win, and mark those with nothing left to try."""
         parts = self._parts(tuning)
         for workload_id, group in tuning.by_workload().items():
             arms, lead_s = arms_of(group)
@@ -272,7 +272,7 @@ class Tuner(Background):
             tuning.policy_id = catalogue.put_policy(connection, policy)
 
     def _confirm(self, connection: Connection, tuning: TuningRun, *, timed_out: bool) -> None:
-        """Enqueues the finals: the best of all implementations and their fallbacks, interleaved."""
+        """Enqueue the finals: the best of all implementations and their fallbacks, interleaved."""
         why = _why_stopped(tuning, timed_out=timed_out)
         state.begin_finals(connection, tuning.id, why, complete=not timed_out)
         for workload_id, group in tuning.by_workload().items():
@@ -309,7 +309,7 @@ class Tuner(Background):
     def _close_run(
         self, connection: Connection, tuning: TuningRun, row: Any, doubt: set[str]
     ) -> None:
-        """Ends a run whose finals are done."""
+        """End a run whose finals are done."""
         failed = [
             w for w, group in tuning.by_workload().items()
             if not best.is_measured(connection, [t.id for t in group])
@@ -332,7 +332,7 @@ class Tuner(Background):
     def _settle(
         self, connection: Connection, tuning: TuningRun, *, out_of_time: bool
     ) -> tuple[bool, set[str]]:
-        """Enqueues another final of each workload whose answer would rest on noise.
+        """Enqueue another final of each workload whose answer would rest on noise.
 
         Returns whether there are any, and the implementations that stay too uncertain.
         """

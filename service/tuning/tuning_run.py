@@ -164,7 +164,7 @@ def teach(store: Store, tuning: TuningRun, t: TuningTask) -> None:
 
 
 def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
-    """Tells the searches what has been recorded since the last time."""
+    """Tell the searches what has been recorded since the last time."""
     counted = runs.trials_of(tuning.id, tuning.request, tuning.policy_id)
     # Before the records: what is reported between the two is found by both, rather than by neither.
     under_way = connection.execute(

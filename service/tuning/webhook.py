@@ -33,7 +33,7 @@ CLAIM_S = 60.0  # until another service may take what one was sending when it di
 
 
 def check(url: str, hosts: str) -> None:
-    """Raises `InvalidError` where a run's end may not be told there.
+    """Raise `InvalidError` if a run's end may not be told there.
 
     Args:
         url: where to.

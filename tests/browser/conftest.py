@@ -74,7 +74,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(chromium: Any) -> Iterator[Callable[..., Visitor]]:
-    """Opens a page of a site: `visit(site, width=360, scheme="dark")`."""
+    """Open a page of a site: `visit(site, width=360, scheme="dark")`."""
     contexts = []
 
     def make(site: Site, width: int = 1280, scheme: str = "light") -> Visitor:

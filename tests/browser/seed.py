@@ -235,7 +235,7 @@ def _add_models(c: sa.Connection) -> int:
 
 
 def fill(store: Store, trials: int = 24) -> dict[str, int]:
-    """Fills an empty store; returns the ids that tests ask for."""
+    """Fill an empty store; return the ids that tests ask for."""
     farm = Farm(store)
     shapes = [RunWorkload(workload=dense(*s)) for s in SHAPES]
     first = farm.ask(shapes, 500)

@@ -44,7 +44,7 @@ class Visitor:
             self.faults.append(text)
 
     def open(self, path: str) -> Any:
-        """Goes to a page and waits until its charts and fragments are there."""
+        """Go to a page and wait until its charts and fragments are there."""
         response = self.page.goto(self.site.url + path, wait_until="load")
         self.sizes[path] = len(response.body())
         self.settle()

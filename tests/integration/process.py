@@ -112,7 +112,7 @@ class Service:
         self.close()
 
     def close(self) -> tuple[int, str, str]:
-        """Ends it; its exit status, and what it has said."""
+        """End it; its exit status, and what it has said."""
         self.http.close()
         if self.process.poll() is None:
             self.process.terminate()

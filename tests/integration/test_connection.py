@@ -73,7 +73,7 @@ class Raw:
         return False
 
     def flood(self, piece: bytes, most: int = FLOOD) -> int:
-        """Sends a piece again and again, until the service hangs up; returns how much it sent."""
+        """Send a piece again and again, until the service hangs up; return how much it sent."""
         sent = 0
         while sent < most and not self.is_answered() and self.send(piece):
             sent += len(piece)

@@ -365,7 +365,7 @@ def apply_history_best(lines: list[bytes]) -> Any:
 
 
 def decided_as_tvm(store: Store, content: bytes, asked: list[str]) -> int:
-    """Compares every workload of a log on every target asked; returns how many had rivals."""
+    """Compare every workload of a log on every target asked; return how many had rivals."""
     lines = [x for x in content.splitlines() if x.startswith(b"{")]
     lines = [x for x in lines if json.loads(x).get("version") == 0.2]
     items = list(autotvm.read(Source(io.BytesIO(b"\n".join(lines)))))

@@ -67,7 +67,7 @@ def measure(
     target: Target = TARGET,
     model: str | None = None,
 ) -> None:
-    """Runs one job of these configurations on a device, with these samples or failures."""
+    """Run one job of these configurations on a device, with these samples or failures."""
     identity = f"{place}/cpu:0"
     worker_id = scene.register(device(identity, target, model or DEVICES.get(place, place)))
     job_id = scene.enqueue(list(results), task, phase)

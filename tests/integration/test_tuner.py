@@ -87,7 +87,7 @@ class Farm:
             return runs.status(c, run_id, 60.0)
 
     def work(self) -> bool:
-        """Takes one job and reports it; False where there is none."""
+        """Take one job and report it; False where there is none."""
         with self.store.write() as c:
             held = next(iter(lease_jobs(c, self.worker_id, "host-a/cpu:0-1")), None)
             if held is None:

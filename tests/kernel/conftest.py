@@ -66,7 +66,7 @@ def run(artefact: Artefact, inputs: Mapping[str, Any], shape: Sequence[int]) -> 
 
 @pytest.fixture
 def check(target: Target) -> Callable[..., None]:
-    """Compiles one implementation with one configuration and compares it with the reference."""
+    """Compile one implementation with one configuration and compare it with the reference."""
 
     def check(
         workload: Workload, implementation: str, config: Mapping[str, Any] | None = None

@@ -175,7 +175,7 @@ def _forked(run: Any) -> str:
 
 
 def serve() -> None:
-    """Answers each request on standard input with the list of its failures."""
+    """Answer each request on standard input with the list of its failures."""
     for line in sys.stdin.buffer:
         request = msgspec.json.decode(line, type=Request)
         try:

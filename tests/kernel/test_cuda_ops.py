@@ -156,7 +156,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check(
     workload: Workload, implementation: str, config: Config | None, scratch: Path, *, nan: bool = False
 ) -> None:
-    """Runs one configuration on poisoned outputs, and judges it as a worker does.
+    """Run one configuration on poisoned outputs, and judge it as a worker does.
 
     With `nan` every seventh element of the inputs is NaN.
     """

@@ -122,7 +122,7 @@ def points(work: Workload, found: OpImplementation, generator: random.Random, co
 
 @pytest.fixture(scope="module")
 def check() -> Iterator[Check]:
-    """Runs one implementation in guarded memory; returns what went wrong."""
+    """Run one implementation in guarded memory; return what went wrong."""
     command = [sys.executable, "-m", "tests.kernel.guarded_run"]
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root) as child:

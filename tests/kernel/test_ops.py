@@ -25,7 +25,7 @@ RELU = EpilogueStep("relu", (None,))
 
 
 def check(workload: Workload, implementation: str | None = None) -> set[str]:
-    """Runs all implementations, or the named one, on poisoned outputs; the names of those run."""
+    """Run all implementations, or the named one, on poisoned outputs; the names of those run."""
     import tvm
 
     inputs = random_inputs(workload, 7)

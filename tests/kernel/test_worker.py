@@ -92,7 +92,7 @@ def hostile_job(
 def run(
     job: Job, builders: BuilderPool, runner: TimingRunner
 ) -> tuple[list[Built], dict[int, Result]]:
-    """Builds and times a job; every entry that was built must have exactly one result."""
+    """Build and time a job; every entry that was built must have exactly one result."""
     built = builders.build(job, NEVER)
     assert [b.entry for b in built] == [e.index for e in job.entries]
     results: list[Result] = []

@@ -74,7 +74,7 @@ STEP = 1e-5
 def check(
     build: Callable[..., Expr], shapes: list[tuple[int, ...]], low=-1.0, high=1.0, *, distinct=False
 ) -> None:
-    """Compares the gradient of a graph, its outputs randomly weighted, with central differences.
+    """Compare the gradient of a graph, its outputs randomly weighted, with central differences.
 
     With `distinct`, no two elements of an input are so near each other that a step changes their order.
     """

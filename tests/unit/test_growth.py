@@ -115,7 +115,7 @@ def units(tokens: Sequence[bytes], pairs: int, seed: int) -> Iterator[bytes]:
 
 
 def quietly(parse: Callable[[bytes], object], data: bytes) -> None:
-    """Parses what mostly cannot be read."""
+    """Parse what mostly cannot be read."""
     with contextlib.suppress(ServiceError, ValueError, TypeError, RecursionError):
         parse(data)
 

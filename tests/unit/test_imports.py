@@ -26,7 +26,7 @@ _TVM = ("tvm", "tvm_ffi")
 
 
 def run_without(names: tuple[str, ...], code: str) -> str:
-    """Runs code where the named packages cannot be imported; its output."""
+    """Run code without the named packages; return its output."""
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT.format(names=set(names)) + code],
         capture_output=True,

@@ -48,10 +48,10 @@ class Driver(Protocol):
     def upload(self, buffer: Any, array: Array) -> None: ...
 
     def copy(self, buffer: Any, source: Any, size_bytes: int) -> None:
-        """Copies on the device."""
+        """Copy on the device."""
 
     def download(self, buffer: Any, array: Array) -> None:
-        """Copies into a contiguous array, once what was launched is done."""
+        """Copy into a contiguous array, once what was launched is done."""
 
     def prepare(
         self, module: Any, launch: Launch, buffers: Mapping[str, Any]
@@ -84,7 +84,7 @@ class CudaKernel(Kernel):
         self._next = 0
 
     def load(self) -> Any:
-        """Loads the cubin, uploads the inputs, and prepares constant ones, which is timed by itself."""
+        """Load the cubin, upload the inputs, and prepare constant ones, which is timed by itself."""
         artefact = CudaArtefact.load(Path(self.built.path))
         self._cuda = artefact
         self._module = self._driver.load(artefact) if artefact.source else None
@@ -155,7 +155,7 @@ class CudaKernel(Kernel):
         return prepare_call(step, self._driver.stream, addresses, allocate)
 
     def check(self) -> None:
-        """Runs once on poisoned outputs and compares them with the reference.
+        """Run once on poisoned outputs and compare them with the reference.
 
         Raises:
             WrongAnswerError: an output is wrong, or an input was written to.
@@ -176,7 +176,7 @@ class CudaKernel(Kernel):
         self.check_s += time.perf_counter() - began
 
     def compare(self) -> None:
-        """Compares what the first set of outputs holds now with the reference."""
+        """Compare what the first set of outputs holds now with the reference."""
         tolerances = iter(self._data.tolerance)
         for name, right, dtype in self._outputs_with_reference():
             found = np.empty(right.shape, numpy_dtype(dtype))
@@ -216,7 +216,7 @@ class CudaKernel(Kernel):
             self._next = (self._next + 1) % len(self._copies)
 
     def release(self) -> None:
-        """Frees the memory of the device."""
+        """Free the memory of the device."""
         self._replay = None
         for buffer in self._memory:
             self._driver.free(buffer)

@@ -79,7 +79,7 @@ class _Routines:
         self.handle = c_void_p()
 
     def __call__(self, name: str, *arguments: Any) -> None:
-        """Calls a routine; raises `CudaError` with what the library says where it fails."""
+        """Call a routine; raise `CudaError` with what the library says where it fails."""
         self.bind(name, *arguments)()
 
     def bind(self, name: str, *arguments: Any) -> Callable[[], None]:
@@ -97,7 +97,7 @@ class _Routines:
 
 @cache
 def _open_cublas(stream: int) -> _Routines:
-    """Opens cuBLAS with a handle on the stream, for as long as this process lives."""
+    """Open cuBLAS with a handle on the stream, for as long as this process lives."""
     cublas = _Routines(open_library("cublas"), "cublasGetStatusString")
     cublas("cublasCreate_v2", byref(cublas.handle))
     cublas("cublasSetStream_v2", cublas.handle, c_void_p(stream))
@@ -133,7 +133,7 @@ def _prepare_gemm(call: Gemm, cublas: _Routines, addresses: Mapping[str, int]) -
 
 @cache
 def _open_cudnn(stream: int) -> _Routines:
-    """Opens cuDNN with a handle on the stream, for as long as this process lives."""
+    """Open cuDNN with a handle on the stream, for as long as this process lives."""
     if find_library("cublas") is not None:
         open_library("cublas")  # cuDNN looks for it by its name alone
     cudnn = _Routines(open_library("cudnn"), "cudnnGetErrorString")

@@ -54,7 +54,7 @@ def library_of(cubin: bytes) -> bytes:
 
 
 def install_nvcc(folder: Path, headers: Path) -> Path:
-    """Writes `nvcc`, which runs this file, into a folder to be put on PATH."""
+    """Write `nvcc`, which runs this file, into a folder to be put on PATH."""
     folder.mkdir()
     path = folder / "nvcc"
     path.write_text(

@@ -95,7 +95,7 @@ class Emulation:
     def run(
         self, name: str, arrays: Mapping[str, Any], symbols: Mapping[str, int] | None = None
     ) -> None:
-        """Runs a program over arrays, which it writes to; workspaces are poisoned first."""
+        """Run a program over arrays, which it writes to; workspaces are poisoned first."""
         program = self._programs[name]
         memory = dict(arrays)
         for workspace in program.workspaces:
@@ -107,7 +107,7 @@ class Emulation:
             self.launch(step.bind(symbols or {}), memory)
 
     def launch(self, launch: Launch, memory: Mapping[str, Any]) -> None:
-        """Runs one launch whose sizes are known."""
+        """Run one launch whose sizes are known."""
         values: list[Any] = []
         for argument in launch.arguments:
             if isinstance(argument, Pointer):
@@ -139,7 +139,7 @@ def compile_kernels(source: str, names: Sequence[str], library: Path, include: P
 def launch_kernel(
     library: ctypes.CDLL, name: str, grid: Sequence[Any], block: Sequence[int], shared: int, values: Any
 ) -> None:
-    """Runs one launch with its arguments as values of ctypes."""
+    """Run one launch with its arguments as values of ctypes."""
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
     dims = (ctypes.c_uint * 6)(*grid, *block)
     taken = library[f"run_{name}"](len(values), dims, ctypes.c_size_t(shared), pointers)
