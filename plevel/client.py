@@ -21,7 +21,7 @@ from strategy.workload import Workload
 
 T = TypeVar("T")
 _RECONNECT_S = 0.2
-# It, or the database behind it or the proxy before it, will answer in a while.
+# Temporary: the service, its database or a proxy is expected to answer later.
 _BUSY = (
     httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.TOO_MANY_REQUESTS, httpx.codes.BAD_GATEWAY,
     httpx.codes.GATEWAY_TIMEOUT,
@@ -49,7 +49,7 @@ class ServiceError(RuntimeError):
 
 
 class NoSelectionError(ServiceError, SelectionError):
-    """The service finds no valid implementation; also a `SelectionError`, as a local selection raises."""
+    """No implementation is valid; also a `SelectionError`, which a local selection raises."""
 
 
 class _Runs(msgspec.Struct):
@@ -91,19 +91,19 @@ class _Answers(msgspec.Struct):
 
 
 class Client:
-    """Talks to the service at `url`; a context manager that closes its connections.
+    """A client of the service at `url`; a context manager that closes its connections.
 
-    Calls that change nothing when repeated are tried again, with back-off, where the connection
-    fails or the service is busy; others only where they were certainly not received. One client serves one thread.
+    Idempotent calls are retried with back-off if the connection fails or the service is busy; others only if
+    the request was certainly not received. For use by one thread.
 
     Args:
         url: `http://host:port`.
-        timeout_s: for one answer.
-        patience_s: how long to go on trying while nothing answers.
-        token: opens the service, where it asks for one.
-        namespace: whose runs, records and selections; the token's, or `default`, where none is given.
-        lock: answers `select` while the service is away.
-        transport: another way to reach the service than the network.
+        timeout_s: the time limit of one answer.
+        patience_s: the time for which calls are retried while nothing answers.
+        token: the token, if the service requires one.
+        namespace: the namespace of all requests; default: the token's, else `default`.
+        lock: the lock that answers `select` while the service is away.
+        transport: an HTTP transport instead of the network.
     """
 
     def __init__(
@@ -151,10 +151,10 @@ class Client:
             return False
 
     def create_run(self, request: RunRequest) -> RunStatus:
-        """Request a run; one whose workloads are tuned enough returns done without new trials.
+        """Request a run; if its workloads are tuned enough, it is done without new trials.
 
         Raises:
-            ServiceError: the request names what the service cannot do.
+            ServiceError: the service refuses the request; the message names the field.
         """
         return self._ask("POST", "/v1/runs", RunStatus, json=to_json(request), again=False)
 
@@ -166,13 +166,13 @@ class Client:
         return self._ask("GET", "/v1/runs", _Runs, params={"limit": limit}).runs
 
     def cancel(self, run_id: int) -> RunStatus:
-        """Stop a run; what it measured is kept."""
+        """Stop a run; its measurements are kept."""
         return self._ask("POST", f"/v1/runs/{run_id}/cancel", RunStatus)
 
     def follow(self, run_id: int) -> Iterator[RunStatus]:
-        """The run's status as it changes, the last one when it has ended.
+        """Yield the run's status at each change, last when it has ended.
 
-        Connects again when the stream breaks.
+        Reconnects if the stream breaks.
 
         Raises:
             UnreachableError: the service has been away for longer than this client's patience.
@@ -219,11 +219,11 @@ class Client:
     ) -> Selection:
         """Select an implementation and a configuration, with the reason.
 
-        `foreign` adds what other tools' logs know (`autotvm:…`); the policy `tvm` always does. Where the
-        service is away, the client's lock answers by plevel's rule for what is in it.
+        `foreign` adds imported implementations of other tools (`autotvm:…`); the policy `tvm` always does. If
+        the service is away, the client's lock answers, by plevel's rule.
 
         Raises:
-            ServiceError: nothing is valid for the workload on the target, or it is not well formed.
+            ServiceError: no implementation is valid for the workload on the target, or the request is malformed.
         """
         body: dict[str, Any] = {"workload": workload, "target": target, "policy": policy}
         if foreign:
@@ -272,8 +272,8 @@ class Client:
     ) -> dict[str, Any]:
         """One page of the log: `records`, and `next`, the cursor of the following page, if there is one.
 
-        It begins with the oldest, or with the `newest`. Where those that match are rare, a page may be
-        empty and have a `next`.
+        The oldest records come first, or the `newest`. If matches are rare, a page may be empty and have a
+        `next`.
         """
         given = {
             "op": op, "implementation": implementation, "source": source, "run_id": run_id,
@@ -292,9 +292,9 @@ class Client:
         policy: Policy = "plevel",
         foreign: bool = False,
     ) -> list[Selection | ServiceError]:
-        """`select` for many workloads at once, from one moment's records, in their order.
+        """Select for many workloads, from the records of one moment, in their order.
 
-        A question that cannot be answered has its error in its place. A request has 10,000 at most.
+        A workload without a selection has its error in its place. At most 10,000 per call.
         """
         asked = [
             {"workload": w, "target": t, "device": device, "policy": policy, "foreign": foreign}
@@ -305,16 +305,16 @@ class Client:
         return [a.selection or _refusal(a.problem or {}) for a in found.answers]
 
     def iter_records(self, **wanted: Any) -> Iterator[dict[str, Any]]:
-        """The records that match, in the order in which they came, asked for page by page.
+        """Yield the matching records in the order of arrival, page by page.
 
         `wanted` names filters of `GET /v1/records`: `op`, `implementation`, `target`, `workload` as text,
         `device`, `worker`, `source`, `run_id`, `task_id`, `phase`, `error`, `since`, `until`;
-        with `newest=True` the latest come first.
+        `newest=True` yields the newest first.
         """
         return self._pages("/v1/records", "records", wanted)
 
     def iter_best(self, **wanted: Any) -> Iterator[dict[str, Any]]:
-        """The best of each task that matches, by `scope`: device, model, and target.
+        """Yield the best of each task that matches, by `scope`: device, model, and target.
 
         `wanted` names filters of `GET /v1/records/best`: `op`, `implementation`, `target`, `workload` as text,
         `scope`.
@@ -337,7 +337,7 @@ class Client:
             cursor = page["next"]
 
     def curve(self, task_id: int) -> list[dict[str, Any]]:
-        """The trials of a task's search that improved on all before: `trial`, `median_s`, `recorded_at`."""
+        """The trials of a task's search that improved on all previous ones: `trial`, `median_s`, `recorded_at`."""
         answer = self._ask("GET", f"/v1/tasks/{task_id}/curve", dict[str, Any])
         points: list[dict[str, Any]] = answer["points"]
         return points
@@ -350,17 +350,17 @@ class Client:
         target: str | None = None,
         put_aside: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
-        """Send a tuning log as it is read; return the summary of its import.
+        """Stream a tuning log to the service; return the summary of its import.
 
         Args:
-            parts: the file's content, piece by piece.
-            name: the file's, by which its format is told where the content does not.
-            target: of a Kernel Tuner file.
-            put_aside: is called with the first 10,000 entries that could not be read: `line`,
-                `reason`, `detail`, `text`.
+            parts: the content of the file, in pieces.
+            name: the file's name, which helps to detect the format.
+            target: the target of a Kernel Tuner file.
+            put_aside: called with each of the first 10,000 rejected entries: `line`, `reason`,
+                `detail`, `text`.
 
         Raises:
-            ServiceError: the content is of no known format.
+            ServiceError: the format is not known.
         """
         params: dict[str, Any] = {"name": name, "rejects": 0 if put_aside is None else 10_000}
         if target is not None:
@@ -376,7 +376,7 @@ class Client:
         return summary
 
     def export_records(self, form: str, **wanted: Any) -> Iterator[bytes]:
-        """The records in one of the formats, piece by piece; `wanted` names filters."""
+        """Yield the matching records in one of the formats, in pieces; `wanted` names filters."""
         params = {"format": form, **{k: v for k, v in wanted.items() if v is not None}}
         try:
             with self._http.stream(
@@ -388,7 +388,8 @@ class Client:
                 yield from response.iter_bytes()
         except httpx.TransportError as error:
             raise UnreachableError(
-                f"{self.url} stopped answering ({str(error) or type(error).__name__}): export again"
+                f"{self.url} stopped answering ({str(error) or type(error).__name__}): the export "
+                "is incomplete, repeat it"
             ) from error
 
     def task(self, task_id: int) -> TaskStatus:
@@ -396,7 +397,7 @@ class Client:
         return self._ask("GET", f"/v1/tasks/{task_id}", TaskStatus)
 
     def workers(self) -> list[dict[str, Any]]:
-        """The workers that have registered, with their devices and when they were last seen."""
+        """The registered workers, with their devices and the times of their last heartbeats."""
         return self._ask("GET", "/v1/workers", _Workers).workers
 
     def models(self) -> list[dict[str, Any]]:
@@ -408,10 +409,10 @@ class Client:
         return self._ask("GET", f"/v1/models/{model_id}", dict[str, Any])
 
     def train_model(self, op: str, target: Target) -> dict[str, Any]:
-        """Request training of a cost model, once no run is live; returns its `records` and `workloads`.
+        """Request training of a cost model once no run is live; return its `records` and `workloads`.
 
         Raises:
-            ServiceError: too little is on record of the operator on the target.
+            ServiceError: there are too few records of the operator on the target.
         """
         body = to_json({"op": op, "target": target})
         return self._ask("POST", "/v1/models", dict[str, Any], json=body)
@@ -449,7 +450,7 @@ class Client:
         expires_in_s: float | None = None,
         namespace: str | None = None,
     ) -> dict[str, Any]:
-        """A new token, of one namespace or of all: its `id` and its `secret`, shown this once."""
+        """Create a token for one namespace or for all; return its `id` and `secret`, which is not shown again."""
         body = {
             "name": name, "scopes": scopes, "expires_in_s": expires_in_s, "namespace": namespace,
         }  # fmt: skip
@@ -478,8 +479,8 @@ class Client:
             raise ServiceError(
                 response.status_code,
                 "unexpected answer",
-                f"{response.request.url} did not answer as expected ({error}): is it a plevel "
-                "service of this version?",
+                f"{response.request.url} sent an unexpected answer ({error}): check that it is a plevel "
+                "service of this version",
             ) from error
 
     def _send(
@@ -491,7 +492,7 @@ class Client:
             try:
                 response = self._http.request(method, path, **options)
             except httpx.TransportError as error:
-                # A connection that was never made has carried nothing: any call may try again.
+                # Without a connection nothing was sent: any call may be retried.
                 lost = not again and not isinstance(error, httpx.ConnectError)
                 if lost or time.monotonic() + pause_s > give_up:
                     raise UnreachableError(
@@ -518,7 +519,7 @@ def _problem(response: httpx.Response) -> ServiceError:
     if not isinstance(body, dict) or "title" not in body:
         text = response.text.strip().partition("\n")[0]
         detail = (
-            f"{response.request.url} answered {response.status_code}, and not as a plevel service does: "
+            f"{response.request.url} is no plevel service, check the URL: it answered {response.status_code}: "
             f"{text:.200}"
         )
         return ServiceError(response.status_code, response.reason_phrase, detail)

@@ -1,4 +1,4 @@
-"""A tuning database for the selection rule, wherever it is: a service, SQL, or a lock file.
+"""A tuning database for the selection rule: a service, an SQL database, or a lock file.
 
     with plevel_database("http://farm:8765") as database:
         answer = strategy.select.select(workload, target, database)
@@ -24,7 +24,7 @@ from strategy.workload import Workload
 if TYPE_CHECKING:
     from service.store.db import Store
 
-CACHED = 4096  # answers that are kept, the least recently asked dropped first
+CACHED = 4096  # answers kept, the least recently used dropped first
 
 
 @contextmanager
@@ -33,16 +33,16 @@ def plevel_database(
 ) -> Iterator[RevisedDatabase]:
     """The database at `where`, for `strategy.select.select`, `strategy.dispatch.dispatch` and a `Selector`.
 
-    What was asked once is kept until the end of the `with`: open it anew to see what is new.
+    Answers are cached until the end of the `with`: open it again to see new records.
 
     Args:
         where: a service (`http://…`), a database (`postgresql://…`, `sqlite:///…`, or the path of an
             SQLite file), or the path of a lock file.
-        namespace: whose records; the environment's, the token's or `default` where none is given.
+        namespace: the namespace of records; default: the environment's, else the token's, else `default`.
 
     Raises:
-        LockError: a file that is neither a database nor a lock.
-        ServiceError, UnreachableError: the service or the database cannot be used, or there is no such file.
+        LockError: the file is neither a database nor a lock.
+        ServiceError, UnreachableError: the service or the database cannot be used, or the file does not exist.
     """
     text = str(where)
     with ExitStack() as stack:
@@ -55,7 +55,7 @@ def plevel_database(
             url = text if "://" in text else f"sqlite:///{Path(text).expanduser().absolute()}"
             store = stack.enter_context(open_store(url))
             if store is None:
-                raise UnreachableError(f"{text}: there is no such file: name a database or a lock file")
+                raise UnreachableError(f"{text}: no such file: name a database or a lock file")
             yield _Cached(_reader(store, read_namespace(namespace) or DEFAULT))
 
 
@@ -80,9 +80,9 @@ def _reader(
 
 
 class _Cached:
-    """`strategy.select.Database` over one question, each asked once."""
+    """`strategy.select.Database` that caches the evidence of each workload."""
 
-    revision = 0  # what was asked once is kept (`strategy.selector.RevisedDatabase`)
+    revision = 0  # answers are cached (`strategy.selector.RevisedDatabase`)
 
     def __init__(self, ask: Callable[[Workload, Target, str | None], Evidence]) -> None:
         self._ask = lru_cache(maxsize=CACHED)(ask)

@@ -1,4 +1,4 @@
-"""Reading a database without a service: the same questions that a `Client` asks over HTTP."""
+"""Access to a database without a service, with the methods of a `Client`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 def connect(
     url: str | None, database: str | None, namespace: str | None = None
 ) -> Generator[Client | Direct, None, None]:
-    """The service at `url`, or the database itself; in the namespace given, or the environment's.
+    """Connect to the service at `url`, or open the database, in the given or the environment's namespace.
 
     Raises:
-        UnreachableError, ServiceError: neither can be used; the message says why, and the remedy.
+        UnreachableError, ServiceError: it cannot be used; the message has the cause and the remedy.
     """
     namespace = read_namespace(namespace)
     if url is not None:
@@ -44,28 +44,28 @@ def connect(
 
 
 def read_namespace(given: str | None) -> str | None:
-    """The namespace that is given, else the environment's; None for the token's or the default."""
+    """The given namespace, else the environment's; None for the token's or the default."""
     return given or os.environ.get("PLEVEL_NAMESPACE") or None
 
 
 def read_token() -> str | None:
-    """The token that the environment names a file of; raises `UnreachableError` where it has none."""
+    """The token from the file that the environment names; raise `UnreachableError` if it has none."""
     name = os.environ.get("PLEVEL_TOKEN_FILE")
     if not name:
         return None
     try:
         token = Path(name).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not a text"
-        raise UnreachableError(f"PLEVEL_TOKEN_FILE {name}: {why}") from error
+        why = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise UnreachableError(f"PLEVEL_TOKEN_FILE {name}: {why}: name a readable file with one token") from error
     if not token.isascii() or len(token.split()) != 1:
-        raise UnreachableError(f"PLEVEL_TOKEN_FILE {name}: not a token file: write one token on one line")
+        raise UnreachableError(f"PLEVEL_TOKEN_FILE {name}: no token file: write one token on one line")
     return token
 
 
 @contextmanager
 def open_store(database: str) -> Generator[Store | None, None, None]:
-    """The database's store, None where there is no file yet: asking does not make one."""
+    """Open the database's store; None if the file does not exist, which is not created."""
     from plevel.embedded import require_service, sqlite_path
 
     path = sqlite_path(database)
@@ -86,7 +86,7 @@ def open_store(database: str) -> Generator[Store | None, None, None]:
 
 
 class Direct:
-    """Answers from a namespace of a database in this process. One thread uses it at a time."""
+    """Access to a namespace of a database in this process. Not thread-safe."""
 
     def __init__(self, store: Store | None, namespace: str = DEFAULT) -> None:
         self._store = store
@@ -105,7 +105,7 @@ class Direct:
         """Select an implementation and a configuration, with the reason.
 
         Raises:
-            SelectionError: nothing is valid for the workload on the target.
+            SelectionError: no implementation is valid for the workload on the target.
         """
         if self._store is None:
             return rule.select(
@@ -150,16 +150,16 @@ class Direct:
     def request(self, run_id: int) -> RunRequest:
         """The request of a run."""
         if self._store is None:
-            raise ServiceError(404, "There is no such thing", f"run {run_id} does not exist")
+            raise ServiceError(404, "Not found", f"run {run_id} does not exist")
         from service.tuning import run as runs
 
         with self._read() as connection:
             return runs.request_of(connection, run_id, self._namespace)
 
     def cancel(self, run_id: int) -> RunStatus:
-        """Stop a run; what it measured is kept."""
+        """Stop a run; its measurements are kept."""
         if self._store is None:
-            raise ServiceError(404, "There is no such thing", f"there is no run {run_id}")
+            raise ServiceError(404, "Not found", f"run {run_id} does not exist")
         from service.tuning import run as runs
 
         with self._write() as connection:
@@ -182,8 +182,8 @@ class Direct:
     ) -> dict[str, Any]:
         """One page of the log: `records`, and `next`, the cursor of the following page, if there is one.
 
-        It begins with the oldest, or with the `newest`. Where those that match are rare, a page may be
-        empty and have a `next`.
+        The oldest records come first, or the `newest`. If matches are rare, a page may be empty and have a
+        `next`.
         """
         if self._store is None:
             return {"records": [], "next": None}
@@ -201,7 +201,7 @@ class Direct:
         return found
 
     def iter_best(self, **wanted: Any) -> Iterator[dict[str, Any]]:
-        """The best of each task that matches. See `Client.iter_best`."""
+        """Yield the best of each task that matches. See `Client.iter_best`."""
         from service.records import coverage
 
         return self._pages(coverage.list_best, "best", wanted)
@@ -228,14 +228,14 @@ class Direct:
     def task(self, task_id: int) -> TaskStatus:
         """A task over all runs."""
         if self._store is None:
-            raise ServiceError(404, "There is no such thing", f"there is no task {task_id}")
+            raise ServiceError(404, "Not found", f"task {task_id} does not exist")
         from service.tuning import run as runs
 
         with self._read() as connection:
             return runs.task_status(connection, task_id)
 
     def curve(self, task_id: int) -> list[dict[str, Any]]:
-        """The trials of a task's search that improved on all before. See `Client.curve`."""
+        """The trials of a task's search that improved on all previous ones. See `Client.curve`."""
         if self._store is None:
             return []
         from service.records import log
@@ -255,9 +255,9 @@ class Direct:
         """Read a tuning log into the database; return the summary. See `Client.import_records`.
 
         Raises:
-            ServiceError: the content is of no known format.
+            ServiceError: the format is not known.
         """
-        assert self._store is not None, "importing makes the database first"
+        assert self._store is not None, "importing creates the database first"
         from service.formats import FormatError, Rejected, Source, read
         from service.records.importer import import_items
 
@@ -277,7 +277,7 @@ class Direct:
         return import_items(self._store, items, tell, namespace=self._namespace).to_json()
 
     def export_records(self, form: str, **wanted: Any) -> Iterator[bytes]:
-        """The records in one of the formats, piece by piece; `wanted` names filters."""
+        """Yield the matching records in one of the formats, in pieces; `wanted` names filters."""
         if self._store is None:
             return iter(())
         from service.records import exporter
@@ -299,7 +299,7 @@ class Direct:
     def model(self, model_id: int) -> dict[str, Any]:
         """Return a cost model's training data and accuracy."""
         if self._store is None:
-            raise ServiceError(404, "There is no such thing", f"there is no model {model_id}")
+            raise ServiceError(404, "Not found", f"model {model_id} does not exist")
         from service.predict import training
 
         with self._read() as connection:
@@ -309,7 +309,7 @@ class Direct:
     def train_model(self, op: str, target: Target) -> dict[str, Any]:
         """Train a cost model in a process of its own, and wait for it."""
         if self._store is None:
-            raise ServiceError(404, "There is no such thing", "the database does not exist yet")
+            raise ServiceError(404, "Not found", "the database does not exist: 'plevel tune' creates it")
         from service.predict import training
 
         with _told():
@@ -317,7 +317,7 @@ class Direct:
         return found
 
     def workers(self) -> list[dict[str, Any]]:
-        """The workers that have registered and not left."""
+        """The registered workers that have not left."""
         if self._store is None:
             return []
         from service.queue import fleet
@@ -329,7 +329,7 @@ class Direct:
     def why(self, job_id: int) -> dict[str, Any]:
         """Explain a job's place in the queue: its `state`, and the `reasons`."""
         if self._store is None:
-            raise ServiceError(404, "There is no such thing", f"there is no job {job_id}")
+            raise ServiceError(404, "Not found", f"job {job_id} does not exist")
         from service.queue import explain as why
 
         with self._read() as connection:
@@ -337,7 +337,7 @@ class Direct:
         return found
 
     def pauses(self) -> list[dict[str, Any]]:
-        """Pauses that go on or are to come."""
+        """Current and future pauses."""
         if self._store is None:
             return []
         from service.queue import pause
@@ -347,7 +347,7 @@ class Direct:
         return found
 
     def pause(self, reason: str, **place: Any) -> dict[str, Any]:
-        """Give a `device` or a `target` no jobs from `starts_at` to `ends_at`."""
+        """Pause a `device` or a `target` from `starts_at` to `ends_at`; running jobs finish."""
         from service.access import audit
         from service.queue import pause
 
@@ -370,7 +370,7 @@ class Direct:
             audit.note(connection, audit.user(), "resume", pause=pause_id)
 
     def rename_device(self, old: str, new: str) -> None:
-        """Give a device's history another identity."""
+        """Transfer a device's history to another identity."""
         from service.access import audit
         from service.queue import fleet
 
@@ -379,7 +379,7 @@ class Direct:
             audit.note(connection, audit.user(), "device.rename", old=old, new=new)
 
     def move_device(self, device: str, token: str) -> None:
-        """Give a device to the tokens of a name."""
+        """Transfer a device to the tokens of a name."""
         from service.access import audit
         from service.queue import fleet
 
@@ -394,8 +394,8 @@ class Direct:
         expires_in_s: float | None = None,
         namespace: str | None = None,
     ) -> dict[str, Any]:
-        """A new token, of one namespace or of all: its `id` and its `secret`, shown this once."""
-        assert self._store is not None, "making a token makes the database first"
+        """Create a token for one namespace or for all; return its `id` and `secret`, which is not shown again."""
+        assert self._store is not None, "creating a token creates the database first"
         from service.access import audit, token
         from service.store.tables import TokenScope
 
@@ -420,9 +420,9 @@ class Direct:
         return found
 
     def revoke_token(self, token_id: int) -> None:
-        """End a token for good."""
+        """Revoke a token."""
         if self._store is None:
-            raise ServiceError(404, "There is no such thing", f"there is no token {token_id}")
+            raise ServiceError(404, "Not found", f"token {token_id} does not exist")
         from service.access import audit, token
 
         with self._write() as connection:
@@ -438,7 +438,7 @@ class Direct:
     @contextmanager
     def _write(self) -> Generator[sa.Connection, None, None]:
         if self._store is None:
-            raise ServiceError(404, "There is no such thing", "the database does not exist yet")
+            raise ServiceError(404, "Not found", "the database does not exist: 'plevel tune' creates it")
         with _told(), self._store.write() as connection:
             yield connection
 
@@ -455,7 +455,7 @@ def _told() -> Generator[None, None, None]:
 
 
 class _Parts:
-    """Pieces of a file as something to read from."""
+    """Pieces of a file as a readable stream."""
 
     def __init__(self, parts: Iterable[bytes]) -> None:
         self._parts = iter(parts)

@@ -1,7 +1,7 @@
 """The reference pages of the documentation, generated from the code.
 
-`python -m plevel.document cli|rest|settings|python` prints one; MkDocs, which loads this file as a hook, adds all
-of them to the site, so that none can be out of date.
+`python -m plevel.document cli|rest|settings|python` prints one; MkDocs loads this file as a hook and adds all
+of them to the site.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLIENT = (
 
 
 def cli() -> str:
-    """Every command with its options."""
+    """The reference of commands with their options."""
     import typer
 
     from plevel.cli.main import app
@@ -79,7 +79,7 @@ def _default(option: Any) -> str:
 
 
 def settings() -> str:
-    """Every setting of the service, from its declaration and the comment that stands with it."""
+    """The reference of the service's settings, from their declarations and comments."""
     from service.settings import Settings
 
     fields = Settings.model_fields
@@ -94,14 +94,15 @@ def settings() -> str:
     text = inspect.getdoc(Settings) or ""
     return (
         "# Settings of the service\n\n"
-        "Given in the environment; `plevel serve` has options for the first of them, which come before. "
+        "Set in the environment; `plevel serve` has options for the first ones, which take precedence. "
         f"{text}\n\n{_table(('variable', '', 'type', 'default'), rows)}\n\n"
-        "`PLEVEL_URL` and `PLEVEL_DATABASE` also set [the database of commands](../cli.md#the-database-of-a-command).\n"
+        "`PLEVEL_URL` and `PLEVEL_DATABASE` also set [the database of "
+        "commands](../cli.md#the-database-of-a-command).\n"
     )
 
 
 def _comments(source: str) -> dict[str, str]:
-    """The comment of each field: the lines before it, or the end of its line."""
+    """The comment of each field, before it or on its line."""
     found: dict[str, str] = {}
     before: list[str] = []
     for line in source.splitlines():
@@ -117,7 +118,7 @@ def _comments(source: str) -> dict[str, str]:
 
 
 def rest() -> str:
-    """Every endpoint and every type, from the OpenAPI document."""
+    """The reference of endpoints and types, from the OpenAPI document."""
     from service.app import create_app
     from service.settings import Settings
 
@@ -125,8 +126,8 @@ def rest() -> str:
     parts = [
         "# REST",
         (
-            "The same as OpenAPI is at `/openapi.json` of a service, to be read at `/docs`. Errors are problem "
-            "documents (RFC 9457): `type`, `title`, `status`, `detail` and, where fields are at fault, `errors`."
+            "A service has the same as OpenAPI at `/openapi.json`, rendered at `/docs`. Errors are problem "
+            "documents (RFC 9457): `type`, `title`, `status`, `detail` and, if fields are at fault, `errors`."
         ),
     ]
     by_tag: dict[str, list[str]] = {}
@@ -202,7 +203,7 @@ def _json(value: Any) -> str:
 
 
 def python() -> str:
-    """The Python client and the types that it takes and gives."""
+    """The reference of the Python client and its types."""
     from importlib import import_module
 
     parts = ["# Python", "[The Python client](../python.md) shows these in use."]
@@ -251,7 +252,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """MkDocs' hook for further files of the site: adds the reference pages."""
+    """MkDocs' hook that adds the reference pages to the site."""
     from mkdocs.structure.files import File
 
     for name, write in PAGES.items():

@@ -1,7 +1,7 @@
-"""The embedded mode: a service and one worker on this machine, for as long as one command needs.
+"""The embedded mode: a service and one worker on this machine, for the duration of one command.
 
-Both are child processes of the caller, on a free loopback port, with their output in log files.
-They stop with the caller, however it ends.
+Both are child processes of the caller, use a free loopback port, and write log files. They end when the
+caller ends, in whatever way.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 class EmbeddedError(RuntimeError):
-    """The service or the worker could not be started, or died; the message names log and remedy."""
+    """The service or the worker did not start, or died; the message names the log and the remedy."""
 
 
 def require_service() -> None:
-    """Raise `EmbeddedError` if the parts that a service needs are not installed."""
+    """Raise `EmbeddedError` if the extra `service` is not installed."""
     _require("service", ("fastapi", "uvicorn", "sqlalchemy", "alembic"))
 
 
@@ -47,7 +47,7 @@ def require_worker() -> None:
 
     if find_linker() is None:
         raise EmbeddedError(
-            "compiler: no C compiler or linker is on PATH, and a worker links what it builds: "
+            "compiler: no C compiler or linker is on PATH, which a worker needs: "
             "install gcc or clang (Debian: apt install gcc)"
         )
 
@@ -65,11 +65,11 @@ class Embedded:
     """A service over `database` and, once `start_worker` is called, a worker: a context manager.
 
     Args:
-        database: an SQLAlchemy URL. The folder of an SQLite file is made where there is none.
-        logs: the folder for log files; this user's state directory where not given.
+        database: an SQLAlchemy URL. A missing folder of an SQLite file is created.
+        logs: the folder for log files; default: this user's state directory.
 
     Raises:
-        EmbeddedError: when entered, where the service does not start.
+        EmbeddedError: on entry, if the service does not start.
     """
 
     def __init__(self, database: str, *, logs: Path | None = None) -> None:
@@ -108,7 +108,7 @@ class Embedded:
             self.url = ready.read_text().strip()
 
     def start_worker(self, threads: int | None = None) -> None:
-        """Start the worker and wait until the service knows it.
+        """Start the worker and wait until it has registered.
 
         Raises:
             EmbeddedError: this host cannot build, or the worker does not start.
@@ -133,7 +133,7 @@ class Embedded:
             child.check()
 
     def close(self) -> None:
-        """Stop the worker, so that it gives its leases back, then the service."""
+        """Stop the worker, so that it releases its leases, then the service."""
         for child in reversed(self._children):
             child.stop()
         self._children.clear()
@@ -145,7 +145,7 @@ class Embedded:
 
 
 class _Child:
-    """`python -m module`, in a session of its own, so that a Ctrl-C reaches only its parent."""
+    """A `python -m module` in a session of its own, so that Ctrl-C reaches only its parent."""
 
     def __init__(self, module: str, arguments: Sequence[str], logs: Path) -> None:
         self.name = {"workers": "worker"}.get(module, module)
@@ -187,14 +187,14 @@ class _Child:
             return
         last = _last_line(self.log)
         said = last.removeprefix(f"plevel {self.name}: ")
-        if said != last:  # it ended by itself, and said why
+        if said != last:  # its own error message
             raise EmbeddedError(f"{said} (log: {self.log})")
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         raise EmbeddedError(f"the {self.name} ended ({how}): {last} (log: {self.log})")
 
     def stop(self) -> None:
-        """Stop it: SIGTERM, SIGTERM again, then SIGKILL to its session."""
-        # To the second SIGTERM a worker leaves what it is timing.
+        """Stop the child: SIGTERM, SIGTERM again, then SIGKILL to its session."""
+        # A second SIGTERM makes a worker abandon what it is timing.
         for patience_s in (DRAIN_TIMEOUT_S, STOP_TIMEOUT_S):
             if self._process.poll() is None:
                 self._process.terminate()
@@ -212,7 +212,7 @@ def _die_with_parent(parent: int) -> Callable[[], None]:
     def ask() -> None:
         if prctl is not None:
             prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:  # it died before the question
+            if os.getppid() != parent:  # the parent died before prctl
                 os._exit(1)
 
     return ask
@@ -229,16 +229,16 @@ def _drop_old(logs: Path) -> None:
     newest = sorted(logs.glob("*.log"), key=lambda p: p.name.partition("-")[2], reverse=True)
     total = 0
     for i, path in enumerate(newest):
-        with suppress(FileNotFoundError):  # another drops it right now
+        with suppress(FileNotFoundError):  # another process deletes it now
             total += path.stat().st_size
         if i >= KEPT_LOGS or total > KEPT_LOG_BYTES:
             path.unlink(missing_ok=True)
 
 
 def _last_line(log: Path) -> str:
-    """The last line that is not blank: most programs end with the reason of their failure."""
+    """The last line that is not blank, mostly the reason of a failure."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:500] if lines else "it said nothing"
+    return lines[-1][:500] if lines else "no output"
 
 
 def sqlite_path(database: str) -> Path | None:
@@ -251,7 +251,7 @@ def sqlite_path(database: str) -> Path | None:
 
 
 def make_folder(database: str) -> None:
-    """Make the folder of an SQLite file; raise `EmbeddedError` where that cannot be."""
+    """Create the folder of an SQLite file; raise `EmbeddedError` if that fails."""
     path = sqlite_path(database)
     if path is None:
         return
@@ -259,5 +259,5 @@ def make_folder(database: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EmbeddedError(
-            f"database {path} cannot be made ({error.strerror}): name another with --database"
+            f"database {path} cannot be created ({error.strerror}): name another with --database"
         ) from error

@@ -31,8 +31,8 @@ from strategy.log import Form, configure
 from strategy.op import all_ops
 
 GRACE_S = 5
-# How long a thread that computes keeps the others waiting for the interpreter. A selection asks for it a dozen
-# times, each of which costs that while an import runs: with Python's own 5 ms that is what one notices.
+# The interpreter's switch interval. A selection acquires the interpreter a dozen times and waits up to this
+# long each time while an import computes; Python's default of 5 ms would be noticeable.
 SWITCH_S = 0.0005
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ready_file: Path | None = options.pop("ready_file")
     form: Form = options.pop("log")
     configure(form, "%(levelname)s %(name)s: %(message)s")
-    # Every change of a run, a job or a worker: for machines, not for people.
+    # Each change of a run, a job or a worker: for machines.
     logging.getLogger("service.store.event").setLevel(
         logging.INFO if form == "json" else logging.WARNING
     )
@@ -69,20 +69,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m service", description="Serves a plevel database.")
+    parser = argparse.ArgumentParser(prog="python -m service", description="Serve a plevel database.")
     parser.add_argument("--database", metavar="URL", help="sqlite:///file or postgresql://user@host/name")
     parser.add_argument("--host", help="the address to listen on (127.0.0.1)")
-    parser.add_argument("--port", type=int, help="0 takes a free one")
-    parser.add_argument("--auth", choices=get_args(Mode), help="whether tokens are needed (auto)")
-    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve https with this certificate")
-    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="and its key")
-    parser.add_argument("--log", choices=get_args(Form), default="text", help="json has ids (text)")
-    parser.add_argument("--ready-file", type=Path, help="where to write the URL once it answers")
+    parser.add_argument("--port", type=int, help="the port; 0 chooses a free one")
+    parser.add_argument("--auth", choices=get_args(Mode), help="require tokens: auto (once one exists), open, token")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key")
+    parser.add_argument("--log", choices=get_args(Form), default="text", help="the format of log lines (text)")
+    parser.add_argument("--ready-file", type=Path, help="a file to write the URL to once the service answers")
     return parser
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; raises `StartError` where the address is taken or not this host's."""
+    """Return a listening socket; raise `StartError` if the address is in use or not this host's."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -91,7 +91,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise StartError(f"host {host}: {error.strerror}: name an address of this machine") from error
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # What is accepted has these too: a client whose host has gone is found out.
+    # Inherited by accepted sockets: detects clients whose host is gone.
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, GONE_S)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * GONE_S)
@@ -109,16 +109,16 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(settings: Settings, listening: socket.socket, ready_file: Path | None) -> None:
-    """Serve on a socket until a signal says to stop.
+    """Serve on a socket until a signal stops the service.
 
     Raises:
-        StartError: others could reach it without a token, or the certificate cannot be used.
+        StartError: other hosts could reach it without a token, or the certificate cannot be used.
     """
     _check_open(settings, listening)
     _check_mode(settings)
     app = create_app(settings)
     config = uvicorn.Config(
-        # What is wrong with a request is its client's to know: a log of it could be filled by anybody.
+        # Malformed requests are not logged, as anybody could fill the log.
         app, log_level="error", access_log=False, lifespan="on", timeout_graceful_shutdown=GRACE_S,
         ssl_certfile=settings.tls_cert, ssl_keyfile=settings.tls_key, ws="none", http="httptools",
         forwarded_allow_ips=settings.proxies,
@@ -136,18 +136,18 @@ def serve(settings: Settings, listening: socket.socket, ready_file: Path | None)
     sys.setswitchinterval(SWITCH_S)
     server.run(sockets=[listening])
     if not server.started:
-        raise StartError("the service did not start: see its log for the reason")
+        raise StartError("the service did not start: its log has the reason")
 
 
 def _check_open(settings: Settings, listening: socket.socket) -> None:
-    """Raise `StartError` if others could reach the service without a token."""
+    """Raise `StartError` if other hosts could reach the service without a token."""
     if (settings.tls_cert is None) != (settings.tls_key is None):
-        raise StartError("tls_cert and tls_key: name both, or neither")
+        raise StartError("tls_cert, tls_key: only one is given: give both or neither")
     if is_loopback(listening.getsockname()[0]):
         return
     if settings.auth == "open":
         raise StartError(
-            f"auth open: others can reach host {settings.host} without a token: use auth token, or host 127.0.0.1"
+            f"auth open: other hosts can reach {settings.host} without a token: use auth token, or host 127.0.0.1"
         )
     store = Store(settings.database)
     try:
@@ -157,7 +157,7 @@ def _check_open(settings: Settings, listening: socket.socket) -> None:
         store.close()
     if not known:
         raise StartError(
-            f"host {settings.host}: others reach it, and there is no token yet: make one with `plevel "
+            f"host {settings.host}: other hosts can reach it, and there is no token yet: create one with `plevel "
             "token create`, or listen on 127.0.0.1"
         )
     if settings.tls_cert is None:
@@ -165,14 +165,14 @@ def _check_open(settings: Settings, listening: socket.socket) -> None:
 
 
 def _check_mode(settings: Settings) -> None:
-    """Warn about a SQLite file that other users of this host can open."""
+    """Warn if other users of this host can open the SQLite file."""
     url = normal_url(settings.database)
     if url.drivername != "sqlite":
         return
     path = Path(str(url.database))
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:
-        log.warning("other users of this host can open %s (mode %o): run chmod 600 on it", path, mode)
+        log.warning("other users of this host can open %s (mode %o): restrict it with chmod 600", path, mode)
 
 
 def _url(scheme: str, host: str, port: int) -> str:
@@ -181,7 +181,7 @@ def _url(scheme: str, host: str, port: int) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Logs its address once it answers, and ends long polls when it is told to stop."""
+    """A server that prints its address once it answers, and ends long polls on shutdown."""
 
     def __init__(
         self, config: uvicorn.Config, context: Context, url: str, ready_file: Path | None
@@ -199,17 +199,17 @@ class _Server(uvicorn.Server):
         self._listener = Listener(self, settings, refuse)
         for listening in sockets or []:
             self._listener.start(listening)
-        all_ops()  # loaded now, not while the first who asks waits
+        all_ops()  # loaded now, so that no request waits for it
         with self._context.store.read() as connection:
             warm(connection)
-        # What is loaded stays: a collection that looks at it again and again stops all requests for a tenth
-        # of a second. Most garbage needs none.
+        # What is loaded now stays: scanning it in each garbage collection would stop all requests for a
+        # tenth of a second.
         gc.collect()
         gc.freeze()
         gc.set_threshold(10_000, 20, 100)
         print(f"plevel service on {self._url}", flush=True)
         if self._ready_file is not None:
-            # Renamed into place, so that who waits for it never reads half of it.
+            # Renamed into place, so that readers never see a part of it.
             partial = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}")
             partial.write_text(self._url + "\n")
             partial.replace(self._ready_file)
@@ -221,15 +221,15 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._listener.stop()
-        # A log that is still being read by then may take for ever: its client is told within the rest.
+        # Reading of a log may take forever: stop it while there is time left to answer its client.
         asyncio.get_running_loop().call_later(GRACE_S / 2, self._context.readers.close)
         await super().shutdown(sockets)
-        if self.force_exit:  # uvicorn's own leaves the app's end to the loop, which ends it with a trace
+        if self.force_exit:  # else the loop ends the application with a traceback
             await self.lifespan.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # uvicorn's own raises the signal again when it is done; a stop that was asked for is no failure.
+        # uvicorn raises the signal again at its end, but a requested stop is no failure.
         loop = asyncio.get_running_loop()
         kinds = (signal.SIGINT, signal.SIGTERM)
         for kind in kinds:

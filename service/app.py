@@ -1,4 +1,4 @@
-"""Puts the service together."""
+"""Assembly of the service as an ASGI application."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ Times are in seconds, instants are Unix times. Errors are problem documents (RFC
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """The service as an ASGI application; it opens the database when it starts.
+    """Make the service as an ASGI application, which opens the database when it starts.
 
     Raises:
-        DatabaseError: when started, where the database cannot be used or has another schema.
+        DatabaseError: on start, if the database cannot be used or has another schema.
     """
     context = Context(settings or Settings())
     authority = Authority(lambda: context.store, context.settings.auth, context.settings.rate)
@@ -100,7 +100,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 
 def prepare(settings: Settings) -> None:
-    """Upgrade the database to this schema, or check that it has it."""
+    """Upgrade the database to this schema, or check that it is up to date."""
     if settings.migrate:
         migration.upgrade(settings.database)
     else:

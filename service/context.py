@@ -26,15 +26,15 @@ from service.tuning.tuner import Tuner
 
 T = TypeVar("T")
 CROWD = 50
-IMPORTS = 8  # that are read at once, each with a thread and a process; others wait for their turn
+IMPORTS = 8  # read at a time, each by a thread and a process; others wait
 
 
 @dataclass
 class Context:
-    """The state of one application, made by `create_app` and opened when that starts."""
+    """The state of one application, made by `create_app` and opened on its start."""
 
     settings: Settings
-    changed: Wakeup = field(default_factory=Wakeup)  # runs, and results of their jobs
+    changed: Wakeup = field(default_factory=Wakeup)  # runs, or results of their jobs
     queued: Wakeup = field(default_factory=Wakeup)  # jobs to lease
     opened: Store | None = None
     tuner: Tuner | None = None
@@ -55,7 +55,7 @@ class Context:
 
     @cached_property
     def imports(self) -> CapacityLimiter:
-        """The threads of large imports, apart from those of other requests, as an upload may be slow."""
+        """The threads of large imports, separate from those of other requests, as uploads may be slow."""
         return CapacityLimiter(IMPORTS)
 
     @cached_property
@@ -77,7 +77,7 @@ class Context:
     ) -> AsyncIterator[T]:
         """Yield `look()` at each of the `moments`.
 
-        `look` runs in a thread with its own short transaction; no thread or transaction waits in between.
+        `look` runs in a thread with a short transaction of its own; neither is held in between.
         """
         async for _ in self.moments(bell, wait_s):
             yield await run_in_threadpool(look)
@@ -103,7 +103,7 @@ class Context:
             self.waiting -= 1
 
 
-# One that is not `async` would get a thread for each request.
+# `async`, as other dependencies take a thread for each request.
 async def context_of(request: Request) -> Context:
     """The dependency of every route."""
     context: Context = request.app.state.context
@@ -117,14 +117,14 @@ async def read_body(request: Request) -> bytes:
         async with asyncio.timeout(settings.body_s):
             return await _read(request, settings.max_request_bytes)
     except TimeoutError as error:
-        raise TooSlowError(f"the body took more than {settings.body_s:g} s") from error
+        raise TooSlowError(f"the body took more than {settings.body_s:g} s: send it faster, or in parts") from error
 
 
 async def _read(request: Request, limit: int) -> bytes:
     data = bytearray()
     length = request.headers.get("content-length", "0")
     size = int(length) if length.isascii() and length.isdigit() else 0
-    too_large = TooLargeError(f"the body is larger than {limit} bytes: send less at a time")
+    too_large = TooLargeError(f"the body is larger than {limit} bytes: send it in parts")
     if size > limit:
         raise too_large
     async for chunk in request.stream():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ServiceError(Exception):
-    """An error with a one-line message that names the remedy; `status` and `kind` are for programs."""
+    """An error with a message of one line that names the remedy; `status` and `kind` are for programs."""
 
     status = 500
     kind = "internal"
@@ -18,7 +18,7 @@ class InvalidError(ServiceError):
 
 
 class NoSelectionError(InvalidError):
-    """No implementation is valid for what was asked: `strategy.select.SelectionError` over HTTP."""
+    """No implementation is valid for the workload: `strategy.select.SelectionError` over HTTP."""
 
     kind = "no-selection"
     title = "Nothing can be selected"
@@ -87,7 +87,7 @@ class TooManyError(ServiceError):
 class NotFoundError(ServiceError):
     status = 404
     kind = "not-found"
-    title = "There is no such thing"
+    title = "Not found"
 
 
 class LeaseLostError(ServiceError):
@@ -107,7 +107,7 @@ class DeviceBusyError(ServiceError):
 
 
 class DatabaseError(ServiceError):
-    """The database cannot be opened, written, or is of another schema."""
+    """The database cannot be opened or written, or has another schema."""
 
     status = 503
     kind = "database"
@@ -115,19 +115,19 @@ class DatabaseError(ServiceError):
 
 
 class StoppedError(ServiceError):
-    """The service is told to stop, and ends what it has begun."""
+    """The service is stopping and ends its work."""
 
     status = 503
     kind = "stopping"
-    title = "The service stops"
+    title = "The service is stopping"
 
 
 class SchemaError(DatabaseError):
-    """The database's schema is newer than this installation, or older and not upgraded."""
+    """The database's schema is newer than this installation's, or older and not upgraded."""
 
     kind = "schema"
     title = "The database has another schema"
 
 
 class StartError(ServiceError):
-    """The service cannot start: the port is taken, or the address is not this host's."""
+    """The service cannot start, for instance because its port is in use."""

@@ -1,7 +1,7 @@
 """Metrics for Prometheus: counters of this process and gauges of the database.
 
-Counters are of one process, as Prometheus adds them up over all; gauges are of the database, and the
-same from every process.
+Prometheus sums the counters of all processes; gauges are read from the database, and equal in every
+process.
 """
 
 from __future__ import annotations
@@ -42,34 +42,34 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         self._results = Counter(
-            "plevel_results", "Results taken, by kind of failure", ["error"], registry=registry
+            "plevel_results", "Results accepted, by kind of failure", ["error"], registry=registry
         )
         self._build = Counter(
-            "plevel_build_seconds", "Time that workers built for", registry=registry
+            "plevel_build_seconds", "Time that workers spent building", registry=registry
         )
-        self._run = Counter("plevel_run_seconds", "Time that devices timed for", registry=registry)
+        self._run = Counter("plevel_run_seconds", "Time that devices spent timing", registry=registry)
         self._noisy = Counter(
-            "plevel_noisy_results", "Results whose host changed speed twice", registry=registry
+            "plevel_noisy_results", "Results with drift of the host in both attempts", registry=registry
         )
         self._refused = Counter(
             "plevel_refused", "Connections and requests refused before they were read", ["kind"],
             registry=registry,
         )  # fmt: skip
         self._drift = Histogram(
-            "plevel_drift_ratio", "How much hosts changed speed over a batch", buckets=_RATIOS,
+            "plevel_drift_ratio", "Ratio of the calibration times after a batch to those before it", buckets=_RATIOS,
             registry=registry,
         )  # fmt: skip
         self.imported = Counter(
-            "plevel_imported_records", "Records imported, which count as no results",
+            "plevel_imported_records", "Records imported, which are not counted as results",
             registry=registry,
         )
         self.claim = Histogram(
-            "plevel_claim_seconds", "How long a look for jobs took", buckets=_SECONDS,
+            "plevel_claim_seconds", "Duration of a claim of jobs", buckets=_SECONDS,
             registry=registry,
         )  # fmt: skip
 
     def count(self, sent: Results, refused: int) -> None:
-        """Count accepted results; `refused` of them have times that the service does not believe."""
+        """Count accepted results; `refused` of them have implausible times."""
         taken = collections.Counter(r.error for r in sent.results)
         taken.update({None: -refused, ErrorKind.IMPLAUSIBLE: refused})
         for error, number in (+taken).items():
@@ -82,11 +82,11 @@ class Metrics:
             self._drift.observe(max(medians) / min(medians) - 1)
 
     def refuse(self, kind: str) -> None:
-        """Count a connection, or a request, that was refused before it was read."""
+        """Count a connection or request that was refused before it was read."""
         self._refused.labels(kind).inc()
 
     def render(self, store: Store, alive_s: float) -> bytes:
-        """All of it in Prometheus's text format."""
+        """All metrics in Prometheus's text format."""
         registry = CollectorRegistry()
         registry.register(_Standing(store, alive_s))
         return generate_latest(self._registry) + generate_latest(registry)
@@ -100,25 +100,25 @@ class _Standing(Collector):
         self._alive_s = alive_s
 
     def describe(self) -> Iterator[Metric]:
-        return iter(())  # or registering would read the database
+        return iter(())  # registering must not read the database
 
     def collect(self) -> Iterator[Metric]:
         with self._store.read() as connection:
             found = [
-                _gauge("plevel_jobs_queued", "Jobs that wait", ["target"], _queued(connection)),
-                _gauge("plevel_jobs_oldest_seconds", "How long the oldest has waited", ["target"],
+                _gauge("plevel_jobs_queued", "Queued jobs", ["target"], _queued(connection)),
+                _gauge("plevel_jobs_oldest_seconds", "Age of the oldest queued job", ["target"],
                        _oldest(connection)),
                 *_leases(connection),
                 _gauge("plevel_devices_alive", "Devices of live workers", ["target"],
                        _devices(connection, self._alive_s)),
-                _gauge("plevel_runs_live", "Runs that go on", ["state"], _runs(connection)),
+                _gauge("plevel_runs_live", "Live runs", ["state"], _runs(connection)),
                 *_models(connection),
             ]  # fmt: skip
         yield from found
 
 
 def _gauge(name: str, text: str, labels: Sequence[str], rows: Sequence[Any]) -> Metric:
-    """Rows are labels with the value last."""
+    """Make a gauge; rows are labels with the value last."""
     family = GaugeMetricFamily(name, text, labels=labels)
     for *values, value in rows:
         family.add_metric([str(v) for v in values], float(value))
@@ -154,7 +154,7 @@ def _leases(connection: sa.Connection) -> list[Metric]:
     ).all()  # fmt: skip
     doing = [("timing" if r.timing else "building", r.n, r.age_s) for r in rows]
     return [
-        _gauge("plevel_leases_live", "Jobs at work", ["doing"], [(d, n) for d, n, _ in doing]),
+        _gauge("plevel_leases_live", "Live leases", ["doing"], [(d, n) for d, n, _ in doing]),
         _gauge("plevel_lease_oldest_seconds", "Age of the oldest live lease", ["doing"],
                [(d, age_s) for d, _, age_s in doing]),
     ]  # fmt: skip
@@ -187,8 +187,8 @@ def _models(connection: sa.Connection) -> list[Metric]:
         .where(cost_model.c.id.in_(newest))
     ).all()  # fmt: skip
     return [
-        _gauge("plevel_model_accuracy", "Pairs of configurations ranked as measured", ["op", "target"],
+        _gauge("plevel_model_accuracy", "Share of pairs ranked as measured", ["op", "target"],
                [(r.op, r.key, r.accuracy) for r in rows]),
-        _gauge("plevel_model_age_seconds", "Since it was trained", ["op", "target"],
+        _gauge("plevel_model_age_seconds", "Age of the model", ["op", "target"],
                [(r.op, r.key, r.age_s) for r in rows]),
     ]  # fmt: skip

@@ -23,7 +23,7 @@ def default_database() -> str:
 
 
 class Settings(BaseSettings):
-    """Times are in seconds, sizes in bytes."""
+    """Settings of the service. Times are in seconds, sizes in bytes."""
 
     model_config = SettingsConfigDict(env_prefix="PLEVEL_", frozen=True, extra="ignore")
 
@@ -32,7 +32,7 @@ class Settings(BaseSettings):
     port: int = Field(default=8765, ge=0, le=65535)
     # `auto`: a token is required once one exists; `token`: always; `open`: never, on loopback only.
     auth: Mode = "auto"
-    # Requests a second of one token in one process.
+    # Requests per second of one token in one process.
     rate: float = Field(default=500.0, gt=0)
     tls_cert: Path | None = None  # PEM, with its chain
     tls_key: Path | None = None
@@ -42,7 +42,7 @@ class Settings(BaseSettings):
     heartbeat_s: float = Field(default=4.0, gt=0)
     # Interval at which long polls query again, as another process may have written.
     poll_s: float = Field(default=1.0, gt=0)
-    # Permitted hosts of webhooks: `ci.lan, *.example.org`; none if not given.
+    # Permitted hosts of webhooks: `ci.lan, *.example.org`; default: none.
     webhook_hosts: str = ""
     webhook_secret: SecretStr | None = None  # signs webhooks: whsec_ and base64
     webhook_retry_s: float = Field(default=10.0, gt=0)  # to the second attempt; doubles each time
@@ -51,9 +51,9 @@ class Settings(BaseSettings):
     max_url_bytes: int = Field(default=16 * 1024, ge=128)
     max_head_bytes: int = Field(default=64 * 1024, ge=256)  # URL, headers and trailers of a request
     max_headers: int = Field(default=100, ge=1)
-    # Of one process; at most half of the files that it may open. More get 503.
+    # Connections of one process, at most half of the files that it may open. More get 503.
     max_connections: int = Field(default=4096, ge=1)
-    # Of one IPv4 address or IPv6 network of 64 bits; 0: any number. Proxies have no such limit.
+    # Connections of one IPv4 address or 64-bit IPv6 network; 0: no limit. Proxies have none.
     max_connections_per_address: int = Field(default=256, ge=0)
     # Comma-separated addresses and networks whose `X-Forwarded-For` is trusted.
     proxies: str = "127.0.0.1, ::1"

@@ -1,1 +1,1 @@
-"""The command line: one file per command, the shared options, and what is shown."""
+"""The command line: one file per command, with shared options and output."""

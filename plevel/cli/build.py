@@ -1,4 +1,4 @@
-"""`plevel build`: what was selected, as libraries that C programs call, or cubins."""
+"""`plevel build`: selected implementations as libraries for C programs, or as cubins."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ Implementation = Annotated[
     str | None,
     typer.Option(
         "--implementation", "-I", metavar="NAME",
-        help="This one, with --config or its fallback; the selected one if not given.",
+        help="Build this one, with --config or its fallback; default: the selected one.",
         autocompletion=option.complete_implementation,
     ),
 ]  # fmt: skip
 Knobs = Annotated[
     list[str] | None,
-    typer.Option("--config", "-c", metavar="KNOB=VALUE", help="A knob's value, as in JSON."),
+    typer.Option("--config", "-c", metavar="KNOB=VALUE", help="A knob's value, in JSON; repeatable."),
 ]
 
 
 class _Chosen(NamedTuple):
-    """One function to compile; `because` is None where it was named, not selected."""
+    """One function to compile; `because` is None if it was named, not selected."""
 
     lowered: Lowered
     implementation: str
@@ -58,8 +58,8 @@ def build(
         Path,
         typer.Option(
             "--out", "-o", metavar="FILE.so|FOLDER", show_default=False,
-            help="The library; its header is FILE.h. For CUDA a cubin, with FILE.cu and FILE.json. "
-            "Of several, their folder.",
+            help="The library, with the header FILE.h; for CUDA a cubin, with FILE.cu and FILE.json; "
+            "a folder if there are several.",
         ),
     ],
     op: option.SomeOp = None,
@@ -68,14 +68,14 @@ def build(
         Path | None,
         typer.Option(
             "--file", "-f", metavar="FILE", show_default=False,
-            help="All workloads of a model file, into a folder with a manifest.",
+            help="Build all workloads of a model file into a folder with a manifest.",
         ),
     ] = None,
     lock: Annotated[
         Path | None,
         typer.Option(
             "--lock", metavar="FILE", show_default=False,
-            help="What this lock file says, without a database; all of it where no workload is named.",
+            help="Build the selections of a lock file, without a database; all of them if no workload is named.",
         ),
     ] = None,
     attr: option.Attributes = None,
@@ -85,19 +85,19 @@ def build(
     config: Knobs = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="What C calls it; plevel_OP if not given."),
+        typer.Option("--name", metavar="NAME", help="The name of the C function; default: plevel_OP."),
     ] = None,
     bundle_libs: Annotated[
         bool,
         typer.Option(
             "--bundle-libs",
-            help="Copy the vendor libraries that it calls beside it: the folder can be moved then.",
+            help="Copy the vendor libraries that it calls into its folder, which can then be moved.",
         ),
     ] = False,
     verify: Annotated[
         bool,
         typer.Option(
-            "--verify", help="Run it between inaccessible pages, and compare it with NumPy."
+            "--verify", help="Run it in guarded memory and compare its results with NumPy's."
         ),
     ] = False,
     url: option.Url = None,
@@ -107,21 +107,23 @@ def build(
     """Compile the selected implementation into a shared library.
 
     A C header is written beside it. With symbolic dimensions (data=float32[m,768]) the library holds
-    the rows of the dispatch table behind one function that checks the shapes and jumps. For a target
-    such as 'cuda -arch=sm_90', a cubin is written with its source and its launches; no GPU is needed.
+    the rows of the dispatch table and one function that checks the shapes and calls a row. For a target
+    such as 'cuda -arch=sm_90' it writes a cubin with its source and its launches, which needs no GPU.
 
     With --file or --lock alone, each workload becomes a library of the folder --out, and manifest.json
-    there names the files and the function of each.
+    names the files and the function of each.
 
     Example: plevel build dense -i data=float32[m,768] -i weight=float32[3072,768]:const -o libdense.so
     """
     place = option.locate(url, database)
     locked = None if lock is None else read_lock(lock)
     if locked is not None and (implementation or config):
-        raise UsageError("--lock builds what it says: leave --implementation and --config out")
+        raise UsageError(
+            "--lock names the implementation and its configuration: leave --implementation and --config out"
+        )
     if name is not None and not _is_name(name):
         raise UsageError(
-            f"--name {name!r:.80}: a name of C has letters, digits and underscores, and is no word of it"
+            f"--name {name!r:.80}: no C identifier: use letters, digits and underscores, and no keyword"
         )
     plan = partial(
         _Plan, implementation=implementation, config=config, place=place, bundle_libs=bundle_libs, verify=verify
@@ -140,9 +142,9 @@ def build(
         ("--implementation", implementation), ("--config", config),
     ):  # fmt: skip
         if given:
-            raise UsageError(f"{'--lock' if model is None else '--file'} builds several: leave {flag} out")
+            raise UsageError(f"{'--lock' if model is None else '--file'} builds several workloads: leave {flag} out")
     if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out} is a file: name a folder, for several libraries")
+        raise UsageError(f"--out {out} is a file: name a folder for several libraries")
     if model is not None:
         where = option.read_target(target, threads)
         wanted = [
@@ -170,13 +172,13 @@ def _is_name(name: str) -> bool:
 
 
 def _names(folder: Path, workload: Workload, target: Target) -> tuple[Path, str]:
-    """The file of a library among others, and what C calls its function."""
+    """The file of one library of several, and the name of its C function."""
     word = f"{workload.op}_{workload.digest}"
     return folder / f"{word}.{'cubin' if target.kind == 'cuda' else 'so'}", f"plevel_{word}"
 
 
 def _build_all(plans: list[_Plan], folder: Path, as_json: bool) -> None:
-    """Build each into the folder, and last a manifest, which is there only where all are."""
+    """Build each into the folder; write the manifest last, once all are complete."""
     from plevel.cli.output import print_json
     from strategy.record import to_json
     from strategy.table import show_number
@@ -198,7 +200,7 @@ def _build_all(plans: list[_Plan], folder: Path, as_json: bool) -> None:
         print_json(manifest)
     else:
         count = show_number(len(built), "workload")
-        print(f"{folder / 'manifest.json'} is written: {count}, with the files and functions of each")
+        print(f"wrote {folder / 'manifest.json'}: files and functions of {count}")
 
 
 def _report(built: Mapping[str, Any], as_json: bool) -> None:
@@ -216,19 +218,19 @@ def _report(built: Mapping[str, Any], as_json: bool) -> None:
         spilled = "" if usage.spill_bytes is None else f", {usage.spill_bytes} bytes spilled"
         print(f"{function}: {usage.registers} registers{spilled}")
     if "verified" in built:
-        print(f"it agrees with NumPy, inside its buffers, at {show_number(built['verified'], 'size')}")
+        print(f"it agrees with NumPy, within its buffers, at {show_number(built['verified'], 'size')}")
     *files, last = built["files"]
     if files:
-        print(f"{', '.join(files)} and {last} are written")
+        print(f"wrote {', '.join(files)} and {last}")
     else:
-        print(f"{last} is written: which library to call, and how")
+        print(f"wrote {last}: the library to call, and its arguments")
     if built.get("needs"):
-        print(f"it calls {', '.join(built['needs'])}, where it looks for it: elsewhere put a copy beside it, "
-              "by --bundle-libs")  # fmt: skip
+        print(f"needs      {', '.join(built['needs'])} at that path; --bundle-libs puts a copy beside the library, "
+        "for other hosts")  # fmt: skip
 
 
 class _Plan(NamedTuple):
-    """A library to build: of what, and where to."""
+    """A library to build: its workload, and where to write it."""
 
     workload: Workload
     target: Target
@@ -242,10 +244,10 @@ class _Plan(NamedTuple):
     verify: bool
 
     def make(self) -> dict[str, Any]:
-        """Build it; return what was built, and why that.
+        """Build it; return what was built, and the reason.
 
         Raises:
-            CommandError: it names the workload.
+            CommandError: it cannot be built; names the workload.
         """
         from plevel.embedded import require_worker
 
@@ -296,11 +298,14 @@ class _Plan(NamedTuple):
         from strategy.target import TargetError
 
         if self.verify:
-            raise UsageError("--verify: a cubin needs a device; see `plevel measure --device`")
+            raise UsageError("--verify: a cubin needs a device: use `plevel measure --device`")
         if self.bundle_libs:
-            raise UsageError("--bundle-libs: a cubin calls no library; leave it out")
+            raise UsageError("--bundle-libs: a cubin calls no library: leave it out")
         if self.implementation is None and not self.workload.is_constant:
-            raise UsageError("--implementation: name one; dispatch tables are not compiled for CUDA")
+            raise UsageError(
+                "--input: dispatch tables are not compiled for CUDA: name one implementation with "
+                "--implementation"
+            )
         try:
             chosen = self._choose()
             artefact = compile_cuda(chosen.lowered)
@@ -313,7 +318,7 @@ class _Plan(NamedTuple):
 
 
 def _verify(workload: Workload, rows: list[LibraryRow], library: Path) -> int:
-    """Verify a library and return the number of sizes that it was run at; remove one that must not be used."""
+    """Verify a library and return the number of sizes that it was run at; remove it if it fails."""
     from strategy.entry import Entry
     from workers.folder import scratch
     from workers.sandbox import ForkServer, SandboxError
@@ -332,14 +337,14 @@ def _verify(workload: Workload, rows: list[LibraryRow], library: Path) -> int:
 
 
 def require_known(target: Target) -> None:
-    """Raise `UsageError` for a processor that LLVM does not know: TVM would build for any, and say so aside."""
+    """Raise `UsageError` for a processor unknown to LLVM: TVM would only warn, and build for a generic one."""
     if target.kind != "llvm" or not target.arch:
         return
     from tvm.target import codegen
 
     triple = target.to_tvm().get("mtriple") or codegen.llvm_get_system_triple()
     if not codegen.llvm_is_valid_cpu(target.arch, triple):
-        raise UsageError(f"--target: LLVM knows no -mcpu={target.arch} of {triple}")
+        raise UsageError(f"--target: LLVM knows no -mcpu={target.arch} of {triple}: see `llc -mcpu=help`")
 
 
 def described(chosen: _Chosen) -> dict[str, Any]:
@@ -356,7 +361,7 @@ def lower_chosen(
     place: option.Location,
     locked: Locked | None = None,
 ) -> _Chosen:
-    """Return the function to compile: as the lock has it, as named, or as selected."""
+    """Return the function to compile: of the lock, of --implementation, or selected."""
     from strategy.lower import lower
 
     if locked is not None:
@@ -374,7 +379,7 @@ def lower_chosen(
 
 
 def _require_version(locked: Locked) -> None:
-    """Raise `CommandError` if the lock is of another version than what would be built."""
+    """Raise `CommandError` if the lock has another version than would be built."""
     from strategy.op_strategy import candidates
 
     offered = {c.implementation: c.version for c in candidates(locked.workload, locked.target)}
@@ -390,10 +395,10 @@ def _require_version(locked: Locked) -> None:
 def read_config(
     workload: Workload, target: Target, implementation: str, knobs: list[str] | None
 ) -> Config:
-    """The implementation's configuration: its fallback with the knobs that are given.
+    """The implementation's configuration: its fallback, with the given knobs replaced.
 
     Raises:
-        UsageError: an unknown implementation or knob, or a value or combination it cannot have.
+        UsageError: an unknown implementation or knob, or an invalid value or combination.
     """
     from strategy.op import OpError
     from strategy.op_strategy import candidates, find_implementation
@@ -406,11 +411,14 @@ def read_config(
     offered = {c.implementation: c for c in candidates(workload, target)}
     candidate = offered.get(implementation)
     if candidate is None:
-        raise UsageError(f"--implementation: {implementation} needs numbers where {workload} has names")
+        raise UsageError(
+            f"--implementation: {implementation} needs constant shapes, and {workload} has "
+            "symbolic dimensions: give numbers"
+        )
     given = dict(option.read_attribute(text, "--config") for text in knobs or ())
     if candidate.space is None:
         if given:
-            raise UsageError(f"--config: {implementation} has nothing to tune")
+            raise UsageError(f"--config: {implementation} has no knobs: leave it out")
         return Config()
     try:
         return candidate.space.check({**candidate.fallback, **given})

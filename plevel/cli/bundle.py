@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from strategy.workload import Workload
 
 app = typer.Typer(
-    help="Configurations built here, timed on a host that reaches nobody.",
+    help="Configurations built here, and timed on a host without network.",
     no_args_is_help=True,
 )
 Key = Annotated[
-    Path, typer.Option("--key", "-k", metavar="FILE", help="The key, on both hosts the same.")
+    Path, typer.Option("--key", "-k", metavar="FILE", help="The key, the same on both hosts.")
 ]
 
 
@@ -33,7 +33,7 @@ def key(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")],
     as_json: option.AsJson = False,
 ) -> None:
-    """Write a new key, with which bundles are signed and checked; copy it to the device's host.
+    """Write a new key to sign and check bundles; copy it to the device's host.
 
     Example: plevel bundle key ~/bundle.key
     """
@@ -45,7 +45,7 @@ def key(
     except BundleError as error:
         raise CommandError(str(error)) from error
     tell(
-        f"{path} is written: keep it from others, who could run code on the device with it",
+        f"wrote {path}: keep it secret, whoever has it can run code on the device",
         {"key": str(path)}, as_json=as_json,
     )  # fmt: skip
 
@@ -59,10 +59,10 @@ def make(
     attr: option.Attributes = None,
     target: option.TargetSpec = "cuda -arch=sm_90",
     trials: Annotated[
-        int, typer.Option("--trials", "-n", min=1, metavar="N", help="Configurations in all.")
+        int, typer.Option("--trials", "-n", min=1, metavar="N", help="Total number of configurations.")
     ] = 64,
     seed: Annotated[
-        int, typer.Option("--seed", metavar="N", min=0, help="Of all random choices.")
+        int, typer.Option("--seed", metavar="N", min=0, help="The seed of all random choices.")
     ] = 0,
     url: option.Url = None,
     database: option.Database = None,
@@ -70,8 +70,8 @@ def make(
 ) -> None:
     """Propose configurations from what is on record, build them, and write a signed bundle.
 
-    Run it on the device's host with `plevel bundle run`, import what that writes with `plevel
-    import`, and make the next bundle: it is proposed from the results of the last.
+    Run it on the device's host with `plevel bundle run`, import the records with `plevel import`, and make the
+    next bundle, which is proposed from them.
 
     Example: plevel bundle make dense -i data=float16[512,4096] -i weight=float16[4096,4096]:const
     -t 'cuda -arch=sm_90' -k bundle.key -o round1.bundle
@@ -80,7 +80,7 @@ def make(
     if where.kind != "cuda":
         raise UsageError(f"--target {target!r:.80}: bundles are for CUDA devices")
     if not workload.is_constant:
-        raise UsageError(f"--input: {workload} has a symbolic dimension; give a number to measure")
+        raise UsageError(f"--input: {workload} has a symbolic dimension: give a number")
     option.check_out(out)
     place = option.locate(url, database)
     from plevel.cli.output import tell
@@ -113,7 +113,7 @@ def make(
     out.write_bytes(seal(Bundle(parts=(part,), made_at=time.time()), secret))
     good = sum(b.error is None for b in built)
     tell(
-        f"{out} is written: {show_number(good, 'configuration')}, {len(built) - good} that cannot be built",
+        f"wrote {out}: {show_number(good, 'configuration')}; {len(built) - good} could not be built",
         {"bundle": str(out), "built": good, "failed": len(built) - good}, as_json=as_json,
     )  # fmt: skip
 
@@ -121,7 +121,7 @@ def make(
 def _propose(
     workload: Workload, target: Target, offered: list[Candidate], trials: int, seed: int, place: Any
 ) -> tuple[JobEntry, ...]:
-    """Configurations of all implementations in turn, as a search that knows the records asks for."""
+    """Configurations of all implementations in turn, proposed by searches over the records."""
     from service.search.child import InlineModel
     from service.search.search import Search
     from strategy.record import JobEntry
@@ -150,7 +150,7 @@ def _propose(
                     )
                 )  # fmt: skip
     if not entries:
-        raise CommandError(f"nothing is left to try for {workload} on {target}")
+        raise CommandError(f"no untried configuration is left for {workload} on {target}")
     return tuple(entries)
 
 
@@ -220,7 +220,7 @@ def run(
     ] = "cuda:0",
     as_json: option.AsJson = False,
 ) -> None:
-    """Check and time what is in a bundle on this host's device; needs no TVM and no compiler.
+    """Check and time the configurations of a bundle on this host's device; needs no TVM and no compiler.
 
     Example: plevel bundle run round1.bundle -k bundle.key -o round1.ndjson
     """
@@ -264,6 +264,6 @@ def run(
     except SandboxError as error:
         raise CommandError(str(error)) from error
     tell(
-        f"{out} is written: {show_number(count, 'record')}; to be read in with plevel import {out}",
+        f"wrote {out}: {show_number(count, 'record')}; read it with 'plevel import {out}'",
         {"log": str(out), "records": count}, as_json=as_json,
     )  # fmt: skip

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-app = typer.Typer(help="A database's schema, its backup, and what is kept in it.", no_args_is_help=True)
+app = typer.Typer(help="A database's schema, backups, and deletion of records.", no_args_is_help=True)
 
 
 @app.command()
 def upgrade(database: option.Database = None, as_json: option.AsJson = False) -> None:
-    """Bring a database to the schema of this installation, making it where there is none.
+    """Bring a database to the schema of this installation; create it if there is none.
 
     Example: plevel db upgrade --database postgresql://plevel@db/plevel
     """
@@ -45,12 +45,12 @@ def upgrade(database: option.Database = None, as_json: option.AsJson = False) ->
 
 @app.command()
 def downgrade(
-    schema: Annotated[str, typer.Argument(metavar="SCHEMA", help="0005, say.", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only said.")] = False,
+    schema: Annotated[str, typer.Argument(metavar="SCHEMA", help="The revision, such as 0005.", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it, only print what would be done.")] = False,
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Bring a database back to an older schema, for an older plevel; stop its services first.
+    """Migrate a database back to an older schema, for an older plevel; stop its services first.
 
     Example: plevel db downgrade 0005
     """
@@ -91,7 +91,7 @@ def current(database: option.Database = None, as_json: option.AsJson = False) ->
 
 @app.command()
 def check(database: option.Database = None, as_json: option.AsJson = False) -> None:
-    """Exit with 1 where a database's schema is not this installation's.
+    """Exit with 1 if a database's schema is not this installation's.
 
     Example: plevel db check
     """
@@ -128,7 +128,7 @@ def backup(
 
     size = _used(where, copy)
     tell(
-        f"{file} holds what {_shown(where)} has now, {size} bytes",
+        f"wrote {file}: a copy of {_shown(where)}, {size} bytes",
         {"database": _shown(where), "copy": str(file), "bytes": size}, as_json=as_json,
     )  # fmt: skip
 
@@ -139,13 +139,13 @@ def prune(
         str, typer.Option("--older-than", metavar="AGE", help="90d, 12h …", show_default=False)
     ],
     keep_best: Annotated[
-        int, typer.Option("--keep-best", metavar="K", min=1, help="Of each task, the fastest.")
+        int, typer.Option("--keep-best", metavar="K", min=1, help="Keep the K fastest configurations of each task.")
     ] = 10,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only said.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it, only print what would be done.")] = False,
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Delete the records of old, slow configurations; no best is ever lost.
+    """Delete the records of old, slow configurations; the best ones are kept.
 
     Example: plevel db prune --older-than 90d --keep-best 10
     """
@@ -179,26 +179,26 @@ def prune(
 
 @app.command()
 def purge(
-    reason: Annotated[str, typer.Option("--reason", help="Why, for the log.", show_default=False)],
-    worker: Annotated[str | None, typer.Option("--worker", help="Of the worker so named.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="Of this identity.")] = None,
+    reason: Annotated[str, typer.Option("--reason", help="The reason, for the audit log.", show_default=False)],
+    worker: Annotated[str | None, typer.Option("--worker", help="Only records of this worker.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Only records of this device.")] = None,
     since: Annotated[
-        datetime | None, typer.Option("--since", help="Measured then or later, UTC.")
+        datetime | None, typer.Option("--since", help="Only records measured then or later, UTC.")
     ] = None,
-    until: Annotated[datetime | None, typer.Option("--until", help="Measured before, UTC.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only said.")] = False,
+    until: Annotated[datetime | None, typer.Option("--until", help="Only records measured before, UTC.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it, only print what would be done.")] = False,
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Mark records that cannot be trusted: the best are derived without them.
+    """Mark records as not to be trusted: selections no longer use them.
 
     Example: plevel db purge --reason "its fan had stopped" --worker lab-7 --since 2026-11-03
     """
     if worker is None and device is None and since is None and until is None:
-        raise UsageError("name what to purge: --worker, --device, --since or --until")
+        raise UsageError("name the records to purge: --worker, --device, --since or --until")
     begin, end = _instant(since), _instant(until)
     if begin is not None and end is not None and begin >= end:
-        raise UsageError(f"--since {since}, --until {until}: the first must be the earlier")
+        raise UsageError(f"--since {since} is not before --until {until}: give an earlier --since")
     from plevel.cli.output import tell
     from strategy.table import show_number
 
@@ -231,7 +231,7 @@ def _instant(when: datetime | None) -> float | None:
 
 
 def _used(where: str, work: Callable[[Store], T]) -> T:
-    """Open the database once its schema is known to be this one, and return the result of `work`."""
+    """Check the database's schema, and return the result of `work` on it."""
 
     def ask(url: str) -> T:
         from service.store import migration
@@ -254,13 +254,13 @@ def _require() -> None:
 
 
 def _existing(database: str | None) -> str:
-    """The database's URL; asking about one does not make it."""
+    """The database's URL; does not create it."""
     from plevel.embedded import sqlite_path
 
     where = option.locate_database(database)
     path = sqlite_path(where)
     if path is not None and not path.exists():
-        raise CommandError(f"database {path} does not exist: 'plevel db upgrade' makes it")
+        raise CommandError(f"database {path} does not exist: create it with 'plevel db upgrade'")
     _require()
     return where
 

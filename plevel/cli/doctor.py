@@ -12,16 +12,16 @@ from plevel.cli.error import CommandError, UsageError
 
 def doctor(
     device: Annotated[
-        str, typer.Option("--device", metavar="SLOT", help="cpu, or some of its cores: cpu:0-3.")
+        str, typer.Option("--device", metavar="SLOT", help="cpu, or cores of it: cpu:0-3.")
     ] = "cpu",
     threads: Annotated[
         int | None, typer.Option("--threads", metavar="N", min=1, help="The kernels' threads.")
     ] = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Say whether this host is fit for timing, and what to change.
+    """Check whether this host is fit for timing, and print what to change.
 
-    It exits with 1 where something should be changed.
+    It exits with 1 if something should be changed.
 
     Example: plevel doctor --device cpu:0-3
     """
@@ -41,4 +41,4 @@ def doctor(
         rows = [(f.what, f.found, f.remedy or "good") for f in found]
         make_console().print(make_table(("what", "found", "remedy"), rows))
     if wrong:
-        raise CommandError(f"times of this host are less sure for its {', '.join(wrong)}")
+        raise CommandError(f"timing on this host is less reliable because of: {', '.join(wrong)}")

@@ -10,6 +10,6 @@ class CommandError(Exception):
 
 
 class UsageError(CommandError):
-    """The command line asks for something that cannot be: exit code 2."""
+    """Wrong usage of the command line: exit code 2."""
 
     exit_code = 2

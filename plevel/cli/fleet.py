@@ -1,4 +1,4 @@
-"""`plevel why` and `plevel fleet`: why a job waits, pauses, and devices with a new name or owner."""
+"""`plevel why` and `plevel fleet`: explanations of jobs, pauses, renamed and transferred devices."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import typer
 from plevel.cli import option
 from plevel.cli.error import UsageError
 
-app = typer.Typer(help="For those who run the lab: pauses, and devices.", no_args_is_help=True)
+app = typer.Typer(help="Administer the farm: pauses and devices.", no_args_is_help=True)
 
 
 def why(
-    job: Annotated[int, typer.Argument(metavar="JOB", help="Its number.", show_default=False)],
+    job: Annotated[int, typer.Argument(metavar="JOB", help="The number.", show_default=False)],
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Say why a job is not running, or who has it.
+    """Explain why a job is not running, or print which worker has it.
 
     Example: plevel why 17 --url http://farm:8765
     """
@@ -40,15 +40,15 @@ def why(
 @app.command()
 def pause(
     reason: Annotated[str, typer.Option("--reason", help="Why.", show_default=False)],
-    device: Annotated[str | None, typer.Option("--device", help="Of this identity.")] = None,
-    target: Annotated[str | None, typer.Option("--target", help="All devices of this key.")] = None,
-    since: Annotated[datetime | None, typer.Option("--from", help="UTC; now if not given.")] = None,
-    until: Annotated[datetime | None, typer.Option("--until", help="UTC; else for good.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="The device's identity.")] = None,
+    target: Annotated[str | None, typer.Option("--target", help="A target's key: all its devices.")] = None,
+    since: Annotated[datetime | None, typer.Option("--from", help="Its start, UTC; default: now.")] = None,
+    until: Annotated[datetime | None, typer.Option("--until", help="Its end, UTC; default: no end.")] = None,
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Give a device or a target no jobs, now or in a window to come; what it has, it finishes.
+    """Pause a device or a target, now or during a window; running jobs finish.
 
     Example: plevel fleet pause --device 3f2a/cpu:0-3 --reason "new fans"
     """
@@ -56,7 +56,7 @@ def pause(
     from plevel.direct import connect
 
     if (device is None) == (target is None):
-        raise UsageError("--device, --target: name one of them")
+        raise UsageError("--device, --target: name exactly one")
     given = {
         "device": device, "target": target, "starts_at": _instant(since), "ends_at": _instant(until),
     }  # fmt: skip
@@ -64,13 +64,13 @@ def pause(
     with connect(place.url, place.database) as service:
         made = service.pause(reason, **{k: v for k, v in given.items() if v is not None})
     tell(
-        f"pause {made['id']}: 'plevel fleet resume {made['id']}' ends it", made, as_json=as_json
+        f"pause {made['id']} is set; end it with 'plevel fleet resume {made['id']}'", made, as_json=as_json
     )
 
 
 @app.command()
 def resume(
-    pause: Annotated[int, typer.Argument(metavar="PAUSE", help="Its number.", show_default=False)],
+    pause: Annotated[int, typer.Argument(metavar="PAUSE", help="The number.", show_default=False)],
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
@@ -85,14 +85,14 @@ def resume(
     place = option.locate(url, database)
     with connect(place.url, place.database) as service:
         service.resume(pause)
-    tell(f"pause {pause} is over", {"ended": pause}, as_json=as_json)
+    tell(f"pause {pause} has ended", {"ended": pause}, as_json=as_json)
 
 
 @app.command()
 def pauses(
     url: option.Url = None, database: option.Database = None, as_json: option.AsJson = False
 ) -> None:
-    """List the pauses that go on or are to come.
+    """List current and future pauses.
 
     Example: plevel fleet pauses
     """
@@ -122,7 +122,7 @@ def rename(
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Give a device's history another identity, of a machine that was installed again.
+    """Transfer a device's history to another identity, as after a reinstallation.
 
     Example: plevel fleet rename 3f2a/cpu:0-3 91bc/cpu:0-3
     """
@@ -132,7 +132,7 @@ def rename(
     place = option.locate(url, database)
     with connect(place.url, place.database) as service:
         service.rename_device(old, new)
-    tell(f"what was measured as {old} is of {new} now", {"old": old, "new": new}, as_json=as_json)
+    tell(f"the records of {old} now belong to {new}", {"old": old, "new": new}, as_json=as_json)
 
 
 @app.command()
@@ -143,7 +143,7 @@ def move(
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Give a device to another token: the one that registered it first has it until then.
+    """Transfer a device to another token; it belongs to the token that registered it first.
 
     Example: plevel fleet move 3f2a/cpu:0-3 lab-7
     """
@@ -154,7 +154,7 @@ def move(
     with connect(place.url, place.database) as service:
         service.move_device(device, token)
     given = {"device": device, "token": token}
-    tell(f"{device} belongs to token {token} now", given, as_json=as_json)
+    tell(f"{device} now belongs to token {token}", given, as_json=as_json)
 
 
 def _instant(when: datetime | None) -> float | None:

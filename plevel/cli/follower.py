@@ -1,4 +1,4 @@
-"""Following a run whose service may go away for a while: the run goes on, and so does the following."""
+"""Following a run across interruptions of its service."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from plevel.client import Client
     from strategy.record import RunStatus
 
-AWAY_S = 3600.0  # how long a service is waited for
+AWAY_S = 3600.0  # time to wait for a service that does not answer
 PAUSE_S = 1.0
-_AWAY = (502, 503, 504)  # a proxy that has lost the service, or a service its database
+_AWAY = (502, 503, 504)  # of a proxy without its service, or a service without its database
 
 
 def follow(client: Client, run_id: int, place: Location, console: Console) -> Iterator[RunStatus]:
-    """A run's statuses as `Client.follow` gives them; where the service is away, it is waited for.
+    """A run's statuses as `Client.follow` yields them; wait for a service that is away.
 
     Raises:
-        CommandError: it has been away for `AWAY_S`.
+        CommandError: the service has been away for `AWAY_S`.
     """
     from plevel.client import ServiceError, UnreachableError
 
@@ -45,10 +45,10 @@ def follow(client: Client, run_id: int, place: Location, console: Console) -> It
                 raise
             if since is None:
                 since = time.monotonic()
-                say(f"waiting for {place.shown}, which does not answer; run {run_id} goes on there")
+                say(f"{place.shown} does not answer; trying again (run {run_id} continues there)")
             elif time.monotonic() - since > AWAY_S:
                 raise CommandError(
-                    f"{place.shown} has not answered for {AWAY_S / 60:g} minutes: once it does, the same "
-                    f"command follows run {run_id} again"
+                    f"{place.shown} has not answered for {AWAY_S / 60:g} minutes: start it, and repeat the "
+                    f"command to follow run {run_id}"
                 ) from error
         time.sleep(PAUSE_S)

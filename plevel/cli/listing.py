@@ -1,4 +1,4 @@
-"""`plevel runs`, `coverage`, `records`, `workers`, `status`, `cancel`: what is there, and stopping a run."""
+"""`plevel runs`, `coverage`, `records`, `workers`, `status`, `cancel`: listings, and stopping a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from strategy.record import RunStatus
 
 _PHASES = ("search", "confirm", "reference")
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of rows.")]
 
 
 def _complete_error(incomplete: str) -> list[str]:
@@ -60,7 +60,7 @@ def _state(run: RunStatus) -> str:
 
 
 def _title(run: RunStatus) -> str:
-    """Its workload, or how many it has."""
+    """A run's workload, or the number of them."""
     from strategy.table import show_number
 
     workloads = {t.workload for t in run.tasks}
@@ -70,35 +70,35 @@ def _title(run: RunStatus) -> str:
 def _say_what_continues(
     console: Console, found: Iterable[RunStatus], place: option.Location
 ) -> None:
-    """A line of its own, unfolded, for each interrupted run: the command can be copied."""
+    """Print one unwrapped line for each interrupted run, so that the command can be copied."""
     for r in found:
         if r.interrupted:
             command = option.resume_command(r.id, place)
             console.print(
-                f"run {r.id} was interrupted; continue with  {command}", markup=False, soft_wrap=True
+                f"run {r.id} was interrupted; continue it with  {command}", markup=False, soft_wrap=True
             )
 
 
 def records(
     op: option.OfOp = None,
-    run: Annotated[int | None, typer.Option("--run", metavar="ID", help="Of this run.")] = None,
-    task: Annotated[int | None, typer.Option("--task", metavar="ID", help="Of this task.")] = None,
+    run: Annotated[int | None, typer.Option("--run", metavar="ID", help="Only records of this run.")] = None,
+    task: Annotated[int | None, typer.Option("--task", metavar="ID", help="Only records of this task.")] = None,
     phase: Annotated[
         str | None,
         typer.Option(
-            "--phase", metavar="|".join(_PHASES), help="Of this phase.",
+            "--phase", metavar="|".join(_PHASES), help="Only records of this phase.",
             autocompletion=option.complete(*_PHASES),
         ),
     ] = None,
     error: Annotated[
         str | None,
         typer.Option(
-            "--error", metavar="KIND", help="Failures of this kind.", autocompletion=_complete_error
+            "--error", metavar="KIND", help="Only failures of this kind.", autocompletion=_complete_error
         ),
     ] = None,
-    newest: Annotated[bool, typer.Option("--newest", help="Begin with the latest.")] = False,
+    newest: Annotated[bool, typer.Option("--newest", help="List the newest first.")] = False,
     after: Annotated[
-        int, typer.Option("--after", metavar="ID", min=0, help="Those that follow this one.")
+        int, typer.Option("--after", metavar="ID", min=0, help="Continue after this record.")
     ] = 0,
     limit: Limit = 20,
     url: option.Url = None,
@@ -106,7 +106,7 @@ def records(
     namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """List the log of measurements, failures included, from the oldest on.
+    """List the log of measurements, failures included, the oldest first.
 
     Example: plevel records --run 12 --error compile
     """
@@ -124,7 +124,7 @@ def records(
             "newest": newest,
         }  # fmt: skip
         page = source.records(**wanted, cursor=after)
-        while not page["records"] and page["next"] is not None:  # those that match are rare
+        while not page["records"] and page["next"] is not None:  # a page may be empty if matches are rare
             page = source.records(**wanted, cursor=page["next"])
     if as_json:
         print_json(page)
@@ -140,10 +140,10 @@ def records(
     console = make_console()
     console.print(
         make_table(columns, rows, right=("record", "task", "median")) if rows
-        else "no records that match"
+        else "no record matches"
     )
     if page["next"] is not None:
-        console.print(f"more with {'--newest ' if newest else ''}--after {page['next']}")
+        console.print(f"for more, repeat it with {'--newest ' if newest else ''}--after {page['next']}")
 
 
 def _config(config: dict[str, Any]) -> str:
@@ -155,17 +155,17 @@ def _config(config: dict[str, Any]) -> str:
 def coverage(
     op: option.OfOp = None,
     implementation: Annotated[
-        str | None, typer.Option("--implementation", help="Of this implementation.")
+        str | None, typer.Option("--implementation", help="Only this implementation.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option("--target", metavar="KEY", help="On this target, by its key.")
+        str | None, typer.Option("--target", metavar="KEY", help="Only this target, by its key.")
     ] = None,
     url: option.Url = None,
     database: option.Database = None,
     namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Say how far each task is tuned, and whether that still counts.
+    """List the tuning state of each task: trials, budget, best, and whether it is stale.
 
     Example: plevel coverage --op dense
     """
@@ -182,9 +182,9 @@ def coverage(
         return
     rows = []
     for t in found:
-        if t["budget"] is None and not t["trials"]:  # the kernel that workers time beside batches
+        if t["budget"] is None and not t["trials"]:  # the calibration kernel
             continue
-        for of in t.get("models") or [t]:  # times of one device model are told apart from another's
+        for of in t.get("models") or [t]:  # times of different device models are listed apart
             best = None if of["best"] is None else convert(of["best"], Estimate)
             rows.append((
                 str(t["task_id"]), t["workload"], t["target"], t["implementation"],
@@ -199,7 +199,7 @@ def coverage(
         "best", "95 %", "state", "measured",
     )  # fmt: skip
     right = ("task", "trials", "imported", "failed", "best", "95 %")
-    make_console().print(make_table(columns, rows, right=right) if rows else "no tasks that match")
+    make_console().print(make_table(columns, rows, right=right) if rows else "no task matches")
 
 
 def workers(
@@ -230,7 +230,7 @@ def workers(
 def status(
     url: option.Url = None, database: option.Database = None, as_json: option.AsJson = False
 ) -> None:
-    """Say where records are, what runs, and who works.
+    """Print the database in use, the live runs and the workers.
 
     Example: plevel status
     """
@@ -253,7 +253,7 @@ def status(
     console = make_console()
     console.print(f"records    {place.shown}", markup=False, soft_wrap=True)
     console.print(f"workers    {len(alive)} alive of {len(known)} known")
-    console.print(f"runs       {len(going)} going on, of the latest {len(latest)}")
+    console.print(f"runs       {len(going)} live of the latest {len(latest)}")
     for r in going:
         console.print(
             f"  run {r.id} of {_title(r)}: {_state(r)}, {r.trials_done}/{show_number(r.trials, 'trial')}"
@@ -286,4 +286,4 @@ def cancel(
         print_json(stopped)
         return
     kept = show_number(stopped.trials_done, "trial")
-    print(f"run {stopped.id} is {stopped.state}; kept: {kept}")
+    print(f"run {stopped.id} is {stopped.state}; its measurements are kept: {kept}")

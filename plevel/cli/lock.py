@@ -1,4 +1,4 @@
-"""`plevel lock` and `plevel check`: selections kept in a file, and what has changed since."""
+"""`plevel lock` and `plevel check`: selections in a lock file, and changes since it was written."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ if TYPE_CHECKING:
     from strategy.workload import Workload
 
 Out = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write the lock.")
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="The lock file to write.")
 ]
 
 
 def lock(
     file: Annotated[
         Path,
-        typer.Argument(metavar="MODEL|LOCK", help="A model file; with --check a lock.",
+        typer.Argument(metavar="MODEL|LOCK", help="A model file; with --check, a lock file.",
                        show_default=False),
     ],
     out: Out = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Say what would be selected otherwise by now.")
+        bool, typer.Option("--check", help="Compare a lock with current selections.")
     ] = False,
     target: option.TargetSpec = "cpu",
     threads: option.Threads = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="ID", help="A device's identity: its own records first."),
+        typer.Option("--device", metavar="ID", help="A device's identity; its own records are preferred."),
     ] = None,
     url: option.Url = None,
     database: option.Database = None,
     namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """Write a model's selections to a file, or compare it with now.
+    """Write a model's selections to a lock file, or compare one with current selections.
 
     Example: plevel lock model.toml -o plevel.lock
     """
     from strategy.table import show_number
 
     if check == (out is not None):
-        raise UsageError("write a lock with -o FILE, or compare one with --check: one of them")
+        raise UsageError("--out, --check: give one of them, to write a lock or to compare one")
     if out is not None:
         option.check_out(out)
     place = option.locate(url, database, namespace)
@@ -90,16 +90,14 @@ def check(
     ],
     tolerance: Annotated[
         str,
-        typer.Option("--tolerance", metavar="PERCENT", help="How much slower is no matter: 5%, or 0.05."),
+        typer.Option("--tolerance", metavar="PERCENT", help="The slowdown to accept: 5%, or 0.05."),
     ] = "5%",
     url: option.Url = None,
     database: option.Database = None,
     namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Fail where a selection is slower than the lock has it.
-
-    And where it is not measured any more.
+    """Fail if a selection is slower than in the lock, or no longer measured.
 
     Example: plevel check --against plevel.lock --tolerance 10%
     """
@@ -112,13 +110,13 @@ def check(
     worse = [c for c in changes if c["ratio"] is None or c["ratio"] > 1 + share]
     if worse:
         raise CommandError(
-            f"{len(worse)} of {show_number(len(locked.selections), 'selection')} in {against}: slower by more "
-            f"than {100 * share:g}%, or not measured any more"
+            f"{len(worse)} of {show_number(len(locked.selections), 'selection')} in {against} are slower by more "
+            f"than {100 * share:g}%, or no longer measured"
         )
 
 
 def read_lock(path: Path) -> Lock:
-    """The lock in a file; raises `UsageError` where there is none."""
+    """The lock in a file; raise `UsageError` if there is none."""
     from strategy.lock import Lock, LockError
 
     try:
@@ -142,7 +140,7 @@ def _select(
 
 
 def _report(locked: Lock, place: option.Location, as_json: bool) -> list[dict[str, Any]]:
-    """Print and return what would be selected otherwise now, or costs something else."""
+    """Print and return the selections that have changed, or whose times have."""
     from plevel.cli.output import print_json
     from plevel.direct import connect
     from strategy.table import show_number
@@ -158,7 +156,7 @@ def _report(locked: Lock, place: option.Location, as_json: bool) -> list[dict[st
         print_json({"selections": len(locked.selections), "changed": changes})
     elif not changes:
         count = show_number(len(locked.selections), "selection")
-        print(f"{count}, as in the lock")
+        print(f"{count} unchanged since the lock")
     else:
         for change in changes:
             print(_line(change))
@@ -166,7 +164,7 @@ def _report(locked: Lock, place: option.Location, as_json: bool) -> list[dict[st
 
 
 def _compare(before: Locked, now: Selection) -> dict[str, Any] | None:
-    """Return the difference between a selection and the locked one; None if there is none."""
+    """Return the difference between a selection and the locked one, None if they agree."""
     own = next((r for r in now.rivals if r.implementation == now.implementation), None)
     after = None if own is None else own.estimate
     same = (before.implementation, before.version, before.config, before.estimate) == (
@@ -179,7 +177,7 @@ def _compare(before: Locked, now: Selection) -> dict[str, Any] | None:
         "locked": _shown(before), "now": _shown(now),
         "locked_s": None if before.estimate is None else before.estimate.median_s,
         "now_s": None if after is None else after.median_s,
-        # A selection that nobody had measured can only become better.
+        # An unmeasured selection cannot become worse.
         "ratio": 0.0 if before.estimate is None
         else None if after is None else after.median_s / before.estimate.median_s,
     }  # fmt: skip
@@ -194,14 +192,14 @@ def _line(change: dict[str, Any]) -> str:
 
     ratio = change["ratio"]
     if ratio is None:
-        what = "is not measured any more"
+        what = "is no longer measured"
     elif change["now_s"] is None:
         what = "is not measured"
     elif not ratio:
         what = f"is measured now: {show_seconds(change['now_s'])}"
     else:
         what = (
-            f"{show_seconds(change['now_s'])} for {show_seconds(change['locked_s'])}: {ratio:.2f}× the time"
+            f"{show_seconds(change['now_s'])}, {ratio:.2f}× the {show_seconds(change['locked_s'])} of the lock"
         )
     instead = "" if change["now"] == change["locked"] else f" in place of {change['locked']}"
     return f"{change['workload']} on {change['target']}: {what}; {change['now']}{instead}"

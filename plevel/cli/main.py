@@ -38,7 +38,7 @@ from plevel.cli.error import CommandError
 
 
 class _Panels(TyperGroup):
-    """A group whose help lists its commands by what they are for."""
+    """A group whose help lists its commands by purpose."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         known: dict[str, Any] = dict(self.commands)
@@ -57,8 +57,8 @@ class _Panels(TyperGroup):
 app = typer.Typer(
     name="plevel",
     cls=_Panels,
-    help="Measures which implementation of an operator is fastest, remembers it, and answers.",
-    epilog="It exits with 0 when done, 1 on a failure, 2 on wrong usage, 130 when interrupted.",
+    help="Tune operators: measure their implementations, record the times, and select the fastest.",
+    epilog="Exit codes: 0 done, 1 failure, 2 wrong usage, 130 interrupted.",
     no_args_is_help=True,
     rich_markup_mode=None,  # square brackets of types are no markup
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -68,12 +68,12 @@ _PANELS: dict[str, dict[str, Any]] = {
         "tune": tune.tune, "select": select.select, "lock": lock.lock, "check": lock.check, "ops": ops.ops,
     },
     "Compile": {"build": build.build, "show": show.show, "measure": measure.measure},
-    "What is on record": {
+    "Records": {
         "runs": listing.runs, "coverage": listing.coverage, "records": listing.records,
         "plot": plot.plot, "model": model.app, "import": transfer.import_files,
         "export": transfer.export, "db": db.app,
     },
-    "A farm": {
+    "Farm": {
         "serve": serve.serve, "worker": worker.worker, "workers": listing.workers,
         "status": listing.status, "cancel": listing.cancel, "why": fleet.why,
         "doctor": doctor.doctor, "fleet": fleet.app, "token": token.app, "bundle": bundle.app,
@@ -105,7 +105,7 @@ def _root(
     ] = False,
     debug: Annotated[
         bool,
-        typer.Option("--debug", help="With an error, print where it came from. Stands anywhere."),
+        typer.Option("--debug", help="Print the traceback of an error. May stand anywhere."),
     ] = False,
 ) -> None:
     pass
@@ -115,7 +115,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run one command and exit with its code; an error is one line on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
-    # As an option of the whole it would have to stand before the command.
+    # A global option would have to stand before the command.
     arguments = [a for a in arguments if a != "--debug"]
     _open_streams()
     try:
@@ -124,7 +124,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:
-        # Whoever read the output has gone: nothing to say, and nobody to say it to.
+        # The reader of the output has closed it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except Exception as error:
@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _open_streams() -> None:
-    """Give closed standard streams a substitute, and replace what an encoding lacks by a question mark."""
+    """Replace closed standard streams, and encode unsupported characters as question marks."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -152,12 +152,12 @@ def _open_streams() -> None:
 
 
 def _is_help(error: Exception) -> TypeGuard[typer.TyperException]:
-    """A group without a command: its help comes as an error."""
+    """Return whether a group was called without a command: click raises its help as an error."""
     return isinstance(error, typer.TyperException) and type(error).__name__ == "NoArgsIsHelpError"
 
 
 def _explain(error: Exception) -> tuple[int, str]:
-    """The exit code of an error, and its line."""
+    """The exit code and the message of an error."""
     if isinstance(error, CommandError):
         return error.exit_code, _line(error)
     if isinstance(error, typer.TyperException):
@@ -183,8 +183,8 @@ def _explain(error: Exception) -> tuple[int, str]:
 
     fault = find_fault(error)
     if fault is not None:
-        return 1, f"{fault}: {type(error).__name__}: {_line(error)} (in an operator's code: mend it there)"
-    return 1, f"{type(error).__name__}: {_line(error)} (a defect of plevel: --debug shows where)"
+        return 1, f"{fault}: {type(error).__name__}: {_line(error)} (in an operator's code: correct it there)"
+    return 1, f"{type(error).__name__}: {_line(error)} (a defect of plevel: report it, with the output of --debug)"
 
 
 def _line(error: Exception) -> str:

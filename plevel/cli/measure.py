@@ -1,4 +1,4 @@
-"""`plevel measure`: one configuration, built, checked and timed as a worker does it."""
+"""`plevel measure`: build, check and time one configuration as a worker does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def measure(
     implementation: Annotated[
         str,
         typer.Option(
-            "--implementation", "-I", metavar="NAME", help="What to measure.",
+            "--implementation", "-I", metavar="NAME", help="The implementation to measure.",
             autocompletion=option.complete_implementation,
         ),
     ],
@@ -33,7 +33,7 @@ def measure(
         str, typer.Option("--device", metavar="SLOT", help="cpu, or a CUDA device such as cuda:0.")
     ] = "cpu",
     seed: Annotated[
-        int, typer.Option("--seed", metavar="N", min=0, help="Of the random inputs.")
+        int, typer.Option("--seed", metavar="N", min=0, help="The seed of the random inputs.")
     ] = 0,
     cache_flush: option.CacheFlush = False,
     as_json: option.AsJson = False,
@@ -45,7 +45,7 @@ def measure(
     """
     workload = option.read_workload(op, inputs, attr)
     if not workload.is_constant:
-        raise UsageError(f"--input: {workload} has a symbolic dimension; give a number to measure")
+        raise UsageError(f"--input: {workload} has a symbolic dimension: give a number")
     target = _target_of(device, threads)
     values = read_config(workload, target, implementation, config)
 
@@ -96,7 +96,7 @@ def _target_of(device: str, threads: int | None) -> Target:
     if device == "cpu":
         return option.read_target("cpu", threads)
     if threads is not None:
-        raise UsageError("--threads: these are the cores of a processor; leave it out with --device")
+        raise UsageError("--threads: a number of CPU threads: leave it out with --device")
     from workers.__main__ import describe_cuda
     from workers.cpu import DeviceError
 
@@ -107,7 +107,7 @@ def _target_of(device: str, threads: int | None) -> Target:
 
 
 def _measure(job: Job, device: str) -> Result:
-    """The one result of a job of one entry."""
+    """The result of a job of one entry."""
     from workers.builder import BuilderPool
     from workers.cpu import DeviceError, assign, parse_cores, timing_lock
     from workers.cuda.runner import runner_on

@@ -1,4 +1,4 @@
-"""`plevel model`: the models of times that answer for what was never measured."""
+"""`plevel model`: cost models, which predict times of unmeasured workloads."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import typer
 
 from plevel.cli import option
 
-app = typer.Typer(help="Models of times, trained from a database's records.", no_args_is_help=True)
+app = typer.Typer(help="Cost models, trained from a database's records.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_models(
     url: option.Url = None, database: option.Database = None, as_json: option.AsJson = False
 ) -> None:
-    """List the models, the newest first.
+    """List the cost models, the newest first.
 
     Example: plevel model list
     """
@@ -38,7 +38,8 @@ def list_models(
         "model", "op", "target", "version", "records", "workloads", "accuracy", "answers", "trained",
     )  # fmt: skip
     right = ("model", "version", "records", "workloads", "accuracy")
-    make_console().print(make_table(columns, rows, right=right) if rows else "no models yet")
+    none = "no cost models yet: train one with 'plevel model train'"
+    make_console().print(make_table(columns, rows, right=right) if rows else none)
 
 
 @app.command()
@@ -50,9 +51,9 @@ def train(
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Train a model of an operator on a target from all records of it, in a process of its own.
+    """Train a cost model of an operator on a target from all of its records.
 
-    A service does it once no run is live, and this command does not wait for that.
+    With a service, this queues the training and returns; it starts when no run is live.
 
     Example: plevel model train dense --target cpu
     """
@@ -70,20 +71,20 @@ def train(
         _show(found)
     else:
         print(
-            f"{op} on {found['target']}: a model of "
-            f"{show_number(found['records'], 'record')} of {show_number(found['workloads'], 'workload')} "
-            f"is trained once no run is live; 'plevel model list{place.option}' shows it then"
+            f"queued: a cost model of {op} on {found['target']}, from "
+            f"{show_number(found['records'], 'record')} of {show_number(found['workloads'], 'workload')}; it is "
+            f"trained when no run is live, and 'plevel model list{place.option}' then shows it"
         )
 
 
 @app.command()
 def show(
-    model: Annotated[int, typer.Argument(metavar="MODEL", help="Its number, as `list` has it.")],
+    model: Annotated[int, typer.Argument(metavar="MODEL", help="The number, from `plevel model list`.")],
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Print what a model rests on, and how well it ranks.
+    """Print a cost model's training data and accuracy.
 
     Example: plevel model show 3
     """
@@ -114,5 +115,5 @@ def _show(model: dict[str, Any]) -> None:
         f"predictions are off by a factor of "
         f"{math.exp(model['sigma_log']):.2f} (one sigma)"
     )
-    said = "it answers" if model["answers"] else "it does not answer"
-    print(f"predicted  {said}: the bar is {model['bar']}")
+    said = "yes" if model["answers"] else "no"
+    print(f"predicted  {said}: selections use a cost model from accuracy {model['bar']}")

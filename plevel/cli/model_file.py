@@ -1,12 +1,12 @@
-"""Model files: the workloads of a model with how often each is called, in TOML or JSON.
+"""Model files: the workloads of a network with the number of calls of each, in TOML or JSON.
 
     [[workloads]]
     op = "dense"
     inputs = ["data=float32[128,768]", "weight=float32[768,768]:const"]
     weight = 48
 
-`attrs` is a table of attributes; `weight`, 1 where it is not given, is how often the model calls the
-workload. JSON has the same: `{"workloads": [{"op": …, "inputs": […], "weight": 48}]}`.
+`attrs` is a table of attributes; `weight`, 1 by default, is the number of calls of the workload.
+In JSON: `{"workloads": [{"op": …, "inputs": […], "weight": 48}]}`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class _Model(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_model(path: Path, *, far: bool = False) -> tuple[RunWorkload, ...]:
-    """The workloads of a model file, checked; one that is there twice counts with both weights.
+    """The validated workloads of a model file; the weights of duplicates are added.
 
-    Where `far`, operators that are not installed here are left to the service to know.
+    If `far`, operators that are not installed here are accepted: the service may have them.
 
     Raises:
         UsageError: the file cannot be read; names the entry and the field at fault.
@@ -67,7 +67,7 @@ def _read(path: Path) -> _Model:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if len(data) > MAX_BYTES:
-        raise UsageError(f"{path}: more than {MAX_BYTES >> 20} MiB: this is no model file")
+        raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MiB: this is no model file")
     try:
         text = data.decode()
         if path.suffix == ".json":

@@ -1,4 +1,4 @@
-"""`plevel ops`: the operators that are installed, and what there is of one."""
+"""`plevel ops`: the installed operators, and the implementations of one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ops(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", help="An operator; all of them if not given.", show_default=False,
+            metavar="NAME", help="An operator; default: all.", show_default=False,
             autocompletion=option.complete_op,
         ),
     ] = None,
@@ -30,12 +30,12 @@ def ops(
         typer.Option(
             "--target", "-t", metavar="TARGET", show_default=False,
             autocompletion=option.complete_target,
-            help="Implementations on this one; may be repeated. This host and cuda if not given.",
+            help="List implementations for this target; repeatable. Default: this host and cuda.",
         ),
     ] = None,
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """List operators; of one, its inputs, attributes, implementations, and a command to copy.
+    """List operators; for one, its inputs, attributes, implementations, and a command to copy.
 
     Example: plevel ops conv2d
     """
@@ -44,7 +44,7 @@ def ops(
 
     if name is None:
         if target:
-            raise UsageError("--target: name an operator too; its implementations are listed then")
+            raise UsageError("--target: lists the implementations of one operator: name it too")
         if as_json:
             print_json([_described(op) for op in all_ops().values()])
         else:
@@ -121,7 +121,7 @@ def _print_all(found: list[Op]) -> None:
     rows = [(_signature(op), op.description) for op in found]
     console = make_console()
     console.print(make_table(("operator", ""), rows))
-    console.print("more of one, and a command to copy: plevel ops conv2d", markup=False)
+    console.print("details of one, with a command to copy: plevel ops conv2d", markup=False)
 
 
 def _print(found: dict[str, Any]) -> None:

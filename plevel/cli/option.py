@@ -1,4 +1,4 @@
-"""Options that commands share, and how they are read: workloads, targets, and where records are."""
+"""Options shared by commands, and their parsing: workloads, targets, and the place of records."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
     from strategy.workload import Input, Workload
 
 def complete_op(incomplete: str) -> list[str]:
-    """Installed operators that begin so."""
+    """Installed operators with this prefix."""
     from strategy.op import all_ops
 
     return [name for name in all_ops() if name.startswith(incomplete)]
 
 
 def complete_target(incomplete: str) -> list[str]:
-    """This host, and kinds of targets."""
+    """Kinds of targets, and `cpu` for this host."""
     from strategy.target import BUILT
 
     return [name for name in ("cpu", *BUILT) if name.startswith(incomplete)]
 
 
 def complete_implementation(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Implementations of the operator that is named, on processors and GPUs; of all where none is."""
+    """Implementations of the named operator, or of all, for CPUs and GPUs."""
     from strategy.example import examples
     from strategy.op import all_ops
     from strategy.op_strategy import candidates
     from strategy.target import Target
 
     found = all_ops()
-    # A line that ends with an option's name is not read any further: its words are all in args.
+    # If a line ends with an option's name, click leaves all words in args.
     words: list[str] = [ctx.params.get("op") or "", *ctx.args]
     named = [found[word] for word in words if word in found]
     names = {
@@ -56,7 +56,7 @@ def complete_implementation(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete(*choices: str) -> Callable[[str], list[str]]:
-    """The choices that begin as what is typed."""
+    """The choices with the typed prefix."""
     return lambda incomplete: [c for c in choices if c.startswith(incomplete)]
 
 
@@ -66,7 +66,7 @@ Op = Annotated[
         metavar="OP", help="The operator: dense, …", show_default=False, autocompletion=complete_op
     ),
 ]
-# Where something else may stand for it.
+# Optional: something else may replace it.
 SomeOp = Annotated[
     str | None,
     typer.Argument(
@@ -75,26 +75,26 @@ SomeOp = Annotated[
 ]
 OfOp = Annotated[
     str | None,
-    typer.Option("--op", metavar="NAME", help="Of this operator.", autocompletion=complete_op),
+    typer.Option("--op", metavar="NAME", help="Only this operator.", autocompletion=complete_op),
 ]
 Inputs = Annotated[
     list[str],
     typer.Option(
         "--input", "-i", metavar="NAME=TYPE[:const]", show_default=False,
-        help="An input and its type, as data=float32[128,768]; :const where it never changes.",
+        help="An input and its type, as data=float32[128,768]; append :const if it never changes.",
     ),
 ]  # fmt: skip
-# Where a model file may stand for it.
+# Optional: a model file may replace it.
 SomeInputs = Annotated[
     list[str] | None,
     typer.Option(
         "--input", "-i", metavar="NAME=TYPE[:const]", show_default=False,
-        help="An input and its type, as data=float32[128,768]; :const where it never changes.",
+        help="An input and its type, as data=float32[128,768]; append :const if it never changes.",
     ),
 ]  # fmt: skip
 Attributes = Annotated[
     list[str] | None,
-    typer.Option("--attr", "-a", metavar="NAME=VALUE", help="An attribute; values as in JSON."),
+    typer.Option("--attr", "-a", metavar="NAME=VALUE", help="An attribute; the value in JSON."),
 ]
 TargetSpec = Annotated[
     str,
@@ -109,7 +109,7 @@ Threads = Annotated[
         "--threads",
         metavar="N",
         min=1,
-        help="The kernel's threads; all of the target's if not given.",
+        help="Threads of a kernel; default: all of the target.",
     ),
 ]
 Url = Annotated[
@@ -120,26 +120,26 @@ Database = Annotated[
     str | None,
     typer.Option(
         "--database", metavar="URL|FILE",
-        help="A database, used directly [PLEVEL_DATABASE; else a file in your data directory].",
+        help="A database, used directly [PLEVEL_DATABASE; default: a file in your data directory].",
     ),
 ]  # fmt: skip
 Namespace = Annotated[
     str | None,
     typer.Option(
         "--namespace", metavar="NAME", show_default=False,
-        help="Of this project alone [PLEVEL_NAMESPACE; else default].",
+        help="The namespace to use [PLEVEL_NAMESPACE; default: default].",
     ),
 ]  # fmt: skip
 CacheFlush = Annotated[
     bool,
     typer.Option(
-        "--cache-flush", help="Time with cold caches: only the first input is in them at each call."
+        "--cache-flush", help="Time with cold caches; only the first input is cached."
     ),
 ]
 Log = Annotated[
     str | None,
     typer.Option(
-        "--log", metavar="text|json", help="The form of log lines.",
+        "--log", metavar="text|json", help="The format of log lines.",
         autocompletion=complete("text", "json"),
     ),
 ]
@@ -148,7 +148,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @dataclass(frozen=True)
 class Location:
-    """The place of records: behind a service, or in a database (one of the two is set); and the namespace."""
+    """The place of records: the URL of a service or of a database (one of them is set), and the namespace."""
 
     url: str | None = None
     database: str | None = None
@@ -156,12 +156,12 @@ class Location:
 
     @property
     def shown(self) -> str:
-        """The place as it may be shown: without a password."""
+        """The place without its password."""
         return re.sub(r"(?<=://)([^:/@]*):[^@/]*@", r"\1:***@", self.url or self.database or "")
 
     @property
     def option(self) -> str:
-        """Return the options by which another command means the same place; empty for the default."""
+        """Return the options that name the same place in another command; empty for the default."""
         return self._place + (f" --namespace {self.namespace}" if self.namespace else "")
 
     @property
@@ -174,7 +174,7 @@ class Location:
 
 
 def workload_command(verb: str, workload: Workload) -> str:
-    """`plevel VERB` with a workload's operator, inputs and attributes, as a shell reads it."""
+    """`plevel VERB` with a workload's operator, inputs and attributes, quoted for a shell."""
     words = ["plevel", verb, workload.op]
     for one in workload.inputs:
         words += ["--input", str(one)]
@@ -184,32 +184,32 @@ def workload_command(verb: str, workload: Workload) -> str:
 
 
 def quote(word: str) -> str:
-    """A word as a shell reads it; square brackets stay bare, as people write them."""
-    # They are safe where no file is called like that.
+    """Quote a word for a shell, except square brackets."""
+    # Brackets match only files of such names.
     plain = word.replace("[", "").replace("]", "")
     return word if shlex.quote(plain) == plain else shlex.quote(word)
 
 
 def resume_command(run_id: int, place: Location) -> str:
-    """The command that goes on with an interrupted run."""
+    """The command that resumes an interrupted run."""
     return f"plevel tune --run {run_id}{place.option}"
 
 
 def locate(
     url: str | None, database: str | None, namespace: str | None = None, *, makes: bool = False
 ) -> Location:
-    """Return the place of records: as given, else as the environment says, else this user's own file.
+    """Return the place of records: from the options, else the environment, else this user's own file.
 
     Args:
-        makes: whether the command makes a database that is not there.
+        makes: whether the command creates a missing database.
 
     Raises:
-        UsageError: both a service and a database are named, or what cannot be a namespace.
-        CommandError: a file is named that is not there.
+        UsageError: both a service and a database are named, or the namespace is malformed.
+        CommandError: the database file does not exist.
     """
     _check_namespace(namespace)
     if url is not None and database is not None:
-        raise UsageError("--url and --database: name one of them, a service or a database")
+        raise UsageError("--url, --database: name one of them, a service or a database")
     if url is None and database is None:
         url = os.environ.get("PLEVEL_URL") or None
     if url is not None:
@@ -222,7 +222,7 @@ def locate(
 
 
 def _check_database(database: str | None) -> None:
-    """This user's own file may still be missing: there is nothing in it yet. One that is named must exist."""
+    """Check that a named database file exists; this user's own file may be missing."""
     from plevel.embedded import sqlite_path
 
     named = "--database" if database else "PLEVEL_DATABASE"
@@ -231,7 +231,7 @@ def _check_database(database: str | None) -> None:
     path = sqlite_path(locate_database(database))
     if path is not None and not path.exists():
         raise CommandError(
-            f"{named} {path}: there is no such file: name one that exists, or make it with 'plevel tune' "
+            f"{named} {path}: there is no such file: name another, or create it with 'plevel tune' "
             "or 'plevel import'"
         )
 
@@ -250,7 +250,7 @@ def _check_namespace(given: str | None) -> None:
 
 
 def locate_database(database: str | None) -> str:
-    """The URL of the database that is said, else of the environment's, else of this user's own file."""
+    """The URL of the named database, else of the environment's, else of this user's own file."""
     database = database or os.environ.get("PLEVEL_DATABASE") or None
     if database is None:
         return f"sqlite:///{data_directory() / 'plevel.db'}"
@@ -260,7 +260,7 @@ def locate_database(database: str | None) -> str:
 
 
 def make_database(place: Location) -> None:
-    """Make the database, where there is none yet; raise `CommandError` where that cannot be."""
+    """Create the database if there is none; raise `CommandError` if that fails."""
     if place.database is None:
         return
     from plevel.embedded import make_folder, require_service, sqlite_path
@@ -279,7 +279,7 @@ def make_database(place: Location) -> None:
 
 
 def data_directory() -> Path:
-    """This user's data directory of plevel, which need not exist yet."""
+    """This user's data directory of plevel, which may not exist yet."""
     from platformdirs import user_data_path
 
     return user_data_path("plevel", appauthor=False)
@@ -288,9 +288,9 @@ def data_directory() -> Path:
 def read_workload(
     op: str, inputs: list[str], attrs: list[str] | None, *, far: bool = False
 ) -> Workload:
-    """The workload that the options describe, checked.
+    """The workload that the options describe, validated.
 
-    Where `far`, an operator that is not installed here is left to the service to know.
+    If `far`, an operator that is not installed here is accepted: the service may have it.
 
     Raises:
         UsageError: names the option at fault and the remedy.
@@ -337,7 +337,7 @@ def _read_input(text: str) -> Input:
         )
     if colon and mark.strip() != "const":
         raise UsageError(
-            f"--input {text!r:.120}: after the type only ':const' may stand, got ':{mark:.40}'"
+            f"--input {text!r:.120}: unknown mark ':{mark:.40}': only ':const' may follow the type"
         )
     try:
         return Input(name.strip(), type_.strip(), bool(colon))
@@ -346,7 +346,7 @@ def _read_input(text: str) -> Input:
 
 
 def read_attribute(text: str, option: str = "--attr") -> tuple[str, Any]:
-    """A pair of `NAME=VALUE`; a value that is not JSON is a string."""
+    """A pair from `NAME=VALUE`; a value that is not JSON is a string."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise UsageError(f"{option} {text!r:.120}: write it as name=value")
@@ -357,10 +357,10 @@ def read_attribute(text: str, option: str = "--attr") -> tuple[str, Any]:
 
 
 def read_target(spec: str, threads: int | None) -> Target:
-    """The target; `cpu` becomes what this host is, before anything is sent anywhere.
+    """The target; `cpu` is resolved to this host's, before anything is sent.
 
     Raises:
-        UsageError: an unknown target or option of one.
+        UsageError: an unknown target or target option.
     """
     from strategy.target import Target, TargetError
 
@@ -372,35 +372,35 @@ def read_target(spec: str, threads: int | None) -> Target:
 
 
 def check_out(out: Path) -> None:
-    """Raise `UsageError` if no file can be written: found out before the work, not after it."""
+    """Raise `UsageError` if the file cannot be written, before any work is done."""
     if out.is_dir() or not out.parent.is_dir():
-        raise UsageError(f"--out {out}: name a file in a folder that is there")
+        raise UsageError(f"--out {out}: cannot be written there: name a file in an existing folder")
 
 
 def read_share(flag: str, text: str, fits: Callable[[float], bool]) -> float:
-    """The share of `1%` or `0.01`.
+    """The fraction of `1%` or `0.01`.
 
     Raises:
-        UsageError: one that does not fit, or no share: 5 is not taken for 5%, nor for 500%.
+        UsageError: not a fraction; 5 is ambiguous (5% or 500%) and refused.
     """
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         share = math.nan
     if not fits(share) or (share >= 1 and not text.endswith("%")):
-        raise UsageError(f"{flag} {text[:40]!r}: write it as 1%, or 0.01")
+        raise UsageError(f"{flag} {text[:40]!r}: not a fraction: write it as 1%, or 0.01")
     return share
 
 
 def check_choice(option: str, text: str | None, choices: Sequence[str]) -> None:
-    """Raise `UsageError` for what is given and none of the choices."""
+    """Raise `UsageError` if the value is given and not one of the choices."""
     if text is not None and text not in choices:
-        raise UsageError(f"{option} {text!r:.40}: one of {', '.join(choices)}")
+        raise UsageError(f"{option} {text!r:.40}: unknown: expected one of {', '.join(choices)}")
 
 
 def read_age(option: str, text: str) -> float:
-    """Seconds of `90d`, `12h`, `30m` or `45s`."""
+    """Parse `90d`, `12h`, `30m` or `45s` as seconds."""
     number, unit = text[:-1], {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}.get(text[-1:])
     if unit is None or not number.isdecimal():
-        raise UsageError(f"{option} {text!r:.40}: write it as 90d, 12h, 30m or 45s")
+        raise UsageError(f"{option} {text!r:.40}: not a duration: write it as 90d, 12h, 30m or 45s")
     return int(number) * unit

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from strategy.record import Estimate, RunStatus, TaskStatus
     from strategy.select import Selection
 
-NOISY = 0.05  # the dashboard calls a device so from there
+NOISY = 0.05  # from here on the dashboard calls a device noisy
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console that keeps to NO_COLOR, and to plain text where nobody looks."""
+    """A console that respects NO_COLOR, and writes plain text unless it is a terminal."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    # Where it is not a terminal, width is no reason to cut a line that a program reads.
+    # A program may read the lines: do not fold them.
     width = None if stream.isatty() else 200
     return Console(stderr=stderr, highlight=False, soft_wrap=False, width=width)
 
@@ -58,7 +58,7 @@ def make_table(
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for column in columns:
         number = column in right
-        # Where there is no room a name goes on below, and loses no letter.
+        # A name that does not fit is folded, never cut.
         table.add_column(
             column, justify="right" if number else "left", no_wrap=number,
             overflow="ellipsis" if number else "fold",
@@ -86,7 +86,7 @@ def show_duration(seconds: float) -> str:
 
 
 def by_speed(tasks: Iterable[TaskStatus]) -> list[TaskStatus]:
-    """The confirmed first, the fastest first among equals."""
+    """The confirmed first, each group by speed."""
     return sorted(
         tasks,
         key=lambda t: (not t.confirmed, t.best.median_s if t.best else float("inf"), -t.plevel),
@@ -96,9 +96,9 @@ def by_speed(tasks: Iterable[TaskStatus]) -> list[TaskStatus]:
 def task_table(
     tasks: Iterable[TaskStatus], *, winner: str | None = None, ended: bool = True
 ) -> Table:
-    """Each implementation with its best time, in the order of speed on each device model.
+    """Each implementation with its best time, by speed, for each device model.
 
-    Once a run has ended, times that are not confirmed are marked.
+    Once a run has ended, unconfirmed times are marked.
     """
     rows = []
     on_models = by_model(tasks)
@@ -122,7 +122,7 @@ def task_table(
 
 
 def by_model(tasks: Iterable[TaskStatus]) -> list[list[TaskStatus]]:
-    """The tasks by the device models that measured them; last those that none did."""
+    """The tasks by the device models that measured them; those without measurements last."""
     import msgspec
 
     tasks = list(tasks)
@@ -143,7 +143,7 @@ def by_model(tasks: Iterable[TaskStatus]) -> list[list[TaskStatus]]:
 
 
 def workload_table(tasks: Sequence[TaskStatus]) -> Table:
-    """The best so far of each workload, for a run of several."""
+    """The best so far of each workload of a run."""
     rows = []
     for key, of in group_by_workload(tasks).items():
         best = of[0].best
@@ -168,18 +168,18 @@ def group_by_workload(tasks: Iterable[TaskStatus]) -> dict[str, list[TaskStatus]
 
 
 def show_noise(estimates: Iterable[Estimate | None]) -> list[str]:
-    """A line where times are too uncertain to choose by, and the remedy."""
+    """A warning with its remedy if times are too uncertain to choose by."""
     spreads = [e.spread for e in estimates if e is not None and e.spread is not None]
     worst = max(spreads, default=0.0)
     if worst <= NOISY:
         return []
-    remedy = "'plevel doctor' says what disturbs a host, 'plevel tune … --force' measures again"
-    return [f"noisy      the median is no surer than ±{worst:.1%}: {remedy}"]
+    remedy = "check the host with 'plevel doctor', measure again with 'plevel tune … --force'"
+    return [f"noisy      the median is known to ±{worst:.1%} only: {remedy}"]
 
 
 def selection_lines(selection: Selection) -> list[str]:
-    """The answer: what, with which configuration, at which level, and why; and how sure it is not."""
-    config = str(selection.config) or "(nothing to configure)"
+    """The answer: implementation, configuration, level and reason, and a warning if it is uncertain."""
+    config = str(selection.config) or "(no knobs)"
     level = f", level {selection.level}" if selection.level else ""
     partial = ", partial" if selection.partial else ""
     return [
@@ -192,13 +192,13 @@ def selection_lines(selection: Selection) -> list[str]:
 
 
 def find_estimate(selection: Selection) -> Estimate | None:
-    """The time of the implementation that was selected, None where it is not measured."""
+    """The time of the selected implementation, None if it is not measured."""
     name = selection.implementation
     return next((r.estimate for r in selection.rivals if r.implementation == name), None)
 
 
 def rival_table(selection: Selection) -> Table:
-    """Return a table of the implementations that were compared."""
+    """Return a table of the compared implementations."""
     rows = []
     for rival in selection.rivals:
         mark = "→ " if rival.implementation == selection.implementation else "  "
@@ -225,7 +225,7 @@ def rival_table(selection: Selection) -> Table:
 
 @contextmanager
 def follow_reading(console: Console, what: str, size: int) -> Iterator[Callable[[int], object]]:
-    """Show how many of `size` bytes are read, on terminals; return what to call with each further count."""
+    """Show on a terminal how many of `size` bytes are read; return the callback that adds a count."""
     from rich import progress
     from rich.markup import escape
 
@@ -239,9 +239,9 @@ def follow_reading(console: Console, what: str, size: int) -> Iterator[Callable[
 
 
 class Progress:
-    """Follows a run: a live table on a terminal, else a line where something has changed.
+    """Display of a run: a live table on a terminal, else a line for each change.
 
-    A context manager; `show` takes each status as it comes.
+    A context manager; `show` takes each status.
     """
 
     LINE_EVERY_S = 5.0
@@ -299,7 +299,7 @@ class Progress:
         return ", ".join(words)
 
     def _time_left_s(self, status: RunStatus) -> float | None:
-        """From the pace of the trials seen here; None until there is one."""
+        """Estimate it from the pace of the trials seen so far; None until there is one."""
         now = time.monotonic()
         if self._start is None:
             self._start = (now, status.trials_done)

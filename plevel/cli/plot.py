@@ -1,4 +1,4 @@
-"""`plevel plot`: a tuning curve or a heat map, in the terminal or as a picture."""
+"""`plevel plot`: a tuning curve or a heat map, in the terminal or as an image."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class Curve:
-    """The best of a task over its trials: for each improvement the trial, from 1, and the median in seconds."""
+    """The tuning curve of a task: for each improvement the trial, from 1, and the median in seconds."""
 
     task: TaskStatus
     points: tuple[tuple[int, float], ...]
@@ -39,7 +39,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Best medians in seconds, by shape and implementation; None where nothing is measured."""
+    """Best medians in seconds, by shape and implementation; None if not measured."""
 
     op: str
     target: str
@@ -53,32 +53,32 @@ def plot(
         str,
         typer.Argument(
             metavar="TASK|OP", show_default=False, autocompletion=option.complete_op,
-            help="A task's number, for its tuning curve; an operator, for its heat map.",
+            help="A task's number for its tuning curve, or an operator for its heat map.",
         ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
             "--out", "-o", metavar="FILE", show_default=False,
-            help="A picture: .svg, .png or .pdf. Without it, it is drawn in the terminal.",
+            help="An image to write: .svg, .png or .pdf; default: draw in the terminal.",
         ),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option("--target", metavar="KEY", help="Of a heat map, where there are several."),
+        typer.Option("--target", metavar="KEY", help="The target of a heat map, if there are several."),
     ] = None,
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """Draw a task's progress, or what is fastest at each shape.
+    """Draw a task's tuning curve, or the fastest implementation at each shape.
 
     Example: plevel plot 12 -o curve.svg
     """
     if out is not None:
         option.check_out(out)
         if out.suffix not in SUFFIXES:
-            raise UsageError(f"--out {out}: name it {', '.join('…' + s for s in SUFFIXES)}")
+            raise UsageError(f"--out {out}: unknown kind of image: name it {', '.join('…' + s for s in SUFFIXES)}")
     place = option.locate(url, database)
     from plevel.cli.output import print_json
     from plevel.direct import connect
@@ -89,7 +89,7 @@ def plot(
             points = tuple((p["trial"], p["median_s"]) for p in records.curve(int(what)))
             found: Curve | HeatMap = Curve(task, points)
             if not points:
-                raise CommandError(f"task {what}: no trial of it has a time")
+                raise CommandError(f"task {what}: no trial has a time: see 'plevel records --task {what}'")
         else:
             found = arrange(what, records.iter_best(op=what, scope="target"), target)
     if as_json:
@@ -98,7 +98,7 @@ def plot(
         _print(found)
     if out is not None:
         _draw(found, out)
-        print(f"{out} is written", file=sys.stderr if as_json else sys.stdout)
+        print(f"wrote {out}", file=sys.stderr if as_json else sys.stdout)
 
 
 def _find(records: Client | Direct, task_id: int) -> TaskStatus:
@@ -109,14 +109,14 @@ def _find(records: Client | Direct, task_id: int) -> TaskStatus:
     except ServiceError as error:
         if error.status != 404:
             raise
-        raise CommandError(f"task {task_id} does not exist: 'plevel records' has those there are") from error
+        raise CommandError(f"task {task_id} does not exist: 'plevel coverage' lists the tasks") from error
 
 
 def arrange(op: str, rows: Iterable[Mapping[str, Any]], target: str | None) -> HeatMap:
     """The heat map of an operator's best times on one target; the newest task where versions differ.
 
     Raises:
-        CommandError: nothing is measured of it, or on several targets, and none is chosen.
+        CommandError: it is not measured, or measured on several targets and none is chosen.
     """
     best = {
         (r["target"], r["workload"], r["implementation"]): r["estimate"]["median_s"]
@@ -124,7 +124,7 @@ def arrange(op: str, rows: Iterable[Mapping[str, Any]], target: str | None) -> H
     }
     targets = sorted({t for t, _, _ in best})
     if not best:
-        raise CommandError(f"{op}: nothing is measured of such an operator: 'plevel tune' does that")
+        raise CommandError(f"{op}: no measurements of this operator: tune it with 'plevel tune'")
     if target is None and len(targets) > 1:
         raise CommandError(f"--target: {op} is measured on {', '.join(targets)}: choose one")
     chosen = target or targets[0]
@@ -140,7 +140,7 @@ def arrange(op: str, rows: Iterable[Mapping[str, Any]], target: str | None) -> H
 
 
 def _numbers(text: str) -> tuple[Any, ...]:
-    """Sort shapes by their extents, not by their digits."""
+    """Sort key of shapes: their extents as numbers."""
     return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text))
 
 
@@ -175,7 +175,7 @@ def _print(found: Curve | HeatMap) -> None:
         say(found.title)
         say(sparkline(found.points, trials))
         if first == last:
-            say(f"{show_seconds(last[1])} at trial {last[0]} of {trials}: no other was faster")
+            say(f"{show_seconds(last[1])} at trial {last[0]} of {trials}, the only improvement")
             return
         say(
             f"{show_seconds(first[1])} at trial {first[0]}, {show_seconds(last[1])} at trial {last[0]} "
@@ -198,7 +198,7 @@ def _draw(found: Curve | HeatMap, out: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise CommandError("pictures need matplotlib: pip install 'plevel[plot]'") from error
+        raise CommandError("--out: images need matplotlib: pip install 'plevel[plot]'") from error
     size = (8.0, 4.5)
     if isinstance(found, HeatMap):
         size = (4.0 + 1.4 * len(found.implementations), 1.6 + 0.32 * len(found.shapes))

@@ -1,4 +1,4 @@
-"""`plevel select`: which implementation, with which configuration, and why."""
+"""`plevel select`: the implementation and configuration to use, with the reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def select(
     threads: option.Threads = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="ID", help="A device's identity: its own records first."),
+        typer.Option("--device", metavar="ID", help="A device's identity; its own records are preferred."),
     ] = None,
     policy: Annotated[
         str,
@@ -30,7 +30,7 @@ def select(
         ),
     ] = "plevel",
     foreign: Annotated[
-        bool, typer.Option("--foreign", help="Among what other tools' logs know, too.")
+        bool, typer.Option("--foreign", help="Consider imported implementations of other tools, too.")
     ] = False,
     lock: Annotated[
         Path | None,
@@ -41,7 +41,7 @@ def select(
     namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Say which implementation to take, and why.
+    """Print the implementation to use, and why.
 
     Example: plevel select dense -i data=float32[128,768] -i weight=float32[3072,768]:const
     """
@@ -49,9 +49,9 @@ def select(
     if lock is not None and (
         url or database or namespace or device or foreign or policy != "plevel"
     ):
-        raise UsageError("--lock answers as it was written: leave the other options out")
+        raise UsageError("--lock answers from the file alone: leave the other options out")
     option.check_choice("--policy", policy, ("plevel", "tvm"))
-    # A log may know operators that are not installed here.
+    # Imported logs may have operators that are not installed here.
     far = lock is not None or place.url is not None or foreign or policy == "tvm"
     workload = option.read_workload(op, inputs, attr, far=far)
     where = option.read_target(target, threads)
@@ -79,5 +79,5 @@ def select(
     console.print(f"{answer.workload}  on {answer.target}", markup=False, soft_wrap=True)
     for line in selection_lines(answer):
         console.print(line, markup=False, soft_wrap=True)
-    if policy == "plevel":  # TVM's rule goes by other times than those in the table
+    if policy == "plevel":  # TVM's rule compares mean costs, not the medians of the table
         console.print(rival_table(answer))

@@ -1,4 +1,4 @@
-"""`plevel serve`: the service, over a database."""
+"""`plevel serve`: run the service over a database."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ def serve(
     database: option.Database = None,
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")
+        int, typer.Option("--port", min=0, max=65535, help="The port; 0 chooses a free one.")
     ] = 8765,
     auth: Annotated[
         str | None,
         typer.Option(
             "--auth", metavar="auto|open|token",
             autocompletion=option.complete("auto", "open", "token"),
-            help="Whether tokens are needed: where there are any (auto), never, always.",
+            help="Require tokens: if any exist (auto), never (open), or always (token).",
         ),
     ] = None,
     log: option.Log = None,
     tls_cert: Annotated[
-        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Serve https: a PEM chain.")
+        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Serve HTTPS with this PEM certificate chain.")
     ] = None,
     tls_key: Annotated[
         Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's key.")
@@ -35,8 +35,8 @@ def serve(
 ) -> None:
     """Run the service over a database.
 
-    It goes on until Ctrl-C or SIGTERM, and brings the schema up to date first. Without a token it
-    answers this host only; 'plevel token create' makes one.
+    It migrates the schema, then serves until Ctrl-C or SIGTERM. Until a token is created ('plevel token
+    create'), it answers this host only.
 
     Example: plevel serve --database plevel.db --port 8765
     """

@@ -1,4 +1,4 @@
-"""`plevel show`: the code of what was selected."""
+"""`plevel show`: the code of the selected implementation."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def _code(lowered: Lowered, target: Target, form: str) -> str:
         source = emit(lowered)
         if source.code:
             return source.code
-        # Nothing but calls of libraries: what is called with what.
+        # Only library calls: print each with its arguments.
         return msgspec.json.format(msgspec.json.encode(source.programs)).decode()
     if form == "tir":
         return str(lowered.module.script())
     if form == "cuda" or target.kind == "cuda":
-        raise UsageError(f"--as {form}: {target} has no such code")
+        raise UsageError(f"--as {form}: not available for {target}")
     module = lowered.compile().executable.mod
     return str(module.inspect_source("ll" if form == "llvm" else "s"))

@@ -1,4 +1,4 @@
-"""`plevel token`: who may use a service."""
+"""`plevel token`: tokens of a service."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from plevel.cli import option
 
 _SCOPES = ("read", "submit", "worker", "admin")
 
-app = typer.Typer(help="Who may use a service.", no_args_is_help=True)
+app = typer.Typer(help="Create, list and revoke the tokens of a service.", no_args_is_help=True)
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of its holder.", show_default=False)],
     scope: Annotated[
         list[str], typer.Option("--scope", metavar="|".join(_SCOPES),
         autocompletion=option.complete(*_SCOPES), show_default=False,
-                                help="What it allows; may be given again.")
+                                help="A scope to allow; repeatable.")
     ],
     expires: Annotated[
-        str | None, typer.Option("--expires", metavar="AGE", help="90d, 12h …; never if not given.")
+        str | None, typer.Option("--expires", metavar="AGE", help="Its lifetime: 90d, 12h …; default: no end.")
     ] = None,
     url: option.Url = None,
     namespace: Annotated[
         str | None,
-        typer.Option("--namespace", metavar="NAME", help="The only one that it opens.",
+        typer.Option("--namespace", metavar="NAME", help="Restrict the token to this namespace.",
                      show_default=False),
     ] = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """Make a token and print it: it is shown this once.
+    """Create a token and print its secret, which is not shown again.
 
     Example: plevel token create lab-7 --scope worker --expires 90d
     """
@@ -80,13 +80,13 @@ def list_tokens(
 @app.command()
 def revoke(
     token: Annotated[
-        int, typer.Argument(metavar="TOKEN", help="Its number in the list.", show_default=False)
+        int, typer.Argument(metavar="TOKEN", help="Its number, from `plevel token list`.", show_default=False)
     ],
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """End a token for good, within seconds.
+    """Revoke a token; it takes effect within seconds.
 
     Example: plevel token revoke 3
     """
@@ -96,7 +96,7 @@ def revoke(
     place = option.locate(url, database)
     with connect(place.url, place.database) as service:
         service.revoke_token(token)
-    tell(f"token {token} opens nothing any more", {"revoked": token}, as_json=as_json)
+    tell(f"token {token} is revoked", {"revoked": token}, as_json=as_json)
 
 
 def _state(revoked_at: float | None, expires_at: float | None) -> str:
@@ -105,4 +105,4 @@ def _state(revoked_at: float | None, expires_at: float | None) -> str:
     if expires_at is None:
         return "good"
     days = (expires_at - time.time()) / 86400
-    return f"good for {days:.1f} days" if days > 0 else "expired"
+    return f"valid for {days:.1f} days" if days > 0 else "expired"

@@ -1,4 +1,4 @@
-"""`plevel import` and `plevel export`: tuning logs of other tools, and plevel's own, in and out."""
+"""`plevel import` and `plevel export`: tuning logs of other tools and of plevel."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _PIECE = 1 << 18
 
 def import_files(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE…", help="Logs, packed or not.", show_default=False)
+        list[Path], typer.Argument(metavar="FILE…", help="Logs, compressed or not.", show_default=False)
     ],
     target: Annotated[
         str | None,
         typer.Option(
-            "--target", "-t", metavar="TARGET", help="Of Kernel Tuner files.",
+            "--target", "-t", metavar="TARGET", help="The target of Kernel Tuner files.",
             autocompletion=option.complete_target,
         ),
     ] = None,
     rejects: Annotated[
         Path | None,
-        typer.Option("--rejects", metavar="FILE", help="Write here what could not be read."),
+        typer.Option("--rejects", metavar="FILE", help="Write rejected entries to this file."),
     ] = None,
     url: option.Url = None,
     database: option.Database = None,
@@ -47,8 +47,8 @@ def import_files(
 ) -> None:
     """Read tuning logs into the database.
 
-    What is there already is left as it is. The format is told from the content: AutoTVM, Kernel
-    Tuner, MetaSchedule, plevel's own.
+    Records that exist already are skipped. The format is detected: AutoTVM, Kernel Tuner,
+    MetaSchedule, or plevel's own.
 
     Example: plevel import tophub/*.log --rejects rejected.ndjson
     """
@@ -58,9 +58,9 @@ def import_files(
         if path.is_dir():
             raise UsageError(f"{path} is a folder: name the files in it")
         if not path.exists():
-            raise UsageError(f"{path}: no such file")
+            raise UsageError(f"{path}: no such file: name an existing log")
     if rejects is not None and (rejects.is_dir() or not rejects.parent.is_dir()):
-        raise UsageError(f"--rejects {rejects}: name a file in a folder that is there")
+        raise UsageError(f"--rejects {rejects}: cannot be written there: name a file in an existing folder")
     option.make_database(place)
 
     from plevel.cli.output import follow_reading, make_console, print_json
@@ -85,14 +85,14 @@ def import_files(
     if as_json:
         print_json(totals)
     elif len(files) > 1:
-        _tell("in all", totals)
+        _tell("total", totals)
 
 
 @contextlib.contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Garbage that needs a collection is looked for less often: records leave none, and are many.
+    """Run the garbage collector less often: records are many and leave no cycles.
 
-    It would be a sixth of an import's time, most of it over what was loaded before.
+    It took a sixth of an import's time, most of it on objects loaded before.
     """
     before = gc.get_threshold()
     gc.freeze()
@@ -142,7 +142,7 @@ def export(
     form: Annotated[
         str,
         typer.Option(
-            "--format", metavar="|".join(_FORMATS), help="What to write.",
+            "--format", metavar="|".join(_FORMATS), help="The format to write.",
             autocompletion=option.complete(*_FORMATS),
         ),
     ] = "native",
@@ -150,41 +150,41 @@ def export(
         Path | None,
         typer.Option(
             "--out", "-o", metavar="FILE", show_default=False,
-            help="Where to write, instead of the standard output; a folder for metaschedule.",
+            help="The file to write instead of standard output; a folder for metaschedule.",
         ),
     ] = None,
     op: option.OfOp = None,
     implementation: Annotated[
-        str | None, typer.Option("--implementation", help="Of this implementation.")
+        str | None, typer.Option("--implementation", help="Only this implementation.")
     ] = None,
     source: Annotated[
-        str | None, typer.Option("--source", help="From there: plevel, autotvm, …")
+        str | None, typer.Option("--source", help="Only this source: plevel, autotvm, …")
     ] = None,
-    run: Annotated[int | None, typer.Option("--run", metavar="ID", help="Of this run.")] = None,
-    task: Annotated[int | None, typer.Option("--task", metavar="ID", help="Of this task.")] = None,
+    run: Annotated[int | None, typer.Option("--run", metavar="ID", help="Only records of this run.")] = None,
+    task: Annotated[int | None, typer.Option("--task", metavar="ID", help="Only records of this task.")] = None,
     url: option.Url = None,
     database: option.Database = None,
     namespace: option.Namespace = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="With --out, say what was written as JSON.")
+        bool, typer.Option("--json", help="With --out, print the result as JSON.")
     ] = False,
 ) -> None:
     """Write records as plevel's own NDJSON, or for other tools.
 
-    From its own all can be read again. A Kernel Tuner file is of one task: name it with --task. Where no record
-    matches, nothing is written, and the exit code is 1.
+    plevel's own format can be imported again without loss. A Kernel Tuner file holds one task: name it with
+    --task. If no record matches, nothing is written, and the exit code is 1.
 
     Example: plevel export --op dense -o dense.ndjson
     """
     option.check_choice("--format", form, _FORMATS)
     if form == "metaschedule":
         if out is None:
-            raise UsageError("--format metaschedule writes two files: name a folder with --out")
+            raise UsageError("--format metaschedule: writes two files: name a folder with --out")
         source = source or "metaschedule"
     elif out is not None:
         option.check_out(out)
     if form == "parquet" and out is None and sys.stdout.isatty():
-        raise UsageError("--format parquet is nothing to read: name a file with --out")
+        raise UsageError("--format parquet: a binary format: name a file with --out")
     place = option.locate(url, database, namespace)
     from plevel.direct import connect
 
@@ -195,8 +195,8 @@ def export(
         if not _any(records, wanted):
             given = ", ".join(f"{name} {value}" for name, value in wanted.items() if value is not None)
             raise CommandError(
-                f"no record matches{f' ({given})' if given else ''}: nothing is written; 'plevel records' "
-                "and 'plevel coverage' show what there is"
+                f"no record matches{f' ({given})' if given else ''}, nothing was written: 'plevel records' "
+                "and 'plevel coverage' list what exists"
             )
         parts = records.export_records(form, **wanted)
         if form == "metaschedule":
@@ -212,11 +212,11 @@ def export(
     if out is not None:
         from plevel.cli.output import tell
 
-        tell(f"{out} is written", {"file": str(out), "format": form}, as_json=as_json)
+        tell(f"wrote {out}", {"file": str(out), "format": form}, as_json=as_json)
 
 
 def _any(records: Client | Direct, wanted: Mapping[str, Any]) -> bool:
-    """Return whether any record matches: a page may be empty and have a next."""
+    """Return whether any record matches; the first page may be empty and have a `next`."""
     cursor: int | None = 0
     while cursor is not None:
         page = records.records(limit=1, cursor=cursor, **wanted)
@@ -227,7 +227,7 @@ def _any(records: Client | Direct, wanted: Mapping[str, Any]) -> bool:
 
 
 def _write_pair(folder: Path, parts: Iterator[bytes]) -> None:
-    """`database_workload.json`, whose lines begin with a text, and `database_tuning_record.json`."""
+    """Write `database_workload.json`, whose lines begin with a string, and `database_tuning_record.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     rest = b""
     with (
@@ -242,7 +242,7 @@ def _write_pair(folder: Path, parts: Iterator[bytes]) -> None:
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its place only when all of it is written."""
+    """Open a temporary file that replaces `path` once it is complete."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:

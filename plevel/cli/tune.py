@@ -1,4 +1,4 @@
-"""`plevel tune`: measures the implementations of one workload, and says which one to take."""
+"""`plevel tune`: measure the implementations of workloads, and select the fastest."""
 
 from __future__ import annotations
 
@@ -40,52 +40,52 @@ def tune(
         int | None,
         typer.Option(
             "--run", metavar="ID", show_default=False,
-            help="What this run asked for: goes on with an interrupted one.",
+            help="Resume an interrupted run: repeat its request.",
         ),
     ] = None,
     target: option.TargetSpec = "cpu",
     threads: option.Threads = None,
     trials: Annotated[
-        int, typer.Option("--trials", metavar="N", min=1, help="Configurations to measure.")
+        int, typer.Option("--trials", metavar="N", min=1, help="Number of configurations to measure.")
     ] = 128,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", metavar="SECONDS", help="Stop searching after this time."),
+        typer.Option("--timeout", metavar="SECONDS", help="Stop the search after this time."),
     ] = None,
     until_gain: Annotated[
         str | None,
         typer.Option(
             "--until-gain", metavar="PERCENT", show_default=False,
-            help="Stop where no trial is expected to gain this much: 1%.",
+            help="Stop when no trial is expected to gain this much: 1%.",
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Of the search and of the random inputs.")
+        int, typer.Option("--seed", min=0, help="The seed of the search and of the random inputs.")
     ] = 0,
     tuner: Annotated[
         str,
         typer.Option(
-            "--tuner", metavar="model|random", help="How to search.",
+            "--tuner", metavar="model|random", help="The search method.",
             autocompletion=option.complete("model", "random"),
         ),
     ] = "model",
     implementation: Annotated[
         list[str] | None,
         typer.Option(
-            "--implementation", metavar="NAME", help="Only this one; may be repeated.",
+            "--implementation", metavar="NAME", help="Only this implementation; repeatable.",
             autocompletion=option.complete_implementation,
         ),
     ] = None,
     cache_flush: option.CacheFlush = False,
-    force: Annotated[bool, typer.Option("--force", help="Tune even what is tuned enough.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Tune even if it is tuned enough.")] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="With --url: queue the run where no worker is there yet.")
+        bool, typer.Option("--wait", help="With --url: queue the run even if no worker is alive.")
     ] = False,
     webhook: Annotated[
         str | None,
         typer.Option(
             "--webhook", metavar="URL", show_default=False,
-            help="With --url: where the service POSTs the run's status at its end.",
+            help="With --url: the URL to which the service POSTs the run's final status.",
         ),
     ] = None,
     url: option.Url = None,
@@ -93,20 +93,20 @@ def tune(
     namespace: option.Namespace = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Measure implementations, and say which one to take.
+    """Measure implementations, and select the fastest.
 
-    Without --url, a service and a worker run on this machine for as long as this takes. Ctrl-C
-    keeps what is measured; the same command goes on from there, and so does --run.
+    Without --url, the command starts a service and a worker on this machine and stops them at its end.
+    Ctrl-C keeps the measurements; the same command, or --run, resumes.
 
     Example: plevel tune dense -i data=float32[128,768] -i weight=float32[3072,768]:const
     """
     place = option.locate(url, database, namespace, makes=run is None)
     if timeout is not None and not 0 < timeout < float("inf"):
-        raise UsageError(f"--timeout {timeout:g}: a number of seconds, more than 0")
+        raise UsageError(f"--timeout {timeout:g}: give a number of seconds greater than 0")
     if webhook is not None and place.url is None:
         raise UsageError(
-            "--webhook: a service tells of a run's end where its operator has listed the host in "
-            "PLEVEL_WEBHOOK_HOSTS: name that service with --url"
+            "--webhook: needs a service whose PLEVEL_WEBHOOK_HOSTS lists the host: name the service "
+            "with --url"
         )
     option.check_choice("--tuner", tuner, ("model", "random"))
     least_gain = None if until_gain is None else option.read_share(
@@ -136,7 +136,7 @@ def tune(
     several = model is not None or len(request.workloads) > 1
     from plevel.cli.output import make_console, print_json
 
-    # With --json, what is for people goes to stderr.
+    # With --json, messages for people go to stderr.
     console = make_console(stderr=as_json)
     with _interruptible(), _connection(place, request.target, wait=wait) as (client, embedded):
         final = _follow(client, embedded, request, console, place)
@@ -152,23 +152,23 @@ def tune(
         _report(console, final, answers[0], place, again)
     if final.state != "done":
         raise CommandError(
-            f"run {final.id} ended {final.state}: {final.message or 'no reason given'}"
+            f"run {final.id} {final.state}: {final.message or 'no reason given'}"
         )
 
 
 def _request_of(ctx: typer.Context, run_id: int, place: option.Location) -> RunRequest:
-    """Return the request of an earlier run, budget included; refuse options that would change it."""
+    """Return the request of an earlier run, its budget included; refuse options that would change it."""
     kept = ("run", "url", "database", "namespace", "as_json")
     for parameter in ctx.command.params:
         name = parameter.name or ""
         source = ctx.get_parameter_source(name)
         if name not in kept and source is not None and source.name == "COMMANDLINE":
             shown = parameter.opts[0] if parameter.opts[0].startswith("-") else name.upper()
-            raise UsageError(f"--run {run_id} asks for what that run did: leave {shown} out")
+            raise UsageError(f"--run {run_id}: repeats that run's request: leave {shown} out")
     if place.url is not None:
         raise UsageError(
-            f"--run {run_id}: a service goes on with its runs by itself; 'plevel runs{place.option}' "
-            "shows how far they are"
+            f"--run {run_id}: a service resumes its runs by itself: see 'plevel runs{place.option}' "
+            "for their progress"
         )
     from plevel.direct import Direct, connect
 
@@ -180,13 +180,13 @@ def _request_of(ctx: typer.Context, run_id: int, place: option.Location) -> RunR
 def _read_workloads(
     op: str | None, inputs: list[str] | None, attr: list[str] | None, model: Path | None, *, far: bool
 ) -> tuple[RunWorkload, ...]:
-    """Return the workloads to tune: one of the options, or those of a model file."""
+    """Return the workloads to tune: the one of the options, or those of a model file."""
     from plevel.cli.model_file import read_model
     from strategy.record import RunWorkload
 
     if model is not None:
         if op is not None or inputs or attr:
-            raise UsageError("--file: name a model file or one operator with --input, not both")
+            raise UsageError("--file: give a model file or one operator with --input, not both")
         found = read_model(model, far=far)
     elif op is None or not inputs:
         raise UsageError(
@@ -197,18 +197,18 @@ def _read_workloads(
     for one in found:
         if not one.workload.is_constant:
             raise UsageError(
-                f"{'--input' if model is None else model}: {one.workload} has a dimension without "
-                "a value; only constant shapes are timed"
+                f"{'--input' if model is None else model}: {one.workload} has a symbolic dimension: "
+                "give numbers, only constant shapes can be timed"
             )
     return found
 
 
 def _check_implementations(request: RunRequest) -> None:
-    """Check what can be, before anybody is asked.
+    """Check the request as far as possible without a service.
 
     Raises:
-        SelectionError: an operator that is known here has nothing for the target.
-        UsageError: an implementation that no workload has, where all are known here.
+        SelectionError: an operator installed here has no implementation for the target.
+        UsageError: no workload has the implementation, and all operators are installed here.
     """
     from strategy.op import find_op
     from strategy.op_strategy import candidates
@@ -227,7 +227,7 @@ def _check_implementations(request: RunRequest) -> None:
         if name not in known:
             ops = ", ".join(dict.fromkeys(w.op for w in workloads))
             raise UsageError(
-                f"--implementation {name!r:.80}{suggest(name, known)}: {ops} has on "
+                f"--implementation {name!r:.80}{suggest(name, known)}: unknown: {ops} has on "
                 f"{request.target}: {', '.join(known)}"
             )
 
@@ -267,12 +267,13 @@ def _require_host(target: Target) -> None:
     host = cpu_target().with_threads(target.threads)
     if host.key != target.key:
         raise CommandError(
-            f"--target: no worker for {target}: this machine is {host}; tune it through a service "
-            "that has such a worker, with --url"
+            f"--target: this machine ({host}) cannot run {target}: name a service "
+            "with such a worker, with --url"
         )
     if target.threads > cpu_target().threads:
         raise CommandError(
-            f"--threads {target.threads}: this machine has {show_number(cpu_target().threads, 'core')} to use"
+            f"--threads {target.threads}: more than the {show_number(cpu_target().threads, 'core')} that "
+            "can be used here: give fewer"
         )
 
 
@@ -284,7 +285,7 @@ def _require_worker(client: Client, target: Target, url: str) -> None:
     }  # fmt: skip
     if target.key not in offered:
         found = (
-            f"those there are: {', '.join(sorted(offered))}" if offered else "none is there at all"
+            f"alive are: {', '.join(sorted(offered))}" if offered else "no worker is alive"
         )
         raise CommandError(
             f"--target: no worker for {target} at {url} ({found}): start one with "
@@ -323,7 +324,7 @@ def _follow(
         raise
     except UnreachableError:
         if embedded is not None:
-            embedded.check()  # it knows why
+            embedded.check()  # raises with the cause
         raise
     return run
 
@@ -331,19 +332,19 @@ def _follow(
 def _say_how_to_go_on(console: Console, run: RunStatus, place: option.Location) -> None:
     if place.url is None:
         text = (
-            f"Interrupted. The measurements that were finished are kept in {place.shown}; the "
-            f"same command goes on from there, and so does: {option.resume_command(run.id, place)}"
+            f"Interrupted. Finished measurements are kept in {place.shown}; to resume, repeat the command "
+            f"or run: {option.resume_command(run.id, place)}"
         )
     else:
         text = (
-            f"Interrupted. Run {run.id} goes on at {place.shown}: the same command follows it again, "
-            f"'plevel cancel {run.id}{place.option}' stops it."
+            f"Interrupted. Run {run.id} continues at {place.shown}: repeat the command to follow it, or stop it "
+            f"with 'plevel cancel {run.id}{place.option}'."
         )
     console.print(text, markup=False, soft_wrap=True)
 
 
 def _again(workload: Workload, target: str, threads: int | None, place: option.Location) -> str:
-    """The command that asks for the answer again."""
+    """The `plevel select` command for the same answer."""
     told = option.workload_command("select", workload) + f" --target {option.quote(target)}"
     if threads is not None:
         told += f" --threads {threads}"
@@ -384,7 +385,7 @@ def _report_model(
     answers: Sequence[Selection],
     place: option.Location,
 ) -> None:
-    """A row for each workload: what is selected, its time, and its share of the model's."""
+    """A row for each workload: the selected implementation, its time, and its share of the network's."""
     from plevel.cli.output import find_estimate, make_table, show_noise
     from strategy.table import show_seconds
 
@@ -402,9 +403,9 @@ def _report_model(
     ]  # fmt: skip
     columns = ("workload", "weight", "selected", "reason", "median", "share")
     console.print(make_table(columns, rows, right=("weight", "median", "share")))
-    part = "" if None not in spent else " without those that are not measured"
+    part = "" if None not in spent else " without unmeasured workloads"
     for line in (
-        f"in all     {show_seconds(total)}{part}: median × weight, summed" if total else "",
+        f"total      {show_seconds(total)}{part}: the sum of median × weight" if total else "",
         *show_noise(best),
         _ending(run),
         f"kept in    {place.shown}",
@@ -415,7 +416,7 @@ def _report_model(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """A SIGTERM ends the command as a Ctrl-C does: its children are stopped, not left behind."""
+    """Handle SIGTERM as Ctrl-C, so that child processes are stopped."""
 
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""`plevel worker`: builds and times on this machine what a service asks for."""
+"""`plevel worker`: build and time jobs of a service on this machine."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def worker(
     threads: Annotated[
         int | None,
         typer.Option(
-            "--threads", metavar="N", min=1, help="The kernels' threads; all if not given."
+            "--threads", metavar="N", min=1, help="Threads of a kernel; default: all."
         ),
     ] = None,
     devices: Annotated[
         list[str] | None,
         typer.Option(
             "--device", metavar="SLOT",
-            help="cpu, some of its cores: cpu:0-3, or cuda:0; again for each further one.",
+            help="cpu, cores of it (cpu:0-3), or cuda:0; repeatable.",
         ),
     ] = None,
     log: option.Log = None,
@@ -34,25 +34,25 @@ def worker(
     token_file: Annotated[
         Path | None,
         typer.Option(
-            "--token-file", metavar="FILE", help="What opens the service [PLEVEL_TOKEN_FILE]."
+            "--token-file", metavar="FILE", help="A file with the service's token [PLEVEL_TOKEN_FILE]."
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", help="What the service calls it; the host's name if not given."),
+        typer.Option("--name", help="The worker's name; default: the host's."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As --log json.")] = False,
 ) -> None:
-    """Build and time on this machine for a service.
+    """Build and time jobs of a service on this machine.
 
-    It goes on until Ctrl-C or SIGTERM, to which it finishes what it is timing; the second stops it.
+    It works until Ctrl-C or SIGTERM, then finishes what it is timing; a second signal stops it at once.
 
     Example: plevel worker --url http://farm:8765 --threads 8
     """
     place = option.locate(url, None, makes=True)
     if place.url is None:
         raise UsageError(
-            "--url: name the service to work for, as http://host:8765, or set PLEVEL_URL"
+            "--url: missing: name a service, as http://host:8765, or set PLEVEL_URL"
         )
     option.check_choice("--log", log, ("text", "json"))
     from plevel.embedded import require_worker

@@ -1,4 +1,4 @@
-"""The audit log: who asked for what that changes something."""
+"""The audit log: requests that changed something, and who made them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _NOTE = sa.insert(audit).values(at=now())
 
 
 def note(connection: sa.Connection, actor: Actor, action: str, **detail: Any) -> None:
-    """Append to the log, in the transaction that does it."""
+    """Append an entry to the log, in the transaction of the change."""
     note_all(connection, action, [(actor, detail)])
 
 
 def note_all(
     connection: sa.Connection, action: str, notes: Sequence[tuple[Actor, Mapping[str, Any]]]
 ) -> None:
-    """Append several entries of one action: who asked for it, and the detail."""
+    """Append several entries of one action, each an actor and a detail."""
     rows = [
         {"actor": a.name[:200], "token_id": a.token_id, "action": action, "detail": detail}
         for a, detail in notes

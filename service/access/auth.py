@@ -1,8 +1,7 @@
 """Authentication and rights of requests.
 
-A service without tokens is open to its own host and to nobody else. Once there is a token, every
-request carries one that allows what it asks for, as `Authorization: Bearer …` or, for browsers, as
-the password of Basic.
+A service without tokens answers its own host only. Once there is a token, every request needs one
+with a sufficient scope, as `Authorization: Bearer …` or, for browsers, as the password of Basic.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from service.store.db import Store
 from service.store.namespace import DEFAULT, PATTERN
 from service.store.tables import TokenScope
 
-# A revoked token works for so long at most.
+# The longest time for which a revoked token still works.
 REMEMBER_S = 2.0
 _REMEMBERED = 10_000
-_NOT_GOOD = "the token is not known, has expired or was revoked: ask for another"
+_NOT_GOOD = "the token is unknown, expired or revoked: ask an administrator for another"
 
 
 @dataclass(frozen=True)
 class Actor:
-    """Sender of a request: the bearer of a token, or a user of this host.
+    """The sender of a request: the bearer of a token, or a user of this host.
 
-    With a `namespace` that is the only one seen and written.
+    A `namespace` restricts it to that one.
     """
 
     name: str
@@ -57,31 +56,31 @@ class Actor:
         """Raise `ForbiddenError` if this is not allowed."""
         if needed not in self.scopes and TokenScope.ADMIN not in self.scopes:
             raise ForbiddenError(
-                f"token {self.name!r} has scope {', '.join(sorted(self.scopes))}, and this needs "
-                f"{needed}: use another, or make one with `plevel token create --scope {needed}`"
+                f"token {self.name!r} has scope {', '.join(sorted(self.scopes))}, this request needs "
+                f"{needed}: use another token, or create one with `plevel token create --scope {needed}`"
             )
 
     def enter(self, namespace: str | None) -> str:
-        """The namespace of a request: the one that it names, else the token's, else the default.
+        """The namespace of a request: the named one, else the token's, else the default.
 
         Raises:
-            ForbiddenError: the token is of another.
+            ForbiddenError: the token is restricted to another.
         """
         if self.namespace not in (None, namespace or self.namespace):
             raise ForbiddenError(
-                f"token {self.name!r} is of namespace {self.namespace}: leave {namespace} to others, or "
-                "use another token"
+                f"token {self.name!r} is restricted to namespace {self.namespace}: to use {namespace}, "
+                "send another token"
             )
         return namespace or self.namespace or DEFAULT
 
 
-HangUp = Callable[[ServiceError], None]  # ends a request, saying why where it has no answer yet
+HangUp = Callable[[ServiceError], None]  # ends a request, with an error if no answer has begun
 LOCAL = Actor("local", frozenset(TokenScope))
 
 
-# Those that are not `async` get a thread for each request.
+# `async`, as other dependencies take a thread for each request.
 async def actor_of(request: Request) -> Actor:
-    """The dependency of routes that note or limit who asks."""
+    """The dependency of routes that use the sender of a request."""
     actor: Actor = request.state.actor
     return actor
 
@@ -95,11 +94,11 @@ async def namespace_of(
         str | None,
         Query(
             pattern=PATTERN,
-            description="The project: `default`, or the token's, where none is named.",
+            description="The namespace; default: the token's, else `default`.",
         ),
     ] = None,
 ) -> str:
-    """The dependency of routes that read or write what is in a namespace."""
+    """The dependency of routes that read or write in a namespace."""
     return who.enter(namespace)
 
 
@@ -107,25 +106,24 @@ Within = Annotated[str, Depends(namespace_of)]
 
 
 class Authority:
-    """Tells who asks. Thread-safe; what the database said is remembered for `REMEMBER_S`.
+    """Authentication of requests. Thread-safe; caches answers of the database for `REMEMBER_S`.
 
     Args:
         store: the database, once it is open.
-        mode: `auto` asks for a token where there is one; `open` asks nobody on this host, `token`
-            everybody.
-        rate: requests a second of one token, with bursts of twice as many.
+        mode: `auto` requires tokens once one exists; `open` never, on this host only; `token` always.
+        rate: requests per second of one token, with bursts of twice as many.
     """
 
     def __init__(self, store: Callable[[], Store], mode: Mode, rate: float) -> None:
         self._store = store
         self._rate = rate
         self._lock = threading.Lock()
-        # When it was found out, and what: whether tokens are needed, and whose each is.
+        # Cached answers with their time: whether tokens are needed, and the actor of each.
         at = -math.inf if mode == "auto" else math.inf
         self._needed = at, mode == "token"
         self._known: dict[str, tuple[float, Actor | None]] = {}
         self._spent: dict[object, tuple[float, float]] = {}
-        self._attended: dict[int, set[HangUp]] = {}  # requests under way, by their tokens
+        self._attended: dict[int, set[HangUp]] = {}  # requests in progress, by their tokens
 
     def remembers(self, authorization: str | None) -> bool:
         """Return whether `identify` answers without a query."""
@@ -139,27 +137,28 @@ class Authority:
 
         Args:
             authorization: the header, if there was one.
-            peer: the address that it came from.
-            host: the host that it names, where a page of another site may have led the browser.
+            peer: the address of the client.
+            host: the header Host, which another site's page may have chosen (DNS rebinding).
 
         Raises:
-            UnauthorizedError: nobody that is known.
+            UnauthorizedError: no valid token, where one is needed.
         """
         if not self._needs_token():
             if peer is None or not is_loopback(peer):
                 raise UnauthorizedError(
-                    "a service without tokens answers its own host only: make one there with "
+                    "a service without tokens answers its own host only: create a token there with "
                     "`plevel token create`"
                 )
             if not is_loopback(host):
                 raise UnauthorizedError(
-                    f"host {host!r:.80}: a service without tokens is asked as 127.0.0.1 or localhost"
+                    f"host {host!r:.80}: a service without tokens answers to 127.0.0.1 and "
+                    "localhost only: use one of them"
                 )
             return LOCAL
         if authorization is None:
             raise UnauthorizedError(
-                "send a token: --token-file of a worker, PLEVEL_TOKEN_FILE for other commands, the "
-                "password in a browser"
+                "no token was sent: set PLEVEL_TOKEN_FILE, or --token-file of a worker; in a browser it is the "
+                "password"
             )
         at, actor = self._look_up(authorization)
         if not _is_fresh(at):
@@ -169,7 +168,7 @@ class Authority:
         return actor
 
     def spend(self, who: object) -> None:
-        """Count a request; raise `TooManyError` beyond the rate (a token bucket for each asker)."""
+        """Count a request; raise `TooManyError` beyond the rate (a token bucket for each actor)."""
         now = time.monotonic()
         with self._lock:
             if len(self._spent) >= _REMEMBERED:
@@ -178,11 +177,11 @@ class Authority:
             left = min(2 * self._rate, left + (now - at) * self._rate)
             self._spent[who] = now, max(left - 1, 0.0)
         if left < 1:
-            raise TooManyError(f"more than {self._rate:g} requests a second: wait a second")
+            raise TooManyError(f"more than {self._rate:g} requests per second of this token: wait a second")
 
     @contextlib.contextmanager
     def attend(self, actor: Actor, hang_up: HangUp) -> Iterator[None]:
-        """Has a request ended by `hang_up` where its token is revoked or expires while it is answered."""
+        """Call `hang_up` if the request's token is revoked or expires while it is being answered."""
         if actor.token_id is None:
             yield
             return
@@ -196,11 +195,11 @@ class Authority:
                 del self._attended[actor.token_id]
 
     async def watch(self) -> None:
-        """End requests whose token is good no more, for ever; on the loop that serves them."""
+        """End requests whose token is no longer valid; run forever on the serving event loop."""
         while True:
             await asyncio.sleep(REMEMBER_S / 2)
             ids = set(self._attended)
-            with contextlib.suppress(DatabaseError):  # the tuner says that it is away
+            with contextlib.suppress(DatabaseError):  # the tuner logs it
                 for token_id in ids - await to_thread.run_sync(self._find_good, ids):
                     for hang_up in list(self._attended.get(token_id, ())):
                         hang_up(UnauthorizedError(_NOT_GOOD))
@@ -251,7 +250,7 @@ def _digest(authorization: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address, or a name in a URL, is this host's own."""
+    """Return whether an address, or a host name of a URL, is this host's."""
     if host == "localhost":
         return True
     try:

@@ -1,6 +1,6 @@
-"""Tokens: making, listing, revoking and finding them. Functions run in the caller's transaction.
+"""Tokens: creation, listing, revocation and look-up. Functions run in the caller's transaction.
 
-A token is 256 random bits, so that its plain SHA-256 is as hard to turn back as any slower hash.
+A token has 256 random bits, so that a plain SHA-256 of it is as hard to invert as a slower hash.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from service.store.db import now
 from service.store.namespace import check
 from service.store.tables import TokenScope, token
 
-PREFIX = "plevel_"  # so that scanners for leaked secrets know one
+PREFIX = "plevel_"  # recognised by scanners for leaked secrets
 _NAMESPACED = frozenset({TokenScope.READ, TokenScope.SUBMIT})
 
 
 class TokenInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A token without its secret. One with a `namespace` opens no other."""
+    """A token without its secret. A `namespace` restricts it to that one."""
 
     id: int
     name: str
@@ -35,7 +35,7 @@ class TokenInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewToken(msgspec.Struct, frozen=True, kw_only=True):
-    """A token as it is made: the only time that its secret is shown."""
+    """A new token, the only value that has its secret."""
 
     id: int
     secret: str
@@ -55,13 +55,12 @@ def create(
     """A new token.
 
     Raises:
-        InvalidError: it would allow nothing, or more than its namespace: workers and administrators
-            serve all.
+        InvalidError: it has no scope, or a namespace and a scope that spans namespaces (worker, admin).
     """
     if not scopes:
         raise InvalidError(f"scopes: name at least one of {', '.join(TokenScope)}")
     if namespace is not None and not _NAMESPACED.issuperset(scopes):
-        raise InvalidError("namespace: a token of one may have the scopes read and submit only: leave out the others")
+        raise InvalidError("scopes: a token with a namespace may have read and submit only: leave out the others")
     if namespace is not None:
         check(namespace)
     secret = PREFIX + secrets.token_urlsafe(32)
@@ -78,12 +77,12 @@ def create(
 
 
 def list_all(connection: sa.Connection) -> list[TokenInfo]:
-    """All tokens, the newest first, the revoked too."""
+    """All tokens, the newest first, revoked ones included."""
     return [_info(row) for row in connection.execute(sa.select(token).order_by(token.c.id.desc()))]
 
 
 def revoke(connection: sa.Connection, token_id: int) -> None:
-    """End a token for good; raise `NotFoundError`. One that is revoked stays as it is."""
+    """Revoke a token; raise `NotFoundError`. Revoking it again changes nothing."""
     known = connection.execute(
         sa.update(token)
         .where(token.c.id == token_id)
@@ -91,12 +90,12 @@ def revoke(connection: sa.Connection, token_id: int) -> None:
     )
     if not known.rowcount:
         raise NotFoundError(
-            f"token {token_id} does not exist: `plevel token list` shows those that do"
+            f"token {token_id} does not exist: `plevel token list` lists the tokens"
         )
 
 
 def find(connection: sa.Connection, digest: str) -> TokenInfo | None:
-    """The token of this digest, if it is good now."""
+    """The valid token of this digest, if any."""
     row = connection.execute(
         sa.select(token).where(token.c.digest == digest, _is_good())
     ).one_or_none()
@@ -104,12 +103,12 @@ def find(connection: sa.Connection, digest: str) -> TokenInfo | None:
 
 
 def find_good(connection: sa.Connection, ids: Collection[int]) -> set[int]:
-    """Return the ids of tokens that are valid now."""
+    """Return the ids of the valid tokens."""
     return set(connection.scalars(sa.select(token.c.id).where(token.c.id.in_(ids), _is_good())))
 
 
 def any_good(connection: sa.Connection) -> bool:
-    """Return whether any token is valid now."""
+    """Return whether any token is valid."""
     return connection.scalar(sa.select(token.c.id).where(_is_good()).limit(1)) is not None
 
 

@@ -1,8 +1,8 @@
 """One client's connection: uvicorn's HTTP/1.1, with limits on the size and time of requests.
 
-httptools has no limits of its own: it keeps a header until it has ended. So the bytes of a head that belong
-to nothing yet are counted here, and what is refused never becomes a request. The limits of time are looked
-at once a second, by `check`, and need no timer for each connection.
+httptools has no limits of its own and buffers a header until its end. So the bytes of an incomplete head are
+counted here, and a refused head never becomes a request. `check` applies the limits of time once a second,
+without a timer for each connection.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from service.errors import (
 from service.settings import Settings
 from strategy.record import encode
 
-AHEAD = 16  # requests that a client may send before it has the answer to the first
+AHEAD = 16  # requests that a client may pipeline
 
 
 class _Part(Enum):
-    """The part of its request that a client has yet to send."""
+    """The part of the request that the client has yet to send."""
 
     HEAD = "head"
     BODY = "body"
@@ -43,15 +43,15 @@ class _Part(Enum):
 
 
 class Connection(HttpToolsProtocol):
-    """A connection with limits on the size of a request's head and the time that it takes.
+    """A connection with limits on the size of request heads and the time of requests.
 
     Args:
         config: uvicorn's.
-        server_state: uvicorn's; it has all connections.
-        app_state: of the application's lifespan.
+        server_state: uvicorn's, with all connections.
+        app_state: the state of the application's lifespan.
         settings: the limits.
-        count: told of the kind of each refusal.
-        lost: done when the connection has ended.
+        count: called with the kind of each refusal.
+        lost: set when the connection has ended.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class Connection(HttpToolsProtocol):
         self._count = count
         self._lost = lost
         self._awaited = _Part.HEAD
-        self._since = self.loop.time()  # when the client last sent something that counts
-        self._head_bytes = 0  # of the URL and of headers and trailers that have ended
-        self._loose_bytes = 0  # received since, and of no body
+        self._since = self.loop.time()  # when the client last made progress
+        self._head_bytes = 0  # of the URL and of complete headers and trailers
+        self._loose_bytes = 0  # received since, not of a body
         self._fault: ServiceError | None = None
-        self._unsent: int | None = None  # bytes of an answer that wait for the client, and since when
+        self._unsent: int | None = None  # bytes of the answer not yet read by the client, and since when
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -75,12 +75,12 @@ class Connection(HttpToolsProtocol):
             self._lost.set_result(None)
 
     def shutdown(self) -> None:
-        """End what the service cannot finish: a request whose body is still to come."""
+        """Refuse a request whose body is incomplete, as the service is stopping."""
         if self._awaited is _Part.BODY:
-            self.hang_up(StoppedError("the service stops: send the request again once it is back"))
+            self.hang_up(StoppedError("the service is stopping: send the request again once it is back"))
         super().shutdown()
 
-    # What the client sends
+    # Data from the client
 
     def data_received(self, data: bytes) -> None:
         if self._awaited is _Part.NOTHING:
@@ -117,9 +117,9 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._await(_Part.BODY)
         if len(self.pipeline) >= AHEAD:
-            raise self._found(MalformedRequestError(f"over {AHEAD} pipelined requests: await answers"))
+            raise self._found(MalformedRequestError(f"more than {AHEAD} pipelined requests: wait for answers"))
         super().on_headers_complete()
-        if self.parser.should_upgrade():  # what follows would be of another protocol
+        if self.parser.should_upgrade():  # upgrades to other protocols are refused
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
@@ -144,27 +144,27 @@ class Connection(HttpToolsProtocol):
         self._loose_bytes = 0
         self._head_bytes += size
 
-    # What it is refused for
+    # Refusals
 
     def _too_large(self) -> ServiceError:
         return HeadTooLargeError(
-            f"URL and headers are larger than {self._settings.max_head_bytes} bytes: send less"
+            f"URL and headers are larger than {self._settings.max_head_bytes} bytes: shorten them"
         )
 
     def _found(self, fault: ServiceError) -> ServiceError:
-        """Record the error that a callback raises: the parser reports only that one did."""
+        """Record the error of a callback, as the parser reports only that there was one."""
         self._fault = fault
         return fault
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(self._fault or MalformedRequestError("not an HTTP/1.1 request: see /docs for the API"))
+        self._refuse(self._fault or MalformedRequestError("not a valid HTTP/1.1 request: see /docs for the API"))
 
     def _refuse(self, error: ServiceError) -> None:
         self._count(error.kind)
         self.hang_up(error)
 
     def hang_up(self, error: ServiceError) -> None:
-        """Send the reason if no other answer is under way, and close the connection."""
+        """Send the error if no other answer has begun, and close the connection."""
         if self.transport.is_closing():
             return
         cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
@@ -176,7 +176,7 @@ class Connection(HttpToolsProtocol):
             cycle.message_event.set()
         self.transport.close()
 
-    # How long it may take
+    # Limits of time
 
     def check(self) -> None:
         """Close the connection if its client is too slow."""
@@ -192,20 +192,20 @@ class Connection(HttpToolsProtocol):
         self._unsent = None
         if self._awaited is _Part.NOTHING:
             return
-        if self.flow.read_paused:  # it is not the client that is slow
+        if self.flow.read_paused:  # the service is the slow side
             self._since = now
         elif self._awaited is _Part.BODY:
             if now - self._since > self._settings.idle_s:
-                self._refuse(TooSlowError(f"no data of the body for {self._settings.idle_s:g} s"))
+                self._refuse(TooSlowError(f"no data of the body for {self._settings.idle_s:g} s: send it again"))
         elif now - self._since > self._settings.head_s:
             if self._loose_bytes or self._head_bytes:
-                self._refuse(TooSlowError(f"the headers took more than {self._settings.head_s:g} s"))
+                self._refuse(TooSlowError(f"the headers took more than {self._settings.head_s:g} s: send them at once"))
             else:
                 self.transport.close()
 
 
 def answer_to(error: ServiceError) -> bytes:
-    """A whole response that refuses a request, after which the connection is closed."""
+    """A complete response that refuses a request and closes the connection."""
     body = encode(describe_error(error))
     again = "retry-after: 1\r\n" if isinstance(error, BusyError) else ""
     head = (

@@ -22,7 +22,7 @@ Cursor = Annotated[int, Query(ge=0)]
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """The trials of a task's search that improved on all before them, failures counted."""
+    """The trials of a task's search that improved on all previous ones; failures count as trials."""
 
     task_id: int
     points: tuple[log.CurvePoint, ...]
@@ -32,7 +32,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     "/records/best",
     **describe(
         "The best of each task", gives=coverage.BestPage, errors=(422,),
-        note="By `scope`: a device, a device model, or all of a target; all three if none is named. "
+        note="By `scope`: device, device model, or target; all three if none is named. "
         "`target` is a target's key.",
     ),
 )  # fmt: skip
@@ -62,7 +62,7 @@ def list_best(
 def show_curve(context: Ctx, who: Who, task_id: int, run_id: int | None = None) -> Response:
     with context.store.read() as connection:
         points = log.curve(connection, task_id, run_id)
-        if not points or who.namespace is not None:  # 404 where there is no such task
+        if not points or who.namespace is not None:  # 404 if the task does not exist
             runs.task_status(connection, task_id, who.namespace)
     return reply(Curve(task_id=task_id, points=tuple(points)))
 
@@ -71,8 +71,8 @@ def show_curve(context: Ctx, who: Who, task_id: int, run_id: int | None = None) 
     "/coverage",
     **describe(
         "The tuning state of tasks", gives=coverage.Coverage, errors=(422,),
-        note="Of each task its trials, the tuner and budget of its newest run, the size of its space, "
-        "its best and the time of its last measurement, and `stale`. `target` is a target's key.",
+        note="For each task: its trials, the tuner and budget of its newest run, the size of its space, "
+        "its best, the time of its last measurement, and `stale`. `target` is a target's key.",
     ),
 )  # fmt: skip
 def show_coverage(

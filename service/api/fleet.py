@@ -26,14 +26,14 @@ class Pauses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renaming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A device's identity as it was, and as its worker gives it now."""
+    """A device's old identity, and the one that its worker sends now."""
 
     old: Name
     new: Name
 
 
 class Moving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A device, by its identity, and the name of the token that it belongs to from now on."""
+    """A device, by its identity, and the name of the token that is to own it."""
 
     device: Name
     token: Name
@@ -85,8 +85,8 @@ def end_pause(context: Ctx, who: Who, pause_id: int) -> Response:
     "/devices:rename",
     **describe(
         "Give a device's history a new identity", takes=Renaming, status=204, errors=(404,),
-        note="For a machine that was reinstalled, or a board that was replaced by an identical one: records "
-        "of `old` count as those of `new` from now on. If `new` exists already, the two exchange names.",
+        note="For a machine that was reinstalled, or a board replaced by an identical one: records "
+        "of `old` then belong to `new`. If `new` exists, the two are exchanged.",
     ),
 )  # fmt: skip
 def rename(context: Ctx, who: Who, body: Annotated[Renaming, body_of(Renaming)]) -> Response:
@@ -100,8 +100,8 @@ def rename(context: Ctx, who: Who, body: Annotated[Renaming, body_of(Renaming)])
     "/devices:move",
     **describe(
         "Transfer a device to another token", takes=Moving, status=204, errors=(404,),
-        note="A device belongs to the token that registered it first, and to others of its name. Workers "
-        "with other tokens than the new one are refused when they register again. Its history is kept.",
+        note="A device belongs to the token that registered it first, and to others of the same name. Workers "
+        "with other tokens are refused when they register again. Its history is kept.",
     ),
 )  # fmt: skip
 def move(context: Ctx, who: Who, body: Annotated[Moving, body_of(Moving)]) -> Response:

@@ -18,7 +18,7 @@ _READ_BY_POST = frozenset({"/v1/select", "/v1/select:batch", "/v1/dispatch", "/v
 _SUBMIT = ("/v1/runs", "/v1/records:import", "/runs/")
 _WORKER = ("/v1/workers", "/v1/leases")
 _ADMIN = ("/v1/tokens", "/v1/audit")  # reading them, too
-# What tells namespaces apart, or has nothing of any. The rest is of all, and no token of one gets it.
+# Paths that respect namespaces. The others span all, and refuse tokens restricted to one.
 _NAMESPACED = (
     "/v1/runs", "/v1/select", "/v1/dispatch", "/v1/evidence", "/v1/records", "/v1/tasks/",
     "/v1/coverage", "/v1/jobs/", "/v1/workers", "/v1/pauses", "/openapi.json", "/docs",
@@ -88,7 +88,8 @@ class Guard:
         actor.check(wanted)
         if actor.namespace is not None and not scope["path"].startswith(_NAMESPACED):
             raise ForbiddenError(
-                f"token {actor.name!r} is of namespace {actor.namespace}, and this is of all of them"
+                f"token {actor.name!r} is restricted to namespace {actor.namespace}, and this "
+                "spans all: use another token"
             )
         if scope["method"] not in ("GET", "HEAD"):
             _check_origin(headers)
@@ -96,11 +97,11 @@ class Guard:
 
 
 def _stay(error: ServiceError) -> None:
-    """For servers that cannot hang up."""
+    """A `hang_up` for servers that cannot close connections."""
 
 
 def _check_origin(headers: Headers) -> None:
     """Refuse requests that another site's page has a browser send with the user's credentials (CSRF)."""
     origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != headers.get("host"):
-        raise ForbiddenError(f"origin {origin!r:.80} is another site: use the pages of this one")
+        raise ForbiddenError(f"origin {origin!r:.80} is another site: use this service's pages")

@@ -15,7 +15,7 @@ from service.store.tables import run
 router = APIRouter(tags=["health"])
 
 
-@router.get("/healthz", **describe("The process answers"))
+@router.get("/healthz", **describe("Check that the process answers"))
 async def healthz() -> Response:
     return reply({"status": "ok"})
 
@@ -33,7 +33,7 @@ def metrics(context: Annotated[Context, Depends(context_of)]) -> Response:
     return Response(text, 200, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-@router.get("/readyz", **describe("The database answers too", errors=(503,)))
+@router.get("/readyz", **describe("Check that the database answers too", errors=(503,)))
 def readyz(context: Annotated[Context, Depends(context_of)]) -> Response:
     with context.store.read() as connection:
         connection.execute(sa.select(run.c.id).limit(1))

@@ -39,7 +39,7 @@ Ctx = Annotated[Context, Depends(context_of)]
     **describe(
         "Lease jobs", takes=LeaseRequest, gives=Leases, errors=(404,),
         note="Waits up to `wait_s` for a job that the device can run; the list is empty if there is none. "
-        "The device then holds at most `jobs` leases, beside the one that it times.",
+        "The device then holds at most `jobs` leases, besides the one that it times.",
     ),
 )  # fmt: skip
 async def lease(
@@ -75,7 +75,7 @@ def _give_back(context: Context, leases: Sequence[Lease]) -> None:
     ":report",
     **describe(
         "Report results of several leases", takes=Reports, gives=ReportsAnswered,
-        note="As for the results of one lease; the answer of each tells if the lease is lost.",
+        note="As for the results of one lease; each answer says if its lease is lost.",
     ),
 )  # fmt: skip
 async def report_many(
@@ -117,7 +117,7 @@ def renew(
         fleet.check_leases(connection, [lease_id], who.token_id)
         renewed = jobs.renew(connection, lease_id, body.token, body.timing, context.terms)
     if body.timing:
-        context.queued.notify()  # its device may build the next job now
+        context.queued.notify()  # the device may lease another job now
     return reply(renewed)
 
 
@@ -125,7 +125,7 @@ def renew(
     "/{lease_id}/results",
     **describe(
         "Report results", takes=Results, gives=ResultsAccepted, errors=(409,),
-        note="Several at once or one by one; sending a result again changes nothing. `done` "
+        note="Several at once or one by one; repeated results change nothing. `done` "
         "with the last ends the lease. 409: the lease is lost, and nothing is stored.",
     ),
 )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Accept connections up to the limits of the settings; others get an error and are closed.
+"""Accept connections up to the configured limits; answer others with an error and close them.
 
-uvicorn's own accepting has no limit, and counts a TLS connection only after its handshake.
+uvicorn has no limit of its own, and counts a TLS connection only after its handshake.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from service.api.connection import Connection, answer_to
 from service.errors import BusyError, StartError
 from service.settings import Settings
 
-GONE_S = 60  # of silence, after which a client whose host does not answer is gone
-RETRY_S = 0.1  # before another is accepted, where the process has no file left
-TELL_EVERY_S = 60.0  # that connections are refused
+GONE_S = 60  # of silence, after which an unreachable client is dropped
+RETRY_S = 0.1  # before the next accept if the process has no file descriptor left
+TELL_EVERY_S = 60.0  # interval of warnings about refused connections
 log = logging.getLogger(__name__)
 
 
@@ -33,10 +33,10 @@ class Listener:
     Args:
         server: uvicorn's, whose lifespan has begun.
         settings: the limits.
-        count: told of the kind of each refusal.
+        count: called with the kind of each refusal.
 
     Raises:
-        StartError: `settings.proxies` are no addresses.
+        StartError: `settings.proxies` are not addresses.
     """
 
     def __init__(
@@ -48,22 +48,22 @@ class Listener:
         self._proxies = _networks_of(settings.proxies)
         self._most = _allow_files(settings.max_connections)
         self._held: Counter[str] = Counter()  # connections by `_origin_of`
-        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps them only weakly
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop holds only weak references
         self._accepting: asyncio.Task[None] | None = None
         self._tell_at = 0.0
 
     def start(self, listening: socket.socket) -> None:
-        """Begin to accept."""
+        """Begin to accept connections."""
         listening.setblocking(False)
         self._accepting = asyncio.create_task(self._accept(listening))
 
     def stop(self) -> None:
-        """Accept no more; what is connected stays."""
+        """Stop accepting; open connections stay."""
         if self._accepting is not None:
             self._accepting.cancel()
 
     def check(self) -> None:
-        """End the connections whose clients are too slow."""
+        """Close the connections of clients that are too slow."""
         for connection in list(self._server.server_state.connections):
             assert isinstance(connection, Connection)
             connection.check()
@@ -91,7 +91,7 @@ class Listener:
             return f"all {self._most} connections are in use"
         most = self._settings.max_connections_per_address
         if most and self._held[origin] >= most and not self._is_proxy(origin):
-            return f"all {most} connections of {origin} are taken"
+            return f"all {most} connections of {origin} are in use"
         return ""
 
     def _is_proxy(self, origin: str) -> bool:
@@ -130,12 +130,12 @@ class Listener:
         with client, contextlib.suppress(OSError):
             if self._server.config.ssl is None:
                 with contextlib.suppress(BlockingIOError):
-                    client.recv(65536)  # what is not read makes the answer a reset
+                    client.recv(65536)  # unread data would turn the answer into a reset
                 client.send(answer_to(BusyError(f"{why}: try again later")))
 
 
 def _origin_of(address: str) -> str:
-    """The network that counts as one client: an IPv4 address, or 64 bits of an IPv6 one."""
+    """The network that counts as one client: an IPv4 address, or a 64-bit IPv6 prefix."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     ip = getattr(ip, "ipv4_mapped", None) or ip
     return str(ipaddress.ip_network((ip, 32 if ip.version == 4 else 64), strict=False))
@@ -149,9 +149,9 @@ def _networks_of(proxies: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Net
 
 
 def _allow_files(most: int) -> int:
-    """Let the process open two files for each of `most` connections; return how many it may hold.
+    """Raise the limit of open files to two for each of `most` connections; return the possible number.
 
-    Half of the files are left for the database.
+    Half of the files are reserved for the database.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * most
@@ -161,7 +161,7 @@ def _allow_files(most: int) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed < wanted:
         log.warning(
-            "the process may open %d files: it holds %d connections, not %d; raise the limit of open files",
+            "the process may open %d files, enough for %d connections instead of %d: raise the limit of open files",
             allowed, allowed // 2, most,
         )  # fmt: skip
     return allowed // 2

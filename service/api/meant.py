@@ -1,4 +1,4 @@
-"""The names that a body may have at the place of an unknown one: "did you mean trials?"."""
+"""Suggestions for unknown names in a body: "did you mean trials?"."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _STEP = re.compile(r"\.([^.\[]+)|\[[^\]]*\]")
 
 
 def with_suggestion(error: WireError, kind: type) -> WireError:
-    """The error of a body of this kind, and the names that there are where one is not known."""
+    """The error of a body of this kind, with the known names if one is unknown."""
     found = _UNKNOWN.match(str(error))
     if found is None:
         return error
     given = found["field"] if found["value"] is None else found["value"]
     known = _names(inspect.type_info(kind), found["path"] or "", of_fields=found["value"] is None)
     what = "field" if found["value"] is None else "value"
-    text = f"unknown {what} {given!r:.80}{suggest(given, known)}: one of {', '.join(known)}"
+    text = f"unknown {what} {given!r:.80}{suggest(given, known)}: expected one of {', '.join(known)}"
     at = f" - at `${found['path']}`" if found["path"] else ""
     again = WireError(text + at)
     again.__cause__ = error.__cause__
@@ -35,7 +35,7 @@ def with_suggestion(error: WireError, kind: type) -> WireError:
 
 
 def _names(kind: inspect.Type, path: str, *, of_fields: bool) -> list[str]:
-    """The fields of the objects, or the values of the enumerations, that may be at the path."""
+    """The fields of the objects, or the values of the enumerations, that are allowed at the path."""
     kinds = _alternatives(kind)
     for step in _STEP.finditer(path):
         kinds = [a for k in kinds for inner in _inner(k, step[1]) for a in _alternatives(inner)]

@@ -37,7 +37,7 @@ class TrainingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     "/models",
     **describe(
         "List the cost models", gives=Models, errors=(422,),
-        note="A model predicts the times of an operator on a target. `accuracy` is the share of pairs of "
+        note="A cost model predicts the times of an operator on a target. `accuracy` is the share of pairs of "
         "configurations, of held-out workloads, that it puts in the measured order; the newest model of "
         "an operator and target answers selections as `predicted` if that is at least `bar`. `target` "
         "is a target's key.",
@@ -61,16 +61,16 @@ def show_model(context: Ctx, model_id: int) -> Response:
 @router.post(
     "/models",
     **describe(
-        "Train a model", takes=TrainingRequest, gives=training.Known, status=202, errors=(404,),
-        note="From all records of the operator on the target, in a process of its own, once no run is "
-        "live. It appears in the list when it is done; the answer counts its training data.",
+        "Train a cost model", takes=TrainingRequest, gives=training.Known, status=202, errors=(404,),
+        note="From all records of the operator on the target, in a separate process, once no run is "
+        "live. It is listed when it is trained; the answer has the amount of training data.",
     ),
 )  # fmt: skip
 def train(
     context: Ctx, who: Who, body: Annotated[TrainingRequest, body_of(TrainingRequest)]
 ) -> Response:
     if context.trainer is None:
-        raise InvalidError("this service does not train (PLEVEL_TUNE is off): ask one that tunes")
+        raise InvalidError("this service does not train (PLEVEL_TUNE is off): use one that tunes")
     with context.store.write() as connection:
         known = training.known(connection, body.op, body.target.key)
         audit.note(connection, who, "model.train", op=body.op, target=body.target.key)

@@ -1,4 +1,4 @@
-"""The one handler of errors: every one becomes a problem document (RFC 9457)."""
+"""Handlers of errors: every error becomes a problem document (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from strategy.workload import WorkloadError
 
 log = logging.getLogger(__name__)
 
-# What the strategy says of a wrong request is one clear line already.
+# Messages of strategy's errors can be shown as they are.
 _FAULTS = (
     AttrsError, ConfigError, ExpressionError, OpError, SelectionError, SpaceError, TargetError,
     TypeRelationError, TypeSyntaxError, WorkloadError,
@@ -44,8 +44,8 @@ def install(app: FastAPI) -> None:
 
 
 def _note_disconnect(request: Request, error: Exception) -> Response:
-    log.info("%s %s: the client hung up before its body had ended", request.method, request.url.path)
-    return Response(status_code=HTTPStatus.BAD_REQUEST)  # to nobody
+    log.info("%s %s: the client closed the connection before the end of its body", request.method, request.url.path)
+    return Response(status_code=HTTPStatus.BAD_REQUEST)  # not received by anybody
 
 
 def _handle(request: Request, error: Exception) -> Response:
@@ -53,17 +53,17 @@ def _handle(request: Request, error: Exception) -> Response:
 
 
 def response_of(error: Exception, request: str) -> Response:
-    """The problem document of an error, on its way to the client."""
+    """The response with an error's problem document."""
     problem = problem_of(error, request)
     headers = error.headers if isinstance(error, HTTPException) else None
     return Response(encode(problem), problem.status, headers, PROBLEM)
 
 
 def problem_of(error: Exception, request: str) -> Problem:
-    """The problem document of an error, without internals; logs the service's own failures."""
+    """The problem document of an error, without internals; log the service's own failures."""
     problem = describe_error(error)
     if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        if isinstance(error, ServiceError):  # a line says it: a database is away for many requests
+        if isinstance(error, ServiceError):  # one line, without a traceback: the database may be away for many requests
             log.error("%s failed: %s", request, error)
         else:
             log.error("%s failed", request, exc_info=error)
@@ -87,13 +87,13 @@ def describe_error(error: Exception) -> Problem:
         phrase = HTTPStatus(error.status_code).phrase
         return Problem(
             type="about:blank", title=phrase, status=error.status_code,
-            detail=f"{error.detail or phrase}: see /docs for what there is",
+            detail=f"{error.detail or phrase}: see /docs for the API",
         )  # fmt: skip
-    return _problem(ServiceError(), "an unexpected error: the service's log has its traceback; please report it")
+    return _problem(ServiceError(), "an unexpected error of the service: report it with the traceback of its log")
 
 
 def _parameter_faults(error: RequestValidationError) -> tuple[FieldFault, ...]:
-    """The fault of each parameter; that of a choice lists all its values."""
+    """The fault of each parameter; for a choice, with all of its values."""
     faults: dict[str, str] = {}
     names: dict[str, list[str]] = {}
     for e in error.errors():
@@ -101,11 +101,11 @@ def _parameter_faults(error: RequestValidationError) -> tuple[FieldFault, ...]:
         if e.get("type") not in ("enum", "literal_error"):
             faults[place] = str(e["msg"])
             continue
-        place = ".".join(str(part) for part in e["loc"][:2])  # without the member of a union
+        place = ".".join(str(part) for part in e["loc"][:2])  # without the members of unions
         known = names.setdefault(place, [])
         known += _QUOTED.findall(str(e["ctx"]["expected"]))
         given = str(e["input"])
-        faults[place] = f"unknown value {given!r:.80}{suggest(given, known)}: one of {', '.join(known)}"
+        faults[place] = f"unknown value {given!r:.80}{suggest(given, known)}: expected one of {', '.join(known)}"
     return tuple(FieldFault(field=place, detail=text) for place, text in faults.items())
 
 

@@ -1,4 +1,4 @@
-"""Query parameters: refusal of unknown ones, as a mistyped filter would answer with everything, and workloads."""
+"""Query parameters: workloads, and refusal of unknown parameters, such as mistyped filters."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from strategy.suggestion import suggest
 from strategy.workload_text import EXAMPLE, parse_workload
 
 
-# One that is not `async` would get a thread for each request.
+# `async`, as other dependencies take a thread for each request.
 async def read_workload(
     workload: Annotated[
-        str | None, Query(examples=[EXAMPLE], description="Of this workload only, as plevel prints it")
+        str | None, Query(examples=[EXAMPLE], description="Only this workload, in the form that plevel prints")
     ] = None,
 ) -> str | None:
     """The digest of the workload that a route filters by."""
@@ -29,18 +29,18 @@ OfWorkload = Annotated[str | None, Depends(read_workload)]
 
 
 async def check_query(request: Request) -> None:
-    """Refuse what the route does not know: a `RequestValidationError` names the parameter."""
+    """Refuse unknown parameters with a `RequestValidationError` that names them."""
     if not request.scope["query_string"]:
         return
     known = _parameters(request.scope["route"])
     for name in request.query_params:
         if name not in known:
-            text = f"unknown parameter{suggest(name, known)}: one of {', '.join(known)}"
+            text = f"unknown parameter{suggest(name, known)}: expected one of {', '.join(known)}"
             raise RequestValidationError([{"loc": ("query", f"{name:.80}"), "msg": text}])
 
 
 def _parameters(route: APIRoute) -> tuple[str, ...]:
-    # Clients of one namespace name it in all that they ask, of what is common to all namespaces too.
+    # Clients with a namespace send it with all requests, also to routes that span namespaces.
     return tuple(sorted({"namespace", *_names(route.dependant)}))
 
 

@@ -63,7 +63,7 @@ _LIST = describe(
     "fewer than `limit`, or none, if matches are rare, and still have a `next`. `error` is a "
     "kind of failure, `any` for all failures, or `none` for successes; `target` is a target's key, "
     "`since` and `until` are Unix times. `format=ndjson` (plevel's own, see docs/formats.md), `csv` "
-    "and `parquet` give all that match as a stream, without pages.",
+    "and `parquet` give all matching records as a stream, without pages.",
 )  # fmt: skip
 _LIST["responses"][200]["content"] = _STREAMS | _LIST["responses"][200]["content"]
 
@@ -87,8 +87,8 @@ def list_records(
 _EXPORT = describe(
     "Export records", errors=(404, 422),
     note="All matching records, as a stream: `native` is plevel's own NDJSON, which is lossless; other "
-    "formats omit what they cannot express. MetaSchedule's two files come as "
-    "one, the workloads first. A Kernel Tuner file holds one task: if several match, 422 names them. "
+    "formats omit what they cannot express. MetaSchedule's two files come in "
+    "one stream, the workloads first. A Kernel Tuner file holds one task: if several match, 422 names them. "
     "404 if no record matches.",
 )  # fmt: skip
 _EXPORT["responses"][200]["content"] = _STREAMS

@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 Ctx = Annotated[Context, Depends(context_of)]
 _ENDED = (RunState.DONE, RunState.FAILED, RunState.CANCELLED)
 _DAY_S = 86_400.0
-_PAUSE_S = 0.1  # between two events: results may come by the hundred
+_PAUSE_S = 0.1  # least time between two events, as many results may arrive at once
 
 
 class Runs(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,8 +36,8 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
     "",
     **describe(
         "Tune", takes=RunRequest, gives=RunStatus, status=201,
-        note="Answers at once with the run's status. An equal request joins the live run; "
-        "one whose tasks are all tuned enough is done at once without new trials, unless "
+        note="Answers immediately with the run's status. An equal request joins the live run; "
+        "if all of its tasks are tuned enough, the run is done without new trials, unless "
         "`force` is set. The target `cpu` means the host of this service; a client that means its "
         "own host sends that target as an object. The end of the run is POSTed to the URL `webhook` "
         "(docs/operations.md).",
@@ -106,7 +106,7 @@ async def _stream(context: Context, who: Actor, run_id: int) -> AsyncIterator[by
         else:
             quiet += 1
             if quiet % 10 == 0:
-                yield b": still there\n\n"  # so that proxies keep the connection
+                yield b": still there\n\n"  # a comment that keeps proxies from closing the connection
         if ended:
             return
         await asyncio.sleep(_PAUSE_S)

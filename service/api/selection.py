@@ -28,12 +28,12 @@ router = APIRouter(prefix="/v1", tags=["selection"])
 
 
 class SelectRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A question to the selection rule. `candidates` are for operators that the service lacks.
+    """A request for a selection. `candidates` are for operators that the service lacks.
 
-    `device` is the identity of a device whose own records count first. The target `cpu` means the
-    host of this service. `foreign` adds what other tools' logs know (`autotvm:…`), which cannot be
-    built here; the policy `tvm` always does. `as_of` is an instant: the records of then answer. Where
-    nothing is measured, `tune_on_miss` files a run for the workload, unless there was one already.
+    `device` is the identity of a device whose own records are preferred. The target `cpu` means the
+    host of this service. `foreign` adds imported implementations of other tools (`autotvm:…`), which cannot
+    be built here; the policy `tvm` always does. `as_of` is an instant: later records are ignored. If nothing
+    is measured, `tune_on_miss` creates a run for the workload, unless there has been one.
     """
 
     workload: AskedWorkload
@@ -78,7 +78,7 @@ def choose(
 
 
 def _tune(context: Context, who: Actor, within: str, body: SelectRequest) -> int:
-    """The run for an unmeasured workload: the newest of it, or else a new one."""
+    """The run for an unmeasured workload: its newest one, or else a new one."""
     wanted = RunWorkload(workload=body.workload, candidates=body.candidates)
     request = RunRequest(workloads=(wanted,), target=body.target)
     planned = runs.plan(request)
@@ -105,20 +105,20 @@ def _select(
 
 
 class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Many questions at once, each as it would be asked alone."""
+    """A batch of independent selection requests."""
 
     requests: Annotated[tuple[SelectRequest, ...], msgspec.Meta(min_length=1, max_length=10_000)]
 
 
 class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer to one question, or the error in its place."""
+    """The selection, or the error, of one request."""
 
     selection: Selection | None = None
     problem: Problem | None = None
 
 
 class BatchAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """In the order of the questions."""
+    """Answers in the order of the requests."""
 
     answers: tuple[BatchAnswer, ...]
 
@@ -127,8 +127,8 @@ class BatchAnswers(msgspec.Struct, frozen=True, kw_only=True):
     "/select:batch",
     **describe(
         "Select for many workloads", takes=BatchRequest, gives=BatchAnswers,
-        note="All are answered from one moment's records. A question that cannot be answered has its "
-        "problem in its place, and does not affect the others. None creates a run.",
+        note="All are answered from the records of one moment. A request that fails has its problem document "
+        "in its place, and does not affect the others. None creates a run.",
     ),
 )  # fmt: skip
 def choose_many(
@@ -166,7 +166,7 @@ def choose_many(
 
 
 class DispatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """As for a selection, of a workload with symbolic dimensions (`float32[m,768]`)."""
+    """A request for a selection of a workload with symbolic dimensions (`float32[m,768]`)."""
 
     workload: AskedWorkload
     target: Target
@@ -200,7 +200,7 @@ def tabulate(
 
 
 class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose measurements are asked for, as `SelectRequest` has them."""
+    """A request for measurements, with fields as in `SelectRequest`."""
 
     workload: AskedWorkload
     target: Target

@@ -21,9 +21,9 @@ Ctx = Annotated[Context, Depends(context_of)]
 
 
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Asks for a token; one without `expires_in_s` lasts until it is revoked.
+    """A request for a token; without `expires_in_s` it is valid until it is revoked.
 
-    One with a `namespace` sees and writes only what is in it; its scopes are `read` and `submit` at most.
+    A `namespace` restricts it to that one; its scopes are then `read` and `submit` at most.
     """
 
     name: Name
@@ -48,7 +48,7 @@ class AuditLog(msgspec.Struct, frozen=True, kw_only=True):
     "/tokens",
     **describe(
         "Create a token", takes=TokenRequest, gives=token.NewToken, status=201,
-        note="Only this answer shows its secret. Once there is a token, every request needs one.",
+        note="Only this answer has the secret. Once a token exists, every request needs one.",
     ),
 )  # fmt: skip
 def create(
@@ -85,7 +85,7 @@ def revoke(context: Ctx, who: Who, token_id: int) -> Response:
     return Response(status_code=204)
 
 
-@router.get("/audit", **describe("Who did what", gives=AuditLog, errors=(422,)))
+@router.get("/audit", **describe("List the audit log", gives=AuditLog, errors=(422,)))
 def show_audit(context: Ctx, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
     with context.store.read() as connection:
         return reply(AuditLog(entries=tuple(audit.page(connection, limit))))

@@ -1,4 +1,4 @@
-"""Streamed imports of records: logs of other tools, and plevel's own."""
+"""Streamed imports of records from logs of other tools and of plevel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1", tags=["records"])
 Ctx = Annotated[Context, Depends(context_of)]
 MAX_SHOWN = 10_000
 SHOWN_TEXT = 1000
-SMALL = 1 << 16  # bytes: read at once, and stored with others that come at the same time
+SMALL = 1 << 16  # bytes: smaller logs are read whole, and concurrent ones stored in one batch
 
 
 class PutAside(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Upload:
-    """A request's body as a stream that a thread reads: the next part is asked for when needed."""
+    """A request's body as a stream for a thread, which receives the next part on demand."""
 
     def __init__(self, request: Request) -> None:
         self._parts = request.stream().__aiter__()
@@ -74,7 +74,7 @@ _DESCRIBED = (
         note="The body is a log of any format in docs/formats.md, read as it arrives; `name` helps to detect "
         "the format if the content does not suffice. Bad lines are rejected and counted; `rejects` limits "
         "how many the answer shows. Importing a file again adds nothing. `target` is that of a Kernel Tuner "
-        "file, which names a device only. MetaSchedule's two files are sent as one, the workloads first.",
+        "file, which names only a device. MetaSchedule's two files are sent in one body, the workloads first.",
     )
     | {"openapi_extra": {"requestBody": {"required": True, "content": _BODY}}}
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Bodies in and out by the wire codec, and how OpenAPI describes them."""
+"""Bodies of requests and responses by the wire codec, and their OpenAPI description."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from strategy.record import WireError, decode, encode, json_schema
 T = TypeVar("T")
 PROBLEM = "application/problem+json"
 _REF = "#/components/schemas/"
-# Refusals that any request may get: it came too slowly, its URL or headers are too large, the database is away.
+# Errors of any request: too slow, URL or headers too large, database away.
 _ANYWHERE = (408, 414, 431, 503)
 
 
 class FieldFault(msgspec.Struct, frozen=True, kw_only=True):
-    """A field at fault, as a path into the body, and what is wrong with it."""
+    """A field at fault, as a path into the body, and the error."""
 
     field: str
     detail: str
@@ -48,7 +48,7 @@ def reply(value: Any, status: int = 200) -> Response:
 def reply_tagged(
     value: Any, known: str | None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """As `reply`, with an ETag; empty with status 304 where `known`, the If-None-Match, names it."""
+    """As `reply`, with an ETag; empty with status 304 if `known`, the If-None-Match, names it."""
     data = encode(value)
     tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
     tagged = {"etag": tag, **(headers or {})}
@@ -59,7 +59,7 @@ def reply_tagged(
 
 
 def body_of(kind: type[T]) -> Any:
-    """The dependency that reads the request's body as `kind`; a wrong one names the field."""
+    """The dependency that decodes the request's body as `kind`; errors name the field."""
 
     async def read(request: Request) -> T:
         data = await read_body(request)
@@ -90,7 +90,7 @@ def describe(
     media: str = "application/json",
     note: str = "",
 ) -> dict[str, Any]:
-    """The arguments of a route's decorator that document it: what it takes, gives and refuses."""
+    """The arguments of a route's decorator that document its body, answer and errors."""
     content: dict[str, Any] = {}
     if gives is not None:
         content = {"content": {media: {"schema": _schema(gives)}}}
@@ -117,7 +117,7 @@ def _refusal(status: int) -> dict[str, Any]:
 
 
 def install_schema(app: FastAPI) -> None:
-    """Make `/openapi.json` hold the wire types' own schemas."""
+    """Put the wire types' schemas into `/openapi.json`."""
 
     @cache
     def openapi() -> dict[str, Any]:
@@ -127,7 +127,7 @@ def install_schema(app: FastAPI) -> None:
         _, components = json_schema(list(_kinds.values()))
         known = schema.setdefault("components", {}).setdefault("schemas", {})
         known.update(components)
-        # What FastAPI says of its own validation is not what this service answers.
+        # Remove FastAPI's validation errors, which this service does not return.
         for path in schema["paths"].values():
             for operation in path.values():
                 responses = operation["responses"]

@@ -19,7 +19,7 @@ Ctx = Annotated[Context, Depends(context_of)]
 
 
 class Workers(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers that have registered and not left, the newest first."""
+    """Registered workers that have not left, the newest first."""
 
     workers: tuple[fleet.WorkerStatus, ...]
 
@@ -64,7 +64,7 @@ async def heartbeat(context: Ctx, who: Who, worker_id: int) -> Response:
 
 @router.delete(
     "/{worker_id}",
-    **describe("A worker leaves; its live leases are given back", status=204, errors=(404,)),
+    **describe("Unregister a worker and release its leases", status=204, errors=(404,)),
 )
 def leave(context: Ctx, who: Who, worker_id: int) -> Response:
     with context.store.write() as connection:

@@ -1,7 +1,7 @@
 """Claims: the queued jobs that a device gets, and their wire form.
 
-A claim is one conditional UPDATE, correct by itself on SQLite and PostgreSQL: of two that claim
-one job, the second finds it no longer queued. Functions run in the caller's transaction.
+A claim is one conditional UPDATE, correct by itself on SQLite and PostgreSQL: of two claims of a job,
+the second finds it no longer queued. Functions run in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from strategy.target import Target
 from strategy.workload import Workload
 
 Operators = Mapping[str, Mapping[str, int]]
-TOGETHER = 3  # requests from which on a joint claim takes fewer statements
+TOGETHER = 3  # requests from which a joint claim takes fewer statements
 NEXT = 200  # jobs at the head of a queue whose requirements are scanned
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A request for jobs, for a worker's device, which then builds `most` at most.
+    """A request for jobs for a worker's device, which then builds at most `most`.
 
-    A worker that was registered with a token is asked for with that token only.
+    The token must be the one that registered the worker, if it had one.
     """
 
     worker_id: int
@@ -57,7 +57,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Place:
-    """A device and its worker, as registered."""
+    """A registered device and its worker."""
 
     worker_id: int
     device_id: int
@@ -76,13 +76,13 @@ def find_place(connection: sa.Connection, ask: Ask) -> Place:
 
     Raises:
         NotFoundError: the worker is another token's.
-        InvalidError: the device is not the worker's.
+        InvalidError: the worker did not register the device.
     """
     key = ask.worker_id, ask.device
     place = recall(connection, "place", [key], _find_places).get(key)
     if place is None:
         raise InvalidError(
-            f"device {ask.device!r:.100} is not one that worker {ask.worker_id} registered"
+            f"device {ask.device!r:.100} was not registered by worker {ask.worker_id}: register again"
         )
     if ask.token_id is not None and place.token_id != ask.token_id:
         raise fleet.unknown_worker(ask.worker_id)
@@ -110,7 +110,7 @@ def _find_places(
 
 
 def can_build(needs: str, operators: Operators) -> bool:
-    """Return whether a worker with these operators and versions can build a job."""
+    """Return whether a worker with these operators and versions can build a job with these needs."""
     op, versions = _read_needs(needs)
     known = operators.get(op)
     if known is None or ALL in known:
@@ -132,13 +132,13 @@ _ASKING = rule.Claimant(
     _TARGET,
     sa.bindparam("alive_s", type_=sa.Double),
 )
-# The jobs that a rule concerns.
+# The condition that some rule concerns the job.
 _IS_SPECIAL = sa.or_(*(r.concerns for r in rule.job_rules(_ASKING) if r.concerns is not None))
 _ANY = sa.select(job.c.id).where(_AVAILABLE, job.c.target_id == _TARGET).limit(1)
 
 
 def with_jobs(connection: sa.Connection, targets: Iterable[int]) -> set[int]:
-    """The targets that have a queued job which is not backing off."""
+    """The targets with a queued job that is not backing off."""
     return {t for t in targets if connection.scalar(_ANY, {"target": t}) is not None}
 
 
@@ -160,11 +160,11 @@ class Needs:
         self._known: dict[tuple[int, bool], frozenset[str]] = {}
 
     def next(self, target_id: int) -> frozenset[str]:
-        """Of the jobs at the head of the queue; empty where every queued job is backing off."""
+        """The needs of the jobs at the head of the queue; empty if every queued job is backing off."""
         return self._find(target_id, _NEXT_NEEDS, whole=False)
 
     def all(self, target_id: int) -> frozenset[str]:
-        """Of all queued jobs."""
+        """The needs of all queued jobs."""
         if not self.next(target_id):
             return frozenset()
         return self._find(target_id, _ALL_NEEDS, whole=True)
@@ -180,14 +180,14 @@ class Needs:
 def take(
     connection: sa.Connection, place: Place, most: int, needs: Needs, alive_s: float
 ) -> list[Any]:
-    """Claim the next `most` jobs, at least one, that a place may have; returns their rows, in order.
+    """Claim up to `most` next jobs that a place may have; return their rows, in order.
 
     Args:
-        connection: in whose transaction they are taken.
-        place: whose target they have, and whose worker can build them.
-        most: how many, at least 1.
-        needs: of the queued jobs.
-        alive_s: how long after its last sign a worker counts as alive.
+        connection: the transaction of the claim.
+        place: the device and worker that claim.
+        most: the maximum number of jobs, at least 1.
+        needs: the distinct needs of the queued jobs.
+        alive_s: seconds for which a worker counts as alive after a heartbeat.
     """
     wanted = needs.next(place.target_id)
     if not wanted or not place.operators:
@@ -220,11 +220,11 @@ def _take(
 def _claim(*, named: bool, several: bool) -> sa.sql.dml.ReturningUpdate[Any]:
     """Make the statement that claims `most` queued jobs: correct without any lock around it.
 
-    It is cached: making it takes longer than running it.
+    Cached, as building it takes longer than executing it.
 
     Args:
-        named: only those that need one of `known_needs`.
-        several: only those that no rule concerns: of the others each claim must see the one before.
+        named: claim only jobs that need one of `known_needs`.
+        several: claim only jobs that no rule concerns; each claim of another job must see the previous one.
     """
     wanted = (
         sa.select(job.c.id)
@@ -235,7 +235,7 @@ def _claim(*, named: bool, several: bool) -> sa.sql.dml.ReturningUpdate[Any]:
         )
         .order_by(job.c.priority, job.c.turn, job.c.id)
         .limit(sa.bindparam("most", type_=sa.Integer))
-        # Only so that claims do not queue up behind each other; SQLite has no such clause.
+        # Only to let concurrent claims pass each other; SQLite has no such clause.
         .with_for_update(skip_locked=True, key_share=True)
     )
     if named:
@@ -246,7 +246,7 @@ def _claim(*, named: bool, several: bool) -> sa.sql.dml.ReturningUpdate[Any]:
 
 
 def _taking(wanted: sa.Select[Any]) -> sa.sql.dml.ReturningUpdate[Any]:
-    """Claim the rows of a query, which is evaluated once: PostgreSQL might do so for each row otherwise."""
+    """Claim the rows of a query, materialised as PostgreSQL might evaluate it for each row."""
     found = wanted.cte("wanted")
     return (
         sa.update(job)
@@ -257,7 +257,7 @@ def _taking(wanted: sa.Select[Any]) -> sa.sql.dml.ReturningUpdate[Any]:
 
 
 _EACH = rule.Claimant(*worker_device.c["worker_id", "device_id", "target_id"])
-# The devices of workers to which no rule refuses all jobs.
+# The devices of workers that no rule refuses all jobs.
 _FREE = sa.select(_EACH.worker_id, _EACH.device_id).where(
     among(worker_device.c.worker_id), *(r.allows for r in rule.claimant_rules(_EACH))
 )
@@ -266,11 +266,11 @@ _FREE = sa.select(_EACH.worker_id, _EACH.device_id).where(
 def take_together(
     connection: sa.Connection, wanted: Sequence[tuple[int, Place, int]], needs: Needs
 ) -> dict[int, list[Any]]:
-    """Claim jobs for many places in a few statements; each comes with its number and how many it wants.
+    """Claim jobs for many places in a few statements; each place has a number and a maximum of jobs.
 
     Returns:
-        the rows for each place that was served, by its number. The others are for `take`: those to which
-        a rule refuses every job, and those whose queue has a job at its head that a rule concerns.
+        the rows for each served place, by its number. The others must call `take`: a rule refuses them
+        every job, or concerns a job at the head of their queue.
     """
     asking = {place.worker_id for _, place, _ in wanted}
     free = {tuple(row) for row in connection.execute(_FREE, {"ids": asking})}
@@ -330,7 +330,7 @@ _ENTRIES = (
 
 
 def wire_jobs(connection: sa.Connection, claimed: Sequence[Any]) -> dict[int, Job]:
-    """The jobs of rows of `job` with their open entries, as they go to a worker, by their ids."""
+    """The wire form of claimed jobs with their open entries, by id."""
     rows = connection.execute(_ENTRIES, {"ids": [c.id for c in claimed]}).all()
     tasks = recall(connection, "implementation", {r.task_id for r in rows}, _find_implementations)
     workloads = recall(connection, "workload", {c.workload_id for c in claimed}, _find_workloads)
@@ -368,7 +368,7 @@ def _find_workloads(connection: sa.Connection, ids: Collection[int]) -> dict[int
 
 
 def _find_targets(connection: sa.Connection, ids: Collection[int]) -> dict[int, Target]:
-    """The runs' own targets: libraries and cache sizes are not part of a target's key."""
+    """The targets of runs as requested: libraries and cache sizes are not part of a target's key."""
     query = sa.select(run.c.id, run.c.request["target"].label("target")).where(among(run.c.id))
     return {r.id: Target.parse(r.target) for r in connection.execute(query, {"ids": ids})}
 

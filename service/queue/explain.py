@@ -15,7 +15,7 @@ from strategy.table import show_number
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's state and the reasons for it, in the order in which they must go."""
+    """A job's state and the reasons for it, the one to remove first at the head."""
 
     job: int
     run: int
@@ -26,7 +26,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 def explain(
     connection: sa.Connection, job_id: int, alive_s: float, namespace: str | None = None
 ) -> Explanation:
-    """Explain a job, in any namespace where none is given; raises `NotFoundError`."""
+    """Explain a job, of any namespace if none is given; raise `NotFoundError`."""
     of_run = job.alias("of_run")
     running = (
         sa.select(sa.func.count())
@@ -47,7 +47,7 @@ def explain(
         query = query.where(run.c.namespace == namespace)
     row = connection.execute(query).one_or_none()
     if row is None:
-        raise NotFoundError(f"job {job_id} does not exist")
+        raise NotFoundError(f"job {job_id} does not exist: records and the service's log name the jobs")
     if row.state == JobState.LEASED:
         reasons = _explain_lease(connection, row)
     elif row.state == JobState.QUEUED:
@@ -64,16 +64,16 @@ def _explain_lease(connection: sa.Connection, row: Any) -> list[str]:
         .join(device, device.c.id == lease.c.device_id)
         .where(lease.c.job_id == row.id, lease.c.ended_at.is_(None))
     ).one()
-    doing = "times" if held.timing else "builds"
+    doing = "timing" if held.timing else "building"
     since_s, left_s = held.now - held.created_at, held.expires_at - held.now
-    who = f"worker {held.worker_id} ({held.name}) {doing} it on {held.identity}"
-    return [f"{who} since {since_s:.0f} s; its lease expires in {left_s:.0f} s unless it is renewed"]
+    who = f"worker {held.worker_id} ({held.name}) has been {doing} it on {held.identity}"
+    return [f"{who} for {since_s:.0f} s; its lease expires in {left_s:.0f} s unless it is renewed"]
 
 
 def _explain_wait(connection: sa.Connection, row: Any, alive_s: float) -> list[str]:
     reasons = []
     if row.attempts:
-        reasons.append(f"it was lost {show_number(row.attempts, 'time')} ({row.reason})")
+        reasons.append(f"its worker was lost {show_number(row.attempts, 'time')} ({row.reason})")
     places = _places(connection, row, alive_s)
     known = [p for p in places if p.name]
     able = [p for p in known if not p.operators or claim.can_build(row.needs, p.operators)]
@@ -92,15 +92,15 @@ def _explain_wait(connection: sa.Connection, row: Any, alive_s: float) -> list[s
     if free:
         reasons += _explain_turn(connection, row, free)
     elif not known:
-        reasons.append(f"no worker is alive for target {row.key}")
+        reasons.append(f"no worker for target {row.key} is alive: start one with `plevel worker`")
     elif not able:
         names = ", ".join(sorted({str(p.name) for p in known}))
-        reasons.append(f"no worker for the target can build {row.needs}: {names}")
+        reasons.append(f"no worker for the target has the versions that it needs ({row.needs}); alive: {names}")
     return reasons
 
 
 class _Place(NamedTuple):
-    """A device of a live worker, and the refusals of the rules by which it may not have a job."""
+    """A device of a live worker, and the explanations of the rules that refuse it the job."""
 
     name: str | None
     operators: Any
@@ -110,7 +110,7 @@ class _Place(NamedTuple):
 
 
 def _places(connection: sa.Connection, row: Any, alive_s: float) -> list[_Place]:
-    """The live devices of a job's target; a nameless one, for the rules of all, where there are none."""
+    """The live devices of a job's target; if none, one without a name, for the rules of all devices."""
     live = (
         sa.select(
             worker.c.name, worker.c.operators, device.c.identity,
@@ -156,8 +156,7 @@ def _explain_turn(connection: sa.Connection, row: Any, free: list[_Place]) -> li
     ).scalar_one()
     idle = len(devices) - building
     if before:
-        return [f"{show_number(before, 'job')} before it, for {show_number(len(devices), 'device')}"]
+        return [f"{show_number(before, 'job')} ahead of it in the queue of {show_number(len(devices), 'device')}"]
     if not idle:
-        return [f"each device for it, of {len(devices)}, has its next job already"]
-    asks = "asks" if idle == 1 else "ask"
-    return [f"nothing: {show_number(idle, 'device')} may take it, and {asks} every few seconds"]
+        return [f"{show_number(len(devices), 'device')} for it: each is building another job"]
+    return [f"nothing holds it up: {show_number(idle, 'device')} can take it at the next poll, within seconds"]

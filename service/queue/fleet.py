@@ -1,8 +1,8 @@
-"""Workers and their devices: registering, heartbeats, who is alive, whose a device is.
+"""Workers and their devices: registration, heartbeats, liveness, and ownership of devices.
 
-A device is known by its identity, and belongs to the token that registered it first. As it is described
-it is a row of `device` that never changes: one that has changed gets another row, and begins a history
-of its own; what was measured before stays with what it was measured on.
+A device has an identity, and belongs to the token that registered it first. A row of `device` never
+changes: a device whose description changes gets another row with a new history, and earlier records
+stay with the earlier row.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from strategy.record import WorkerInfo
 
 # A heartbeat is written once the last is older than this fraction of the time for which a worker counts as alive.
 FRESH = 12
-RENAMING = " renaming"  # an identity that no worker gives
+RENAMING = " renaming"  # suffix of a temporary identity, which no worker uses
 
 
 class WorkerDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device as a worker drives it now."""
+    """A device of a live worker."""
 
     identity: str
     slot: str
@@ -35,7 +35,7 @@ class WorkerDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that has registered and not left."""
+    """A registered worker that has not left."""
 
     id: int
     name: str
@@ -51,9 +51,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 def register(
     connection: sa.Connection, info: WorkerInfo, token_id: int | None = None
 ) -> int:
-    """A new worker with its devices; returns its id. With a token, only that speaks for it.
+    """Register a worker with its devices; return its id. Later requests for it need the same token.
 
-    A device that is described as it was keeps its row, and with it its history.
+    A device with an unchanged description keeps its row and history.
 
     Raises:
         InvalidError: a device is listed twice.
@@ -61,7 +61,7 @@ def register(
     """
     identities = [d.identity for d in info.devices]
     if len(set(identities)) < len(identities):
-        raise InvalidError("devices: one is listed twice: list each once")
+        raise InvalidError("devices: a device is listed twice: list each once")
     _claim(connection, identities, token_id)
     worker_id = connection.execute(
         sa.insert(worker)
@@ -71,7 +71,7 @@ def register(
         )
         .returning(worker.c.id)
     ).scalar_one()  # fmt: skip
-    # In one order, so that no two registrations wait for each other.
+    # In a fixed order, so that registrations cannot deadlock.
     for described in sorted(info.devices, key=lambda d: (d.target.key, d.identity)):
         target_id = catalogue.put_target(connection, described.target)
         device_id = catalogue.put_device(
@@ -92,10 +92,10 @@ def register(
 
 
 def _claim(connection: sa.Connection, identities: Collection[str], token_id: int | None) -> None:
-    """Lock devices until the transaction ends; those that are nobody's become the token's.
+    """Lock devices until the transaction ends; those without an owner become the token's.
 
-    Without a token all are at hand. A token of the same name takes the place of the first, so that tokens
-    can be replaced before they expire. Raises `ForbiddenError`.
+    Without a token, all are allowed. A token of the same name counts as the owner, so that tokens can be
+    replaced before they expire. Raises `ForbiddenError`.
     """
     name = None
     if token_id is not None:
@@ -106,13 +106,13 @@ def _claim(connection: sa.Connection, identities: Collection[str], token_id: int
             _give(connection, identity, name)
         elif name not in (None, owner):
             raise ForbiddenError(
-                f"device {identity!r:.200} belongs to token {owner!r}, not to {name!r}: register it with "
-                f"that one, or have an administrator move it: plevel fleet move {identity} {name}"
+                f"device {identity!r:.200} belongs to token {owner!r}, not to {name!r}: use that token, or "
+                f"have an administrator transfer it: plevel fleet move {identity} {name}"
             )
 
 
 def _lock(connection: sa.Connection, identity: str) -> str | None:
-    """The token's name that a device belongs to; others wait for this transaction's end."""
+    """The name of the token that owns a device; locks it until the transaction ends."""
     put = insert(connection, device_owner).values(identity=identity).on_conflict_do_nothing()
     connection.execute(put)
     query = sa.select(device_owner.c.owner).where(device_owner.c.identity == identity)
@@ -127,16 +127,16 @@ def _give(connection: sa.Connection, identity: str, name: str | None) -> None:
 
 
 def move(connection: sa.Connection, identity: str, name: str) -> None:
-    """Give a device to the tokens of a name; workers of others that drive it lose it.
+    """Transfer a device to the tokens of a name; end workers of other tokens that drive it.
 
     Raises:
-        NotFoundError: the device is not known, or there is no such token.
+        NotFoundError: the device or the token does not exist.
     """
     if connection.scalar(sa.select(device.c.id).where(_named(identity)).limit(1)) is None:
         raise _unknown_device(identity)
     named = sa.select(token.c.id).where(token.c.name == name)
     if connection.scalar(named.limit(1)) is None:
-        raise NotFoundError(f"token {name!r:.200} does not exist: `plevel token list` shows those that do")
+        raise NotFoundError(f"token {name!r:.200} does not exist: `plevel token list` lists the tokens")
     _lock(connection, identity)
     _give(connection, identity, name)
     of_others = sa.or_(worker.c.token_id.is_(None), worker.c.token_id.not_in(named))
@@ -145,7 +145,7 @@ def move(connection: sa.Connection, identity: str, name: str) -> None:
 
 
 def lock_device(connection: sa.Connection, device_id: int) -> sa.Select[tuple[int]]:
-    """Lock a device, however it is described, until the transaction ends; the query of its rows' ids."""
+    """Lock all rows of a device until the transaction ends; return the query of their ids."""
     identity = connection.execute(
         sa.select(device.c.identity).where(device.c.id == device_id)
     ).scalar_one()
@@ -158,13 +158,13 @@ def _named(identity: str) -> sa.ColumnElement[bool]:
 
 
 def _unknown_device(identity: str) -> NotFoundError:
-    return NotFoundError(f"device {identity!r:.200} is not known: `plevel workers --json` has them")
+    return NotFoundError(f"device {identity!r:.200} is not known: `plevel workers --json` lists the devices")
 
 
 def _end_drivers(
     connection: sa.Connection, identities: Collection[str], *conditions: sa.ColumnElement[bool]
 ) -> None:
-    """End the workers that drive devices: they register again."""
+    """End the workers that drive the devices, so that they register again."""
     drives = (
         sa.select(worker_device.c.worker_id)
         .join(device, device.c.id == worker_device.c.device_id)
@@ -178,9 +178,9 @@ def _end_drivers(
 
 
 _HERE = sa.and_(among(worker.c.id), worker.c.ended_at.is_(None))
-# None of them leaves before this transaction ends; others may see them meanwhile.
+# A shared lock: none of them can leave before this transaction ends.
 _KNOWN = sa.select(worker.c.id).where(_HERE).order_by(worker.c.id).with_for_update(read=True)
-# Whom another sees right now, or has just seen, need not be seen twice.
+# Skip workers whose heartbeat another transaction stores now, or has just stored.
 _SEEN = (
     sa.select(worker.c.id)
     .where(
@@ -196,21 +196,21 @@ _SEE = sa.update(worker).where(worker.c.id.in_(_SEEN)).values(seen_at=now())
 
 
 def see(connection: sa.Connection, workers: Collection[int], alive_s: float) -> None:
-    """Store heartbeats of workers, which count as alive for `alive_s` after one."""
+    """Store heartbeats; a worker counts as alive for `alive_s` after one."""
     connection.execute(_SEE, {"ids": workers, "alive_s": alive_s})
 
 
 def heartbeat(connection: sa.Connection, workers: Collection[int], alive_s: float) -> set[int]:
-    """Store heartbeats, and return the workers that are known and stay so until the transaction ends.
+    """Store heartbeats, and return the registered workers, locked until the transaction ends.
 
-    The others have left, or never came: they register again.
+    The others have left or never registered, and must register again.
     """
     see(connection, workers, alive_s)
     return set(connection.scalars(_KNOWN, {"ids": workers}))
 
 
 def check_worker(connection: sa.Connection, worker_id: int, token_id: int | None) -> None:
-    """Raise `NotFoundError` if a worker is another token's; without one (None) all are one's own."""
+    """Raise `NotFoundError` if a worker belongs to another token; without a token (None) all are allowed."""
     if token_id is not None and tokens(connection, [worker_id]).get(worker_id) != token_id:
         raise unknown_worker(worker_id)
 
@@ -233,20 +233,20 @@ _OWN = (
 
 
 def check_leases(connection: sa.Connection, leases: Collection[int], token_id: int | None) -> None:
-    """The same for workers' leases; raises `LeaseLostError`."""
+    """Raise `LeaseLostError` if a lease's worker belongs to another token."""
     if token_id is None:
         return
     own = connection.scalars(_OWN, {"ids": leases, "token": token_id}).all()
     for lease_id in sorted(set(leases) - set(own)):
-        raise LeaseLostError(f"lease {lease_id} is of a worker that another token registered: send that one")
+        raise LeaseLostError(f"lease {lease_id} belongs to a worker of another token: send that token")
 
 
 def unknown_worker(worker_id: int) -> NotFoundError:
-    return NotFoundError(f"worker {worker_id} is not registered: register it again")
+    return NotFoundError(f"worker {worker_id} is not registered: register again")
 
 
 def end(connection: sa.Connection, worker_id: int) -> None:
-    """The worker has left; its leases are the queue's to give back."""
+    """Mark a worker as left; its leases are released by the queue."""
     ended = connection.execute(
         sa.update(worker)
         .where(worker.c.id == worker_id, worker.c.ended_at.is_(None))
@@ -258,28 +258,28 @@ def end(connection: sa.Connection, worker_id: int) -> None:
 
 
 def rename(connection: sa.Connection, old: str, new: str) -> None:
-    """Give a device another identity; where that is another's, the two exchange theirs.
+    """Give a device another identity; if another device has it, exchange the two.
 
-    Their workers register again. Raises `NotFoundError`.
+    Their workers must register again. Raises `NotFoundError`.
     """
-    # One after the other, whatever they rename: what is a name now may be another's in a moment.
+    # Renamings run one at a time, as each may change the names that another uses.
     owners = {name: _lock(connection, name) for name in sorted({RENAMING, old, new})}
     if connection.scalar(sa.select(device.c.id).where(_named(old)).limit(1)) is None:
         raise _unknown_device(old)
     if owners[new] is None:
         _give(connection, new, owners[old])
-    _end_drivers(connection, [old, new])  # before their devices, as leasing locks them
+    _end_drivers(connection, [old, new])  # before their devices, in the lock order of leasing
     for name, other in ((old, RENAMING), (new, old), (RENAMING, new)):
         connection.execute(sa.update(device).where(_named(name)).values(identity=other))
     event.note(connection, "renamed", old=old, new=new)
 
 
 def is_alive(alive_s: float | sa.BindParameter[float]) -> sa.ColumnElement[bool]:
-    """The condition on `worker` that it has not left and has been seen lately."""
+    """The condition on `worker` that it has not left and sent a heartbeat within `alive_s`."""
     return sa.and_(
         worker.c.ended_at.is_(None),
         worker.c.seen_at > now() - alive_s,
-        worker.c.seen_at < now() + alive_s,  # else by a clock that has been set back
+        worker.c.seen_at < now() + alive_s,  # else the clock has been set back
     )
 
 

@@ -1,4 +1,4 @@
-"""Insertion of jobs: every row of the queue is made here."""
+"""Insertion of jobs and their entries: the only place that creates rows of the queue."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from service.store import event
 from service.store.db import now
 from service.store.tables import EntryState, JobState, job, job_entry
 
-# What makes a job the same work as another, of which it is a part or a repetition.
+# The columns that a job shares with one that it repeats or is split from.
 _SAME = ("run_id", "workload_id", "target_id", "policy_id", "phase", "needs")
 
 
 def insert_job(
     connection: sa.Connection, values: Mapping[str, Any], kind: str, **detail: Any
 ) -> int:
-    """Insert a queued job without entries, and an event of that kind; returns the job's id.
+    """Insert a queued job without entries, and an event; return the job's id.
 
     Args:
-        connection: whose transaction it joins.
-        values: columns of `job`; those left out are a fresh job's.
-        kind: of the event.
-        detail: of the event.
+        connection: the transaction.
+        values: columns of `job`; the others get a new job's defaults.
+        kind: the kind of the event.
+        detail: the detail of the event.
     """
     fresh = {
         "state": JobState.QUEUED, "turn": 0.0, "attempts": 0, "fence": 0, "available_at": now(),
@@ -38,7 +38,7 @@ def insert_job(
 
 
 def copy_columns(row: Any, *more: str) -> dict[str, Any]:
-    """Return the columns in which a job equals one that it repeats or is split from, and `more` of them."""
+    """Return the columns that a job shares with one that it repeats or is split from, and `more`."""
     return {name: getattr(row, name) for name in (*_SAME, *more)}
 
 

@@ -1,10 +1,10 @@
-"""The job queue: enqueue, lease, renew, report, give back.
+"""The job queue: enqueue, lease, renew, report, release.
 
-Each claim of a job (`claim`) raises its fence; its value is the lease's token, and every later call
-must match the token of a lease that is live by the database's clock. Concurrent requests are answered
-together, in the order in which they came. Functions run in the caller's transaction.
+Each claim of a job (`claim`) increments its fence; the value is the lease's fencing token, and every later
+call must carry the token of a lease that is live by the database's clock. Concurrent requests share one
+transaction, in the order of arrival. Functions run in the caller's transaction.
 
-Jobs whose worker is lost are requeued by `retry`.
+`retry` requeues the jobs of lost workers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from strategy.record import (
 )
 from strategy.space import Config
 
-URGENT, NORMAL = 0, 10  # priorities: the lower, the sooner
+URGENT, NORMAL = 0, 10  # priorities: the lowest is leased first
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ def enqueue(
     seed: int,
     priority: int = NORMAL,
 ) -> int:
-    """Enqueue a job; returns its id. Entries are numbered in their order."""
+    """Enqueue a job; return its id. Entries are numbered in their order."""
     if not entries:
-        raise InvalidError("a job needs at least one entry")
+        raise InvalidError("entries: a job needs at least one: add a configuration")
     op = connection.execute(
         sa.select(workload.c.op).where(workload.c.id == workload_id)
     ).scalar_one()
@@ -97,7 +97,7 @@ def enqueue(
 
 
 def _turn(connection: sa.Connection, run_id: int, target_id: int) -> float:
-    """The virtual start of a run's next job: the end of its own last, and not before that of others.
+    """The virtual start time of a run's next job: the end of its last one, but not before that of other runs.
 
     Start-time fair queueing (Goyal, Vin and Cheng, 1996), with configurations as the cost.
     """
@@ -118,23 +118,23 @@ def _turn(connection: sa.Connection, run_id: int, target_id: int) -> float:
 
 
 def _code_version(version: str) -> str:
-    """The declared integer of `2.1a2b3c4d`, which is what a worker has or has not."""
+    """The declared integer of a version such as `2.1a2b3c4d`, which the worker must have."""
     return version.partition(".")[0]
 
 
 def lease_many(
     connection: sa.Connection, asks: Sequence[Ask], terms: retry.Terms
 ) -> list[list[Lease] | ServiceError]:
-    """Lease the next jobs to each request, in their order.
+    """Lease the next jobs to each request, in order.
 
-    Each device then builds at most as many as were asked for, beside the one that it times. Two concurrent
-    calls for one device may lease more under PostgreSQL: the device has more to do, and no job is lost.
+    Each device then builds at most the requested number of jobs, beside the one that it times. Under
+    PostgreSQL, two concurrent calls for one device may lease more, which is harmless.
 
     Returns:
-        for each request its leases, or its refusal: `NotFoundError` for a worker that is not
-        registered, `InvalidError` for a device that is not its.
+        for each request its leases, or its error: `NotFoundError` for an unregistered worker,
+        `InvalidError` for a device that the worker did not register.
     """
-    # Workers before leases, as where one leaves: so that no two calls wait for each other.
+    # Lock workers before leases, as `leave` does, against deadlocks.
     known = fleet.heartbeat(connection, {a.worker_id for a in asks}, terms.alive_s)
     retry.expire(connection, terms)
     answers: list[list[Lease] | ServiceError] = []
@@ -162,7 +162,7 @@ def lease_many(
     taken: list[tuple[int, claim.Place, Any]] = []
     for i, place, room in wanted:
         if i not in served and any(earlier.worker_id == place.worker_id for _, earlier, _ in taken):
-            # What it gets depends on what it has.
+            # The number to lease depends on the leases that the device holds.
             _make_leases(connection, taken, answers, terms)
             taken = []
         rows = served[i] if i in served else claim.take(connection, place, room, needs, terms.alive_s)
@@ -179,7 +179,7 @@ _BUILDING = (
 
 
 def _building(connection: sa.Connection, devices: Collection[int]) -> Counter[int]:
-    """Count the jobs of devices that are not being timed yet."""
+    """Count the leased jobs of devices that are not being timed."""
     rows = connection.execute(_BUILDING, {"ids": devices})
     return Counter({row.device_id: row.leases for row in rows})
 
@@ -196,7 +196,7 @@ def _make_leases(
     answers: list[list[Lease] | ServiceError],
     terms: retry.Terms,
 ) -> None:
-    """Insert leases of claimed jobs, and add them to the answers of their requests."""
+    """Insert leases of claimed jobs, and append them to the answers of their requests."""
     if not taken:
         return
     inserted = connection.execute(
@@ -226,7 +226,7 @@ def _make_leases(
 
 
 def may_lease(connection: sa.Connection, asks: Sequence[Ask]) -> list[bool]:
-    """Return for each request whether a job may be queued for it, without writing."""
+    """Return for each request whether a job may be available, without writing."""
     targets: list[int | None] = []
     for ask in asks:
         try:
@@ -247,10 +247,10 @@ def _is_live(lease_id: int, token: int) -> sa.ColumnElement[bool]:
 
 
 def touch(connection: sa.Connection, lease_id: int, token: int, terms: retry.Terms) -> Any:
-    """Extend a live lease, and so lock it; returns its row.
+    """Extend a live lease, which also locks it; return its row.
 
     Raises:
-        LeaseLostError: the token is not its, or it has expired or ended.
+        LeaseLostError: the lease has expired, ended, or has another token.
     """
     row = connection.execute(
         sa.update(lease)
@@ -260,8 +260,8 @@ def touch(connection: sa.Connection, lease_id: int, token: int, terms: retry.Ter
     ).one_or_none()
     if row is None:
         raise LeaseLostError(
-            f"lease {lease_id} is lost: it expired, has ended, or has another token; drop its job and "
-            "ask for another"
+            f"lease {lease_id} is lost: it expired, ended, or has another token: drop its job and "
+            "request another"
         )
     return row
 
@@ -287,14 +287,14 @@ def renew(
             )
         )
         if busy is not None:
-            raise DeviceBusyError(f"lease {busy} of this device is timing: renew again when it has ended")
+            raise DeviceBusyError(f"the device is timing under lease {busy}: renew again when that has ended")
         connection.execute(sa.update(lease).where(lease.c.id == lease_id).values(timing=True))
         event.note(connection, "timing", job_id=row.job_id, worker_id=row.worker_id)
     return Renewed(expires_in_s=terms.lease_s, cancelled=retry.is_cancelled(connection, row.job_id))
 
 
 def release(connection: sa.Connection, lease_id: int, token: int, terms: retry.Terms) -> None:
-    """Give a job back: its open entries are queued again, and it does not count as lost.
+    """Release a job: its open entries are queued again, and it does not count as lost.
 
     Raises:
         LeaseLostError: as `touch`.
@@ -305,14 +305,14 @@ def release(connection: sa.Connection, lease_id: int, token: int, terms: retry.T
 
 
 def leave(connection: sa.Connection, worker_id: int, terms: retry.Terms) -> None:
-    """End a worker, and give back all that it holds; raises `NotFoundError` for one that has ended."""
+    """End a worker, and release its jobs; raise `NotFoundError` for one that has ended."""
     fleet.end(connection, worker_id)
-    # What it was leased a moment ago, too: it gets no more from here on.
+    # Includes concurrent leases: the worker gets no more from here on.
     release_worker(connection, worker_id, terms)
 
 
 def release_worker(connection: sa.Connection, worker_id: int, terms: retry.Terms) -> None:
-    """Give back all jobs that a worker holds."""
+    """Release all jobs of a worker."""
     held = connection.execute(
         sa.update(lease)
         .where(lease.c.worker_id == worker_id, lease.c.ended_at.is_(None))
@@ -324,14 +324,14 @@ def release_worker(connection: sa.Connection, worker_id: int, terms: retry.Terms
 
 
 def report(connection: sa.Connection, one: Report, terms: retry.Terms) -> ResultsAccepted:
-    """Store results of a lease; those that are known already change nothing.
+    """Store results of a lease; idempotent.
 
-    `done` ends the lease. Entries left without a result then count as lost once.
+    `done` ends the lease; entries without a result then count as lost once.
 
     Raises:
-        LeaseLostError: as `touch`; nothing is stored. Sending again what has ended the lease is
+        LeaseLostError: as `touch`; nothing is stored. Repeating the report that ended the lease is
             no error.
-        InvalidError: a result is of no entry of the job.
+        InvalidError: a result has an entry that the job lacks.
     """
     sent = one.results
     ended = connection.execute(
@@ -345,7 +345,7 @@ def report(connection: sa.Connection, one: Report, terms: retry.Terms) -> Result
     fresh = [e for e in entries if e.state == EntryState.PENDING]
     refused: Counter[int] = Counter()
     if fresh:
-        # An ended lease left nothing open, so that this one is live.
+        # An ended lease has no open entries, so this one is live.
         refused = log.append(connection, [one], {held.id: held}, fresh)
     if sent.done and ended is None:
         if sent.references:
@@ -360,12 +360,12 @@ def report(connection: sa.Connection, one: Report, terms: retry.Terms) -> Result
 def report_many(
     connection: sa.Connection, reports: Sequence[Report], terms: retry.Terms
 ) -> list[ResultsAccepted | ServiceError]:
-    """Store the results of several leases; an error of one is the answer to that one alone.
+    """Store the results of several leases; an error of one is only that one's answer.
 
-    Complete results of whole jobs are stored together, the others one by one.
+    Complete results of jobs are stored in one batch, the others one by one.
     """
     if len(reports) > 1 and connection.dialect.name != "sqlite":
-        # All at once, in one order: two services would wait for each other otherwise.
+        # Locked in one statement and a fixed order, against deadlocks between services.
         best.lock(connection, connection.scalars(_TASKS, {"ids": [r.lease_id for r in reports]}))
     answers = _finish_whole(connection, reports, terms)
     for i, one in enumerate(reports):
@@ -381,7 +381,7 @@ def report_many(
 
 
 def _note_late(connection: sa.Connection, late: Report) -> None:
-    """Note results that came after the end of their lease, as an event: they are not stored."""
+    """Record an event for results that came after the end of their lease; they are not stored."""
     held = connection.execute(
         sa.select(lease.c.worker_id, lease.c.job_id, job.c.run_id)
         .join(job, job.c.id == lease.c.job_id)
@@ -427,9 +427,9 @@ _END = sa.update(lease).where(among(lease.c.id)).values(ended_at=now(), end_reas
 def _finish_whole(
     connection: sa.Connection, reports: Sequence[Report], terms: retry.Terms
 ) -> dict[int, ResultsAccepted | ServiceError]:
-    """End the live leases whose reports have a result for every entry of a job that had none.
+    """End the live leases whose reports have results for all entries of a job without earlier ones.
 
-    Answers are keyed by the position of the report. Of a lease that occurs twice, both reports are left out.
+    Answers are keyed by the position of the report. Both reports of a lease that occurs twice are left out.
     """
     times = Counter(one.lease_id for one in reports)
     places = {
@@ -469,7 +469,7 @@ def _finish_whole(
 
 
 def _is_whole(entries: Sequence[Any], sent: Results) -> bool:
-    """Return whether each entry of a job has a result, the first and only one."""
+    """Return whether each entry of a job has exactly one result."""
     indices = sorted(e.entry for e in entries)
     return sorted(r.entry for r in sent.results) == indices and all(
         e.state == EntryState.PENDING for e in entries
@@ -483,7 +483,10 @@ def _entries(connection: sa.Connection, job_id: int, sent: Results) -> list[Any]
     }
     for i, result in enumerate(sent.results):
         if result.entry not in known:
-            raise InvalidError(f"results[{i}].entry = {result.entry}: job {job_id} has no such entry")
+            raise InvalidError(
+                f"results[{i}].entry = {result.entry}: job {job_id} has no such entry: send the "
+                "entries of the lease"
+            )
     return [known[entry] for entry in dict.fromkeys(r.entry for r in sent.results)]
 
 
@@ -493,11 +496,11 @@ def _finish(connection: sa.Connection, held: Any, terms: retry.Terms) -> None:
     )
     unfinished = connection.scalar(is_open.limit(1)) is not None
     retry.end_lease(connection, held.id, "unfinished" if unfinished else "done")
-    retry.reopen(connection, held.job_id, terms, blame="its worker ended it without their results")
+    retry.reopen(connection, held.job_id, terms, blame="its worker ended the lease without their results")
 
 
 def cancel(connection: sa.Connection, run_id: int) -> None:
-    """Cancel a run's queued jobs; leased ones learn it from their run's state."""
+    """Cancel a run's queued jobs; leased ones are cancelled when their leases end."""
     rows = connection.execute(
         sa.update(job)
         .where(job.c.run_id == run_id, job.c.state == JobState.QUEUED)

@@ -15,9 +15,9 @@ from service.store.tables import device, pause, target
 
 
 class PauseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Asks for a pause of a device, by its identity, or of a target, by its key.
+    """A request to pause a device, by its identity, or a target, by its key.
 
-    From `starts_at`, now where it is not given, to `ends_at`, for good where it is not.
+    It lasts from `starts_at` (default: now) to `ends_at` (default: no end).
     """
 
     reason: str
@@ -42,11 +42,11 @@ def create(connection: sa.Connection, asked: PauseRequest) -> Pause:
     """Create a pause; running jobs finish.
 
     Raises:
-        InvalidError: not exactly one of device and target is named, or the time is none.
-        NotFoundError: it is not known.
+        InvalidError: not exactly one of device and target is named, or the window is empty.
+        NotFoundError: the device or target is not known.
     """
     if (asked.device is None) == (asked.target is None):
-        raise InvalidError("device, target: name one of them")
+        raise InvalidError("device, target: name exactly one")
     table, column, name = (
         (device, device.c.identity, asked.device)
         if asked.device is not None
@@ -54,9 +54,11 @@ def create(connection: sa.Connection, asked: PauseRequest) -> Pause:
     )
     place = connection.scalar(sa.select(table.c.id).where(column == name).limit(1))
     if place is None:
-        raise NotFoundError(f"{table.name} {name!r:.200} is not known: `plevel workers --json` has them")
+        raise NotFoundError(
+            f"{table.name} {name!r:.200} is not known: `plevel workers --json` lists devices and targets"
+        )
     if asked.ends_at is not None and asked.ends_at <= (asked.starts_at or 0.0):
-        raise InvalidError("ends_at: it lies before starts_at: name a later time, or none")
+        raise InvalidError("ends_at: before starts_at: give a later time, or none")
     pause_id = connection.execute(
         sa.insert(pause)
         .values(
@@ -75,17 +77,17 @@ def current(connection: sa.Connection) -> list[Pause]:
 
 
 def end(connection: sa.Connection, pause_id: int) -> None:
-    """End a pause now; raises `NotFoundError` for one that is over."""
+    """End a pause now; raise `NotFoundError` for one that has ended."""
     ended = connection.execute(
         sa.update(pause).where(pause.c.id == pause_id, _not_over()).values(ends_at=now())
     )
     if not ended.rowcount:
-        raise NotFoundError(f"pause {pause_id} is over or does not exist: `plevel fleet pauses` lists the current ones")
+        raise NotFoundError(f"pause {pause_id} has ended or does not exist: `plevel fleet pauses` lists current ones")
     event.note(connection, "resumed", pause=pause_id)
 
 
 def is_paused(device_id: Any, target_id: Any) -> sa.ColumnElement[bool]:
-    """The condition that a device, however it is described, gets no jobs of a target now."""
+    """The condition that a device (any of its rows) or a target is paused now."""
     named, same = device.alias(), device.alias()
     of_device = (
         sa.select(named.c.id)

@@ -1,9 +1,9 @@
-"""Retries of jobs whose lease has ended before their work was done.
+"""Retries of jobs whose lease ended before all results had come.
 
-Such a job goes back to the queue. After the loss of its worker it is suspect: it is leased only to a worker
-that holds nothing else, so that the next loss tells which job was the cause. After two losses its open
-entries become jobs of their own; after three, on two devices or on the only one there is, it is
-quarantined. Functions run in the caller's transaction.
+Such a job is queued again. After the loss of its worker it is suspect: it is leased only to a worker
+without other jobs, so that another loss identifies the cause. After two losses each open entry becomes a
+job of its own; after three, on two devices or on the only one of the target, it is quarantined.
+Functions run in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from strategy.table import show_number
 MAX_ATTEMPTS = 3
 SPLIT_ATTEMPTS = 2
 MAX_BACKOFF_S = 30.0
-LOST = ("expired", "unfinished")  # why leases ended that count against their job
+LOST = ("expired", "unfinished")  # end reasons that count against the job
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The term of a lease without renewal, and for which a worker counts as alive, in seconds."""
+    """The term of a lease without renewal, and the time for which a worker counts as alive, in seconds."""
 
     lease_s: float
     alive_s: float
@@ -60,9 +60,9 @@ def end_lease(connection: sa.Connection, lease_id: int, reason: str) -> None:
 _TERM = sa.bindparam("lease_s", type_=sa.Double)
 _OVERDUE = sa.and_(lease.c.ended_at.is_(None), is_due(lease.c.expires_at, _TERM))
 _IS_AHEAD = lease.c.expires_at > now() + _TERM
-# Leases that another transaction is taking back right now are left to it.
+# Skip leases that another transaction is ending.
 _FREE = sa.select(lease.c.id).where(_OVERDUE).with_for_update(skip_locked=True, key_share=True)
-# The clock was set back under a lease that is ahead: its worker, if it lives, renews it within a term.
+# A lease expires far ahead if the clock was set back: a live worker renews it within a term.
 _EXPIRE = (
     sa.update(lease)
     .where(lease.c.id.in_(_FREE), _OVERDUE)
@@ -83,15 +83,15 @@ _DOOMED = (
 
 
 def expire(connection: sa.Connection, terms: Terms) -> int:
-    """End expired leases; returns their number."""
+    """End expired leases; return their number."""
     if connection.dialect.name != "sqlite":
-        # Tasks before leases, as where results are stored; only of jobs whose entries may be recorded as lost.
+        # Lock tasks before leases, as when storing results; only of jobs whose entries may be recorded as lost.
         best.lock(connection, connection.scalars(_DOOMED, {"lease_s": terms.lease_s}))
     due = connection.execute(_EXPIRE, {"lease_s": terms.lease_s})
     dead = [row for row in due if row.ended_at is not None]
     for row in sorted(dead, key=lambda r: r.job_id):
         event.note(connection, "expired", job_id=row.job_id, worker_id=row.worker_id)
-        reopen(connection, row.job_id, terms, blame=f"worker {row.worker_id} was lost with it")
+        reopen(connection, row.job_id, terms, blame=f"worker {row.worker_id} was lost")
     return len(dead)
 
 
@@ -106,7 +106,7 @@ def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | No
     if not pending:
         _close(connection, row, JobState.DONE, "")
         return
-    # Lock the run until the transaction ends: a cancellation finds the job in the queue, or is seen here.
+    # Lock the run: a concurrent cancellation either finds the job in the queue or is seen here.
     state = connection.execute(
         sa.select(run.c.state).where(run.c.id == row.run_id).with_for_update(read=True)
     ).scalar_one()
@@ -115,7 +115,8 @@ def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | No
         return
     attempts = row.attempts + (blame is not None)
     if blame is not None and attempts >= MAX_ATTEMPTS and _is_guilty(connection, row, terms):
-        reason = f"lost {show_number(attempts, 'time')} with {len(pending)} of its entries open; the last time {blame}"
+        lost = show_number(attempts, "time")
+        reason = f"lost {lost} with {len(pending)} of its entries open; last cause: {blame}"
         log.append_lost(connection, row, pending, reason)
         _close(connection, row, JobState.QUARANTINED, reason)
         return
@@ -127,12 +128,12 @@ def reopen(connection: sa.Connection, job_id: int, terms: Terms, blame: str | No
     if attempts >= SPLIT_ATTEMPTS and len(pending) > 1:
         for entry in pending:
             _split_off(connection, row, entry, values)
-        _close(connection, row, JobState.DONE, "split into jobs of one entry each")
+        _close(connection, row, JobState.DONE, "split into one job for each open entry")
         return
     connection.execute(sa.update(job).where(job.c.id == job_id).values(**values))
     event.note(
         connection, "requeued", run_id=row.run_id, job_id=job_id, attempts=attempts,
-        entries=len(pending), reason=blame or "given back",
+        entries=len(pending), reason=blame or "released",
     )  # fmt: skip
 
 
@@ -148,7 +149,7 @@ def _split_off(connection: sa.Connection, row: Any, entry: Any, values: Mapping[
 
 
 def _is_guilty(connection: sa.Connection, row: Any, terms: Terms) -> bool:
-    """Return whether a job was lost on two devices, or on the only one there is."""
+    """Return whether a job was lost on two devices, or on the only live one of its target."""
     jobs = [row.id] if row.parent_id is None else [row.id, row.parent_id]
     lost_on = set(
         connection.scalars(
@@ -185,7 +186,7 @@ _CLOSE = (
 
 
 def close_done(connection: sa.Connection, jobs: Sequence[int]) -> set[int]:
-    """Close jobs whose entries are all done; returns those whose runs are cancelled."""
+    """Close jobs whose entries are all done; return those whose runs are cancelled."""
     rows = connection.execute(_RUN_STATES, {"ids": jobs}).all()
     connection.execute(_CLOSE, {"ids": jobs})
     event.note_all(

@@ -1,6 +1,6 @@
-"""Rules of claiming: when a device may have a queued job, and the explanation where it may not.
+"""Rules of claiming: conditions on which a device gets a queued job, and explanations of refusals.
 
-The claim (`claim`) takes no job that a rule refuses, and `plevel why` (`explain`) names the rules that refuse one.
+The claim (`claim`) takes no job that a rule refuses, and `plevel why` (`explain`) names the rules that refuse it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from service.store.db import is_due
 from service.store.tables import JobState, job, lease, run, worker, worker_device
 from strategy.record import Phase
 
-# How long a final waits for another device than had the other final: idle workers poll all the time.
+# Time for which a final is reserved for another device than timed the previous one; idle workers poll constantly.
 SPREAD_S = 2.0
 
 
@@ -34,10 +34,10 @@ class Rule:
     """A rule of claiming.
 
     Args:
-        allows: the condition, over a row of `job`, that the claimant may have it.
-        refusal: the explanation where it may not, as a format (the fields are `explain`'s).
-        concerns: the condition, over the job alone, without which the rule allows it: such jobs are claimed
-            one by one. None where that depends on the claimant or the time alone.
+        allows: the condition, over a row of `job`, that the claimant may claim it.
+        refusal: the explanation of a refusal, a format string with the fields of `explain`.
+        concerns: a condition on the job alone; jobs that do not meet it are always allowed, those that
+            do are claimed one by one. None if the rule depends on the claimant or the time alone.
     """
 
     allows: sa.ColumnElement[bool]
@@ -46,7 +46,7 @@ class Rule:
 
 
 BACK_OFF = Rule(
-    is_due(job.c.available_at, retry.MAX_BACKOFF_S), "backing off for {back_off_s:.0f} s more"
+    is_due(job.c.available_at, retry.MAX_BACKOFF_S), "backing off for another {back_off_s:.0f} s"
 )
 
 
@@ -56,7 +56,7 @@ def rules_of(claimant: Claimant) -> tuple[Rule, ...]:
 
 
 def claimant_rules(claimant: Claimant) -> tuple[Rule, ...]:
-    """The rules that depend on the claimant alone: refused one job, it is refused all."""
+    """The rules that depend on the claimant alone, and so hold for all jobs or for none."""
     suspect = job.alias("suspect")
     holds_suspect = (
         _held(claimant)
@@ -67,7 +67,7 @@ def claimant_rules(claimant: Claimant) -> tuple[Rule, ...]:
     )
     return (
         Rule(~pause.is_paused(claimant.device_id, claimant.target_id), "{pauses}"),
-        Rule(~holds_suspect, "a worker for it holds a job that was lost before, and gets nothing beside it"),
+        Rule(~holds_suspect, "a worker for it holds a job that was lost before, which runs alone"),
     )
 
 
@@ -89,7 +89,7 @@ def job_rules(claimant: Claimant) -> tuple[Rule, ...]:
     holds_any = _held(claimant).correlate_except(lease).exists()
     lost_here = _lost_on(claimant.device_id).exists()
     lost_nowhere = ~_lost_on(worker_device.c.device_id).exists()
-    # The finals of a workload go to two devices, where there are two.
+    # The finals of a workload go to two devices if there are two.
     final = job.alias("final")
     final_here = (
         sa.select(lease.c.id)
@@ -106,14 +106,14 @@ def job_rules(claimant: Claimant) -> tuple[Rule, ...]:
     return (
         Rule(
             sa.or_(job.c.attempts == 0, ~holds_any),
-            "it waits for a worker that has nothing else",
+            "it was lost before and runs alone: it waits for a worker without other jobs",
             job.c.attempts > 0,
         ),
         Rule(
             sa.or_(
                 job.c.attempts < retry.SPLIT_ATTEMPTS, ~lost_here, ~_live_device(claimant, lost_nowhere)
             ),
-            "it is left to devices that have not lost it",
+            "it is reserved for devices that have not lost it",
             job.c.attempts >= retry.SPLIT_ATTEMPTS,
         ),
         Rule(
@@ -122,12 +122,12 @@ def job_rules(claimant: Claimant) -> tuple[Rule, ...]:
                 is_due(job.c.available_at + SPREAD_S, retry.MAX_BACKOFF_S + SPREAD_S), ~final_here,
                 ~_live_device(claimant, worker_device.c.device_id != claimant.device_id),
             ),
-            "a final: for {spread_s:.0f} s more it is left to devices that had no other of them",
+            "a final: reserved for another {spread_s:.0f} s for devices without another final of its workload",
             job.c.phase == Phase.CONFIRM.value,
         ),
         Rule(
             sa.or_(limit.is_(None), running < limit),
-            "run {run_id} has {at_work} at work, and asked for {max_jobs} at most",
+            "run {run_id} has {at_work} leased, its maximum (max_jobs = {max_jobs})",
             limit.is_not(None),
         ),
     )  # fmt: skip

@@ -16,19 +16,19 @@ from service.store.db import Store
 from strategy.record import Lease, Report, ResultsAccepted
 
 # The largest batches: of jobs to lease, jobs with results, and workers. A device idles until its lease
-# comes, while results are safe on their worker's disk: leases go first, and wait for few results at a time.
+# comes, while results are safe on their worker's disk: leases have priority, and batches of results are small.
 LEASED = 512
 REPORTED = 48
 WORKERS = 1000
 
 
-# Reports of one request, and the token that it came with.
+# The reports of one request, and its token.
 Request = tuple[Sequence[Report], int | None]
 Answers = Sequence[ResultsAccepted | ServiceError]
 
 
 class WorkerBatches:
-    """Batchers for each kind of worker's request. Bound to one event loop."""
+    """One batcher for each kind of workers' requests. Bound to one event loop."""
 
     def __init__(self, store: Store, terms: Terms) -> None:
         self._store = store
@@ -41,21 +41,21 @@ class WorkerBatches:
         self._signs = Batcher(self._see, WORKERS)
 
     async def lease(self, ask: Ask) -> list[Lease]:
-        """Lease jobs, as `job.lease_many`; none where another service was faster."""
+        """Lease jobs, as `job.lease_many`; empty if another service claimed them first."""
         answer = await self._leases.ask(ask)
         if isinstance(answer, ServiceError):
             raise answer
         return answer
 
     async def may_lease(self, ask: Ask) -> bool:
-        """Return whether a job may be queued for the device, without writing."""
+        """Return whether a job may be available for the device, without writing."""
         return await self._looks.ask(ask)
 
     async def report(self, reports: Sequence[Report], token_id: int | None) -> Answers:
         """Store results, as `job.report_many`.
 
         Raises:
-            LeaseLostError: a lease is not of a worker that this token registered; nothing is stored.
+            LeaseLostError: a lease belongs to a worker of another token; nothing is stored.
         """
         answer = await self._reports.ask((reports, token_id))
         if isinstance(answer, ServiceError):
@@ -63,7 +63,7 @@ class WorkerBatches:
         return answer
 
     async def see(self, worker_id: int, token_id: int | None) -> None:
-        """Store a heartbeat; raises `NotFoundError` for a worker that is not known, or another token's."""
+        """Store a heartbeat; raise `NotFoundError` for a worker that is unknown or belongs to another token."""
         if not await self._signs.ask((worker_id, token_id)):
             raise fleet.unknown_worker(worker_id)
 

@@ -10,9 +10,9 @@ from strategy.table import show_number
 
 MIN_SHARE = 8
 HOPELESS_RATIO = 1.5
-ALL_FAILED = 16  # trials, all of them failed, after which an implementation is given up
-PATIENCE = 64  # trials without that gain, before the model is believed that there is none
-EVEN = 0.5  # of a workload's part of the budget is its own; the rest goes where the gain is
+ALL_FAILED = 16  # failed trials without a success, after which an implementation is dropped
+PATIENCE = 64  # trials without a gain, after which the model's estimate of none counts
+EVEN = 0.5  # share of the budget split by weight; the rest goes to the largest gains
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Arm:
     """State of one tunable implementation of a workload.
 
     Attributes:
-        trials: told and under way; `told` without the latter.
-        lower_bound_s: the most optimistic time that its model predicts anywhere.
-        gain: the share of the workload's lowest time that a trial of it is expected to save; None
-            where there is no model yet.
+        trials: finished and pending ones; `told` has only the former.
+        lower_bound_s: the lowest time that its model considers possible.
+        gain: the share of the workload's lowest time that one trial is expected to save; None
+            without a model.
     """
 
     trials: int = 0
@@ -40,7 +40,7 @@ class Arm:
 
     @property
     def expected_gain(self) -> float:
-        # Without a model: chance improves on the best of n with a probability of 1 / (n + 1).
+        # Without a model: a random trial improves on the best of n with probability 1 / (n + 1).
         return 1 / (1 + self.trials) if self.gain is None else self.gain
 
 
@@ -49,10 +49,10 @@ class Stand:
     """State of one workload of a run.
 
     Attributes:
-        weight: how often it is called.
-        part: its trials, were the budget split by weight.
+        weight: its number of calls.
+        part: its trials if the budget were split by weight.
         arms: its tunable implementations.
-        lead_s: the lowest time of all implementations; None where nothing has run.
+        lead_s: the lowest time of all implementations; None if nothing has run.
     """
 
     weight: float
@@ -72,7 +72,7 @@ class Stand:
 
 
 def split(total: int, weights: Sequence[float]) -> list[int]:
-    """`total` in whole parts proportional to `weights` (largest remainders)."""
+    """Split `total` into integers proportional to `weights` (largest remainders)."""
     if not weights:
         return []
     exact = [total * w / sum(weights) for w in weights]
@@ -84,13 +84,13 @@ def split(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def share(arms: Sequence[Arm], budget: int) -> int:
-    """The trials that each implementation gets before any is judged."""
+    """The trials that each implementation gets before any may be dropped."""
     n = max(len(arms), 1)
     return min(max(MIN_SHARE, budget // (2 * n)), max(budget // n, 1))
 
 
 def hopeless(arm: Arm, lead_s: float | None, arms_share: int) -> str | None:
-    """Return the reason why an implementation cannot win any more, None while it can."""
+    """Return the reason why an implementation can no longer win, None if it can."""
     if arm.told < arms_share or not arm.is_open:
         return None
     if arm.best_s is None:
@@ -102,8 +102,8 @@ def hopeless(arm: Arm, lead_s: float | None, arms_share: int) -> str | None:
     ratio = arm.best_s / lead_s
     if ratio > HOPELESS_RATIO and arm.lower_bound_s > lead_s:
         return (
-            f"after {show_number(arm.told, 'trial')} its best takes {ratio:.2f}× as long as the leader, "
-            f"and its model sees nothing below {arm.lower_bound_s / lead_s:.2f}×"
+            f"after {show_number(arm.told, 'trial')} its best takes {ratio:.2f}× as long as the leader's, "
+            f"and its model predicts at least {arm.lower_bound_s / lead_s:.2f}×"
         )
     return None
 
@@ -112,7 +112,7 @@ def settled(arm: Arm, before_s: float | None, lead_s: float | None, least_gain: 
     """Return whether an implementation is done: no recent gain, and none expected of any trial.
 
     Args:
-        before_s: its best `PATIENCE` trials ago; None where it has had fewer, or none ran.
+        before_s: its best time `PATIENCE` trials ago; None if it had fewer, or none ran.
     """
     if arm.gain is None or before_s is None or arm.best_s is None or lead_s is None:
         return False
@@ -121,10 +121,9 @@ def settled(arm: Arm, before_s: float | None, lead_s: float | None, least_gain: 
 
 
 def next_arm(arms: Sequence[Arm], budget: int) -> int | None:
-    """The implementation that gets the next trials, None where all are closed.
+    """The implementation that gets the next trials, None if all are closed.
 
-    Even at first, each its `share` of the budget; then to the one whose next trial is expected to
-    save most.
+    First each gets its `share` of the budget, then the one whose next trial is expected to save most.
     """
     open_arms = [i for i, a in enumerate(arms) if a.is_open]
     if not open_arms:
@@ -137,10 +136,10 @@ def next_arm(arms: Sequence[Arm], budget: int) -> int | None:
 
 
 def order(stands: Sequence[Stand]) -> list[int]:
-    """Order the workloads by their claim to the next trials.
+    """Order the workloads by priority for the next trials.
 
-    Half of the budget is split by weight, so that no estimate starves a workload; the rest goes
-    where a trial is expected to save most time over all calls.
+    Half of the budget is split by weight, so that no workload starves; the rest goes to the workloads
+    whose trials are expected to save most time over all calls.
     """
 
     def rank(i: int) -> tuple[bool, float, int]:

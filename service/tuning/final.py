@@ -11,7 +11,7 @@ from strategy.record import Estimate, Phase
 
 
 def count(connection: sa.Connection, run_id: int, workload_id: int) -> int:
-    """The finals of one workload that a run has enqueued, whatever became of them."""
+    """The finals of one workload that a run has enqueued, in any state."""
     query = sa.select(sa.func.count()).where(
         job.c.run_id == run_id, job.c.workload_id == workload_id,
         job.c.phase == Phase.CONFIRM.value, job.c.parent_id.is_(None),
@@ -22,9 +22,9 @@ def count(connection: sa.Connection, run_id: int, workload_id: int) -> int:
 def find_estimates(
     connection: sa.Connection, tasks: Sequence[int]
 ) -> Collection[dict[str, Estimate]]:
-    """The confirmed time of each implementation of one workload, for each device model by itself.
+    """The confirmed time of each implementation of one workload, by device model.
 
-    Times of different models are not compared, and pooled they would have no narrow interval.
+    Times of different device models are not comparable.
     """
     of_model: dict[str, dict[str, Estimate]] = {}
     for row in connection.execute(

@@ -1,8 +1,7 @@
-"""Ownership of live runs: a lease on the run's row, which one service holds while it tunes.
+"""Ownership leases: a lease on a run's row, which the service that tunes it holds.
 
-The owner renews it. One that does not loses its runs at the end of the term; one whose process is known to
-be gone, at once. An owner that was only slow finds out before it writes: it calls `lasts` in the
-transaction that writes.
+The owner renews it. Another service takes over when it expires, or at once if the owner's process is known to
+be gone. A slow owner must not write after that: each transaction that writes calls `lasts`.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ class Ownership:
     """The runs that one service holds.
 
     Args:
-        term_s: of the lease, in seconds.
-        name: of the owner, unique among services; that of this process by default.
+        term_s: the term of the lease, in seconds.
+        name: the owner's name, unique among services; default: this process's.
     """
 
     def __init__(self, term_s: float, name: str | None = None) -> None:
@@ -29,7 +28,7 @@ class Ownership:
         self._name = name or process_name(os.getpid())
 
     def hold(self, store: Store) -> list[int]:
-        """Renew and take what leases it can; returns the live runs that it owns, the oldest first."""
+        """Renew leases and take free ones; return the live runs it owns, the oldest first."""
         with store.read() as connection:
             left_s = (run.c.tuner_until - now()).label("left_s")
             rows = connection.execute(
@@ -46,7 +45,7 @@ class Ownership:
             elif is_gone(row.tuner):
                 dead.add(row.tuner)
                 wanted.append(row.id)
-        # Each in a transaction of its own: taking lost jobs back locks several runs, in any order.
+        # One transaction for each, as ending expired leases locks several runs in any order.
         for run_id in wanted:
             with store.write() as connection:
                 if self._take(connection, run_id, dead):
@@ -54,7 +53,7 @@ class Ownership:
         return [row.id for row in rows if row.id in held]
 
     def _is_over(self) -> sa.ColumnElement[bool]:
-        # Not one term: the clock may be set back a little under a holder that lives.
+        # More than one term, as the clock may be set back a little under a live owner.
         return is_due(run.c.tuner_until, 2 * self._term_s)
 
     def _take(self, connection: sa.Connection, run_id: int, dead: set[str]) -> bool:
@@ -69,12 +68,12 @@ class Ownership:
         return bool(taken.rowcount)
 
     def lasts(self, connection: sa.Connection, run_id: int) -> bool:
-        """Return whether the run is still owned, and keep it so until the transaction ends."""
+        """Return whether the run is still owned, and lock the ownership until the transaction ends."""
         query = sa.select(run.c.tuner).where(run.c.id == run_id).with_for_update(key_share=True)
         return connection.scalar(query) == self._name
 
     def give_up(self, store: Store) -> None:
-        """Let others have the runs at once; `is_interrupted` until one takes them."""
+        """Release the runs at once; they are `is_interrupted` until another service takes them."""
         with store.read() as connection:
             held = connection.scalars(sa.select(run.c.id).where(run.c.tuner == self._name)).all()
         for run_id in held:
@@ -87,7 +86,7 @@ class Ownership:
 
 
 def is_interrupted(connection: sa.Connection, run_id: int) -> bool:
-    """Return whether a live run has lost its owner; one that has had none yet is not interrupted."""
+    """Return whether a live run has lost its owner; one without an owner yet is not interrupted."""
     row = connection.execute(
         sa.select(run.c.tuner, (run.c.tuner_until < now()).label("over"))
         .where(run.c.id == run_id, run.c.state.in_(LIVE), run.c.tuner_until.is_not(None))
@@ -96,18 +95,18 @@ def is_interrupted(connection: sa.Connection, run_id: int) -> bool:
 
 
 def process_name(pid: int) -> str:
-    """A name that no other process has: its machine and PID namespace, its PID, and when it began."""
+    """A unique name of this process: its machine and PID namespace, its PID, and its start time."""
     return f"{_place()}/{pid}/{_began(pid)}"
 
 
 def is_gone(name: str) -> bool:
-    """Return whether the process of that name has ended; False for one that is not visible from here."""
+    """Return whether the process of that name has ended; False if it is not visible from here."""
     place, _, rest = name.rpartition("/")[0].rpartition("/")
     return bool(place) and place == _place() and rest.isdecimal() and process_name(int(rest)) != name
 
 
 def _place() -> str:
-    """The boot of this machine and the PID namespace of this process; empty where they are not known."""
+    """The boot id of this machine and the PID namespace of this process; empty if not known."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}:{Path('/proc/self/ns/pid').readlink()}"

@@ -1,8 +1,8 @@
-"""Repetition of finals that one device has measured, on a later day and when their target is idle.
+"""Repetition of finals on a later day, when their target is idle.
 
-A day has its own load, temperature and placement in memory, which no number of repeats in one session
-shows. The finals of a run that went to two devices need none. Of any other the first final of each workload
-is repeated, interleaved as it was, after all other work; its samples join those of the run (`best`).
+Load, temperature and placement in memory vary between days, which repeats within one session do not show.
+Of a run whose finals went to one device only, the first final of each workload is repeated with the same
+interleaving and the lowest priority; its samples are added to those of the run (`best`).
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from service.store.tables import (
 )
 from strategy.record import Phase, RunState
 
-AFTER_ALL = 10_000  # a priority: any other job is sooner
-QUIET_S = 60.0  # without a run on the target, before one that has ended is looked at again
-WINDOWS = 30  # a run that ended longer ago than so many times the wait is left alone
+AFTER_ALL = 10_000  # a priority: below all other jobs
+QUIET_S = 60.0  # without a run on the target before finals are repeated
+WINDOWS = 30  # runs that ended more than this many waits ago are skipped
 
 
 def is_due(connection: sa.Connection, after_s: float, alive_s: float) -> bool:
-    """Return whether `enqueue_due` would find a run, without writing: writers exclude each other."""
+    """Return whether `enqueue_due` would find a run, without writing, as writers exclude each other."""
     return connection.execute(_due(after_s, alive_s)).first() is not None
 
 
 def enqueue_due(connection: sa.Connection, after_s: float, alive_s: float) -> list[int]:
-    """Enqueue the finals of one run that are due; returns the new jobs.
+    """Enqueue the due finals of one run; return the new jobs.
 
     Args:
-        connection: whose transaction they join.
+        connection: the transaction.
         after_s: the wait after the end of a run, in seconds.
-        alive_s: for which a worker counts as alive after its last heartbeat, in seconds.
+        alive_s: seconds for which a worker counts as alive after a heartbeat.
     """
-    # A service that looks at the same moment skips this run. One that has enqueued its finals in between is seen
-    # by the second query, under the lock.
+    # A concurrent service skips the locked run; finals that it has enqueued in between are found by the second
+    # query, under the lock.
     wanted = _due(after_s, alive_s)
     due = connection.execute(wanted.with_for_update(of=run, skip_locked=True, key_share=True)).first()
     if due is None or connection.execute(wanted.where(run.c.id == due.id)).first() is None:
@@ -59,7 +59,7 @@ def enqueue_due(connection: sa.Connection, after_s: float, alive_s: float) -> li
         .where(job.c.run_id == due.id, _IS_FINAL, job.c.state == JobState.DONE, job.c.parent_id.is_(None))
         .order_by(job.c.id)
     )
-    # The first has all finalists; a later one may hold only what was too uncertain.
+    # The first final has all finalists; later ones may have only the uncertain ones.
     first: dict[int, Any] = {}
     for final in finals:
         first.setdefault(final.workload_id, final)
@@ -74,7 +74,7 @@ _IS_FINAL = job.c.phase == Phase.CONFIRM.value
 
 
 def _due(after_s: float, alive_s: float) -> sa.Select[Any]:
-    """Select the run that ended first of those that are due."""
+    """Select the due run that ended first."""
     of_run = sa.select(job.c.id).where(job.c.run_id == run.c.id, _IS_FINAL)
     devices = (
         sa.select(sa.func.count(lease.c.device_id.distinct()))
@@ -103,13 +103,13 @@ def _due(after_s: float, alive_s: float) -> sa.Select[Any]:
 
 
 def _busy_targets() -> sa.CompoundSelect[Any]:
-    """Select targets with work, or with a run a moment ago: once, not for each run, and by indexes."""
+    """Select targets with work or a recent run: once for all runs, by indexes."""
     other = run.alias()
     just_ended = sa.and_(other.c.finished_at > now() - QUIET_S, other.c.finished_at <= now())
     recent = sa.or_(other.c.state.in_(LIVE), just_ended)
     return sa.union(
         sa.select(other.c.target_id).where(recent),
-        # As it stands in the index of queued jobs.
+        # A literal, to match the partial index of queued jobs.
         sa.select(job.c.target_id).where(job.c.state == sa.literal_column(f"'{JobState.QUEUED}'")),
         sa.select(job.c.target_id).join(lease, lease.c.job_id == job.c.id).where(lease.c.ended_at.is_(None)),
     )

@@ -1,4 +1,4 @@
-"""Runs: what is asked for, what of it is known already, and how far it is."""
+"""Runs: requests, what is known of them already, and their status."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Planned:
     workload: Workload
     weight: float
     candidates: tuple[Candidate, ...]
-    # Of each candidate's space, the valid ones; None where there is no space or too many to count.
+    # The number of valid configurations of each candidate; None without a space, or if too many to count.
     space_sizes: tuple[int | None, ...]
 
 
@@ -69,7 +69,7 @@ def _plan_one(asked: RunWorkload, request: RunRequest, field: str) -> Planned:
     )
     if not wanted.is_constant:
         raise InvalidError(
-            f"{field}.workload: {wanted} has symbolic dimensions: tune concrete shapes of it"
+            f"{field}.workload: {wanted} has symbolic dimensions: give numbers, only constant shapes can be timed"
         )
     require_some(wanted, request.target, known)
     names = [c.implementation for c in known]
@@ -89,7 +89,7 @@ def _plan_one(asked: RunWorkload, request: RunRequest, field: str) -> Planned:
         raise InvalidError(
             f"{field}: no implementation of {wanted.op} is valid for {wanted} on {request.target}"
         )
-    # Counted here and not in the transaction: it takes a while.
+    # Counted outside of the transaction, as it takes long.
     sizes = tuple(None if c.space is None else c.space.count(catalogue.COUNT_LIMIT) for c in valid)
     return Planned(wanted, asked.weight, tuple(valid), sizes)
 
@@ -112,14 +112,14 @@ def create(
     connection: sa.Connection, request: RunRequest, planned: Sequence[Planned],
     namespace: str = DEFAULT,
 ) -> int:  # fmt: skip
-    """A new run in a namespace; returns its id.
+    """Create a run in a namespace; return its id.
 
-    An equal request joins the run that is under way; one with `force` joins none but a forced one. Where
-    all is tuned enough (same versions, target and policies, at least this budget or stopped by its own
-    rule), the run is done at once.
+    An equal request joins the live run; one with `force` joins only a forced one. If all tasks are tuned
+    enough (same versions, target and policies, at least this budget or stopped by its own rule), the run is
+    done at once.
 
     Raises:
-        InvalidError: it times with cold caches, and not under a namespace of its own.
+        InvalidError: it times with cold caches in the default namespace.
     """
     _check_caches(request, namespace)
     digest = _digest(request, planned)
@@ -140,7 +140,7 @@ def create(
         .returning(run.c.id)
     )  # fmt: skip
     while (run_id := connection.scalar(statement)) is None:
-        # Another was faster; where it has ended by now, this is the next.
+        # A concurrent request was faster; if its run has ended by now, try again.
         joined = _find_live(connection, request, digest, namespace)
         if joined is not None:
             event.note(connection, "joined", run_id=joined)
@@ -162,7 +162,7 @@ def create(
 def _find_live(
     connection: sa.Connection, request: RunRequest, digest: str, namespace: str
 ) -> int | None:
-    """The run under way that an equal request joins."""
+    """The live run that an equal request joins."""
     wanted = [run.c.digest == digest, run.c.namespace == namespace, run.c.state.in_(LIVE)]
     if request.force:
         wanted.append(run.c.forced)
@@ -173,7 +173,7 @@ def _find_live(
 def _put_tasks(
     connection: sa.Connection, planned: Sequence[Planned], target_id: int, namespace: str
 ) -> list[list[int]]:
-    """The ids of each workload's tasks; made in one order, so that no two requests wait for each other."""
+    """The ids of each workload's tasks, created in a fixed order against deadlocks."""
     workload_ids = catalogue.put_workloads(connection, [p.workload for p in planned])
     made: dict[str, list[int]] = {}
     for p in sorted(planned, key=lambda p: workload_ids[p.workload.digest]):
@@ -191,17 +191,17 @@ def _put_tasks(
 
 
 def _check_caches(request: RunRequest, namespace: str) -> None:
-    """Selection compares all times of a namespace: those of cold caches are kept apart."""
+    """Refuse times of cold caches in the default namespace, as selection compares all times of one."""
     cold = request.search_policy.cache_flush
     if request.confirm_policy.cache_flush != cold:
         raise InvalidError(
-            "confirm_policy.cache_flush: it differs from search_policy's: times of cold and of warm "
-            "caches are not compared"
+            "confirm_policy.cache_flush: differs from search_policy's, and times of cold and warm "
+            "caches do not compare: set both alike"
         )
     if cold and namespace == DEFAULT:
         raise InvalidError(
-            f"search_policy.cache_flush: times of cold caches are not compared with those of {DEFAULT!r}: "
-            "name a namespace for them"
+            f"search_policy.cache_flush: times of cold caches do not compare with those of {DEFAULT!r}: "
+            "use another namespace"
         )
 
 
@@ -242,7 +242,7 @@ def _finish_if_tuned(
 def _tuned_by(
     connection: sa.Connection, request: RunRequest, tasks: Sequence[int], trials: float
 ) -> int | None:
-    """The newest complete run that tuned all these tasks enough."""
+    """The newest complete run that tuned all these tasks enough, if any."""
     rows = connection.execute(
         sa.select(run.c.id, run.c.request)
         .join(run_task, run_task.c.run_id == run.c.id)
@@ -259,7 +259,7 @@ def _tuned_by(
         ):  # fmt: skip
             continue
         if theirs.until_gain is not None and theirs.until_gain > (request.until_gain or 0.0):
-            continue  # it may have stopped sooner than this one would
+            continue  # it may have stopped earlier than this one would
         all_weights = sum(w.weight for w in theirs.workloads)
         states = connection.execute(
             sa.select(run_task.c.state, run_task.c.weight, task.c.space)
@@ -275,7 +275,7 @@ def _tuned_by(
 def finish(
     connection: sa.Connection, run_id: int, state: RunState, message: str, *, complete: bool = False
 ) -> None:
-    """End a run; one that has ended, by its cancellation perhaps, stays as it is."""
+    """End a run; one that has ended, for instance by cancellation, stays unchanged."""
     ended = connection.execute(
         sa.update(run)
         .where(run.c.id == run_id, run.c.state.in_(LIVE))
@@ -286,7 +286,7 @@ def finish(
 
 
 def bound_creation(connection: sa.Connection) -> None:
-    """Live runs created before the clock was set back are created now: a timeout counts from there."""
+    """Set the creation of live runs to now if the clock was set back behind it, so that timeouts count."""
     connection.execute(
         sa.update(run)
         .where(run.c.state.in_(LIVE), run.c.created_at > now())
@@ -295,9 +295,9 @@ def bound_creation(connection: sa.Connection) -> None:
 
 
 def cancel(connection: sa.Connection, run_id: int, namespace: str | None = None) -> None:
-    """Stop a run, in whatever namespace where none is given; what is measured stays.
+    """Stop a run, of any namespace if none is given; its measurements are kept.
 
-    One that has ended stays as it is. Raises `NotFoundError`.
+    One that has ended stays unchanged. Raises `NotFoundError`.
     """
     seen = [run.c.id == run_id]
     if namespace is not None:
@@ -315,14 +315,14 @@ def cancel(connection: sa.Connection, run_id: int, namespace: str | None = None)
 
 
 def unknown_run(run_id: int) -> NotFoundError:
-    return NotFoundError(f"run {run_id} does not exist")
+    return NotFoundError(f"run {run_id} does not exist: `plevel runs` lists the runs")
 
 
 def trials_of(run_id: int, request: RunRequest, policy_id: int | None) -> sa.ColumnElement[bool]:
     """The condition on records that count as trials of a run's tasks.
 
-    Those of every run under its policy, so that an interrupted one goes on where it was; with
-    `force` its own alone. What was purged counts for none, and is measured again.
+    Those of all runs under the same policy, so that an interrupted run resumes; with `force` only its
+    own. Purged records do not count, and are measured again.
     """
     of_search = sa.and_(record.c.phase == Phase.SEARCH.value, standing())
     if request.force:
@@ -333,7 +333,7 @@ def trials_of(run_id: int, request: RunRequest, policy_id: int | None) -> sa.Col
 def status(
     connection: sa.Connection, run_id: int, alive_s: float, namespace: str | None = None
 ) -> RunStatus:
-    """Status of a run, in any namespace where none is given; raises `NotFoundError`."""
+    """The status of a run, of any namespace if none is given; raise `NotFoundError`."""
     query = sa.select(run).where(run.c.id == run_id)
     if namespace is not None:
         query = query.where(run.c.namespace == namespace)
@@ -350,11 +350,11 @@ def status(
     message = row.message
     interrupted = is_interrupted(connection, run_id)
     if interrupted:
-        message = "interrupted: what it measured is kept, and the service that tuned it has ended"
+        message = "interrupted: the service that tuned it has ended; its measurements are kept"
     elif row.state in LIVE and not workers:
         message = (
-            f"waits for a worker for target {request.target}: start one with "
-            "`plevel worker --url URL`, URL being this service's"
+            f"waiting for a worker for target {request.target}: start one with "
+            "`plevel worker --url URL`, with this service's URL"
         )
     return RunStatus(
         id=run_id, state=RunState(row.state), target=request.target, trials=request.trials,
@@ -365,7 +365,7 @@ def status(
 
 
 def request_of(connection: sa.Connection, run_id: int, namespace: str) -> RunRequest:
-    """The request of a run of a namespace; raises `NotFoundError`."""
+    """The request of a run of a namespace; raise `NotFoundError`."""
     body = connection.scalar(
         sa.select(run.c.request).where(run.c.id == run_id, run.c.namespace == namespace)
     )
@@ -404,13 +404,13 @@ def _tasks() -> sa.Select[Any]:
 def task_status(
     connection: sa.Connection, task_id: int, namespace: str | None = None
 ) -> TaskStatus:
-    """A task over all runs, in whatever namespace where none is given; raises `NotFoundError`."""
+    """A task over all runs, of any namespace if none is given; raise `NotFoundError`."""
     query = _tasks().where(task.c.id == task_id)
     if namespace is not None:
         query = query.where(task.c.namespace == namespace)
     row = connection.execute(query).one_or_none()
     if row is None:
-        raise NotFoundError(f"task {task_id} does not exist")
+        raise NotFoundError(f"task {task_id} does not exist: `plevel coverage` lists the tasks")
     counts = connection.execute(
         sa.select(record.c.error, sa.func.count().label("n"))
         .where(record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value)
@@ -437,7 +437,7 @@ def _task_status(r: Any, ranked: Ranked, counts: dict[str | None, int]) -> TaskS
 
 
 def flops_of(body: Any) -> int | None:
-    """Of a workload's JSON form: known where the operator is installed here."""
+    """The FLOPs of a workload's JSON form; None if the operator is not installed here."""
     asked = convert(body, Workload)
     return None if find_op(asked.op) is None else asked.flops
 
@@ -445,7 +445,7 @@ def flops_of(body: Any) -> int | None:
 def recent(
     connection: sa.Connection, limit: int, alive_s: float, namespace: str = DEFAULT
 ) -> list[RunStatus]:
-    """The newest runs of a namespace first."""
+    """The runs of a namespace, the newest first."""
     ids = connection.scalars(
         sa.select(run.c.id)
         .where(run.c.namespace == namespace)

@@ -1,4 +1,4 @@
-"""Records that a search may start from: of the same implementation on other shapes, targets, versions."""
+"""Sources of transfer learning: records of an implementation on other shapes, targets and versions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from strategy.space import Config, ConfigError, ConfigSpace
 from strategy.types import TensorType
 from strategy.workload import Workload
 
-MOST_TASKS = 300  # the newest of an implementation, among which the most alike are chosen
+MOST_TASKS = 300  # the newest of an implementation, among which the most similar are chosen
 MOST_RECORDS = 1000  # of one task, the newest
 SHAPES = 16
 MOST_OF_SHAPE = 250  # records, the newest
 LEAST_RECORDS = 8
 MOST_CHAMPIONS = 8
-# Of failures that say nothing of a configuration.
+# Failures that are not caused by the configuration.
 _CHANCE = (ErrorKind.CANCELLED, ErrorKind.LOST, ErrorKind.IMPLAUSIBLE)
 # Distances, in doublings of a dimension.
 _ANOTHER_VERSION, _ANOTHER_TARGET, _ANOTHER_ATTRIBUTE, _ANOTHER_RANK = 0.1, 1.0, 1.0, 8.0
@@ -32,17 +32,16 @@ _ANOTHER_VERSION, _ANOTHER_TARGET, _ANOTHER_ATTRIBUTE, _ANOTHER_RANK = 0.1, 1.0,
 def find_sources(
     connection: sa.Connection, task_id: int, counted: sa.ColumnElement[bool]
 ) -> list[Source]:
-    """Records of elsewhere for a task, the most alike first.
+    """Sources of transfer learning for a task, the most similar first.
 
-    They are those of the same implementation, imported ones of that name included: of the task
-    itself where they do not count as trials, of its other versions, of other targets and shapes.
-    None are of another namespace. Those of this shape come first: up to `SOURCES` of them, and up to
-    `SHAPES` others.
+    They are records of the same implementation in this namespace, imported ones of that name included: of the
+    task itself if they do not count as trials, of its other versions, and of other targets and shapes. Up to
+    `SOURCES` of this shape come first, then up to `SHAPES` others.
 
     Args:
-        connection: to the database.
-        task_id: what is to be tuned.
-        counted: which records count as trials, and are told as such.
+        connection: the database.
+        task_id: the task to tune.
+        counted: the condition on records that count as trials.
     """
     own = connection.execute(_tasks().where(task.c.id == task_id)).one()
     asked = convert(own.body, Workload)
@@ -76,8 +75,7 @@ def _enough(source: Source) -> list[Source]:
 def find_champions(connection: sa.Connection, task_id: int) -> list[Config]:
     """The best configurations of other versions of a task, on any device, the newest version first.
 
-    They are not selected any more; where the task's space still has them, by value, they are worth
-    the first trials.
+    They are stale; if the task's space still has them, by value, they are good first trials.
     """
     own = connection.execute(_tasks().where(task.c.id == task_id)).one()
     same = ("workload_id", "target_id", "implementation", "namespace")
@@ -116,13 +114,13 @@ def _read(
         .limit(most)
     )  # fmt: skip
     if counted is not None:
-        # What was imported has neither policy nor run: it is not counted.
+        # Imported records have neither policy nor run, and do not count as trials.
         query = query.where(sa.not_(sa.func.coalesce(counted, sa.false())))
     return connection.execute(query).all()
 
 
 def _read_shape(connection: sa.Connection, of: Workload, one: Any) -> Source:
-    """Records of another shape, less those that are not of its space."""
+    """Records of another shape, without those outside of its space."""
     found = connection.execute(sa.select(task.c.space).where(task.c.id == one.id)).scalar_one()
     space = convert(found, ConfigSpace)
     configs, seconds = [], []
@@ -146,7 +144,7 @@ def _extents(type_: TensorType) -> tuple[int, ...]:
 
 
 def _distance(asked: Workload, theirs: Workload, own: Any, other: Any) -> float:
-    """The distance of another task, in doublings of dimensions, and weights for other differences."""
+    """The distance of another task, in doublings of dimensions, with weights for other differences."""
     found: float = 0.0 if other.version == own.version else _ANOTHER_VERSION
     if other.target_id != own.target_id:
         found += _ANOTHER_TARGET

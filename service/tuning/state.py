@@ -1,4 +1,4 @@
-"""States of live runs and of their tasks, as the tuner moves them on."""
+"""State transitions of live runs and their tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_state(connection: sa.Connection, run_id: int) -> Any:
 
 
 def lock_state(connection: sa.Connection, run_id: int) -> Any:
-    """Return a run's `state`, `message` and `complete`, which stay so until the transaction ends."""
+    """Return a run's `state`, `message` and `complete`, locked until the transaction ends."""
     query = sa.select(*run.c["state", "message", "complete"]).where(run.c.id == run_id)
     return connection.execute(query.with_for_update(key_share=True)).one()
 
@@ -27,7 +27,7 @@ def lock_state(connection: sa.Connection, run_id: int) -> Any:
 def begin_finals(
     connection: sa.Connection, run_id: int, message: str, *, complete: bool
 ) -> None:
-    """Move a run from searching to its finals; `message` says why the search has ended."""
+    """Move a run from searching to its finals; `message` is the reason."""
     values = {"state": RunState.CONFIRMING, "message": message, "complete": complete}
     connection.execute(sa.update(run).where(run.c.id == run_id).values(**values))
     event.note(connection, "confirming", run_id=run_id, message=message)

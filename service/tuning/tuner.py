@@ -1,8 +1,8 @@
-"""Joins search, queue and records: propose → enqueue → absorb → refit.
+"""The tuner, which joins search, queue and records: propose → enqueue → absorb → refit.
 
-One thread of each service process tunes the live runs that it holds (see `ownership`). What it needs to
-go on is in the database: after a restart, or where another service takes a run over, it reads records
-and open jobs, and continues where the run was.
+One thread of each service process tunes the live runs that it owns (see `ownership`). Its state can be
+rebuilt from the database: after a restart, or when another service takes a run over, it reads records and
+open jobs, and continues.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from strategy.table import show_number
 
 FINALISTS = 3
 CONFIRM_SESSIONS = 2
-MORE_SESSIONS = 3  # finals at most, of what two have left too uncertain to choose by
+MORE_SESSIONS = 3  # maximum of finals, for estimates that two have left unbounded
 MOST_NAMED = 8  # implementations in a run's message
 MIN_OPEN_JOBS = 2  # one being timed, one being built
-REMEASURE_EVERY_S = 60.0  # looks for finals of an earlier day
+REMEASURE_EVERY_S = 60.0  # interval of looking for finals to repeat
 log = logging.getLogger(__name__)
 
 
@@ -57,11 +57,11 @@ class Tuner(Background):
 
     Args:
         store: the database.
-        settings: batch size, lease terms, how often to look.
-        model: scores candidates for runs that ask for one.
-        changed: notified when results come and runs are made or cancelled; this notifies it too.
+        settings: batch size, lease terms and intervals.
+        model: the cost model, for runs that request one.
+        changed: notified of results and of created or cancelled runs, also by the tuner.
         queued: notified when jobs are enqueued.
-        name: what tells this tuner from those of other services.
+        name: the owner's name of its leases, unique among services.
     """
 
     def __init__(
@@ -106,9 +106,9 @@ class Tuner(Background):
             try:
                 self._step_run(run_id)
             except DatabaseError:
-                raise  # no fault of the run
+                raise  # not caused by the run
             except Exception as error:
-                log.exception("run %d cannot be tuned", run_id)
+                log.exception("run %d failed in the tuner", run_id)
                 self._runs.pop(run_id, None)
                 with self.store.write() as connection:
                     message = f"the tuner failed: {type(error).__name__}: {error}"
@@ -121,7 +121,7 @@ class Tuner(Background):
             self.queued.notify()
 
     def _remeasure(self) -> bool:
-        """Enqueue finals of an earlier day, now and then; returns whether there were any."""
+        """Enqueue finals of an earlier day, at intervals; return whether there were any."""
         if not self.settings.second_look_s or time.monotonic() < self._remeasure_at:
             return False
         self._remeasure_at = time.monotonic() + REMEASURE_EVERY_S
@@ -154,7 +154,7 @@ class Tuner(Background):
             proposals = self._propose(tuning, room)
         self._write(tuning, proposals, timed_out=timed_out, idle=not open_jobs)
 
-    # Deciding
+    # Decisions
 
     def _judge(self, tuning: TuningRun) -> None:
         """Drop the implementations that cannot win, and mark those with nothing left to try."""
@@ -167,10 +167,10 @@ class Tuner(Background):
                 if why:
                     _close(tuning, t, TaskState.DROPPED, why)
                 elif arm.exhausted:
-                    _close(tuning, t, TaskState.EXHAUSTED, "nothing is left to try of its space")
+                    _close(tuning, t, TaskState.EXHAUSTED, "all of its configurations have been tried")
 
     def _parts(self, tuning: TuningRun) -> dict[int, int]:
-        """The run's trials, split over its workloads by their weights."""
+        """The run's trials, split over its workloads by weight."""
         groups = tuning.by_workload()
         parts = budget.split(tuning.request.trials, [g[0].weight for g in groups.values()])
         return dict(zip(groups, parts, strict=True))
@@ -179,7 +179,7 @@ class Tuner(Background):
         proposals: list[Proposal] = []
         groups = tuning.by_workload()
         if not tuning.reference_done:
-            # What cannot be tuned is measured first: it may be what the others have to beat.
+            # Untunable implementations are measured first, as the others may have to beat them.
             for workload_id, group in groups.items():
                 fixed = [jobs.NewEntry(t.id, Config()) for t in group if t.search is None]
                 if fixed:
@@ -219,7 +219,7 @@ class Tuner(Background):
             configs = t.search.ask(min(self.settings.batch, room))
             least = tuning.request.until_gain
             if least and budget.settled(t.arm(lead_s), t.earlier_best_s, lead_s, least):
-                # The batch that was asked for shows what all that is known promises; it is not tried.
+                # This proposal only shows the expected gain; it is not enqueued.
                 why = f"no trial is expected to gain {100 * least:g} %"
                 _close(tuning, t, TaskState.EXHAUSTED, why)
             elif configs:
@@ -227,10 +227,10 @@ class Tuner(Background):
                 entries = tuple(jobs.NewEntry(t.id, c, t.best_s) for c in configs)
                 return Proposal(workload_id, entries)
             elif not t.search.exhausted:
-                # Too large to count and nothing new was found: as good as exhausted.
+                # Too large to count, and no new configuration was found: practically exhausted.
                 _close(tuning, t, TaskState.DROPPED, "no further valid configuration was found")
 
-    # Writing it down
+    # Writing
 
     def _write(
         self, tuning: TuningRun, proposals: Sequence[Proposal], *, timed_out: bool, idle: bool
@@ -240,7 +240,7 @@ class Tuner(Background):
         with self.store.write() as connection:
             row = state.lock_state(connection, tuning.id)
             if row.state != RunState.RUNNING or not self._ownership.lasts(connection, tuning.id):
-                return  # cancelled meanwhile, or another service's
+                return  # cancelled, or taken over by another service
             for t in tuning.changed:
                 state.set_task_state(
                     connection, tuning.id, t.id, t.implementation, t.state, t.message
@@ -283,14 +283,14 @@ class Tuner(Background):
 
     def _finalists(self, connection: Connection, t: TuningTask) -> list[jobs.NewEntry]:
         ranked = best.pooled(connection, t.id, Scope.TARGET, "", Phase.SEARCH)
-        # One that was given up is confirmed too, so that all are compared by the same measure.
+        # Dropped ones are confirmed too, so that all are compared in the same way.
         most = 1 if t.state is TaskState.DROPPED else FINALISTS
         configs = {row.config_digest: row.config for row, _ in ranked[:most]}
         if t.search is not None and t.state is not TaskState.DROPPED:
-            # What is used without tuning stands beside it: to tune is never worse than not to.
+            # The fallback too, so that the answer is never slower than without tuning.
             fallback = t.search.space.fallback.digest
             configs |= {row.config_digest: row.config for row, _ in ranked if row.config_digest == fallback}
-        # The champion of an earlier run defends its place.
+        # The best of earlier runs, too.
         champion = best.find_champion(connection, t.id)
         if champion is not None:
             configs.setdefault(champion.config_digest, champion.config)
@@ -321,7 +321,7 @@ class Tuner(Background):
             names = catalogue.find_workload_keys(connection, failed)
             message = row.message
             if doubt:
-                message += f"; not sure within ±{BOUND:.1%}: {', '.join(sorted(doubt))}"
+                message += f"; times not known within ±{BOUND:.1%}: {', '.join(sorted(doubt))}"
             if names:
                 message += f"; nothing ran of {', '.join(names)}"
             runs.finish(
@@ -332,9 +332,9 @@ class Tuner(Background):
     def _settle(
         self, connection: Connection, tuning: TuningRun, *, out_of_time: bool
     ) -> tuple[bool, set[str]]:
-        """Enqueue another final of each workload whose answer would rest on noise.
+        """Enqueue another final of each workload whose estimates are unbounded.
 
-        Returns whether there are any, and the implementations that stay too uncertain.
+        Returns whether there are any, and the implementations that stay unbounded.
         """
         again = False
         doubt: set[str] = set()
@@ -360,7 +360,7 @@ class Tuner(Background):
 def _first_failure(connection: Connection, run_id: int) -> str:
     failed = records.find_first_failure(connection, run_id)
     if failed is None:
-        return "no worker for this target took a job"
+        return "no worker for this target leased a job"
     first = (failed.message.strip().splitlines() or [""])[0]
     return f"the first failure is {failed.error}: {first}"
 
@@ -383,13 +383,13 @@ def _why_stopped(tuning: TuningRun, *, timed_out: bool) -> str:
     if timed_out:
         why = f"the time limit of {tuning.request.timeout_s:g} s was reached after {show_number(trials, 'trial')}"
     elif not tunable:
-        why = "nothing to tune: only implementations without a space are valid"
+        why = "nothing to tune: only untunable implementations are valid"
     elif trials < tuning.request.trials:
         reasons = dict.fromkeys(t.message for t in tunable if t.state is TaskState.EXHAUSTED)
         why = f"stopped after {trials} of {show_number(tuning.request.trials, 'trial')}: "
-        why += ", ".join(reasons) or "nothing is left to try"
+        why += ", ".join(reasons) or "all configurations have been tried"
     else:
         why = show_number(trials, "trial")
     if len(dropped) > MOST_NAMED:
-        return f"{why}; dropped {len(dropped)} implementations that cannot win"
+        return f"{why}; dropped {show_number(len(dropped), 'implementation')} that cannot win"
     return "; ".join([why, *(f"dropped {d}" for d in dropped)])

@@ -1,4 +1,4 @@
-"""A live run as the tuner sees it; all of it can be read again from the database."""
+"""The tuner's state of a live run, which can be rebuilt from the database."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from strategy.workload import Workload
 
 @dataclass
 class TuningTask:
-    """A task of a live run, with what the run has learnt of it."""
+    """The tuner's state of a task of a live run."""
 
     id: int
     implementation: str
     workload_id: int
     weight: float
-    search: Search | None  # None where there is nothing to tune
+    search: Search | None  # None if it is untunable
     state: TaskState
     message: str = ""
-    cursor: int = 0  # the last record that was told
+    cursor: int = 0  # the id of the last absorbed record
     best_s: float | None = None
-    told: int = 0  # failures and configurations outside of the search included
+    told: int = 0  # absorbed trials, including failures and configurations outside of the search
     pending: int = 0
-    taught: int = 0  # records of the run's other workloads when its sources were looked up
-    bests_s: list[float | None] = field(default_factory=list)  # the best after each told trial
+    taught: int = 0  # records of the run's other workloads when its sources were read
+    bests_s: list[float | None] = field(default_factory=list)  # the best after each absorbed trial
 
     def arm(self, lead_s: float | None) -> budget.Arm:
-        """Its state against the lowest time of its workload."""
+        """The task's state for the budget, relative to the lowest time of its workload."""
         search = self.search
         assert search is not None
         return budget.Arm(
@@ -63,7 +63,7 @@ class TuningTask:
 
     @property
     def earlier_best_s(self) -> float | None:
-        """Its best time before the last `budget.PATIENCE` trials."""
+        """The best time before the last `budget.PATIENCE` trials."""
         return self.bests_s[-budget.PATIENCE - 1] if len(self.bests_s) > budget.PATIENCE else None
 
 
@@ -75,14 +75,14 @@ def arms_of(group: Sequence[TuningTask]) -> tuple[list[budget.Arm], float | None
 
 @dataclass
 class TuningRun:
-    """A live run as the tuner sees it; all of it can be read again from the database."""
+    """The tuner's state of a live run, which can be rebuilt from the database."""
 
     id: int
     request: RunRequest
     target_id: int
     policy_id: int
     tasks: list[TuningTask]
-    jobs: int = 0  # enqueued by this process, for the seeds of their inputs
+    jobs: int = 0  # number enqueued by this process, for the seeds of inputs
     reference_done: bool = False
     changed: list[TuningTask] = field(default_factory=list)
 
@@ -94,7 +94,7 @@ class TuningRun:
 
 
 def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
-    """A run as the database has it, before its records are told."""
+    """Load a run from the database, without its records."""
     row = connection.execute(sa.select(run).where(run.c.id == run_id)).one()
     request = convert(row.request, RunRequest)
     rows = connection.execute(
@@ -146,7 +146,7 @@ def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
 def teach(store: Store, tuning: TuningRun, t: TuningTask) -> None:
     """Give a search the records of the run's other workloads as sources of transfer learning.
 
-    They are read again whenever there are twice as many: fewer would change little.
+    They are read again whenever their number has doubled.
     """
     others = sum(
         o.told
@@ -164,9 +164,9 @@ def teach(store: Store, tuning: TuningRun, t: TuningTask) -> None:
 
 
 def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
-    """Tell the searches what has been recorded since the last time."""
+    """Feed the searches the records since the last call."""
     counted = runs.trials_of(tuning.id, tuning.request, tuning.policy_id)
-    # Before the records: what is reported between the two is found by both, rather than by neither.
+    # Open jobs first: a concurrent report is then found by both queries, not by neither.
     under_way = connection.execute(
         sa.select(*job_entry.c["job_id", "entry", "task_id", "config"])
         .join(job, job.c.id == job_entry.c.job_id)
@@ -191,7 +191,7 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
             if r.median_s is not None:
                 t.best_s = min(r.median_s, t.best_s or r.median_s)
             t.bests_s.append(t.best_s)
-            # What was cancelled, or mistimed, says nothing of the configuration.
+            # Cancelled and mistimed trials are not caused by the configuration.
             chance = r.error in (ErrorKind.CANCELLED, ErrorKind.IMPLAUSIBLE)
             if t.search is not None and not chance:
                 t.search.tell(Config(r.config), r.median_s)

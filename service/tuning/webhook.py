@@ -1,8 +1,8 @@
-"""Telling others of a run's end: its status is POSTed to the URL that its request names.
+"""Webhooks: a run's final status is POSTed to the URL of its request.
 
-What is to be told is a row of the database. So it outlives a service, and whichever service finds it due
-sends it, one at a time; a receiver that answers with a 2xx has it, and may get it twice. Only hosts that
-the settings list are told, no redirect is followed, and what only a pattern lists may not be private.
+A pending delivery is a row of the database, which any service sends when it is due, one at a time. A 2xx
+answer acknowledges it; a receiver may get it twice. Only hosts listed in the settings are allowed, redirects
+are not followed, and hosts listed only by a pattern may not have private addresses.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from service.store.tables import LIVE, run, webhook
 from service.tuning import run as runs
 from strategy.record import encode
 
-TRIES = 12  # within some three hours
+TRIES = 12  # within about three hours
 TIMEOUT_S = 10.0
 LONGEST_S = 3600.0  # between two tries
 CLAIM_S = 60.0  # until another service may take what one was sending when it died
 
 
 def check(url: str, hosts: str) -> None:
-    """Raise `InvalidError` if a run's end may not be told there.
+    """Raise `InvalidError` if the URL is not allowed for webhooks.
 
     Args:
-        url: where to.
+        url: the receiver.
         hosts: `Settings.webhook_hosts`.
     """
     try:
         asked = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise InvalidError(f"webhook: {url!r:.120} is no URL: {error}") from error
+        raise InvalidError(f"webhook: {url!r:.120} is no URL ({error}): write it as https://host/path") from error
     if asked.scheme not in ("http", "https") or not asked.host or asked.userinfo:
-        raise InvalidError(f"webhook: {url!r:.120} is no http://host/path without a password")
+        raise InvalidError(f"webhook: {url!r:.120} is refused: write it as http(s)://host/path, without a password")
     if not _is_named(asked.host, hosts) and not _is_matched(asked.host, hosts):
         raise InvalidError(
-            f"webhook: host {asked.host!r:.120} is not one that this service may tell: its operator "
-            "lists them in PLEVEL_WEBHOOK_HOSTS"
+            f"webhook: host {asked.host!r:.120} is not permitted: have it listed in PLEVEL_WEBHOOK_HOSTS of the "
+            "service"
         )
 
 
@@ -65,7 +65,7 @@ def _is_matched(host: str, hosts: str) -> bool:
 
 
 def subscribe(connection: sa.Connection, run_id: int, url: str) -> None:
-    """Has the end of a run told to `url`, once, even where it has ended already."""
+    """Schedule one delivery of a run's final status to `url`, also if the run has ended already."""
     values = {"run_id": run_id, "url": url, "attempts": 0, "due_at": now(), "error": ""}
     connection.execute(insert(connection, webhook).values(values).on_conflict_do_nothing())
 
@@ -75,7 +75,7 @@ class Postman(Background):
 
     Args:
         store: the database.
-        settings: where may be told, with which secret, and how soon again.
+        settings: permitted hosts, the secret, and the retry interval.
     """
 
     patience_s = 1.0  # what it is sending is sent again by the next
@@ -104,7 +104,7 @@ class Postman(Background):
                 .where(webhook.c.id == due.id, webhook.c.attempts == due.attempts)
                 .values(attempts=tried, due_at=now() + CLAIM_S)
             )
-            if not claimed.rowcount:  # another service was faster
+            if not claimed.rowcount:  # claimed by another service
                 return True
             status = runs.status(connection, due.run_id, self._settings.alive_s)
         error = self._send(due.url, f"run_{due.run_id}_{due.id}", encode(status))
@@ -122,7 +122,7 @@ class Postman(Background):
         return True
 
     def _send(self, url: str, message: str, body: bytes) -> str:
-        """Send a message; returns the error, empty where it was accepted."""
+        """Send a message; return the error, empty if it was accepted."""
         headers = {"content-type": "application/json", "user-agent": "plevel"}
         secret = self._settings.webhook_secret
         headers |= _signed(message, body, secret.get_secret_value() if secret else None)
@@ -133,19 +133,19 @@ class Postman(Background):
             there = asked.copy_with(host=_address(asked, self._settings.webhook_hosts))
             names = {"sni_hostname": asked.host}
             with (
-                # No proxy and no redirect: it goes where it was looked up, and nowhere else.
+                # No proxy and no redirect: it goes to the checked address only.
                 httpx.Client(trust_env=False, timeout=TIMEOUT_S) as client,
                 client.stream("POST", there, content=body, headers=headers, extensions=names) as response,
             ):
-                return "" if response.is_success else f"it answered {response.status_code}"
+                return "" if response.is_success else f"the receiver answered {response.status_code}"
         except (InvalidError, OSError, httpx.HTTPError) as error:
             return f"{error}"[:500] or type(error).__name__
 
 
 def _signed(message: str, body: bytes, secret: str | None) -> dict[str, str]:
-    """Headers of the Standard Webhooks specification (1.0.0): what it is, when, and whose.
+    """Headers of the Standard Webhooks specification (1.0.0): id, timestamp and signature.
 
-    The id is the same in every attempt, so that a receiver can tell a repeated message.
+    The id is the same in every attempt, so that receivers can detect repeated messages.
     """
     instant = str(int(time.time()))
     headers = {"webhook-id": message, "webhook-timestamp": instant}
@@ -171,16 +171,18 @@ def _due(retry_s: float) -> sa.Select[Any]:
 
 
 def _address(url: httpx.URL, hosts: str) -> str:
-    """The address of a host, looked up once: what is checked is what is connected to.
+    """Resolve a host once, so that the checked address is the one connected to.
 
     Raises:
-        InvalidError: it is of a private network, and its host is not named itself.
+        InvalidError: the address is private, and the host is not listed by name.
     """
     port = url.port or (443 if url.scheme == "https" else 80)
     found = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
     addresses = [str(entry[4][0]) for entry in found]
     if not _is_named(url.host, hosts) and not all(map(_is_public, addresses)):
-        raise InvalidError(f"webhook: host {url.host} is in a private network, and not listed by name")
+        raise InvalidError(
+            f"webhook: host {url.host} has a private address: have it listed by name in PLEVEL_WEBHOOK_HOSTS"
+        )
     return addresses[0]
 
 

@@ -141,14 +141,14 @@ def test_ctrl_c_keeps_what_is_measured_and_the_same_command_goes_on(stage: Stage
     out, _ = tune.communicate(timeout=60)
     assert tune.returncode == 130, stage.logs()
     assert "kept in" in out
-    assert "goes on" in out
+    assert "to resume" in out
     assert stage.survivors() == []
     kept = stage.run("records", *place, "--limit", "1000", "--json")
     before = json.loads(kept.stdout)["records"]
     assert 4 <= len(before) < TRIALS
 
     listed = stage.run("runs", *place).stdout
-    (command,) = re.findall(r"interrupted; continue with  plevel (.*)", listed)
+    (command,) = re.findall(r"interrupted; continue it with  plevel (.*)", listed)
     assert command in out
     done = stage.run(*shlex.split(command))
     assert done.returncode == 0, done.stderr + stage.logs()

@@ -378,7 +378,7 @@ def test_too_many_requests_are_told_to_wait(url: str, secrets: dict[str, str]) -
 
 
 def test_a_scope_is_named_that_is_missing() -> None:
-    with pytest.raises(ForbiddenError, match=r"'w' has scope worker, and this needs submit: .*--scope"):
+    with pytest.raises(ForbiddenError, match=r"'w' has scope worker, this request needs submit: .*--scope"):
         Actor("w", frozenset({TokenScope.WORKER})).check(TokenScope.SUBMIT)
 
 
@@ -403,7 +403,7 @@ def test_off_this_host_a_service_needs_a_token(sqlite_copy: str, tmp_path: Path)
     off = ("--database", sqlite_copy, "--port", "0", "--host", "0.0.0.0")
     assert "plevel token create" in refused(*off)
     assert "auth open" in refused(*off, "--auth", "open")
-    assert "name both" in refused(*off, "--tls-cert", "x.pem")
+    assert "only one is given" in refused(*off, "--tls-cert", "x.pem")
     made = plevel("token", "create", "ops", "--scope", "read", "--scope", "admin", "--expires", "1d",
                   "--database", sqlite_copy)  # fmt: skip
     assert made.returncode == 0, made.stderr
@@ -414,7 +414,7 @@ def test_off_this_host_a_service_needs_a_token(sqlite_copy: str, tmp_path: Path)
         assert service.raw("GET", "/v1/runs").status_code == 401
         asked = ("token", "list", "--url", service.url)
         listed = plevel(*asked, PLEVEL_TOKEN_FILE=str(secret))
-        assert "good for" in listed.stdout and "admin, read" in listed.stdout
+        assert "valid for" in listed.stdout and "admin, read" in listed.stdout
         refusal = plevel(*asked)
         assert (refusal.returncode, len(refusal.stderr.splitlines())) == (1, 1)
         assert "PLEVEL_TOKEN_FILE" in refusal.stderr

@@ -44,7 +44,7 @@ def test_a_file_that_others_can_open_is_told_and_left(
     path.chmod(0o640)
     _, _, err = start(sqlite_copy).close()
     (line,) = err.splitlines()
-    assert "(mode 640): run chmod 600 on it" in line
+    assert "(mode 640): restrict it with chmod 600" in line
     assert mode(path) == 0o640
     path.chmod(0o600)
     assert start(sqlite_copy).close()[2] == ""

@@ -111,7 +111,7 @@ def test_a_run_has_at_most_as_many_jobs_at_work_as_it_asked_for(store: Store) ->
     workers = [scene.register(device(f"host-{i}/cpu:0")) for i in range(2)]
     held = scene.leased(workers[0], "host-0/cpu:0")
     assert scene.lease(workers[1], "host-1/cpu:0") is None
-    assert "asked for 1 at most" in reasons(scene, ids[1])
+    assert "max_jobs = 1" in reasons(scene, ids[1])
     other = other_run(scene)
     other.enqueue(configs(1))
     assert scene.leased(workers[1], "host-1/cpu:0").job.run_id == other.run_id
@@ -253,9 +253,9 @@ def test_why_a_suspect_waits_and_what_is_behind_it(scene: Scene) -> None:
     assert "holds a job that was lost before" in reasons(scene, behind)
     scene.lose(held)
     assert scene.register(device("host-b/cpu:0"))
-    assert "left to devices that have not lost it" in reasons(scene, suspect)
+    assert "reserved for devices that have not lost it" in reasons(scene, suspect)
     assert scene.leased(one).job.id == behind
-    assert "waits for a worker that has nothing else" in reasons(scene, suspect)
+    assert "waits for a worker without other jobs" in reasons(scene, suspect)
 
 
 def test_a_suspect_ends_a_batch(scene: Scene) -> None:
@@ -277,7 +277,7 @@ def test_finals_go_to_two_devices_where_there_are_two(scene: Scene) -> None:
         c.execute(sa.update(job).values(available_at=now()))  # however long all that took
         assert lease_jobs(c, one, HOST) == [], "it waits for the other device"
         c.execute(sa.update(job).values(available_at=now()))
-    assert "left to devices that had no other" in reasons(scene, ids[1])
+    assert "for devices without another final" in reasons(scene, ids[1])
     with scene.store.write() as c:  # which is gone, in vain
         fleet.end(c, other)
     assert scene.leased(one).job.id == ids[1]
@@ -306,7 +306,7 @@ def test_what_is_paused_gets_no_jobs(scene: Scene, place: dict[str, str]) -> Non
     with scene.store.write() as c:
         pause.end(c, made.id)
         assert pause.current(c) == []
-        with pytest.raises(NotFoundError, match="is over or does not exist"):
+        with pytest.raises(NotFoundError, match="has ended or does not exist"):
             pause.end(c, made.id)
     assert scene.lease(worker_id) is not None
 
@@ -375,19 +375,19 @@ def test_a_device_with_a_new_name_keeps_its_history(scene: Scene) -> None:
 
 def test_why_a_job_waits(scene: Scene) -> None:
     job_id = scene.enqueue(configs(1))
-    assert "no worker is alive for target" in reasons(scene, job_id)
+    assert "is alive: start one" in reasons(scene, job_id)
     scene.register(device("host-c/cpu:0", OTHER_TARGET))
-    assert "no worker is alive for target" in reasons(scene, job_id)
+    assert "is alive: start one" in reasons(scene, job_id)
     unable = scene.register(device("host-d/cpu:0"), operators={"filter": {FAST.implementation: 2}})
-    assert "no worker for the target can build" in reasons(scene, job_id)
+    assert "no worker for the target has the versions" in reasons(scene, job_id)
     assert scene.lease(unable, "host-d/cpu:0") is None
     worker_id = scene.register()
-    assert "1 device may take it" in reasons(scene, job_id)
+    assert "1 device can take it" in reasons(scene, job_id)
     behind = scene.enqueue(configs(1))
-    assert "1 job before it, for 1 device" in reasons(scene, behind)
+    assert "1 job ahead of it in the queue of 1 device" in reasons(scene, behind)
     held = scene.leased(worker_id)
     assert f"worker {worker_id} (worker) builds it on {HOST}" in reasons(scene, job_id)
-    assert "has its next job already" in reasons(scene, behind)
+    assert "each is building another job" in reasons(scene, behind)
     with scene.store.write() as c:
         jobs.renew(c, held.id, held.token, True, TERMS)
     assert "times it" in reasons(scene, job_id)

@@ -285,7 +285,7 @@ NEVER = to_json(Candidate(FAST.implementation, FAST.version, 5)) | {
         ("GET", "/v1/records?error=bad", None, 422, "invalid", "error"),
         ("POST", "/v1/workers/4711/heartbeat", b"{}", 404, "not-found", "worker 4711"),
         ("POST", "/v1/leases", encode(LeaseRequest(worker_id=4711, device="d")), 404, "not-found",
-         "register it again"),
+         "register again"),
         ("POST", "/v1/leases/4711/renew", encode(Renewal(token=1)), 409, "lease-lost", "lease 4711"),
         ("POST", "/v1/workers", b'{"name": "w", "host": "h", "pid": 1, "devices": []}', 422, "invalid",
          "devices"),

@@ -193,13 +193,13 @@ def test_the_command_line_trains_lists_and_shows(store: Store, url: str) -> None
     measure(store, SHAPES[:5])
     place = ("--database", url)
     target = "llvm -mcpu=znver4 -num-cores=2"
-    assert "no models yet" in plevel("model", "list", *place)
+    assert "no cost models yet" in plevel("model", "list", *place)
     trained = json.loads(plevel("model", "train", "filter", "--target", target, "--json", *place))
     assert (trained["op"], trained["target"], trained["version"]) == ("filter", TARGET.key, 1)
     assert json.loads(plevel("model", "list", "--json", *place)) == [trained]
     shown = plevel("model", "show", str(trained["id"]), *place)
     assert f"version 1 of filter on {TARGET.key}" in shown
-    assert "the bar is 0.85" in shown
+    assert "from accuracy 0.85" in shown
 
 
 def test_a_service_trains_what_it_is_asked_for(store: Store, url: str, start: Start) -> None:
@@ -220,7 +220,7 @@ def test_a_service_trains_what_it_is_asked_for(store: Store, url: str, start: St
         assert client.model(models[0]["id"]) == models[0]
         assert models[0]["records"] == asked["records"]
         # Nothing is new, and it is trained all the same.
-        assert "once no run is live" in plevel("model", "train", "filter", *target, *place)
+        assert "when no run is live" in plevel("model", "train", "filter", *target, *place)
         while len(client.models()) < 2:
             assert time.monotonic() < give_up
             time.sleep(0.05)

@@ -301,7 +301,7 @@ def test_the_command_line_keeps_a_database_in_order(call: Callable[..., str], tm
     database = ["--database", str(tmp_path / "p.db")]
     call("import", str(LOG), *database)
     said = call("db", "backup", str(tmp_path / "copy.db"), *database)
-    assert "copy.db holds" in said
+    assert "copy.db: a copy of" in said
     assert "exists" in call("db", "backup", str(tmp_path / "copy.db"), *database, code=1)
     said = call("db", "prune", "--older-than", "1d", "--keep-best", "1", *database)
     assert "would delete" in said
@@ -312,4 +312,4 @@ def test_the_command_line_keeps_a_database_in_order(call: Callable[..., str], tm
     assert "would purge" in call(*purge)
     assert call(*purge, "--yes").startswith("purged ")
     assert "no record matches" in call(*purge)
-    assert "name what to purge" in call("db", "purge", "--reason", "x", *database, code=2)
+    assert "name the records to purge" in call("db", "purge", "--reason", "x", *database, code=2)

@@ -189,7 +189,7 @@ def test_what_stays_uncertain_ends_the_run_all_the_same(farm: Farm) -> None:
     status = farm.go(farm.ask(request(trials=20)).id)
     assert status.state is RunState.DONE
     assert farm.phases.count(Phase.CONFIRM) == CONFIRM_SESSIONS + MORE_SESSIONS
-    assert f"not sure within ±1.5%: {LIBRARY.implementation}" in status.message
+    assert f"times not known within ±1.5%: {LIBRARY.implementation}" in status.message
     with farm.store.read() as c:
         answer = select(WORKLOAD, TARGET, RecordDatabase(c), offered=CANDIDATES)
     assert answer.implementation == FAST.implementation
@@ -352,7 +352,7 @@ def test_a_small_space_is_exhausted_and_the_run_stops(farm: Farm) -> None:
     status = farm.go(farm.ask(asked).id)
     assert status.state is RunState.DONE
     assert (status.trials_done, status.trials) == (5, 500)
-    assert "nothing is left to try" in status.message
+    assert "configurations have been tried" in status.message
     larger = request(workloads=(RunWorkload(workload=WORKLOAD, candidates=(only,)),), trials=900)
     assert farm.ask(larger).state is RunState.DONE
 
@@ -407,7 +407,7 @@ def test_a_time_limit_without_any_worker_ends_too(store: Store, url: str, model:
         fleet.end(c, farm.worker_id)
     status = farm.ask(request(timeout_s=60.0))
     farm.tuner.step()
-    assert "waits for a worker for target llvm/znver4/threads=2" in farm.status(status.id).message
+    assert "waiting for a worker for target llvm/znver4/threads=2" in farm.status(status.id).message
     with store.write() as c:
         c.execute(sa.update(run).values(created_at=now() - 61.0))
     for _ in range(3):

@@ -281,7 +281,7 @@ def test_build_and_show_say_what_is_called(
     target = ("-t", "cuda -arch=sm_90 -libs=cublas")
     assert plevel("build", *DENSE, *target, "-o", str(tmp_path / "dense.cubin")) == 0
     said = capsys.readouterr().out
-    assert said.endswith("dense.json is written: which library to call, and how\n")
+    assert said.endswith("dense.json: the library to call, and its arguments\n")
     assert [p.name for p in tmp_path.iterdir()] == ["dense.json"]
     written = json.loads((tmp_path / "dense.json").read_text())["programs"]
     assert written["main"]["steps"][0]["type"] == "gemm"

@@ -255,7 +255,7 @@ def test_usage_errors_name_the_field(
             id="a run of a service",
         ),
         pytest.param(("ops", "con2d"), ["did you mean conv2d?", "'plevel ops'"], id="ops of no operator"),
-        pytest.param(("ops", "-t", "cpu"), ["--target: name an operator"], id="ops of a target"),
+        pytest.param(("ops", "-t", "cpu"), ["--target: lists the implementations"], id="ops of a target"),
         pytest.param(("ops", "dense", "-t", "cpux"), ["--target", "'cpux'"], id="ops of no target"),
         pytest.param(("tune", *DENSE, "--timeout", "0"), ["--timeout"], id="timeout"),
         pytest.param(("tune", *DENSE, "--seed", "-1"), ["--seed"], id="seed"),
@@ -296,7 +296,7 @@ def test_usage_errors_name_the_field(
         ),
         *(
             pytest.param(
-                (*command.split(), "-o", out), [f"--out {out}: name a file in a folder that is there"],
+                (*command.split(), "-o", out), [f"--out {out}: cannot be written there"],
                 id=f"{command.partition(' -')[0]} to {out}",
             )
             for out in ("/", "/none/x.svg")
@@ -307,7 +307,7 @@ def test_usage_errors_name_the_field(
         ),
         *(
             pytest.param(
-                (*command, flag, share), [f"{flag} '{share}': write it as 1%, or 0.01"], id=f"{flag} {share}"
+                (*command, flag, share), [f"{flag} '{share}': not a fraction"], id=f"{flag} {share}"
             )
             for command, flag in (
                 (("tune", *DENSE), "--until-gain"), (("check", "--against", __file__), "--tolerance"),
@@ -374,14 +374,14 @@ def test_runs_have_a_title_and_an_interrupted_one_a_command(
     assert shown.returncode == 0, shown.stderr
     for text in ("3 workloads", "dense(x)", "told", "interrupted"):
         assert text in shown.stdout
-    (line,) = [line for line in shown.stdout.splitlines() if "continue with" in line]
+    (line,) = [line for line in shown.stdout.splitlines() if "continue it with" in line]
     assert line == (
-        f"run 1 was interrupted; continue with  plevel tune --run 1 --database 'sqlite:///{database}'"
+        f"run 1 was interrupted; continue it with  plevel tune --run 1 --database 'sqlite:///{database}'"
     )
 
 
 def test_a_task_that_is_not_there(called: Called) -> None:
-    assert_one_line(called("plot", "99"), 1, "task 99 does not exist", "'plevel records'")
+    assert_one_line(called("plot", "99"), 1, "task 99 does not exist", "'plevel coverage'")
 
 
 @pytest.mark.parametrize("command", ["tune", "select"])
@@ -593,10 +593,10 @@ def test_coverage_lists_the_tasks(called: Called, tmp_path: Path) -> None:
     shown = called("coverage", "--target", task["target"]).stdout
     for word in (task["workload"], task["implementation"], "70.0 µs"):
         assert word in shown
-    assert called("coverage", "--op", "dense").stdout == "no tasks that match\n"
+    assert called("coverage", "--op", "dense").stdout == "no task matches\n"
     found = json.loads(called("records", "--op", task["workload"].partition("(")[0], "--json").stdout)
     assert len(found["records"]) == 2
-    assert called("records", "--op", "dense").stdout == "no records that match\n"
+    assert called("records", "--op", "dense").stdout == "no record matches\n"
 
 
 def test_what_is_done_is_told_as_json(called: Called, tmp_path: Path) -> None:

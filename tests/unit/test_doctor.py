@@ -79,6 +79,6 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode in (0, 1), done.stderr
     for what in ("TVM", "governor", "turbo", "clock source", "memory", "disk", "load", "spread"):
         assert what in done.stdout
-    assert (done.returncode == 1) == ("less sure" in done.stderr)
+    assert (done.returncode == 1) == ("less reliable" in done.stderr)
     refused = plevel("doctor", "--device", "gpu:0", home=tmp_path)
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)

@@ -335,7 +335,7 @@ def exp_npu(attrs, inputs, out_type, target):
     [
         (("show", "relu", "-I", "bad_compute.npu"), 6, "bad_compute.npu: {}: AttributeError"),
         (("show", "relu", "-I", "bad_schedule.npu"), 9, "bad_schedule.npu: {}: AttributeError"),
-        (("select", "exp"), 24, "{}: KeyError: 'a bug' (in an operator's code: mend it there)"),
+        (("select", "exp"), 24, "{}: KeyError: 'a bug' (in an operator's code: correct it there)"),
     ],
 )
 def test_a_bug_in_an_operators_code_shows_file_and_line(tmp_path, arguments, line, error):

@@ -260,14 +260,14 @@ def followed(service: _Service) -> tuple[list[int], str]:
 def test_a_command_waits_for_a_service_that_is_away_and_goes_on() -> None:
     seen, said = followed(_Service([0, 3, 2]))
     assert seen == [1, 2, 3, 8]
-    waiting = "waiting for http://farm, which does not answer; run 7 goes on there"
+    waiting = "http://farm does not answer; trying again (run 7 continues there)"
     assert said.splitlines() == [waiting, "http://farm answers again"] * 2
 
 
 @pytest.mark.usefixtures("at_once")
 def test_a_command_does_not_wait_for_a_service_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower, "AWAY_S", -1.0)
-    with pytest.raises(CommandError, match="the same command follows run 7 again"):
+    with pytest.raises(CommandError, match="command to follow run 7"):
         followed(_Service([2]))
 
 
