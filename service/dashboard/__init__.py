@@ -1,5 +1,5 @@
-"""Server-rendered pages on what the store holds: thin routers here, their SQL in `query/`.
+"""Server-rendered pages: thin routers here, their SQL in `query/`.
 
-Pages are plain HTML without any inline script or style, so that a strict Content-Security-Policy
-holds; what is live or on demand is a fragment of a page, fetched by htmx.
+Pages are plain HTML without inline scripts or styles, under a strict Content-Security-Policy; live parts
+are fragments of pages, fetched by htmx.
 """

@@ -1,4 +1,4 @@
-"""`/devices`: devices and their workers, the jobs that killed workers, and how a device drifts."""
+"""`/devices`: devices, workers, quarantined jobs, and the drift of a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/docs`: the REST interface, as Swagger UI shows its OpenAPI document."""
+"""`/docs`: the OpenAPI document in Swagger UI."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/docs")
 def show() -> Response:
-    """The page; its files are this service's own, so that it is complete without another host."""
+    """The page, whose files all come from this service."""
     return render("docs.html")

@@ -1,4 +1,4 @@
-"""Fields of a form that a page sends, within the limits of every other body."""
+"""Decoding of forms, within the limits of other bodies."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ MOST_FIELDS = 100
 
 
 class ForeignPageError(ServiceError):
-    """A form that another site's page has sent."""
+    """A form was sent by another site's page (CSRF)."""
 
     status = 403
     kind = "foreign-page"
-    title = "The form is not of this site"
+    title = "The form is from another site"
 
 
 def check_origin(request: Request) -> None:
-    """Refuse what another site's page has made a browser send; raises `ForeignPageError`."""
+    """Raise `ForeignPageError` for a form from another site's page."""
     site = request.headers.get("sec-fetch-site", "same-origin")
     origin = request.headers.get("origin")
     foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
     if foreign or site not in ("same-origin", "none"):
-        raise ForeignPageError("the form was sent from another site: use the buttons of this one")
+        raise ForeignPageError("the form was sent by another site: use this service's pages")
 
 
 async def read_fields(request: Request) -> Mapping[str, str]:
     """Return a form's fields, the last of each name.
 
     Raises:
-        ForeignPageError: another site's page has sent it.
-        InvalidError: it is no form.
+        ForeignPageError: another site's page sent it.
+        InvalidError: the body is no form.
     """
     check_origin(request)
     data = await read_body(request)

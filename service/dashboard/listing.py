@@ -1,4 +1,4 @@
-"""Lists under a range of days and in an order, both of which an address says."""
+"""Range of days and sort order of lists, from the query of the URL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strategy.suggestion import suggest
 
 @dataclass(frozen=True)
 class Span:
-    """Instants from `since` on and before `until`, Unix times; None does not bound them."""
+    """The interval from `since` to before `until`, Unix times; None is unbounded."""
 
     since: float | None = None
     until: float | None = None
@@ -33,14 +33,14 @@ ALWAYS = Span()
 
 
 def read_span(since: str, until: str) -> Span:
-    """The days from `since` to `until`, both included, in UTC; an empty text does not bound them.
+    """The days from `since` to `until`, both included, in UTC; an empty text is unbounded.
 
     Raises:
-        InvalidError: one is no date, or they are in the wrong order.
+        InvalidError: not a date, or `until` is before `since`.
     """
     first, last = _read_day("since", since), _read_day("until", until)
     if first and last and last < first:
-        raise InvalidError(f"until: {until} is before since, {since}: exchange them")
+        raise InvalidError(f"until: {until} is before since ({since}): exchange them")
     return Span(first and first[0], last and last[1])
 
 
@@ -56,7 +56,7 @@ def _read_day(name: str, text: str) -> tuple[float, float] | None:
 
 
 def read_sort(text: str, known: Collection[str], default: str) -> str:
-    """The column that a list is sorted by, with `-` before it where the largest comes first.
+    """The column to sort a list by, with the prefix `-` for descending order.
 
     Raises:
         InvalidError: no such column.
@@ -65,13 +65,13 @@ def read_sort(text: str, known: Collection[str], default: str) -> str:
         return default
     name = text.removeprefix("-")
     if name not in known:
-        meant = suggest(name, known) or f": one of {', '.join(known)}"
-        raise InvalidError(f"sort: {name!r:.40} is no column to sort by{meant}")
+        meant = suggest(name, known) or f": expected one of {', '.join(known)}"
+        raise InvalidError(f"sort: {name!r:.40} is no sortable column{meant}")
     return text
 
 
 def order(sort: str, columns: Mapping[str, Any]) -> sa.UnaryExpression[Any]:
-    """The order of a query; rows without a value come last in either direction."""
+    """The ORDER BY of a query; rows without a value come last in either direction."""
     column = columns[sort.removeprefix("-")]
     found: sa.UnaryExpression[Any] = sa.desc(column) if sort.startswith("-") else sa.asc(column)
     return found.nulls_last()

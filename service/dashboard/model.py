@@ -1,4 +1,4 @@
-"""`/models`: how well the models of times rank what they were not trained on, and what they go by."""
+"""`/models`: cost models, their held-out accuracy and the importance of their features."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.predict.training import LEAST_WORKLOADS
 from strategy.record import convert
 
 router = APIRouter(prefix="/models", include_in_schema=False)
-SIDE = 400.0  # of the picture
+SIDE = 400.0  # of the chart
 
 
 @router.get("")
@@ -46,12 +46,12 @@ def show(context: Ctx, model_id: Annotated[int, Path(ge=1, le=MAX_ID)]) -> Respo
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted against measured times, both logarithmic, in a square of `SIDE`.
 
-    `ticks` are powers of ten with their place from the left; from below it is the same.
+    `ticks` are powers of ten with their position, the same on both axes.
     """
 
     places: list[tuple[float, float]]
     ticks: list[tuple[float, float]]
-    off: float  # the geometric mean of by how much predictions are off
+    off: float  # the geometric mean error of predictions, a factor
 
 
 def _draw(points: Sequence[tuple[float, float]]) -> Picture:

@@ -1,4 +1,4 @@
-"""`/ops`: which implementation wins where, and where plevel would have been wrong."""
+"""`/ops`: the fastest implementation at each shape, and the cost of selecting by plevel alone."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def show(
         targets = query.targets(connection, op)
         chosen = targets[0] if target is None else next((t for t in targets if t.id == target), None)
         if chosen is None:
-            raise NotFoundError(f"target {target} has no tasks of this operator: choose one of the list")
+            raise NotFoundError(f"target {target} has no tasks of this operator: choose another from the list")
         models = query.models(connection, op, chosen.id)
-        # The form sends the model of the target that was shown before, too.
+        # The form may send the device model of the previous target.
         names = [m.model for m in models]
         of_model = next((name for name in names if name == model), names[0] if names else "")
         judged = query.judge(connection, op, chosen.id, of_model)

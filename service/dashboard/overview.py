@@ -1,4 +1,4 @@
-"""`/`: what is running, how fast trials come, what fails, and what got faster."""
+"""`/`: live runs, the rate of trials, failures, and recent improvements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LATEST = 6  # runs
 
 @router.get("/")
 def show(context: Ctx, request: Request) -> Response:
-    """The page; to htmx, which asks every few seconds, only what changes."""
+    """The page; for htmx, which polls it, only the live part."""
     alive_s = context.settings.alive_s
     with context.store.read() as connection:
         pulse = overview.pulse(connection)
@@ -31,6 +31,6 @@ def show(context: Ctx, request: Request) -> Response:
 
 @router.get("/faster")
 def show_faster(context: Ctx) -> Response:
-    """The part of the overview that reads old records: it comes after the first paint."""
+    """The part of the overview that reads old records, loaded after the first paint."""
     with context.store.read() as connection:
         return render("overview_faster.html", faster=overview.faster(connection))

@@ -1,4 +1,4 @@
-"""`/records`: the log under filters, and one record in full."""
+"""`/records`: the log with filters, and single records."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def list_records(
         **shared, "run": run, "task": task, "device": device, "message": message, "since": since,
         "until": until, "calibration": 1 if calibration else None, "sort": sort,
     }  # fmt: skip
-    # The interface has its own words for the same; it does not search messages, and its days are of measuring.
+    # The REST parameters have other names, cannot search messages, and filter by the day of measuring.
     own = {**shared, "run_id": run, "task_id": task, "device": identity}
     return render(
         "records.html", page=page, filters=filters, cursor=cursor, errors=_ERRORS, phases=_PHASES,
@@ -59,17 +59,17 @@ def list_records(
 
 
 def _id(name: str, text: str) -> int | None:
-    """A filter's id, as a form sends it: empty where it is not set."""
+    """The id of a filter's field, None if the field is empty."""
     if not text.strip():
         return None
     if not (text.strip().isascii() and text.strip().isdigit() and 1 <= int(text) <= MAX_ID):
-        raise InvalidError(f"{name}: {text!r:.40} is no id: write a whole number")
+        raise InvalidError(f"{name}: {text!r:.40} is no id: enter a whole number")
     return int(text)
 
 
 def _one_of(name: str, text: str, known: tuple[str, ...]) -> str | None:
     if text and text not in known:
-        raise InvalidError(f"{name}: {text!r:.40} is none of {', '.join(known)}")
+        raise InvalidError(f"{name}: {text!r:.40} is unknown: expected one of {', '.join(known)}")
     return text or None
 
 
@@ -77,7 +77,7 @@ def _one_of(name: str, text: str, known: tuple[str, ...]) -> str | None:
 def show(
     context: Ctx, request: Request, record_id: Annotated[int, Path(ge=1, le=MAX_ID)]
 ) -> Response:
-    """The page; to htmx, only the full message."""
+    """The page; for htmx, only the full message."""
     with context.store.read() as connection:
         row = query.one(connection, record_id)
     fragment = "hx-request" in request.headers

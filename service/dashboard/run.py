@@ -1,4 +1,4 @@
-"""`/runs`: what was asked for and how far it is; a live run follows by server-sent events."""
+"""`/runs`: runs and their progress; pages of live runs follow by server-sent events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ router = APIRouter(prefix="/runs", include_in_schema=False)
 RunId = Annotated[int, Path(ge=1, le=MAX_ID)]
 OptionalId = Annotated[int | None, Query(ge=1, le=MAX_ID)]
 _DAY_S = 86_400.0
-_PAUSE_S = 0.5  # between two events: a page redraws for each
+_PAUSE_S = 0.5  # least time between two events, as a page redraws for each
 
 
 @router.get("")
@@ -57,7 +57,7 @@ def show(
     context: Ctx, request: Request, run_id: RunId, workload: OptionalId = None,
     page: Annotated[int, Query(ge=1, le=1000)] = 1,
 ) -> Response:  # fmt: skip
-    """The page; to htmx, which asks at each event of the run, only what changes."""
+    """The page; for htmx, which requests it at each event, only the live part."""
     with context.store.read() as connection:
         values = _values(connection, context, run_id, workload)
         if "hx-request" in request.headers:
@@ -107,7 +107,7 @@ def show_curve(context: Ctx, run_id: RunId, workload: OptionalId = None) -> Resp
 
 @router.get("/{run_id}/live")
 async def follow(context: Ctx, run_id: RunId) -> Response:
-    """Server-sent events: `change` when there is something new to fetch, `end` with the last."""
+    """Server-sent events: `change` when the page has changed, `end` at the end of the run."""
 
     def look() -> tuple[Any, ...]:
         with context.store.read() as connection:
@@ -127,7 +127,7 @@ async def _stream(context: Context, look: Any) -> AsyncIterator[bytes]:
         if quiet == 0:
             yield b"event: %s\ndata: {}\n\n" % (b"end" if ended else b"change")
         elif quiet % 10 == 0:
-            yield b": still there\n\n"  # so that proxies keep the connection
+            yield b": still there\n\n"  # a comment that keeps proxies from closing the connection
         last = seen
         if ended:
             return
@@ -147,7 +147,7 @@ def cancel(context: Ctx, who: Who, request: Request, run_id: RunId) -> Response:
 
 @router.post("/{run_id}/again")
 def run_again(context: Ctx, who: Who, request: Request, run_id: RunId) -> Response:
-    """The same request once more, also where all is tuned enough."""
+    """Repeat the request, even if all is tuned enough."""
     check_origin(request)
     with context.store.read() as connection:
         before = query.head(connection, run_id)

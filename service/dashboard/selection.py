@@ -1,4 +1,4 @@
-"""`/select`: which implementation for a workload, why, and what is known of the others."""
+"""`/select`: the selected implementation of a workload, the reason, and the rivals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from strategy.workload import Workload
 router = APIRouter(include_in_schema=False)
 
 class Answer(msgspec.Struct, frozen=True):
-    """A selection, with the medians of every implementation at each level that has any."""
+    """A selection, with the medians of all implementations at each level that has any."""
 
     selection: Selection
     levels: list[Level]
@@ -58,7 +58,7 @@ def show(
 def select_each(
     connection: sa.Connection, workloads: Mapping[int, Workload], target: Target, namespace: str
 ) -> dict[int, Selection]:
-    """The selection of each workload, by the same ids; none of those for which nothing can be selected."""
+    """The selections of workloads by id, without those for which nothing can be selected."""
     database = RecordDatabase(connection, workloads.values(), namespace=namespace)
     found = {}
     for i, asked in workloads.items():
@@ -90,7 +90,7 @@ def _answer(
     workload = candidate.normal(read_workload(text))
     target = query.find_target(connection, target_text) or Target.parse(target_text)
     if device is not None and not query.has_device(connection, device):
-        raise InvalidError(f"device: {device!r:.80} is not on record: /devices lists those that are")
+        raise InvalidError(f"device: {device!r:.80} is not on record: /devices lists the devices")
     database = RecordDatabase(connection)
     offered = _offered(connection, workload, target)
     known = candidate.gather(

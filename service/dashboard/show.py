@@ -14,17 +14,17 @@ from strategy.table import show_seconds
 
 
 def show_time(seconds: float | None) -> str:
-    """A measured time with three figures; a dash where there is none."""
+    """A measured time with three significant figures; a dash if there is none."""
     return "–" if seconds is None else show_seconds(seconds)
 
 
 def show_spread(row: Any) -> str:
-    """Half the 95 % interval's width relative to the median, or how few samples there are."""
+    """Half the 95 % interval's width relative to the median, or the number of samples if too few."""
     return Estimate(row.median_s, row.low_s, row.high_s, row.samples).show_spread()
 
 
 def show_duration(seconds: float | None) -> str:
-    """Write a duration in minutes and hours, not with three figures."""
+    """A duration in seconds, minutes or hours."""
     if seconds is None:
         return "–"
     if seconds < 10:
@@ -39,7 +39,7 @@ def show_duration(seconds: float | None) -> str:
 
 
 def show_age(at: float, now: float) -> str:
-    """Write the age of an instant, by the database's clock."""
+    """The age of an instant, by the database's clock."""
     age_s = now - at
     return "just now" if age_s < 1 else f"{show_duration(age_s)} ago"
 
@@ -50,7 +50,7 @@ def show_instant(at: float) -> str:
 
 
 def show_iso(at: float) -> str:
-    """An instant as `<time datetime>` has it."""
+    """An instant in the form of `<time datetime>`."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
@@ -64,7 +64,7 @@ def show_ratio(ratio: float | None) -> str:
 
 
 def show_factor(sigma_log: float) -> str:
-    """A standard deviation of logarithms as the factor that it is."""
+    """A standard deviation of logarithms as a factor."""
     return f"{math.exp(sigma_log):.2f}×"
 
 
@@ -78,17 +78,17 @@ def show_config(config: Mapping[str, Any] | None) -> str:
 
 
 def show_signature(key: str, op: str) -> str:
-    """A workload's key without its operator, for pages that are about one operator."""
+    """A workload's key without its operator, for pages of one operator."""
     return key.removeprefix(op)
 
 
 def show_json(value: Any) -> str:
-    """JSON as people read it. Not Jinja's `tojson`, which is for scripts."""
+    """Indented JSON for people; Jinja's `tojson` is for scripts."""
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
 
 
 def heat_class(ratio: float | None) -> str:
-    """The class of a heat map's cell: `heat-0` for the best, up to `heat-7` beyond five times."""
+    """The CSS class of a heat map's cell: `heat-0` for the best, up to `heat-7` beyond five times."""
     if ratio is None:
         return "heat-none"
     bounds = (1.0, 1.05, 1.15, 1.35, 1.75, 2.5, 5.0)
@@ -96,7 +96,7 @@ def heat_class(ratio: float | None) -> str:
 
 
 def show_device(model: str | None, identity: str) -> str:
-    """A device by its name, and after it the identity that tells it from others of its model."""
+    """A device by its model, followed by its identity."""
     return f"{model} ({identity})" if model else identity
 
 

@@ -1,4 +1,4 @@
-"""The dashboard put together: its pages, its static files, and its error page."""
+"""Assembly of the dashboard: pages, static files, and the error page."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def install(app: FastAPI) -> None:
 
 
 async def _show_error(handler: Handler, request: Request, error: Exception) -> Response:
-    """The problem document that the interface would answer, as a page where a person looks."""
+    """The error handler that renders problem documents as pages for browsers."""
     answer = handler(request, error)
     response = await answer if isawaitable(answer) else answer
     if not response.body or not wants_page(request):
@@ -68,7 +68,7 @@ def _files() -> dict[str, tuple[bytes, str]]:
 def show_static(name: str, v: str = "") -> Response:
     found: Any = _files().get(name)
     if found is None:
-        raise NotFoundError(f"there is no static file {name!r:.80}")
+        raise NotFoundError(f"static file {name!r:.80} does not exist")
     body, kind = found
     headers = {**HEADERS, "cache-control": _YEAR if v else "no-cache"}
     return Response(body, 200, headers, kind)

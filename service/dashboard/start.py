@@ -38,7 +38,7 @@ def show(context: Ctx, workload: str = "", target: str = "cpu") -> Response:
 
 @router.post("")
 def start(context: Ctx, who: Who, fields: Fields) -> Response:
-    """Start the run and lead to its page; with a fault, the form again and the fault beside its field."""
+    """Start the run and redirect to its page; on a fault, show the form with the fault beside its field."""
     given = {name: fields.get(name, "").strip() for name in EMPTY}
     with context.store.read() as connection:
         target, faults = _read_target(connection, given["target"])
@@ -84,16 +84,16 @@ def _read_target(connection: sa.Connection, text: str) -> tuple[Target | None, d
 
 def _read_trials(text: str, faults: dict[str, str]) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:20]) <= MOST_TRIALS):
-        faults["trials"] = f"trials: {text!r:.40}: write a whole number from 1 to {MOST_TRIALS}"
+        faults["trials"] = f"trials: {text!r:.40} is invalid: enter a whole number from 1 to {MOST_TRIALS}"
         return 1
     return int(text)
 
 
 def _read_workloads(text: str, faults: dict[str, str]) -> list[Workload]:
-    """One of each line; a fault names the line where there are several."""
+    """Parse one workload per line; a fault names the line if there are several."""
     lines = [line for line in text.splitlines() if line.strip()]
     if not 1 <= len(lines) <= MOST_WORKLOADS:
-        faults["workload"] = f"workload: write 1 to {MOST_WORKLOADS} of them, one a line"
+        faults["workload"] = f"workload: enter 1 to {MOST_WORKLOADS} of them, one per line"
         return []
     found = []
     for i, line in enumerate(lines):

@@ -54,7 +54,7 @@ def show(
     context: Ctx, task_id: TaskId, by: By = "all", x: Literal["trials", "time"] = "trials",
     first: Name = "", second: Name = "",
 ) -> Response:  # fmt: skip
-    """The page. Of the curves `by` run, device or version, `first` and `second` are compared."""
+    """The page, with curves `by` run, device or version; `first` and `second` are compared."""
     with context.store.read() as connection:
         row = query.head(connection, task_id)
         siblings = query.siblings(connection, row)
@@ -73,14 +73,14 @@ def show(
 
 @router.get("/{task_id}/spread")
 def show_spread(context: Ctx, task_id: TaskId) -> Response:
-    """The part of the page that reads all records of the task: it comes after the first paint."""
+    """The part of the page that reads all records of the task, loaded after the first paint."""
     with context.store.read() as connection:
         return render("task_spread.html", spread=query.spread(connection, task_id))
 
 
 @router.get("/{task_id}/importance")
 def show_importance(context: Ctx, request: Request, task_id: TaskId) -> Response:
-    """Show the importance of each knob, from the trials of the scatter: a page; to htmx, only the table."""
+    """The importance of each knob, from the trials of the scatter: a page; for htmx, only the table."""
     with context.store.read() as connection:
         row = query.head(connection, task_id)
         trials = query.points(connection, task_id) if row.space is not None else []
@@ -88,7 +88,7 @@ def show_importance(context: Ctx, request: Request, task_id: TaskId) -> Response
     if trials:
         space = ConfigSpace.from_json(row.space)
         for t in trials:
-            with contextlib.suppress(ConfigError):  # of an imported space that has changed
+            with contextlib.suppress(ConfigError):  # an imported space may have changed
                 digits.append(space.digits(Config(t.config)))
                 log_s.append(math.log(t.median_s))
         found = importance(space, np.array(digits, dtype=np.int32), np.array(log_s))
@@ -107,9 +107,9 @@ def show_failures(context: Ctx, task_id: TaskId) -> Response:
 
 
 def _current_version(row: Any, siblings: list[Any]) -> str | None:
-    """The implementation's version now: of the code installed here, else the newest on record.
+    """The implementation's current version: of the installed code, else the newest on record.
 
-    None where the code installed here has no such implementation any more.
+    None if the installed code no longer has the implementation.
     """
     if find_op(row.op) is not None:
         workload, target = convert(row.workload_body, Workload), Target.parse(row.target_body)
@@ -121,7 +121,7 @@ def _current_version(row: Any, siblings: list[Any]) -> str | None:
 
 
 def _knobs(space: Any, config: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Each knob with its values, and where in them the optimum lies."""
+    """Each knob with its values and the position of the optimum among them."""
     if space is None:
         return []
     best = config or {}
@@ -136,7 +136,7 @@ def _knobs(space: Any, config: Mapping[str, Any] | None) -> list[dict[str, Any]]
 
 
 def _place(values: Any, value: Any) -> float | None:
-    """Return the place of the knob's best value among its values, from 0 to 1; None if it is none of them."""
+    """Return the position of the best value among a knob's values, from 0 to 1; None if it is not one."""
     wanted = tuple(value) if isinstance(value, list) else value
     if wanted not in values:
         return None
@@ -153,7 +153,7 @@ def show_curve(context: Ctx, task_id: TaskId, by: By = "all") -> Response:
 
 @router.get("/{task_id}/points.json")
 def show_points(context: Ctx, task_id: TaskId) -> Response:
-    """Configurations as rows of places in each knob's values, with their times."""
+    """Configurations as rows of positions among each knob's values, with their times."""
     with context.store.read() as connection:
         row = query.head(connection, task_id)
         found = query.points(connection, task_id) if row.space is not None else []

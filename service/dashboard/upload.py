@@ -1,4 +1,4 @@
-"""`/import`: tuning logs, read into the database from the browser."""
+"""`/import`: import of tuning logs from the browser."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/import")
 def show() -> Response:
-    """The page; its script sends each file to `POST /v1/records:import`, which reads it as it comes."""
+    """The page, whose script streams each file to `POST /v1/records:import`."""
     return render("import.html")

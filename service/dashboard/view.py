@@ -1,4 +1,4 @@
-"""Rendering: templates, the headers that every page carries, and links that keep the filters."""
+"""Rendering: templates, common headers, and links that keep the filters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_ID = 2**63 - 1
 Ctx = Annotated[Context, Depends(context_of)]
 PageNumber = Annotated[int, Query(ge=1, le=100_000)]
 
-# No inline script or style, nothing from another host, and no page of ours in another's frame.
+# No inline script or style, nothing from other hosts, and no framing of these pages.
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -37,18 +37,18 @@ HEADERS = {
 
 @cache
 def static_url(name: str) -> str:
-    """The address of a static file; it changes with the content, which is cached for good."""
+    """The URL of a static file, which changes with its content and is cached forever."""
     digest = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
     return f"/static/{name}?v={digest}"
 
 
 def op_url(op: str) -> str:
-    """The address of an operator's page: names may hold what a path gives a meaning to."""
+    """The URL of an operator's page; names may have characters that need quoting."""
     return f"/ops/{quote(op, safe='')}"
 
 
 def link(path: str, filters: Mapping[str, Any], **changed: Any) -> str:
-    """An address with the filters that are set, some of them changed; None leaves one out."""
+    """A URL with the set filters, some changed; None omits one."""
     values = {k: v for k, v in {**filters, **changed}.items() if v not in (None, "")}
     return f"{path}?{urlencode(values)}" if values else path
 
@@ -79,7 +79,7 @@ def reply(data: Any) -> Response:
 
 
 def wants_page(request: Request) -> bool:
-    """Return whether a person looks at the answer: a browser, at no address of the REST interface."""
+    """Return whether the answer is for a person: a browser, and no REST URL."""
     path = request.url.path
     if path.startswith(("/v1/", "/static/")) or path.endswith(".json"):
         return False

@@ -1,4 +1,4 @@
-"""Workloads as people write them in a form: as they are printed, or in their JSON form."""
+"""Workloads entered in a form, as printed or as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strategy.types import TypeSyntaxError
 from strategy.workload import Workload, WorkloadError
 from strategy.workload_text import parse_workload
 
-# What may be wrong with a workload or a target in a form: shown beside the field, not as the page's error.
+# Errors of a workload or target in a form, shown beside the field.
 FAULTS = (
     AttrsError, ExpressionError, InvalidError, OpError, SelectionError, TargetError,
     TypeRelationError, TypeSyntaxError, WireError, WorkloadError,
@@ -21,6 +21,6 @@ FAULTS = (
 
 
 def read_workload(text: str) -> Workload:
-    """The workload of a form's field; raises one of `FAULTS`."""
+    """Parse the workload of a form's field; raise one of `FAULTS`."""
     text = text.strip()
     return decode(text, Workload) if text.startswith("{") else parse_workload(text)

@@ -14,11 +14,11 @@ MOST_FEATURES = 24
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a model that was trained without some workloads, at those.
+    """The evaluation of a cost model at workloads that were held out from its training.
 
     Attributes:
-        points: measured and predicted seconds of configurations, a regular sample of them.
-        importance: features with their share of all that the trees' splits gained, the largest first.
+        points: measured and predicted seconds of a regular sample of configurations.
+        importance: features with their share of the gain of all splits, the largest first.
     """
 
     points: tuple[tuple[float, float], ...]

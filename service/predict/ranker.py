@@ -18,16 +18,16 @@ from strategy.workload import Workload
 if TYPE_CHECKING:
     from service.search.predictor import Predictor
 
-# The bar for answers: of pairs of configurations of held-out workloads, the share in the right order.
+# The bar for answers: the share of pairs of configurations, of held-out workloads, in the right order.
 LEAST_ACCURACY = 0.85
 MOST_LOADED = 32
-_loaded: dict[str, Predictor] = {}  # by the digest of their trees, in all databases of this process
+_loaded: dict[str, Predictor] = {}  # by the digest of their trees, for all databases of this process
 
 
 class ModelRanker:
-    """The newest model of an operator and target, where it ranks well enough (`LEAST_ACCURACY`).
+    """The newest cost model of an operator and target, if it ranks well enough (`LEAST_ACCURACY`).
 
-    Within one transaction: which model is the newest is read once.
+    For one transaction: the newest model is read once.
     """
 
     def __init__(self, connection: sa.Connection) -> None:
@@ -37,7 +37,7 @@ class ModelRanker:
     def rank(
         self, workload: Workload, target: Target, valid: Sequence[Candidate]
     ) -> list[Prediction]:
-        """Predictions, the fastest first; empty where no model covers all of the candidates."""
+        """Predictions, the fastest first; empty if the model does not cover all candidates."""
         row = self._find(workload.op, target.key)
         if row is None or row.accuracy < LEAST_ACCURACY or not workload.is_constant:
             return []
@@ -56,7 +56,7 @@ class ModelRanker:
         return sorted(found, key=lambda p: p.median_s)
 
     def _find(self, op: str, target_key: str) -> Any:
-        """The newest model's row, None where there is none."""
+        """The newest model's row, None if there is none."""
         if (op, target_key) not in self._newest:
             self._newest[op, target_key] = self._connection.execute(
                 sa.select(*cost_model.c["id", "accuracy", "sigma_log", "columns", "digest"])
@@ -68,7 +68,7 @@ class ModelRanker:
         return self._newest[op, target_key]
 
     def _load(self, row: Any) -> Predictor:
-        from service.search.predictor import Predictor  # answers from measurements do without NumPy
+        from service.search.predictor import Predictor  # NumPy is not needed otherwise
 
         known = _loaded.get(row.digest)
         if known is None:

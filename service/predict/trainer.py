@@ -1,4 +1,4 @@
-"""Trains cost models while nothing is being tuned."""
+"""The trainer: trains cost models while no run is live."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.store.namespace import DEFAULT
 from service.store.tables import LIVE, cost_model, run, run_task, target, task, workload
 from strategy.record import RunState
 
-# Without a live run before training begins: it would take the cores of what is timed.
+# Time without a live run before training begins, as it would disturb timing.
 QUIET_S = 30.0
 GROWTH = 1.25  # records on those of the newest model, from which another is worth training
 
@@ -23,12 +23,12 @@ GROWTH = 1.25  # records on those of the newest model, from which another is wor
 class Trainer(Background):
     """One thread that starts one training process at a time, and ends it where a run begins.
 
-    What is due follows from the runs that have finished since this began: imported records alone
-    train nothing, but what is asked for is trained as soon as no run is live.
+    Models become due by runs that finish while the service lives, or by request; imported records alone
+    start no training. Requested models are trained as soon as no run is live.
 
     Args:
         store: the database.
-        poll_s: how often to look.
+        poll_s: the interval of polling.
         quiet_s: see `QUIET_S`.
     """
 
@@ -37,11 +37,11 @@ class Trainer(Background):
         self._store = store
         self._quiet_s = quiet_s
         self._busy_at = time.monotonic()
-        # By ids and not by instants, as the database's clock may be set back.
+        # By ids, not instants, as the database's clock may be set back.
         with store.read() as connection:
             self._newest, self._live = _newest_run(connection), _live_runs(connection)
-        self._due: dict[tuple[str, str], bool] = {}  # and whether it was asked for
-        self._asked: deque[tuple[str, str]] = deque()  # by other threads
+        self._due: dict[tuple[str, str], bool] = {}  # True if requested
+        self._asked: deque[tuple[str, str]] = deque()  # written by other threads
         self._child: tuple[subprocess.Popen[str], tuple[str, str], bool] | None = None
 
     def stop(self) -> None:
@@ -50,7 +50,7 @@ class Trainer(Background):
         self._end_child()
 
     def ask(self, op: str, target_key: str) -> None:
-        """Request training, no matter what the newest model has seen. Thread-safe."""
+        """Request training, whatever the newest model was trained on. Thread-safe."""
         self._asked.append((op, target_key))
 
     def step(self) -> None:
@@ -78,7 +78,7 @@ class Trainer(Background):
             self._child = training.start(self._store, *due), due, asked
 
     def wait(self) -> None:
-        """Wait for the training under way to end."""
+        """Wait for the current training to end."""
         if self._child is not None:
             self._child[0].wait()
 
@@ -93,7 +93,7 @@ class Trainer(Background):
         child.wait()
 
     def _note_finished(self, connection: sa.Connection) -> None:
-        newest = _newest_run(connection)  # first: a run that is made meanwhile is looked at next time
+        newest = _newest_run(connection)  # first, so that a concurrent run is found next time
         live = _live_runs(connection)
         ended = connection.execute(
             sa.select(workload.c.op, target.c.key)
@@ -123,7 +123,7 @@ def _live_runs(connection: sa.Connection) -> set[int]:
 
 
 def _is_due(connection: sa.Connection, op: str, target_key: str) -> bool:
-    """True if there are enough records for a model, and enough that the newest has not seen."""
+    """Return whether there are enough records for a model, and enough new ones since the newest."""
     found = training.count(connection, op, target_key)
     seen = connection.scalar(
         sa.select(cost_model.c.records)

@@ -1,7 +1,7 @@
 """Cost models in the database: trained from its records, versioned, with their accuracy.
 
-`python -m service.predict.training OP TARGET` reads a database's URL, trains one in a process of its own, and
-prints what came of it as a line of JSON.
+`python -m service.predict.training OP TARGET` reads a database's URL from standard input, trains a model, and
+prints the result as a line of JSON.
 """
 
 from __future__ import annotations
@@ -35,16 +35,15 @@ from strategy.record import Phase, convert, estimate, to_json
 from strategy.space import ConfigSpace
 from strategy.workload import Workload
 
-LEAST_WORKLOADS = 5  # of which one is held out
-HELD_OUT = 0.2  # of the workloads
+LEAST_WORKLOADS = 5  # at least one of which is held out
+HELD_OUT = 0.2  # share of the workloads
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """A cost model of one operator on one target. `version` counts from 1.
 
-    `accuracy` is the share of pairs of configurations, of workloads that were held out, that a model
-    trained on the other workloads ranks as they were measured; it may answer `predicted` where that is
-    at least `bar`.
+    `accuracy` is the share of pairs of configurations of held-out workloads that a model trained on the
+    other workloads ranks as measured; the model answers `predicted` if that is at least `bar`.
     """
 
     id: int
@@ -91,9 +90,9 @@ def count(connection: sa.Connection, op: str, target_key: str) -> Known:
 
 
 def known(connection: sa.Connection, op: str, target_key: str) -> Known:
-    """Count the training data of a model; raises as `train` does if that is too little."""
+    """Count the training data of a model; raise as `train` does if there is too little."""
     if connection.scalar(sa.select(target.c.id).where(target.c.key == target_key)) is None:
-        raise NotFoundError(f"target {target_key}: there are no records of it")
+        raise NotFoundError(f"target {target_key}: no records: tune the operator on it first")
     found = count(connection, op, target_key)
     _check(op, target_key, found.workloads)
     return found
@@ -112,13 +111,13 @@ def train(store: Store, op: str, target_key: str) -> Model:
 
     Raises:
         NotFoundError: the target is not in the database.
-        InvalidError: too few workloads of the operator are on record there.
+        InvalidError: too few workloads of the operator are on record on it.
     """
     began = time.monotonic()
     with store.read() as connection:
         target_id = connection.scalar(sa.select(target.c.id).where(target.c.key == target_key))
         if target_id is None:
-            raise NotFoundError(f"target {target_key}: there are no records of it")
+            raise NotFoundError(f"target {target_key}: no records: tune the operator on it first")
         tasks = _tasks(connection, op, target_id)
         found = dict(_read(connection, op, target_id, tasks))
         trials = list(found.values())
@@ -132,7 +131,7 @@ def train(store: Store, op: str, target_key: str) -> Model:
         ]
     tested = Predictor.fit([t for t in trials if t.workload.key not in held])
     ranking, evaluation = tested.rank(held_out), evaluate(tested, held_out)
-    # What answers has seen all of them.
+    # The stored model is trained on all workloads.
     columns, trees = Predictor.fit(trials).dump()
     values = {
         "op": op, "target_id": target_id, "created_at": now(), "train_s": time.monotonic() - began,
@@ -152,7 +151,7 @@ def _put(connection: sa.Connection, values: Mapping[str, Any]) -> int:
     row = insert(connection, cost_model).values(version=version.scalar_subquery(), **values)
     statement = row.on_conflict_do_nothing().returning(cost_model.c.id)
     while (model_id := connection.scalar(statement)) is None:
-        pass  # another service's has that number by now
+        pass  # another service has just used this version
     return int(model_id)
 
 
@@ -224,7 +223,7 @@ def _doubt(samples_s: Sequence[float]) -> float:
 
 
 def _trials(one: Any, rows: Iterable[tuple[Any, float, float]]) -> Trials | None:
-    """Records of a task, as configuration, seconds and doubt; None where there is nothing to learn."""
+    """Records of a task, as configuration, seconds and doubt; None if there are too few."""
     asked = convert(one.body, Workload)
     if not all(i.tensor.is_constant for i in asked.inputs):
         return None
@@ -240,7 +239,7 @@ def _code(version: str) -> str:
 def _digits(
     space: ConfigSpace | None, rows: Iterable[tuple[Any, float, float]]
 ) -> tuple[Digits, Floats, Floats]:
-    """Configurations by their digits, their log-seconds and doubts; what is not of the space is left out."""
+    """Digits, log-seconds and doubts of configurations; those outside of the space are omitted."""
     knobs = () if space is None else space.knobs
     places = [(k.name, {_plain(v): i for i, v in enumerate(k.values)}) for k in knobs]
     digits: list[list[int]] = []
@@ -276,10 +275,10 @@ def find(
 
 
 def show(connection: sa.Connection, model_id: int) -> Model:
-    """One model; raises `NotFoundError`."""
+    """One model; raise `NotFoundError`."""
     row = connection.execute(_models().where(cost_model.c.id == model_id)).one_or_none()
     if row is None:
-        raise NotFoundError(f"model {model_id} does not exist")
+        raise NotFoundError(f"model {model_id} does not exist: `plevel model list` lists the cost models")
     return _model(row)
 
 

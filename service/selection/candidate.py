@@ -1,4 +1,4 @@
-"""The candidates of a selection: implementations installed, sent with the question, or foreign."""
+"""The candidates of a selection: installed implementations, sent ones, or imported ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strategy.workload import Workload
 
 
 def normal(asked: Workload) -> Workload:
-    """The workload in normal form, where its operator is installed here."""
+    """The workload, in normal form if its operator is installed here."""
     return asked if find_op(asked.op) is None else asked.checked()
 
 
@@ -29,10 +29,10 @@ def gather(
 ) -> list[Candidate]:
     """The candidates of a workload in normal form.
 
-    `foreign` adds those that are known by other tools' logs.
+    `foreign` adds implementations of other tools' logs.
 
     Raises:
-        InvalidError: the operator is not installed here and there are no candidates of it.
+        InvalidError: the operator is not installed here and has no candidates on record.
     """
     others = database.foreign(asked, on) if foreign else []
     if given is not None:
@@ -50,7 +50,7 @@ def gather(
 def known_candidates(
     asked: Workload, on: Target, given: Sequence[Candidate] | None, field: str
 ) -> tuple[Workload, list[Candidate]]:
-    """The workload in normal form, and its candidates: those given, or those installed here.
+    """The workload in normal form, and its given or installed candidates.
 
     Raises:
         InvalidError: the operator is not installed here and no candidates are given.
@@ -64,7 +64,7 @@ def known_candidates(
 
 
 def not_installed(asked: Workload, field: str) -> InvalidError:
-    """The error for an operator that is not installed and came without candidates."""
+    """The error for an operator that is not installed, without candidates."""
     return InvalidError(
         f"{field}.op: operator {asked.op!r:.80} is not installed here"
         f"{suggest(asked.op, all_ops()) or ': install it, or send its candidates with the workload'}"

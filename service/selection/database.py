@@ -29,11 +29,10 @@ class RecordDatabase:
     """`strategy.select.Database` on SQL, within one transaction.
 
     Args:
-        connection: to the database.
-        together: workloads that will be asked for: what is known of all of them is read at once,
-            when the first is.
-        as_of: the instant whose records count; those of now where it is not given.
-        namespace: whose records count.
+        connection: the database.
+        together: workloads that will be selected: the first query reads the records of all.
+        as_of: the instant after which records are ignored; default: now.
+        namespace: the namespace of the records.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class RecordDatabase:
 
     @cached_property
     def ranker(self) -> ModelRanker | None:
-        """The cost models; None for as-of queries and other namespaces, which have none."""
+        """The cost models; None for as-of queries and namespaces other than the default."""
         modelled = self._as_of is None and self._namespace == DEFAULT
         return ModelRanker(self.connection) if modelled else None
 
@@ -71,8 +70,8 @@ class RecordDatabase:
     def measured(self, workload: Workload, target: Target, device: str | None) -> list[Measured]:
         """The best of each implementation and version at each level.
 
-        The model is the device's, or else the one that the target names. `target` has the best of
-        every other model, `transferred` of every model of each other target that shares a key.
+        The device model is the device's, else the target's. `target` has the best of every other device model,
+        `transferred` of every device model of each other target that shares a key.
         """
         rows = self._read("best", workload, self._read_best)
         return list(self._matching(rows, target, device))
@@ -93,7 +92,7 @@ class RecordDatabase:
     def instances(
         self, workload: Workload, target: Target, device: str | None
     ) -> list[tuple[Workload, list[Measured]]]:
-        """The concrete workloads on record that a symbolic one covers, each as `measured` has it."""
+        """The concrete workloads on record that a symbolic one covers, with their measurements."""
         bodies = self.connection.execute(
             sa.select(workload_table.c.body)
             .where(
@@ -113,13 +112,13 @@ class RecordDatabase:
     def _matching(
         self, rows: Sequence[Any], asked: Target, identity: str | None
     ) -> Iterator[Measured]:
-        """Measurements of the workloads, with the level at which each matches."""
+        """Measurements of the workloads, each with the level at which it matches."""
         device_id, model = self._place(identity, asked)
         own, shared = asked.key, asked.keys
-        # Records of no known model stand for a model of their own, where a task has no others.
+        # Records of unknown device models count as one model, if a task has no others.
         modelled = {row[1:4] for row in rows if row.scope == Scope.MODEL}
         for row in rows:
-            # By place: naming the columns of each row would take a quarter of the time.
+            # By position, as access by name would take a quarter of the time.
             (
                 _, target_id, implementation, version, scope, value, config, digest, median_s, low_s,
                 high_s, samples,
@@ -130,9 +129,9 @@ class RecordDatabase:
                     continue
                 level = Level.DEVICE
             elif scope == Scope.TARGET and (target_id, implementation, version) in modelled:
-                continue  # of several models at once
+                continue  # of several device models
             elif key != own:
-                # Another tool's schedule of one kind is none of another, whatever keys they share.
+                # Schedules of other tools do not transfer between kinds of targets.
                 strange = ":" in implementation and key.partition("/")[0] != asked.kind
                 if strange or keys.isdisjoint(shared):
                     continue
@@ -141,7 +140,7 @@ class RecordDatabase:
                 level = Level.MODEL
             else:
                 level = Level.TARGET
-            # The best of a device is mostly that of its model and target, too.
+            # The best of a device is mostly also that of its device model and target.
             made = self._configs.get(digest)
             if made is None:
                 made = self._configs[digest] = Config(config)
@@ -153,11 +152,11 @@ class RecordDatabase:
             )
 
     def _place(self, identity: str | None, asked: Target) -> tuple[str | None, str]:
-        """The device's id as the scope has it, and the model to look for."""
+        """The device's id in the form of `scope_value`, and its device model."""
         if identity is None:
             return None, asked.model
         if identity not in self._places:
-            # As its newest worker described it; what was measured before it changed does not count.
+            # The newest row of the device; records from before a change of it do not count.
             newest = sa.func.coalesce(sa.func.max(worker_device.c.worker_id), 0)
             row = self.connection.execute(
                 sa.select(device.c.id, device.c.model)
@@ -183,7 +182,7 @@ class RecordDatabase:
     def history(self, workload: Workload) -> list[History]:
         """The lowest mean cost per implementation, device model and target as written.
 
-        Of each implementation on a target only the newest version counts: TVM's rule knows none.
+        Only the newest version of each implementation on a target counts, as TVM's rule has no versions.
         """
 
         def read(digests: set[str]) -> list[tuple[str, History]]:
@@ -194,7 +193,7 @@ class RecordDatabase:
     def foreign(self, workload: Workload, target: Target) -> list[Candidate]:
         """Measurements of a workload in other tools' logs, as candidates on a target.
 
-        Those of targets that share a key with it count; of each, the newest version.
+        From targets that share a key with it; of each implementation, the newest version.
         """
         found = {}
         for r in self._read("foreign", workload, self._read_foreign):
@@ -219,7 +218,7 @@ def warm(connection: sa.Connection) -> None:
 
 
 def _like(workload: Workload) -> str:
-    """The pattern of the keys of what a symbolic workload may cover; their attributes may be any."""
+    """The LIKE pattern of the keys that a symbolic workload may cover, with any attributes."""
     inputs = []
     for given in workload.inputs:
         kind, const = given.tensor, ":const" if given.constant else ""
@@ -235,7 +234,7 @@ def _literal(text: str) -> str:
 _OF_NAMESPACE = task.c.namespace == sa.bindparam("namespace")
 
 
-# Made once: most of a selection's time would go into making them.
+# Built once, as building them would take most of a selection's time.
 @cache
 def _best_of_given(dialect: str) -> sa.Select[Any]:
     given = given_table(dialect, [workload_table.c.digest])
@@ -256,7 +255,7 @@ def _foreign_of_given(dialect: str) -> sa.Select[Any]:
 
 
 def _best_of() -> sa.Select[Any]:
-    """Rows as `Best` has them."""
+    """Rows with the columns of `Best`."""
     found = {c.name: c for table in (best, task, workload_table) for c in table.c}
     return (
         sa.select(*(found[name] for name in Best._fields))

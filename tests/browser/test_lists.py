@@ -43,7 +43,7 @@ def _day(days_ago: float) -> str:
         ({"until": "2026-02-30"}, "until: &#39;2026-02-30&#39; is no date"),
         ({"until": "9999-12-31"}, "is no date"),
         ({"since": "2026-02-02", "until": "2026-02-01"}, "is before since"),
-        ({"sort": "nothing"}, "sort: &#39;nothing&#39; is no column to sort by"),
+        ({"sort": "nothing"}, "sort: &#39;nothing&#39; is no sortable column"),
     ],
 )
 def test_a_wrong_day_or_order_is_one_line(

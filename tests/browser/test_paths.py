@@ -230,11 +230,11 @@ def test_a_model_leads_to_its_versions_and_what_it_goes_by(visit, seeded: Site) 
     page = visitor.page
     visitor.open("/models")
     page.get_by_role("link", name="version 3").click()
-    assert page.locator("h1").inner_text() == f"Model {seeded.ids['model']}"
+    assert page.locator("h1").inner_text() == f"Cost model {seeded.ids['model']}"
     assert page.locator("svg .dots").get_attribute("d").count("M") == 200
     assert "knob rows" in page.get_by_label("Importance of features").inner_text()
     page.get_by_role("link", name="version 1").click()
-    assert "version 3 is the newest" in page.locator(".notice").inner_text()
+    assert "version 3, the newest" in page.locator(".notice").inner_text()
     assert "plevel model train dense" in page.locator(".empty").inner_text()
     visitor.check()
 
@@ -254,7 +254,7 @@ def test_two_runs_of_a_task_are_compared_by_their_address(visit, seeded: Site, f
     visitor = visit(seeded)
     page = visitor.page
     visitor.open(f"/tasks/{which}?by=run")
-    told = page.get_by_label("What each curve came to").locator("tbody tr")
+    told = page.get_by_label("Result of each curve").locator("tbody tr")
     assert {f"run {run_id}", f"run {again}"} <= set(told.locator("th").all_inner_texts())
     page.get_by_label("Compare").select_option(f"run {again}")
     assert told.count() == 1

@@ -35,7 +35,7 @@ def test_the_importance_of_knobs_is_computed_on_demand(visit, seeded: Site) -> N
     visitor = visit(seeded, 400)
     page = visitor.page
     visitor.open(f"/tasks/{seeded.ids['task']}")
-    page.get_by_role("link", name="Compute it from the trials").click()
+    page.get_by_role("link", name="Compute from the trials").click()
     rows = page.get_by_label("Importance of knobs").locator("tbody th")
     rows.first.wait_for()
     assert sorted(rows.all_text_contents()) == sorted(page.locator("#knob option").all_text_contents())

@@ -96,7 +96,7 @@ def test_each_fault_stands_beside_its_field(visit, own: Site, width: int) -> Non
         (f"{CONCRETE}\ndense(data=flot32[1,2],weight=float32[3,2])", "line 2: "),
         ('conv2d(data=float32[1,1,9,9],weight=float32[1,1,3,3]){"stride":2}', "did you mean strides?"),
         ("dense(data=float32[m,2],weight=float32[3,2])", "symbolic"),
-        ("", "one a line"),
+        ("", "one per line"),
     ],
 )  # fmt: skip
 def test_a_wrong_workload_says_what_is_meant(seeded: Site, text: str, told: str) -> None:
@@ -133,5 +133,5 @@ def test_an_interrupted_run_says_how_to_go_on(own: Site) -> None:
     with contextlib.closing(Store(own.database)) as store, store.write() as c:
         c.execute(sa.update(run_table).values(tuner="elsewhere", tuner_until=1.0))
     page = httpx.get(own.url + path).text
-    assert "Interrupted: what it measured is kept" in page
+    assert "its measurements are kept" in page
     assert f"plevel tune --run {path.rsplit('/', 1)[1]} --namespace mine --url URL" in page

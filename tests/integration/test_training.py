@@ -227,7 +227,7 @@ def test_a_service_trains_what_it_is_asked_for(store: Store, url: str, start: St
         assert service.http.get("/v1/models", params={"op": "dense"}).json() == {"models": []}
         with pytest.raises(ServiceError, match="0 workloads on record"):
             client.train_model("dense", TARGET)
-        with pytest.raises(ServiceError, match="there are no records of it"):
+        with pytest.raises(ServiceError, match="no records: tune"):
             client.train_model("filter", OTHER_TARGET)
         with pytest.raises(ServiceError, match="model 99 does not exist"):
             client.model(99)
@@ -240,7 +240,7 @@ def test_too_few_workloads_are_refused(store: Store) -> None:
     measure(store, SHAPES[:4])
     with pytest.raises(InvalidError, match="4 workloads on record, at least 5"):
         training.train_apart(store, "filter", TARGET.key)
-    with pytest.raises(NotFoundError, match="there are no records of it"):
+    with pytest.raises(NotFoundError, match="no records: tune"):
         training.train(store, "filter", OTHER_TARGET.key)
     with store.read() as c, pytest.raises(NotFoundError, match="model 9 does not exist"):
         training.show(c, 9)

@@ -1,4 +1,4 @@
-"""Best-so-far curves: only the trials that improved leave the database."""
+"""Best-so-far curves, reduced to improvements in the database."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from service.records.best import standing
 from service.store.tables import record
 from strategy.record import Phase
 
-MAX_POINTS = 400  # of one curve: a search rarely improves more often
+MAX_POINTS = 400  # of one curve; a search rarely has more improvements
 MAX_CURVES = 12
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """The best of a group of trials over time, failures counted among the trials."""
+    """The best so far of a group of trials over time; failures count as trials."""
 
     name: str
     trials: int
@@ -28,7 +28,7 @@ def best_so_far(
     connection: sa.Connection, where: sa.ColumnElement[bool], group: sa.ColumnElement[Any],
     names: dict[Any, str],
 ) -> list[Curve]:  # fmt: skip
-    """A curve for each value of `group` that `names` has, over the search records that `where` takes."""
+    """One curve for each value of `group` in `names`, over the search records that satisfy `where`."""
     searched = sa.and_(
         where, record.c.phase == Phase.SEARCH.value, group.in_(list(names)), standing()
     )

@@ -1,4 +1,4 @@
-"""Devices: what they are, whether they are alive and busy, and which jobs killed their workers."""
+"""Devices with their state and load, and quarantined jobs."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def page(
     connection: sa.Connection, alive_s: float, offset: int = 0, *,
     span: Span = ALWAYS, sort: str = LAST_SEEN,
 ) -> list[Any]:  # fmt: skip
-    """Devices in the order of one of `SORTS`, imported ones last; one more than a page where there are more.
+    """Devices sorted by one of `SORTS`, imported ones last; one more than a page if there are more.
 
-    `span` is when they were last seen. What they did is of records measured here; `here` says whether a
-    worker has ever driven it.
+    `span` restricts when they were last seen. Counts are of records measured here; `here` is True if a worker
+    has registered the device.
     """
     at = float(connection.execute(sa.select(now())).scalar_one())
     last = recent(record.c.device_id, record.c.run_s, record.c.error, record.c.recorded_at)
@@ -115,7 +115,7 @@ def page(
 
 
 def quarantined(connection: sa.Connection, limit: int = 20) -> list[Any]:
-    """Jobs that killed workers, the newest first."""
+    """Quarantined jobs, the newest first."""
     query = (
         sa.select(job.c.id, job.c.run_id, job.c.reason, job.c.attempts, job.c.finished_at,
                   workload.c.op, workload.c.key)
@@ -138,12 +138,12 @@ def head(connection: sa.Connection, device_id: int) -> Any:
         .where(device.c.id == device_id)
     ).one_or_none()  # fmt: skip
     if row is None:
-        raise NotFoundError(f"there is no device {device_id}: /devices lists them")
+        raise NotFoundError(f"device {device_id} does not exist: /devices lists the devices")
     return row
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """The reference kernel's times on a device, in the order of time, relative to their median."""
+    """The calibration kernel's times on a device over time, relative to their median."""
 
     median_s: float
     low: float
@@ -168,7 +168,7 @@ def drift(connection: sa.Connection, device_id: int) -> Drift | None:
         return None
     middle = statistics.median(s for _, s in found)
     step = -(-len(found) // MAX_POINTS)
-    # Of each stretch the slowest: thinning must not hide what it is looked at for.
+    # Keep the slowest of each stretch, as thinning must not hide drift.
     shown = [max(found[i : i + step], key=lambda p: p[1]) for i in range(0, len(found), step)]
     return Drift(
         median_s=middle, low=min(s for _, s in found) / middle, high=max(s for _, s in found) / middle,

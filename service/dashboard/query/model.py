@@ -1,4 +1,4 @@
-"""Models of times: the newest of each operator and target, and what one of them is good for."""
+"""Cost models: the newest of each operator and target, and the evaluation of one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SMALL = [c for c in cost_model.c if c.name not in ("columns", "trees", "digest"
 
 
 def page(connection: sa.Connection, offset: int) -> list[Any]:
-    """The newest model of each operator and target; one more than a page where there are more."""
+    """The newest model of each operator and target; one more than a page if there are more."""
     newest = sa.select(
         cost_model.c.id,
         sa.func.row_number()
@@ -46,7 +46,7 @@ def head(connection: sa.Connection, model_id: int) -> Any:
         .where(cost_model.c.id == model_id)
     ).one_or_none()
     if row is None:
-        raise NotFoundError(f"there is no model {model_id}: /models lists them")
+        raise NotFoundError(f"model {model_id} does not exist: /models lists the cost models")
     return row
 
 

@@ -1,4 +1,4 @@
-"""Operators: which implementation wins at which shape, and what plevel alone would have cost."""
+"""Operators: the fastest implementation at each shape, and the cost of selecting by plevel alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def targets(connection: sa.Connection, op: str) -> list[Any]:
     """Targets with tasks of the operator, those with the most workloads first.
 
     Raises:
-        NotFoundError: nothing of the operator is on record.
+        NotFoundError: the operator has no records.
     """
     query = (
         sa.select(target.c.id, target.c.key, sa.func.count(task.c.workload_id.distinct()).label("n"))
@@ -55,14 +55,14 @@ def targets(connection: sa.Connection, op: str) -> list[Any]:
     )
     found = list(connection.execute(query))
     if not found:
-        raise NotFoundError(f"nothing of operator {op!r:.80} is on record: tune a workload of it first")
+        raise NotFoundError(f"operator {op!r:.80} has no records: tune a workload of it first")
     return found
 
 
 def models(connection: sa.Connection, op: str, target_id: int) -> list[Any]:
     """Device models with times of the operator on a target, those with the most tasks first.
 
-    The empty name stands for records whose device is not known.
+    The empty name stands for records of unknown devices.
     """
     n = sa.func.count(best.c.task_id.distinct())
     query = (
@@ -78,7 +78,7 @@ def models(connection: sa.Connection, op: str, target_id: int) -> list[Any]:
 
 
 def _one_model() -> sa.ColumnElement[bool]:
-    """The condition on `best` that a row is of one device model, or of none that is known."""
+    """The condition on `best` that a row has a device model, or for the empty name none."""
     other = best.alias()
     modelled = sa.exists().where(
         other.c.task_id == best.c.task_id, other.c.scope == Scope.MODEL.value
@@ -89,12 +89,12 @@ def _one_model() -> sa.ColumnElement[bool]:
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One implementation at one shape; its times are None where nothing ran.
+    """One implementation at one shape; its times are None if nothing ran.
 
     Attributes:
-        ratio: of its median to the shape's lowest.
-        wins: selection takes it: of those whose interval overlaps the lowest median's, the highest plevel.
-        by_plevel: the highest plevel of all that have one, measured or not.
+        ratio: the ratio of its median to the shape's lowest.
+        wins: it is selected: the highest plevel of those whose interval overlaps the lowest median's.
+        by_plevel: it has the highest plevel, measured or not.
     """
 
     id: int
@@ -107,16 +107,16 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     by_plevel: bool
 
 
-# By workload, and there by implementation.
+# By workload, then by implementation.
 Judged = dict[int, dict[str, Cell]]
 
 
 def judge(connection: sa.Connection, op: str, target_id: int, model: str) -> Judged:
-    """Each workload's implementations in their newest version, with what the rules say of them.
+    """Each workload's implementations in their newest version, marked by both rules.
 
-    Times are those of one device model: those of several do not compare.
+    Times are of one device model, as those of several do not compare.
 
-    What runs here have tuned goes before what was imported, whenever that came.
+    Records of runs here are preferred to imported ones, whatever their age.
     """
     tuned_here = sa.exists().where(run_task.c.task_id == task.c.id)
     rows = connection.execute(
@@ -129,7 +129,7 @@ def judge(connection: sa.Connection, op: str, target_id: int, model: str) -> Jud
         .where(workload.c.op == op, task.c.target_id == target_id)
         .order_by(task.c.workload_id, sa.case((tuned_here, 1), else_=0), task.c.id)
     )  # fmt: skip
-    # Of those of one name the last stays.
+    # The last of each name stays.
     return {
         workload_id: _compare({t.implementation: t for t in tasks}.values())
         for workload_id, tasks in groupby(rows, key=lambda t: t.workload_id)
@@ -138,7 +138,7 @@ def judge(connection: sa.Connection, op: str, target_id: int, model: str) -> Jud
 
 def _compare(tasks: Iterable[Any]) -> dict[str, Cell]:
     known = sorted(tasks, key=lambda t: t.id)
-    # The first of them on a tie. Other tools' logs know no plevel.
+    # The first on a tie. Implementations of other tools' logs have no plevel.
     static = max((t for t in known if ":" not in t.implementation), key=lambda t: t.plevel, default=None)
     timed = {
         t.id: Estimate(t.median_s, t.low_s, t.high_s, t.samples).judged
@@ -162,7 +162,7 @@ def _compare(tasks: Iterable[Any]) -> dict[str, Cell]:
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """At how many shapes an implementation is known, measured, wins, and is what plevel would take."""
+    """Numbers of shapes at which an implementation is known, measured, selected, and has the highest plevel."""
 
     implementation: str
     plevel: int = 0
@@ -189,9 +189,9 @@ def summarize(judged: Judged) -> list[Summary]:
 
 
 def plevel_cost(judged: Judged) -> dict[str, Any]:
-    """Compare the highest plevel with the winner: the number of shapes at which it is another, and the cost.
+    """Compare the highest plevel with the winner: the number of shapes at which they differ, and the cost.
 
-    `mean` is the geometric mean of its time to the lowest; None where nothing is measured.
+    `mean` is the geometric mean of the ratio of its time to the lowest; None if nothing is measured.
     """
     static = [(c.ratio, c.wins) for c in _cells(judged) if c.by_plevel and c.ratio is not None]
     ratios = [ratio for ratio, _ in static]
@@ -208,7 +208,7 @@ def _cells(judged: Judged) -> Iterator[Cell]:
 
 
 class Mistake(msgspec.Struct, frozen=True, kw_only=True):
-    """A shape at which plevel would have been wrong, and by how much."""
+    """A shape at which plevel would have been wrong, with the cost."""
 
     key: str
     taken: Cell
@@ -235,7 +235,7 @@ def find_mistakes(connection: sa.Connection, judged: Judged, limit: int = 10) ->
 
 
 def shapes(connection: sa.Connection, op: str, target_id: int, offset: int) -> list[Any]:
-    """Workloads of the operator on the target; one more than a page where there are more."""
+    """Workloads of the operator on the target; one more than a page if there are more."""
     on_target = sa.select(task.c.workload_id).where(task.c.target_id == target_id)
     query = (
         sa.select(workload.c.id, workload.c.key)

@@ -1,4 +1,4 @@
-"""Current and recent activity. Of the log, only its newest end is read."""
+"""Current and recent activity, from the newest end of the log only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from service.store.tables import (
 )
 from strategy.record import LEAST_SAMPLES, Phase
 
-# Ids rise with time, those of jobs too: what is recent is found at the end, without an index on instants.
+# Ids of records and jobs rise with time, so recent rows are found without an index on instants.
 RECENT = 20_000
 HOUR_S = 3600.0
 WEEK_S = 7 * 86_400.0
@@ -34,20 +34,20 @@ NOISY = 0.05  # half an interval's width to the median, of confirmed times
 
 
 class Pulse(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of the moment, of what workers of this service measured; imports are counted apart."""
+    """Current counts of records measured by workers of this service; imports are counted apart."""
 
     now: float
     trials_hour: int
     trials_minute: float  # over the last five minutes
     failed_hour: int
     per_minute: list[int]  # of the last hour, the oldest minute first
-    bounded: bool  # whether the hour had more records than were looked at
+    bounded: bool  # True if the hour has more records than were read
     imported_hour: int
 
 
 def recent(*columns: Any) -> Any:
     """The newest records measured here, as a subquery of these columns."""
-    newest = (record.c.job_id.desc(), record.c.entry.desc())  # as an index has them
+    newest = (record.c.job_id.desc(), record.c.entry.desc())  # the order of an index
     return sa.select(*columns).where(MEASURED_HERE).order_by(*newest).limit(RECENT).subquery()
 
 
@@ -75,7 +75,7 @@ def pulse(connection: sa.Connection) -> Pulse:
 
 
 def _imported(connection: sa.Connection, since: float) -> int:
-    """Records imported since an instant, among the newest of the log."""
+    """Count records imported since an instant, among the newest of the log."""
     columns = record.c.recorded_at, MEASURED_HERE.label("here")
     last = sa.select(*columns).order_by(record.c.id.desc()).limit(RECENT).subquery()
     query = sa.select(sa.func.count()).where(last.c.recorded_at > since, ~last.c.here)
@@ -139,7 +139,7 @@ def failures(connection: sa.Connection) -> list[Any]:
 
 
 def devices(connection: sa.Connection, alive_s: float) -> Any:
-    """Count the devices that are up, down and noisy; those that no worker here has driven are imported."""
+    """Count the devices that are up, down and noisy, and those of imported records only."""
     up = (
         sa.select(worker_device.c.device_id)
         .join(worker, worker.c.id == worker_device.c.worker_id)
@@ -171,7 +171,7 @@ def noise() -> sa.Select[Any]:
 
 
 def faster(connection: sa.Connection, limit: int = 8) -> list[Any]:
-    """Of the tasks whose best changed within a week, what their best search time was before."""
+    """The best search time of a week ago, of tasks whose best has changed since."""
     at = float(connection.execute(sa.select(now())).scalar_one())
     lately = (
         sa.select(best.c.task_id, best.c.median_s, best.c.updated_at)

@@ -26,13 +26,13 @@ from strategy.record import Phase
 PAGE = 45
 SORTS = ("record", "median")
 NEWEST = "-record"
-# Records looked at for one page where no index has the filter: rare ones are on further pages.
+# Records read for one page if no index serves the filter; rare matches are on further pages.
 SCAN = 50_000
 
 
 @dataclass(frozen=True)
 class Filter:
-    """A filter of records; None takes all. `error` is a kind, `any` for failures, `none` for times."""
+    """A filter of records; None matches all. `error` is a kind, `any` for failures, `none` for times."""
 
     run: int | None = None
     task: int | None = None
@@ -42,7 +42,7 @@ class Filter:
     phase: str | None = None
     error: str | None = None
     message: str | None = None  # a part of it
-    calibration: bool = False  # times of the calibration kernel too, which is timed beside every batch
+    calibration: bool = False  # include times of the calibration kernel
 
     @property
     def is_indexed(self) -> bool:
@@ -77,22 +77,22 @@ class Filter:
 
 @dataclass(frozen=True)
 class Page:
-    """Records of a page. `further` is the cursor of the next one, None where there is none."""
+    """Records of a page. `further` is the cursor of the next page, None if there is none."""
 
     rows: list[Any]
     further: int | None
-    looked_from: int  # ids that were looked at
+    looked_from: int  # range of ids that were read
     looked_to: int
-    is_whole: bool  # all were looked at that the filter and the days may have
+    is_whole: bool  # all records that may match were read
 
 
 def page(
     connection: sa.Connection, wanted: Filter, cursor: int | None = None, *,
     span: Span = ALWAYS, sort: str = NEWEST,
 ) -> Page:  # fmt: skip
-    """A page of the records under a filter, in the order of one of `SORTS`.
+    """A page of the matching records, sorted by one of `SORTS`.
 
-    The cursor is the id that is passed by, or, sorted by time, how many records are.
+    The cursor is the last id of the previous page or, if sorted by time, the number of earlier records.
     """
     first, last = _ids(connection, span)
     conditions = wanted.conditions()
@@ -127,7 +127,7 @@ def page(
 
 
 def _ids(connection: sa.Connection, span: Span) -> tuple[int, int]:
-    """The first and the last id that records of these days may have: ids rise with time."""
+    """The range of ids that records of these days may have, as ids rise with time."""
     newest = connection.scalar(sa.select(sa.func.max(record.c.id))) or 0
     first = 1 if span.since is None else _first_since(connection, span.since, newest)
     last = newest if span.until is None else _first_since(connection, span.until, newest) - 1
@@ -135,7 +135,7 @@ def _ids(connection: sa.Connection, span: Span) -> tuple[int, int]:
 
 
 def _first_since(connection: sa.Connection, at: float, newest: int) -> int:
-    """The id of the first record of an instant or later, one more than the newest's where there is none."""
+    """The id of the first record at or after an instant; if none, one more than the newest."""
     low, high = 1, newest + 1
     while low < high:
         middle = (low + high) // 2
@@ -151,7 +151,7 @@ def _first_since(connection: sa.Connection, at: float, newest: int) -> int:
 
 
 def identity(connection: sa.Connection, device_id: int) -> str | None:
-    """Return the name under which pages show a device; None where there is none."""
+    """Return the displayed name of a device, None if it does not exist."""
     found: str | None = connection.scalar(
         sa.select(device.c.identity).where(device.c.id == device_id)
     )
@@ -175,7 +175,7 @@ def _rows(ids: Any) -> sa.Select[Any]:
 
 
 def one(connection: sa.Connection, record_id: int) -> Any:
-    """A record with all that is known of it; raises `NotFoundError`."""
+    """A record with its details; raise `NotFoundError`."""
     row = connection.execute(
         sa.select(
             *record.c[
@@ -201,5 +201,5 @@ def one(connection: sa.Connection, record_id: int) -> Any:
         .where(record.c.id == record_id)
     ).one_or_none()  # fmt: skip
     if row is None:
-        raise NotFoundError(f"record {record_id} does not exist: /records lists those there are")
+        raise NotFoundError(f"record {record_id} does not exist: /records lists the records")
     return row

@@ -1,4 +1,4 @@
-"""Runs: a page of them, and what one run is made of."""
+"""Runs: pages of them, and the parts of one run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def page(
     connection: sa.Connection, state: str | None = None, op: str | None = None, *,
     span: Span = ALWAYS, sort: str = NEWEST, offset: int = 0, size: int = PAGE,
 ) -> list[Any]:  # fmt: skip
-    """Runs under a filter, in the order of one of `SORTS`; one more than a page where there are more."""
+    """Matching runs, sorted by one of `SORTS`; one more than a page if there are more."""
     first_task = (
         sa.select(sa.func.min(run_task.c.task_id)).where(run_task.c.run_id == run.c.id).scalar_subquery()
     )
@@ -104,7 +104,7 @@ def head(connection: sa.Connection, run_id: int) -> Any:
 
 
 def version(connection: sa.Connection, run_id: int) -> tuple[Any, ...]:
-    """The run's state, and what differs whenever its page would; raises `NotFoundError`."""
+    """The run's state, with a value that changes whenever its page would; raise `NotFoundError`."""
     newest = sa.select(sa.func.max(record.c.id)).where(record.c.run_id == run_id).scalar_subquery()
     states = (
         sa.select(sa.func.count())
@@ -121,9 +121,9 @@ def version(connection: sa.Connection, run_id: int) -> tuple[Any, ...]:
 
 
 def tally(connection: sa.Connection, run_id: int) -> list[Any]:
-    """The run's own records by task, phase and error: how many, how many of them count, and their time.
+    """The run's own records by task, phase and error: their number, how many count, and their time.
 
-    `last_id` is the newest that counts.
+    `last_id` is the id of the newest that counts.
     """
     query = (
         sa.select(
@@ -141,7 +141,7 @@ def tally(connection: sa.Connection, run_id: int) -> list[Any]:
 def progress(
     connection: sa.Connection, run_id: int, request: RunRequest, told: list[Any]
 ) -> dict[str, Any]:
-    """Trials that count for the run, those of it that failed, and what its own records took."""
+    """Trials that count for the run, failed ones, and the time of its own records."""
     own = (
         sa.select(run_task.c.task_id)
         .join(task, task.c.id == run_task.c.task_id)
@@ -150,7 +150,7 @@ def progress(
     tunable = set(connection.scalars(own))
     searched = [t for t in told if t.phase == Phase.SEARCH.value and t.task_id in tunable]
     trials = sum(t.standing for t in searched)
-    # Counted in the index alone: only where others have tried these tasks are their records read.
+    # Counted by the index; records are only read if other runs have tried these tasks.
     known = connection.scalar(
         sa.select(sa.func.count()).select_from(record)
         .where(record.c.phase == Phase.SEARCH.value, record.c.task_id.in_(own))
@@ -169,7 +169,7 @@ def progress(
 
 
 def tried(told: list[Any]) -> dict[int, dict[str, int]]:
-    """Of each task the trials of its search in this run, and how many records of it failed."""
+    """For each task its search trials in this run, and its failed records."""
     found: dict[int, dict[str, int]] = {}
     for t in told:
         of = found.setdefault(t.task_id, {"trials": 0, "failed": 0})
@@ -179,7 +179,7 @@ def tried(told: list[Any]) -> dict[int, dict[str, int]]:
 
 
 def workloads(connection: sa.Connection, run_id: int, offset: int) -> list[Any]:
-    """The run's workloads with the best time of each; one more than a page where there are more."""
+    """The run's workloads with the best time of each; one more than a page if there are more."""
     query = (
         sa.select(
             workload.c.id, workload.c.op, workload.c.key, sa.func.count(task.c.id).label("tasks"),
@@ -206,7 +206,7 @@ def bodies(connection: sa.Connection, ids: Sequence[int]) -> dict[int, Workload]
 
 
 class Portion(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload's part of its run: of the search's trials, and of the weighted time, None where it has none."""
+    """A workload's share of its run's trials, and of the weighted time (None without a time)."""
 
     weight: float
     trials: int
@@ -215,7 +215,7 @@ class Portion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def portions(connection: sa.Connection, run_id: int, told: list[Any]) -> dict[int, Portion]:
-    """The part of each workload of a run, by its id; `told` is the run's tally."""
+    """The share of each workload of a run, by id; `told` is the run's tally."""
     rows = connection.execute(
         sa.select(
             task.c.workload_id, task.c.id, run_task.c.weight, best.c.median_s,
@@ -245,7 +245,7 @@ def portions(connection: sa.Connection, run_id: int, told: list[Any]) -> dict[in
 def leaders(connection: sa.Connection, run_id: int, workload_id: int) -> list[Any]:
     """The implementations of one workload of the run on each device model, the fastest first.
 
-    Times of different models are not compared: `model` is empty where none is known.
+    Times of different device models are not compared; `model` is empty if unknown.
     """
     other = best.alias()
     known = sa.exists().where(other.c.task_id == task.c.id, other.c.scope == "model")
@@ -292,7 +292,7 @@ def failures(connection: sa.Connection, told: list[Any]) -> list[Any]:
 
 
 def curves(connection: sa.Connection, run_id: int, workload_id: int) -> list[Curve]:
-    """The best so far of each tunable implementation of one workload, in this run's own records."""
+    """Best-so-far curves of the tunable implementations of one workload, from this run's own records."""
     rows = connection.execute(
         sa.select(task.c.id, task.c.implementation)
         .join(run_task, run_task.c.task_id == task.c.id)
@@ -305,10 +305,10 @@ def curves(connection: sa.Connection, run_id: int, workload_id: int) -> list[Cur
 
 
 def first_workload(connection: sa.Connection, run_id: int, asked: int | None) -> int | None:
-    """The workload asked for, else the first of the run; None for a run without any.
+    """The requested workload, else the first of the run; None for a run without any.
 
     Raises:
-        NotFoundError: the workload asked for is none of this run's.
+        NotFoundError: the workload is not one of this run's.
     """
     query = (
         sa.select(task.c.workload_id)
@@ -321,10 +321,10 @@ def first_workload(connection: sa.Connection, run_id: int, asked: int | None) ->
         query = query.where(task.c.workload_id == asked)
     found = connection.scalar(query)
     if found is None and asked is not None:
-        raise NotFoundError(f"workload {asked} is not of run {run_id}: choose one on the run's page")
+        raise NotFoundError(f"workload {asked} is not one of run {run_id}: choose one on the run's page")
     return found
 
 
 def request_of(row: Any) -> RunRequest:
-    """The request as it was made."""
+    """The original request."""
     return convert(row.request, RunRequest)

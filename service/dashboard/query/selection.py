@@ -1,4 +1,4 @@
-"""Choices of the form of a selection, and candidates of operators that are not installed."""
+"""Choices of the selection form, and candidates of operators that are not installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OFFERED = 30
 
 
 def known(connection: sa.Connection) -> dict[str, list[Any]]:
-    """Targets and devices on record, and the workloads measured last: what can be asked for."""
+    """Targets and devices on record, and the most recently measured workloads, for the form."""
     recent = (
         sa.select(task.c.workload_id, task.c.target_id, sa.func.max(best.c.updated_at).label("at"))
         .join(best, best.c.task_id == task.c.id)
@@ -58,7 +58,7 @@ def candidates_on_record(
 ) -> list[Candidate] | None:
     """The newest version of each implementation that was tuned for the workload on the target.
 
-    None where there is none: then nothing is known of it here.
+    None if there is none.
     """
     newest = (
         sa.select(sa.func.max(task.c.id))

@@ -1,4 +1,4 @@
-"""One task: how it was searched, where its optimum lies, and what failed."""
+"""Tasks: pages of them, and the trials, optimum and failures of one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = 50
 SORTS = ("task", "implementation", "target", "median", "updated")
 NEWEST = "-task"
 MAX_POINTS = 1500  # of a scatter
-FASTEST = 150  # of them, the fastest, always shown
+FASTEST = 150  # the fastest of them are always shown
 WITHIN = (1.02, 1.05, 1.1, 1.25, 1.5, 2.0)
 By = Literal["all", "run", "device", "version"]
 
@@ -29,9 +29,9 @@ def page(
     connection: sa.Connection, op: str = "", implementation: str = "", on: str = "", *,
     span: Span = ALWAYS, sort: str = NEWEST, calibration: bool = False, offset: int = 0,
 ) -> list[Any]:  # fmt: skip
-    """Tasks under a filter, in the order of one of `SORTS`; one more than a page where there are more.
+    """Matching tasks, sorted by one of `SORTS`; one more than a page if there are more.
 
-    `span` is when their best was last found; `calibration` has the calibration kernels too.
+    `span` restricts when their best was found; `calibration` includes calibration kernels.
     """
     equal = ((workload.c.op, op), (task.c.implementation, implementation), (target.c.key, on))
     wanted = [column == value for column, value in equal if value]
@@ -75,7 +75,7 @@ def head(connection: sa.Connection, task_id: int) -> Any:
         .where(task.c.id == task_id)
     ).one_or_none()  # fmt: skip
     if row is None:
-        raise NotFoundError(f"task {task_id} does not exist: the operators' pages list those there are")
+        raise NotFoundError(f"task {task_id} does not exist: /tasks lists the tasks")
     return row
 
 
@@ -107,7 +107,7 @@ def places(connection: sa.Connection, task_id: int) -> list[Any]:
 
 
 def counts(connection: sa.Connection, task_id: int) -> Any:
-    """Of the search: `trials`, and the different `configs` among them. An index holds all of it."""
+    """Count the search's `trials` and distinct `configs`, by an index alone."""
     return connection.execute(
         sa.select(
             sa.func.count().label("trials"),
@@ -117,9 +117,9 @@ def counts(connection: sa.Connection, task_id: int) -> Any:
 
 
 def spread(connection: sa.Connection, task_id: int) -> dict[str, Any]:
-    """Count the search's trials that were timed, and the times that are close to the lowest of them.
+    """Count the search's timed trials, and those close to the lowest time.
 
-    `within` has pairs of a ratio and how many records are at most that much slower.
+    `within` has pairs of a ratio to the lowest time and the number of records within it.
     """
     timed = sa.and_(
         record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value,
@@ -158,7 +158,7 @@ def failures(connection: sa.Connection, task_id: int) -> list[Any]:
 
 
 def curves(connection: sa.Connection, row: Any, by: By) -> list[Curve]:
-    """The best so far of the task as a whole, or by run, device or version."""
+    """Best-so-far curves of the whole task, or by run, device or version."""
     own = record.c.task_id == row.id
     if by == "version":
         versions = connection.execute(
@@ -187,7 +187,7 @@ def curves(connection: sa.Connection, row: Any, by: By) -> list[Curve]:
 
 
 def points(connection: sa.Connection, task_id: int) -> list[Any]:
-    """Configurations with their time: the fastest, and of the others a regular sample."""
+    """Configurations with their times: the fastest, and a regular sample of the others."""
     timed = sa.and_(
         record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value,
         record.c.error.is_(None), standing(),

@@ -29,7 +29,7 @@
       if (!response.ok) throw new Error(`HTTP ${response.status}`);
       return await response.json();
     } catch (error) {
-      say(figure, `The data did not come (${error.message}): reload the page to try again.`);
+      say(figure, `The data could not be loaded (${error.message}): reload the page to try again.`);
       return null;
     }
   };
@@ -60,7 +60,7 @@
   const drawCurves = (figure, data) => {
     const against = figure.dataset.x === "time" ? 1 : 0;
     const curves = data.curves.filter((c) => c.points.length);
-    if (!curves.length) return say(figure, "Nothing was timed yet: the curves begin with the first result.");
+    if (!curves.length) return say(figure, "Nothing has been timed yet: the curves begin with the first result.");
     const tables = curves.map((c) => {
       const xs = c.points.map((p) => p[against]);
       const ys = c.points.map((p) => p[2]);
@@ -89,7 +89,7 @@
     const made = new uPlot({
       width: figure.clientWidth, height: figure.clientHeight, ...options,
       cursor: { drag: { x: true, y: false } }, legend: { live: true },
-      // The figure keeps its height: what the legend takes, the plot gives; once it is laid out.
+      // The figure keeps its height: subtract the legend's from the plot's, after layout.
       hooks: { ready: [(u) => queueMicrotask(() => u.setSize({
         width: figure.clientWidth,
         height: figure.clientHeight - figure.querySelector(".u-legend").offsetHeight,
@@ -109,7 +109,7 @@
     widths.observe(figure);
   };
 
-  // Curves beside each other: all, or the two that the lists (and the address) name, with their figures.
+  // Curves in one chart: all, or the two named by the lists (and the address), with their figures.
   const compare = (section, figure, data) => {
     const lists = [...section.querySelectorAll("select")];
     const draw = () => {
@@ -173,7 +173,7 @@
       if (p[2 + x] < 0) continue;
       const bin = p[2 + by] < 0 ? -1 : Math.floor(p[2 + by] * bins / n);
       if (!groups.has(bin)) groups.set(bin, []);
-      // Spread within a value by the record's id, so that points do not hide each other.
+      // Jitter within a value by the record's id, so that points do not hide each other.
       groups.get(bin).push([p[2 + x] + ((p[0] * 0.618034) % 1 - 0.5) * 0.5, p[1]]);
     }
     const names = data.knobs[by].values;
@@ -207,7 +207,7 @@
     });
   };
 
-  // An axis is a row, so that its name has the whole width: it is never cut, and fits a telephone.
+  // An axis is a row, so that its name has the whole width, also on a phone.
   const ROW = 46, EDGE = 8;
   const drawParallel = (figure, data) => {
     const make = (tag, attributes, text) => {
@@ -233,7 +233,7 @@
     order.forEach((index, rank) => {
       const places = axes.flatMap((axis, i) => {
         const share = axis.at(data.points[index]);
-        // Within a value's place by rank, so that equal lines do not hide each other.
+        // Offset within a value's place by rank, so that equal lines do not hide each other.
         const off = i < axes.length - 1 ? (rank / order.length - 0.5) * 8 : 0;
         return share == null ? [] : [`${(EDGE + (width - 2 * EDGE) * share + off).toFixed(1)},${y(i)}`];
       });
@@ -258,7 +258,7 @@
     const parallel = section.querySelector(".parallel");
     const data = await load(scatter, section.dataset.points);
     if (!data) return;
-    if (!data.points.length) return say(scatter, "Nothing was timed yet.");
+    if (!data.points.length) return say(scatter, "Nothing has been timed yet.");
     const [knob, by] = ["#knob", "#colour"].map((id) => section.querySelector(id));
     for (const select of [knob, by])
       select.replaceChildren(...data.knobs.map((k, i) => new Option(k.name, String(i))));

@@ -1,5 +1,5 @@
-// The import page: sends each file, one after the other, and shows what was read and what was not.
-// Whatever comes from a file or from the service only ever becomes text nodes.
+// The import page: sends the files one after the other, and shows the summary and rejected entries of each.
+// Text from a file or the service only ever becomes text nodes.
 "use strict";
 (() => {
   const SHOWN = 50;
@@ -34,7 +34,7 @@
     const rejects = found.rejects ?? [];
     if (!rejects.length) return;
     card.append(make("h3", "", found.rejected > rejects.length
-      ? `The first ${rejects.length} that could not be read` : "What could not be read"));
+      ? `The first ${rejects.length} rejected entries` : "Rejected entries"));
     card.append(table(`Rejected entries of ${name}`, ["Line", "Reason", "Why", "Text"],
       rejects.map((r) => [r.line, r.reason, r.detail, r.text.slice(0, 300)])));
   };
@@ -59,7 +59,7 @@
     }
   };
 
-  // MetaSchedule's records refer to the other file by line: the two are sent as one.
+  // MetaSchedule's records refer to lines of the other file: the two are sent in one body.
   const grouped = (files) => {
     const found = new Map([...files].map((f) => [f.name, f]));
     const pair = ["database_workload.json", "database_tuning_record.json"].map((n) => found.get(n));

@@ -1,4 +1,4 @@
-// What a page does beside showing itself: follow a live run, and keep open what is being read.
+// Behaviour of pages: follow a live run, and keep opened messages.
 "use strict";
 (() => {
   const live = document.querySelector("[data-follow]");
@@ -12,7 +12,7 @@
     source.addEventListener("end", () => { source.close(); changed(); });
     window.addEventListener("pagehide", () => source.close());
   }
-  // A message that somebody has opened stays: the next change after it is closed redraws.
+  // Do not redraw while a message is open: the next change after it is closed does.
   document.addEventListener("htmx:beforeSwap", (event) => {
     const target = event.detail.target;
     if (target.id === "live" && target.querySelector("details[open]")) event.detail.shouldSwap = false;
