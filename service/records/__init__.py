@@ -1,1 +1,1 @@
-"""The append-only log of measurements, and what is derived from it."""
+"""The append-only log of measurements, and the tables derived from it."""

@@ -1,4 +1,4 @@
-"""As-of query: the best at an instant, derived from its records, none of which are ever changed."""
+"""As-of queries: the best at an instant, derived from the append-only records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strategy.record import Phase, estimate
 
 
 class Best(NamedTuple):
-    """A row of `best`, as it is or as it was, with its task."""
+    """A current or past row of `best`, with its task."""
 
     digest: str
     target_id: int

@@ -1,8 +1,8 @@
 """The best configuration of each task per device, device model and target: derived from records.
 
-A configuration's cost is the median of its pooled samples: of the confirm phase where the scope
-has any confirm sample, of the search phase otherwise. One with a wrong answer on record in the
-scope is never the best, and a failure has no cost. Purged records count for nothing.
+A configuration's cost is the median of its pooled samples: those of phase `confirm` if the scope has any,
+else those of the search. One with a wrong answer on record in the scope is never the best, and a failure
+has no cost. Purged records are ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from service.store.db import among, given_table, put_rows, values_of
 from service.store.tables import Scope, best, device, purge, record, task, tombstone
 from strategy.record import REFUTING, Estimate, Phase, estimate
 
-Place = tuple[int, Scope, str]  # a task, and over which devices
+Place = tuple[int, Scope, str]  # a task, and a scope of devices
 _IDENTITY = ("task_id", "scope", "scope_value")
 _COLUMNS = tuple(
     best.c[
@@ -29,8 +29,8 @@ _REPLACED = (
     f"({', '.join(_IDENTITY)}) DO UPDATE SET "
     f"{', '.join(f'{c.name} = excluded.{c.name}' for c in best.c if c.name not in _IDENTITY)}"
 )
-# Made once, as that takes longer than running them.
-# Not against foreign keys, which every new record checks.
+# Built once, as building takes longer than executing.
+# NO KEY UPDATE does not block the foreign-key checks of new records.
 _LOCK = (
     sa.select(task.c.id)
     .where(among(task.c.id))
@@ -46,13 +46,13 @@ _DEVICES = sa.select(device.c.id, device.c.model, device.c.slot).where(among(dev
 
 
 class Change(NamedTuple):
-    """A record of a configuration: one that came, or, without a `phase`, one that went."""
+    """A new record of a configuration or, without a `phase`, a removed one."""
 
     task_id: int
     device_id: int | None
     config_digest: str
     phase: str | None = None
-    median_s: float | None = None  # None of a failure
+    median_s: float | None = None  # None for a failure
 
 
 def standing() -> sa.ColumnElement[bool]:
@@ -61,7 +61,7 @@ def standing() -> sa.ColumnElement[bool]:
 
 
 def stood(when: float) -> list[sa.ColumnElement[bool]]:
-    """The conditions on `record` that it was there at an instant, and not purged yet."""
+    """The conditions on `record` that it existed and was not purged at an instant."""
     purged = (
         sa.select(tombstone.c.record_id)
         .join(purge, purge.c.id == tombstone.c.purge_id)
@@ -71,9 +71,9 @@ def stood(when: float) -> list[sa.ColumnElement[bool]]:
 
 
 def lock(connection: sa.Connection, tasks: Iterable[int]) -> None:
-    """Make others who report of these tasks wait: the rows shared by devices are derived in turn.
+    """Lock tasks, so that rows shared by devices are derived by one transaction at a time.
 
-    SQLite's writers wait for each other anyway.
+    No-op on SQLite, which has one writer.
     """
     if connection.dialect.name == "sqlite":
         return
@@ -81,9 +81,9 @@ def lock(connection: sa.Connection, tasks: Iterable[int]) -> None:
 
 
 def refresh(connection: sa.Connection, changed: Iterable[Change]) -> None:
-    """Bring the rows up to date after records that came or went.
+    """Update the rows after records were added or removed.
 
-    The number of statements does not depend on how many there are, but for places whose best has
+    The number of statements does not depend on the number of records, except for places whose best has
     become worse. The caller holds the tasks' locks.
     """
     changes = _places(connection, changed)
@@ -120,7 +120,7 @@ def refresh(connection: sa.Connection, changed: Iterable[Change]) -> None:
 def _rows(
     connection: sa.Connection, winners: Mapping[Place, list[Any]], current: Mapping[Place, Any]
 ) -> list[tuple[Any, ...]]:
-    """The rows to write, by `_COLUMNS`: those that are not as they were."""
+    """The changed rows, with the columns `_COLUMNS`."""
     samples = _samples(connection, {row.id for rows in winners.values() for row in rows})
     found: list[tuple[int, tuple[Any, ...]]] = []
     for place, rows in winners.items():
@@ -138,7 +138,7 @@ def _rows(
 
 
 def _pooled_ids(groups: Iterable[list[Any]]) -> set[int]:
-    """Records whose samples decide together; of one alone, the median is on record."""
+    """Records whose samples are pooled; the median of a single one is on record."""
     ids: set[int] = set()
     for rows in groups:
         if len(rows) > 1:
@@ -154,7 +154,7 @@ def _samples(connection: sa.Connection, ids: set[int]) -> dict[int, list[float]]
 def _places(
     connection: sa.Connection, changed: Iterable[Change]
 ) -> dict[Place, list[Change]]:
-    """The rows that may change, each with what it may change for."""
+    """The rows that may change, each with the records that may change it."""
     changed = list(changed)
     ids = {c.device_id for c in changed if c.device_id is not None}
     rows = connection.execute(_DEVICES, {"ids": ids}) if ids else ()
@@ -171,15 +171,15 @@ def _places(
 
 
 def _contenders(changes: Iterable[Change], old: Any) -> set[str]:
-    """The configurations whose records may change the best of a place, which is `old`.
+    """The configurations whose records may change the best of a place, currently `old`.
 
-    The median of pooled samples is no lower than the lowest of the pools' own: a record that is
-    slower than the best does not make its configuration better than that.
+    The median of pooled samples is not lower than the lowest median of the pools: a record slower than the best
+    cannot make its configuration the best.
     """
     if old is None:
         return {c.config_digest for c in changes}
     digest, phase, median_s = old.config_digest, old.phase, old.median_s
-    confirms = phase != Phase.CONFIRM.value  # one is worth more than all that was searched
+    confirms = phase != Phase.CONFIRM.value  # a confirm sample outranks all search samples
     return {
         c.config_digest for c in changes
         if c.phase is None or c.config_digest == digest or (
@@ -206,7 +206,7 @@ def _standing_now(dialect: str) -> sa.Select[Any]:
 def _attempts(
     connection: sa.Connection, wanted: Iterable[tuple[int, str]]
 ) -> dict[tuple[int, str], list[Any]]:
-    """All records of these configurations that say something of their cost."""
+    """All records of these configurations that affect their cost."""
     found: dict[tuple[int, str], list[Any]] = {}
     rows = connection.execute(
         _telling_of(connection.dialect.name), {"rows": values_of(sorted(wanted))}
@@ -223,7 +223,7 @@ def _telling_of(dialect: str) -> sa.Select[Any]:
         telling(standing())
         .join_from(asked, record, sa.and_(
             record.c.task_id == asked.c.task_id, record.c.config_digest == asked.c.config_digest,
-            # All there are, so that the index serves.
+            # All phases, so that the index is used.
             record.c.phase.in_([phase.value for phase in Phase]),
         ))
         .outerjoin(device, device.c.id == record.c.device_id)
@@ -232,7 +232,7 @@ def _telling_of(dialect: str) -> sa.Select[Any]:
 
 
 def telling(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    """Records that say something of a cost: successes, and failures that refute it."""
+    """The condition on records that affect a cost: successes, and wrong answers."""
     return sa.select(
         *record.c["id", "task_id", "config_digest", "device_id", "phase", "error", "median_s"],
         device.c.model,
@@ -250,7 +250,7 @@ def _derive(
     attempts: Mapping[tuple[int, str], list[Any]],
     samples: Mapping[int, list[float]],
 ) -> list[Any] | None:
-    """The records of the best configuration, that decide; None where there is none."""
+    """The deciding records of the best configuration, None if there is none."""
     task_id, scope, value = place
     looked = digests if old is None else {*digests, old.config_digest}
     rows = [
@@ -262,8 +262,7 @@ def _derive(
         ranked = rank(rows, phase, samples) if phase in there else ()
         if ranked:
             median_s, digest, pool = ranked[0]
-            # Those not looked at come behind the best, which counted by the same phase, or
-            # by a phase that counts less.
+            # The others rank behind the best, whose phase was the same or a lower one.
             if (
                 old is None
                 or (old.phase == phase and (median_s, digest) <= (old.median_s, old.config_digest))
@@ -271,7 +270,7 @@ def _derive(
             ):
                 return pool
             break
-    # The best has become worse, or is none any more: any other may be the best now.
+    # The best has become worse or invalid: any other may be the best now.
     return None if old is None else lowest(connection, task_id, scope, value)
 
 
@@ -312,9 +311,9 @@ def _median(pool: list[Any], samples: Mapping[int, list[float]]) -> float:
 def lowest(
     connection: sa.Connection, task_id: int, scope: Scope, value: str
 ) -> list[Any] | None:
-    """The records of the best of a place, looked for among all; None where there is none.
+    """The records of the best of a place, searched among all; None if there is none.
 
-    Equal medians are decided by the digest.
+    Ties are broken by digest.
     """
     for phase in (Phase.CONFIRM, Phase.SEARCH):
         ranked = _rank_place(connection, task_id, scope, value, phase)
@@ -338,7 +337,7 @@ def pooled(
 
 
 def find_champion(connection: sa.Connection, task_id: int) -> Any | None:
-    """The `config` that is best on a task's target, and its `config_digest`; None where nothing ran."""
+    """The best `config` on a task's target, and its `config_digest`; None if nothing ran."""
     query = sa.select(*best.c["config", "config_digest"]).where(
         best.c.task_id == task_id, best.c.scope == Scope.TARGET.value
     )

@@ -1,4 +1,4 @@
-"""Coverage of tasks by records: the best of each, and whether it is tuned enough."""
+"""Coverage of tasks by records: the best and the tuning state of each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class BestRow(msgspec.Struct, frozen=True, kw_only=True):
     implementation: str
     version: str
     scope: str
-    where: str  # the device's identity or the model; empty for the target
+    where: str  # the device's identity or the device model; empty for the target
     config: Config
     estimate: Estimate
     confirmed: bool
@@ -46,16 +46,16 @@ class BestRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BestPage(msgspec.Struct, frozen=True, kw_only=True):
-    """In the order of tasks; `next` is the cursor of the following page."""
+    """A page in the order of tasks; `next` is the cursor of the following one."""
 
     best: tuple[BestRow, ...]
     next: int | None = None
 
 
 class Covered(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of one task; whether it is enough is for the reader to judge.
+    """The tuning state of one task.
 
-    `stale` says that there is a newer version of the implementation: its records are not selected.
+    `stale` is True if the implementation has a newer version: the records are not selected.
     """
 
     task_id: int
@@ -73,14 +73,14 @@ class Covered(msgspec.Struct, frozen=True, kw_only=True):
     best_config: Config | None
     confirmed: bool
     measured_at: float | None  # the newest record
-    imported: int = 0  # of the trials, those that no worker of this service measured
-    # Of `best`: one for all tasks of a workload and target. `models` has the best of each.
+    imported: int = 0  # trials not measured by a worker of this service
+    # The device model of `best`, equal for all tasks of a workload and target. `models` has the best of each.
     device_model: str = ""
     models: tuple[ModelBest, ...] = ()
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """In the order of tasks; `next` is the cursor of the following page."""
+    """A page in the order of tasks; `next` is the cursor of the following one."""
 
     tasks: tuple[Covered, ...]
     next: int | None = None
@@ -98,7 +98,7 @@ def list_best(
     limit: int = 100,
     cursor: int = 0,
 ) -> BestPage:
-    """The best of `limit` tasks after the one that `cursor` names; `digest` is a workload's."""
+    """The best of `limit` tasks after `cursor`; `digest` is a workload's."""
     ids, following = _tasks(
         connection, namespace, op, implementation, target_key, digest, limit, cursor
     )
@@ -139,7 +139,7 @@ def cover(
     limit: int = 100,
     cursor: int = 0,
 ) -> Coverage:
-    """Progress of `limit` tasks after the one that `cursor` names; `digest` is a workload's."""
+    """The state of `limit` tasks after `cursor`; `digest` is a workload's."""
     ids, following = _tasks(
         connection, namespace, op, implementation, target_key, digest, limit, cursor
     )
@@ -235,7 +235,7 @@ def _newest_runs(connection: sa.Connection, ids: list[int]) -> dict[int, dict[st
 
 
 class _Versions:
-    """The version of an implementation that counts: the installed one, else the newest on record."""
+    """The current version of an implementation: the installed one, else the newest on record."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection

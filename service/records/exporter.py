@@ -1,6 +1,6 @@
-"""Reading records out of the database as `service.formats` writes them: a page at a time.
+"""Export of records in the formats of `service.formats`, page by page.
 
-An attachment comes before the first record that needs it. Purged records are left out.
+An attachment precedes the first record that needs it. Purged records are omitted.
 """
 
 from __future__ import annotations
@@ -56,39 +56,39 @@ Items = Iterable[ImportedRecord | Attachment]
 
 
 def export(store: Store, form: Writable, wanted: Wanted = ALL) -> Iterator[bytes]:
-    """The bytes of an export; MetaSchedule's two files as one, the workloads first.
+    """The bytes of an export; MetaSchedule's two files in one stream, the workloads first.
 
     Raises:
-        InvalidError: at once, where what writes Parquet is not installed, the database cannot hold what is
-            asked for, or the format cannot.
+        InvalidError: immediately, if pyarrow is missing for Parquet, or a filter or the format cannot hold
+            the records.
     """
     if form == "parquet" and not parquet.is_installed():
         raise InvalidError(
-            "format parquet needs pyarrow where the database is read: install plevel[parquet] there, or "
-            "ask for CSV"
+            "format: parquet needs pyarrow, which is not installed there: install plevel[parquet], or use "
+            "csv"
         )
     with store.read() as connection:
-        connection.execute(_page(wanted, 0, 0))  # of no record: what is wrong with it is said now
+        connection.execute(_page(wanted, 0, 0))  # an empty page, to report errors of the filter now
         if form == "kernel_tuner":
             _check_one_task(connection, wanted)
     return _export(store, form, wanted)
 
 
 def check_any(store: Store, form: Writable, wanted: Wanted) -> None:
-    """Raise `NotFoundError` if no record matches, of those that the format is for."""
+    """Raise `NotFoundError` if no record matches that the format can hold."""
     matching = _page(wanted, 0, newest(store)).with_only_columns(record.c.id).limit(1)
     if form == "metaschedule":
         matching = matching.where(record.c.source == form)
     with store.read() as connection:
         if connection.scalar(matching) is None:
             raise NotFoundError(
-                f"no record matches that can be written as {form}: there is nothing to export; GET "
-                "/v1/records and /v1/coverage show what there is"
+                f"no matching record can be written as {form}: GET /v1/records and /v1/coverage list what "
+                "exists"
             )
 
 
 def _check_one_task(connection: sa.Connection, wanted: Wanted) -> None:
-    """A file of Kernel Tuner's is of one kernel: another's parameters would not be read again."""
+    """Raise `InvalidError` unless all records are of one task, as a Kernel Tuner file holds one kernel."""
     tasks = connection.scalars(
         sa.select(record.c.task_id)
         .join(task, task.c.id == record.c.task_id)
@@ -100,20 +100,20 @@ def _check_one_task(connection: sa.Connection, wanted: Wanted) -> None:
     if len(tasks) > 1:
         shown = ", ".join(map(str, tasks[:SHOWN])) + (", …" if len(tasks) > SHOWN else "")
         raise InvalidError(
-            "kernel_tuner: a file is of one task, and these records are of several: export each by itself, "
-            f"with task_id (--task): {shown}"
+            "format: a kernel_tuner file holds one task, and several match: name one with "
+            f"task_id (--task): {shown}"
         )
     of = connection.scalar(sa.select(task.c.implementation).where(task.c.id.in_(tasks)))
     if of is not None and of.startswith("metaschedule:"):
         raise InvalidError(
-            "kernel_tuner: traces of MetaSchedule have no parameters in common: export them as metaschedule"
+            "format: kernel_tuner cannot hold MetaSchedule's traces: export them as metaschedule"
         )
 
 
 def _export(store: Store, form: Writable, wanted: Wanted) -> Iterator[bytes]:
     last = newest(store)
     if form == "metaschedule":
-        # Records refer to workloads by their place: these are read first, and then all again.
+        # Records refer to workloads by index: read the workloads first, then all records.
         for which in ("workload", "tuning_record"):
             for line in metaschedule.write(export_items(store, wanted, last)):
                 if not isinstance(line, Rejected) and line[0] == which:
@@ -127,7 +127,7 @@ def _export(store: Store, form: Writable, wanted: Wanted) -> Iterator[bytes]:
 
 
 def newest(store: Store) -> int:
-    """The id of the record that came last, 0 where there is none."""
+    """The id of the newest record, 0 if there is none."""
     with store.read() as connection:
         return connection.scalar(sa.select(sa.func.max(record.c.id))) or 0
 
@@ -135,12 +135,12 @@ def newest(store: Store) -> int:
 def export_items(
     store: Store, wanted: Wanted = ALL, last: int | None = None
 ) -> Iterator[ImportedRecord | Attachment]:
-    """The records up to the `last`, by default all there are now, in the order in which they came."""
+    """The records up to id `last` (default: the newest), in the order of arrival."""
     exporter = _Exporter()
     last = newest(store) if last is None else last
     cursor = 0
     while True:
-        # A transaction for each page: nothing waits for whoever reads slowly.
+        # A transaction for each page, so that slow readers hold none.
         with store.read() as connection:
             rows = connection.execute(_page(wanted, cursor, last)).all()
             items = exporter.items(connection, rows)

@@ -12,7 +12,7 @@ from strategy.record import Phase
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Records that all of these hold for; instants are Unix times.
+    """A conjunction of criteria; instants are Unix times.
 
     `error` is a kind, `any` for all failures, or `none` for successes; `target` is a key, `workload` a
     digest, `device` an identity, `worker` a name.
@@ -30,17 +30,17 @@ class Wanted:
     worker: str | None = None
     phase: Phase | None = None
     error: str | None = None
-    since: float | None = None  # measured then or later
-    until: float | None = None  # measured before then
+    since: float | None = None  # measured at it or later
+    until: float | None = None  # measured before it
 
     @property
     def is_indexed(self) -> bool:
-        """Return whether an index finds the records: else they are scanned in the order of their ids."""
+        """Return whether an index serves the filter; otherwise records are scanned in the order of ids."""
         return self.run_id is not None or self.task_id is not None
 
     @property
     def conditions(self) -> list[sa.ColumnElement[bool]]:
-        """For a query that joins `task` to `record`."""
+        """The conditions, for a query that joins `task` to `record`."""
         equal = [
             (self.namespace, task.c.namespace), (self.implementation, task.c.implementation),
             (self.source, record.c.source), (self.run_id, record.c.run_id),
@@ -50,7 +50,7 @@ class Wanted:
         found = [column == value for value, column in equal if value is not None]
         if self.op is not None:
             of_op = sa.select(workload.c.id).where(workload.c.op == self.op)
-            # Not by an index, the + says: all records of the operator would be sorted for one page.
+            # The + prevents an index, by which all records of the operator would be sorted for one page.
             found.append((task.c.workload_id + 0).in_(of_op))
         if self.workload is not None:
             of_shape = sa.select(workload.c.id).where(workload.c.digest == self.workload)

@@ -1,6 +1,6 @@
-"""Writing what a reader gives to the database: in batches, each whole, and nothing twice.
+"""Import of a reader's items in batches, each one transaction; idempotent.
 
-A record is known by its identity, so that an import that was interrupted is simply run again.
+A record has an identity, so that an interrupted import can simply be repeated.
 Memory is bounded by a batch and the caches; ids are remembered once their batch is committed.
 """
 
@@ -32,12 +32,12 @@ from strategy.record import Device, TimingPolicy, encode
 from strategy.target import Target
 
 BATCH = 4000  # records at most
-BATCH_BYTES = 8 << 20  # about what they take in memory
+BATCH_BYTES = 8 << 20  # approximate size in memory
 MAX_CACHED = 20_000
-TRIES = 5  # of a batch that another's rows cross
+TRIES = 5  # of a batch that conflicts with another transaction
 _CROSSED = ("40P01", "40001")  # PostgreSQL: deadlock, serialization failure
 
-# First what is known of a record by itself, and then what the database knows.
+# First the columns of the record itself, then the ids of its references.
 _COLUMNS = tuple(
     record.c[
         "identity", "source", "origin_run", "origin_worker", "phase", "session", "seed", "config",
@@ -66,22 +66,22 @@ def import_items(
     namespace: str = DEFAULT,
     ahead: bool = True,
 ) -> Summary:
-    """Store records and their attachments; return what became of them.
+    """Store records and their attachments; return the summary.
 
-    What was read before a failure stays, in whole batches. `items` are taken in the caller's thread.
+    Batches stored before a failure stay. `items` are iterated in the caller's thread.
 
     Args:
         store: the database.
-        items: what `service.formats.read` gives: a database can keep all of it.
-        put_aside: is called with each entry that cannot be read or kept.
-        batch: at most so many records in one transaction.
-        namespace: where they go.
-        ahead: while PostgreSQL stores one batch, the next is read. A process that answers others
-            meanwhile lets it be: they would wait for two threads that compute.
+        items: the items of `service.formats.read`, which databases can store.
+        put_aside: called with each rejected entry.
+        batch: maximum number of records in one transaction.
+        namespace: the namespace of the records.
+        ahead: read the next batch while PostgreSQL stores one. Not for processes that also answer
+            requests, which would wait for two computing threads.
 
     Raises:
-        DatabaseError: it went away.
-        InvalidError: `namespace` is none.
+        DatabaseError: the database went away.
+        InvalidError: `namespace` is malformed.
     """
     summary = Summary()
     importer = Importer(store)
@@ -100,7 +100,7 @@ def import_items(
                 pending = Batch(namespace)
         yield pending
 
-    # SQLite works in this process: reading ahead would only stand in its way.
+    # SQLite works in this process, so reading ahead would not help.
     if store.is_sqlite or not ahead:
         for read in batches():
             _count(summary, read, importer.store(read))
@@ -125,11 +125,11 @@ class Batch:
     """Records for one namespace and one transaction.
 
     Attributes:
-        namespace: where it goes.
-        rows: by their identities there, in their order: records, with the begins of their rows.
-        count: of the records that were added, those given twice counted twice.
-        attachments: what they refer to.
-        bytes: about what all of it takes in memory.
+        namespace: their namespace.
+        rows: by identity in the namespace: records, with the first columns of their rows.
+        count: the number of added records, duplicates included.
+        attachments: the documents that they refer to.
+        bytes: the approximate size in memory.
     """
 
     def __init__(self, namespace: str = DEFAULT) -> None:
@@ -151,7 +151,7 @@ class Batch:
             self.bytes += 32 * len(item.samples_s) + len(item.extra) + len(item.message)
 
     def merge(self, other: Batch) -> None:
-        """Add what another of the same namespace has."""
+        """Add the records of another batch of the same namespace."""
         for identity, row in other.rows.items():
             self.rows.setdefault(identity, row)
         self.count += other.count
@@ -160,7 +160,7 @@ class Batch:
 
 
 def _own_values(item: ImportedRecord) -> tuple[Any, ...]:
-    """The columns of a record's own, in the order of `_COLUMNS`, without the identity."""
+    """The columns of the record itself, in the order of `_COLUMNS`, without the identity."""
     samples = item.samples_s
     median_s = mean_s = samples[0] if samples else None
     if len(samples) > 1:
@@ -175,7 +175,7 @@ def _own_values(item: ImportedRecord) -> tuple[Any, ...]:
 
 
 class Importer:
-    """Writes batches; one thread at a time. Ids are remembered, once what they are of is committed."""
+    """Writer of batches, for one thread at a time. Caches ids of committed rows."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -183,16 +183,16 @@ class Importer:
         self._tasks: dict[tuple[str, str], tuple[int, int, int]] = {}
         self._targets: dict[str, tuple[int, int]] = {}  # by the digest of the JSON: target, variant
         self._devices: dict[str, int] = {}
-        self._models: dict[str, int] = {}  # devices of which no more is known
+        self._models: dict[str, int] = {}  # devices of which only the model is known
         self._environments: dict[bytes, int] = {}
         self._policies: dict[TimingPolicy, int] = {}
 
     def store(
         self, pending: Batch, also: Callable[[sa.Connection, frozenset[bytes]], None] | None = None
     ) -> frozenset[bytes]:
-        """Commit a batch whole; return the identities of the records that were not there.
+        """Commit a batch in one transaction; return the identities of the new records.
 
-        `also` is given them, and writes something more in the same transaction.
+        `also` is called with them to write more in the same transaction.
         """
         if not pending.rows and not pending.attachments and also is None:
             return frozenset()
@@ -224,7 +224,7 @@ class Importer:
         )  # fmt: skip
 
     def _forget(self) -> None:
-        """Ids of rows that were rolled back must not be used."""
+        """Discard cached ids of rows that were rolled back."""
         for cache in self._caches:
             cache.clear()
 
@@ -235,7 +235,7 @@ class Importer:
         where, rows = pending.namespace, pending.rows
         self._put_tasks(connection, [item for item, _ in rows.values()], where)
         best.lock(connection, {self._tasks[where, item.task.key][0] for item, _ in rows.values()})
-        # From here on nobody else stores records of these tasks, and an identity is of one task.
+        # The lock excludes other writers of these tasks, and an identity belongs to one task.
         known = _known(connection, rows.keys())
         if known:
             rows = {identity: row for identity, row in rows.items() if identity not in known}
@@ -250,11 +250,11 @@ class Importer:
     def _put_tasks(
         self, connection: sa.Connection, items: Sequence[ImportedRecord], where: str
     ) -> None:
-        """Make the rows in one order, so that two imports do not wait for each other."""
+        """Insert the tasks in a fixed order, against deadlocks between imports."""
         tasks = {i.task.key: i.task for i in items if (where, i.task.key) not in self._tasks}
         if not tasks:
             return
-        # Most share a few targets: each is looked at once.
+        # Most records share a few targets.
         written: dict[str, Target] = {}
         digests: dict[str, str] = {}
         for key, t in tasks.items():
@@ -272,7 +272,7 @@ class Importer:
             self._tasks[where, key] = task_id, variant_id, target_id
 
     def _put_targets(self, connection: sa.Connection, written: dict[str, Target]) -> None:
-        """By the digests of what was written."""
+        """The ids of rows by the digest of their JSON."""
         fresh = written.keys() - self._targets.keys()
         target_ids = {
             d: catalogue.put_target(connection, written[d])
@@ -311,7 +311,7 @@ class Importer:
             )
         if not item.device_model:
             return None
-        # Known by nothing but the model's name: one row stands for all of them.
+        # Only the device model is known: one row stands for all such devices.
         return _remembered(
             self._models, item.device_model,
             lambda: catalogue.put_device(
@@ -347,12 +347,12 @@ def _put_attachments(
 
 
 def _known(connection: sa.Connection, identities: Collection[bytes]) -> frozenset[bytes]:
-    """The identities that are on record."""
+    """The identities that exist already."""
     query = "SELECT identity FROM record WHERE identity"
     if connection.dialect.name == "sqlite":
         query += f" IN ({', '.join('?' * len(identities))})"
         given: tuple[Any, ...] = tuple(identities)
-    else:  # a list would be written by the driver, value by value: ten times as slow
+    else:  # one parameter, as a list is written value by value, ten times as slowly
         query += " = ANY(CAST(%s AS BYTEA[]))"
         listed = ",".join([rf"\\x{i.hex()}" for i in identities])
         given = (f"{{{listed}}}",)

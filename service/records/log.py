@@ -1,4 +1,4 @@
-"""The append-only log of what happened to every configuration tried, and how to read it."""
+"""The append-only log of attempts: appending results and reading pages."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Input, Workload
 
-# What workers time beside every batch (workers/drift.py), as a task of its own.
+# The calibration kernel (workers/drift.py), as a task of its own.
 REFERENCE = Workload("reference", (Input("data", "float32[65536]"),))
 REFERENCE_KERNEL = Candidate("reference.sqrt", "1.0", 0)
 
 
-# Records looked at for one page where no index has the filter: none takes long, however long the log is.
+# Records scanned for one page if no index serves the filter, which bounds its time.
 SCAN = 50_000
 
 
@@ -64,16 +64,16 @@ def append(
     leases: Mapping[int, Any],
     entries: Iterable[Any],
 ) -> Counter[int]:
-    """Store the results of open entries under live leases, and derive the best anew.
+    """Store the results of open entries under live leases, and update the best.
 
-    The number of statements does not depend on how many reports there are. Returned is of each job how
-    many times are not believed, and stored as failures.
+    The number of statements does not depend on the number of reports. Returns for each job the number of
+    implausible times, which are stored as failures.
 
     Args:
-        connection: whose transaction they join.
-        reports: one at most of each lease; the first result of an entry counts.
+        connection: the transaction.
+        reports: at most one for each lease; the first result of an entry counts.
         leases: the reports' leases, by id.
-        entries: of the leases' jobs; those that have a result already are left out.
+        entries: the entries of the leases' jobs that have no result yet.
     """
     pending = {(e.job_id, e.entry): e for e in entries if e.state == EntryState.PENDING}
     best.lock(connection, {entry.task_id for entry in pending.values()})
@@ -125,9 +125,9 @@ def _put_environments(connection: sa.Connection, keys: Collection[bytes]) -> dic
 
 
 def append_references(connection: sa.Connection, held: Any, sent: Results) -> None:
-    """Store the reference kernel's times beside a job's, as records of phase `reference`.
+    """Store the calibration kernel's times of a job, as records of phase `reference`.
 
-    They have no entries of the job: they are numbered down from -1.
+    They are no entries of the job, and numbered down from -1.
     """
     (owner, origin), = _owners(connection, {held.job_id}).values()
     environment_id = catalogue.put_environment(connection, sent.environment)
@@ -164,9 +164,9 @@ def append_references(connection: sa.Connection, held: Any, sent: Results) -> No
 def append_lost(
     connection: sa.Connection, owner: Any, entries: Sequence[Any], reason: str
 ) -> None:
-    """Records that no worker ever answered for these entries.
+    """Append records of lost entries, for which no worker sent a result.
 
-    Records of a task come in the order of their ids, as whoever reads on from the last one needs it.
+    Records of a task are inserted in the order of their ids, which cursors rely on.
     """
     best.lock(connection, {e.task_id for e in entries})
     results = [Result(entry=e.entry, error=ErrorKind.LOST, message=reason) for e in entries]
@@ -181,7 +181,7 @@ def _store(
     held_by: Sequence[dict[str, Any]],
     where: Sequence[str],
 ) -> list[dict[str, Any]]:
-    """Insert a record for each entry, which had none before; return them."""
+    """Insert one record for each entry; return them."""
     if not entries:
         return []
     owners = _owners(connection, {e.job_id for e in entries})
@@ -193,14 +193,14 @@ def _store(
         rows.append({**_described(owner, entry, believed), **held, "variant_id": origin.variant_id})
         targets.append(origin.target)
     _identify(connection, rows, targets, where)
-    # One that conflicts says the same of the same moment: another brings it right now.
+    # A conflicting row is the same record, inserted concurrently.
     connection.execute(_insertion(connection.dialect.name), rows)
     connection.execute(_DONE, {"ids": [e.id for e in entries]})
     return rows
 
 
 def _find_least(connection: sa.Connection, tasks: Collection[int]) -> dict[int, float]:
-    """The shortest time that is believed of a call, by task."""
+    """The shortest plausible time of a call, by task."""
     rows = connection.execute(_WORKLOADS, {"ids": tasks})
     return {r.id: least_seconds(convert(r.body, Workload), Target.parse(r.target)) for r in rows}
 
@@ -214,14 +214,14 @@ _WORKLOADS = (
 
 
 def _believed(result: Result, least_s: float) -> Result:
-    """The result, or a failure in its place: workers check their own times, but not all are ours."""
+    """The result, or a failure if its time is implausible; other workers may not check their times."""
     fastest_s = min(result.samples_s, default=least_s)
     if fastest_s >= least_s:
         return result
     return msgspec.structs.replace(
         result, error=ErrorKind.IMPLAUSIBLE, samples_s=(),
-        message=f"{fastest_s:.3g} s a call, and the target needs {least_s:.3g} s at its peak: "
-        "the worker's clock or its count of calls is wrong; `plevel doctor` there looks at the host",
+        message=f"{fastest_s:.3g} s a call is implausible, the target needs {least_s:.3g} s at its peak: "
+        "check the worker's clock with `plevel doctor` on its host",
     )  # fmt: skip
 
 
@@ -235,7 +235,7 @@ def _insertion(dialect: str) -> sa.Insert:
 
 @dataclass(frozen=True)
 class _Origin:
-    """A run as its records see it: the target as it was written, and its row there."""
+    """The columns of a run that its records need: the target as requested, and its row."""
 
     target: dict[str, Any]
     namespace: str
@@ -248,7 +248,7 @@ _OWNERS = sa.select(
 
 
 def _owners(connection: sa.Connection, jobs: Collection[int]) -> dict[int, tuple[Any, _Origin]]:
-    """The jobs, each with what is known of its run."""
+    """The jobs, each with its run."""
     rows = connection.execute(_OWNERS, {"ids": jobs}).all()
     origins = recall(connection, "origin", {row.run_id for row in rows}, _find_origins)
     return {row.id: (row, origins[row.run_id]) for row in rows}
@@ -278,7 +278,7 @@ def _identify(
     targets: Sequence[dict[str, Any]],
     where: Sequence[str],
 ) -> None:
-    """Give each row its identity: its own even where nobody could tell two attempts apart."""
+    """Give each row a unique identity, also to attempts with equal content."""
     known_tasks = recall(connection, "task", {row["task_id"] for row in rows}, _find_tasks)
     keys: dict[tuple[int, int], str] = {}
     for row, target, device_name in zip(rows, targets, where, strict=True):
@@ -336,8 +336,7 @@ def _described(owner: Any, entry: Any, result: Result) -> dict[str, Any]:
 class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt of one configuration, as it was recorded.
 
-    `source` is `plevel`, or the format that it was imported from; then `run_id` and `seed` may be
-    unknown.
+    `source` is `plevel`, or the format of its import, in which case `run_id` and `seed` may be unknown.
     """
 
     id: int
@@ -366,15 +365,15 @@ class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
     worker: str | None
     environment: dict[str, Any]
     seed: int | None
-    drift: float | None = None  # the host's speed changed by so much meanwhile: it is noisy
+    drift: float | None = None  # change of the host's speed during the batch: it is noisy
     imported: bool = False  # not measured by a worker of this service
 
 
 class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Records in the order asked for; `next` is the cursor of the following page.
+    """A page of records; `next` is the cursor of the following page.
 
-    A page may hold fewer than asked for, or none, where those that match are rare: there are more as
-    long as there is a `next`.
+    A page may have fewer than `limit` records, or none, if matches are rare: more follow as long as there is
+    a `next`.
     """
 
     records: tuple[RecordRow, ...]
@@ -390,10 +389,10 @@ def page(
     newest: bool = False,
     **given: Any,
 ) -> RecordPage:
-    """Records that are wanted; `given` are the fields of a `Wanted`, where it is not.
+    """A page of matching records; `given` are the fields of a `Wanted` instead of one.
 
-    They come in the order in which they were stored, or the `newest` first, from behind the one of
-    which `cursor` is the id, or from the first. Where no index finds them, `SCAN` records are looked at.
+    In the order of arrival, or the `newest` first, after the record with the id `cursor`, or from the first.
+    If no index serves the filter, at most `SCAN` records are scanned.
     """
     wanted = wanted or Wanted(**given)
     last = connection.scalar(sa.select(sa.func.max(record.c.id))) or 0
@@ -447,7 +446,7 @@ def _drift(r: Any) -> float | None:
 
 
 def find_first_failure(connection: sa.Connection, run_id: int) -> Any | None:
-    """The `error` and `message` of a run's first failure; None where nothing has failed."""
+    """The `error` and `message` of a run's first failure, None if nothing has failed."""
     query = sa.select(*record.c["error", "message"]).where(
         record.c.run_id == run_id, record.c.error.is_not(None)
     )
@@ -455,7 +454,7 @@ def find_first_failure(connection: sa.Connection, run_id: int) -> Any | None:
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A trial that improved on all before it."""
+    """A trial that improved on all previous ones."""
 
     trial: int
     median_s: float
@@ -463,7 +462,7 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def curve(connection: sa.Connection, task_id: int, run_id: int | None = None) -> list[CurvePoint]:
-    """The best of a task's search after each of its trials, failures included."""
+    """The tuning curve of a task: the trials that improved; failures count as trials."""
     query = sa.select(record.c.median_s, record.c.recorded_at).where(
         record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, best.standing()
     )

@@ -1,4 +1,4 @@
-"""The best of each task within one device model: times of different models are never compared."""
+"""The best of each task within one device model, as times of different ones are not compared."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from strategy.space import Config
 
 @dataclass(frozen=True)
 class Ranked:
-    """`best` is that of the device model by which the workload's tasks are ranked.
+    """The best of a task on the device model by which the workload's tasks are ranked.
 
-    `models` has the best of each device model, that one first; where no model is known, `best` is of all
-    records.
+    `models` has the best of each device model, that one first; if no device model is known, `best` is of
+    all records.
     """
 
     best: ModelBest | None = None
@@ -27,9 +27,9 @@ class Ranked:
 
 
 def rank(connection: sa.Connection, ids: Collection[int]) -> dict[int, Ranked]:
-    """The bests of tasks; those of one workload, target and namespace are ranked by one device model.
+    """The best of each task; tasks of one workload, target and namespace are ranked by one device model.
 
-    It is the model on which most of their implementations were measured, and the first by name of several.
+    It is the one on which most of their implementations were measured, the first by name on a tie.
     """
     chosen = choose(connection, ids)
     rows: dict[int, list[Any]] = defaultdict(list)

@@ -1,8 +1,8 @@
-"""Logs that others send, read in processes of their own: nothing in one can stop the service.
+"""Reading of uploaded logs in separate processes, so that a hostile log cannot stop the service.
 
-`python -m service.records.reading` is given bytes over a pipe and answers with records as data, which are checked
-again on the way in. A line that takes longer than `LINE_S` is put aside; a process that is silent for
-`STALL_S`, or needs more than `MEMORY`, ends, and with it this import alone.
+`python -m service.records.reading` reads bytes from a pipe and answers with records as data, which are
+validated again. A line that takes longer than `LINE_S` is rejected; a process that is silent for `STALL_S`,
+or needs more than `MEMORY`, is ended, which fails this import alone.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from service.formats.source import CHUNK, Stream, read_fully
 from strategy.record import Device, ErrorKind, Phase, TimingPolicy, decode, encode
 from strategy.target import Target
 
-LINE_S = 5.0  # of a processor, for one line or entry
+LINE_S = 5.0  # CPU time for one line or entry
 STALL_S = 60.0
 MEMORY = 2 << 30
-IDLE = 2  # processes that are kept for the next log
+IDLE = 2  # idle processes kept for the next log
 TOGETHER = 500  # items in one message
-AHEAD = 2  # parts of a log that are asked for before they are needed
+AHEAD = 2  # parts of a log requested before they are needed
 MAX_SHARED = 20_000
 _PIPE = 1 << 20
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class _Begin(msgspec.Struct, frozen=True, array_like=True):
-    """A log's first part, and whether that is all of it; the `Order` is JSON."""
+    """The first part of a log, and True if it is complete; the `Order` is JSON."""
 
     order: bytes
     part: bytes
@@ -74,18 +74,18 @@ class _Reply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Shared(_Reply, frozen=True, tag="shared"):
-    """A value shared by many records, which refer to it by its number, counted from 0."""
+    """A value shared by many records, which refer to it by its number from 0."""
 
     what: Literal["task", "device", "policy", "environment"]
     text: bytes
 
 
 class _Forget(_Reply, frozen=True, tag="forget"):
-    """The numbers begin anew."""
+    """Restart the numbering of shared values."""
 
 
 class _Row(_Reply, frozen=True, tag="row"):
-    """The fields of an `ImportedRecord` in their order, what it shares with others as numbers."""
+    """The fields of an `ImportedRecord` in order, with shared values as numbers."""
 
     source: str
     task: int
@@ -125,11 +125,11 @@ class _Aside(_Reply, frozen=True, tag="aside"):
 
 
 class _More(_Reply, frozen=True, tag="more"):
-    """The next part is wanted; an empty one stands for the end."""
+    """Request the next part; an empty one marks the end."""
 
 
 class _End(_Reply, frozen=True, tag="end"):
-    """All is read, or why nothing of it can be."""
+    """The end of the log, or the reason why it cannot be read."""
 
     error: str = ""
 
@@ -146,7 +146,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Readers:
-    """The processes of a service. Safe to share between threads; each log has one to itself."""
+    """The reading processes of a service, one for each log being read. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -157,18 +157,18 @@ class Readers:
     def read(
         self, stream: Stream, order: Order, silence_s: float | None = None
     ) -> Generator[Item, None, None]:
-        """Yield the items of `service.formats.read`, in the caller's thread, which waits for the stream too.
+        """Yield the items of `service.formats.read`, in the caller's thread, which also reads the stream.
 
         Args:
             stream: the log.
             order: how to read it.
-            silence_s: the time without an answer after which the process is ended; `STALL_S` by default.
+            silence_s: the time without an answer after which the process is ended; default: `STALL_S`.
 
         Raises:
-            FormatError: the log is of no known format.
-            SilentError: there was no answer for `silence_s`, which was given.
+            FormatError: the format is not known.
+            SilentError: there was no answer for a given `silence_s`.
             InvalidError: reading it took too long or too much memory.
-            StoppedError: the service is told to stop.
+            StoppedError: the service is stopping.
         """
         child = self._take()
         try:
@@ -180,16 +180,16 @@ class Readers:
             self._drop(child)
             if self._closed:
                 raise StoppedError(
-                    "the service stops: import again, nothing is stored twice"
+                    "the service is stopping: import again, nothing is stored twice"
                 ) from error
             if silence_s is not None and isinstance(error, SilentError):
                 raise
-            log.warning("a log could not be read: its process %s", error)
+            log.warning("a log could not be read: its reading process %s", error)
             raise InvalidError(
-                f"the log cannot be read: its process {error}; what came before is stored: send less at a "
-                "time, to find what it is"
+                f"the log cannot be read: its reading process {error}; earlier records are stored: import "
+                "parts of it to find the fault"
             ) from error
-        except BaseException:  # of the stream, or nobody wants the rest
+        except BaseException:  # of the stream, or the caller stops
             self._drop(child)
             raise
         self._give_back(child)
@@ -197,7 +197,7 @@ class Readers:
     def _take(self) -> _Child:
         with self._lock:
             if self._closed:
-                raise StoppedError("the service stops: import again once it is back")
+                raise StoppedError("the service is stopping: import again once it is back")
             while self._idle:
                 child = self._idle.pop()
                 if child.is_alive():
@@ -221,7 +221,7 @@ class Readers:
             self._all.discard(child)
 
     def close(self) -> None:
-        """End all processes: whoever reads gets `StoppedError`."""
+        """End all processes; current reads raise `StoppedError`."""
         with self._lock:
             self._closed = True
             idle, busy = self._idle, self._all.difference(self._idle)
@@ -233,7 +233,7 @@ class Readers:
 
 
 class _GoneError(Exception):
-    """The process has ended or hangs; the message goes on from its name."""
+    """The process has ended or hangs; the message continues a sentence about it."""
 
 
 class SilentError(_GoneError):
@@ -274,8 +274,8 @@ class _Child:
             pass
 
     def read(self, stream: Stream, order: Order, silence_s: float) -> Iterator[Item]:
-        """As `Readers.read`; raises `_GoneError` where the process fails."""
-        if not self._ready:  # starting it takes longer than reading a log
+        """As `Readers.read`; raise `_GoneError` if the process fails."""
+        if not self._ready:  # wait for its start, which takes longer than reading
             self._silence_s = STALL_S
             self._receive()
             self._ready = True
@@ -317,7 +317,7 @@ class _Child:
             self._poll.modify(self._in, select.POLLOUT)
             self._wait()
             self._poll.modify(self._in, 0)
-            self._take_in()  # it may wait for us to take what it has
+            self._take_in()  # it may be blocked until its output is read
 
     def _receive(self) -> bytes:
         return self._exactly(struct.unpack("<I", self._exactly(4))[0])
@@ -354,12 +354,12 @@ def _record_of(row: _Row, shared: list[Any]) -> ImportedRecord:
 
 
 class _Answers:
-    """Items on their way to the service."""
+    """Writer of items to the service."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self._held: list[_Reply] = []
-        # By their ids: what many records share is one object, kept so that its id stays its own.
+        # By id(): shared values are one object, kept alive so that its id is not reused.
         self._numbers: dict[int, tuple[int, object]] = {}
 
     def add(self, item: Item) -> None:
@@ -393,10 +393,10 @@ class _Answers:
 
 
 class _Parts:
-    """The log as a stream: its parts are asked for before they are needed.
+    """The log as a stream, whose parts are requested before they are needed.
 
     Args:
-        begin: called where a part is there.
+        begin: called when a part has arrived.
     """
 
     def __init__(
@@ -430,7 +430,7 @@ class _Parts:
         return part
 
     def pass_over(self) -> None:
-        """Take what was asked for and is not needed."""
+        """Read and discard the requested parts."""
         while self._owed:
             self._next()
 
@@ -470,12 +470,12 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _give_up(*_: object) -> None:
-    """End the reading of a line: regular expressions, too, look for signals."""
+    """Abort the reading of a line; regular expressions check for signals, too."""
     raise RejectError(Reason.SLOW, f"takes over {LINE_S:g} s to read")
 
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     with contextlib.suppress(EOFError, BrokenPipeError):
-        _write(sys.stdout.buffer, b"")  # it is ready
+        _write(sys.stdout.buffer, b"")  # signals that the process is ready
         serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,6 +1,6 @@
 """Retention of the log: pruning of old and slow records, and purging of wrong measurements.
 
-Pruning deletes; a purge only marks, and the best are derived anew in the same transaction.
+Pruning deletes records; a purge marks them and derives the best again in the same transaction.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
 def prune(store: Store, keep_best: int, before: float, *, dry: bool) -> Pruned:
     """Delete the records of configurations that were last measured before an instant.
 
-    Kept of each task are its `keep_best` fastest configurations, by search and by confirmation, and
-    whatever is the best on a device, a model or the target, or the lowest mean that TVM's rule looks
-    at, with all of their records. What was imported without a date counts from its import.
+    For each task its `keep_best` fastest configurations are kept, by search and by confirmation, and those that
+    are the best on a device, a device model or the target, or the lowest mean of TVM's rule, with all of
+    their records. Records imported without a date count from their import.
 
     Args:
         store: the database.
-        keep_best: how many configurations of each task, at least 1.
+        keep_best: the number of configurations of each task, at least 1.
         before: a Unix time.
-        dry: only counts.
+        dry: count only.
     """
     if keep_best < 1:
-        raise InvalidError("keep_best: at least 1, so that no best is lost")
+        raise InvalidError("keep_best: must be at least 1, to keep the best: raise it")
     total = {"records": 0, "configs": 0, "tasks": 0, "kept": 0}
     for tasks in _task_pages(store):
         with store.read() if dry else store.write() as connection:
@@ -81,7 +81,7 @@ def _task_pages(store: Store) -> Iterator[Sequence[int]]:
 def _old(
     connection: sa.Connection, task_id: int, keep_best: int, before: float
 ) -> tuple[dict[str, int], int]:
-    """The configurations to drop with their numbers of records, and how many records stay."""
+    """The configurations to delete with their numbers of records, and the number of records kept."""
     when = sa.case((record.c.measured_at > 0, record.c.measured_at), else_=record.c.recorded_at)
     rows = connection.execute(
         sa.select(
@@ -116,7 +116,7 @@ def _delete(connection: sa.Connection, task_id: int, digests: Sequence[str]) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Doubtful:
-    """Criteria of a purge: all must hold, and at least one is given."""
+    """Criteria of a purge: a conjunction of at least one."""
 
     worker: str | None = None  # its name
     device: str | None = None  # its identity
@@ -139,12 +139,12 @@ class Doubtful:
         if self.until is not None:
             found.append(record.c.measured_at < self.until)
         if not found:
-            raise InvalidError("purge: name a worker, a device or a time")
+            raise InvalidError("purge: no criterion: name a worker, a device or a time")
         return found
 
 
 def count_doubtful(connection: sa.Connection, which: Doubtful) -> int:
-    """Count the records that a purge would delete."""
+    """Count the records that a purge would mark."""
     query = sa.select(sa.func.count()).select_from(record)
     return int(connection.execute(query.where(*which.conditions, best.standing())).scalar_one())
 
@@ -152,12 +152,12 @@ def count_doubtful(connection: sa.Connection, which: Doubtful) -> int:
 def purge_records(connection: sa.Connection, which: Doubtful, reason: str) -> int:
     """Mark records as not to be trusted, and derive the best without them; return how many.
 
-    They stay in the log, and are not read again where a file has them.
+    They stay in the log, and are not imported again.
     """
     matching = sa.and_(*which.conditions, best.standing())
     tasks = connection.scalars(sa.select(record.c.task_id).distinct().where(matching)).all()
     best.lock(connection, tasks)
-    # Of the locked tasks: what came of others since is not looked at.
+    # Only of the locked tasks: newer records of others are not considered.
     rows: Sequence[Any] = connection.execute(
         sa.select(record.c.id, record.c.task_id, record.c.device_id, record.c.config_digest).where(
             matching, among(record.c.task_id)

@@ -1,6 +1,6 @@
-"""Small imports: concurrent ones share a transaction.
+"""Group commit of small imports.
 
-A log that is not read at once is read again by itself, while the others go on.
+A log that is slow to read is read again alone, while the others proceed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from service.store.batcher import Batcher
 from service.store.db import Store
 from service.store.namespace import DEFAULT
 
-MOST = 1 << 20  # bytes that are read and written together
-SOON_S = 2.0  # without an answer from the process that reads: then the others go on
-ALONE = 8  # logs that are read by themselves at once
+MOST = 1 << 20  # bytes of one batch
+SOON_S = 2.0  # without an answer from the reading process, after which the others proceed
+ALONE = 8  # logs that are read alone at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """A log as it was sent; its answer names the first `shown` entries that were put aside."""
+    """An uploaded log; its answer has the first `shown` rejected entries."""
 
     data: bytes
     actor: Actor
@@ -60,7 +60,7 @@ class _Opened:
 class SmallImports:
     """Batcher of imports of a few records each. Bound to one event loop.
 
-    The imports of a transaction that fails are written again one by one, so that only those at fault fail.
+    If a transaction fails, its imports are stored one by one, so that only those at fault fail.
     """
 
     def __init__(self, store: Store, readers: Readers) -> None:
@@ -74,9 +74,9 @@ class SmallImports:
         """Store an upload's records, and a line of the audit log.
 
         Raises:
-            InvalidError: it is of no known format, or reading it took too long.
-            StoppedError: the service is told to stop.
-            DatabaseError: the database went away; nothing of this import is stored.
+            InvalidError: the format is not known, or reading took too long.
+            StoppedError: the service is stopping.
+            DatabaseError: the database is away; nothing of this import is stored.
         """
         answer = await self._batcher.ask(upload)
         if answer is None:
@@ -88,7 +88,7 @@ class SmallImports:
         return answer
 
     def _serve(self, given: Sequence[Upload | _Opened]) -> list[Arrived | Exception | None]:
-        """Return what became of each; None where it is to be read by itself first."""
+        """Return the outcome of each upload, None if it must be read alone first."""
         opened = [one if isinstance(one, _Opened) else self._open_soon(one) for one in given]
         for same in _by_namespace(o for o in opened if o is not None and o.error is None):
             self._write(same)
@@ -160,7 +160,7 @@ def _by_namespace(opened: Iterable[_Opened]) -> Iterable[list[_Opened]]:
 
 
 def _summaries(opened: list[_Opened], new: frozenset[bytes]) -> list[Summary]:
-    """Count the outcome of each; a record that several brought is new for the first of them."""
+    """Count the outcome of each upload; a record in several is new for the first of them."""
     left = set(new)
     found = []
     for one in opened:

@@ -1,7 +1,7 @@
-"""The lowest mean cost of each task, target as it was written, and device model.
+"""The lowest mean cost of each task, target as written, and device model.
 
-TVM's own rule looks at nothing else (`strategy.select.History`). As `best`, these rows are derived
-from the records in the transaction that stores them; purged records count for nothing.
+The input of TVM's own rule (`strategy.select.History`). As for `best`, rows are derived from the records in
+the transaction that stores them; purged records are ignored.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _REPLACED = (
 
 
 def lower(connection: sa.Connection, attempts: Iterable[Attempt]) -> None:
-    """Take new successes into account. The caller holds the tasks' locks (`best.lock`)."""
+    """Update the rows by new successes. The caller holds the tasks' locks (`best.lock`)."""
     fastest: dict[tuple[int, int, int | None], Attempt] = {}
     for attempt in attempts:
         if attempt[3] < fastest.setdefault(attempt[:3], attempt)[3]:
             fastest[attempt[:3]] = attempt
-    # Few records are the fastest of their task: reading the lowest takes less than writing them all again.
+    # Few records are the fastest of their task, so reading the lowest is cheaper than rewriting all.
     read = connection.execute(_known_of(connection.dialect.name), {"rows": values_of(fastest)})
     known = {tuple(row[:3]): (row.model, row.mean_s) for row in read}
     lower: dict[tuple[int, int, str], Attempt] = {}
@@ -53,7 +53,7 @@ def lower(connection: sa.Connection, attempts: Iterable[Attempt]) -> None:
 
 @cache
 def _known_of(dialect: str) -> sa.Select[Any]:
-    """The model of each task, variant and device, and the lowest mean so far, if there is any."""
+    """The device model of each task, variant and device, and the lowest mean so far, if any."""
     given = given_table(dialect, list(record.c["task_id", "variant_id", "device_id"]))
     model = sa.func.coalesce(device.c.model, "")
     same = sa.and_(
@@ -68,7 +68,7 @@ def _known_of(dialect: str) -> sa.Select[Any]:
 
 
 def derive(connection: sa.Connection, tasks: Collection[int]) -> None:
-    """Make the rows of these tasks anew, from all of their records."""
+    """Derive the rows of these tasks again, from all of their records."""
     given = values_table(connection, [task.c.id], [(i,) for i in sorted(tasks)])
     wanted = sa.select(given.c.id)
     connection.execute(sa.delete(history).where(history.c.task_id.in_(wanted)))
@@ -85,13 +85,13 @@ def read(
 ) -> list[tuple[str, History]]:
     """Rows of workloads, each with its workload's digest.
 
-    Of each implementation on a target only the newest version counts: TVM's rule knows none.
+    Only the newest version of each implementation on a target counts, as TVM's rule has no versions.
 
     Args:
-        connection: to the database.
-        digests: of the workloads.
-        namespace: whose records count.
-        as_of: the instant whose records count; those of now where it is not given.
+        connection: the database.
+        digests: the workloads' digests.
+        namespace: the namespace of the records.
+        as_of: the instant after which records are ignored; default: now.
     """
     given = values_table(connection, [workload.c.digest], [(d,) for d in sorted(digests)])
     newest = (
@@ -126,7 +126,7 @@ def read(
 
 
 def _ranked(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    """Successes, each with its place among those of its task, variant and model."""
+    """Successes, each with its rank within its task, variant and device model."""
     model = sa.func.coalesce(device.c.model, "")
     place = sa.func.row_number().over(
         partition_by=(record.c.task_id, record.c.variant_id, model),

@@ -1,1 +1,1 @@
-"""SQL: tables, connections, migrations, and what all that store share."""
+"""SQL: tables, connections, migrations, and common parts of all that store."""

@@ -9,18 +9,18 @@ from pathlib import Path
 from service.errors import DatabaseError, InvalidError
 from service.store.db import Store
 
-PAGES = 1000  # copied in one step; writers go on in between
+PAGES = 1000  # copied in one step; writers proceed in between
 
 
 def backup(store: Store, path: Path) -> int:
-    """Copy an SQLite database to a new file, as it is at one moment; return the file's bytes.
+    """Copy a snapshot of an SQLite database to a new file; return the file's size in bytes.
 
     Raises:
         InvalidError: the file exists, or the database is PostgreSQL, which has its own tools.
-        DatabaseError: the copy cannot be written, or is not whole.
+        DatabaseError: the copy cannot be written, or is damaged.
     """
     if not store.is_sqlite:
-        raise InvalidError("PostgreSQL makes its own backups: use pg_dump, or its archive of the log")
+        raise InvalidError("PostgreSQL has its own backups: use pg_dump, or archive its write-ahead log")
     if path.exists():
         raise InvalidError(f"{path} exists: name a new file")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -34,7 +34,10 @@ def backup(store: Store, path: Path) -> int:
                 source.backup(target, pages=PAGES)
                 found = target.execute("PRAGMA quick_check").fetchone()[0]
                 if found != "ok":
-                    raise DatabaseError(f"the copy of {store.url.database} is not whole: {found}")
+                    raise DatabaseError(
+                        f"the copy of {store.url.database} is damaged ({found}): repeat it, and "
+                        "check the disk"
+                    )
                 target.execute("PRAGMA journal_mode = DELETE")
             finally:
                 target.close()

@@ -1,6 +1,6 @@
-"""Group commit: requests that arrive while a batch is served form the next batch, in their order.
+"""Group commit: requests that arrive during a batch form the next batch, in order.
 
-They share the fixed cost of a transaction. One kind of request may go before another.
+They share the fixed cost of a transaction. One batcher may have priority over another.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from anyio import CapacityLimiter, to_thread
 
 A = TypeVar("A")
 R = TypeVar("R")
-GIVE_WAY_S = 0.1  # the longest that a batch waits for the batcher that goes first
+GIVE_WAY_S = 0.1  # the longest time for which a batch waits for the batcher with priority
 
 
 class Batcher(Generic[A, R]):
     """One queue of requests, served by one thread at a time; bound to one event loop.
 
-    The requests of a batch that fails are served again one by one, so that only those at fault fail.
+    If a batch fails, its requests are served one by one, so that only those at fault fail.
 
     Args:
-        serve: answers requests in one transaction, each at its place.
+        serve: answers requests in one transaction, in their order.
         most: the largest sum of sizes in a batch, which has at least one request.
-        size: of a request.
-        first: a batcher that goes before this one. Its requests wait for one batch of this one's at most;
-            this one's batches wait for `GIVE_WAY_S` at most.
+        size: the size of a request.
+        first: a batcher with priority over this one. Its requests wait for at most one batch of this one;
+            this one's batches wait for at most `GIVE_WAY_S`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Batcher(Generic[A, R]):
         return self._serving is not None
 
     async def ask(self, request: A) -> R:
-        """Wait for the request's batch, and return its answer; raises what serving it raised."""
+        """Wait for the request's batch, and return its answer or raise its error."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         if self._serving is None:
@@ -64,12 +64,12 @@ class Batcher(Generic[A, R]):
         return await future
 
     async def rest(self, timeout_s: float) -> None:
-        """Wait until all requests are answered, or the time is over."""
+        """Wait until all requests are answered, at most for the time limit."""
         if self._serving is not None:
             await asyncio.wait({self._serving}, timeout=timeout_s)
 
     async def _run(self) -> None:
-        # Not one of the threads that all requests share: they may be waiting for something slower.
+        # Its own thread, as the threads shared by requests may be blocked by slower work.
         self._limiter = self._limiter or CapacityLimiter(1)
         try:
             while taken := await self._next():
@@ -79,10 +79,10 @@ class Batcher(Generic[A, R]):
                     answers = await to_thread.run_sync(
                         self._answer, requests, limiter=self._limiter
                     )
-                except Exception as error:  # no thread is to be had
+                except Exception as error:  # no thread can be started
                     answers = [_Failed(error)] * len(taken)
                 for (_, future), answer in zip(taken, answers, strict=True):
-                    if future.done():  # whoever asked has gone
+                    if future.done():  # the request was cancelled
                         continue
                     if isinstance(answer, _Failed):
                         future.set_exception(answer.error)

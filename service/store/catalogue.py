@@ -1,4 +1,4 @@
-"""Rows that stand for values: one each for a workload, target, policy, environment and task."""
+"""Rows of values: one for each workload, target, policy, environment and task."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def digest_of(data: Any) -> str:
 def _one(
     connection: sa.Connection, table: sa.Table, identity: Mapping[str, Any], values: Mapping[str, Any]
 ) -> int:
-    """The id of the row that `identity` names, made with `values` where there is none."""
+    """The id of the row with `identity`, inserted with `values` if there is none."""
     query = sa.select(table.c.id).where(*(table.c[name] == v for name, v in identity.items()))
     found = connection.scalar(query)
     if found is None:
         statement = insert(connection, table).values(**identity, **values).on_conflict_do_nothing()
         found = connection.scalar(statement.returning(table.c.id))
-    if found is None:  # another was faster
+    if found is None:  # inserted concurrently
         found = connection.execute(query).scalar_one()
     return int(found)
 
@@ -55,9 +55,9 @@ def _many(
     connection: sa.Connection, table: sa.Table, identity: Sequence[str],
     rows: Iterable[dict[str, Any]],
 ) -> dict[tuple[Any, ...], int]:  # fmt: skip
-    """The ids of rows by their identity, in a few statements; those that are not there are made.
+    """The ids of rows by identity, in a few statements; missing ones are inserted.
 
-    They are made in one order, so that two who make the same do not wait for each other.
+    They are inserted in a fixed order, against deadlocks.
     """
     wanted = {tuple(row[name] for name in identity): row for row in rows}
     found = _find(connection, table, identity, wanted)
@@ -102,12 +102,12 @@ def find_workload_keys(connection: sa.Connection, ids: Collection[int]) -> list[
 
 
 def put_target(connection: sa.Connection, value: Target) -> int:
-    """The target of that key; it has the keys of all that share it."""
+    """The row of a target's key, with the keys of all its variants."""
     body = {"keys": list(value.keys), "body": value.to_json()}
     target_id = _one(connection, target, {"key": value.key}, body)
     query = sa.select(target.c["keys"]).where(target.c.id == target_id)
     if not set(value.keys) <= set(connection.execute(query).scalar_one()):
-        # Two that add keys at once do so in turn.
+        # Serialise concurrent additions of keys.
         known = connection.execute(query.with_for_update(key_share=True)).scalar_one()
         keys = list(dict.fromkeys([*known, *value.keys]))
         connection.execute(sa.update(target).where(target.c.id == target_id).values(keys=keys))
@@ -117,7 +117,7 @@ def put_target(connection: sa.Connection, value: Target) -> int:
 def put_variant(
     connection: sa.Connection, target_id: int, keys: Sequence[str], body: Mapping[str, Any]
 ) -> int:
-    """The target as it was written: its keys, and all of its JSON."""
+    """The variant of a target as written: its keys and its complete JSON."""
     values = {"target_id": target_id, "keys": list(keys), "body": dict(body)}
     return _one(connection, target_variant, {"digest": digest_of(body)}, values)
 
@@ -128,7 +128,7 @@ def put_policy(connection: sa.Connection, value: TimingPolicy) -> int:
 
 
 def find_policy(connection: sa.Connection, value: TimingPolicy) -> int | None:
-    """The id of a policy, None where nothing was ever timed under it."""
+    """The id of a policy, None if nothing was timed under it."""
     query = sa.select(timing_policy.c.id).where(timing_policy.c.digest == _policy_digest(value))
     return connection.scalar(query)
 
@@ -136,7 +136,7 @@ def find_policy(connection: sa.Connection, value: TimingPolicy) -> int | None:
 def _policy_digest(value: TimingPolicy) -> str:
     body = to_json(value)
     if not value.cache_flush:
-        del body["cache_flush"]  # which policies of older records do not name
+        del body["cache_flush"]  # absent in policies of older records
     return digest_of(body)
 
 
@@ -150,7 +150,7 @@ def put_task(
     connection: sa.Connection, workload_id: int, target_id: int, candidate: Candidate,
     space_size: int | None, namespace: str = DEFAULT,
 ) -> int:  # fmt: skip
-    """The task of a candidate; its version is part of what it is."""
+    """The task of a candidate, whose version is part of its identity."""
     condition, space = candidate.condition, candidate.space
     identity = {
         "workload_id": workload_id,
@@ -166,7 +166,7 @@ def put_task(
         )
     ).one_or_none()
     if known is not None:
-        # What is not part of the version may change: the level, the derived features.
+        # Columns that are not part of the version may change: plevel, derived features.
         described = candidate.plevel, None if space is None else space.to_json()
         if described != (known.plevel, known.space):
             connection.execute(
@@ -190,9 +190,9 @@ def put_device(
     connection: sa.Connection, identity: str, slot: str, model: str, target_id: int,
     body: Mapping[str, Any], fingerprint: Mapping[str, Any],
 ) -> int:  # fmt: skip
-    """A device as it is described; as it was before, or is elsewhere, it is another row.
+    """The row of a device with exactly this description.
 
-    Where only its model is known, the slot is empty, and one row stands for all of them.
+    If only the device model is known, the slot is empty, and one row stands for all such devices.
     """
     key = connection.execute(sa.select(target.c.key).where(target.c.id == target_id)).scalar_one()
     described = [slot, model, key if slot else "", dict(fingerprint)]
@@ -209,9 +209,9 @@ _TASK = ("workload_id", "target_id", "implementation", "version", "space_digest"
 def put_foreign_tasks(
     connection: sa.Connection, values: Sequence[tuple[int, int, ImportedTask]], namespace: str
 ) -> list[int]:
-    """The tasks of imported records, of workloads' and targets' ids, in their order.
+    """The tasks of imported records, in order, given the ids of workloads and targets.
 
-    Of one that is here already, only a lost space is filled in.
+    For existing tasks, only a missing space is stored.
     """
     spaces = _spaces(connection, {t.space for _, _, t in values if t.space}, namespace)
     rows = [

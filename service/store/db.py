@@ -22,11 +22,11 @@ from service.errors import DatabaseError, InvalidError
 from service.store import row_cache
 
 Connection = sa.Connection
-_ROWS = 100  # in a statement of SQLite: a tenth faster than one by one, and more gain nothing
+_ROWS = 100  # per statement on SQLite: a tenth faster than single rows; more gain nothing
 
 
 class now(FunctionElement[float]):  # noqa: N801 - SQL's name
-    """The database's clock in Unix seconds; it runs on within a transaction."""
+    """The database's clock in Unix seconds, which advances within a transaction."""
 
     type = sa.Double()
     inherit_cache = True
@@ -34,7 +34,7 @@ class now(FunctionElement[float]):  # noqa: N801 - SQL's name
 
 @compiles(now, "sqlite")
 def _sqlite_now(element: now, compiler: Any, **kw: Any) -> str:
-    # unixepoch('subsec') came with SQLite 3.42; this has its resolution too, a millisecond.
+    # unixepoch('subsec') needs SQLite 3.42; this has the same resolution, a millisecond.
     return "((julianday('now') - 2440587.5) * 86400.0)"
 
 
@@ -46,8 +46,8 @@ def _postgresql_now(element: now, compiler: Any, **kw: Any) -> str:
 def is_due(at: sa.ColumnElement[float], longest_s: Any) -> sa.ColumnElement[bool]:
     """The condition that an instant is past, or more than `longest_s` ahead.
 
-    `longest_s` is the longest term that the instant is ever set to. What lies further ahead was written
-    before the clock was set back.
+    `longest_s` is the longest term to which the instant is set. An instant further ahead was written before the
+    clock was set back.
     """
     return sa.or_(at <= now(), at > now() + longest_s)
 
@@ -63,18 +63,17 @@ class _Integers(sa.TypeDecorator[Sequence[int]]):
         return dialect.type_descriptor(kind)
 
     def process_bind_param(self, value: Iterable[int] | None, dialect: sa.Dialect) -> Any:
-        listed = [i for i in value or () if -(2**63) <= i < 2**63]  # no row has any other
+        listed = [i for i in value or () if -(2**63) <= i < 2**63]  # the range of ids
         return orjson.dumps(listed).decode() if dialect.name == "sqlite" else listed
 
 
 class among(FunctionElement[Any]):  # noqa: N801 - reads as SQL
     """The condition that a column is one of the integers given as the parameter `name`.
 
-    They are one parameter, however many there are, so that it stays one statement: made once, and
-    prepared once by the database.
+    They are one parameter, so that the statement is compiled once, and prepared once by the database.
     """
 
-    type = sa.types.NULLTYPE  # a Boolean would be compared with 1, and SQLite then uses no index
+    type = sa.types.NULLTYPE  # with Boolean, SQLite would compare with 1 and use no index
     inherit_cache = True
 
     def __init__(self, column: Any, name: str = "ids") -> None:
@@ -94,12 +93,12 @@ def _postgresql_among(element: among, compiler: Any, **kw: Any) -> str:
 
 
 def insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    """An INSERT that has `on_conflict_do_…`, which both dialects spell alike."""
+    """An INSERT with `on_conflict_do_…`, in the connection's dialect."""
     return insert_for(connection.dialect.name, table)
 
 
 def insert_for(dialect: str, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    """The same by the dialect's name, for statements that are made once."""
+    """As `insert`, by the dialect's name, for statements that are built once."""
     return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
 
 
@@ -108,18 +107,18 @@ def values_table(
 ) -> sa.Subquery:
     """Rows of texts and integers as a table named `given`, with the names and types of `columns`.
 
-    They are one parameter, however many there are: so many queries become one.
+    They are one parameter, which joins many queries into one.
     """
     return _given(connection.dialect.name, columns, sa.bindparam("rows", values_of(rows)))
 
 
 def given_table(dialect: str, columns: Sequence[sa.Column[Any]]) -> sa.Subquery:
-    """As `values_table`, of rows that come with each execution: the parameter `rows`, by `values_of`."""
+    """As `values_table`, with the rows as the parameter `rows` of each execution (see `values_of`)."""
     return _given(dialect, columns, sa.bindparam("rows", type_=sa.String()))
 
 
 def values_of(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as the parameter that `given_table` reads."""
+    """The parameter `rows` of `given_table`."""
     return orjson.dumps(list(rows)).decode()
 
 
@@ -147,14 +146,14 @@ def put_rows(
     on_conflict: str,
     clock: sa.Column[Any] | None = None,
 ) -> None:
-    """Insert many rows into a table by few statements.
+    """Insert many rows into a table with few statements.
 
     Args:
-        connection: that writes.
-        columns: of one table, in the order of the values. Those of JSON come as text.
+        connection: the transaction.
+        columns: columns of one table, in the order of the values; JSON values are text.
         rows: the values.
-        on_conflict: what stands behind ON CONFLICT.
-        clock: one more column, which gets the time of the database.
+        on_conflict: the text after ON CONFLICT.
+        clock: one more column, set to the time of the database.
     """
     names = [c.name for c in columns] + ([] if clock is None else [clock.name])
     into = f"INSERT INTO {columns[0].table.name} ({', '.join(names)})"
@@ -169,7 +168,7 @@ def put_rows(
                 tuple(itertools.chain.from_iterable(some)),
             )
         return
-    # All as one parameter: a fifth of the time that arrays take the driver.
+    # One JSON parameter takes the driver a fifth of the time of arrays.
     taken, given = [], []
     for i, c in enumerate(columns):
         kind = c.type.compile(dialect=connection.dialect)
@@ -187,7 +186,7 @@ def put_rows(
 
 
 def normal_url(url: str) -> sa.URL:
-    """The URL with its driver: `postgresql://…` uses psycopg, a bare path is a SQLite file.
+    """The URL with its driver: `postgresql://…` uses psycopg, a bare path is an SQLite file.
 
     Raises:
         DatabaseError: neither SQLite nor PostgreSQL, or not readable as a URL.
@@ -196,15 +195,15 @@ def normal_url(url: str) -> sa.URL:
         url = f"sqlite:///{Path(url).expanduser().absolute()}"
     try:
         parsed = sa.make_url(url)
-    except (sa.exc.ArgumentError, ValueError) as error:  # the latter for a port that is no number
+    except (sa.exc.ArgumentError, ValueError) as error:  # ValueError: the port is no number
         raise DatabaseError(
-            "the database is not a URL: write sqlite:///file or postgresql://user@host/name"
+            "database: not a URL: write sqlite:///file or postgresql://user@host/name"
         ) from error
     if parsed.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
         return parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         if parsed.database in (None, "", ":memory:"):
-            raise DatabaseError("a SQLite database needs a file: write sqlite:////path/plevel.db")
+            raise DatabaseError("database: SQLite needs a file: write sqlite:////path/plevel.db")
         return parsed.set(drivername="sqlite")
     raise DatabaseError(
         f"database {parsed.drivername!r} is not supported: use sqlite:///file or postgresql://…"
@@ -212,41 +211,40 @@ def normal_url(url: str) -> sa.URL:
 
 
 def show_url(url: sa.URL) -> str:
-    """The URL without its passwords, which libpq also takes as parameters."""
+    """The URL without its passwords, which may also be parameters."""
     return url.difference_update_query(["password", "sslpassword"]).render_as_string(hide_password=True)
 
 
-# How long a server that has gone may keep a thread waiting: to connect, and for an answer, in seconds;
-# the last, for what was sent and never arrived, in milliseconds.
+# Time limits for a server that is gone: to connect and to answer, in seconds; for unacknowledged data, in
+# milliseconds.
 _PATIENCE = {
     "connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
 }  # fmt: skip
-FRESH_S = 1.0  # how long a connection that worked is trusted to do so
-# How long a service that hangs in a transaction keeps its locks from the others, in seconds.
+FRESH_S = 1.0  # time for which a connection is assumed to work after use
+# Time limit of idle transactions, so that a hanging service releases its locks, in seconds.
 HANGING_S = 60
-# An import changes pages all over the indexes of SQLite. The writer keeps as many of them as its transactions
-# come back to, and the log several transactions long, so that a page goes to the database once for all of them.
+# An import changes pages all over the indexes of SQLite. A large page cache, and a write-ahead log of several
+# transactions, let a page be written to the database once for several changes.
 _WRITER = ("cache_size = -65536", "wal_autocheckpoint = 16000")  # KiB, and pages of 4 KiB
 
 
 class Store:
-    """A database, with its transactions. Safe to share between threads.
+    """A database, with its transactions. Thread-safe.
 
-    `write()` commits at the end and rolls back on an exception. On SQLite it takes the write lock at
-    its start, so that a transaction never finds half-way that another has written; threads of
-    one process queue up in memory before that, in place of polling the file's lock. They share one
-    connection for it: any other forgets its pages whenever that one commits.
+    `write()` commits at the end and rolls back on an exception. On SQLite it takes the write lock at its start,
+    so that no transaction fails half-way. Threads of one process wait for a lock in memory instead of
+    polling the file's, and share one connection, as a commit invalidates the page caches of all others.
 
     Args:
-        url: of the database; a SQLite file is made where there is none.
-        read_only: for one that may be another program's: a SQLite file stays as it is.
+        url: the database; a missing SQLite file is created.
+        read_only: open it without changing it, as it may be another program's.
     """
 
     def __init__(self, url: str, *, read_only: bool = False) -> None:
         self.url = normal_url(url)
         self.is_sqlite = self.url.drivername == "sqlite"
-        # Without one a write to PostgreSQL is a no-op context.
+        # PostgreSQL needs no lock: a no-op context.
         self._writing: contextlib.AbstractContextManager[Any] = (
             threading.Lock() if self.is_sqlite else contextlib.nullcontext()
         )
@@ -256,14 +254,14 @@ class Store:
         }
         if self.is_sqlite:
             _check_file(Path(str(self.url.database)))
-            # Each thread's next transaction finds its statements prepared: more than Python's 128.
+            # More prepared statements than Python's default of 128.
             connect = {"check_same_thread": False, "timeout": 60.0, "cached_statements": 512}
             options |= {"connect_args": connect}
         else:
             options |= {
                 "pool_size": 16, "max_overflow": 32, "pool_timeout": 10.0, "connect_args": _PATIENCE,
             }  # fmt: skip
-        # The connection that was used last knows most: its statements and rows that never change.
+        # Last in, first out: the most recent connection has most statements prepared and rows cached.
         try:
             self.engine = sa.create_engine(self.url, pool_use_lifo=True, **options)
         except ModuleNotFoundError as error:
@@ -280,7 +278,7 @@ class Store:
             sa.event.listen(self.engine, "checkin", _note_use)
             sa.event.listen(self.engine, "checkout", partial(_try_idle, self.engine.dialect))
         self._writer = self.engine.execution_options(plevel_write=True)
-        self._kept: sa.Connection | None = None  # all of SQLite's writing goes through it
+        self._kept: sa.Connection | None = None  # the only connection that writes on SQLite
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -315,19 +313,19 @@ class Store:
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """Failures of the database itself, and values that it cannot hold, become one clear line."""
+    """Turn failures of the database, and values that it cannot store, into errors of one line."""
     try:
         yield
     except (sa.exc.DataError, OverflowError) as error:
         first = str(getattr(error, "orig", error)).strip().partition("\n")[0]
-        raise InvalidError(f"a value that the database cannot hold: {first}") from error
+        raise InvalidError(f"a value cannot be stored: {first}") from error
     except sa.exc.DBAPIError as error:
         if not (isinstance(error, sa.exc.OperationalError) or error.connection_invalidated):
             raise
         first = (str(error.orig).strip().splitlines() or ["no reason given"])[0]
         raise DatabaseError(f"the database does not answer: {first}") from error
     except sa.exc.TimeoutError as error:  # of the pool: all connections are in use
-        raise DatabaseError("the database does not answer: all connections wait for it") from error
+        raise DatabaseError("the database does not answer: all connections are waiting for it") from error
 
 
 def _check_file(path: Path) -> None:
@@ -335,29 +333,30 @@ def _check_file(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DatabaseError(
-            f"database {path} is not writable: its folder cannot be made ({error.strerror})"
+            f"database {path} is not writable: its folder cannot be created ({error.strerror}): "
+            "name another with --database"
         ) from error
     if path.is_dir():
         raise DatabaseError(f"database {path} is a folder: name a file in it")
     where = path if path.exists() else path.parent
-    # WAL mode makes files beside the database, so that the folder must be writable too.
+    # WAL mode creates files beside the database, so the folder must be writable too.
     if not os.access(where, os.W_OK) or not os.access(path.parent, os.W_OK):
         raise DatabaseError(
             f"database {path} is not writable: change its permissions, or name another with --database"
         )
-    # Others of the host have no business with tokens' digests and imported texts. What SQLite keeps beside
-    # the file has the file's own mode.
+    # Other users of the host must not read tokens' digests and imported texts. SQLite's other files get the
+    # same mode.
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
     if path.stat().st_size:
         with path.open("rb") as file:
             if file.read(16) != b"SQLite format 3\0":
-                raise DatabaseError(f"database {path} is not a SQLite file: name another")
+                raise DatabaseError(f"database {path} is not an SQLite file: name another")
 
 
 _PRAGMAS = (
     "busy_timeout = 60000",
-    "journal_mode = WAL",  # is written into the file
+    "journal_mode = WAL",  # stored in the file
     # A crash of the process loses nothing; one of the machine may lose the last transactions.
     "synchronous = NORMAL",
     "foreign_keys = ON",
@@ -366,7 +365,7 @@ _READER = ("busy_timeout = 60000", "query_only = ON")
 
 
 def _configure_sqlite(pragmas: Iterable[str], connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # BEGIN is ours: see _begin_sqlite
+    connection.isolation_level = None  # transactions are begun by _begin_sqlite
     _set_pragmas(connection, pragmas)
 
 
@@ -385,9 +384,9 @@ def _note_use(_connection: Any, record: Any) -> None:
 
 
 def _try_idle(dialect: Any, connection: Any, record: Any, _proxy: Any) -> None:
-    """Find out whether the server of a connection is still there, unless it just was.
+    """Check that the server of a connection answers, unless it just has.
 
-    SQLAlchemy's own `pool_pre_ping` does so each time, which is one trip more for every transaction.
+    SQLAlchemy's `pool_pre_ping` checks each time, which is one round trip more for every transaction.
     """
     if time.monotonic() - record.info.get("used_at", 0.0) < FRESH_S:
         return

@@ -47,22 +47,22 @@ def _revision(connection: sa.Connection) -> str | None:
 
 
 def _own_revision(store: Store, connection: sa.Connection) -> str | None:
-    """The database's revision, None where it is empty.
+    """The database's revision, None if it is empty.
 
     Raises:
         SchemaError: the schema is newer, or another program's.
     """
-    # Before the revision: who makes both at this moment commits them together.
+    # Before the revision: both are committed in one transaction.
     tables = set(sa.inspect(connection).get_table_names()) - {"alembic_version"}
     revision = _revision(connection)
     if tables if revision is None else not re.fullmatch(r"\d{4}", revision):
         raise SchemaError(
-            f"database {shown(store)} is another program's: name an empty one, or one of plevel's"
+            f"database {shown(store)} belongs to another program: name an empty database, or one of plevel"
         )
     if revision is not None and revision not in revisions():
         raise SchemaError(
-            f"database {shown(store)} has schema {revision}, which is newer than {head()}, the newest "
-            f"that this plevel knows: install a newer plevel, or name another database"
+            f"database {shown(store)} has schema {revision}, newer than this plevel's {head()}: "
+            "install a newer plevel, or name another database"
         )
     return revision
 
@@ -73,7 +73,7 @@ def shown(store: Store) -> str:
 
 
 def current(url: str) -> str | None:
-    """The database's revision, None where it is empty.
+    """The database's revision, None if it is empty.
 
     Raises:
         DatabaseError: it cannot be opened.
@@ -95,7 +95,7 @@ def check(url: str) -> None:
 
 @contextlib.contextmanager
 def _looked_at(url: str) -> Iterator[tuple[Store, sa.Connection]]:
-    """A transaction that reads what may be another program's: nothing of it is changed."""
+    """A read-only transaction on a database that may be another program's."""
     store = Store(url, read_only=True)
     try:
         with store.read() as connection:
@@ -105,9 +105,9 @@ def _looked_at(url: str) -> Iterator[tuple[Store, sa.Connection]]:
 
 
 def upgrade(url: str) -> str:
-    """Bring the database to this installation's schema, and return its revision.
+    """Upgrade the database to this installation's schema, and return its revision.
 
-    Everything happens in one transaction, and one process at a time does it.
+    In one transaction, and by one process at a time.
 
     Raises:
         SchemaError: the database is of a newer schema, or another program's.
@@ -124,18 +124,18 @@ def upgrade(url: str) -> str:
 
 @dataclass(frozen=True)
 class Losses:
-    """Rows by what they are: those that an older schema cannot hold, and those that it does not know."""
+    """Counts of rows by kind: those that the older schema cannot hold, and those that it lacks."""
 
     cannot: Mapping[str, int]
     lost: Mapping[str, int]
 
     def show(self) -> str:
-        """Describe what it cannot hold, or else what would be deleted: `3 tokens, 1 webhooks`."""
+        """Describe rows that it cannot hold, or else those to delete: `3 tokens, 1 webhooks`."""
         return ", ".join(f"{n} {what}" for what, n in (self.cannot or self.lost).items()) or "nothing"
 
 
 def find_losses(url: str, revision: str) -> Losses:
-    """Count what a return to an older schema would lose; nothing is changed.
+    """Count the rows that a downgrade would lose; nothing is changed.
 
     Raises:
         SchemaError: the revision is not known, or not older.
@@ -151,7 +151,7 @@ def _losses(store: Store, connection: sa.Connection, revision: str) -> Losses:
     older = known[: known.index(now) + 1]
     if revision not in older:
         raise SchemaError(
-            f"database {shown(store)}, which is at {now}, cannot go back to schema {revision!r:.40}"
+            f"database {shown(store)} is at schema {now} and cannot be downgraded to {revision!r:.40}"
             f"{suggest(revision, older)}: name one of {', '.join(older)}"
         )
     script = ScriptDirectory.from_config(_config())
@@ -166,39 +166,39 @@ def _losses(store: Store, connection: sa.Connection, revision: str) -> Losses:
 
 
 def downgrade(url: str, revision: str, *, lose: bool = False) -> None:
-    """Bring the database back to an older schema, `base` for none at all.
+    """Downgrade the database to an older schema, `base` for none at all.
 
     Args:
-        url: of the database.
-        revision: of the older schema.
-        lose: delete what it does not know.
+        url: the database.
+        revision: the older schema.
+        lose: delete rows that it lacks.
 
     Raises:
-        SchemaError: it holds what the older schema cannot, or does not know and `lose` is not set, or the
-            revision is not older; nothing has changed then.
+        SchemaError: the older schema cannot hold its rows, or lacks some and `lose` is not set, or the
+            revision is not older; nothing is changed.
         DatabaseError: it cannot be opened or written.
     """
     with _moving(url) as (store, connection):
         losses = _losses(store, connection, revision)
         if losses.cannot:
             raise SchemaError(
-                f"schema {revision} cannot hold what database {shown(store)} has: "
-                f"{losses.show()}: restore a backup of that schema instead"
+                f"schema {revision} cannot hold rows of database {shown(store)} ({losses.show()}): restore "
+                "a backup of that schema instead"
             )
         if losses.lost and not lose:
             raise SchemaError(
-                f"going back to schema {revision} deletes, of database {shown(store)}: {losses.show()}: "
-                "make a backup, then do it with --yes"
+                f"downgrading database {shown(store)} to schema {revision} deletes {losses.show()}: make a "
+                "backup, then use --yes"
             )
         command.downgrade(_config(connection), revision)
 
 
 @contextlib.contextmanager
 def _moving(url: str) -> Iterator[tuple[Store, sa.Connection]]:
-    """One transaction that changes the schema; one process at a time has it."""
+    """A transaction that changes the schema, exclusive among processes."""
     store = Store(url)
     if store.is_sqlite:
-        # It alters a table by copying it: rows that refer to it would hold on to the old one.
+        # SQLite alters tables by copying them, which would break references.
         sa.event.listen(store.engine, "connect", _suspend_foreign_keys)
     try:
         with store.write() as connection:
@@ -209,8 +209,8 @@ def _moving(url: str) -> Iterator[tuple[Store, sa.Connection]]:
                 broken = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
                 if broken is not None:
                     raise SchemaError(
-                        f"database {shown(store)}: a row of {broken[0]} refers to nothing in "
-                        f"{broken[2]}: restore it from a backup"
+                        f"database {shown(store)} is damaged: a row of {broken[0]} has no row in {broken[2]}: "
+                        "restore it from a backup"
                     )
     finally:
         store.close()

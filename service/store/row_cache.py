@@ -1,7 +1,7 @@
-"""Rows that never change, as a connection has seen them: workloads, tasks, policies, runs' targets.
+"""Row cache of a connection, for rows that never change: workloads, tasks, policies, runs' targets.
 
-They are kept with the connection itself, so that no lock is needed, and forgotten when a transaction
-is rolled back: an id that was given in it may be given again.
+It is kept with the connection, so that no lock is needed, and cleared on a rollback, as ids of rolled
+back rows are reused.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def recall(
     keys: Collection[K],
     find: Callable[[sa.Connection, list[K]], Mapping[K, V]],
 ) -> Mapping[K, V]:
-    """Return `find`'s values of these keys, called only for those that this connection has not seen.
+    """Return the values of keys; `find` is called for those not cached.
 
     Args:
-        connection: in whose transaction `find` is called.
-        what: the kind; keys of different kinds are kept apart.
-        keys: of the rows.
-        find: reads those that are not known; what it leaves out is asked for again the next time.
+        connection: the transaction of `find`.
+        what: the kind of the keys.
+        keys: the keys of the rows.
+        find: reads rows by key; keys without a row are not cached.
     """
     known: dict[K, V] = connection.info.setdefault(_NAME, {}).setdefault(what, {})
     missing = [key for key in keys if key not in known]
@@ -42,13 +42,13 @@ def recall(
 
 
 def forget(connection: sa.Connection) -> None:
-    """Forget all that a connection knows, when its transaction is rolled back."""
+    """Clear the cache of a connection whose transaction is rolled back."""
     if not connection.closed and not connection.invalidated:
         connection.info.pop(_NAME, None)
 
 
 def install(engine: sa.Engine) -> None:
-    """Make the connections of an engine forget in time."""
+    """Clear the caches of an engine's connections on rollback."""
     sa.event.listen(engine, "rollback", forget)
     sa.event.listen(engine, "rollback_savepoint", _forget_savepoint)
 

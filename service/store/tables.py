@@ -1,9 +1,9 @@
 """The tables. Constraints that must always hold are constraints of the database.
 
 Instants are Unix times in seconds by the database's clock, durations are in seconds. JSON columns
-hold wire forms of `strategy` types. Mutable states (run, job, lease) have an append-only `event`
-beside them; `record` is never updated; `best` is derived from it in the same transaction. A record
-that was purged has a `tombstone`, and counts no more.
+hold wire forms of `strategy` types. Changes of mutable states (run, job, lease) append an `event`; `record`
+is never updated; `best` is derived from it in the same transaction. A purged record has a `tombstone`
+and is ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Json = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgr
 Digest = sa.String(64)
 
 
-# States of a run that is not over.
+# States of a live run.
 LIVE = (RunState.RUNNING.value, RunState.CONFIRMING.value)
 
 
@@ -51,8 +51,8 @@ class TaskState(StrEnum):
     """State of a task in one run."""
 
     ACTIVE = "active"
-    DROPPED = "dropped"  # cannot win any more: no further trials
-    EXHAUSTED = "exhausted"  # nothing is left of its space that is worth a trial
+    DROPPED = "dropped"  # can no longer win: no further trials
+    EXHAUSTED = "exhausted"  # no configuration of its space is left to try
 
 
 class TokenScope(StrEnum):
@@ -60,12 +60,12 @@ class TokenScope(StrEnum):
 
     READ = "read"
     SUBMIT = "submit"  # runs and imports
-    WORKER = "worker"  # to lease and to report its own jobs, and nothing else
+    WORKER = "worker"  # leasing and reporting its own jobs only
     ADMIN = "admin"
 
 
 class Scope(StrEnum):
-    """Over which devices the best is taken."""
+    """The scope of a best: a device, a device model, or a target."""
 
     DEVICE = "device"
     MODEL = "model"
@@ -85,7 +85,7 @@ def _instant(name: str, *, nullable: bool = False) -> sa.Column[float]:
 
 
 def _namespace() -> sa.Column[str]:
-    """Of projects that do not see each other (`service.store.namespace`)."""
+    """The column of the namespace (`service.store.namespace`)."""
     return sa.Column("namespace", sa.String(64), nullable=False, server_default="default")
 
 
@@ -110,12 +110,12 @@ target = sa.Table(
     metadata,
     _id(),
     sa.Column("key", sa.Text(), nullable=False, unique=True),
-    # Those of all its variants: targets that share one of them have something in common.
+    # The keys of all its variants; records transfer between targets that share one.
     sa.Column("keys", Json, nullable=False),
     sa.Column("body", Json, nullable=False),
 )
 
-# A target as it was written. Those of one key differ in model, keys, libraries and capability.
+# A target as written. Variants of one key differ in device model, keys, libraries and capability.
 target_variant = sa.Table(
     "target_variant",
     metadata,
@@ -134,21 +134,21 @@ run = sa.Table(
     sa.Column("state", sa.String(16), nullable=False, index=True),
     _namespace(),
     _ref("target_id", "target"),
-    # Of workloads, candidates, target, policies and budget: an equal request joins a live run.
+    # The digest of the request: an equal one joins a live run.
     sa.Column("digest", Digest, nullable=False, index=True),
     sa.Column("forced", sa.Boolean(), nullable=False, server_default=sa.false()),
     sa.Column("request", Json, nullable=False),
     sa.Column("message", sa.Text(), nullable=False, default=""),
-    # It has spent its budget, or stopped by its own rule: an equal request is answered at once.
+    # It spent its budget or stopped by its own rule: an equal request is done at once.
     sa.Column("complete", sa.Boolean(), nullable=False),
-    sa.Column("max_jobs", sa.Integer(), nullable=True),  # leased at once
+    sa.Column("max_jobs", sa.Integer(), nullable=True),  # maximum of leased jobs
     # The owner that tunes it, and when its lease expires.
     sa.Column("tuner", sa.String(200), nullable=True),
     _instant("tuner_until", nullable=True),
     _instant("created_at"),
     _instant("finished_at", nullable=True),
     sa.Index(None, "namespace", "id"),
-    # Of equal requests that come at the same moment one makes the run, the others join it.
+    # One of several equal concurrent requests creates the run, the others join it.
     sa.Index(
         "uq_run_live", "namespace", "digest", "forced", unique=True,
         sqlite_where=sa.text(_LIVE_RUN), postgresql_where=sa.text(_LIVE_RUN),
@@ -168,9 +168,9 @@ task = sa.Table(
     sa.Column("plevel", sa.Integer(), nullable=False),
     sa.Column("library", sa.String(200), nullable=True),
     sa.Column("condition", Json, nullable=True),
-    sa.Column("space", Json, nullable=True),  # SQL NULL where there is nothing to tune
-    sa.Column("space_digest", Digest, nullable=False),  # empty where none is known
-    sa.Column("space_size", sa.BigInteger(), nullable=True),  # valid ones, where they can be counted
+    sa.Column("space", Json, nullable=True),  # SQL NULL if untunable
+    sa.Column("space_digest", Digest, nullable=False),  # empty if not known
+    sa.Column("space_size", sa.BigInteger(), nullable=True),  # number of valid configurations, if counted
     _instant("created_at"),
     sa.UniqueConstraint(
         "workload_id", "target_id", "implementation", "version", "space_digest", "namespace",
@@ -192,7 +192,7 @@ run_task = sa.Table(
     _one_of("state", TaskState),
 )
 
-# What is told of a run's end, and to whom: it is due when the run has ended.
+# Deliveries of runs' final statuses, due when the run has ended.
 webhook = sa.Table(
     "webhook",
     metadata,
@@ -200,9 +200,9 @@ webhook = sa.Table(
     _ref("run_id", "run"),
     sa.Column("url", sa.String(1000), nullable=False),
     sa.Column("attempts", sa.Integer(), nullable=False),
-    _instant("due_at"),  # not before then
-    _instant("ended_at", nullable=True),  # delivered, or given up
-    sa.Column("error", sa.Text(), nullable=False),  # what was wrong last, empty where nothing was
+    _instant("due_at"),  # the next attempt
+    _instant("ended_at", nullable=True),  # delivered or abandoned
+    sa.Column("error", sa.Text(), nullable=False),  # the last error, or empty
     sa.UniqueConstraint("run_id", "url"),
     sa.Index(
         "ix_webhook_open", "due_at",
@@ -227,7 +227,7 @@ environment = sa.Table(
     _instant("created_at"),
 )
 
-# A secret that opens the interface; only its digest is kept.
+# Tokens; only digests of their secrets are stored.
 token = sa.Table(
     "token",
     metadata,
@@ -235,13 +235,13 @@ token = sa.Table(
     sa.Column("name", sa.String(200), nullable=False),
     sa.Column("digest", Digest, nullable=False, unique=True),
     sa.Column("scopes", Json, nullable=False),
-    sa.Column("namespace", sa.String(64), nullable=True),  # the only one that it opens
+    sa.Column("namespace", sa.String(64), nullable=True),  # the namespace that it is restricted to
     _instant("created_at"),
     _instant("expires_at", nullable=True),
     _instant("revoked_at", nullable=True),
 )
 
-# Who asked for what that changes something; what workers do is in `event`.
+# The audit log of requests; workers' actions are in `event`.
 audit = sa.Table(
     "audit",
     metadata,
@@ -262,31 +262,31 @@ worker = sa.Table(
     sa.Column("pid", sa.BigInteger(), nullable=False),
     sa.Column("version", sa.Text(), nullable=False),
     sa.Column("operators", Json, nullable=False),
-    _ref("token_id", "token", nullable=True),  # who it registered with: nobody else speaks for it
+    _ref("token_id", "token", nullable=True),  # the token that registered it, required by later requests
     _instant("created_at"),
     _instant("seen_at"),
     _instant("ended_at", nullable=True),
 )
 
-# Whose devices are: rows of `device` of one identity have one owner.
+# Owners of devices: all rows of `device` of one identity have one.
 device_owner = sa.Table(
     "device_owner",
     metadata,
     _id(),
     sa.Column("identity", sa.String(200), nullable=False, unique=True),
-    # The name of a token; NULL until one registers it.
+    # The name of a token; NULL before its registration.
     sa.Column("owner", sa.String(200), nullable=True),
 )
 
-# A device as it is: one that has changed (another model, processor, firmware) is another row of its
-# identity, with a history of its own. What a row says of the device never changes.
+# The description of a device, never updated: a changed device (model, processor, firmware) gets another row
+# with a new history.
 device = sa.Table(
     "device",
     metadata,
     _id(),
     sa.Column("identity", sa.String(200), nullable=False),
     sa.Column("digest", Digest, nullable=False),  # of slot, model, target's key and fingerprint
-    # Empty where only the model is known, of imported records.
+    # Empty if only the device model is known, from imported records.
     sa.Column("slot", sa.String(200), nullable=False),
     sa.Column("model", sa.Text(), nullable=False),
     _ref("target_id", "target"),
@@ -308,7 +308,7 @@ worker_device = sa.Table(
     sa.Index(None, "target_id"),
 )
 
-# A device or a target that gets no jobs for a while; what it has, it finishes.
+# Pauses of a device or a target; running jobs finish.
 pause = sa.Table(
     "pause",
     metadata,
@@ -332,13 +332,13 @@ job = sa.Table(
     _ref("parent_id", "job", nullable=True),  # the job it was split from
     sa.Column("phase", sa.String(16), nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
-    sa.Column("priority", sa.Integer(), nullable=False),  # the lower, the sooner
-    # Among equals, the lower: runs take turns by the configurations that they have had.
+    sa.Column("priority", sa.Integer(), nullable=False),  # the lowest is leased first
+    # Within a priority the lowest first: start-time fair queueing by leased configurations.
     sa.Column("turn", sa.Double(), nullable=False, server_default=sa.text("0")),
-    sa.Column("attempts", sa.Integer(), nullable=False),  # how often its worker was lost
-    sa.Column("fence", sa.BigInteger(), nullable=False),  # the token of its latest lease
+    sa.Column("attempts", sa.Integer(), nullable=False),  # number of lost workers
+    sa.Column("fence", sa.BigInteger(), nullable=False),  # the fencing token of its latest lease
     sa.Column("seed", sa.BigInteger(), nullable=False),
-    # What a worker must be able to build: op and implementations with their versions, canonical.
+    # Requirements of a worker: operator and implementations with their versions, canonical JSON.
     sa.Column("needs", sa.Text(), nullable=False),
     sa.Column("reason", sa.Text(), nullable=False, default=""),
     _instant("available_at"),
@@ -382,7 +382,7 @@ lease = sa.Table(
     _instant("expires_at"),
     _instant("ended_at", nullable=True),
     sa.Column("end_reason", sa.String(32), nullable=True),
-    # A device times under one lease while it builds under others, and a job has one lease.
+    # A device times under one lease and builds under others; a job has one live lease.
     sa.Index(
         "uq_lease_live_timing", "device_id", unique=True,
         sqlite_where=sa.text("ended_at IS NULL AND timing"),
@@ -408,11 +408,11 @@ record = sa.Table(
     "record",
     metadata,
     _id(),
-    # What happened, in 16 bytes (`service.formats.ImportedRecord.identity`): nothing is here twice.
+    # Identity of the attempt, 16 bytes (`service.formats.ImportedRecord.identity`), unique.
     sa.Column("identity", sa.LargeBinary(16), nullable=False, unique=True),
-    # `plevel`, or the format that it was first read from.
+    # `plevel`, or the format of its first import.
     sa.Column("source", sa.String(200), nullable=False),
-    # Of what was imported, these four and the policy and the seed are not known here.
+    # NULL for imported records, as are the policy and the seed.
     _ref("run_id", "run", nullable=True),
     _ref("job_id", "job", nullable=True),
     sa.Column("entry", sa.Integer(), nullable=True),
@@ -423,7 +423,7 @@ record = sa.Table(
     _ref("device_id", "device", nullable=True),
     _ref("environment_id", "environment", nullable=True),
     _ref("policy_id", "timing_policy", nullable=True),
-    # The run and the worker where it was measured, for what was imported.
+    # The run and worker of an imported record, at its origin.
     sa.Column("origin_run", sa.BigInteger(), nullable=True),
     sa.Column("origin_worker", sa.String(200), nullable=True),
     sa.Column("phase", sa.String(16), nullable=False),
@@ -442,7 +442,7 @@ record = sa.Table(
     sa.Column("check_s", sa.Double(), nullable=False),
     sa.Column("run_s", sa.Double(), nullable=False),
     sa.Column("code_digest", sa.String(128), nullable=False),
-    sa.Column("extra", sa.Text(), nullable=True),  # JSON that only the source's format knows
+    sa.Column("extra", sa.Text(), nullable=True),  # JSON of fields that only the source's format has
     _instant("measured_at"),
     _instant("recorded_at"),
     sa.UniqueConstraint("job_id", "entry"),
@@ -456,7 +456,7 @@ record = sa.Table(
     _one_of("error", ErrorKind, nullable=True),
 )
 
-# By a worker of this service: other records were imported, whatever tool measured them.
+# Records measured by a worker of this service, not imported.
 MEASURED_HERE = record.c.job_id.is_not(None)
 
 # Documents that imported records refer to: spaces by their digest, modules by the SHA-256 of their text.
@@ -490,7 +490,7 @@ best = sa.Table(
     metadata,
     sa.Column("task_id", Id, sa.ForeignKey("task.id"), primary_key=True),
     sa.Column("scope", sa.String(16), primary_key=True),
-    # The device's id, the model's name, or nothing for the target as a whole.
+    # The device's id, the device model, or empty for the target.
     sa.Column("scope_value", sa.Text(), primary_key=True),
     sa.Column("config", Json, nullable=False),
     sa.Column("config_digest", Digest, nullable=False),
@@ -503,19 +503,19 @@ best = sa.Table(
     _one_of("scope", Scope),
 )
 
-# The lowest mean cost, which is what TVM's own rule looks at; derived as `best` is.
+# The lowest mean cost, the input of TVM's own rule; derived as `best` is.
 history = sa.Table(
     "history",
     metadata,
     sa.Column("task_id", Id, sa.ForeignKey("task.id"), primary_key=True),
     sa.Column("variant_id", Id, sa.ForeignKey("target_variant.id"), primary_key=True),
-    sa.Column("model", sa.Text(), primary_key=True),  # of the device, empty where it is not known
+    sa.Column("model", sa.Text(), primary_key=True),  # the device model, empty if not known
     sa.Column("mean_s", sa.Double(), nullable=False),
     sa.Column("config_digest", Digest, nullable=False),
     sa.Column("config", Json, nullable=False),
 )
 
-# Models of times, trained from the records of one operator on one target (docs/search.md).
+# Cost models, trained from the records of one operator on one target (docs/search.md).
 cost_model = sa.Table(
     "cost_model",
     metadata,
@@ -527,15 +527,15 @@ cost_model = sa.Table(
     sa.Column("train_s", sa.Double(), nullable=False),
     sa.Column("records", sa.BigInteger(), nullable=False),
     sa.Column("workloads", sa.Integer(), nullable=False),
-    # Of pairs of configurations of workloads that were held out: how many are ranked as measured.
+    # The share of pairs of configurations, of held-out workloads, ranked as measured.
     sa.Column("held_out", sa.Integer(), nullable=False),
     sa.Column("pairs", sa.BigInteger(), nullable=False),
     sa.Column("accuracy", sa.Double(), nullable=False),
     sa.Column("sigma_log", sa.Double(), nullable=False),
-    sa.Column("columns", sa.Text(), nullable=False),  # JSON: what each column of the features means
+    sa.Column("columns", sa.Text(), nullable=False),  # JSON: the meaning of each column of features
     sa.Column("trees", sa.LargeBinary(), nullable=False),  # XGBoost's own format
     sa.Column("digest", Digest, nullable=False),  # of the trees
-    # Predicted beside measured, and what it goes by (`service.predict.evaluation`); NULL in those of before.
+    # Predicted and measured times, importance (`service.predict.evaluation`); NULL in older versions.
     sa.Column("evaluation", Json, nullable=True),
     sa.UniqueConstraint("op", "target_id", "version"),
 )

@@ -1,4 +1,4 @@
-"""Telling those who wait, threads and coroutines alike, that something has changed."""
+"""Notification of waiting threads and coroutines about changes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import time
 
 
 class Wakeup:
-    """A counter that goes up at each change, and can be waited on.
+    """A counter of changes that can be waited on.
 
-    A waiter first reads `count`, then looks at the database, then waits for a change after that
-    count, so that none is missed. `notify` may be called from any thread.
+    A waiter reads `count`, then the database, then waits for a change after that count, so that none is
+    missed. `notify` may be called from any thread.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Wakeup:
                 self._condition.wait(left)
 
     async def changed(self, seen: int, timeout_s: float) -> None:
-        """The same for a coroutine: it holds no thread while it waits."""
+        """As `wait`, for a coroutine, without holding a thread."""
         event = asyncio.Event()
         entry = (asyncio.get_running_loop(), event)
         with self._condition:

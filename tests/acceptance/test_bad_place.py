@@ -70,7 +70,7 @@ def test_a_database_without_a_schema_is_not_guessed_at(stage: Stage) -> None:
     with closing(sqlite3.connect(stage.database)) as connection:
         connection.execute("CREATE TABLE theirs (x)")
         connection.commit()
-    assert_fails(stage, ("select", *DENSE, "--database", str(stage.database)), "another program's")
+    assert_fails(stage, ("select", *DENSE, "--database", str(stage.database)), "belongs to another program")
 
 
 def test_an_unknown_kind_of_database(stage: Stage) -> None:

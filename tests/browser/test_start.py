@@ -69,7 +69,7 @@ def test_each_fault_stands_beside_its_field(visit, own: Site, width: int) -> Non
         "Workloads, one": ("dens(data=float32[1,2],weight=float32[3,2])", "did you mean dense?"),
         "Target": ("llwm", "did you mean llvm?"),
         "Trials": ("many", "whole number from 1"),
-        "Namespace": ("No Name", "the first a letter or digit"),
+        "Namespace": ("No Name", "first a letter or digit"),
     }
     visitor.open("/runs/new")
     for label, (text, _) in wrong.items():

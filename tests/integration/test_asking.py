@@ -293,7 +293,7 @@ def test_a_model_is_locked_and_compared(plevel: Plevel, tmp_path: Path) -> None:
     import_items(store, [measured(8, 1, 4e-3, at=2.0), measured(8, 1, 4e-3, at=3.0)])
     code, out, err = plevel("check", "--against", str(locked), *there)
     # 1 ms and 4 ms of one configuration are no interval to choose by: the other one, at 2 ms, is taken.
-    assert (code, "2.00× the 2.00 ms" in out, "1 of 3 selections" in err) == (1, True, True)
+    assert (code, "2.00× the 1.00 ms" in out, "1 of 3 selections" in err) == (1, True, True)
     assert plevel("check", "--against", str(locked), *there, "--tolerance", "350%")[0] == 0
     assert plevel("check", "--against", str(locked), *there, "--tolerance", "99.9%")[0] == 1
     with store.write() as c:

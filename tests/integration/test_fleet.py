@@ -386,11 +386,11 @@ def test_why_a_job_waits(scene: Scene) -> None:
     behind = scene.enqueue(configs(1))
     assert "1 job ahead of it in the queue of 1 device" in reasons(scene, behind)
     held = scene.leased(worker_id)
-    assert f"worker {worker_id} (worker) builds it on {HOST}" in reasons(scene, job_id)
+    assert f"worker {worker_id} (worker) has been building it on {HOST}" in reasons(scene, job_id)
     assert "each is building another job" in reasons(scene, behind)
     with scene.store.write() as c:
         jobs.renew(c, held.id, held.token, True, TERMS)
-    assert "times it" in reasons(scene, job_id)
+    assert "has been timing it" in reasons(scene, job_id)
     with scene.store.write() as c:
         c.execute(sa.text("UPDATE lease SET expires_at = 0"))
         retry.expire(c, TERMS)

@@ -115,7 +115,7 @@ def test_a_downgrade_says_what_it_would_delete_before_it_does(url: str, store: S
     migration.downgrade(url, "0003")
     migration.downgrade(url, "0002", lose=True)
     assert migration.current(url) == "0002"
-    with pytest.raises(SchemaError, match=r"at 0002, cannot go back to schema '0005', did you mean 0002\?"):
+    with pytest.raises(SchemaError, match=r"at schema 0002 and cannot be downgraded to '0005', did you mean 0002\?"):
         migration.downgrade(url, "0005")
 
 
@@ -133,7 +133,7 @@ def test_a_newer_schema_is_refused(url: str, store: Store) -> None:
     with store.write() as connection:
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
     for refuse in (migration.check, migration.upgrade):
-        with pytest.raises(SchemaError, match="schema 9999, which is newer than"):
+        with pytest.raises(SchemaError, match="schema 9999, newer than"):
             refuse(url)
     with store.read() as connection:
         assert connection.scalar(sa.text("SELECT version_num FROM alembic_version")) == "9999"
@@ -156,7 +156,7 @@ def test_another_programs_database_is_left_alone(url: str, store: Store, made: l
             connection.execute(sa.text(statement))
         before = sa.inspect(connection).get_table_names()
     for refuse in (migration.check, migration.upgrade):
-        with pytest.raises(SchemaError, match="another program's: name an empty one"):
+        with pytest.raises(SchemaError, match="belongs to another program: name an empty"):
             refuse(url)
     with store.read() as connection:
         assert sa.inspect(connection).get_table_names() == before
@@ -227,7 +227,7 @@ def test_a_database_that_cannot_be_is_refused_in_one_line(url: str, message: str
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("remember the milk, and everything else")
-    with pytest.raises(DatabaseError, match="not a SQLite file"):
+    with pytest.raises(DatabaseError, match="not an SQLite file"):
         migration.upgrade(str(path))
     with pytest.raises(DatabaseError, match="is a folder"):
         migration.upgrade(str(tmp_path))
