@@ -1,1 +1,1 @@
-"""Builds and times configurations in children that can be killed. No SQL; TVM only in children."""
+"""Building and timing of configurations in killable children. No SQL; TVM only in children."""

@@ -33,17 +33,17 @@ _PATIENCE_S = 10.0
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        "plevel worker", description="Builds and times for a plevel service."
+        "plevel worker", description="Build and time jobs of a plevel service."
     )
     parser.add_argument("--url", required=True, help="the service, such as http://127.0.0.1:8765")
     parser.add_argument(
         "--threads",
         type=int,
-        help="threads that kernels use, part of the target; default: all cores",
+        help="threads of a kernel, a part of the target; default: all cores",
     )
     parser.add_argument(
         "--device", action="append", dest="devices",
-        help="cpu, some of its cores: cpu:0-3, or cuda:0; again for each further one; default: cpu",
+        help="cpu, cores of it (cpu:0-3), or cuda:0; repeatable; default: cpu",
     )  # fmt: skip
     parser.add_argument(
         "--token-file", type=Path, default=os.environ.get("PLEVEL_TOKEN_FILE") or None,
@@ -52,12 +52,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--name", default=socket.gethostname(), help="shown in lists of workers")
     parser.add_argument(
         "--spool", type=Path, default=_state_directory() / "spool",
-        help="folder that keeps results until the service has accepted them; default: %(default)s",
+        help="the folder for unacknowledged results; default: %(default)s",
     )  # fmt: skip
     parser.add_argument(
         "--max-temperature", type=float, metavar="C", help="wait while a sensor is hotter, in °C"
     )
-    parser.add_argument("--log", choices=get_args(Form), default="text", help="json adds the ids of runs and jobs")
+    parser.add_argument("--log", choices=get_args(Form), default="text", help="json has the ids of runs and jobs")
     parser.add_argument("--verbose", action="store_true", help="log debug messages")
     return parser.parse_args(arguments)
 
@@ -67,28 +67,28 @@ def _state_directory() -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a worker for each device until it is told to stop; returns the exit status."""
+    """Run a worker for each device until a signal stops it; return the exit status."""
     options = parse(arguments)
     level = logging.DEBUG if options.verbose else logging.INFO
     configure(options.log, "%(asctime)s %(levelname)s %(message)s", level)
     for library in ("httpx", "httpcore"):
         logging.getLogger(library).setLevel(logging.WARNING)
     if not options.url.startswith(("http://", "https://")):
-        return _fail(f"--url {options.url}: write it as http://host:port", 2)
+        return _fail(f"--url {options.url}: not a URL: write it as http://host:port", 2)
     devices: list[str] = options.devices or ["cpu"]
     if len(set(devices)) < len(devices):
-        return _fail("--device: name each device once", 2)
+        return _fail("--device: a device is named twice: name each once", 2)
     if len(devices) == 1:
         return serve(options, devices[0])
     return serve_each(devices, partial(serve, options))
 
 
 def serve(options: argparse.Namespace, slot: str) -> int:
-    """Run the worker of one device; returns the exit status."""
+    """Run the worker of one device; return the exit status."""
     try:
         _check_host()
         if slot.startswith("cuda"):
-            assigned = assign(parse_cores("cpu"), 1)  # of the host, to queue launches with
+            assigned = assign(parse_cores("cpu"), 1)  # cores of the host that launch kernels
             device = describe_cuda(slot)
         else:
             cores = parse_cores(slot)
@@ -97,7 +97,7 @@ def serve(options: argparse.Namespace, slot: str) -> int:
     except DeviceError as error:
         return _fail(str(error), 2)
     if not assigned.overlap:
-        # The timing cores belong to the kernel: this process and its children stay off them.
+        # The timing cores are reserved for kernels: this process and its children use others.
         os.sched_setaffinity(0, assigned.building)
     try:
         token = None if options.token_file is None else options.token_file.read_text().strip()
@@ -109,7 +109,7 @@ def serve(options: argparse.Namespace, slot: str) -> int:
         spool = Spool(options.spool, client.url)
     except OSError as error:
         return _fail(
-            f"--spool {options.spool} cannot be written: {error.strerror}; name another folder", 2
+            f"--spool {options.spool} cannot be written ({error.strerror}): name another folder", 2
         )
     daemon = Daemon(
         client, spool, describe_worker(options.name, device, _version()), assigned, stop,
@@ -131,7 +131,7 @@ def serve(options: argparse.Namespace, slot: str) -> int:
         return 0
     except UnreachableError as error:
         return _fail(
-            f"{error}; is it running? Start one with `plevel serve`, or name it in --url", 1
+            f"{error}: start it with `plevel serve`, or name another with --url", 1
         )
     except (SandboxError, ServiceError) as error:
         return _fail(str(error), 1)
@@ -142,14 +142,14 @@ def serve(options: argparse.Namespace, slot: str) -> int:
 
 
 def describe_cuda(text: str) -> Device:
-    """The device `cuda:0`, asked for in a process of its own: the driver must not be forked with.
+    """Describe the device `cuda:0`, in a process of its own, as the driver does not survive a fork.
 
     Raises:
         DeviceError: pycuda, a driver or the device is missing.
     """
     kind, _, slot = text.partition(":")
     if kind != "cuda" or not (slot or "0").isdecimal():
-        raise DeviceError(f"device {text!r:.40}: write cuda:0")
+        raise DeviceError(f"device {text!r:.40}: unknown: write cuda:0")
     done = subprocess.run(
         [sys.executable, "-m", "workers.cuda.driver", slot or "0"], capture_output=True, text=True, check=False
     )
@@ -160,11 +160,11 @@ def describe_cuda(text: str) -> Device:
 
 def _check_host() -> None:
     if not sys.platform.startswith("linux"):
-        raise DeviceError(f"workers need Linux, this is {sys.platform}")
+        raise DeviceError(f"workers need Linux, this is {sys.platform}: use a Linux host")
     if find_spec("tvm") is None:
         raise DeviceError("TVM is not installed: pip install 'plevel[worker]'")
     if find_linker() is None:
-        raise DeviceError("no linker on this host: install binutils or a C compiler")
+        raise DeviceError("this host has no linker: install binutils or a C compiler")
 
 
 def _version() -> str:

@@ -1,7 +1,7 @@
-"""Builds configurations: children that lower and compile them to libraries or cubins, and their pool.
+"""Building of configurations: children that lower and compile them to libraries or cubins, and their pool.
 
-A request is one entry of a job; the answer is where its library lies, or what kind of error it met.
-A child lives on over configurations: only one that kills it, or takes too long, costs a new fork.
+A request is one entry of a job; the answer is the path of its library, or the kind of its failure. A child
+builds many configurations: a new one is forked only after a crash or a time-out.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from workers.fork import Channel, Limits
 from workers.sandbox import Child, Died, ForkServer, Interrupted, Late
 from workers.turn import Turn
 
-_KEPT = 512  # libraries, of some 30 KB each
+_KEPT = 512  # libraries, about 30 KB each
 # Compiled functions that a child keeps, the oldest first.
 _OBJECTS = 64
 _objects: dict[tuple[str, Target], bytes] = {}
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):
-    """A request: one configuration, and where its library should be written."""
+    """A request: one configuration, and the path for its library."""
 
     workload: Workload
     target: Target
@@ -63,7 +63,7 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusedError(ValueError):
-    """A configuration that is refused before anything is built; the message says why."""
+    """A configuration is refused before anything is built; the message has the reason."""
 
 
 def serve(channel: Channel) -> None:
@@ -116,12 +116,12 @@ def check(workload: Workload, target: Target, entry: JobEntry) -> None:
     candidate = offered.get(entry.implementation)
     if candidate is None:
         raise RefusedError(
-            f"{workload.op} has no implementation {entry.implementation!r} here on {target}; "
+            f"{workload.op} has no implementation {entry.implementation!r} for {target} here; "
             f"it has: {', '.join(offered) or 'none'}"
         )
     if candidate.version != entry.version:
         raise RefusedError(
-            f"{entry.implementation} is requested in version {entry.version}, but this worker has "
+            f"{entry.implementation}: version {entry.version} is requested, but this worker has "
             f"{candidate.version}: install the same version of plevel on both sides"
         )
     if not holds(candidate, workload):
@@ -131,7 +131,7 @@ def check(workload: Workload, target: Target, entry: JobEntry) -> None:
     if candidate.space is not None:
         candidate.space.check(entry.config)
     elif entry.config:
-        raise RefusedError(f"{entry.implementation} has nothing to tune, got {entry.config}")
+        raise RefusedError(f"{entry.implementation} has no knobs, got {entry.config}")
 
 
 @cache
@@ -143,7 +143,7 @@ def link(lowered: Lowered, path: Path) -> str:
     """Compile and link a shared library, with its signature beside it; return its code's digest.
 
     Raises:
-        CompileError: TVM or LLVM failed, there is no linker, or it failed.
+        CompileError: TVM, LLVM or the linker failed, or there is no linker.
     """
     files = []
     digest = hashlib.sha256()
@@ -152,7 +152,7 @@ def link(lowered: Lowered, path: Path) -> str:
             file = path.with_suffix(f".{number}.o")
             files.append(file)
             digest.update(_write_object(function, file))
-        # The linker alone takes 3 ms; TVM's export_library runs a whole C++ compiler driver, 34 ms.
+        # The linker alone takes 3 ms; TVM's export_library runs a C++ compiler driver, 34 ms.
         command = [_linker(), "-shared", "-o", str(path), *map(str, files)]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
@@ -169,8 +169,7 @@ def link(lowered: Lowered, path: Path) -> str:
 def _write_object(function: Lowered, file: Path) -> bytes:
     """Write and return the machine code of one function.
 
-    It is kept for a while: many configurations pack a constant in the same way, and some give the
-    same kernel.
+    It is cached, as many configurations pack a constant in the same way, and some give the same kernel.
     """
     key = (function.digest, function.target)
     code = _objects.pop(key, None)
@@ -179,14 +178,14 @@ def _write_object(function: Lowered, file: Path) -> bytes:
         code = file.read_bytes()
     else:
         file.write_bytes(code)
-    _objects[key] = code  # the newest now
+    _objects[key] = code  # moved to the end: the most recent
     if len(_objects) > _OBJECTS:
         del _objects[next(iter(_objects))]
     return code
 
 
 def find_linker() -> str | None:
-    """The program that links shared libraries, None where this host has none."""
+    """The program that links shared libraries, None if this host has none."""
     return next(
         (found for name in ("ld", "ld.lld", "cc", "gcc", "clang") if (found := shutil.which(name))),
         None,
@@ -197,7 +196,7 @@ def find_linker() -> str | None:
 def _linker() -> str:
     found = find_linker()
     if found is None:
-        raise CompileError("no linker on this host: install binutils or a C compiler")
+        raise CompileError("this host has no linker: install binutils or a C compiler")
     return found
 
 
@@ -206,14 +205,14 @@ def _is_memory(message: str) -> bool:
 
 
 def shorten(message: str, most: int = 8000) -> str:
-    """Cut the middle of a message that is too long for a result: TVM's can hold whole programs."""
+    """Cut the middle of a message that is too long for a result; TVM's may contain programs."""
     if len(message) <= most:
         return message
     return f"{message[: most // 2]}\n… {len(message) - most} characters …\n{message[-most // 2 :]}"
 
 
 class _Slot:
-    """A builder: a thread of the daemon, its child, and the turn that it waits for on shared cores."""
+    """A builder: a thread of the daemon, its child, and the lock of shared cores."""
 
     def __init__(self, limits: Limits, turn: Turn | None) -> None:
         self.limits = limits
@@ -225,17 +224,17 @@ class _Slot:
 class BuilderPool:
     """One builder child per core, for the daemon, which never loads TVM itself.
 
-    Libraries are cached for a while: finals use those that search jobs built before.
+    Libraries are cached, as finals use those of search jobs.
 
     Args:
-        server: forks the children.
-        cores: what they run on.
-        directory: where libraries are kept, for as long as the pool lives.
-        memory_bytes: that each child may use.
-        forks: whether what they start may fork, as nvcc does.
-        shared: cores that time too, one child on each, which builds only while `turn` lets it; where
-            they are among `cores`, all children do.
-        turn: on the shared cores.
+        server: the fork server of the children.
+        cores: the cores to build on.
+        directory: the folder of libraries, for the lifetime of the pool.
+        memory_bytes: the memory limit of each child.
+        forks: allow the children's programs to fork, as nvcc does.
+        shared: cores that also time, one child on each, which builds only under `turn`; if they are
+            among `cores`, all children do.
+        turn: the lock of the shared cores.
     """
 
     def __init__(
@@ -258,7 +257,7 @@ class BuilderPool:
         overlap = len(spare) < len(shared)
         self._slots = [_Slot(limits, turn if overlap else None) for _ in cores]
         self._slots += [_Slot(msgspec.structs.replace(limits, cores=spare), turn) for _ in spare]
-        self._kept: dict[str, Built] = {}  # by name of the library, the oldest first
+        self._kept: dict[str, Built] = {}  # by name of the library, the least recent first
         self._lock = threading.Lock()
 
     def build(
@@ -269,8 +268,8 @@ class BuilderPool:
     ) -> list[Built]:
         """Build all entries of a job, reporting each as it is done.
 
-        The libraries stay at least until the next but one job is built. Entries that are not done
-        when `interrupt` is set are left out.
+        The libraries exist at least until the job after the next is built. Entries that are not done when
+        `interrupt` is set are omitted.
         """
         self._forget(max(_KEPT, 2 * len(job.entries)))
         waiting = deque((entry, Future[Built | None]()) for entry in job.entries)
@@ -292,13 +291,13 @@ class BuilderPool:
         interrupt: threading.Event,
         waiting: deque[tuple[JobEntry, Future[Built | None]]],
     ) -> None:
-        """Build waiting entries until none is left; errors are raised to those who wait for them."""
+        """Build waiting entries until none is left; errors are passed to their waiters."""
         try:
             while waiting:
-                # An entry is taken only in turn: another slot may have built them all by then.
+                # Take an entry only under the lock: another slot may have built them all by then.
                 with slot.turn.build() if slot.turn else nullcontext():
                     self._build_next(slot, job, interrupt, waiting)
-        except BaseException as error:  # there are no turns: the lock on timing cannot be had
+        except BaseException as error:  # the timing lock cannot be acquired
             with suppress(IndexError):
                 while True:
                     waiting.popleft()[1].set_exception(error)
@@ -335,7 +334,7 @@ class BuilderPool:
         with self._lock:
             known = self._kept.pop(name, None)
             if known is not None:
-                self._kept[name] = known  # the newest now
+                self._kept[name] = known  # moved to the end: the most recent
                 return msgspec.structs.replace(known, entry=entry.index, build_s=0.0)
         path = self._directory / name
         request = Build(workload=job.workload, target=job.target, entry=entry, path=str(path))
@@ -344,7 +343,7 @@ class BuilderPool:
             with self._lock:
                 self._kept[name] = built
         else:
-            for left in self._directory.glob(f"{path.stem}.*"):  # by a child that was killed
+            for left in self._directory.glob(f"{path.stem}.*"):  # left by a killed child
                 left.unlink(missing_ok=True)
         return built
 
@@ -378,7 +377,7 @@ class BuilderPool:
 
 
 def library_name(job: Job, entry: JobEntry) -> str:
-    """The file name of what an entry is built to."""
+    """The file name of an entry's library."""
     what = (
         job.workload.key, job.target.to_json(), entry.implementation, entry.version,
         entry.config.to_json(),

@@ -1,9 +1,8 @@
 """Bundles: jobs with their cubins in one signed file, for a device whose host cannot reach a service.
 
-The host that runs a bundle needs no TVM and no compiler: it checks the signature, times what is
-inside as any worker does, and writes plevel's own NDJSON, which `plevel import` reads. What a bundle
-holds runs on the device, so only bundles signed with the key that the host's owner has put there are
-opened (HMAC-SHA256).
+The host that runs a bundle needs no TVM and no compiler: it verifies the signature, times the jobs as a
+worker does, and writes plevel's own NDJSON, which `plevel import` reads. A bundle contains code, so it is
+opened only if it is signed (HMAC-SHA256) with the key that the host's owner has installed.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ _MOST_BYTES = 1 << 30  # unpacked
 
 
 class BundleError(ValueError):
-    """A bundle or key that cannot be read or is not to be trusted; names the remedy."""
+    """A bundle or key cannot be read or trusted; the message has the remedy."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A job, the implementations that its entries name, and what was built of it, by entry."""
+    """A job, the implementations that its entries name, and the built artefacts by entry."""
 
     job: Job
     candidates: tuple[Candidate, ...]
@@ -46,7 +45,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a bundle file: jobs with what was built for them."""
+    """The content of a bundle file: jobs with their artefacts."""
 
     parts: tuple[Part, ...]
     made_at: float
@@ -54,7 +53,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_key(path: Path) -> None:
-    """Write a new key that only its owner may read; raise `BundleError` where the file exists."""
+    """Write a new key that only its owner may read; raise `BundleError` if the file exists."""
     try:
         with path.open("x") as file:
             path.chmod(0o600)
@@ -69,7 +68,7 @@ def read_key(path: Path) -> bytes:
         key = bytes.fromhex(path.read_text().strip())
     except (OSError, ValueError) as error:
         raise BundleError(
-            f"{path} is no key ({error}); write one with plevel bundle key FILE"
+            f"{path} is no key ({error}): write one with plevel bundle key FILE"
         ) from error
     if len(key) < _KEY_BYTES:
         raise BundleError(
@@ -80,16 +79,16 @@ def read_key(path: Path) -> bytes:
 
 
 def seal(bundle: Bundle, key: bytes) -> bytes:
-    """The file of a bundle: its name and version, its signature, its content packed."""
+    """Encode a bundle: name and version, signature, compressed content."""
     content = gzip.compress(encode(bundle), mtime=0)
     return _MAGIC + _sign(content, key) + content
 
 
 def unseal(data: bytes, key: bytes) -> Bundle:
-    """The bundle of a file, decoded only after its signature is verified.
+    """Decode a bundle after verifying its signature.
 
     Raises:
-        BundleError: it is no bundle, is not signed with this key, or was altered.
+        BundleError: it is no bundle, not signed with this key, or altered.
     """
     if not data.startswith(_MAGIC):
         raise BundleError(
@@ -99,18 +98,18 @@ def unseal(data: bytes, key: bytes) -> Bundle:
     content = data[len(_MAGIC) + _SIGNATURE :]
     if not hmac.compare_digest(signature, _sign(content, key)):
         raise BundleError(
-            "the bundle is not signed with this key, or was altered, so it is not run: "
+            "the bundle was refused, it is not signed with this key or was altered: "
             "name the key that it was written with, or copy it again"
         )
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
             text = packed.read(_MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:
-            raise BundleError(f"the bundle unpacks to more than {_MOST_BYTES} bytes")
+            raise BundleError(f"the bundle unpacks to more than {_MOST_BYTES} bytes: make it with fewer trials")
         return decode(text, Bundle)
     except (OSError, EOFError, WireError) as error:
         raise BundleError(
-            f"the bundle cannot be read: {error}; write it with the same version of plevel"
+            f"the bundle cannot be read ({error}): write it with the same version of plevel"
         ) from error
 
 
@@ -130,7 +129,7 @@ def run_bundle(
     Entries that failed to build are reported with their error.
 
     Args:
-        time_job: checks and times what was built, as `TimingRunner.run` does.
+        time_job: checks and times the built entries, as `TimingRunner.run`.
         session: identifies the records of this run.
     """
     yield msgspec.json.encode({"kind": "plevel-records", "version": 1}) + b"\n"
@@ -169,7 +168,7 @@ def _spaces(part: Part) -> Iterator[bytes]:
 def _record(
     part: Part, result: Result, device: Device, environment: dict[str, Any]
 ) -> dict[str, Any]:
-    """A result as a line of plevel's NDJSON, without what is at its default."""
+    """A result as a line of plevel's NDJSON, without fields at their defaults."""
     job = part.job
     entry = next(e for e in job.entries if e.index == result.entry)
     candidate = next(c for c in part.candidates if c.implementation == entry.implementation)

@@ -37,7 +37,7 @@ _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class ServiceError(Exception):
-    """The service refused a request; the message is its own."""
+    """The service refused a request; the message is the service's."""
 
 
 class UnreachableError(ServiceError):
@@ -49,11 +49,11 @@ class LeaseLostError(ServiceError):
 
 
 class DeviceBusyError(ServiceError):
-    """Another lease of the device is its timing lease still; this one is kept."""
+    """Another lease of the device is still its timing lease; this one is kept."""
 
 
 class UnknownWorkerError(ServiceError):
-    """The service does not know this worker (any more): it should register again."""
+    """The service does not know this worker, which must register again."""
 
 
 class StoppedError(Exception):
@@ -61,16 +61,16 @@ class StoppedError(Exception):
 
 
 class Client:
-    """Calls the service. Thread-safe.
+    """A client of the service. Thread-safe.
 
-    Calls that may wait go on trying, with growing pauses, until the service answers or `stop` is set.
+    Calls that may wait are retried with back-off until the service answers or `stop` is set.
 
     Args:
-        url: of the service, without `/v1`.
-        stop: ends the waiting.
-        token: opens the service, where it asks for one.
-        rng: for the jitter, so that a fleet does not return all at once.
-        transport: another than the network, for tests.
+        url: the service, without `/v1`.
+        stop: ends the retries.
+        token: the token, if the service requires one.
+        rng: for jitter of the back-off.
+        transport: a replacement of the network, for tests.
     """
 
     def __init__(
@@ -91,37 +91,37 @@ class Client:
         self._http = httpx.Client(base_url=self.url, transport=transport, headers=headers)
 
     def register(self, info: WorkerInfo, patience_s: float | None = None) -> Registered:
-        """Registers; gives up with `UnreachableError` after `patience_s`, never where None."""
+        """Register; raise `UnreachableError` after `patience_s`, never if None."""
         return self._keep_trying(
             lambda: self._call("POST", "/v1/workers", info, Registered), patience_s
         )
 
     def heartbeat(self, worker_id: int) -> None:
-        """One attempt; raises `UnknownWorkerError` where the service has forgotten this worker."""
+        """Send one heartbeat; raise `UnknownWorkerError` if the service does not know this worker."""
         self._call("POST", f"/v1/workers/{worker_id}/heartbeat", {}, None)
 
     def deregister(self, worker_id: int) -> None:
-        """One attempt; the service gives back what leases the worker still has."""
+        """Unregister, in one attempt; the service releases the worker's leases."""
         self._call("DELETE", f"/v1/workers/{worker_id}", None, None)
 
     def lease(self, request: LeaseRequest) -> tuple[Lease, ...]:
-        """Wait up to `request.wait_s` for a job, and for the service as long as it takes."""
+        """Wait up to `request.wait_s` for a job, and indefinitely for the service."""
         answer = self._keep_trying(
             lambda: self._call("POST", "/v1/leases", request, Leases, request.wait_s + _ANSWER_S)
         )
         return answer.leases
 
     def renew(self, lease: Lease, timing: bool = False) -> Renewed:
-        """One attempt; raises `LeaseLostError`, or `DeviceBusyError` where `timing` must wait."""
+        """Renew a lease, in one attempt; raise `LeaseLostError`, or `DeviceBusyError` if `timing` must wait."""
         renewal = Renewal(token=lease.token, timing=timing)
         return self._call("POST", f"/v1/leases/{lease.id}/renew", renewal, Renewed)
 
     def release(self, lease: Lease) -> None:
-        """One attempt to give a job back to the queue."""
+        """Release a job, in one attempt."""
         self._call("POST", f"/v1/leases/{lease.id}/release", Renewal(token=lease.token), None)
 
     def report(self, report: Report) -> ResultsAccepted:
-        """One attempt; raises `LeaseLostError`."""
+        """Report results, in one attempt; raise `LeaseLostError`."""
         path = f"/v1/leases/{report.lease_id}/results"
         return self._call("POST", path, report.results, ResultsAccepted)
 
@@ -167,8 +167,8 @@ class Client:
             return decode(answer.content, kind)
         except WireError as error:
             raise ServiceError(
-                f"{self.url}{path} sent an answer that is no {kind.__name__}: {error}; is it a "
-                "plevel service, of the same version?"
+                f"{self.url}{path} sent an answer that is no {kind.__name__} ({error}): check that it "
+                "is a plevel service of the same version"
             ) from error
 
 

@@ -1,7 +1,7 @@
-"""The filter of system calls (seccomp) that a worker's child puts on itself.
+"""The filter of system calls (seccomp) that a worker's child applies to itself.
 
-It is against accidents, and takes no rights: namespaces of its own would need some that a worker has
-not. `docs/farm.md` says what it holds, and what not.
+It guards against accidents and needs no privileges, which namespaces would. `docs/farm.md` lists what it
+prevents.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NUMBERS = {
 }  # fmt: skip
 _BOTH = {"pidfd_send_signal": 424, "io_uring_setup": 425, "clone3": 435}
 _X32 = 0x40000000  # the bit of system calls of x86-64's interface with short pointers
-# Of the filters' language: what a step does, and what a system call is answered.
+# BPF opcodes, and actions of filters.
 _LOAD, _EQUAL, _HAS, _AT_LEAST, _ANSWER = 0x20, 0x15, 0x45, 0x35, 0x06
 _ALLOW, _FAIL = 0x7FFF0000, 0x50000
 _Step = tuple[int, int, int, int]
@@ -45,13 +45,13 @@ class _Program(ctypes.Structure):
 
 
 def confine(*, forks: bool) -> None:
-    """Filter the system calls of this process and what it starts, for good.
+    """Filter the system calls of this process and its descendants, irrevocably.
 
-    A kernel without filters, or another processor, goes on without. Calls by another interface (of 32
-    bits, x32) have other numbers: nothing here uses them, and all are refused.
+    Without support by the kernel, or on other processors, nothing is filtered. Calls by other interfaces
+    (32 bits, x32) have other numbers and are all refused.
 
     Args:
-        forks: whether it may fork, as nvcc does; the linker does not.
+        forks: allow it to fork, as nvcc does; the linker does not.
     """
     arch = _ARCH.get(os.uname().machine)
     if arch is None:
@@ -76,16 +76,16 @@ def confine(*, forks: bool) -> None:
 
 
 def _within_host_and_process() -> list[_Step]:
-    """Refuse sockets that leave this host, and what reaches into other processes.
+    """Refuse network sockets, and access to other processes.
 
-    AF_UNIX stays: drivers use it.
+    AF_UNIX is allowed, as drivers use it.
     """
-    own = (os.getpid(), 0, -os.getpid())  # its process group too, which nobody else is in
+    own = (os.getpid(), 0, -os.getpid())  # and its process group, which it has alone
     rules = [
         _unless("socket", 0, (socket.AF_UNIX,), errno.EACCES),
-        _refuse("io_uring_setup", errno.ENOSYS),  # a ring opens sockets unseen
+        _refuse("io_uring_setup", errno.ENOSYS),  # io_uring could open sockets past the filter
         *(_unless(name, 0, own, errno.EPERM) for name in _OF_A_PROCESS),
-        # A descriptor's owner gets a signal of one's choice with its input.
+        # F_SETOWN could send signals to other processes.
         _when("fcntl", 1, (fcntl.F_SETOWN, _F_SETOWN_EX), errno.EPERM),
         *(_refuse(name, errno.EPERM) for name in _REACHING),
     ]
@@ -95,13 +95,13 @@ def _within_host_and_process() -> list[_Step]:
 def _without_fork() -> list[_Step]:
     """Let this process start threads and, one at a time, programs (the linker), but not fork.
 
-    RLIMIT_NPROC counts all processes of the user and does not bind root, so that it cannot stop a
-    fork bomb here; a seccomp filter can. Where the kernel has none, a bomb lasts until its time-out.
+    RLIMIT_NPROC counts all processes of the user and does not bind root, so it cannot stop a fork bomb; a
+    filter can. Without filters, a fork bomb lasts until the time-out.
     """
     thread_or_vfork = 0x10000 | 0x4000
     return [
         *_refuse("fork", errno.EAGAIN),
-        # glibc falls back from clone3, whose flags a filter cannot see, to clone.
+        # glibc falls back to clone from clone3, whose flags a filter cannot read.
         *_refuse("clone3", errno.ENOSYS),
         *_rule(
             "clone", _argument(0), (_HAS, 1, 0, thread_or_vfork), *_answers(_FAIL | errno.EAGAIN, _ALLOW)
@@ -126,18 +126,18 @@ def _unless(name: str, argument: int, values: Sequence[int], number: int) -> lis
 
 
 def _rule(name: str, *steps: _Step) -> list[_Step]:
-    """The filter of one system call: a test of its number, then steps that end with an answer."""
+    """The filter of one system call: a test of its number, then instructions that end with an action."""
     number = (_NUMBERS[os.uname().machine] | _BOTH).get(name)
     return [] if number is None else [(_EQUAL, 0, len(steps), number), *steps]
 
 
 def _argument(index: int) -> _Step:
-    """Load the lower half of an argument: all that the kernel takes of an `int`."""
+    """Load the lower half of an argument, which is what the kernel uses of an `int`."""
     return (_LOAD, 0, 0, 16 + 8 * index)
 
 
 def _among(values: Sequence[int]) -> list[_Step]:
-    """Go to the second of two answers that follow where what is loaded is among the values."""
+    """Skip the next of two actions if the loaded value is among the values."""
     last = len(values)
     return [(_EQUAL, last - i, 0, v & 0xFFFFFFFF) for i, v in enumerate(values)]
 

@@ -1,4 +1,4 @@
-"""The processor of this host as a device: its cores, its timing lock, and its state."""
+"""The CPU of this host as a device: its cores, timing lock, and state."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from strategy.record import Device
 from strategy.target import Target, cpu_target
 
 _CPUS = Path("/sys/devices/system/cpu")
-# Places that all users of a host write to.
+# Folders that all users of a host can write to.
 _SHARED = (Path("/run/lock"), Path("/var/lock"), Path("/tmp"))  # noqa: S108
 _LOCK_NAME = "plevel-timing.lock"
 
 
 class DeviceError(ValueError):
-    """A device that this host does not have, or cannot use so; names the field and the remedy."""
+    """This host lacks the device, or cannot use it; the message has the field and the remedy."""
 
 
 @dataclass(frozen=True)
 class Cores:
-    """The cores of a device and what each is for."""
+    """The cores of a device by purpose."""
 
     slot: str
     timing: tuple[int, ...]
@@ -48,15 +48,15 @@ class Cores:
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
-    """The cores of `cpu`, `cpu:0-3` or `cpu:0,2`; without numbers all that this process may use.
+    """Parse `cpu`, `cpu:0-3` or `cpu:0,2`; without numbers, all cores that this process may use.
 
     Raises:
-        DeviceError: it cannot be read, or names a core that is not there.
+        DeviceError: malformed, or an unavailable core.
     """
     kind, _, numbers = text.partition(":")
     allowed = sorted(os.sched_getaffinity(0))
     if kind != "cpu":
-        raise DeviceError(f"device {text!r:.40}: write cpu, cpu:0-3 or cuda:0")
+        raise DeviceError(f"device {text!r:.40}: unknown: write cpu, cpu:0-3 or cuda:0")
     if not numbers:
         return tuple(allowed)
     cores: set[int] = set()
@@ -65,14 +65,14 @@ def parse_cores(text: str) -> tuple[int, ...]:
         known = first.isdecimal() and (not dash or last.isdecimal())
         if not known or int(last or first) < int(first):
             raise DeviceError(
-                f"device {text!r:.40}: {part!r:.20} is no core; write cpu:0-3 or cpu:0,2"
+                f"device {text!r:.40}: {part!r:.20} is no core: write cpu:0-3 or cpu:0,2"
             )
         cores.update(range(int(first), int(last or first) + 1))
     absent = sorted(cores - set(allowed))
     if absent:
         shown = ",".join(map(str, allowed))
         raise DeviceError(
-            f"device {text!r:.40}: core {absent[0]} is not among those of this process: {shown}"
+            f"device {text!r:.40}: core {absent[0]} is not available to this process: choose from {shown}"
         )
     return tuple(sorted(cores))
 
@@ -80,18 +80,18 @@ def parse_cores(text: str) -> tuple[int, ...]:
 def assign(cores: Sequence[int], threads: int) -> Cores:
     """Divide cores into those that time kernels of `threads` threads and those that build.
 
-    Each timing thread gets a physical core of its own where there are enough, and nothing is built
-    on its other hyper-thread. Where the kernels take all cores, building uses the same ones.
+    Each timing thread gets a physical core if there are enough, whose other hyper-thread builds nothing. If
+    kernels use all cores, building shares them.
 
     Raises:
         DeviceError: more threads than cores.
     """
     if not 1 <= threads <= len(cores):
-        raise DeviceError(f"threads = {threads}: the device has {len(cores)} cores")
+        raise DeviceError(f"threads = {threads}: the device has only {len(cores)} cores: use fewer threads")
     physical: dict[tuple[int, ...], list[int]] = {}
     for core in cores:
         physical.setdefault(_siblings(core), []).append(core)
-    # Interrupts and other programs favour the first cores: time on the last.
+    # Interrupts and other programs prefer the first cores: time on the last ones.
     by_core = list(physical.values())[::-1]
     if threads <= len(by_core):
         timing = [group[0] for group in by_core[:threads]]
@@ -127,7 +127,7 @@ def _read(path: Path) -> str:
 
 
 def machine_id() -> str:
-    """An identity of this machine that survives restarts."""
+    """A persistent identity of this machine."""
     return (
         _read(Path("/etc/machine-id"))
         or _read(Path("/var/lib/dbus/machine-id"))
@@ -146,7 +146,7 @@ def machine_memory() -> int:
 
 
 def describe_device(cores: Cores, threads: int) -> Device:
-    """The device as it registers: this host's target with `threads` threads, on these cores."""
+    """The device to register: this host's target with `threads` threads, on these cores."""
     target: Target = cpu_target().with_threads(threads)
     info = cpu_info()
     fingerprint = {
@@ -176,7 +176,7 @@ def governor() -> str:
 
 
 def environment() -> dict[str, Any]:
-    """The toolchain and the settings of this host, as far as they are known without loading TVM."""
+    """The toolchain and settings of this host that are known without loading TVM."""
     return {
         "python": platform.python_version(),
         "tvm": _installed("apache-tvm"),
@@ -234,8 +234,8 @@ def _installed(package: str) -> str:
 def pin_threads(cores: Sequence[int], known: dict[int, int]) -> None:
     """Give each thread of this process one core: the first to the main thread, the others in turn.
 
-    A pool of n threads has its n - 1 workers created one after another, so that each pool has one
-    thread per core. `known` remembers the threads that have theirs.
+    A pool of n threads creates its n - 1 threads one after another, so that each pool gets one thread per core.
+    `known` has the threads that are pinned already.
     """
     main = os.getpid()
     for thread in sorted(int(entry.name) for entry in Path("/proc/self/task").iterdir()):

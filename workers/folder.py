@@ -20,15 +20,15 @@ def hold(folder: Path) -> IO[str]:
     draft = folder / f"{_LOCK}.draft"
     file = draft.open("w")
     fcntl.flock(file, fcntl.LOCK_EX)
-    draft.rename(folder / _LOCK)  # locked already where others see it
+    draft.rename(folder / _LOCK)  # locked before it becomes visible
     return file
 
 
 @contextlib.contextmanager
 def taken_over(folder: Path) -> Iterator[bool]:
-    """Take over a folder whose process has ended; yields False if that lives or another took it.
+    """Take over a folder whose process has ended; yield False if it is alive or another took it.
 
-    Nobody else can take it until the block ends.
+    The folder is locked until the block ends.
     """
     try:
         file = (folder / _LOCK).open("r+")
@@ -38,7 +38,7 @@ def taken_over(folder: Path) -> Iterator[bool]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # its process lives, or somebody else takes it over
+        except OSError:  # its process is alive, or another takes it over
             yield False
         else:
             yield True

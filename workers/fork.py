@@ -1,8 +1,8 @@
 """The fork server's process: it loads TVM once and forks children that serve requests.
 
-It loads its modules while it has a single thread, and then forks a child within milliseconds for
-each `Limits` asked for. A child is a session of its own with limits on memory, files and processes;
-it serves requests that come as JSON over its own socket, until that socket closes.
+It loads its modules while single-threaded, then forks a child within milliseconds for each requested
+`Limits`. A child is a session of its own with limits on memory, files and processes; it serves JSON
+requests over its own socket until that closes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from workers.fault import store_faults
 
 LENGTH = struct.Struct("<I")
 _MAX_MESSAGE = 256 * 1024 * 1024
-# What a child and its handle share: the stage and when it began, the address of a fault, and the length
-# of a note that follows.
+# Memory shared by a child and its handle: the stage and its start, the address of a fault, and the length of
+# the note that follows.
 _PROGRESS = struct.Struct("<qd")
 _FAULT = struct.Struct("<Q")
 _NOTE = struct.Struct("<I")
@@ -48,8 +48,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         module: the child runs its `serve(channel)`.
         cores: the cores it may run on.
         memory_bytes: of private memory (RLIMIT_DATA).
-        environment: set before anything of the child runs.
-        forks: whether what it starts may fork, as nvcc does; the linker does not.
+        environment: environment variables, set before the child's code runs.
+        forks: allow its programs to fork, as nvcc does; the linker does not.
     """
 
     module: str
@@ -61,7 +61,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Channel:
-    """Messages over a socket: JSON with its length in front."""
+    """Messages over a socket: JSON after its length."""
 
     def __init__(self, connection: socket.socket, progress: mmap.mmap) -> None:
         self._socket = connection
@@ -72,7 +72,7 @@ class Channel:
         self._socket.sendall(LENGTH.pack(len(data)) + data)
 
     def receive(self) -> Any:
-        """The next message; raises `EOFError` once the other side has closed."""
+        """The next message; raise `EOFError` if the other side has closed."""
         (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
         if length > _MAX_MESSAGE:
             raise EOFError(f"a message of {length} bytes")
@@ -89,17 +89,17 @@ class Channel:
         return b"".join(parts)
 
     def mark(self, stage: int) -> None:
-        """Record that work on `stage` begins now, without waking the other side."""
+        """Record that `stage` begins now, without waking the other side."""
         _PROGRESS.pack_into(self._progress, 0, stage, time.monotonic())
 
     @property
     def progress(self) -> tuple[int, float]:
-        """The stage last marked, and when (`time.monotonic`)."""
+        """The last marked stage, and its time (`time.monotonic`)."""
         stage, since = _PROGRESS.unpack_from(self._progress, 0)
         return stage, since
 
     def leave(self, note: Any) -> None:
-        """Store a note that survives this process, such as its buffers' addresses; `None` clears it."""
+        """Store a note that survives this process, such as addresses of buffers; `None` clears it."""
         text = msgspec.json.encode(note)
         room = len(self._progress) - _NOTE_AT - _NOTE.size
         if len(text) > room:
@@ -110,12 +110,12 @@ class Channel:
 
     @property
     def note(self) -> Any:
-        """The note last left, None if there is none."""
+        """The last note, None if there is none."""
         (length,) = _NOTE.unpack_from(self._progress, _NOTE_AT)
         at = _NOTE_AT + _NOTE.size
         try:
             return msgspec.json.decode(self._progress[at : at + length])
-        except msgspec.DecodeError:  # nothing, or what a stray write has made of it
+        except msgspec.DecodeError:  # none, or damaged by a stray write
             return None
 
     def store_faults(self) -> None:
@@ -124,7 +124,7 @@ class Channel:
 
     @property
     def fault(self) -> int:
-        """The address whose access killed the process, 0 where none is known."""
+        """The address whose access killed the process, 0 if unknown."""
         (address,) = _FAULT.unpack_from(self._progress, _FAULT_AT)
         return int(address)
 
@@ -136,21 +136,21 @@ class Channel:
 
 
 def kill_session(pid: int) -> None:
-    """Kill a child and what it started. The pid is its own until the server has waited for it."""
-    for kill in (os.kill, os.killpg):  # a child just forked has no session of its own yet
+    """Kill a child and its descendants. Its pid is not reused before the server has waited for it."""
+    for kill in (os.kill, os.killpg):  # a fresh child may not have a session yet
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
 
 
 def serve_forks(fileno: int, imports: list[str]) -> None:
-    """The fork server's main: single-threaded, ends with its control socket."""
+    """Run the fork server, single-threaded, until its control socket closes."""
     control = socket.socket(fileno=fileno)
     libc = ctypes.CDLL(None, use_errno=True)
-    # What a child leaves behind becomes ours, so that it can be found and killed.
+    # Become the parent of orphans, so that they can be found and killed.
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the daemon decides
-    # TVM loads PyTorch where it is installed, to know its tensors: 1.2 s and 200 MB that no child uses.
+    # TVM loads PyTorch if it is installed: 1.2 s and 200 MB that no child uses.
     sys.modules["torch"] = None  # type: ignore[assignment]
     try:
         for name in imports:
@@ -158,10 +158,10 @@ def serve_forks(fileno: int, imports: list[str]) -> None:
     except ImportError as error:
         control.sendall(msgspec.json.encode({"error": f"{error}: install plevel[worker]"}) + b"\n")
         return
-    del sys.modules["torch"]  # an operator's own code may want it
-    gc.freeze()  # children share these pages as long as nobody writes to them
+    del sys.modules["torch"]  # an operator's code may import it
+    gc.freeze()  # keeps pages shared with children (copy-on-write)
     children: set[int] = set()
-    with contextlib.suppress(ConnectionError):  # who asked has gone
+    with contextlib.suppress(ConnectionError):  # the requester has gone
         control.sendall(b"{}\n")
         _answer(control, children)
     for pid in list(children):
@@ -170,7 +170,7 @@ def serve_forks(fileno: int, imports: list[str]) -> None:
 
 
 def _answer(control: socket.socket, children: set[int]) -> None:
-    """Fork and wait as it is asked to, until the socket is closed."""
+    """Serve requests to fork and to wait, until the socket is closed."""
     while True:
         header, fds, _, _ = socket.recv_fds(control, LENGTH.size, 2)
         if len(header) < LENGTH.size:
@@ -199,7 +199,7 @@ def _answer(control: socket.socket, children: set[int]) -> None:
 
 
 def _reap(pid: int, children: set[int]) -> int:
-    """Wait for a killed child, and kill whatever it started that left its session."""
+    """Wait for a killed child, and kill its descendants that left its session."""
     try:
         _, status = os.waitpid(pid, 0)
     except ChildProcessError:
@@ -225,7 +225,7 @@ def _own_children() -> list[int]:
 
 
 def _become(request: dict[str, Any], fds: list[int]) -> None:
-    """Turn a fresh fork into the child asked for. Never returns."""
+    """Turn a fresh fork into the requested child. Never returns."""
     code = 1
     try:
         limits = msgspec.convert(request["spawn"], Limits)
@@ -261,7 +261,7 @@ def _restrict(limits: Limits) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_bytes, limits.file_bytes))
     with contextlib.suppress(OSError):
-        # When memory runs out, the kernel should take a child and not the daemon.
+        # Out of memory, the kernel should kill a child, not the daemon.
         Path("/proc/self/oom_score_adj").write_text("900")
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -23,23 +23,23 @@ from numpy.typing import NDArray
 from strategy.lower import ALIGNMENT
 from workers.reference import numpy_dtype
 
-_GUARD = 1 << 20  # bytes on each side: a stray access is rarely further away
+_GUARD = 1 << 20  # bytes on each side; stray accesses are rarely further away
 _NONE = 0  # PROT_NONE
 _libc = ctypes.CDLL(None, use_errno=True)
-# No shift of it is itself, so that a kernel cannot repair a canary by copying another.
+# Differs from all of its shifts, so that copying one canary cannot repair another.
 _NOISE = np.random.default_rng(0).integers(0xF1, 0x100, (1 << 16, 2), np.uint8)
 _NOISE[:, 1] = 0xFF
 _serial = count()
 
 
 class OutOfBoundsError(Exception):
-    """An access outside of a buffer; the message names it and how far outside."""
+    """An access outside of a buffer; the message has the buffer and the distance."""
 
 
 class Placement(StrEnum):
     """The side of a buffer that touches an inaccessible page."""
 
-    END = "end"  # up to the gap that alignment leaves
+    END = "end"  # up to the alignment gap
     BEGIN = "begin"
 
 
@@ -55,7 +55,7 @@ class Span(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Buffer:
-    """An array in guarded memory, which is freed with the last view of it."""
+    """An array in guarded memory, which is freed with its last view."""
 
     name: str
     array: NDArray[Any]
@@ -72,12 +72,12 @@ class Buffer:
 
     @property
     def tensor(self) -> Any:
-        """The same memory as kernels take it."""
+        """The same memory as a TVM tensor."""
         import tvm
 
         if self.dtype != "bfloat16":
             return tvm.runtime.from_dlpack(self.array)
-        raw = tvm.runtime.from_dlpack(self.array.view(np.uint16))  # NumPy's DLPack knows no bfloat16
+        raw = tvm.runtime.from_dlpack(self.array.view(np.uint16))  # NumPy's DLPack lacks bfloat16
         return raw._create_view(self.array.shape, self.dtype)
 
     def verify(self) -> None:
@@ -118,10 +118,10 @@ class Region:
     def place(
         self, name: str, shape: Sequence[int], dtype: str, placement: Placement = Placement.END
     ) -> Buffer:
-        """A buffer with fresh canaries; what was placed here before is no longer verified.
+        """A buffer with fresh canaries; earlier buffers of the region are no longer verified.
 
         Args:
-            name: what messages call it.
+            name: its name in messages.
             shape: of at most `capacity` bytes.
         """
         kind, size = numpy_dtype(dtype), _size(shape, dtype)
@@ -144,7 +144,7 @@ class Region:
 
 
 def _canary(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Fill memory with a unique pattern and return that."""
+    """Fill memory with a unique pattern and return the pattern."""
     first = next(_serial) * 61 % (len(_NOISE) - mmap.PAGESIZE)
     # High bytes of numbers lie at odd addresses.
     odd = memory.ctypes.data % 2
@@ -161,13 +161,13 @@ def allocate(
 
 
 class Pool:
-    """Regions by name and placement, kept for the next buffer: making one costs more than using it."""
+    """A cache of regions by name and placement, as creating one is expensive."""
 
     def __init__(self) -> None:
         self._regions: dict[tuple[str, Placement], Region] = {}
 
     def place(self, name: str, shape: Sequence[int], dtype: str, placement: Placement) -> Buffer:
-        """A buffer in place of the last of this name and placement."""
+        """A buffer that replaces the last one of this name and placement."""
         size, region = _size(shape, dtype), self._regions.get((name, placement))
         if region is None or region.capacity < size:
             region = self._regions[name, placement] = Region(size)
@@ -179,7 +179,7 @@ def _size(shape: Sequence[int], dtype: str) -> int:
 
 
 def explain(note: Any, address: int) -> str | None:
-    """`locate` among spans as a process left them in JSON, None where they are none."""
+    """`locate` among the spans of a process's note (JSON), None if it has none."""
     try:
         return locate(msgspec.convert(note, list[Span]), address)
     except msgspec.ValidationError:

@@ -16,8 +16,8 @@ from workers.builder import Built
 from workers.guard import Buffer, Placement, Pool, Span
 from workers.reference import Array, WrongAnswerError, compare, poison
 
-# Below this many calls a loop in Python costs less than 0.2 % of a repeat of 2 ms, and spares the
-# extra call with which TVM's evaluator begins.
+# Below this many calls a loop in Python costs less than 0.2 % of a repeat of 2 ms, and saves the
+# evaluator's extra first call.
 _LOOP_IN_C_FROM = 32
 
 
@@ -27,14 +27,14 @@ class Data:
 
     key: tuple[str, int]
     inputs: Mapping[str, Array]
-    tensors: Mapping[str, Any]  # the same, as kernels take them
+    tensors: Mapping[str, Any]  # the inputs as TVM tensors
     reference: tuple[Array, ...]
     tolerance: tuple[float, ...]
     pool: Pool = field(default_factory=Pool)
     _guarded: dict[tuple[str, Placement], Buffer] = field(default_factory=dict)
 
     def guarded_input(self, name: str, placement: Placement) -> Buffer:
-        """An input in guarded memory; the same for all configurations, until `forget_guarded`."""
+        """An input in guarded memory, shared by all configurations until `forget_guarded`."""
         found = self._guarded.get((name, placement))
         if found is None:
             given, dtype = self.inputs[name], str(self.tensors[name].dtype)
@@ -52,7 +52,7 @@ class Kernel:
     """One loaded library with its arguments.
 
     Args:
-        begin: called before each run in guarded memory, with where its buffers lie.
+        begin: called before each run in guarded memory with the addresses of its buffers.
     """
 
     def __init__(
@@ -85,16 +85,16 @@ class Kernel:
         return self._artefact
 
     def check(self) -> None:
-        """Run in guarded memory against the reference, then get the arguments that are timed.
+        """Check a run in guarded memory against the reference, then make the arguments for timing.
 
         Raises:
-            OutOfBoundsError: it writes right before or behind a buffer. An access that is further
-                away kills the process.
+            OutOfBoundsError: it writes right before or after a buffer. An access further away kills
+                the process.
             WrongAnswerError: an output is wrong, or an input was written to.
         """
         began = time.perf_counter()
         try:
-            # Compared last: what it reads outside also makes a wrong answer, and says less.
+            # Compared last, as a read out of bounds also makes a wrong answer, which explains less.
             for outputs in [self._run_guarded(placement) for placement in Placement]:
                 self._compare(outputs)
         except Exception:
@@ -105,7 +105,7 @@ class Kernel:
         self._bind()
 
     def _run_guarded(self, placement: Placement) -> list[Array]:
-        """Its outputs of one run with all its buffers against inaccessible pages on one side."""
+        """The outputs of one run with all buffers at inaccessible pages on one side."""
         assert self._artefact is not None
         arguments = self._artefact.arguments
         inputs = {
@@ -140,7 +140,7 @@ class Kernel:
         return self._data.pool.place(name, kind.concrete_shape, kind.dtype, placement)
 
     def _bind(self) -> None:
-        """Make the arguments that are timed; packing constant inputs is timed by itself."""
+        """Make the arguments for timing; packing of constant inputs is timed separately."""
         import tvm
 
         assert self._artefact is not None
@@ -159,7 +159,7 @@ class Kernel:
             self._arguments.append(tensor)
 
     def compare(self) -> None:
-        """Compare what the timed outputs hold now with the reference."""
+        """Compare the outputs of the timed calls with the reference."""
         self._compare([_view(tensor) for tensor in self._outputs])
 
     def _compare(self, outputs: Sequence[Array]) -> None:
@@ -169,7 +169,7 @@ class Kernel:
             compare(found, right, tolerance)
 
     def measure(self, calls: int) -> float:
-        """Seconds that this many calls take together, in the tightest loop there is for them."""
+        """The total seconds of this many calls, in the loop with the least overhead."""
         assert self._artefact is not None
         if self._cache_flush:
             return self._measure_cold(calls)
@@ -187,7 +187,7 @@ class Kernel:
         return (time.perf_counter_ns() - began) * 1e-9
 
     def _measure_cold(self, calls: int) -> float:
-        """The same, where each call finds all but its first argument in no cache."""
+        """As `time_calls`, with all but the first argument evicted from caches before each call."""
         assert self._artefact is not None
         import tvm
 
@@ -205,7 +205,7 @@ class Kernel:
 
 
 def _view(tensor: Any) -> Array:
-    """A tensor's memory, not copied where NumPy knows its dtype."""
+    """A tensor's memory, not copied if NumPy has its dtype."""
     if str(tensor.dtype) == "bfloat16":
         copied: Array = tensor.numpy()
         return copied
@@ -213,7 +213,7 @@ def _view(tensor: Any) -> Array:
 
 
 def bits(array: Array) -> Array:
-    """The bytes of an array, in as few elements as they fill."""
+    """The bytes of an array, viewed as the widest possible elements."""
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     whole = flat[: flat.size // 8 * 8].view(np.uint64)
     return whole if whole.size * 8 == flat.size else flat

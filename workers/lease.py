@@ -1,4 +1,4 @@
-"""The leases that a worker holds: kept alive, reported for, and given back."""
+"""A worker's leases: renewal, results and release."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workers.spool import Sender, Spool
 
 log = logging.getLogger(__name__)
 
-# How often leases are renewed at least: how soon a worker hears that its run was cancelled.
+# Longest interval of renewals, and so of noticing that a run was cancelled.
 _RENEW_S = 2.0
 GOODBYE_S = 3.0
 
@@ -38,11 +38,11 @@ class Held:
         self.timing = False
         self.cancelled = False
         self.lost = False
-        # Nothing more should be done for it: lost, cancelled, or the worker ends.
+        # Set when its work must stop: lost, cancelled, or the worker ends.
         self.ended = threading.Event()
 
     def end(self, *, lost: bool = False, cancelled: bool = False) -> None:
-        """Mark it as ended: its work stops as soon as possible."""
+        """Mark the lease as ended, so that its work stops as soon as possible."""
         self.lost |= lost
         self.cancelled |= cancelled
         self.ended.set()
@@ -61,14 +61,14 @@ class Holdings:
     """The leases of a worker: renewal, results and release. Thread-safe.
 
     Args:
-        client: of the service.
+        client: the service's client.
         spool: keeps results until the service has accepted them.
     """
 
     def __init__(self, client: Client, spool: Spool) -> None:
         self._client = client
         self._held: dict[int, Held] = {}
-        self._lock = threading.RLock()  # a signal handler takes it too
+        self._lock = threading.RLock()  # also acquired by a signal handler
         self._giving_back = threading.Lock()
         self._sender = Sender(client, spool, self._on_accepted, self._on_lost)
 
@@ -100,7 +100,7 @@ class Holdings:
         self._put(held, tuple(results), environment=environment, references=references, done=True)
 
     def leave(self, held: Held) -> None:
-        """End a lease whose work stopped before it was finished, for whatever reason."""
+        """End a lease whose work stopped before its end."""
         if held.cancelled and not held.lost:
             self.finish(held, {})
         elif held.lost:
@@ -111,7 +111,7 @@ class Holdings:
             self.release(held)
 
     def release(self, held: Held) -> None:
-        """Give a job back to the queue, unless that was done; return once it is done."""
+        """Release a job, unless that was done; return once it is done."""
         with self._giving_back:
             if held not in self.all():
                 return
@@ -121,25 +121,25 @@ class Holdings:
                 self._held.pop(held.lease.id, None)
 
     def flush(self, timeout_s: float) -> None:
-        """Send what waits to be sent, if the service takes it in time."""
+        """Send pending results, if the service accepts them in time."""
         self._sender.flush(timeout_s)
 
     def close(self) -> None:
-        """Send what there is, and give back what is still held."""
+        """Send pending results, and release the remaining leases."""
         self._sender.close(GOODBYE_S)
         for held in self.all():
             self.release(held)
 
     def renew(self, held: Held) -> None:
-        """Keep a lease alive; raise what `Client.renew` does, but for a loss, which it notes."""
+        """Renew a lease; raise as `Client.renew` does, except for a loss, which is recorded."""
         try:
             answer = self._client.renew(held.lease, timing=held.timing)
         except LeaseLostError as error:
-            log.warning("%s: its lease is lost, its work stops: %s", held, error, extra=held.ids)
+            log.warning("%s: its lease is lost, stopping its work: %s", held, error, extra=held.ids)
             held.end(lost=True)
             return
         if answer.cancelled:
-            log.info("%s: its run was cancelled, its work stops", held, extra=held.ids)
+            log.info("%s: its run was cancelled, stopping its work", held, extra=held.ids)
             held.end(cancelled=True)
 
     def keep_alive(self, registered: Callable[[], Registered], stop: threading.Event) -> None:
@@ -153,10 +153,10 @@ class Holdings:
                 try:
                     self.renew(held)
                 except ServiceError as error:
-                    log.debug("%s: its lease was not renewed, retrying: %s", held, error)
+                    log.debug("%s: renewal of its lease failed, retrying: %s", held, error)
             if time.monotonic() >= heartbeat_at:
                 heartbeat_at = time.monotonic() + registered().heartbeat_s
-                # A worker that is not known any more registers with its next request for a job.
+                # An unknown worker registers again with its next request for a job.
                 with contextlib.suppress(ServiceError):
                     self._client.heartbeat(registered().worker_id)
 

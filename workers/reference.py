@@ -17,11 +17,11 @@ Array = NDArray[Any]
 
 
 class WrongAnswerError(Exception):
-    """An output that is not the reference's, or an input that was written to."""
+    """An output differs from the reference, or an input was written to."""
 
 
 def random_inputs(workload: Workload, seed: int) -> dict[str, Array]:
-    """The inputs by name, the epilogue's too; the same for all candidates of a workload.
+    """The inputs by name, the epilogue's included, equal for all candidates of a workload.
 
     Real numbers are uniform in -1 … 1, integers small enough that sums of products do not overflow.
     """
@@ -50,7 +50,7 @@ def _random(kind: TensorType, rng: np.random.Generator) -> Array:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's dtype of that name; bfloat16 comes from ml_dtypes, which TVM brings."""
+    """NumPy's dtype of a name; bfloat16 is from ml_dtypes, a dependency of TVM."""
     if name == "bfloat16":
         import ml_dtypes
 
@@ -60,7 +60,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def reference(workload: Workload, inputs: Mapping[str, Array]) -> Sequence[Array]:
-    """NumPy's answer for the operator and its epilogue, in float64 where the operators give it.
+    """NumPy's outputs of the operator and its epilogue, in float64 if the operators support it.
 
     Raises:
         OpError: an operator has no reference.
@@ -101,7 +101,7 @@ def tolerances(
 ) -> tuple[float, ...]:
     """The absolute tolerance of each output."""
     length = reduction_length(workload, inputs, outputs)
-    # What an answer may be rounded to on its way has the fewest digits among inputs and outputs.
+    # Intermediate values may be rounded to the least precise dtype of inputs and outputs.
     out = workload.out_type
     kinds = [*(i.tensor for i in _all_inputs(workload)), *(out.fields if isinstance(out, TupleType) else [out])]
     narrowest = max((k.dtype for k in kinds if isinstance(k, TensorType)), key=epsilon)
@@ -117,10 +117,9 @@ def epsilon(dtype: str) -> float:
 def absolute_tolerance(right: Array, length: int, dtype: str) -> float:
     """The largest acceptable error of any element, for inputs of `dtype` and sums of `length` terms.
 
-    Rounding errors of a sum add up like a random walk: about ε √length of the size of the sums, with
-    the ε of float32 or better, in which operators accumulate. Four times that passes any order of
-    summation, while a term left out is about 1 / √length of that size. Narrower dtypes add the
-    rounding of values on the way.
+    Rounding errors of a sum add up like a random walk: about ε √length relative to the sum, with the ε of float32 or
+    better, in which operators accumulate. Four times that allows any order of summation, while an omitted
+    term is about 1 / √length of the sum. Narrower dtypes add the rounding of intermediate values.
     """
     if right.dtype.kind not in "fV" or not right.size or not epsilon(dtype):
         return 0.0
@@ -128,12 +127,12 @@ def absolute_tolerance(right: Array, length: int, dtype: str) -> float:
     scale = math.sqrt(float(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0
     accumulated = min(epsilon(dtype), epsilon("float32")) * math.sqrt(length)
     rounded = epsilon(dtype) if epsilon(dtype) > epsilon("float32") else 0.0
-    # Near zero float16 has less digits than elsewhere.
+    # float16 is less precise near zero (subnormals).
     return 4 * scale * (accumulated + rounded) + (2.0**-24 if dtype == "float16" else 0.0)
 
 
 def poison(right: Array, dtype: str) -> Array:
-    """An initial output that fails the comparison wherever a kernel leaves it: NaN, or wrong integers."""
+    """An initial output that fails the comparison if not overwritten: NaN, or wrong integers."""
     kind = numpy_dtype(dtype)
     if epsilon(dtype):
         return np.full(right.shape, np.nan, kind)
@@ -144,18 +143,18 @@ def poison(right: Array, dtype: str) -> Array:
 
 
 def compare(found: Array, right: Array, tolerance: float) -> None:
-    """Raise `WrongAnswerError` with the largest error and its place where `found` is not right."""
+    """Raise `WrongAnswerError` with the largest error and its index if `found` is wrong."""
     if found.shape != right.shape:
         raise WrongAnswerError(f"the output has shape {found.shape}, expected {right.shape}")
     if not found.size:
         return
     relative = 4 * epsilon(str(found.dtype))
-    # float64 does not tell all integers apart.
+    # float64 cannot represent all integers.
     exact = found.dtype.kind in "iub" and right.dtype.kind in "iub"
     with np.errstate(invalid="ignore", over="ignore"):
-        error = np.empty(found.shape)  # given, as a number is no array
+        error = np.empty(found.shape)  # `out`, as the result for a scalar would be no array
         np.abs(np.subtract(found, right, out=error, dtype=np.float64), out=error)
-        # The elementwise bound is computed only where the absolute one does not settle it.
+        # The elementwise bound is only computed if the absolute one is exceeded.
         if not exact and float(error.max()) <= tolerance:
             return
         same = (found == right) | (np.isnan(error) & np.isnan(right) & (found != found))

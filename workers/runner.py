@@ -1,7 +1,7 @@
-"""Checks built libraries against NumPy and times them: a child process, and the daemon's handle on it.
+"""Checking of libraries against NumPy, and timing: a child process, and the daemon's handle on it.
 
-One request is one job: all its libraries, timed interleaved in one session. The child marks the
-entry that it works on, so that the daemon can attribute a crash or a hang.
+One request is one job, whose libraries are timed interleaved in one session. The child marks the current
+entry, so that the daemon can attribute a crash or a hang.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from workers.reference import WrongAnswerError, random_inputs, reference, tolera
 from workers.sandbox import Child, Died, ForkServer, Late
 from workers.timing import ImplausibleError, Timed, time_kernels
 
-# OpenBLAS's threads wait for their next call by spinning for 2²⁶ cycles, on cores on which the next
-# kernel of the session runs by then. 2²⁰ outlast any gap between calls of one kernel.
+# OpenBLAS's idle threads spin for 2²⁶ cycles, on cores on which the next kernel of the session runs by then.
+# 2²⁰ cycles outlast any gap between calls of one kernel.
 _SHORT_SPIN = {"OPENBLAS_THREAD_TIMEOUT": "20", "TVM_THREAD_POOL_SPIN_COUNT": "4000"}
 
 
@@ -45,7 +45,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def serve(channel: Channel) -> None:
-    """The child's loop: sends `{"result": …}` for each entry as it is done, then `{"end": …}`."""
+    """The child's loop: send `{"result": …}` for each entry when it is done, then `{"end": …}`."""
     channel.store_faults()
     runner = Runner(channel)
     while True:
@@ -54,7 +54,7 @@ def serve(channel: Channel) -> None:
 
 
 class Runner:
-    """Runs sessions. Inputs and reference are kept for the next session of the same workload."""
+    """Runner of sessions, which caches inputs and reference for the next session of the same workload."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -76,7 +76,7 @@ class Runner:
                 if library is not None:
                     self._libraries.add(library)
                 kernel.check()
-                # Thread pools begin at their first use.
+                # Thread pools start at their first use.
                 pin_threads(session.cores, self._pinned)
             except Exception as error:
                 self._fail(kernel, error)
@@ -165,7 +165,7 @@ def _result(kernel: Kernel, timed: Timed) -> Result:
     if timed.error is not None:
         return _failure(kernel, timed.error)
     try:
-        kernel.compare()  # what the last of the timed calls left
+        kernel.compare()  # outputs of the last timed call
     except WrongAnswerError as error:
         return _failure(kernel, WrongAnswerError(f"after timing: {error}"))
     return _of(kernel, timed, samples_s=tuple(timed.samples_s))
@@ -188,14 +188,14 @@ class Conditions:
 
 
 class TimingRunner:
-    """The daemon's handle on the runner child of one device. One thread at a time uses it.
+    """The daemon's handle on the runner child of one device. Not thread-safe.
 
     Args:
-        server: forks the child.
-        cores: of the device that time; as many threads are the most a kernel may use.
-        memory_bytes: that a session may use.
-        module: whose `serve` the child runs.
-        environment: of the child, beside its numbers of threads.
+        server: the fork server of the child.
+        cores: the device's cores for timing; a kernel may use at most as many threads.
+        memory_bytes: the memory limit of a session.
+        module: the module whose `serve` the child runs.
+        environment: environment variables of the child, besides numbers of threads.
     """
 
     def __init__(
@@ -224,12 +224,11 @@ class TimingRunner:
     ) -> Conditions:
         """Check and time what was built, reporting failures at once and times at the end.
 
-        If the calibration kernel shows that the host has changed meanwhile, all that has a time is
-        timed once more; if it does so again, the times are marked. Entries that compiled to the
-        same code are timed as one.
+        If the calibration kernel shows drift, all timed entries are timed once more; if it does so again, their
+        times are marked. Entries that compiled to the same code are timed as one.
 
         Raises:
-            Interrupted: `interrupt` was set; what was timed by then is reported.
+            Interrupted: `interrupt` was set; finished times are reported.
         """
         twins = _by_code(built)
         timed: dict[int, Result] = {}
@@ -274,8 +273,8 @@ class TimingRunner:
     ) -> Conditions:
         """Check and time each entry, in as many sessions as it takes.
 
-        An entry that kills the child is tried once more by itself, at the end: memory that one
-        kernel corrupts may kill another. One that hangs is not. All others go on in a new child.
+        An entry that kills the child is tried once more alone at the end, as memory corrupted by one kernel may
+        kill another. One that hangs is not. All others continue in a new child.
         """
         environment: dict[str, Any] = {}
         references: list[Reference] = []
@@ -288,12 +287,12 @@ class TimingRunner:
                 job, entries, interrupt, report, environment, references
             )
             if error is None:
-                if entries:  # a child that says it is done, and is not: a defect of ours
+                if entries:  # the child has skipped entries: a defect of the runner
                     raise RuntimeError(
                         f"the runner left entries {sorted(entries)} of job {job.id} out"
                     )
                 continue
-            # Before the first entry the inputs and the reference are at fault, which all share.
+            # A failure before the first entry is of the shared inputs and reference.
             guilty = {blamed: entries[blamed]} if blamed in entries else dict(entries)
             for index, one in guilty.items():
                 del entries[index]
@@ -312,7 +311,7 @@ class TimingRunner:
         environment: dict[str, Any],
         references: list[Reference],
     ) -> tuple[int, Died | Late | None]:
-        """One session in the child; takes out of `entries` what is done."""
+        """Run one session in the child; remove finished entries from `entries`."""
         session = Session(job=job, built=tuple(entries.values()), cores=self._timing_cores(job))
         child = self._ready_child(job.target.threads)
         try:
@@ -340,7 +339,7 @@ class TimingRunner:
         return self._cores[-job.target.threads :]
 
     def _ready_child(self, threads: int) -> Child:
-        """The child, a new one where it died or where the thread pools would have another size."""
+        """The child, a new one if it died or its thread pools have another size."""
         if self._child is not None and self._child.alive and self._threads == threads:
             return self._child
         self.close()
@@ -373,7 +372,7 @@ def _by_code(built: Sequence[Built]) -> dict[int, list[Built]]:
 
 
 def _copy(result: Result, twin: Built) -> Result:
-    """The result of an entry that compiled to the same code as another, which was timed."""
+    """The result of an entry with the same code as a timed one."""
     note = f"the same code as entry {result.entry}, which was timed"
     return msgspec.structs.replace(
         result, entry=twin.entry, build_s=twin.build_s, check_s=0.0, run_s=0.0,
@@ -382,7 +381,7 @@ def _copy(result: Result, twin: Built) -> Result:
 
 
 def _may_be_innocent(error: Died | Late) -> bool:
-    """True if another kernel's damage may have killed the child: not for an access outside its buffers."""
+    """True if another kernel's damage may have killed the child, not an access out of its own bounds."""
     return isinstance(error, Died) and explain(error.note, error.fault) is None
 
 

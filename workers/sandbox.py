@@ -1,8 +1,7 @@
-"""Children that can be killed: handles on a fork server with TVM loaded once, and on what it forks.
+"""Killable children: handles on a fork server, which loads TVM once, and on the children it forks.
 
-The daemon never imports TVM: it starts one fork server, which does, and asks it for children. A
-handle tells a time-out (`Late`) from a death (`Died`) from an error of the job (an answer like any
-other, from the child's own code).
+The daemon never imports TVM, but starts one fork server, which does. A handle distinguishes a time-out
+(`Late`), a death (`Died`), and an error of the job (an ordinary answer of the child's code).
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from workers.fork import LENGTH, PROGRESS_BYTES, Channel, Limits, kill_session
 
 _POLL_S = 0.25
 _LOG_TAIL = 4000
-_LONGEST = 1000  # characters of the line that says what happened
+_LONGEST = 1000  # characters of the last line of a trace
 _logger = logging.getLogger(__name__)
 
 
 class SandboxError(RuntimeError):
-    """The fork server cannot be used; the message says why and names the remedy."""
+    """The fork server cannot be used; the message has the cause and the remedy."""
 
 
 class Died(Exception):
-    """A child is gone. `signal` is what killed it, 0 where it left by itself.
+    """A child has died. `signal` is the signal that killed it, 0 if it exited.
 
-    `log` is the end of what it wrote. Where that is a trace of Python, the message has its last line,
-    which says what happened, and the rest is logged. `fault` is the address whose access killed it, 0
-    where none is known; `note` what it left (`Channel.leave`).
+    `log` is the end of its output. If that is a Python traceback, the message has the last line, and the rest is
+    logged. `fault` is the address whose access killed it, 0 if unknown; `note` is its note
+    (`Channel.leave`).
     """
 
     def __init__(
@@ -60,13 +59,13 @@ class Died(Exception):
 
     @property
     def out_of_memory(self) -> bool:
-        """True if it reached its memory limit, or the kernel's OOM killer chose it."""
+        """True if it reached its memory limit, or the OOM killer killed it."""
         words = ("bad_alloc", "Cannot allocate memory", "MemoryError", "out of memory")
         return self.signal == signal.SIGKILL or any(word in self.log for word in words)
 
 
 def _last_words(log: str) -> str:
-    """The error that ends a trace of Python, or all where there is no trace."""
+    """The error at the end of a Python traceback, or all of the text if there is none."""
     frames, _, rest = f"\n{log}".rpartition('\n  File "')
     if not frames:
         return log
@@ -75,15 +74,15 @@ def _last_words(log: str) -> str:
 
 
 class Late(Exception):
-    """A child did not get on in time; it has been killed."""
+    """A child exceeded the time limit of a stage and was killed."""
 
 
 class Interrupted(Exception):
-    """Waiting ended because the caller asked for it; the child has been killed."""
+    """The caller interrupted the wait; the child was killed."""
 
 
 class Child:
-    """A handle on a forked child. Not thread-safe: one thread at a time talks to it."""
+    """A handle on a forked child. Not thread-safe."""
 
     def __init__(self, server: ForkServer, pid: int, channel: Channel, log: Path) -> None:
         self._server = server
@@ -104,11 +103,11 @@ class Child:
         """The child's next message.
 
         Args:
-            stage_s: how long any one stage may take (see `Channel.mark`).
-            interrupt: ends the wait within a moment when set.
+            stage_s: the time limit of each stage (see `Channel.mark`).
+            interrupt: ends the wait promptly when set.
 
         Raises:
-            Died, Late, Interrupted: the child is dead then.
+            Died, Late, Interrupted: the child is dead.
         """
         while True:
             _, since = self.channel.progress
@@ -141,12 +140,12 @@ class Child:
         return Died(number, code, log, self.channel.fault, self.channel.note)
 
     def kill(self) -> None:
-        """End the child and all it started."""
+        """End the child and its descendants."""
         self._end()
         self._log.unlink(missing_ok=True)
 
     def _end(self) -> tuple[int, int]:
-        """The signal that it died of, and its exit status."""
+        """The signal that killed it, and its exit status."""
         if not self.alive:
             return 0, 0
         self.alive = False
@@ -157,14 +156,14 @@ class Child:
 
 
 class ForkServer:
-    """Starts the process that forks children. Thread-safe.
+    """The process that forks children. Thread-safe.
 
     Args:
         imports: modules to load before the first fork (`tvm`).
         directory: a scratch directory of the caller's, for the children's output.
 
     Raises:
-        SandboxError: a module cannot be imported there.
+        SandboxError: a module cannot be imported.
     """
 
     def __init__(self, directory: Path, imports: tuple[str, ...] = ("numpy", "tvm")) -> None:
@@ -173,7 +172,7 @@ class ForkServer:
         self._count = 0
         ours, theirs = socket.socketpair()
         environment = os.environ | {
-            # One thread while modules load: a process with threads must not fork.
+            # One thread while modules load, as a multi-threaded process must not fork.
             "OPENBLAS_NUM_THREADS": "1",
             "OMP_NUM_THREADS": "1",
             "TVM_NUM_THREADS": "1",
@@ -202,7 +201,7 @@ class ForkServer:
             raise SandboxError(answer["error"])
 
     def spawn(self, limits: Limits) -> Child:
-        """A new child; raises `SandboxError` where the server is gone."""
+        """Fork a new child; raise `SandboxError` if the server is gone."""
         ours, theirs = socket.socketpair()
         memory = os.memfd_create("plevel-progress")
         try:
@@ -220,7 +219,7 @@ class ForkServer:
                     answer = self._read()
                 except (OSError, EOFError):
                     ours.close()
-                    raise SandboxError("the fork server is gone") from None
+                    raise SandboxError("the fork server has died: restart the worker") from None
         finally:
             os.close(memory)
         channel = Channel(ours, progress)
@@ -228,7 +227,7 @@ class ForkServer:
         return Child(self, int(answer["pid"]), channel, log)
 
     def wait(self, pid: int) -> int:
-        """The wait status of a child that is dead or about to be; -1 where the server is gone."""
+        """The wait status of a dead or dying child; -1 if the server is gone."""
         request = msgspec.json.encode({"wait": pid})
         with self._lock:
             try:
@@ -248,7 +247,7 @@ class ForkServer:
         return answer
 
     def close(self) -> None:
-        """End the server and with it all children."""
+        """End the server and all children."""
         self._control.close()
         try:
             self._process.wait(timeout=5)

@@ -1,4 +1,4 @@
-"""A worker for each of several devices of a host, under one process that starts and ends them."""
+"""Supervision of one worker process for each device of a host."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 def serve_each(devices: Sequence[str], serve: Callable[[str], int]) -> int:
     """Run `serve` for each device in a process of its own until all have ended.
 
-    SIGTERM and SIGINT are handed on to them. Where one fails, the others finish what they are timing
-    and end too, so that a service manager can restart this process; they end with it when it dies.
-    To be called while this process has one thread.
+    SIGTERM and SIGINT are forwarded. If one fails, the others finish what they are timing and end too, so that a
+    service manager can restart this process; they end if this process dies. Must be called while this process has
+    one thread.
 
     Args:
         devices: at least one.
-        serve: serves one device; what it returns is the exit status of its process.
+        serve: serves one device; returns the exit status of its process.
 
     Returns:
-        the exit status: of the first that failed, 0 where none did.
+        the exit status of the first that failed, else 0.
     """
     context = multiprocessing.get_context("fork")
     parent = os.getpid()
@@ -36,7 +36,7 @@ def serve_each(devices: Sequence[str], serve: Callable[[str], int]) -> int:
         context.Process(target=_begin, args=(parent, serve, device), name=device)
         for device in devices
     ]
-    signal.pthread_sigmask(signal.SIG_BLOCK, _KINDS)  # until there is somebody to hand them on to
+    signal.pthread_sigmask(signal.SIG_BLOCK, _KINDS)  # until the children can receive them
     for child in children:
         child.start()
 
@@ -54,15 +54,15 @@ def serve_each(devices: Sequence[str], serve: Callable[[str], int]) -> int:
         running = [child for child in running if child not in ended]
         for child in ended:
             if child.exitcode and not status:
-                status = max(child.exitcode, 1)  # a signal has a number below zero
+                status = max(child.exitcode, 1)  # negative if killed by a signal
                 log.error("the worker of %s failed (see above): stopping the others", child.name)
                 hand_on(signal.SIGTERM, None)
     return status
 
 
 def _begin(parent: int, serve: Callable[[str], int], device: str) -> None:
-    os.setsid()  # Ctrl-C is for the parent, which hands it on
+    os.setsid()  # Ctrl-C goes to the parent, which forwards it
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _KINDS)
-    if os.getppid() == parent:  # else it died before the question
+    if os.getppid() == parent:  # else the parent died before prctl
         sys.exit(serve(device))

@@ -1,7 +1,7 @@
-"""Results on their way to the service: a spool on disk, and the thread that sends what is in it.
+"""The spool of results on disk, and the thread that sends them.
 
-A finished measurement is on disk before anybody is told of it, and leaves the disk only once the
-service has accepted it or has said that the lease is lost.
+A result is written to disk before it is sent, and deleted when the service has accepted it or reported that
+the lease is lost.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ from workers.client import (
 from workers.folder import hold, keep_newest, taken_over
 
 log = logging.getLogger(__name__)
-# The spool itself needs no limit: a worker that cannot report gets no jobs either.
+# The spool needs no limit, as a worker that cannot report gets no jobs.
 REFUSED_BYTES = 64 * 2**20
 
 
 class Spool:
     """Results on disk that the service has not accepted yet. Thread-safe.
 
-    Each process has a folder of its own under the service's; one that starts adopts the folders
-    that dead processes left.
+    Each process has a folder under the service's; a new process adopts the folders of dead ones.
 
     Args:
-        root: where the spools of all services lie.
-        url: the service's; results never go to another.
+        root: the folder of the spools of all services.
+        url: the service; results are never sent to another.
 
     Raises:
         OSError: the folder cannot be written.
@@ -71,7 +70,7 @@ class Spool:
         return self._own / f"{self._count:012d}.json"
 
     def put(self, report: Report) -> None:
-        """Write results to disk, synchronously; raises `OSError` where that fails."""
+        """Write results to disk, synchronously; raise `OSError` if that fails."""
         data = encode(report)
         with self._lock:
             path = self._next_path()
@@ -82,7 +81,7 @@ class Spool:
                     file.flush()
                     os.fsync(file.fileno())
             except OSError:
-                draft.unlink(missing_ok=True)  # the disk is full: what little it took
+                draft.unlink(missing_ok=True)  # remove the partial file
                 raise
             draft.rename(path)
             directory = os.open(self._own, os.O_RDONLY)
@@ -92,14 +91,14 @@ class Spool:
                 os.close(directory)
 
     def first(self) -> tuple[Report, list[Path]] | None:
-        """The oldest results, joined with all others of their lease and session, and their files."""
+        """The oldest results, merged with all others of their lease and session, and their files."""
         found: Report | None = None
         paths: list[Path] = []
         for path in sorted(self._own.glob("*.json")):
             try:
                 report = decode(path.read_bytes(), Report)
             except (OSError, WireError) as error:
-                log.warning("%s cannot be read, its results are set aside: %s", path, error)
+                log.warning("%s cannot be read, its results are kept aside for inspection: %s", path, error)
                 self.refuse([path])
                 continue
             if found is None:
@@ -116,7 +115,7 @@ class Spool:
             path.unlink(missing_ok=True)
 
     def refuse(self, paths: list[Path]) -> None:
-        """Set aside results that the service will never accept, for a person to inspect."""
+        """Move results that the service will never accept aside, for inspection."""
         refused = self._base.parent / "refused"
         refused.mkdir(exist_ok=True)
         for path in paths:
@@ -129,7 +128,7 @@ class Spool:
         return next(self._own.glob("*.json"), None) is None
 
     def close(self) -> None:
-        """Leave what was not accepted for the next process to adopt."""
+        """Leave unacknowledged results for the next process to adopt."""
         if self.empty:
             shutil.rmtree(self._own, ignore_errors=True)
         self._holding.close()
@@ -150,13 +149,12 @@ def _join(one: Report, other: Report) -> Report:
 
 
 class Sender:
-    """Sends what is in a spool, in order, in a thread of its own, until it is accepted.
+    """Sender of a spool's results, in order, in a thread of its own, until they are accepted.
 
     Args:
-        accepted: told the lease and the service's answer.
-        lost: told the lease whose results are not wanted any more.
-        linger_s: how long results may wait for more of their job, as sending takes processor time
-            from what is being timed.
+        accepted: called with the lease and the service's answer.
+        lost: called with a lost lease, whose results are dropped.
+        linger_s: the time for which results wait for more of their job, as sending disturbs timing.
     """
 
     def __init__(
@@ -180,9 +178,9 @@ class Sender:
         self._thread.start()
 
     def put(self, report: Report) -> None:
-        """Keep results on disk, and send them soon, at once where `done`.
+        """Write results to disk, and send them soon, immediately if `done`.
 
-        Where the disk is full it waits until there is room, sending what is there meanwhile.
+        If the disk is full, wait until there is room while sending continues.
         """
         pause = FIRST_PAUSE_S
         while True:
@@ -190,10 +188,10 @@ class Sender:
                 self._spool.put(report)
                 break
             except OSError as error:
-                log.warning("results cannot be written to the spool (%s): free some space; retrying", error)
+                log.warning("results cannot be written to the spool (%s), retrying: free some space", error)
             with self._change:
                 if self._change.wait_for(lambda: self._closing, pause):
-                    return  # its lease is given back, and it is measured again
+                    return  # its lease is released, and it is measured again
             pause = min(2 * pause, LONGEST_PAUSE_S)
         due = time.monotonic() + (0.0 if report.results.done else self._linger_s)
         with self._change:
@@ -201,7 +199,7 @@ class Sender:
             self._change.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Send what there is now; returns True if the service accepted all of it in time."""
+        """Send all results; return True if the service accepted all in time."""
         with self._change:
             if self._due is not None:
                 self._due = 0.0
@@ -209,7 +207,7 @@ class Sender:
             return self._change.wait_for(lambda: self._due is None, timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """End the thread; what is not sent by then stays on disk."""
+        """End the thread; unsent results stay on disk."""
         self.flush(timeout_s)
         with self._change:
             self._closing = True
@@ -228,7 +226,7 @@ class Sender:
                 waiting = self._send_first()
             except UnreachableError as error:
                 if pause == FIRST_PAUSE_S:
-                    log.warning("%s; results are kept in the spool until it answers", error)
+                    log.warning("%s; results stay in the spool until it answers", error)
                 with self._change:
                     self._due = time.monotonic() + pause * self._rng.uniform(0.5, 1.0)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -236,13 +234,13 @@ class Sender:
             pause = FIRST_PAUSE_S
             if not waiting:
                 with self._change:
-                    # A put may have come since the look at the folder.
+                    # Results may have been added since the folder was read.
                     if self._spool.empty:
                         self._due = None
                     self._change.notify_all()
 
     def _send_first(self) -> bool:
-        """Send the oldest results; returns True if there were any."""
+        """Send the oldest results; return True if there were any."""
         first = self._spool.first()
         if first is None:
             return False
@@ -254,11 +252,11 @@ class Sender:
             raise
         except LeaseLostError as error:
             count = len(report.results.results)
-            log.warning("%d results are dropped, their lease is lost: %s", count, error)
+            log.warning("%d results were dropped, their lease is lost: %s", count, error)
             self._spool.remove(paths)
             self._lost(lease_id)
         except ServiceError as error:
-            log.warning("results were refused, and set aside in the spool: %s", error)
+            log.warning("results were refused, and are kept aside in the spool: %s", error)
             self._spool.refuse(paths)
             self._lost(lease_id)
         else:

@@ -1,7 +1,7 @@
-"""The timing of kernels: pure functions over a callable that runs a kernel and returns its seconds.
+"""Timing of kernels: pure functions over a callable that runs a kernel and returns its seconds.
 
-The kernels of a job are timed in one session, in rounds that take each in turn, so that a slow
-drift of the machine (temperature, neighbours) falls on all alike and their order can be trusted.
+The kernels of a job are timed in one session, in rounds over all of them, so that slow drift of the host
+(temperature, neighbours) affects all alike.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import dataclass, field
 
 from strategy.record import TimingPolicy, estimate
 
-# Runs a kernel that many times; returns the seconds that all of them took together.
+# Runs a kernel that many times; returns the total seconds.
 Measure = Callable[[int], float]
 
-# Samples taken in one turn. Each turn begins with a call that is not counted, as the others'
-# kernels have used the caches since; a turn of several samples keeps that cheap.
+# Samples in one turn. Each turn begins with an uncounted call, as other kernels have used the caches since;
+# several samples per turn amortise it.
 TURN = 3
 MAX_CALLS = 10_000_000
-# From so many samples on a median withstands that a third of them were held up.
+# From this many samples on, a median tolerates that a third of them were disturbed.
 _SOUND = 6
-# A machine that stalls on and on ends a kernel's timing at this multiple of its budget.
+# A kernel's timing ends at this multiple of its budget even if the host stalls.
 STALLED = 10
-# A measurement of this length tells how many calls fill a repeat.
+# Length of the measurement that determines the calls of a repeat.
 _RELIABLE_S = 0.0005
 
 
 class ImplausibleError(Exception):
-    """A sample that no device of its kind can reach: its clock or its calls are wrong."""
+    """A sample is shorter than the device can reach: the clock or the count of calls is wrong."""
 
 
 @dataclass
@@ -37,9 +37,9 @@ class Timed:
     """The timing state of one kernel. `samples_s` has all samples, each the mean of its calls."""
 
     samples_s: list[float] = field(default_factory=list)
-    run_s: float = 0.0  # all the time that its calls took, those to warm up included
+    run_s: float = 0.0  # total time of its calls, warm-up included
     calls: int = 1  # of the next sample
-    called: int = 0  # in all
+    called: int = 0  # total
     fastest_s: float = math.inf  # per call, in any repeat of more than one tick of the clock
     gave_up: bool = False
     error: Exception | None = None
@@ -59,15 +59,15 @@ def time_kernels(
     """Time kernels interleaved, each until its interval is narrow enough or its budget ends.
 
     Args:
-        kernels: what to time; one that raises ends with that error, the others go on.
-        policy: see `TimingPolicy`; its budget counts the time of each kernel's own calls, stalls
-            of the machine left out.
-        tasks: which kernels compete with each other, for `give_up_ratio`; all where empty.
-        best_s: the best median of each kernel's task before this session, where there is one.
-        least_s: the shortest time of a call that is believed; a kernel with a sample below it ends
-            with an `ImplausibleError`, and is no best that others are given up against.
-        rng: the order within each round, so that no kernel always follows the same other one.
-        finished: called with a kernel's index as soon as it is done, right after its last call.
+        kernels: the kernels to time; one that raises ends with that error, the others continue.
+        policy: see `TimingPolicy`; its budget counts the time of each kernel's own calls, without stalls
+            of the host.
+        tasks: the task of each kernel; `give_up_ratio` compares within one; empty: one task for all.
+        best_s: the best median of each kernel's task before this session, if any.
+        least_s: the shortest plausible time of a call; a kernel with a shorter sample ends with an
+            `ImplausibleError`, and is not compared with others.
+        rng: for the order within each round, so that no kernel always follows the same other one.
+        finished: called with a kernel's index right after its last call.
     """
     timed = [Timed() for _ in kernels]
     best: dict[int, float] = {}
@@ -88,8 +88,8 @@ def time_kernels(
             fastest_s = min(state.samples_s, default=math.inf)
             if fastest_s < least_s:
                 raise ImplausibleError(
-                    f"{fastest_s:.3g} s a call, and the device needs {least_s:.3g} s at its peak: "
-                    "its clock or the count of calls is wrong; check the host by `plevel doctor`"
+                    f"{fastest_s:.3g} s a call is implausible, the device needs {least_s:.3g} s at its "
+                    "peak: check the host's clock with `plevel doctor`"
                 )
         except Exception as error:
             state.error, state.done = error, True
@@ -108,14 +108,14 @@ def time_kernels(
 
 
 def _limit(policy: TimingPolicy, best_s: float | None) -> float:
-    """Seconds per call from which a kernel is given up."""
+    """Seconds per call above which the timing of a kernel is abandoned."""
     if policy.give_up_ratio is None or best_s is None:
         return math.inf
     return policy.give_up_ratio * best_s
 
 
 def _repeat(measure: Measure, state: Timed, calls: int) -> float:
-    """Seconds that so many calls take together, which are counted."""
+    """The total seconds of this many calls, which are counted."""
     took = measure(calls)
     state.run_s += took
     state.called += calls
@@ -125,13 +125,13 @@ def _repeat(measure: Measure, state: Timed, calls: int) -> float:
 
 
 def _warm_up(measure: Measure, policy: TimingPolicy, state: Timed, limit_s: float) -> None:
-    """Warm up and find how many calls fill a repeat.
+    """Warm up and determine the number of calls of a repeat.
 
-    Two calls far beyond the limit are all there is to know of a kernel: the faster is its only
-    sample. One may have been held up by the machine.
+    After two calls far beyond the limit, the faster is the only sample of a kernel, as one call may have been
+    disturbed.
     """
     took = _repeat(measure, state, 1)
-    # Twice the limit: the first calls find their code and operands in no cache.
+    # Twice the limit, as the first calls find nothing in the caches.
     if took > 2 * limit_s and policy.min_repeat_s <= took:
         took = _repeat(measure, state, 1)
         if took > 2 * limit_s and policy.min_repeat_s <= took:
@@ -141,7 +141,7 @@ def _warm_up(measure: Measure, policy: TimingPolicy, state: Timed, limit_s: floa
     calls = 1
     reliable_s = min(policy.min_repeat_s, _RELIABLE_S)
     while calls < MAX_CALLS and (state.run_s < policy.warmup_s or took < reliable_s):
-        # At most tenfold at a time: a clock too coarse for one call says it takes no time.
+        # At most tenfold at a time, as a coarse clock may report 0 for one call.
         calls = min(_calls(policy, took / calls), calls * 10)
         took = _repeat(measure, state, calls)
     state.calls = _calls(policy, took / calls)
@@ -160,8 +160,8 @@ def _sample(measure: Measure, policy: TimingPolicy, state: Timed, limit_s: float
         calls = state.calls
         took = _repeat(measure, state, calls)
         if took < 0.5 * policy.min_repeat_s and calls < MAX_CALLS:
-            # Too short to be a sample, whatever the budget: warmer than when the calls were counted,
-            # or they were counted while the machine stalled. Doubling ends it.
+            # Too short for a sample: the number of calls was determined in a colder state or during a stall.
+            # Double it.
             state.calls = min(MAX_CALLS, max(calls * 2, _calls(policy, took / calls)))
             state.done = bool(state.samples_s) and _spent(policy, state)
             continue
@@ -176,7 +176,7 @@ def _enough(policy: TimingPolicy, state: Timed) -> bool:
     n = len(state.samples_s)
     found = estimate(state.samples_s)
     if n < min(_SOUND, policy.max_repeats) and found.median_s > 2 * state.fastest_s:
-        return False  # the time of a stall
+        return False  # mostly a stall
     if n >= policy.max_repeats or _spent(policy, state):
         return True
     if n < policy.min_repeats:
@@ -186,9 +186,9 @@ def _enough(policy: TimingPolicy, state: Timed) -> bool:
 
 
 def _spent(policy: TimingPolicy, state: Timed) -> bool:
-    """The budget is used up by the kernel's own calls, or many times over by stalls.
+    """Return whether the budget is spent by the kernel's own calls, or many times over by stalls.
 
-    A repeat that took over twice as long as the fastest says was held up by the machine.
+    A repeat of more than twice the fastest one's time counts as a stall.
     """
     own_s = min(state.run_s, 2 * state.fastest_s * state.called)
     return own_s >= policy.budget_s or state.run_s >= STALLED * policy.budget_s

@@ -10,11 +10,10 @@ from workers.cpu import timing_lock
 
 
 class Turn:
-    """Lets builds use the cores of a device, several at once, while nothing is timed on them. Thread-safe.
+    """A readers-writer lock of a device's cores: several builds, or one timing session. Thread-safe.
 
-    The threads of one worker hand over at once; the lock on timing, which builds share, keeps them
-    from what another worker of this host is timing. Each asks for its turn only when it has
-    something to do: nobody waits for long.
+    Within a worker the lock is handed over immediately; the host's timing lock, which builds share, excludes
+    timing by other workers of the host.
     """
 
     def __init__(self) -> None:
@@ -24,7 +23,7 @@ class Turn:
 
     @contextlib.contextmanager
     def build(self) -> Iterator[None]:
-        """Wait until nothing is timed, and keep it so until the block ends."""
+        """Wait until nothing is timed, and exclude timing until the block ends."""
         with self._changed:
             self._changed.wait_for(lambda: not self._timing)
             self._builds += 1

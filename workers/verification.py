@@ -1,6 +1,6 @@
-"""Verifies a built library: a child that runs it in guarded memory and compares it with NumPy.
+"""Verification of a built library by a child that runs it in guarded memory and compares it with NumPy.
 
-Symbolic dimensions take several sizes each; every row of a dispatch table that these reach is run.
+Symbolic dimensions take several sizes each, and so reach several rows of a dispatch table.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _LATE_S = 60.0
 
 
 class VerificationError(Exception):
-    """A library that must not be used; the message says at which sizes, and why."""
+    """A library is wrong; the message has the sizes and the cause."""
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """A parameter of the library, under its name in C."""
+    """A parameter of the library, with its C name."""
 
     name: str
     argument: Argument
@@ -46,16 +46,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     workload: Workload
     parameters: tuple[Parameter, ...]
-    sizes: tuple[dict[str, int], ...]  # of the symbolic dimensions, one case each
+    sizes: tuple[dict[str, int], ...]  # values of the symbolic dimensions, one mapping per case
 
 
 def verify(
     server: ForkServer, path: Path, workload: Workload, parameters: Sequence[Parameter]
 ) -> int:
-    """Run the library at all sizes, and return how many there are.
+    """Run the library at all sizes, and return their number.
 
     Raises:
-        VerificationError: it is wrong, leaves its buffers, crashes or takes too long.
+        VerificationError: it is wrong, accesses memory out of bounds, crashes or exceeds a time limit.
     """
     names = sorted({str(d) for i in workload.inputs for d in i.tensor.shape if not d.is_constant})
     sizes = tuple(dict.fromkeys(names, size) for size in SIZES) if names else ({},)
@@ -81,7 +81,7 @@ def verify(
 
 
 def serve(channel: Channel) -> None:
-    """The child's part: sends `{"failed": …}`, None where all is right."""
+    """The child's loop: send `{"failed": …}`, None if all is right."""
     import tvm
 
     channel.store_faults()

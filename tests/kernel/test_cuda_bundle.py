@@ -82,7 +82,7 @@ def test_what_is_altered_or_signed_with_another_key_is_refused(made: Bundle) -> 
     data = seal(made, key)
     for place in (len(data) - 1, len(data) // 2, len(b"plevel-bundle 1\n")):
         altered = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
-        with pytest.raises(BundleError, match="not signed with this key, or was altered"):
+        with pytest.raises(BundleError, match="not signed with this key or was altered"):
             unseal(altered, key)
     with pytest.raises(BundleError, match="not signed"):
         unseal(data, bytes(32))

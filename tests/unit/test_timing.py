@@ -208,7 +208,7 @@ def test_what_is_faster_than_the_device_is_no_time_and_no_best() -> None:
         least_s=1e-7,
     )
     assert isinstance(broken.error, ImplausibleError)
-    assert "1e-08 s a call, and the device needs 1e-07 s at its peak" in str(broken.error)
+    assert "1e-08 s a call is implausible, the device needs 1e-07 s at its peak" in str(broken.error)
     assert good.error is None and not good.gave_up
     assert good.samples_s == pytest.approx([1e-5] * 6)
 
