@@ -255,12 +255,12 @@ def timing_lock(
 ) -> Iterator[bool]:
     """Hold this host's timing lock, shared by all daemons on it, whatever their user.
 
-    It is a lock on a file in a place that all users share; it ends with the process that holds it.
-    Containers that share a processor do not share such a file: give each cores of its own.
+    A file lock in a folder shared by all users, which ends with its process. Containers on one CPU do not share the
+    file: give each container its own cores.
 
     Args:
-        stop: asked a few times a second while waiting; the lock is not held where it says yes.
-        shared: with all that only keep others from timing.
+        stop: polled while waiting; if it returns true, the lock is not acquired.
+        shared: share the lock with others that only exclude timing.
     """
     descriptor = _open_lock()
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
@@ -284,11 +284,11 @@ def _open_lock() -> int:
     path = next((d for d in _SHARED if os.access(d, os.W_OK)), _SHARED[-1]) / _LOCK_NAME
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        return os.open(path, flags)  # another user's: a sticky directory forbids O_CREAT on it
+        return os.open(path, flags)  # of another user: sticky folders forbid O_CREAT on it
     except FileNotFoundError:
         descriptor = os.open(path, flags | os.O_CREAT, 0o666)
         with contextlib.suppress(PermissionError):
             os.fchmod(descriptor, 0o666)
         return descriptor
     except OSError as error:
-        raise DeviceError(f"{path} cannot be opened: {error.strerror}; remove it") from error
+        raise DeviceError(f"{path} cannot be opened ({error.strerror}): remove it") from error

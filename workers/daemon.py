@@ -1,8 +1,8 @@
 """The worker: leases jobs, builds them in children, times them in another, and reports.
 
-Two threads share the device. One leases a job and builds it; the other times what is built. They
-work at the same time where building has cores of its own; on those that time, it builds while they
-are idle. A third keeps leases alive, a fourth sends results.
+Two threads share the device: one leases and builds jobs, the other times them. They work concurrently on
+separate cores; on the timing cores, builds run only while nothing is timed. A third thread renews leases, a
+fourth sends results.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _COOLING_S = 1.0
 
 @dataclass(frozen=True)
 class _Batch:
-    """A job that is built, on its way to the timing thread."""
+    """A built job, queued for the timing thread."""
 
     held: Held
     leased_at: float  # time.monotonic
@@ -67,13 +67,13 @@ class Daemon:
     """One worker with one device.
 
     Args:
-        client: of the service; `stop` is the event that ends its waiting.
-        spool: where finished results wait until the service has them.
-        info: what the worker registers as, with exactly one device.
-        cores: of that device.
-        stop: ends everything within moments.
-        imports: modules that children have loaded.
-        hottest_c: a batch waits while a sensor is above it, in °C; no limit if None.
+        client: the service's client, with the same `stop`.
+        spool: the spool of unacknowledged results.
+        info: the registration, with exactly one device.
+        cores: the cores of that device.
+        stop: ends everything promptly.
+        imports: modules that the fork server loads for children.
+        hottest_c: the temperature in °C above which batches wait; None: no limit.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Daemon:
         self._turn = Turn()
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._registered: Registered | None = None
-        # What the timing thread's time went to, in seconds.
+        # The timing thread's time by activity, in seconds.
         self.spent: defaultdict[str, float] = defaultdict(float)
 
     def run(self, patience_s: float) -> None:
@@ -106,8 +106,8 @@ class Daemon:
 
         Raises:
             SandboxError: TVM cannot be loaded.
-            UnreachableError: the service did not answer within `patience_s`, at the start.
-            ServiceError: it refused this worker.
+            UnreachableError: the service did not answer within `patience_s` at the start.
+            ServiceError: the service refused this worker.
         """
         with scratch() as folder, ForkServer(folder, self._imports) as server:
             self._registered = self._client.register(self._info, patience_s)
@@ -119,7 +119,7 @@ class Daemon:
             self._serve(server, folder)
 
     def drain(self) -> None:
-        """Finish the job that is being timed, give back the one being built, and end."""
+        """Finish the job being timed, release the one being built, and end."""
         if self._registered is None:
             self._stop.set()
         self._draining.set()
@@ -143,10 +143,10 @@ class Daemon:
             target=self._holdings.keep_alive, args=(self._identity, self._stop), name="renew",
             daemon=True,
         )  # fmt: skip
-        leasing.daemon = True  # it may be waiting for a job when the worker ends
+        leasing.daemon = True  # it may be waiting for a job at the end
         for thread in (leasing, timing, keeping):
             thread.start()
-        # Once the worker drains, the timing thread ends after the job at hand.
+        # When draining, the timing thread ends after the current job.
         while not self._stop.is_set() and timing.is_alive():
             timing.join(0.2)
         self._draining.set()
@@ -159,13 +159,13 @@ class Daemon:
         runner.close()
 
     def _guard(self, work: Any, resource: Any) -> None:
-        """Run one of the two threads; a defect in one must end the worker, not leave half of it."""
+        """Run one of the two threads; an unexpected error in one ends the worker."""
         try:
             work(resource)
         except StoppedError:
             pass
         except Exception:
-            log.exception("the worker stops: an unexpected error, please report it")
+            log.exception("the worker stops: an unexpected error, report it with this traceback")
             self._stop.set()
 
     def _say_goodbye(self) -> None:
@@ -197,10 +197,10 @@ class Daemon:
         try:
             return self._client.lease(request)
         except UnknownWorkerError:
-            if self._draining.is_set():  # it has just taken its leave
+            if self._draining.is_set():  # the worker has just left
                 return ()
             self._registered = self._client.register(self._info)
-            log.info("registered again: the service no longer knew this worker")
+            log.info("registered again, as the service no longer knew this worker")
         except ServiceError as error:
             log.warning("the service refused a lease: %s; retrying in %g s", error, _REFUSED_S)
             self._draining.wait(_REFUSED_S)
@@ -215,7 +215,7 @@ class Daemon:
         good = tuple(b for b in built if b.error is None)
         batch = _Batch(held, leased_at, good, threading.Event())
         self._batches.put(batch)
-        # One job is built ahead, not more: a device may hold one lease beside its timing lease.
+        # One job is built ahead: a device may hold one lease besides its timing lease.
         while not batch.taken.wait(0.5) and not self._stop.is_set():
             pass
 
@@ -254,7 +254,7 @@ class Daemon:
         while self._hottest_c is not None and (hottest() or 0.0) > self._hottest_c:
             if not said:
                 log.warning(
-                    "%s waits: a sensor is above %g °C (--max-temperature)",
+                    "%s is waiting: a sensor is above %g °C (--max-temperature)",
                     held, self._hottest_c, extra=held.ids,
                 )  # fmt: skip
                 said = True
@@ -262,14 +262,14 @@ class Daemon:
                 return
 
     def _spend(self, what: str, since: float) -> float:
-        """Attribute the time since `since` to `what`; returns the time now."""
+        """Attribute the time since `since` to `what`; return the current time."""
         now = time.monotonic()
         self.spent[what] += now - since
         return now
 
     def _begin_timing(self, held: Held) -> bool:
-        """Turn the lease into the device's timing lease; false where it is lost."""
-        # The service hears of the end of the job before first.
+        """Turn the lease into the device's timing lease; return False if it is lost."""
+        # Report the end of the previous job first.
         self._holdings.flush(_LEASE_WAIT_S)
         if held.ended.is_set():
             return False
@@ -279,11 +279,11 @@ class Daemon:
                 self._holdings.renew(held)
                 break
             except DeviceBusyError as error:
-                log.debug("%s waits for the timing lease: %s", held, error)
+                log.debug("%s is waiting for the timing lease: %s", held, error)
                 held.ended.wait(_BUSY_S)
             except ServiceError as error:
                 log.warning(
-                    "%s: %s; timing goes on, results are sent once it answers",
+                    "%s: %s; timing continues, results are sent once it answers",
                     held, error, extra=held.ids,
                 )  # fmt: skip
                 break
@@ -303,10 +303,10 @@ class Daemon:
             )
             for what, seconds in parts:
                 self.spent[what] += seconds or 0.0
-                self.spent["loading and reporting"] -= seconds or 0.0  # it is part of that time
+                self.spent["loading and reporting"] -= seconds or 0.0  # already part of that time
             outcomes[result.error.value if result.error else "timed"] += 1
             if result.error is None:
-                timed.append(result)  # all times come at the end, and are told at once
+                timed.append(result)  # times come at the end, and are reported together
             else:
                 self._holdings.report(held, result)
 
@@ -326,7 +326,7 @@ class Daemon:
 
 
 def describe_worker(name: str, device: Device, version: str) -> WorkerInfo:
-    """The worker as it registers: its host, process, device, version and operators."""
+    """The registration of a worker: its host, process, device, version and operators."""
     return WorkerInfo(
         name=name, host=socket.gethostname(), pid=os.getpid(), devices=(device,), version=version,
         operators=installed(),

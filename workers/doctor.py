@@ -38,8 +38,8 @@ def examine(cores: Cores, root: Path = Path("/")) -> list[Finding]:
     """Check what affects times on this host; takes a second.
 
     Args:
-        cores: those that would time and build.
-        root: of the file system that the host describes itself in.
+        cores: the cores to time and build on.
+        root: the root of /proc and /sys.
     """
     return [*_tools(), *_settings(root), *_room(), *_noise(cores)]
 
@@ -57,28 +57,28 @@ def _tools() -> Iterator[Finding]:
 def _settings(root: Path) -> Iterator[Finding]:
     chosen = governor() if root == Path("/") else _read(root, "cpu/cpu0/cpufreq/scaling_governor")
     yield Finding(
-        what="governor", found=chosen or "not told (a virtual machine)",
+        what="governor", found=chosen or "unknown (a virtual machine)",
         remedy="" if chosen in ("", "performance") else "cpupower frequency-set -g performance",
     )  # fmt: skip
     off, boost = _read(root, "cpu/intel_pstate/no_turbo"), _read(root, "cpu/cpufreq/boost")
     turbo = {"0": "on", "1": "off"}.get(off) or {"1": "on", "0": "off"}.get(boost)
     path = "intel_pstate/no_turbo (1)" if off else "cpufreq/boost (0)"
     yield Finding(
-        what="turbo", found=turbo or "not told",
-        remedy=f"the clock hangs on what the other cores do: set {path} in /sys/devices/system/cpu"
+        what="turbo", found=turbo or "unknown",
+        remedy=f"the frequency depends on the other cores: set {path} in /sys/devices/system/cpu"
         if turbo == "on" else "",
     )  # fmt: skip
     clock = _read(root, "clocksource/clocksource0/current_clocksource")
     slow = clock and clock not in _GOOD_CLOCKS
     yield Finding(
-        what="clock source", found=clock or "not told",
+        what="clock source", found=clock or "unknown",
         remedy=f"reading it is slow: boot with clocksource={_GOOD_CLOCKS[0]}" if slow else "",
     )  # fmt: skip
     quota = _read(root, "../../fs/cgroup/cpu.max").partition(" ")[0]
     limited = quota not in ("", "max")
     yield Finding(
         what="quota", found=f"{quota} µs a period" if limited else "none",
-        remedy="the group of processes is stopped when it is spent: give whole cores (cpuset) instead"
+        remedy="processes are throttled when it is spent: assign whole cores (cpuset) instead"
         if limited else "",
     )  # fmt: skip
 
@@ -94,13 +94,13 @@ def _room() -> Iterator[Finding]:
     memory = machine_memory()
     yield Finding(
         what="memory", found=f"{memory / 2**30:.1f} GiB",
-        remedy="" if memory >= _MEMORY else "at least 2 GiB, for compilers beside operands",
+        remedy="" if memory >= _MEMORY else "too little: compilers and operands need at least 2 GiB",
     )  # fmt: skip
     scratch = tempfile.gettempdir()
     free = shutil.disk_usage(scratch).free
     yield Finding(
         what="disk", found=f"{free / 2**30:.1f} GiB free in {scratch}",
-        remedy="" if free >= _DISK else "at least 1 GiB: name another folder in TMPDIR",
+        remedy="" if free >= _DISK else "too little: at least 1 GiB is needed: name another folder in TMPDIR",
     )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def _noise(cores: Cores) -> Iterator[Finding]:
     load = os.getloadavg()[0]
     yield Finding(
         what="load", found=f"{load:.2f}",
-        remedy="" if load <= _BUSY else "other programs run here: stop them, or move them elsewhere",
+        remedy="" if load <= _BUSY else "other programs are running: stop or move them",
     )  # fmt: skip
     before = state(cores.timing).get("stolen_s")
     began = time.monotonic()
@@ -120,12 +120,12 @@ def _noise(cores: Cores) -> Iterator[Finding]:
         share = (after - before) / took_s
         yield Finding(
             what="stolen time", found=f"{share:.1%}",
-            remedy="" if share <= _STOLEN else "other machines share these cores: ask for dedicated ones",
+            remedy="" if share <= _STOLEN else "other virtual machines share these cores: use dedicated ones",
         )  # fmt: skip
     spread = max(medians) / min(medians) - 1
     yield Finding(
         what="spread", found=f"{spread:.1%} over {len(medians)} batches of the calibration kernel",
-        remedy="" if spread <= DRIFT else "identical work takes different times here: see the lines above",
+        remedy="" if spread <= DRIFT else "identical work takes different times: see the lines above",
     )  # fmt: skip
     if cores.overlap:
         yield Finding(

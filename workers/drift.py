@@ -1,7 +1,7 @@
 """The calibration kernel: the same work right before and after each batch, to detect changes of the host.
 
-It computes square roots over 512 KB, so that it depends on the core's frequency, on other programs on the core,
-and on the caches next to it. On a quiet host its medians lie within one percent.
+It computes square roots over 512 KB, so that its time depends on the core's frequency and caches, and on
+other programs on the core. On a quiet host its medians agree within one percent.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 
 from strategy.record import Reference
 
-DRIFT = 0.05  # beyond this a batch is timed once more, and is noisy where it drifts again
+DRIFT = 0.05  # a batch above this is timed once more, and noisy if it drifts again
 REPEATS = 9
 _CALLS = 20  # 0.4 ms on a core of 2025
 _SIZE = 65536
 
 
 def time_reference() -> tuple[float, ...]:
-    """The seconds that one call took in each of some repeats, warm; in the process that times."""
+    """The seconds of one warm call in each of several repeats; to be called in the timing process."""
     data = np.linspace(1, 2, _SIZE, dtype=np.float32)
     out = np.empty_like(data)
     samples = []
@@ -34,6 +34,6 @@ def time_reference() -> tuple[float, ...]:
 
 
 def drift(references: Sequence[Reference]) -> float:
-    """By how much the slowest of the medians exceeds the fastest; 0 of fewer than two."""
+    """The relative excess of the slowest median over the fastest; 0 for fewer than two."""
     medians = [statistics.median(r.samples_s) for r in references]
     return max(medians) / min(medians) - 1 if medians else 0.0

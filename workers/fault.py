@@ -1,7 +1,7 @@
 """A signal handler that stores the address of a fatal memory fault for the parent process.
 
-The handler is machine code: it may run in any thread, at any instruction of a kernel, with or without
-Python's lock. It stores the address and returns; the fault happens again, and kills.
+The handler is machine code, as it may run in any thread at any instruction, with or without the GIL. It
+stores the address and returns; the fault is then repeated and kills the process.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class _Action(ctypes.Structure):
 def store_faults(slot: int) -> None:
     """Store the address of a SIGSEGV or SIGBUS in the 8 bytes at `slot`, before it kills this process.
 
-    Where the processor is another, or the kernel runs no code that a process wrote, nothing is stored.
+    Does nothing on other processors, or if the kernel forbids running such code.
     """
     make = _CODE.get(os.uname().machine)
     if make is None:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
-    # From a file, so that the kernel keeps caches of data and of instructions the same.
+    # Mapped from a file, so that the kernel keeps data and instruction caches coherent.
     file = os.memfd_create("plevel-fault")
     try:
         os.write(file, make(slot))

@@ -219,4 +219,4 @@ def test_a_driver_older_than_its_toolkit_is_named(tmp_path: Path) -> None:
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "the driver is older than the toolkit" in done.stderr.splitlines()[-1]
+    assert "the driver is older than pycuda's toolkit" in done.stderr.splitlines()[-1]

@@ -1,6 +1,6 @@
-"""A CUDA device by pycuda: the only file that imports it. What `Driver` says is done here, no more.
+"""The implementation of `Driver` with pycuda; the only file that imports pycuda.
 
-`python -m workers.cuda.driver SLOT` prints the device as JSON, or what is missing in one line.
+`python -m workers.cuda.driver SLOT` prints the device as JSON, or one line on what is missing.
 """
 
 from __future__ import annotations
@@ -28,50 +28,50 @@ _FORMATS = {
     "int8": "b", "uint8": "B", "bool": "?", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I",
     "int64": "q", "uint64": "Q", "float32": "f", "float64": "d",
 }  # fmt: skip
-# A device that was idle for so long has lowered its clocks, and takes so long to raise them.
+# Idle time after which a device lowers its clocks, and the time to raise them again.
 _IDLE_S, _WAKE_S = 1.0, 0.2
-_GUIDE = "docs/gpu.md says how to get it"
+_GUIDE = "docs/gpu.md explains how to install it"
 
 
 def open_driver(slot: int) -> PycudaDriver:
-    """The device of that number; raises `CudaError` that says in one line what is missing."""
+    """Open the device of a number; raise `CudaError` with what is missing."""
     try:
         import pycuda.driver as cuda
     except ImportError as error:
         if "libcuda" in str(error):
-            raise CudaError(f"cuda:{slot}: no NVIDIA driver on this host ({error})") from error
+            raise CudaError(f"cuda:{slot}: this host has no NVIDIA driver ({error}): install one") from error
         if "undefined symbol" in str(error):
             raise CudaError(
-                f"cuda:{slot}: the driver is older than the toolkit that pycuda was built with "
-                f"({error}): update it, or build pycuda with an older one"
+                f"cuda:{slot}: the driver is older than pycuda's toolkit "
+                f"({error}): update the driver, or build pycuda with an older toolkit"
             ) from error
-        raise CudaError(f"cuda:{slot}: pycuda is not installed ({error}); {_GUIDE}") from error
+        raise CudaError(f"cuda:{slot}: pycuda is not installed ({error}): {_GUIDE}") from error
     try:
         cuda.init()
         count = cuda.Device.count()
         if slot >= count:
-            raise CudaError(f"cuda:{slot}: this host has {count} CUDA devices; name one below that")
+            raise CudaError(f"cuda:{slot}: this host has only {count} CUDA devices: name a lower number")
         return PycudaDriver(cuda, cuda.Device(slot), slot)
     except cuda.Error as error:
         raise CudaError(
-            f"cuda:{slot}: {error}; is an NVIDIA driver installed, and the device visible here?"
+            f"cuda:{slot}: {error}: check that a driver is installed and the device is visible"
         ) from error
 
 
 class PycudaDriver:
-    """One device with its primary context, made current in this thread."""
+    """One device with its primary context, current in this thread."""
 
     def __init__(self, cuda: Any, device: Any, slot: int) -> None:
         self._cuda, self._device, self._slot = cuda, device, slot
         self._context = device.retain_primary_context()
         self._context.push()
-        # pycuda aborts a process that ends while it has one.
+        # pycuda aborts a process that ends with a current context.
         atexit.register(self._context.detach)
         self._stream = cuda.Stream()
         self.stream = int(self._stream.handle)
         self._begin, self._end = cuda.Event(), cuda.Event()
-        self._worked = 0.0  # time.monotonic() when it last did
-        self.waking_s = 0.0  # all that was spent on its clocks
+        self._worked = 0.0  # time.monotonic() of its last work
+        self.waking_s = 0.0  # total time spent on raising its clocks
         self.l2_bytes = int(device.get_attribute(cuda.device_attribute.L2_CACHE_SIZE))
 
     def load(self, artefact: CudaArtefact) -> Any:
@@ -86,15 +86,15 @@ class PycudaDriver:
             return self._cuda.module_from_buffer(artefact.cubin)
         except self._cuda.Error as error:
             raise CudaError(
-                f"the driver refuses a cubin of {artefact.compiler.split(' -')[0]}: {error}; "
-                "a driver older than the toolkit cannot read it"
+                f"the driver refuses a cubin of {artefact.compiler.split(' -')[0]} ({error}): update "
+                "the driver if it is older than the toolkit"
             ) from error
 
     def allocate(self, size_bytes: int) -> Any:
         try:
             return self._cuda.mem_alloc(size_bytes)
         except self._cuda.MemoryError as error:
-            raise MemoryError(f"the device has no {size_bytes} bytes left") from error
+            raise MemoryError(f"the device has less than {size_bytes} bytes of free memory") from error
 
     def free(self, buffer: Any) -> None:
         buffer.free()
@@ -118,7 +118,7 @@ class PycudaDriver:
         function = module.get_function(launch.kernel)
         kinds = ["P" if isinstance(a, Pointer) else _FORMATS[a.dtype] for a in launch.arguments]
         function.prepare("".join(kinds))
-        if launch.shared_bytes:  # what needs no asking depends on what the kernel declares besides
+        if launch.shared_bytes:  # the limit also depends on the kernel's static shared memory
             attribute = self._cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
             function.set_attribute(attribute, launch.shared_bytes)
         values = [
@@ -177,7 +177,7 @@ class PycudaDriver:
             "thread_warp_size": get(names.WARP_SIZE),
             "l2_bytes": self.l2_bytes,
         }
-        # In kHz, with two transfers per clock; some drivers do not say.
+        # In kHz, with two transfers per clock; not reported by some drivers.
         clock = get(names.MEMORY_CLOCK_RATE)
         if clock > 0:
             width = get(names.GLOBAL_MEMORY_BUS_WIDTH) // 8
@@ -185,7 +185,7 @@ class PycudaDriver:
         return Target.parse(found)
 
     def device(self) -> Device:
-        """The device as it registers."""
+        """The device to register."""
         target = self.target()
         return Device(
             identity=f"{machine_id()}/cuda:{self._slot}", slot=f"cuda:{self._slot}",
@@ -195,7 +195,7 @@ class PycudaDriver:
 
 
 def _bytes(array: Array) -> Array:
-    """The same memory as bytes: there are no buffers of bfloat16."""
+    """The same memory as bytes, as bfloat16 has no buffer protocol."""
     import numpy as np
 
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -222,7 +222,7 @@ def _nvml_state(bus_id: str) -> dict[str, Any]:
             "throttle_reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
         }
         for name, read in reads.items():
-            with contextlib.suppress(pynvml.NVMLError):  # not every device tells everything
+            with contextlib.suppress(pynvml.NVMLError):  # some devices do not report everything
                 found[name] = read()
     return found
 

@@ -1,8 +1,7 @@
-"""Launches that are replayed: CUDA graphs by the driver's C interface, which pycuda has no names for.
+"""CUDA graphs, which replay launches, by the driver's C interface, as pycuda lacks them.
 
-Queued one by one from Python, launches take some five microseconds of the host each: kernels that are
-shorter would all be timed as long as that. A graph is queued at once, and its kernels follow each other
-on the device alone.
+A launch from Python takes the host about five microseconds, which would hide the time of shorter kernels. The
+kernels of a graph follow each other on the device without the host.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from typing import Any
 
 from workers.cuda.library import CudaError
 
-_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: libraries may do what they do at their calls
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: libraries may allocate during capture
 
 
 def capture(stream: int, queue: Callable[[], None]) -> Callable[[], None]:
-    """Capture what `queue` queues on a stream as a CUDA graph; calling the result replays it.
+    """Capture the launches of `queue` on a stream as a CUDA graph; calling the result replays it.
 
-    The graph is freed with the last reference to the result.
+    The graph is freed with the result.
 
     Raises:
-        CudaError: the driver, or a library that is called, does not support capture.
+        CudaError: the driver or a called library does not support capture.
     """
     graph, replayed, on = c_void_p(), c_void_p(), c_void_p(stream)
     _call("cuStreamBeginCapture_v2", on, c_int(_RELAXED))
@@ -41,7 +40,7 @@ def capture(stream: int, queue: Callable[[], None]) -> Callable[[], None]:
         _call("cuGraphLaunch", replayed, on)
 
     end = weakref.finalize(replay, _driver().cuGraphExecDestroy, replayed)
-    end.atexit = False  # the context may be gone by then
+    end.atexit = False  # the context may be destroyed by then
     return replay
 
 

@@ -1,7 +1,7 @@
 """One built CUDA configuration on a device: its buffers, its check, and its timed launches.
 
-The device is behind `Driver`, a seam of some calls: `workers/cuda/driver.py` fills it with pycuda, and
-tests with a stand-in that runs the same source on a processor.
+`Driver` is the interface of a device: `workers/cuda/driver.py` implements it with pycuda, tests with an
+emulation that runs the same source on a CPU.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from workers.cuda.library import prepare_call
 from workers.kernel import Data, Kernel, bits
 from workers.reference import Array, WrongAnswerError, compare, numpy_dtype, poison
 
-# Of all buffers at most, for calls to find nothing of their data in the L2 cache: of 60 MB, where they
-# are of a megabyte or more.
+# Maximum number of sets of buffers, so that calls find no data in an L2 cache of up to 60 MB if a set has a
+# megabyte or more.
 COPIES = 64
-# As many calls are replayed together; fewer take long enough for the host to be ahead of the device.
+# Number of calls replayed together; for fewer, the host stays ahead of the device.
 REPLAYED = 32
 
 
@@ -32,18 +32,18 @@ class Driver(Protocol):
     """A device. Launches are queued in order on one stream; `synchronize` waits for them."""
 
     l2_bytes: int
-    stream: int  # as libraries are told of it
+    stream: int  # the handle for libraries
 
     def load(self, artefact: CudaArtefact) -> Any:
-        """The kernels of an artefact; raises `CudaError` where this device cannot run them."""
+        """Load the kernels of an artefact; raise `CudaError` if this device cannot run them."""
 
     def allocate(self, size_bytes: int) -> Any:
-        """Memory, aligned to 256 bytes; raises `MemoryError` where there is none."""
+        """Allocate memory, aligned to 256 bytes; raise `MemoryError` if there is too little."""
 
     def free(self, buffer: Any) -> None: ...
 
     def address(self, buffer: Any) -> int:
-        """The device address of a buffer, as libraries take it."""
+        """The device address of a buffer, for libraries."""
 
     def upload(self, buffer: Any, array: Array) -> None: ...
 
@@ -51,28 +51,28 @@ class Driver(Protocol):
         """Copy on the device."""
 
     def download(self, buffer: Any, array: Array) -> None:
-        """Copy into a contiguous array, once what was launched is done."""
+        """Copy into a contiguous array after all launches."""
 
     def prepare(
         self, module: Any, launch: Launch, buffers: Mapping[str, Any]
     ) -> Callable[[], None]:
-        """A function that queues one launch, with its kernel and arguments looked up once."""
+        """A function that queues one launch, with kernel and arguments resolved once."""
 
     def capture(self, queue: Callable[[], None]) -> Callable[[], None]:
-        """A function that replays all that `queue` queues; `queue` itself without CUDA graphs."""
+        """A function that replays the launches of `queue`; `queue` itself without CUDA graphs."""
 
     def synchronize(self) -> None:
-        """Wait for all launches; raises `CudaError` if a kernel failed: the process must end then."""
+        """Wait for all launches; raise `CudaError` if a kernel failed, after which the process must end."""
 
     def time(self, queue: Callable[[], None]) -> float:
-        """Seconds that the device takes for the launches of `queue`, by its own clock."""
+        """The seconds of the launches of `queue`, by the device's clock."""
 
     def describe(self) -> dict[str, Any]:
         """Driver, clocks, temperature and throttling now: part of a measurement's environment."""
 
 
 class CudaKernel(Kernel):
-    """A built configuration on a device; used as any `Kernel` is."""
+    """A built configuration on a device, with the interface of `Kernel`."""
 
     def __init__(self, built: Built, data: Data, driver: Driver) -> None:
         super().__init__(built, data)
@@ -84,7 +84,7 @@ class CudaKernel(Kernel):
         self._next = 0
 
     def load(self) -> Any:
-        """Load the cubin, upload the inputs, and prepare constant ones, which is timed by itself."""
+        """Load the cubin, upload the inputs, and prepare constant ones, which is timed separately."""
         artefact = CudaArtefact.load(Path(self.built.path))
         self._cuda = artefact
         self._module = self._driver.load(artefact) if artefact.source else None
@@ -93,7 +93,7 @@ class CudaKernel(Kernel):
         size = 0
         self._buffers, size = self._make_buffers()
         self._copies = [self._launches(MAIN, self._buffers)]
-        # As many sets of buffers as it takes to find the L2 cache full of others' data.
+        # Enough sets of buffers to evict each from the L2 cache.
         for _ in range(min(COPIES, -(-2 * self._driver.l2_bytes // max(size, 1))) - 1):
             try:
                 buffers, _ = self._make_buffers()
@@ -108,9 +108,9 @@ class CudaKernel(Kernel):
         return buffer
 
     def _make_buffers(self) -> tuple[dict[str, Any], int]:
-        """One set of the buffers of `main` by its names for them, filled; and their bytes.
+        """One set of the filled buffers of `main` by name, and their bytes.
 
-        The sets after the first are filled from it.
+        Later sets are copied from the first.
         """
         program, found, total = self._cuda.programs[MAIN], {}, 0
         arguments = self._cuda.signature.arguments
@@ -176,7 +176,7 @@ class CudaKernel(Kernel):
         self.check_s += time.perf_counter() - began
 
     def compare(self) -> None:
-        """Compare what the first set of outputs holds now with the reference."""
+        """Compare the first set of outputs, after timing, with the reference."""
         tolerances = iter(self._data.tolerance)
         for name, right, dtype in self._outputs_with_reference():
             found = np.empty(right.shape, numpy_dtype(dtype))
@@ -195,10 +195,10 @@ class CudaKernel(Kernel):
         ]
 
     def measure(self, calls: int) -> float:
-        """Seconds that this many calls take together on the device, each on the next set of buffers."""
+        """The total seconds of this many calls on the device, each on the next set of buffers."""
         if calls < REPLAYED:
             return self._driver.time(lambda: self._queue(calls))
-        # Whole rounds of the sets: after each, the next call is the first set's again.
+        # Whole rounds, so that the next call uses the first set again.
         size = -(-REPLAYED // len(self._copies)) * len(self._copies)
         if self._replay is None:
             self._replay = self._driver.capture(lambda: self._queue(size))
@@ -216,7 +216,7 @@ class CudaKernel(Kernel):
             self._next = (self._next + 1) % len(self._copies)
 
     def release(self) -> None:
-        """Free the memory of the device."""
+        """Free the device's memory."""
         self._replay = None
         for buffer in self._memory:
             self._driver.free(buffer)

@@ -1,7 +1,7 @@
-"""Calls of cuBLAS and cuDNN on a device, by their C interfaces: the steps of a program that are no kernels.
+"""Calls of cuBLAS and cuDNN on a device by their C interfaces: library steps of a program.
 
-The libraries work in the context that is current, on the stream that they are told. float32 is
-multiplied without TF32; float16 and bfloat16 are summed in float32, to the last reduction. Constants
+The libraries use the current context and the given stream. float32 is multiplied without TF32; float16 and
+bfloat16 are accumulated in float32, including the last reduction. Constants
 are those of `library_types.h`, `cublas_api.h` and cuDNN's API reference (its legacy interface, which
 cuDNN 9 still has).
 """
@@ -20,7 +20,7 @@ from strategy.extern import NVIDIA, ExternError, LoadedLibrary, find_library, op
 _DATA = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}  # cudaDataType
 _COMPUTE_32F, _COMPUTE_64F = 68, 70
 _DEFAULT_ALGORITHM = -1
-_NO_NARROW_REDUCTION = 16  # of cublasMath_t; with the default beside it, which has no TF32
+_NO_NARROW_REDUCTION = 16  # of cublasMath_t, with the default mode, without TF32
 
 _CUDNN_DATA = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 _NCHW, _CROSS_CORRELATION = 0, 1
@@ -32,16 +32,16 @@ _ALGORITHMS = {
 
 
 class CudaError(RuntimeError):
-    """A device, driver or library that is missing or failed; one line that names the remedy."""
+    """A device, driver or library is missing or failed; the message has the remedy."""
 
 
 def installed_libraries() -> list[str]:
-    """The libraries that this host has, as a target names them."""
+    """This host's libraries, by their names in targets."""
     return [role for role in NVIDIA if find_library(role) is not None]
 
 
 def describe_library(role: str) -> dict[str, str]:
-    """The version and the file of a library that is open."""
+    """The version and the file of an open library."""
     loaded = open_library(role)
     parts = [c_int() for _ in range(3)]  # major, minor, patch
     for number, part in enumerate(parts):
@@ -53,14 +53,14 @@ def describe_library(role: str) -> dict[str, str]:
 def prepare_call(
     call: LibraryCall, stream: int, addresses: Mapping[str, int], allocate: Callable[[int], int]
 ) -> Callable[[], None]:
-    """A function that queues one library call on a stream, with routines and handles looked up once.
+    """A function that queues one library call on a stream, with routines and handles resolved once.
 
     Args:
         addresses: device addresses of the call's buffers, by name.
-        allocate: returns a workspace of the size in bytes that the library asks for.
+        allocate: returns a workspace of the requested size in bytes.
 
     Raises:
-        CudaError: the library is missing, or does not take the call.
+        CudaError: the library is missing, or does not support the call.
     """
     try:
         if isinstance(call, Gemm):
@@ -71,7 +71,7 @@ def prepare_call(
 
 
 class _Routines:
-    """A library's routines, whose status is checked, and its handle in this process."""
+    """A library's routines with checked status, and its handle in this process."""
 
     def __init__(self, loaded: LoadedLibrary, explain: str) -> None:
         self._loaded = loaded
@@ -79,11 +79,11 @@ class _Routines:
         self.handle = c_void_p()
 
     def __call__(self, name: str, *arguments: Any) -> None:
-        """Call a routine; raise `CudaError` with what the library says where it fails."""
+        """Call a routine; raise `CudaError` with the library's message if it fails."""
         self.bind(name, *arguments)()
 
     def bind(self, name: str, *arguments: Any) -> Callable[[], None]:
-        """A call to be made many times, its routine looked up once."""
+        """A call for repeated use, with its routine resolved once."""
         routine = self._loaded.function(name, c_int)
 
         def call() -> None:
@@ -97,7 +97,7 @@ class _Routines:
 
 @cache
 def _open_cublas(stream: int) -> _Routines:
-    """Open cuBLAS with a handle on the stream, for as long as this process lives."""
+    """Open cuBLAS with a handle on the stream, for the lifetime of this process."""
     cublas = _Routines(open_library("cublas"), "cublasGetStatusString")
     cublas("cublasCreate_v2", byref(cublas.handle))
     cublas("cublasSetStream_v2", cublas.handle, c_void_p(stream))
@@ -133,9 +133,9 @@ def _prepare_gemm(call: Gemm, cublas: _Routines, addresses: Mapping[str, int]) -
 
 @cache
 def _open_cudnn(stream: int) -> _Routines:
-    """Open cuDNN with a handle on the stream, for as long as this process lives."""
+    """Open cuDNN with a handle on the stream, for the lifetime of this process."""
     if find_library("cublas") is not None:
-        open_library("cublas")  # cuDNN looks for it by its name alone
+        open_library("cublas")  # cuDNN loads it by name
     cudnn = _Routines(open_library("cudnn"), "cudnnGetErrorString")
     cudnn("cudnnCreate", byref(cudnn.handle))
     cudnn("cudnnSetStream", cudnn.handle, c_void_p(stream))
@@ -143,10 +143,10 @@ def _open_cudnn(stream: int) -> _Routines:
 
 
 class _Descriptor:
-    """One of cuDNN's descriptors, as an argument of its routines; destroyed with this value."""
+    """A cuDNN descriptor, usable as an argument of routines; destroyed with this value."""
 
     def __init__(self, cudnn: _Routines, kind: str) -> None:
-        self._as_parameter_ = c_void_p()  # ctypes' name for what is passed
+        self._as_parameter_ = c_void_p()  # the attribute that ctypes passes
         cudnn(f"cudnnCreate{kind}Descriptor", byref(self._as_parameter_))
         end = weakref.finalize(
             self, cudnn, f"cudnnDestroy{kind}Descriptor", self._as_parameter_

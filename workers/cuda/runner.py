@@ -1,7 +1,7 @@
 """Sessions on a CUDA device: the counterpart of `workers/runner.py`.
 
-A kernel that fails leaves the device's context unusable for the whole process: such a session ends
-its child, and the daemon goes on in a new one.
+A failed kernel makes the device's context unusable for the process: such a session ends its child, and the
+daemon continues in a new one.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from workers.reference import random_inputs, reference, tolerances
 from workers.runner import Runner, Session, TimingRunner
 from workers.sandbox import ForkServer
 
-SLOT = "PLEVEL_CUDA_SLOT"  # the environment of the child says which device is its own
-_ADDRESSES = 1 << 46  # bytes: a driver reserves more of them than there is memory
+SLOT = "PLEVEL_CUDA_SLOT"  # environment variable of the child with its device
+_ADDRESSES = 1 << 46  # bytes of address space, of which a driver reserves more than the memory
 
 
 def runner_on(server: ForkServer, cores: Sequence[int], slot: str) -> TimingRunner:
-    """The handle on the child that times on a device of this host, `cuda:0` or its cores.
+    """The handle on the child that times on a device of this host, `cuda:0` or `cpu`.
 
     Args:
-        cores: what the child runs on, also where it only queues work for a CUDA device.
+        cores: the cores of the child, also if it only queues work for a CUDA device.
     """
     kind, _, number = slot.partition(":")
     if kind != "cuda":
@@ -54,14 +54,14 @@ def serve(channel: Channel) -> None:
 
 
 class CudaRunner(Runner):
-    """Runs sessions on a device. Needs no TVM."""
+    """Runner of sessions on a device. Needs no TVM."""
 
     def __init__(self, channel: Channel, driver: Driver) -> None:
         super().__init__(channel)
         self._driver = driver
 
     def toolchain(self) -> dict[str, Any]:
-        """The driver's version, the state of the device, and the versions of the libraries that were called."""
+        """The driver's version, the device's state, and the versions of called libraries."""
         found = {role: describe_library(role) for role in sorted(self._libraries)}
         return {"cuda": self._driver.describe(), **found}
 
@@ -96,5 +96,5 @@ class CudaRunner(Runner):
 
 
 def _lost(kernel: Kernel, error: CudaError) -> SystemExit:
-    """The context is lost with all that is in it: only a new process has another."""
+    """Make the error that ends this process, as only a new one gets another context."""
     return SystemExit(f"entry {kernel.entry}: {error}")
