@@ -1,7 +1,7 @@
-"""Tuning logs of other tools, and plevel's own, as streams: bytes in, records out, and back.
+"""Tuning logs of other tools and of plevel as streams: bytes to records, and back.
 
-Readers take a `Source` and yield records, the attachments these need, and rejected entries; they
-hold a bounded part of the file, evaluate nothing, and never raise for what is in it.
+Readers take a `Source` and yield records, their attachments, and rejected entries; they keep a bounded part of
+the file in memory, evaluate nothing, and never raise because of its content.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class FormatError(ValueError):
 _HEAD = 1 << 16
 _METASCHEDULE = re.compile(rb'\[\s*(?:"-?[0-9]{1,20}"\s*,\s*"|[0-9]{1,20}\s*,\s*\[)')
 _PICKLED = re.compile(rb"[a-z][^\t{]{0,1000}\t[A-Za-z0-9+/=]+\t")
-# In one document over many lines, so that no line of it tells.
+# One document over many lines, none of which identifies it.
 _DOCUMENT = re.compile(
     rb'"(?:tune_params|tune_params_keys|device_name|kernel_name|cache)"\s*:'
     rb'|"results"\s*:\s*\[\s*\{\s*"(?:timestamp|configuration|objectives|times|invalidity)"\s*:'
@@ -74,12 +74,12 @@ _NAMES = {
 
 
 def detect(head: bytes, name: str = "") -> Format:
-    """The format of a file by the first bytes of its content, and by its name where these are bare.
+    """The format of a file by the first bytes of its content, and by its name if these do not suffice.
 
-    Damaged lines are passed over: the first that is like one of a format decides.
+    Damaged lines are skipped: the first line that resembles a format decides.
 
     Raises:
-        FormatError: nothing in it is like any of them.
+        FormatError: no line resembles any format.
     """
     head = head[:_HEAD].removeprefix(b"\xef\xbb\xbf").lstrip()
     for line in head.split(b"\n"):
@@ -91,15 +91,15 @@ def detect(head: bytes, name: str = "") -> Format:
     by_name = _NAMES.get(PurePath(name).name.removesuffix(".gz"))
     if by_name is not None:
         return by_name
-    what = "is of no format that can be read here" if head else "is empty"
-    raise FormatError(f"{name or 'the file'} {what}; these can be read: {', '.join(Format)}")
+    what = "has no known format" if head else "is empty"
+    raise FormatError(f"{name or 'the file'} {what}: import one of: {', '.join(Format)}")
 
 
 def grouped(paths: Sequence[Path]) -> list[list[Path]]:
-    """The files to be read as one (`Joined`), in their order.
+    """Group files that are read as one (`Joined`), in order.
 
-    A MetaSchedule tuning file goes behind its workloads, which are taken from beside it where they
-    are not named; every other file stands alone.
+    A MetaSchedule tuning file follows its workloads, which are found beside it if they are not named; every other
+    file stands alone.
     """
     groups: list[list[Path]] = []
     for path in paths:
@@ -135,10 +135,10 @@ def read(
     Args:
         source: the file.
         form: its format; by default it is detected.
-        target: of a Kernel Tuner file, which names a device only.
+        target: the target of a Kernel Tuner file, which names only a device.
 
     Raises:
-        FormatError: the format is not given and cannot be told.
+        FormatError: the format is not given and cannot be detected.
     """
     form = detect(source.head, source.name) if form is None else form
     if form is Format.KERNEL_TUNER:

@@ -1,6 +1,6 @@
 """Checks that the databases can store each item of a log.
 
-They run where logs are parsed, as their cost depends on what others wrote.
+They run in the parsing process, as their cost depends on the log.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from service.formats.entry import (
 from strategy.record import Device, WireError, decode
 from strategy.space import ConfigSpace
 
-MAX_ADMITTED = 1000  # values that were looked at, each kept whole
-MAX_KEY = 2000  # bytes of a text that is indexed: PostgreSQL takes 2700
+MAX_ADMITTED = 1000  # cached values
+MAX_KEY = 2000  # bytes of an indexed text; PostgreSQL allows 2700
 
 T = TypeVar("T")
 
 
 def admitted(items: Iterable[Item]) -> Iterator[Item]:
-    """The same items; those that a database cannot store become `Rejected`."""
+    """Yield the items; those that a database cannot store as `Rejected`."""
     known: dict[int, object] = {}
 
     def once(check: Callable[[T], object], value: T) -> None:
-        """Check what many records share once: readers give one object for equal parts."""
+        """Check values shared by many records once, as readers give one object for equal parts."""
         if known.get(id(value)) is value:
             return
         check(value)
         if len(known) >= MAX_ADMITTED:
             known.clear()
-        known[id(value)] = value  # kept, so that its id stays its own
+        known[id(value)] = value  # kept alive, so that its id is not reused
 
     for item in items:
         try:
@@ -83,7 +83,7 @@ def _check_attachment(given: Attachment) -> None:
     if not 0 < len(given.key) <= 64:
         raise RejectError(Reason.FIELD, "an attachment's key has 1 to 64 characters")
     if given.what == "space" and decode(given.text, ConfigSpace).digest != given.key:
-        raise RejectError(Reason.SPACE, f"space {given.key}: it has another digest")
+        raise RejectError(Reason.SPACE, f"space {given.key}: its digest is another")
     if given.what == "module":
         if metaschedule.content_key(given.text) != given.key:
             raise RejectError(

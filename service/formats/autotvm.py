@@ -1,8 +1,7 @@
 """AutoTVM's logs: one JSON document per line, versions 0.1 and 0.2.
 
-The template that a line was measured with becomes a foreign implementation
-(`autotvm:conv2d_nchw_winograd.cuda`); what it computes becomes a workload of an operator that all
-templates of that computation share (`autotvm.conv2d_nchw`), so that they compete.
+A line's template becomes a foreign implementation (`autotvm:conv2d_nchw_winograd.cuda`); its computation becomes a
+workload of an operator that all its templates share (`autotvm.conv2d_nchw`), so that they compete.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ Knobs = Annotated[
     list[tuple[Text, Literal["sp", "re", "an", "ot"], Entity]], Meta(max_length=MAX_KNOBS)
 ]
 
-# MeasureErrorNo, and what we call it.
+# MeasureErrorNo and plevel's kinds.
 ERRORS = {
     1: ErrorKind.INSTANTIATION, 2: ErrorKind.COMPILE, 3: ErrorKind.COMPILE, 4: ErrorKind.RUNTIME,
     5: ErrorKind.WRONG_ANSWER, 6: ErrorKind.BUILD_TIMEOUT, 7: ErrorKind.RUN_TIMEOUT,
@@ -87,7 +86,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Extra(msgspec.Struct, omit_defaults=True):
-    """Fields of AutoTVM's lines that records do not have, kept to write them back."""
+    """Fields of AutoTVM's lines that records lack, kept for exports."""
 
     target: str
     knobs: list[tuple[str, str]]
@@ -99,7 +98,7 @@ class _Extra(msgspec.Struct, omit_defaults=True):
     tvm_version: str | None = None
     workload: msgspec.Raw = msgspec.Raw(b"")  # of version 0.1
     template: str | None = None  # of version 0.1
-    more: dict[str, Any] = {}  # keys that no version of AutoTVM writes
+    more: dict[str, Any] = {}  # keys unknown to AutoTVM
 
 
 _decoder = msgspec.json.Decoder(_Line)
@@ -132,7 +131,7 @@ def _record(line: bytes, tasks: dict[bytes, tuple[Task, str]]) -> ImportedRecord
     check(line)
     more: dict[str, Any] = {}
     parsed = None
-    # Eight known keys and eight colons: each key is there once. Any other line is looked at closely.
+    # Eight known keys and eight colons: each key occurs once. Other lines take the slow path.
     if line.count(b":") == 8:
         with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
             parsed = _decoder.decode(line)
@@ -158,7 +157,7 @@ def _record(line: bytes, tasks: dict[bytes, tuple[Task, str]]) -> ImportedRecord
 def _load(line: bytes) -> dict[str, Any]:
     if b"\t" in line and line.count(b"\t") >= 3 and b"{" not in line:
         raise RejectError(
-            Reason.PICKLE, "a line of pickled objects, which is never unpickled: log as JSON"
+            Reason.PICKLE, "a line of pickled objects, which are never unpickled: log as JSON"
         )
     data = load(line)
     if not isinstance(data, dict):
@@ -167,12 +166,12 @@ def _load(line: bytes) -> dict[str, Any]:
 
 
 def _closely(data: dict[str, Any]) -> tuple[_Line, dict[str, Any]]:
-    """A line with keys that we do not know, which are kept, or with numbers that JSON has not."""
+    """Parse a line with unknown keys, which are kept, or with numbers that JSON lacks."""
     if data.get("version") not in (0.2, None) or "input" not in data:
         shown = data.get("version")
         raise RejectError(
             Reason.VERSION if "input" in data else Reason.FIELD,
-            f"version {shown!r:.40}: 0.1 and 0.2 are known" if "input" in data
+            f"version {shown!r:.40} is unknown: expected 0.1 or 0.2" if "input" in data
             else "'input' is missing: not a line of an AutoTVM log",
         )  # fmt: skip
     more = {k: v for k, v in data.items() if k not in _Line.__struct_fields__}
@@ -195,7 +194,7 @@ def _finite(value: Any) -> bytes:
     try:
         return json.dumps(value, allow_nan=False).encode()
     except ValueError as error:
-        raise RejectError(Reason.FIELD, f"NaN or infinity where no time stands: {error}") from error
+        raise RejectError(Reason.FIELD, f"NaN or infinity outside of times: {error}") from error
 
 
 def _check_costs(costs: list[Any]) -> None:
@@ -239,7 +238,7 @@ def _built(
 
 
 def _as_text(value: Any) -> str:
-    """Annotations are lists of names, and an option may be null: neither is a knob's value."""
+    """The value of a knob; annotations (lists of names) and null become their JSON."""
     text = json.dumps(value, separators=(",", ":"))
     if len(text) > MAX_TEXT:
         raise RejectError(Reason.CONFIG, f"a knob's text has at most {MAX_TEXT} characters")
@@ -247,14 +246,14 @@ def _as_text(value: Any) -> str:
 
 
 def _task(data: Any, template: str | None = None) -> tuple[Task, str]:
-    """The task of `input`, and its target as it was written."""
+    """The task of `input`, and its target as written."""
     if not isinstance(data, list) or len(data) != 4:
         raise RejectError(Reason.FIELD, "input: expected [target, task, args, kwargs]")
     spec, name, args, kwargs = data
     if not isinstance(spec, str) or not isinstance(name, str) or not isinstance(args, list):
         raise RejectError(Reason.FIELD, "input: expected [target, task, args, kwargs]")
     if not isinstance(kwargs, dict):
-        raise RejectError(Reason.FIELD, "input: kwargs is no object")
+        raise RejectError(Reason.FIELD, "input: kwargs: expected an object")
     full = name if template is None else f"{name}.{template}"
     if not 0 < len(full) <= 100:
         raise RejectError(
@@ -269,7 +268,7 @@ def _task(data: Any, template: str | None = None) -> tuple[Task, str]:
 
 def _record_0_1(data: dict[str, Any], tasks: dict[bytes, tuple[Task, str]]) -> ImportedRecord:
     if data["v"] != 0.1 or data.keys() != {"i", "r", "v"}:
-        raise RejectError(Reason.VERSION, f"version {data['v']!r:.40}: 0.1 and 0.2 are known")
+        raise RejectError(Reason.VERSION, f"version {data['v']!r:.40} is unknown: expected 0.1 or 0.2")
     entries, result = data["i"], data["r"]
     if not isinstance(entries, list) or len(entries) != 6 or not isinstance(entries[5], dict):
         raise RejectError(
@@ -301,10 +300,10 @@ _Result = tuple[Annotated[list[float], Meta(max_length=MAX_COSTS)], int, float, 
 
 
 def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[bytes]:
-    """Lines that AutoTVM's parser takes; one that was read from such a line is equal to it.
+    """Write lines for AutoTVM's parser; imported ones are equal to the originals.
 
-    Records from elsewhere are written with their implementation as the task, their inputs as
-    arguments and their attributes as keyword arguments.
+    Records of other sources have their implementation as the task, their inputs as arguments and their
+    attributes as keyword arguments.
     """
     for item in items:
         if isinstance(item, ImportedRecord):
@@ -352,7 +351,7 @@ def _document(item: ImportedRecord) -> dict[str, Any]:
 
 
 def _legacy(item: ImportedRecord) -> str:
-    """The target as the string that AutoTVM's TVM reads."""
+    """The target as a string for AutoTVM's TVM."""
     target = item.task.target
     words = [target.kind, f"-keys={','.join(target.keys)}"]
     if target.arch:

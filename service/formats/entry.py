@@ -21,11 +21,11 @@ from strategy.target import KINDS, Target, TargetError
 from strategy.types import TypeSyntaxError
 from strategy.workload import Workload, WorkloadError
 
-MAX_COST_S = 1e9  # what AutoTVM and MetaSchedule write where there is no time
+MAX_COST_S = 1e9  # what AutoTVM and MetaSchedule write if there is no time
 
 
 class Reason(StrEnum):
-    """The reason for which a line or an entry was rejected."""
+    """The reason of a rejection."""
 
     JSON = "json"  # not JSON, or not UTF-8
     TRUNCATED = "truncated"  # the file ends in the middle of it
@@ -36,20 +36,20 @@ class Reason(StrEnum):
     VERSION = "version"  # of a format that this release does not know
     TARGET = "target"
     TYPE = "type"  # a dtype or a shape
-    WORKLOAD = "workload"  # missing, or not one
+    WORKLOAD = "workload"  # missing or malformed
     CONFIG = "config"
     SPACE = "space"
-    COST = "cost"  # a time that is none: NaN, zero, negative, out of range
-    TIME = "time"  # a date that is none
+    COST = "cost"  # not a time: NaN, zero, negative, out of range
+    TIME = "time"  # not a date
     PICKLE = "pickle"  # never unpickled
-    GZIP = "gzip"  # not what it was packed from
-    RATIO = "ratio"  # unpacks to far more than it holds
+    GZIP = "gzip"  # damaged
+    RATIO = "ratio"  # unpacks to too large a multiple of its size
     SLOW = "slow"  # takes too long to read
-    FORMAT = "format"  # cannot be written in the format asked for
+    FORMAT = "format"  # cannot be written in the requested format
 
 
 class RejectError(ValueError):
-    """One entry cannot be read; the reader reports it as `Rejected`."""
+    """An entry cannot be read; the reader yields it as `Rejected`."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -59,7 +59,7 @@ class RejectError(ValueError):
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     """A rejected entry: its line (counted from 1), the reason, and its text.
 
-    `text` is the whole entry, except where it was too long to keep.
+    `text` is the complete entry, unless it is too long.
     """
 
     line: int
@@ -71,7 +71,7 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """A measured implementation of a workload on a target, as data.
 
-    `space` is the digest of its space, which came before it as an `Attachment`; empty where none is
+    `space` is the digest of its space, an earlier `Attachment`; empty if none is
     known.
     """
 
@@ -86,7 +86,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
 
     @cached_property
     def key(self) -> str:
-        """32 hexadecimal digits over all that identifies the task (so not the plevel)."""
+        """32 hexadecimal digits over the identity of the task, without the plevel."""
         return task_key(
             self.workload.key, self.target.to_json(), self.implementation, self.version, self.space
         )
@@ -101,7 +101,7 @@ def task_key(
 
 
 def checked(task: Task) -> Task:
-    """Return `task` after checking that a database can store it and that it has a key.
+    """Return `task` after checking that it has a key and can be stored.
 
     Raises:
         RejectError: an integer of more than 64 bits, or text that is not Unicode.
@@ -114,7 +114,7 @@ def checked(task: Task) -> Task:
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True, tag="attachment", tag_field="kind"):
-    """A document that records refer to by its key: it comes before the first that does.
+    """A document that records refer to by key; it precedes the first of them.
 
     A `space` (key: its digest) is the JSON of a `ConfigSpace`; a `module` (key: the SHA-256 of the
     text, which is the attribute `module` of its workload) is a line of MetaSchedule's workloads.
@@ -126,11 +126,10 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True, tag="attachment", ta
 
 
 class ImportedRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of one configuration, from whatever source.
+    """One attempt of one configuration, from any source.
 
-    Either `error` is set or there are samples. `source` is `plevel`, or the format that it was
-    first read from; `extra` is a JSON object of what only that format knows, all of it that an
-    exact export needs.
+    Either `error` is set or there are samples. `source` is `plevel`, or the format of its first import; `extra` is
+    a JSON object of the fields that only that format has and an exact export needs.
     """
 
     source: str
@@ -162,12 +161,12 @@ class ImportedRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def config_digest(self) -> str:
-        """Equal to `config.digest`, without building a `Config`."""
+        """The `config.digest`, without building a `Config`."""
         return hashlib.sha256(self.config_key.encode()).hexdigest()[:16]
 
     @property
     def identity(self) -> bytes:
-        """A digest of 16 bytes over the record's content: equal ones are one record read twice."""
+        """A digest of 16 bytes over the record's content; equal ones are the same record."""
         where = self.device.identity if self.device is not None else self.device_model
         return identity(
             self.task.key, self.config_key, self.phase, self.error, self.measured_at, self.session,
@@ -197,9 +196,9 @@ _sorted = msgspec.json.Encoder(order="sorted")
 
 
 def config_key(values: dict[str, Any]) -> str:
-    """Compute `Config(values).key` five times faster, for values known to be a configuration's."""
+    """Compute `Config(values).key` five times faster, for valid values."""
     text = _sorted.encode(values).decode()
-    # json.dumps writes floats, and what is not printable ASCII, in another way.
+    # json.dumps writes floats and non-ASCII characters differently.
     if float in map(type, values.values()) or not (text.isascii() and text.isprintable()):
         return json.dumps(values, separators=(",", ":"), sort_keys=True)
     return text
@@ -248,7 +247,7 @@ class Summary:
         self.known += known
 
     def put_aside(self, rejected: Rejected) -> None:
-        """Count an entry that could not be read; it counts as read too."""
+        """Count a rejected entry, which counts as read too."""
         self.read += 1
         self.reasons[rejected.reason.value] += 1
 
@@ -264,10 +263,10 @@ def foreign_target(spec: object) -> Target:
     """The target of another tool's log, without options unknown to plevel.
 
     Raises:
-        TargetError: what is known has a value of the wrong type.
+        TargetError: a known option has a value of the wrong type.
     """
     first = spec.get("kind") if isinstance(spec, dict) else next(iter(str(spec).split(None, 1)), "")
-    if first == "cpu":  # what we call this host: the log is of another
+    if first == "cpu":  # plevel's name for this host, but the log is of another
         raise TargetError("target 'cpu' names no processor: expected llvm with -mcpu")
     if isinstance(first, str) and first and first not in KINDS:
         spec = {**spec, "foreign": True} if isinstance(spec, dict) else f"{spec} -foreign"
@@ -275,7 +274,7 @@ def foreign_target(spec: object) -> Target:
         target = Target.parse(spec)
     except TargetError:
         target = Target.parse(_without_unknown(spec))
-    if target.model == "unknown":  # TVM's word for none: ApplyHistoryBest never matches by it
+    if target.model == "unknown":  # TVM's word for no model, which ApplyHistoryBest never matches
         data = target.to_json()
         del data["model"]
         target = Target.parse(data)

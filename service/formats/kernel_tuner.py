@@ -73,12 +73,12 @@ _BAD_IN_NAMES = re.compile(r"[\s()\[\]{},=+:\"]")
 def read(source: Source, target: Target | None = None) -> Iterator[Item]:
     """The records of a cache or of T4 results, with their space; bad entries are rejected.
 
-    A T4 file and a cache whose header follows its entries are read twice, a stream that cannot go
-    back through a temporary file: what the entries mean is only known at their end.
+    A T4 file, and a cache whose header follows its entries, are read twice, if the stream cannot seek through a
+    temporary file, as the meaning of entries is only known at the end.
 
     Args:
-        source: the file; its name is the kernel's where the file has none.
-        target: what the kernel was compiled for; by default it is told from the device's name.
+        source: the file; its name is the kernel's if the file has none.
+        target: the kernel's target; default: derived from the device's name.
     """
     is_cache = b'"results"' not in source.head or b'"cache"' in source.head
     reader = _Cache(source.name, target) if is_cache else _Results(source.name, target)
@@ -101,7 +101,7 @@ def _chunks_of(stream: Any) -> Iterator[bytes]:
 
 
 class _Reader(ABC):
-    """The common parser of caches and T4 results: a frame, with entries in one member of it."""
+    """The common parser of caches and T4 results: a frame with entries in one member."""
 
     member = ""
 
@@ -124,7 +124,7 @@ class _Reader(ABC):
 
     @abstractmethod
     def _first_keys(self, frame: bytes) -> frozenset[bytes] | None:
-        """The keys that entries begin with, None where any may be one."""
+        """The possible first keys of entries, None if any."""
 
     @abstractmethod
     def _entries(self, text: bytes) -> Iterable[tuple[str, Any]]:
@@ -135,13 +135,13 @@ class _Reader(ABC):
         """The record of an entry."""
 
     def survey(self, chunks: Iterable[bytes]) -> Iterator[Item]:
-        """Learn what the records need from all over the file."""
+        """Collect the information for records from the whole file."""
         frame = b""
         for part in scan(chunks, self.member, self._first_keys, last=False):
             if isinstance(part, Frame):
                 frame = part.text
             elif part.fault is None:
-                # What cannot be read is reported with the records.
+                # Rejections are reported with the records.
                 with contextlib.suppress(Exception):
                     for _, entry in self._entries(part.text):
                         if isinstance(entry, dict):
@@ -154,7 +154,7 @@ class _Reader(ABC):
             self._keys[next(iter(entry))] = None
 
     def records(self, chunks: Iterable[bytes]) -> Iterator[Item]:
-        """All records, after the space that they are of."""
+        """All records, after their space."""
         begun = self._surveyed
         for part in scan(chunks, self.member, self._first_keys, last=not self._surveyed):
             if isinstance(part, Frame):
@@ -162,7 +162,7 @@ class _Reader(ABC):
                     yield from self._begin(part.text)
                 begun = True
             elif part.fault is not None:
-                detail = f"this entry has no end: not read ({part.fault.value})"
+                detail = f"the entry has no end ({part.fault.value}) and was not read"
                 yield Rejected(line=part.line, reason=part.fault, detail=detail, text=part.text)
             else:
                 yield from self._read(part)
@@ -171,7 +171,7 @@ class _Reader(ABC):
         try:
             data = _frame(frame)
             if self.member not in data:
-                detail = f"no {self.member!r} in it: not a file of Kernel Tuner"
+                detail = f"{self.member!r} is missing: not a Kernel Tuner file"
                 raise RejectError(Reason.FIELD, detail)
             yield from self._learn(data)
         except Exception as error:
@@ -181,7 +181,7 @@ class _Reader(ABC):
         try:
             if self._task is None:
                 raise RejectError(
-                    Reason.WORKLOAD, "what the file says of the kernel cannot be read"
+                    Reason.WORKLOAD, "the description of the kernel cannot be read"
                 )
             entries = list(self._entries(part.text))
         except Exception as error:
@@ -190,7 +190,7 @@ class _Reader(ABC):
         for name, entry in entries:
             try:
                 if not isinstance(entry, dict):
-                    raise RejectError(Reason.FIELD, f"entry {name!r:.80} is no object")
+                    raise RejectError(Reason.FIELD, f"entry {name!r:.80}: expected an object")
                 yield self._record(entry)
             except Exception as error:
                 yield reject(part.line, error, part.text)
@@ -198,7 +198,7 @@ class _Reader(ABC):
     def _make_task(
         self, kernel: str, device: str, values: Mapping[str, list[Any]], attrs: dict[str, Any]
     ) -> Iterator[Item]:
-        """The task of all records, after the attachment of its space where it has one."""
+        """The task of all records, after the attachment of its space, if any."""
         space = None
         self._parameters = dict.fromkeys(values)
         try:
@@ -274,7 +274,7 @@ class _Cache(_Reader):
         error = None
         samples: tuple[float, ...] = ()
         if isinstance(time, str):
-            # A failure that a later release names in another way is one nonetheless.
+            # Failures may have other names in later releases.
             error = _FAILURES.get(time, ErrorKind.RUNTIME)
         else:
             samples = seconds(entry.get("times", [time]) or [time], 1e-3)
@@ -300,7 +300,7 @@ class _Results(_Reader):
         self._values: dict[str, dict[str, Any]] = {}
 
     def needs_all(self, head: bytes) -> bool:
-        """Always: no header names the parameters and their values."""
+        """Return True, as no header has the parameters and their values."""
         return True
 
     def _note(self, entry: dict[str, Any]) -> None:
@@ -363,7 +363,7 @@ class _Results(_Reader):
 
 
 def _frame(text: bytes) -> dict[str, Any]:
-    """The frame as an object, closed where the file was left open."""
+    """The frame as an object, closed if the file was left open."""
     closed = text.rstrip(b", \t\r\n")
     try:
         frame = load(closed)
@@ -377,7 +377,7 @@ def _frame(text: bytes) -> dict[str, Any]:
 
 
 def _either(times: Mapping[str, Any], name: str) -> Any:
-    """A time under either of the spellings that T4's schema and its writers have."""
+    """A time under either spelling of T4's schema and its writers."""
     return times.get(name, times.get(f"{name}_time"))
 
 
@@ -385,7 +385,7 @@ def _extra(data: dict[str, Any]) -> bytes:
     try:
         return json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
     except ValueError:
-        return b""  # a metric that is NaN says nothing
+        return b""  # NaN metrics are dropped
 
 
 def _ordered(values: Iterable[Any]) -> list[Any]:
@@ -396,7 +396,7 @@ def _ordered(values: Iterable[Any]) -> list[Any]:
 
 
 def as_value(value: Any) -> Any:
-    """A parameter's value as a knob's: objects, null and mixed lists as their JSON."""
+    """A parameter's value as a knob's; objects, null and mixed lists become their JSON."""
     plain = isinstance(value, bool | int | float | str)
     if plain or (isinstance(value, list) and all(type(v) is int for v in value)):
         return value
@@ -407,7 +407,7 @@ def as_value(value: Any) -> Any:
 
 
 def space_of(values: Mapping[str, list[Any]]) -> ConfigSpace:
-    """The space of categorical knobs; raises `SpaceError` where it is too large for one."""
+    """The space of categorical knobs; raise `SpaceError` if it is too large."""
     knobs = []
     for name, given in values.items():
         taken = [tuple(v) if isinstance(v, list) else v for v in map(as_value, given)]
@@ -416,13 +416,13 @@ def space_of(values: Mapping[str, list[Any]]) -> ConfigSpace:
 
 
 def target_of(device: str) -> Target:
-    """The target derived from a device's name, else OpenCL, which all devices have."""
+    """The target derived from a device's name, else OpenCL, which all devices support."""
     kind = next((kind for pattern, kind in _VENDORS if pattern.search(device)), "opencl")
     return Target.parse({"kind": kind, "model": device[:200]} if device else {"kind": kind})
 
 
 def seconds(values: Any, unit: float) -> tuple[float, ...]:
-    """Times of `unit` seconds each, all of them positive; raises `RejectError` otherwise."""
+    """Times in units of `unit` seconds; raise `RejectError` unless all are positive."""
     if not isinstance(values, list) or len(values) > MAX_SAMPLES:
         raise RejectError(Reason.COST, f"times: expected a list of up to {MAX_SAMPLES}")
     for value in values:
@@ -441,7 +441,7 @@ def duration(value: Any, unit: float = 1e-3) -> float:
 
 
 def instant(text: Any) -> float:
-    """A Unix time of an ISO date, UTC where it names no zone; 0 where there is none."""
+    """The Unix time of an ISO date, UTC without a zone; 0 if there is none."""
     if text is None:
         return 0.0
     try:
@@ -454,7 +454,7 @@ def instant(text: Any) -> float:
 def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[bytes]:
     """T4 results of one task's records, in pieces; times are in milliseconds.
 
-    The kernel is what the task says, the device is the first record's.
+    The kernel is the task's, the device is the first record's.
     """
     opened = False
     for item in items:

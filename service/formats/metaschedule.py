@@ -1,8 +1,8 @@
 """MetaSchedule's pair of files: `database_workload.json` and `database_tuning_record.json`.
 
-Records are kept whole: an export is what was read, byte for byte. A workload's line, a structural hash
-and a module, is known by the SHA-256 of its text: nothing here can verify the hash. The module itself
-is never looked into.
+Records are kept complete, so that an export equals the import byte for byte. A workload's line, a structural
+hash and a module, is identified by the SHA-256 of its text, as the hash cannot be verified here. Modules are not
+parsed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from strategy.space import MAX_TEXT, Config
 from strategy.types import TensorType
 from strategy.workload import Input, Workload
 
-MAX_LINE = 1 << 26  # of a workload: a module with its constants may be long
+MAX_LINE = 1 << 26  # of a workload, as a module with constants may be long
 MAX_CACHED = 20_000
 MAX_WORKLOADS = 100_000
 
@@ -55,7 +55,7 @@ _bodies = msgspec.json.Decoder(_Body)
 
 
 def read(source: Source) -> Iterator[Item]:
-    """The records of a tuning file that follows its workloads, which come as attachments.
+    """The records of a tuning file that follows its workloads, which become attachments.
 
     The two files are read as one after the other; several such pairs may follow each other.
     """
@@ -98,7 +98,7 @@ class _Reader:
         if found is None:
             raise RejectError(
                 Reason.WORKLOAD,
-                f"of workload {index}, which did not come before it: give database_workload.json first",
+                f"workload {index} did not come before it: give database_workload.json first",
             )
         return self._record(*found, bytes(body))
 
@@ -107,7 +107,7 @@ class _Reader:
             self._workloads, self._recording = [], False
         if len(self._workloads) >= MAX_WORKLOADS:
             raise RejectError(Reason.TOO_LONG, f"more than {MAX_WORKLOADS} workloads in one file")
-        # Records count the lines: a bad one keeps its place.
+        # Records refer to lines by number, so rejected ones count.
         self._workloads.append(None)
         hashed, module = check_workload(line)
         made = attach(hashed, module)
@@ -132,7 +132,7 @@ class _Reader:
             if name in values:
                 raise RejectError(Reason.DUPLICATE, f"two decisions of instruction {place}")
             values[name] = _as_value(decision)
-        # A candidate that did not run has no times, or 1e10.
+        # A failure has no times, or 1e10.
         failed = not times or max(times) >= MAX_COST_S
         if times and not all(t > 0 and math.isfinite(t) for t in times):
             raise RejectError(Reason.COST, f"run_secs {times!r:.80} are not times in seconds")
@@ -146,7 +146,7 @@ class _Reader:
 
 
 def check_workload(line: bytes | str) -> tuple[str, str]:
-    """A workload's structural hash and its module in base64, of a line that has the form of one."""
+    """A workload's structural hash and its base64 module, from a well-formed line."""
     hashed, module = msgspec.json.decode(line, type=tuple[str, str])
     if not _HASH.fullmatch(hashed):
         raise RejectError(Reason.WORKLOAD, f"{hashed!r:.40} is not a structural hash")
@@ -158,7 +158,7 @@ def check_workload(line: bytes | str) -> tuple[str, str]:
 
 
 def attach(hashed: str, module: str) -> Attachment:
-    """A workload's line, under the key that its tasks have as attribute `module`."""
+    """A workload's line as an attachment, whose key is the attribute `module` of its tasks."""
     text = msgspec.json.encode([hashed, module]).decode()
     return Attachment(what="module", key=content_key(text), text=text)
 
@@ -211,8 +211,8 @@ Line = tuple[Literal["workload", "tuning_record"], bytes]
 def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[Line | Rejected]:
     """Lines for `database_workload.json` and `database_tuning_record.json`, which JSONDatabase loads.
 
-    Modules must come before the records that need them. What did not come from MetaSchedule cannot
-    be written so: it is reported, with its number among the records in place of a line.
+    Modules must precede the records that need them. Records of other sources are reported, with their number
+    instead of a line.
     """
     places: dict[str, int] = {}
     number = 0
@@ -225,7 +225,7 @@ def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[Line | Rejec
         number += 1
         module = item.task.workload.attrs.get("module")
         if item.source != "metaschedule" or not item.extra or module not in places:
-            detail = "not a record of MetaSchedule's whose module is known"
+            detail = "not a MetaSchedule record with a known module"
             yield Rejected(line=number, reason=Reason.FORMAT, detail=detail)
             continue
         yield "tuning_record", b"[%d,%s]\n" % (places[module], item.extra)

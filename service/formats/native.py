@@ -1,8 +1,8 @@
-"""plevel's own NDJSON: complete and versioned; every line can be read alone.
+"""plevel's own NDJSON: lossless and versioned; every line can be read alone.
 
-The first line names the version. `attachment` lines hold what many records share and is long (the
-JSON of a space, a MetaSchedule module) before the first record that names it; a record whose
-attachment was lost is still read.
+The first line has the version. An `attachment` line has a long text that many records share (the JSON of a
+space, a MetaSchedule module) and precedes the first of them; a record whose attachment is missing is still
+read.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from strategy.record import Device, ErrorKind, Phase, Seconds, TimingPolicy, dec
 from strategy.space import MAX_PARTS, MAX_TEXT, ConfigSpace
 
 VERSION = 1
-MAX_LINE = 1 << 26  # of an attachment: a module with its constants may be long
-MAX_RECORD = 1 << 21  # of any other line: what any format has of a record, and what all share
+MAX_LINE = 1 << 26  # of an attachment, as a module with constants may be long
+MAX_RECORD = 1 << 21  # of any other line: the largest record of any format
 MAX_CACHED = 20_000  # distinct tasks, and as many devices, environments and policies
 
 T = TypeVar("T")
-NONE = msgspec.Raw(b"")  # what is left out: msgspec knows no optional Raw
+NONE = msgspec.Raw(b"")  # omitted; msgspec has no optional Raw
 Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Value = (
     bool
@@ -50,7 +50,7 @@ Text = Annotated[str, Meta(max_length=200)]
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="plevel-records", tag_field="kind"):
-    """The first line. `version` is raised by every change that older readers cannot read."""
+    """The first line. Changes that older readers cannot read raise `version`."""
 
     version: int = VERSION
 
@@ -110,10 +110,10 @@ def read(source: Source) -> Iterator[Item]:
             if not readable:
                 raise RejectError(
                     Reason.VERSION,
-                    f"written by a later release (version {VERSION} is known here): update plevel",
+                    f"written by a later release than version {VERSION}: update plevel",
                 )
             if isinstance(parsed, _Record):
-                if _encode(parsed) != line:  # not as we write it: keys twice would go unseen
+                if _encode(parsed) != line:  # another form than plevel's: may have duplicate keys
                     load(line)
                 yield shared.record(parsed)
             elif isinstance(parsed, Attachment):
@@ -128,25 +128,25 @@ def read(source: Source) -> Iterator[Item]:
 
 
 class _Shared:
-    """A cache of parts that many records share, decoded once for equal bytes."""
+    """A cache of parts shared by many records, decoded once for equal bytes."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, bytes], Any] = {}
-        self._modules: dict[str, str] = {}  # keys by structural hashes, of files of earlier releases
+        self._modules: dict[str, str] = {}  # keys by structural hash, for files of earlier releases
 
     def attachment(self, given: Attachment) -> Attachment:
-        """The same, under the key of today where its key is a structural hash."""
+        """The attachment, with the current kind of key if it has a structural hash."""
         if given.what != "module" or given.text.startswith("["):
             return given
         made = metaschedule.attach(given.key, given.text)
         if len(self._modules) >= MAX_CACHED:
             self._modules.clear()
         self._modules[given.key] = made.key
-        self._known.clear()  # tasks that follow may be of this module
+        self._known.clear()  # later tasks may refer to this module
         return made
 
     def _task(self, task: Task) -> Task:
-        """With the key of its module, where only the structural hash is named."""
+        """The task, with the key of its module if it has only the structural hash."""
         attrs = task.workload.attrs
         module = self._modules.get(str(attrs.get("structural_hash")))
         if module is None or "module" in attrs or task.workload.op != "metaschedule.module":
@@ -170,7 +170,7 @@ class _Shared:
 
     def record(self, line: _Record) -> ImportedRecord:
         if (line.error is None) == (not line.samples_s):
-            raise RejectError(Reason.FIELD, "a record has either samples_s or an error")
+            raise RejectError(Reason.FIELD, "samples_s, error: a record has exactly one of them")
         return ImportedRecord(
             source=line.source, task=self._get(line.task, Task),
             config_key=config_key(line.config), samples_s=line.samples_s, error=line.error,
@@ -187,7 +187,7 @@ class _Shared:
 
 
 def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[bytes]:
-    """Lines with their ends, the header first; the order of the items is kept."""
+    """Encode lines, the header first, in the order of the items."""
     yield _encode(Header()) + b"\n"
     tasks: dict[int, tuple[Task, msgspec.Raw]] = {}
     for item in items:
@@ -198,7 +198,7 @@ def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[bytes]:
         if known is None:
             if len(tasks) >= MAX_CACHED:
                 tasks.clear()
-            # The task is kept, so that its id stays its own.
+            # The task is kept alive, so that its id is not reused.
             known = tasks[id(item.task)] = (item.task, _raw(item.task))
         yield _encode(_line(item, known[1])) + b"\n"
 

@@ -1,6 +1,6 @@
-"""Records as Parquet, for data frames and query engines: written only, as a table cannot hold all.
+"""Records as Parquet, for data frames and query engines; export only, as a table is not lossless.
 
-pyarrow is an extra of its own: it is larger than all the rest of a service.
+pyarrow is an extra of its own, as it is larger than the rest of a service.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import orjson
 
 from service.formats.entry import Attachment, ImportedRecord
 
-GROUP = 10_000  # rows that are held, and written together
-# What is not known of a record is null; `config` and `environment` are JSON, times are in seconds.
+GROUP = 10_000  # rows of a row group, kept in memory
+# Unknown values are null; `config` and `environment` are JSON, times are in seconds.
 COLUMNS = {
     "workload": "string", "op": "string", "target": "string", "implementation": "string",
     "version": "string", "config": "string", "phase": "string", "error": "string",
@@ -34,7 +34,7 @@ def is_installed() -> bool:
 
 
 def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[bytes]:
-    """A file piece by piece: a row group for each `GROUP` records, and its footer at the end."""
+    """Yield a file in pieces: a row group for each `GROUP` records, then its footer."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
@@ -54,7 +54,7 @@ def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[bytes]:
 
 
 def _drain(out: io.BytesIO) -> bytes:
-    """Take the bytes written since the last call; the writer counts its position by itself."""
+    """Return the bytes written since the last call; the writer tracks its position itself."""
     data = out.getvalue()
     out.seek(0)
     out.truncate()

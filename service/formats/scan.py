@@ -1,11 +1,11 @@
-"""One large JSON object, taken apart entry by entry without being held.
+"""Streaming split of one large JSON object into entries.
 
-A streaming parser stops for good at the first byte that is not JSON. This one finds where the
-entries of one member (Kernel Tuner's `cache` or `results`) begin and end, leaves reading them to
-the caller, and after damage goes on at the next entry, known by its first key.
+A streaming parser stops at the first byte that is not JSON. This one finds the entries of one member (Kernel
+Tuner's `cache` or `results`), leaves parsing them to the caller, and resumes after damage at the next entry,
+found by its first key.
 
-Its time is proportional to the length of the document, whatever is in it: no pattern looks at a text
-again from each place in it, and what is read in vain of entries without an end is bounded.
+Its time is linear in the length of the document: no pattern rescans a text from each position, and the bytes
+scanned in vain for the ends of entries are bounded.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MAX_ENTRY = 1 << 20
 MAX_FRAME = 1 << 24
 MAX_DEPTH = 64
 MAX_BEGIN = 4096  # bytes of an entry up to its first key
-MAX_LOST = 1 << 22  # bytes read in vain of entries without an end, beyond twice what was passed
+MAX_LOST = 1 << 22  # bytes scanned in vain for ends of entries, beyond twice the consumed ones
 
-# A bracket, or a string, which holds no line end. One that is not closed goes on to the end of its line, or of
-# the window.
+# A bracket, or a string, which contains no line end. An unclosed string extends to the end of its line or of the
+# window.
 _TOKEN = re.compile(rb'[{}\[\]]|"(?:[^"\\\n]++|\\.)*+("|\\?)')
-# Where an object may begin, with its first key; the first part is of one that is a member of another.
+# The possible begin of an object with its first key; the first group is its own name, if it is a member.
 _OBJECT = rb'\{\s*+"([^"\n]*+)"\s*+:'
 _ELEMENT = re.compile(_OBJECT)
 _MEMBER = re.compile(rb'"[^"\n]*+"\s*+:\s*+' + _OBJECT)
@@ -36,16 +36,16 @@ _BLANKS = re.compile(rb"[, \t\r\n]*")
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """The object around the entries: its other members, and an empty one in the entries' place.
+    """The object around the entries: its other members, and an empty one instead of the entries.
 
-    It may lack its end where the file does.
+    Its end may be missing.
     """
 
     text: bytes
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """The text of one entry, or the reason for which it has no end."""
+    """The text of one entry, or the reason why it has no end."""
 
     line: int
     text: bytes
@@ -58,21 +58,20 @@ FirstKeys = Callable[[bytes], Container[bytes] | None]
 def scan(
     chunks: Iterable[bytes], member: str, first_keys: FirstKeys, *, last: bool = True
 ) -> Iterator[Frame | Entry]:
-    """The frame as far as it comes before the entries, the entries, and then the whole frame.
+    """Yield the frame before the entries, the entries, then the complete frame.
 
     Args:
         chunks: the document.
-        member: the name of what holds the entries, an object or an array.
-        first_keys: given the frame before the entries, the keys of which one is the first in an
-            entry; None where that cannot be known, and any may be.
-        last: that no other member begins as an entry does. Then one bracket too many among the
-            entries does not end them.
+        member: the name of the object or array of entries.
+        first_keys: the possible first keys of an entry, given the frame before the entries; None: any.
+        last: no other member begins like an entry, so that an extra closing bracket among the entries
+            does not end them.
     """
     return _Scanner(iter(chunks), last).run(member.encode(), first_keys)
 
 
 class _Scanner:
-    """A window on the document: `_text` from `_at` on is not done with."""
+    """A window of the document: `_text` from `_at` on is not consumed yet."""
 
     def __init__(self, chunks: Iterator[bytes], last: bool) -> None:
         self._chunks = chunks
@@ -81,7 +80,7 @@ class _Scanner:
         self._at = 0
         self._line = 1
         self._ended = False
-        self._taken = self._lost = 0  # bytes that were passed, and that were read in vain
+        self._taken = self._lost = 0  # bytes consumed, and bytes scanned in vain
         self._begin = _ELEMENT
         self._keys: Container[bytes] | None = None
 
@@ -93,7 +92,7 @@ class _Scanner:
         return not self._ended
 
     def _take(self, end: int) -> bytes:
-        """Take the text before `end`, counted from the window's begin, which moves there."""
+        """Consume and return the text up to the offset `end` in the window."""
         taken = self._text[self._at : self._at + end]
         self._at += end
         self._taken += len(taken)
@@ -101,12 +100,12 @@ class _Scanner:
         return taken
 
     def _token(self, begin: int) -> tuple[bytes, bool, int] | None:
-        """The next token from `begin` on, whether it is whole, and its end."""
+        """The next token from `begin` on, True if it is complete, and its end."""
         last = begin + MAX_ENTRY
         while True:
             found = _TOKEN.search(self._text, self._at + begin)
             size = len(self._text) - self._at
-            # At the window's end, more of the document might make it another match.
+            # At the window's end, more text might change the match.
             if (found is not None and found.end() < len(self._text)) or self._ended or size > last:
                 break
             begin = size if found is None else begin
@@ -124,7 +123,7 @@ class _Scanner:
             size = len(self._text) - self._at
             if size > last or not self._more():
                 return None
-            begin = max(begin, size - MAX_BEGIN)  # it may stand at the window's end, in part
+            begin = max(begin, size - MAX_BEGIN)  # it may be cut at the window's end
 
     def _begins(self, begin: int) -> Iterator[int]:
         """Offsets of entries in the window, found by their first keys."""
@@ -144,14 +143,14 @@ class _Scanner:
             opened = before[-1:]
             before += b"}" if opened == b"{" else b"]"
             yield Frame(before)
-            # Only now: whoever was given the frame may have learnt them from it.
+            # After yielding the frame, from which the caller may derive them.
             self._keys = first_keys(before)
             self._begin = _MEMBER if opened == b"{" else _ELEMENT
             yield from self._entries()
             while len(self._text) - self._at <= MAX_FRAME and self._more():
                 pass
         after = self._take(len(self._text) - self._at)
-        # What follows the bracket that closes the member.
+        # The text after the bracket that closes the member.
         yield Frame(before + after.lstrip(_BLANK).removeprefix(before[-1:]))
 
     def _find(self, member: bytes) -> int | None:
@@ -206,13 +205,13 @@ class _Scanner:
                 return self._fail(end, Reason.JSON)
             if token in {b"{", b"["}:
                 if brackets and self._opens_entry(end - 1):
-                    return self._fail(end, Reason.JSON)  # the next one, within one that has no end
+                    return self._fail(end, Reason.JSON)  # an entry begins within one that has no end
                 brackets.append(token)
                 if len(brackets) > MAX_DEPTH:
                     return self._fail(end, Reason.DEPTH)
             elif token in _OPENS:
                 if not brackets:
-                    # Entries that are no objects may stand before the member's end.
+                    # Entries that are no objects may precede the member's end.
                     if self._text[self._at : self._at + end - 1].strip(_BLANK):
                         return end - 1, None
                     goes_on = self._last and self._next_begin(end, MAX_ENTRY) is not None
@@ -224,12 +223,12 @@ class _Scanner:
             at = end
 
     def _fail(self, end: int, fault: Reason) -> tuple[None, Reason]:
-        """Count what was read of an entry that has no end: it will be looked at again."""
+        """Count the bytes of an entry without an end, which will be scanned again."""
         self._lost += end
         return None, fault
 
     def _look_ahead(self, at: int) -> None:
-        """Read until what may begin at `at` is all there, however small the chunks are."""
+        """Read until a possible begin of an entry at `at` is complete in the window."""
         while len(self._text) - self._at - at < MAX_BEGIN and not self._ended:
             self._more()
 
@@ -239,7 +238,7 @@ class _Scanner:
         return found is not None and self._is_first(found)
 
     def _skip(self) -> bytes:
-        """Skip an entry without an end, up to the next entry; returns its text, cut to `MAX_ENTRY`."""
+        """Skip an entry without an end, up to the next entry; return its text, cut to `MAX_ENTRY`."""
         self._look_ahead(0)
         own = self._begin.match(self._text, self._at)
         begin = 1 if own is None or not self._is_first(own) else own.end() - self._at
@@ -251,7 +250,7 @@ class _Scanner:
             if found is not None:
                 return (kept + self._take(found))[:MAX_ENTRY]
             size = len(self._text) - self._at
-            # The begin of an entry may stand at the window's end, in part.
+            # The begin of an entry may be cut at the window's end.
             passed = self._take(size if self._ended else max(size - MAX_BEGIN, 0))
             kept = (kept + passed)[:MAX_ENTRY]
             begin = 0

@@ -1,4 +1,4 @@
-"""Bytes in: unpacked where they are packed, with a head to look at, in pieces of bounded size."""
+"""Byte sources: decompressed if necessary, with a head for detection, in bounded pieces."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from typing import Any, BinaryIO, Protocol
 from service.formats.entry import Reason, Rejected, RejectError
 
 CHUNK = 1 << 18
-_PACKED = 1 << 14  # packed bytes that are handed to zlib at a time: it copies what is left of them
+_PACKED = 1 << 14  # compressed bytes given to zlib at a time, as it copies the rest
 MAX_LINE = 1 << 20  # of a record: thousands of samples, and the longest configuration
 MAX_DEPTH = 64
-KEPT = 1000  # bytes kept of what is too long
-# Real logs pack by 5 to 60; what packs by more unpacks without end.
+KEPT = 1000  # bytes kept of overlong lines
+# Real logs compress by 5 to 60; more indicates a decompression bomb.
 MAX_RATIO = 300
-_FREE = 1 << 24  # bytes that may come of anything
-# A string without an end goes on to the end: looked for again from each of its quotes, it would take
-# quadratic time.
+_FREE = 1 << 24  # bytes that any file may unpack to
+# An unclosed string extends to the end: rescanning from each of its quotes would take quadratic time.
 _BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{}\[\]]', re.DOTALL)
-# A null character, or a surrogate without its other half.
+# A null character, or a lone surrogate.
 _BROKEN = re.compile(
     rb"\\u(?:0000|[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u)[dD][c-fC-F])"
 )
 
 
 class Joined:
-    """Several files that belong together as one stream, each followed by a line end."""
+    """Several files as one stream, each followed by a line end."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = list(paths)
@@ -62,7 +61,7 @@ class Stream(Protocol):
 
 
 def read_fully(stream: Stream, size: int) -> bytes:
-    """Read `size` bytes, or all there are: detection must not depend on how a file arrives."""
+    """Read `size` bytes or up to the end, so that detection does not depend on chunks."""
     pieces = []
     while size > 0 and (piece := stream.read(size)):
         pieces.append(piece)
@@ -71,7 +70,7 @@ def read_fully(stream: Stream, size: int) -> bytes:
 
 
 def _gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same in pieces of `CHUNK` bytes or more: what reads them takes time for each."""
+    """Join pieces to `CHUNK` bytes or more, as each costs its reader time."""
     held, size = [], 0
     for piece in pieces:
         held.append(piece)
@@ -92,10 +91,10 @@ def _slices(pieces: Iterable[bytes], size: int) -> Iterator[bytes]:
 class Source:
     """One file or upload, read once from front to back.
 
-    gzip is seen by its first bytes, whatever the name. Memory is bounded by a chunk and a line.
+    gzip is detected by its first bytes. Memory is bounded by a chunk and a line.
 
     Raises:
-        OSError: from the stream itself; what is wrong with the content is never raised.
+        OSError: from the stream; errors of the content are never raised.
     """
 
     def __init__(self, stream: Stream, name: str = "") -> None:
@@ -124,7 +123,7 @@ class Source:
                 try:
                     chunk = unpacker.decompress(packed, CHUNK)
                 except zlib.error as error:
-                    self._stop(Reason.GZIP, f"{error}: not read further")
+                    self._stop(Reason.GZIP, f"{error}: the rest was not read")
                     return
                 begun = True
                 given += len(chunk)
@@ -133,16 +132,16 @@ class Source:
                 if given > _FREE and given > MAX_RATIO * taken:
                     self._stop(
                         Reason.RATIO,
-                        f"unpacks to over {MAX_RATIO} times its size: not read further",
+                        f"unpacks to over {MAX_RATIO} times its size: the rest was not read",
                     )
                     return
                 packed = unpacker.unconsumed_tail
-                if unpacker.eof:  # the next of several members, or padding
+                if unpacker.eof:  # another gzip member, or padding
                     packed = unpacker.unused_data.lstrip(b"\0")
                     unpacker, begun = zlib.decompressobj(wbits=31), False
         if begun:
             self._stop(
-                Reason.TRUNCATED, "the gzip file ends early: what came before its end is read"
+                Reason.TRUNCATED, "the gzip file is truncated: the part before was read"
             )
 
     def _stop(self, reason: Reason, detail: str) -> None:
@@ -156,13 +155,13 @@ class Source:
 
     @property
     def fault(self) -> Rejected | None:
-        """The fault that stopped reading before the end, known once the content is read."""
+        """The fault that stopped reading, known after reading the content."""
         return self._fault
 
     def lines(self, limit: int = MAX_LINE) -> Iterator[tuple[int, bytes] | Rejected]:
-        """Numbered lines without their ends, blank ones too; those over `limit` bytes are rejected.
+        """Numbered lines without line ends, blank ones included; those over `limit` bytes are rejected.
 
-        `ended_openly` is set before the last line where no line end follows it.
+        `ended_openly` is set before the last line if it has no line end.
         """
         number, pieces, size = 0, [b""], 0
         skipping = False
@@ -197,7 +196,7 @@ def _too_long(number: int, line: bytes, limit: int) -> Rejected:
     return Rejected(
         line=number,
         reason=Reason.TOO_LONG,
-        detail=f"longer than {limit} bytes: not read",
+        detail=f"longer than {limit} bytes and was not read",
         text=line[:KEPT],
     )
 
@@ -206,7 +205,7 @@ def check(text: bytes) -> None:
     """Reject JSON that a database cannot store: not UTF-8, too deep, or with broken characters.
 
     Raises:
-        RejectError: any of these. Whether it is JSON at all is not looked at.
+        RejectError: any of these; JSON syntax is not checked.
     """
     if not text.isascii():
         try:
@@ -219,16 +218,16 @@ def check(text: bytes) -> None:
             bracket = found[0]
             depth += 1 if bracket in {b"[", b"{"} else -1 if bracket in {b"]", b"}"} else 0
             if depth > MAX_DEPTH:
-                raise RejectError(Reason.DEPTH, f"nested deeper than {MAX_DEPTH}")
+                raise RejectError(Reason.DEPTH, f"nested deeper than {MAX_DEPTH} levels")
     if b"\\u" in text and _BROKEN.search(text):
         raise RejectError(Reason.JSON, "a character that databases cannot store: \\u0000, or a lone surrogate")
 
 
 def load(text: bytes) -> Any:
-    """Parse JSON with unique keys; NaN and infinities are left to the reader of a number.
+    """Parse JSON with unique keys; NaN and infinities are accepted.
 
     Raises:
-        RejectError: not JSON, a key twice, or what `check` refuses.
+        RejectError: not JSON, a duplicate key, or refused by `check`.
     """
     check(text)
     try:

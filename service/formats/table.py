@@ -1,6 +1,6 @@
-"""Records as CSV, for spreadsheets and data frames: written only, as a table cannot hold all.
+"""Records as CSV, for spreadsheets and data frames; export only, as a table is not lossless.
 
-A spreadsheet computes what begins as a formula: a text that does has an apostrophe before it.
+Texts that a spreadsheet would evaluate as formulas get an apostrophe.
 """
 
 from __future__ import annotations

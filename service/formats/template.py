@@ -1,7 +1,7 @@
 """AutoTVM's templates and their arguments as workloads, and back.
 
-What a template computes, without how, names the operator, so that all templates of a computation
-share its workloads: `conv2d_nchw.cuda` and `conv2d_nchw_winograd.cuda` are implementations of
+The computation of a template, without its algorithm, names the operator, so that all templates of a computation
+share workloads: `conv2d_nchw.cuda` and `conv2d_nchw_winograd.cuda` are implementations of
 `autotvm.conv2d_nchw`.
 """
 
@@ -14,7 +14,7 @@ from service.formats.entry import Reason, RejectError
 from strategy.types import TensorType
 from strategy.workload import Input, Workload
 
-# The parts of a template's name that say how, not what.
+# The parts of a template's name that are its algorithm.
 _HOW = re.compile(
     r"(?:_(?:winograd|nnpack|spatial_pack|direct|tensorcore|int8|cudnn|cublas|cublaslt|cblas|mkl"
     r"|mkldnn|dnnl|rocblas|miopen|nopack|pack|dynamic|small_batch|large_batch))+$"
@@ -45,16 +45,16 @@ _BAD_IN_NAMES = re.compile(r"[\s()\[\]{},=+:\"]")
 
 
 def family(name: str) -> str:
-    """The operation that a template computes: `conv2d_nchw` of `conv2d_nchw_winograd.cuda`."""
+    """The computation of a template: `conv2d_nchw` for `conv2d_nchw_winograd.cuda`."""
     what = name.partition(".")[0]
     return _HOW.sub("", what) or what
 
 
 def workload_of(name: str, args: list[Any], kwargs: dict[str, Any]) -> Workload:
-    """The workload of a template's arguments: tensors become inputs, all else attributes.
+    """The workload of a template's arguments: tensors become inputs, others attributes.
 
     Raises:
-        TypeSyntaxError, WorkloadError: a tensor's type or a name that is none.
+        TypeSyntaxError, WorkloadError: a malformed type or name.
     """
     what = family(name)
     inputs: list[Input] = []
@@ -90,7 +90,7 @@ def _input(name: str, value: list[Any]) -> Input:
 def _taken(place: str, value: Any, inputs: list[Input]) -> Any:
     """`value` with the tensors in its lists replaced by the names of the inputs they become."""
     if isinstance(value, dict):
-        raise RejectError(Reason.WORKLOAD, f"argument {place} is an object: AutoTVM has none")
+        raise RejectError(Reason.WORKLOAD, f"argument {place} is an object, which AutoTVM's logs never have")
     if not isinstance(value, list):
         return value
     taken = []
@@ -104,7 +104,7 @@ def _taken(place: str, value: Any, inputs: list[Input]) -> Any:
 
 
 def arguments_of(workload: Workload, what: str) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments that `workload_of` was given for a template of this family."""
+    """The inverse of `workload_of` for a template of this family."""
     tensors = {i.name: tensor(i) for i in workload.inputs}
     attrs = dict(workload.attrs)
     kwargs = attrs.pop("kwargs", {})
@@ -123,7 +123,7 @@ def _restored(value: Any, tensors: dict[str, list[Any]]) -> Any:
 
 
 def tensor(value: Input) -> list[Any]:
-    """An input as AutoTVM writes tensors."""
+    """An input in AutoTVM's form of tensors."""
     kind = value.tensor
     shape = [d.value if d.is_constant else str(d) for d in kind.shape]
     return ["TENSOR", shape, kind.dtype]

@@ -55,7 +55,7 @@ def test_a_live_run_follows_its_records_and_can_be_cancelled(visit, seeded: Site
     visitor = visit(seeded)
     page = visitor.page
     visitor.open(f"/runs/{run_id}")
-    assert page.locator("table").first.locator("text=no time yet").count() >= 3
+    assert page.locator("table").first.locator("text=not timed").count() >= 3
     farm.search(run_id, 6)
     # Neither a click nor a reload: the stream brings it.
     page.wait_for_selector("#live td b:has-text('s')")

@@ -131,7 +131,7 @@ def test_what_is_no_log_is_refused(service: Project) -> None:
         assert (answer.status_code, answer.headers["content-type"]) == (
             422, "application/problem+json",
         )  # fmt: skip
-        assert "can be read" in answer.json()["detail"]
+        assert "has no known format" in answer.json()["detail"]
     assert service.http.get("/v1/records:export", params={"format": "xml"}).status_code == 422
     # Said before the stream begins.
     assert service.http.get("/v1/records:export", params={"task_id": 2**63}).status_code == 422
@@ -211,7 +211,7 @@ def test_the_command_line_says_what_is_wrong(call: Callable[..., str], tmp_path:
     assert "no such file" in call("import", str(tmp_path / "gone.log"), *database, code=2)
     notes = tmp_path / "notes.txt"
     notes.write_text("remember the milk")
-    assert "no format that can be read" in call("import", str(notes), *database, code=2)
+    assert "no known format" in call("import", str(notes), *database, code=2)
     assert "one of native" in call("export", "--format", "xml", *database, code=2)
     assert "name a folder" in call("export", "--format", "metaschedule", *database, code=2)
 

@@ -175,9 +175,9 @@ def test_the_format_is_seen_in_the_content(name: str, form: Format) -> None:
     "data", [b"", b"\n\n", b"hello\n", b"{}", b"[]", b"\0" * 100, b'{"a": 1}\n']
 )
 def test_what_is_none_of_them_is_said(data: bytes) -> None:
-    with pytest.raises(FormatError, match="these can be read: plevel, autotvm"):
+    with pytest.raises(FormatError, match="import one of: plevel, autotvm"):
         detect(data, "x.log")
-    with pytest.raises(FormatError, match="is empty" if not data.strip() else "of no format"):
+    with pytest.raises(FormatError, match="is empty" if not data.strip() else "no known format"):
         read(Source(io.BytesIO(data), "x.log"))
 
 
