@@ -1,4 +1,4 @@
-"""The model of time and validity, and the process of its own in which it is fitted.
+"""The model of time and validity, and its child process.
 
 `python -m service.search.child` serves `learn`, `grow` and `propose` over pipes. Values are pickled: both ends
 are of one installation, and nothing that came over a network is read in the child.
@@ -28,7 +28,7 @@ ANSWER_TIMEOUT_S = 60.0
 
 
 class CostModelError(RuntimeError):
-    """The model's process has died, or its inputs are inconsistent."""
+    """The model's process died, or its inputs are inconsistent."""
 
 
 class Records(NamedTuple):
@@ -43,7 +43,7 @@ class Records(NamedTuple):
 
 
 class CostModel(Protocol):
-    """Learns from records and chooses candidates. Deterministic: its answers depend on arguments alone."""
+    """The interface of a model that learns from records and chooses candidates. Deterministic."""
 
     def learn(self, records: Records) -> Prior | None:
         """Learn a prior from other tasks' records; None if they are too few. Raises `CostModelError`."""
@@ -59,7 +59,7 @@ class CostModel(Protocol):
 
 
 class InlineModel:
-    """Fits in this process: for replays and tests."""
+    """A model in this process, for replays and tests."""
 
     def learn(self, records: Records) -> Prior | None:
         return prior.learn(*records)
@@ -75,10 +75,9 @@ class InlineModel:
 
 
 class ChildModel:
-    """Fits in a long-lived child process with one thread and a low priority.
+    """A model in a long-lived child process with one thread and a low priority.
 
-    Safe to share between threads. The child ends with its parent. One that died is started
-    again by the next call.
+    Thread-safe. The child ends with its parent; the next call restarts a dead one.
     """
 
     def __init__(self) -> None:
@@ -167,7 +166,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    # Below the kernels that are being timed beside it.
+    # Lower than the priority of kernels being timed.
     with contextlib.suppress(OSError):
         os.nice(10)
     serve(sys.stdin.buffer, sys.stdout.buffer)

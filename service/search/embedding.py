@@ -1,8 +1,8 @@
 """Embedding of configurations in coordinates, for a model that compares them by distance.
 
-Kernels respond to a knob in three ways, and a knob gets columns for each, with a length scale of
-their own, so that the records decide which counts: smoothly in the logarithm of a size; by alignment,
-how often two divides the value; and value by value, as for names.
+Times depend on a knob in three ways, each with columns and length scales of its own, which are fitted to the
+records: smoothly on the logarithm of a size; on alignment, the power of two that divides the value; and on
+single values, as for names.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from strategy.space import ConfigSpace, Knob
 
 Places = NDArray[np.float32]
 
-# Expected logarithms of length scales, in units of a column's range: how far one must go for the
-# time to be another matter. Alignment and single values are expected to matter less.
+# Expected logarithms of length scales, in units of a column's range. Alignment and single values are expected
+# to matter less.
 SMOOTH, ALIGNMENT, SINGLE, DERIVED = np.log(1.6), np.log(1.6) + 0.2, np.log(1.6) + 1.2, np.log(1.6) + 1.0
-MOST_SINGLE = 64  # a knob of more values has no column per value
+MOST_SINGLE = 64  # a knob with more values has no column per value
 MOST_ALIGNMENT = 6
-MOST_NAMES = 6  # 0, 1, 2 … up to here are taken for names: an algorithm, a layout
-WIDE = 4  # a range of at least this ratio is seen by its logarithm
+MOST_NAMES = 6  # values 0, 1, 2 … up to this number count as names, such as an algorithm or layout
+WIDE = 4  # a range of at least this ratio is scaled logarithmically
 
 
 class Embedding:
-    """Turns digits of one space into rows of columns between 0 and 1.
+    """Embedding of the digits of one space as rows of columns between 0 and 1.
 
     Attributes:
         groups: for each column, the length scale that it shares with others.
@@ -48,7 +48,7 @@ class Embedding:
         self._derived = _ranges(self._features, space)
         groups += range(len(reach), len(reach) + len(self._derived))
         reach += [DERIVED] * len(self._derived)
-        if not reach:  # nothing to choose: one column that is always the same
+        if not reach:  # a single configuration: one constant column
             groups, reach = [0], [SMOOTH]
         self.groups = np.array(groups, dtype=np.intp)
         self.reach = np.array(reach)
@@ -68,11 +68,11 @@ class Embedding:
 
 
 def nearest(space: ConfigSpace, config: Mapping[str, object]) -> tuple[int, ...] | None:
-    """The digits most like a configuration of another space: of another shape, or another version.
+    """The digits nearest to a configuration of another space (of another shape or version).
 
-    A number goes to the nearest by ratio, a tuple to the nearest of its length, part by part; a knob
-    that the configuration lacks has the fallback's value. None where a name is not one of a knob's.
-    Constraints are not looked at: the place counts, not whether it can be built here.
+    Numbers map to the nearest by ratio, tuples part by part to the nearest of equal length; a missing knob gets
+    the fallback's value. None if a name is not among a knob's. Constraints are ignored, as only the
+    position counts.
     """
     found = []
     for knob in space.knobs:
@@ -127,7 +127,7 @@ def _tables(knob: Knob) -> list[tuple[Places, float]]:
 
 
 def _numbers(knob: Knob) -> NDArray[np.float64] | None:
-    """The parts of each value as numbers; None where they are names."""
+    """The parts of each value as numbers; None for names."""
     if all(isinstance(v, tuple) for v in knob.values):
         lengths = {len(v) for v in knob.values if isinstance(v, tuple)}
         return np.array(knob.values, dtype=np.float64) if len(lengths) == 1 and 0 not in lengths else None

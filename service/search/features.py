@@ -1,6 +1,6 @@
 """Features of a configuration for the cost model: its knobs' values and expressions over them.
 
-Its index in the space is no feature, as it changes when the space does.
+The index in the space is no feature, as it changes with the space.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _ONE_HOT = 8  # names with up to this many values get a column each
 
 
 class SpaceFeatures:
-    """Turns configurations of one space into rows of numbers.
+    """Features of the configurations of one space, as rows of numbers.
 
     A configuration is given by its digits: the position of each knob's value, in the order of the
     knobs. Columns are the numbers of numeric knobs, the parts of tuples, the positions of names
-    (and one column per name where they are few), and the space's derived expressions.
+    (and one column per name if they are few), and the space's derived expressions.
     """
 
     def __init__(self, space: ConfigSpace) -> None:
@@ -40,12 +40,12 @@ class SpaceFeatures:
         self.names = (*names, *(name for name, _ in self._derived))
 
     def digits(self, configs: Sequence[Config]) -> Digits:
-        """The digits of configurations; raises `ConfigError` for one that is not of the space."""
+        """The digits of configurations; raise `ConfigError` for one outside of the space."""
         rows = [self.space.digits(c) for c in configs]
         return np.array(rows, dtype=np.int32).reshape(len(rows), len(self.space.knobs))
 
     def matrix(self, digits: Digits) -> Matrix:
-        """One row of features per row of digits; NaN where an expression has no value."""
+        """One row of features per row of digits; NaN if an expression has no value."""
         columns = [table[digits[:, i]] for i, table in enumerate(self._tables)]
         columns.append(self.derive(digits))
         return np.concatenate(columns, axis=1, dtype=np.float32)
@@ -60,16 +60,16 @@ class SpaceFeatures:
 
 
 def columns_of(space: ConfigSpace, digits: Digits) -> dict[str, NDArray[Any]]:
-    """The values of each knob, one per row of digits, as expressions compute with them."""
+    """The values of each knob, one per row of digits, as operands of expressions."""
     return {k.name: _array(k)[digits[:, i]] for i, k in enumerate(space.knobs)}
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)  # bools too
+    return isinstance(value, int | float)  # includes bool
 
 
 def _array(knob: Knob) -> NDArray[Any]:
-    """The knob's values, as expressions compute with them."""
+    """The knob's values, as operands of expressions."""
     if all(_is_number(v) for v in knob.values):
         return np.array(knob.values)
     lengths = {len(v) if isinstance(v, tuple) else 0 for v in knob.values}
@@ -95,7 +95,7 @@ def _computed(function: Any, env: Mapping[str, NDArray[Any]], rows: int) -> Matr
             warnings.simplefilter("ignore", RuntimeWarning)
             values = np.broadcast_to(np.asarray(function(env), dtype=np.float64), (rows,))
     except (ExpressionError, TypeError, ValueError):
-        # An expression over names, say: a feature less, and nothing else is lost.
+        # For instance an expression over names: omit the feature.
         return np.full((rows, 1), np.nan, dtype=np.float32)
     limit = float(np.finfo(np.float32).max)
     return np.where(np.abs(values) < limit, values, np.nan).astype(np.float32)[:, None]

@@ -1,4 +1,4 @@
-"""A Gaussian process with known trends, small and quick enough to ask between two measurements.
+"""A Gaussian process with trends, fast enough to use between two measurements.
 
 Matérn 5/2 with a length scale per group of columns, by maximum a posteriori, as Rasmussen and
 Williams, "Gaussian Processes for Machine Learning", chapters 2 (2.7 for the trends) and 5. The scale
@@ -19,8 +19,8 @@ _Floating = TypeVar("_Floating", Floats, NDArray[np.float32])
 _LEAST_NOISE, _MOST_NOISE = np.log(1e-6), 0.0
 _STEPS = 15  # of the optimiser, from each start
 _SETTLED = 100
-_NOISE_SD = 1.5  # how far off the expected logarithm of the noise may be
-_SMALL = 32  # triangles that are inverted as any matrix is
+_NOISE_SD = 1.5  # prior deviation of the logarithm of the noise
+_SMALL = 32  # size up to which triangles are inverted by a general inverse
 
 
 class GaussianProcess:
@@ -32,10 +32,9 @@ class GaussianProcess:
     Args:
         groups: for each column of a place, its length scale.
         reach: the expected logarithm of each length scale.
-        reach_sd: how far off that may be.
+        reach_sd: the prior deviation of it.
         noise: the expected logarithm of the noise.
-        scale: the expected deviation of the function, and how many trials that is worth; None
-            where the trials alone decide.
+        scale: the expected deviation of the function, and its weight in trials; None: no prior.
     """
 
     def __init__(
@@ -49,11 +48,11 @@ class GaussianProcess:
         self.theta = self._expected.copy()
 
     def tune(self, places: NDArray[Any], values: Floats, trend: Floats) -> Self:
-        """Find the hyper-parameters, from those it has and from the expected ones."""
+        """Optimise the hyper-parameters, starting from the current and the expected ones."""
         x = places.astype(np.float64)
         best: tuple[float, Floats] | None = None
         starts = [self.theta]
-        # With many trials one mode matters, and it has been found before.
+        # With many trials there is one dominant mode, which has been found before.
         if len(values) < _SETTLED and not np.array_equal(self.theta, self._expected):
             starts.append(self._expected)
         for start in starts:
@@ -111,9 +110,9 @@ class GaussianProcess:
 
         Args:
             places: one row per trial.
-            values: without what is surely known of the trend.
-            trend: columns of the trend's functions at the places, each times the deviation that
-                its coefficient is expected to have, in units of the function's.
+            values: the values, less the known part of the trend.
+            trend: columns of the trend's functions at the places, each times the prior deviation of its
+                coefficient, in units of the function's.
         """
         self._scales = np.exp(self.theta[:-1])[self._groups].astype(np.float32)
         self._x = (places / self._scales).astype(np.float32)
@@ -127,7 +126,7 @@ class GaussianProcess:
             try:
                 root = _invert(np.linalg.cholesky(noisy))
             except np.linalg.LinAlgError:
-                self.noise *= 10  # equal places: rounding has eaten what little noise there was
+                self.noise *= 10  # equal places with too little noise: singular by rounding
             else:
                 break
         alpha = root.T @ (root @ values)
@@ -180,7 +179,7 @@ class Posterior:
 
 
 def _invert(lower: NDArray[Any]) -> NDArray[Any]:
-    """The inverse of a lower triangle, by halves: an eighth of what a general inverse takes."""
+    """The inverse of a lower triangle, by halves, at an eighth of the cost of a general inverse."""
     n = len(lower)
     if n <= _SMALL:
         return np.linalg.inv(lower)
@@ -202,7 +201,7 @@ def _squares(a: _Floating, b: _Floating) -> _Floating:
 
 
 def _matern(a: Floats, b: Floats) -> tuple[Floats, Floats]:
-    """The kernel, and what times a squared difference is its slope by the logarithm of a scale."""
+    """The kernel, and the factor of squared differences in its derivative by the logarithm of a scale."""
     squares = _squares(a, b)
     distances = np.sqrt(squares)
     decay = np.exp(-distances)

@@ -1,4 +1,4 @@
-"""Importance of knobs: each one's share of the variance of a model of the times."""
+"""Importance of knobs: the share of each in the variance of modelled times."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from strategy.space import ConfigSpace
 
 LEAST = 20  # configurations
 _DRAWS = 8  # permutations of each knob
-_turn = Lock()  # one at a time: each takes a core
+_turn = Lock()  # one computation at a time, as each takes a core
 
 
 class Importance(NamedTuple):
     """Knobs with their total effect (Sobol), the largest first.
 
     Attributes:
-        shares: of the variance of predicted log-seconds, what goes where all other knobs are fixed;
-            interactions count for each of their knobs, so that the sum may be above 1.
-        accuracy: R² of the model on a quarter of the configurations, which it was not fitted to.
+        shares: the share of the variance of predicted log-seconds that remains if all other knobs are
+            known; interactions count for each of their knobs, so that the sum may exceed 1.
+        accuracy: R² of the model on a held-out quarter of the configurations.
     """
 
     shares: tuple[tuple[str, float], ...]
@@ -41,7 +41,7 @@ def importance(
         log_s: their log-seconds.
 
     Returns:
-        None for fewer than `LEAST` configurations, or where all times are equal.
+        None for fewer than `LEAST` configurations, or if all times are equal.
     """
     if len(digits) < LEAST or np.ptp(log_s) == 0:
         return None

@@ -1,4 +1,4 @@
-"""The candidate pool: the valid configurations of a space that were not tried yet."""
+"""The candidate pool: the valid untried configurations of a space."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from strategy.space import ConfigSpace
 
 Key = tuple[int, ...]
 
-ENUMERATE = 20_000  # up to this many valid configurations are held as a table of digits
-LOOK_THROUGH = 2_000_000  # combinations that are looked through for them
+ENUMERATE = 20_000  # maximum size of a table of valid configurations
+LOOK_THROUGH = 2_000_000  # maximum number of combinations to enumerate for it
 CHUNK = 65_536
-RESERVE = 4096  # valid configurations of a larger space that are kept at hand
-FRESH = 1024  # of them are new each time, where valid ones are not rare
-FEW = 512  # where they are, this many are enough
+RESERVE = 4096  # valid configurations of a larger space kept in reserve
+FRESH = 1024  # of them are renewed each time, if valid ones are not rare
+FEW = 512  # size of the reserve if they are rare
 
 
 class Candidates:
-    """The valid configurations of a space, by their digits, less those that were taken.
+    """The valid configurations of a space, by their digits, without those taken.
 
-    A small space is held as a table. Of a large one a reserve is kept, renewed as it is used up.
+    A small space is enumerated as a table; for a large one a reserve is drawn and renewed.
 
     Args:
         space: knobs and constraints.
-        rng: of all random choices.
-        listed: the digits of the valid configurations, where they are known as a list rather than by
-            constraints (a recorded space).
+        rng: the generator of all random choices.
+        listed: the digits of the valid configurations, if they are a list instead of constraints
+            (a recorded space).
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Candidates:
         return np.asarray(digits.astype(np.int64) @ strides[: len(self._sizes)])
 
     def draw(self, n: int) -> Digits:
-        """Up to `n` at random: uniform, or nearly where valid ones are rare in a large space."""
+        """Up to `n` at random: uniform, or nearly so if valid ones are rare in a large space."""
         if self.table is not None:
             free = np.flatnonzero(self._free)
             picked = self._rng.permutation(free)[:n]
@@ -92,7 +92,7 @@ class Candidates:
         return self._digits([keys[i] for i in self._rng.permutation(len(keys))[:n]])
 
     def near(self, keys: Sequence[Key], n: int) -> Digits:
-        """Up to `n`, one or two knobs away from any of `keys`."""
+        """Up to `n` that differ in one or two knobs from any of `keys`."""
         movable = np.flatnonzero(self._sizes > 1)
         if not keys or not len(movable):
             return self._digits([])
@@ -124,7 +124,7 @@ class Candidates:
                 for check in self._checks:
                     allowed &= np.asarray(check(values), dtype=bool)
         except (ExpressionError, TypeError, ValueError):
-            # Some expressions hold for single values only (a text compared, a branch not taken).
+            # Some expressions work for single values only (comparison of texts, untaken branches).
             names = [k.name for k in self.space.knobs]
             rows = (dict(zip(names, self._values(row), strict=True)) for row in digits.tolist())
             return np.array([self.space.allows(row) for row in rows], dtype=bool)
@@ -151,7 +151,7 @@ class Candidates:
         return np.concatenate(found)
 
     def _refill(self, n: int) -> None:
-        """Draw a few thousand times; descend as constraints allow where those give too few."""
+        """Draw a few thousand times; descend along the constraints if that yields too few."""
         size = (2 * FRESH, len(self._sizes))
         drawn = self._rng.integers(self._sizes, size=size, dtype=np.int64).astype(np.int32)
         for row in drawn[self.allowed(drawn)][: max(n, FRESH)].tolist():
@@ -159,7 +159,7 @@ class Candidates:
         missing = min(n, FEW) - len(self._reserve)
         if missing > 0:
             rng = random.Random(int(self._rng.integers(2**31)))
-            # Each descent takes a while: they fill the reserve over many calls.
+            # Descents are slow: they fill the reserve over many calls.
             for config in self.space.sample(rng, min(missing, 64), tries=0):
                 self._keep(self.space.digits(config))
         while len(self._reserve) > RESERVE:

@@ -1,9 +1,8 @@
 """The cost model of all workloads of an operator on a target, and its ranking accuracy.
 
-Where `proposal` models one space from its own trials, this predicts spaces that were never measured.
-Gradient-boosted trees (XGBoost) on what is known of a configuration and its workload: the knobs, the
-space's derived expressions, the dimensions, and for each knob and dimension how often the one goes
-into the other and what is wasted where it does not divide. It knows workloads, spaces and times only.
+`proposal` models one space from its own trials; this predicts unmeasured spaces. Gradient-boosted trees (XGBoost)
+on features of a configuration and its workload: the knobs, the space's derived expressions, the dimensions, and
+for each knob and dimension their ratio and the waste of rounding it up.
 """
 
 from __future__ import annotations
@@ -34,24 +33,24 @@ _PARAMETERS = {
     "base_score": 0.0, "seed": 0,
 }  # fmt: skip
 THREADS = 2
-MANY = 50_000  # rows, below which a second thread waits more than it works, most of all on a busy machine
-MOST_EXTENTS = 8  # dimensions of a workload that are told apart
-POOL = 3000  # configurations that are scored to find the best, and then near to
-ELITE = 16  # of them
+MANY = 50_000  # rows from which a second thread pays
+MOST_EXTENTS = 8  # dimensions of a workload with features of their own
+POOL = 3000  # configurations scored to find the best
+ELITE = 16  # of them, whose neighbours are scored next
 NEIGHBOURS = 400
 NEARER = 2  # times
-CHUNK = 4096  # rows whose features stay in the cache while they are made and used
-MOST_PAIRS = 20_000  # of one workload, to count how many are ranked as measured
-ALIKE = 1.02  # times closer than this are no pair: nobody knows which is faster
+CHUNK = 4096  # rows whose features fit in the cache
+MOST_PAIRS = 20_000  # of one workload, to compute the ranking accuracy
+ALIKE = 1.02  # times closer than this ratio form no pair
 
 
 class Trials(NamedTuple):
     """Configurations of one implementation for one workload.
 
     Attributes:
-        space: None where there is nothing to tune: then `digits` has rows without columns.
+        space: None if untunable: `digits` then has no columns.
         log_s: log-seconds, one per row of digits.
-        doubt: half the width of each one's interval; None where nothing is known of it.
+        doubt: half the width of each interval of log-seconds; None if unknown.
     """
 
     workload: Workload
@@ -66,9 +65,9 @@ class Ranking(NamedTuple):
     """The ranking accuracy of a model on held-out workloads.
 
     Attributes:
-        accuracy: of pairs of configurations of one workload whose intervals are apart, the share in the
-            measured order.
-        pairs, workloads: how many that rests on.
+        accuracy: the share of pairs in the measured order, of configurations of one workload with disjoint
+            intervals.
+        pairs, workloads: the numbers behind it.
         sigma_log: standard deviation of measured from predicted log-seconds.
     """
 
@@ -79,10 +78,10 @@ class Ranking(NamedTuple):
 
 
 class Predictor:
-    """Predicts log-seconds of configurations of any workload of its operator.
+    """Predictor of log-seconds of configurations of any workload of its operator.
 
     Args:
-        columns: what each column of the features means.
+        columns: the meaning of each column of features.
         booster: trees on those columns.
     """
 
@@ -96,7 +95,7 @@ class Predictor:
         """Learn from trials, all of one operator and target."""
         columns, x, y = learnable(trials)
         data = _quantised(x, y, _safe(columns))
-        del x  # of a million records it is large
+        del x  # large for a million records
         return cls(columns, _train(data))
 
     def predict(
@@ -125,7 +124,7 @@ class Predictor:
     def best(
         self, workload: Workload, implementation: str, space: ConfigSpace | None
     ) -> tuple[Config, float]:
-        """The configuration predicted to be fastest, and its log-seconds: of many, and their neighbours."""
+        """The configuration predicted to be fastest, with its log-seconds, among samples and their neighbours."""
         if space is None:
             nothing = np.zeros((1, 0), dtype=np.int32)
             return Config(), float(self.predict(workload, implementation, None, nothing)[0])
@@ -149,7 +148,7 @@ class Predictor:
         return f"is {implementation}" in self._place
 
     def rank(self, trials: Sequence[Trials]) -> Ranking:
-        """Its ranking accuracy on these trials, which should be held out."""
+        """The ranking accuracy on these trials, which should be held out."""
         rng = np.random.default_rng(0)
         right = pairs = 0
         residuals: list[Floats] = []
@@ -170,7 +169,7 @@ class Predictor:
         return Ranking(right / max(pairs, 1), pairs, len(by_workload), sigma)
 
     def importance(self) -> list[tuple[str, float]]:
-        """Features with their share of what all splits gained, the largest first; none without any."""
+        """Features with their share of the gain of all splits, the largest first; empty without splits."""
         gained = self._booster.get_score(importance_type="total_gain")
         total = sum(gained.values())
         named = zip(self.columns, _safe(self.columns), strict=True)
@@ -178,7 +177,7 @@ class Predictor:
         return sorted(shares, key=lambda s: -s[1])
 
     def dump(self) -> tuple[str, bytes]:
-        """Its columns as JSON, and its trees in XGBoost's own format."""
+        """The columns as JSON, and the trees in XGBoost's own format."""
         return json.dumps(self.columns), bytes(self._booster.save_raw("ubj"))
 
     @classmethod
@@ -216,7 +215,7 @@ def _threads(rows: int) -> int:
 
 
 def learnable(trials: Sequence[Trials]) -> tuple[tuple[str, ...], Matrix, Matrix]:
-    """The columns, the features of all trials, and what is learnt: log-seconds less the log of the volume."""
+    """The columns, the features of all trials, and the labels: log-seconds less the log of the volume."""
     skipped = _repeated([_extents(t.workload) for t in trials])
     described = [_Description(t.workload, t.implementation, t.space, skipped) for t in trials]
     columns = tuple(dict.fromkeys(itertools.chain.from_iterable(d.names for d in described)))
@@ -244,7 +243,7 @@ class _Description:
         skipped: Collection[int],
     ) -> None:
         extents = {i: d for i, d in enumerate(_extents(workload)) if i not in skipped}
-        # Times go with it, and trees do not extrapolate: they learn the rest.
+        # Times are proportional to it, and trees do not extrapolate: they learn the rest.
         self.log_volume = float(np.log(np.prod(list(extents.values()), dtype=np.float64)))
         constant = {f"is {implementation}": 1.0}
         constant |= {_extent(i): float(np.log2(d)) for i, d in extents.items()}
@@ -271,10 +270,10 @@ class _Description:
 
 
 def _goes_into(space: ConfigSpace | None, extents: Sequence[int]) -> dict[int, Matrix]:
-    """Of each knob that is a size, by its place: a row per value, and for each extent two columns.
+    """For each knob that is a size, by its index: a row per value, with two columns per extent.
 
-    They are the logarithm of how often the size goes into the extent, and by what factor rounding
-    that up enlarges it.
+    They are the logarithm of the extent divided by the size, and the factor by which rounding up enlarges
+    the extent.
     """
     tables = {}
     for i, one in enumerate(space.knobs if space else ()):
@@ -293,13 +292,13 @@ def _extent(i: int) -> str:
 
 
 def _extents(workload: Workload) -> list[int]:
-    """The dimensions of the inputs, one after another."""
+    """The dimensions of all inputs, in order."""
     shapes = [one.tensor.concrete_shape for one in workload.inputs]
     return [max(d, 1) for d in itertools.chain.from_iterable(shapes)][:MOST_EXTENTS]
 
 
 def _repeated(extents: Sequence[Sequence[int]]) -> set[int]:
-    """The places of those that are one and the same as an earlier one everywhere."""
+    """The indices of dimensions that equal an earlier one in all workloads."""
     shortest = min(map(len, extents), default=0)
     return {j for j in range(shortest) if any(all(e[i] == e[j] for e in extents) for i in range(j))}
 
@@ -309,5 +308,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _safe(columns: Sequence[str]) -> list[str]:
-    """Names as XGBoost takes them: without brackets."""
+    """Names without brackets, for XGBoost."""
     return [n.translate(str.maketrans("[]<", "()_")) for n in columns]

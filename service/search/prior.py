@@ -14,14 +14,14 @@ _TUNED_ON = 250  # length scales need fewer
 
 
 class Prior(NamedTuple):
-    """One source's log-seconds and risk of failure, anywhere in the space.
+    """A source's prediction of log-seconds and risk of failure anywhere in the space.
 
     Attributes:
-        theta: the hyper-parameters of its view of time: the length scales of knobs.
-        records: places, as the view of time scales them, and the weight of each as the last column.
-        failures: the same for failures; empty where none failed.
-        centre, deviation: of its log-seconds.
-        rate: how many failed.
+        theta: the hyper-parameters of its process of times: the length scales of knobs.
+        records: scaled places, with the weight of each in the last column.
+        failures: the same for failures; empty if none failed.
+        centre, deviation: mean and deviation of its log-seconds.
+        rate: the share of failures.
     """
 
     theta: Floats
@@ -44,7 +44,7 @@ class Prior(NamedTuple):
 def learn(
     groups: NDArray[np.intp], reach: Floats, places: Places, log_s: Floats, seed: int, most: int
 ) -> Prior | None:
-    """A prior from up to `most` records, NaN for a failure; None where fewer than five ran."""
+    """A prior from up to `most` records, NaN for a failure; None if fewer than five ran."""
     rng = np.random.default_rng(seed)
     worked = np.flatnonzero(np.isfinite(log_s))
     if len(worked) < 5:

@@ -1,10 +1,10 @@
 """The mathematics of one proposal: the candidates to try next, given the trials so far.
 
-Three views of the trials are Gaussian processes: of log-seconds; of performance, the best time over
-the time, in which the slow are all alike; and, where other tasks' records give a prior, of the
-departure from what those say. A batch takes candidates of largest expected improvement one by one, each
-view taking what was chosen for measured (Ginsbourger et al., "Kriging is well-suited to parallelize
-optimization", 2010). Part of the proposals stays free of the prior, which may mislead.
+Three Gaussian processes model the trials: log-seconds; performance, the ratio of the best time to the time, which
+compresses slow configurations; and, with a prior from other tasks' records, the departure from it. A batch takes
+candidates of largest expected improvement one by one, treating chosen ones as measured (Ginsbourger et al.,
+"Kriging is well-suited to parallelize optimization", 2010). A part of the proposals ignores the prior, which may
+mislead.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from scipy.special import ndtr
 from service.search.embedding import Places
 from service.search.gaussian_process import Floats, GaussianProcess, Posterior, interpolate
 
-ENOUGH = 8  # trials before the views without a prior are worth listening to
-MOST_TRIALS = 400  # a fit takes cubic time: beyond this the best half and a spread of the others
-MOST_TUNED = 200  # the same for hyper-parameters, where a fit takes many steps
-# What knows nothing yet takes the farthest of a few at random (Mitchell, "Spectrally optimal sampling for
-# distribution ray tracing", 1991): the farthest of all are corners, where kernels are slow.
+ENOUGH = 8  # trials from which the processes without a prior are used
+MOST_TRIALS = 400  # a fit takes cubic time: beyond this, the best half and a sample of the others
+MOST_TUNED = 200  # the same for hyper-parameters, whose fit takes many steps
+# Without trials, take the farthest of a few random candidates (Mitchell, "Spectrally optimal sampling for
+# distribution ray tracing", 1991), as the farthest of all are corners, where kernels are slow.
 FEW = 12
-FREE = 0.125  # share of the proposals that no prior has a say in
-UNLIKELY = 0.1  # of running, relative to the likeliest: no gain makes up for less
-_LIKELY = 0.5  # the same, to be counted on
-_INTERCEPT, _SLOPE = 3.0, 2.0  # deviations of the prior's coefficients, in units of the departure's
-_DEPARTURE = (0.5, 4.0)  # expected, in units of the prior's own deviation; and its worth in trials
+FREE = 0.125  # share of the proposals that ignore priors
+UNLIKELY = 0.1  # least probability of running, relative to the likeliest candidate
+_LIKELY = 0.5  # the same, to count as likely
+_INTERCEPT, _SLOPE = 3.0, 2.0  # prior deviations of the coefficients, in units of the departure's
+_DEPARTURE = (0.5, 4.0)  # expected deviation, in units of the prior's; and its weight in trials
 VIEWS = 4  # log-seconds, performance, departure from the prior, failure
 
 
 class Request(NamedTuple):
-    """The inputs of a proposal. Arrays have a row per trial, per pending, or per candidate.
+    """The inputs of a proposal. Arrays have a row per trial, pending trial, or candidate.
 
     Attributes:
-        groups, reach: of the columns of places, see `Embedding`.
-        theta: hyper-parameters of the views, a row each, as the last answer gave them; NaN at first.
-        tune: whether to fit them anew.
-        n: how many candidates to choose.
+        groups, reach: of the columns of places; see `Embedding`.
+        theta: hyper-parameters of the processes, a row each, from the last answer; NaN at first.
+        tune: fit the hyper-parameters again.
+        n: the number of candidates to choose.
         places, log_s: the trials; NaN for a failure.
-        prior: log-seconds by each source of records; no columns where there is none.
-        risk: the probability of failure by those.
-        pending: what is under way.
+        prior: log-seconds by each source of transfer learning, in columns.
+        risk: the probability of failure by the sources.
+        pending: the pending trials.
         pool: the candidates.
     """
 
@@ -67,10 +67,10 @@ class Proposal(NamedTuple):
     """Rows of the pool, the most promising first.
 
     Attributes:
-        rows: what to try.
-        front: mean and deviation of log-seconds of those in the pool that no other beats in both,
-            a row each, among those that are likely to run; no rows where too little is known.
-        theta: for the next request.
+        rows: the chosen candidates.
+        front: mean and deviation of log-seconds of the Pareto front of likely candidates, a row each; empty
+            if too little is known.
+        theta: the hyper-parameters for the next request.
     """
 
     rows: NDArray[np.intp]
@@ -79,9 +79,9 @@ class Proposal(NamedTuple):
 
 
 class _View:
-    """A Gaussian process over pool and pending together, and the best value to improve on.
+    """A Gaussian process over pool and pending trials, and the best value to improve on.
 
-    A value times `scale` plus `centre` is what it stands for: log-seconds, performance.
+    A value times `scale` plus `centre` is the modelled quantity (log-seconds or performance).
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class _View:
             posterior.condition(row)
 
     def front(self, likely: NDArray[np.bool_]) -> Floats:
-        """Mean and deviation of the likely that no other of them beats in both."""
+        """Mean and deviation of the Pareto front of likely candidates."""
         mean = self.posterior.mean[: len(likely)][likely] * self._scale + self._centre
         deviation = np.sqrt(self.posterior.variance[: len(likely)][likely]) * self._scale
         order = np.lexsort((-deviation, mean))
@@ -107,7 +107,7 @@ class _View:
 
 
 def propose(request: Request) -> Proposal:
-    """Choose `request.n` rows of the pool, fewer where it has fewer. Deterministic."""
+    """Choose `request.n` rows of the pool, fewer if it has fewer. Deterministic."""
     size = len(request.pool)
     n = min(request.n, size)
     theta = request.theta.copy()
@@ -129,14 +129,14 @@ def propose(request: Request) -> Proposal:
     room = _distances(request) if not open_views else None
     chosen: list[int] = []
     for i in range(n):
-        # The free ones are spread evenly over the batch.
+        # Proposals without the prior are spread evenly over the batch.
         turn_free = (i + 1) * free // n > i * free // n
         if turn_free and room is not None:
             few = np.arange(size) % max(size // FEW, 1) == i % max(size // FEW, 1)
             worth = np.where(few, np.minimum(room, 1e9) * valid, 0.0)
         else:
             worth = _worth(open_views if turn_free else guided, valid, taken)
-        # What most likely fails comes after all else, however large its gain would be.
+        # Candidates that most likely fail come last, whatever their gain.
         worth = np.where(likely, worth, valid - 2)
         row = int(np.argmax(np.where(taken, -3.0, worth)))
         taken[row] = True
@@ -149,7 +149,7 @@ def propose(request: Request) -> Proposal:
 
 
 def _worth(views: list[_View], valid: Floats, taken: NDArray[np.bool_]) -> Floats:
-    """The mean of the views' expected improvements, each relative to its largest."""
+    """The mean of the processes' expected improvements, each relative to its largest."""
     total = np.zeros(len(valid))
     for view in views:
         gain = view.improvement(len(valid)) * valid
@@ -177,7 +177,7 @@ def _free_views(
 
 
 def _guided_view(request: Request, spot: Places, theta: Floats) -> _View:
-    """Log-seconds as the sources' mean, a line in each of them, and a smooth departure."""
+    """Log-seconds as the sources' mean, a linear function of each, and a smooth departure."""
     rows = _kept(request.log_s)
     source = np.concatenate([request.prior[rows], request.pool_prior, request.pending_prior])
     centre, scale = source.mean(axis=0), float(source.std(axis=0).mean()) or 1.0
@@ -187,8 +187,7 @@ def _guided_view(request: Request, spot: Places, theta: Floats) -> _View:
     log_s = request.log_s[rows] / scale
     offset = float(np.median(log_s - mean[:k])) if k else 0.0
     values = log_s - offset
-    # Before the first result the line is as the sources have it: its doubt must not draw the search
-    # to what they hold for extreme.
+    # Before the first result the coefficients are fixed, as their uncertainty would favour extreme predictions.
     doubt = 1.0 if k else 1e-3
     trend = np.concatenate([np.full((len(source), 1), _INTERCEPT), _SLOPE * source], axis=1) * doubt
     process = GaussianProcess(
@@ -234,7 +233,7 @@ def _resume(process: GaussianProcess, theta: Floats, view: int) -> None:
 
 
 def _kept(log_s: Floats) -> NDArray[np.intp]:
-    """Rows of the trials that a view of time rests on."""
+    """Rows of the trials used by a process of times."""
     worked = np.flatnonzero(np.isfinite(log_s))
     return worked[_spread(log_s[worked], MOST_TRIALS)]
 
@@ -249,13 +248,13 @@ def _spread(log_s: Floats, most: int) -> NDArray[np.intp]:
 
 
 def _latest(failed: NDArray[np.bool_], most: int) -> NDArray[np.intp]:
-    """Up to `most` rows, half of either outcome."""
+    """Up to `most` rows, half of each outcome."""
     half = most // 2
     return np.sort(np.concatenate([np.flatnonzero(failed)[-half:], np.flatnonzero(~failed)[-half:]]))
 
 
 def _distances(request: Request) -> Floats:
-    """Squared distances of the candidates to the nearest place known or under way."""
+    """Squared distances of the candidates to the nearest tried or pending place."""
     nearest = np.full(len(request.pool), np.inf)
     for place in (*request.places, *request.pending):
         nearest = np.minimum(nearest, _squared(request.pool, place))

@@ -1,8 +1,8 @@
 """Ask/tell search over one configuration space.
 
-The first trials fill the space evenly, or follow other tasks' records where there are any. Then the
-cost model chooses from a pool of candidates: neighbours of the best so far and others from anywhere.
-Failures are learnt from by a model of validity, never as a large time.
+The first trials fill the space evenly, or follow other tasks' records, if any. Then the model chooses from a pool
+of candidates: neighbours of the best so far, and random ones. Failures are learnt by a model of validity, never
+as a large time.
 """
 
 from __future__ import annotations
@@ -24,31 +24,28 @@ from strategy.workload import Workload
 
 POOL = 2000
 LEAST_POOL = 800
-EFFORT = 600_000  # trials times candidates times views: what a proposal takes grows with it
-PRIOR_POOL = 20_000  # of a table, of which a prior chooses half of the pool
+EFFORT = 600_000  # maximum of trials times candidates times processes, which bounds the time of a proposal
+PRIOR_POOL = 20_000  # rows of a table, from which a prior chooses half of the pool
 ELITE = 12  # configurations whose neighbours are candidates
 NEIGHBOURS = 400
-REFIT = 1.25  # hyper-parameters are found anew when the trials have grown by this
+REFIT = 1.25  # hyper-parameters are fitted again when the trials have grown by this factor
 
 
 class Search:
-    """Proposes configurations of one space, and learns from their times.
+    """Ask/tell search over one space.
 
-    Any number may be outstanding, and results come in any order. The same calls with the same seed
-    give the same proposals. Memory grows with the trials, not with the space. Not safe to share
-    between threads.
+    Any number of proposals may be pending, and results come in any order. Deterministic for a seed. Memory grows with
+    the trials, not with the space. Not thread-safe.
 
     Args:
-        space: what to search.
-        seed: of all random choices.
-        model: what chooses among candidates; None proposes at random.
-        sources: other tasks' records, the most alike first. They only say where to look first; the
-            trials soon outweigh what is wrong in them.
-        listed: the digits of the valid configurations, where they are known as a list rather than
-            by constraints.
-        first: proposed before all others, where they are of this space: what was best in another
-            version of it.
-        workload, target: whose space it is, for sources of other shapes.
+        space: the space to search.
+        seed: the seed of all random choices.
+        model: chooses among candidates; None: random proposals.
+        sources: other tasks' records, the most similar first. They guide the first trials; the search's own
+            trials soon outweigh them.
+        listed: the digits of the valid configurations, if they are a list instead of constraints.
+        first: configurations to propose first if they are in the space: the best of another version.
+        workload, target: those of the space, for sources of other shapes.
     """
 
     def __init__(
@@ -86,7 +83,7 @@ class Search:
 
     @property
     def trials(self) -> int:
-        """Number of configurations that have been told."""
+        """The number of trials told."""
         return len(self._told)
 
     @property
@@ -97,16 +94,15 @@ class Search:
 
     @property
     def lower_bound_s(self) -> float | None:
-        """The most optimistic time of the last pool (mean less two deviations); None before."""
+        """The lowest possible time in the last pool (mean less two deviations); None before the first."""
         if not len(self._front):
             return None
         return math.exp(float((self._front[:, 0] - 2 * self._front[:, 1]).min()))
 
     def expected_gain(self, to_beat_s: float) -> float | None:
-        """Largest time that one configuration is expected to save of `to_beat_s`, as a share of it.
+        """The largest expected saving of a trial, as a share of `to_beat_s`.
 
-        The expected improvement of the logarithm, by what was known at the last `ask`. None where
-        too little was.
+        The expected improvement of the logarithm at the last `ask`; None if too little was known.
         """
         if not len(self._front):
             return None
@@ -120,10 +116,9 @@ class Search:
         return self._candidates.exhausted
 
     def tell(self, config: Mapping[str, object], seconds: float | None) -> None:
-        """Take the seconds of a configuration, None for a failure. It is not proposed again.
+        """Record the seconds of a configuration, None for a failure; it is not proposed again.
 
-        One that is not of this space (an older version's) is passed over. Told twice, the lower
-        time counts.
+        Configurations outside of this space are ignored. Of repeated times, the lower counts.
         """
         key = self._key(config)
         if key is None:
@@ -133,7 +128,7 @@ class Search:
         self._told[key] = lower(self._told.get(key, math.nan), seconds)
 
     def avoid(self, configs: Iterable[Mapping[str, object]]) -> None:
-        """Configurations under way: they are not proposed again."""
+        """Mark configurations as pending: they are not proposed again."""
         for config in configs:
             key = self._key(config)
             if key is not None and key not in self._told:
@@ -141,7 +136,7 @@ class Search:
                 self._pending[key] = None
 
     def _key(self, config: Mapping[str, object]) -> Key | None:
-        """The digits of a configuration; None where it is not of this space."""
+        """The digits of a configuration, None if it is not in this space."""
         knobs = self.space.knobs
         if len(config) != len(knobs) or any(
             k.name not in config or (type(config[k.name]), config[k.name]) not in k.position
@@ -152,10 +147,10 @@ class Search:
         return key if self._candidates.contains(key) else None
 
     def ask(self, n: int) -> list[Config]:
-        """Up to `n` configurations that were never proposed or told; fewer where no more are left.
+        """Propose up to `n` new configurations; fewer if no more are left.
 
-        What was best in another version comes first, then the most promising, but for the fallback,
-        which starts a search that knows nothing.
+        The best of another version come first, then, in a search without any knowledge, the fallback, then the most
+        promising ones.
         """
         carried = self._carried(n)
         n -= len(carried)
@@ -206,7 +201,7 @@ class Search:
             tune = len(self._told) >= self._tuned_at * REFIT
             proposal = self.model.propose(self._request(priors, pool, prior, risk, n, tune=tune))
         except CostModelError:
-            return []  # random ones serve until the model is back
+            return []  # random proposals until the model is back
         if tune:
             self._tuned_at = len(self._told)
         self._theta = proposal.theta
@@ -249,13 +244,13 @@ class Search:
         return self._table_prior[0][rows], self._table_prior[1][rows]
 
     def _pool(self, priors: Priors) -> tuple[Digits, Floats, Floats]:
-        """Candidates: neighbours of the best, those that a prior likes, and others from anywhere.
+        """Candidates: neighbours of the best, those preferred by a prior, and random ones.
 
-        With what the priors say of each, as `_prior_at`.
+        With the priors' predictions, as `_prior_at`.
         """
         ranked = sorted((t, key) for key, t in self._told.items() if not math.isnan(t))
         near = self._candidates.near([key for _, key in ranked[:ELITE]], NEIGHBOURS)
-        # Outside of a table what the priors say is found anew each time, which is as much as a view.
+        # Without a table, the priors' predictions are computed each time, which costs as much as a process.
         views = 3 if priors.count and self._table_prior is None else 2
         size = min(POOL, max(LEAST_POOL, EFFORT // (views * max(len(self._told), 1))))
         drawn = size

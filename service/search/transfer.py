@@ -1,8 +1,8 @@
 """Transfer learning from other shapes, targets, devices and versions: priors over a space, of two kinds.
 
-A source whose knobs mean the same here (another device, target or version) becomes a Gaussian process
-over this space. Those of other shapes train one cost model together (`predictor`), which knows
-dimensions beside the knobs, and is asked for the shape that is searched.
+A source with the same meaning of knobs (another device, target or version) becomes a Gaussian process over this
+space. Sources of other shapes train one cost model (`predictor`), which has features of dimensions besides
+the knobs, and predicts the searched shape.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from service.search.prior import Prior
 from strategy.space import ConfigSpace
 from strategy.workload import Workload
 
-SOURCES = 4  # that become processes, the first of those given
-MOST_OF_ONE, MOST_OF_ALL = 500, 750  # of their records: what a proposal takes grows with them
+SOURCES = 4  # maximum of sources that become processes, the first ones
+MOST_OF_ONE, MOST_OF_ALL = 500, 750  # maximum of their records, which bounds the time of a proposal
 
 
 class Source(NamedTuple):
     """Records of a similar space: of another device, target, shape, or version.
 
     Attributes:
-        configs: one that is not of the space counts for what is most like it (`embedding.nearest`).
+        configs: those outside of the searched space count as the nearest ones (`embedding.nearest`).
         seconds: one for each; None for a failure. Only their ratios count.
-        workload, target, space: what they are of, where that is another shape: all configurations
-            are of this space. Of the target any name will do that tells it from others.
+        workload, target, space: those of the records, if of another shape; the configurations are then in
+            `space`. The target is any distinguishing name.
     """
 
     configs: Sequence[Mapping[str, object]]
@@ -45,17 +45,17 @@ class Source(NamedTuple):
 
 
 class Priors:
-    """Log-seconds by each of several priors, and the risk of failure, for any candidate.
+    """Several priors, which predict log-seconds and the risk of failure of candidates.
 
     Args:
-        space: of the candidates.
-        embedding: of that space.
-        workload, target: whose space it is; without a workload no shapes are told apart.
-        sources: the most alike first.
-        model: learns from them.
+        space: the space of the candidates.
+        embedding: the embedding of that space.
+        workload, target: those of the space; without a workload, shapes are ignored.
+        sources: the most similar first.
+        model: the model that learns from them.
 
     Attributes:
-        count: of priors.
+        count: the number of priors.
         reach: the expected logarithms of the length scales of this space.
     """
 
@@ -75,11 +75,11 @@ class Priors:
         self.count = len(self._priors) + (self._shapes is not None)
         self.reach = embedding.reach
         if self._priors:
-            # The same knobs count for other tasks.
+            # The same knobs matter in other tasks.
             self.reach = np.mean([p.theta[:-1] for p in self._priors], axis=0)
 
     def predict(self, digits: Digits) -> tuple[Floats, Floats]:
-        """Log-seconds, with a column for each prior, and the risk of failure by all of them."""
+        """Log-seconds, with a column for each prior, and the combined risk of failure."""
         if not self.count or not len(digits):
             return np.zeros((len(digits), self.count)), np.zeros(len(digits))
         predicted = []
@@ -111,7 +111,7 @@ class Priors:
 
 
 class _Shapes:
-    """One model of the times of several shapes, asked for one more; and one of their failures."""
+    """A model of the times of several shapes, evaluated at another, and one of their failures."""
 
     def __init__(
         self, workload: Workload, target: str, space: ConfigSpace, trials: Sequence[Trials],
@@ -145,12 +145,12 @@ def _trials(source: Source) -> Trials | None:
     digits = [source.space.digits(c) for c in source.configs]
     log_s = [math.nan if s is None else math.log(s) for s in source.seconds]
     return Trials(
-        # All are of one implementation: what is told apart in its place are targets.
+        # All are of one implementation, whose feature serves to distinguish targets.
         source.workload, source.target, source.space, np.array(digits, dtype=np.int32), np.array(log_s),
     )  # fmt: skip
 
 
 def lower(known: float, seconds: float | None) -> float:
-    """The lower of log-seconds that are known and seconds that are new; NaN stands for failures."""
+    """The lower of known log-seconds and new seconds; NaN for failures."""
     found = math.nan if seconds is None else math.log(seconds)
     return min(known, found) if known == known and found == found else found if known != known else known
