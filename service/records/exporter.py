@@ -82,7 +82,7 @@ def check_any(store: Store, form: Writable, wanted: Wanted) -> None:
     with store.read() as connection:
         if connection.scalar(matching) is None:
             raise NotFoundError(
-                f"no matching record can be written as {form}: GET /v1/records and /v1/coverage list what "
+                f"no record matches that can be written as {form}: GET /v1/records and /v1/coverage list what "
                 "exists"
             )
 

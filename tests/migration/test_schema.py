@@ -108,7 +108,7 @@ def test_a_downgrade_says_what_it_would_delete_before_it_does(url: str, store: S
         audit.note(connection, audit.user(), "token.create")
     lost = {"tokens": 2, "entries of the audit log": 1}
     assert migration.find_losses(url, "0002") == migration.Losses({}, lost)
-    with pytest.raises(SchemaError, match=r"deletes.*: 2 tokens, 1 entries of the audit log: .*--yes"):
+    with pytest.raises(SchemaError, match=r"deletes 2 tokens, 1 entries of the audit log: .*--yes"):
         migration.downgrade(url, "0002")
     assert migration.current(url) == migration.head()
     assert migration.find_losses(url, "0003") == migration.Losses({}, {})
