@@ -363,7 +363,7 @@ def _check(got: Any, expected: Any) -> None:
 def _plevel_call(spec: dict[str, Any]) -> Callable[[], Any]:
     import tvm
 
-    from strategy.lower import lower
+    from strategy.compile.lower import lower
     from strategy.target import Target
     from strategy.workload import Workload
 

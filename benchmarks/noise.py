@@ -56,7 +56,7 @@ from pathlib import Path
 import os
 os.sched_setaffinity(0, {int(sys.argv[2])})
 import numpy as np, tvm
-from strategy.lower import load
+from strategy.compile.artefact import load
 from strategy.signature import Role
 artefact = load(Path(sys.argv[1]))
 arguments = []

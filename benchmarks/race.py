@@ -279,7 +279,7 @@ def plevel_calls(workload: Workload, threads: int, best: Mapping[str, Any]) -> d
     """A call of each implementation with its configuration, which a worker has checked when it was tuned."""
     import tvm
 
-    from strategy.lower import lower
+    from strategy.compile.lower import lower
     from strategy.signature import Role
     from strategy.target import Target
     from workers.reference import random_inputs

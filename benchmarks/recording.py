@@ -198,7 +198,8 @@ class Timer:
     def _build(self, config: Config) -> _Kernel | None:
         import tvm
 
-        from strategy.lower import CompileError, InstantiationError, lower
+        from strategy.compile.lower import lower
+        from strategy.fault import CompileError, InstantiationError
         from strategy.signature import Role
         from workers.reference import WrongAnswerError, compare, poison
 

@@ -45,7 +45,7 @@ KERNELS: list[tuple[str, dict[str, str], dict[str, Any]]] = [
 
 def build(folder: Path) -> None:
     """Compile all that the checkout on PYTHONPATH has for the workloads."""
-    from strategy.lower import lower
+    from strategy.compile.lower import lower
     from strategy.op_strategy import candidates
     from strategy.target import Target
     from strategy.workload import Workload

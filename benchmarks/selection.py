@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from benchmarks.result import save
 from strategy.op_strategy import candidates
 from strategy.record import estimate
-from strategy.select import History, Level, Measured, Selection, select
-from strategy.selector import Selector
+from strategy.select import History, Level, Measured, Selection, Selector, select
 from strategy.target import Target
 from strategy.workload import Workload
 

@@ -129,7 +129,7 @@ def _call(workload: Workload, target: Any, name: str, config: Any) -> Callable[[
     """A call of one configuration with tensors of its own."""
     import tvm
 
-    from strategy.lower import lower
+    from strategy.compile.lower import lower
     from strategy.signature import Role
     from workers.reference import random_inputs
 

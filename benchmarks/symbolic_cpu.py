@@ -102,7 +102,7 @@ def _call(lowered: Workload, called: Workload, target: Any, name: str) -> Callab
     """A call of an implementation lowered for one workload with the tensors of another."""
     import tvm
 
-    from strategy.lower import lower
+    from strategy.compile.lower import lower
     from workers.reference import random_inputs
 
     artefact = lower(lowered, target, name).compile()

@@ -11,11 +11,11 @@ from typing import Any, Self, TypeVar
 import httpx
 import msgspec
 
-from strategy.dispatch import DispatchTable
-from strategy.lock import Lock
 from strategy.op_strategy import Candidate
 from strategy.record import RunRequest, RunState, RunStatus, TaskStatus, WireError, decode, to_json
 from strategy.select import Evidence, Policy, Selection, SelectionError
+from strategy.select.dispatch import DispatchTable
+from strategy.select.lock import Lock
 from strategy.target import Target
 from strategy.workload import Workload
 

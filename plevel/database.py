@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from plevel.client import Client, UnreachableError
 from plevel.direct import open_store, read_namespace, read_token
 from service.store.namespace import DEFAULT
-from strategy.lock import Lock, LockDatabase
-from strategy.select import Evidence, History, Measured
-from strategy.selector import RevisedDatabase
+from strategy.select import Evidence, History, Measured, RevisedDatabase
+from strategy.select.lock import Lock, LockDatabase
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -31,7 +30,7 @@ CACHED = 4096  # answers kept, the least recently used dropped first
 def plevel_database(
     where: str | Path, *, namespace: str | None = None
 ) -> Iterator[RevisedDatabase]:
-    """The database at `where`, for `strategy.select.select`, `strategy.dispatch.dispatch` and a `Selector`.
+    """The database at `where`, for `strategy.select.select`, `strategy.select.dispatch.dispatch` and a `Selector`.
 
     Answers are cached until the end of the `with`: open it again to see new records.
 
@@ -82,7 +81,7 @@ def _reader(
 class _Cached:
     """`strategy.select.Database` that caches the evidence of each workload."""
 
-    revision = 0  # answers are cached (`strategy.selector.RevisedDatabase`)
+    revision = 0  # answers are cached (`strategy.select.RevisedDatabase`)
 
     def __init__(self, ask: Callable[[Workload, Target, str | None], Evidence]) -> None:
         self._ask = lru_cache(maxsize=CACHED)(ask)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 from plevel.client import Client, ServiceError, UnreachableError
 from service.store.namespace import DEFAULT
 from strategy import select as rule
-from strategy.dispatch import DispatchTable, dispatch
 from strategy.op_strategy import Candidate
 from strategy.record import ErrorKind, Phase, RunRequest, RunStatus, TaskStatus, to_json
 from strategy.select import NO_RECORDS, Policy, Selection
+from strategy.select.dispatch import DispatchTable, dispatch
 from strategy.target import Target
 from strategy.workload import Workload
 

@@ -19,7 +19,7 @@ CLIENT = (
     ("strategy.target", "Target"),
     ("strategy.record", "RunRequest RunWorkload TimingPolicy RunStatus TaskStatus Estimate"),
     ("strategy.select", "Selection Rival"),
-    ("strategy.dispatch", "DispatchTable"),
+    ("strategy.select.dispatch", "DispatchTable"),
     ("strategy.op_strategy", "Candidate"),
     ("strategy.space", "Config ConfigSpace Knob"),
 )

@@ -1,4 +1,4 @@
-"""Origin of an exception in an operator's code: file and line for messages."""
+"""Failures of building, and the origin of one in an operator's code: file and line for messages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ _STRATEGY = Path(__file__).parent
 _OPERATORS = _STRATEGY / "ops"
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 _LIBRARIES = frozenset({"tvm", "tvm_ffi", "numpy", "msgspec"})
+
+
+class InstantiationError(ValueError):
+    """Compute, prepare or schedule refused this workload or configuration."""
+
+
+class CompileError(RuntimeError):
+    """TVM or LLVM could not compile a scheduled module, or the compiler to link it is missing."""
 
 
 def find_fault(error: BaseException) -> str | None:

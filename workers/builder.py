@@ -20,11 +20,11 @@ from pathlib import Path
 
 import msgspec
 
-from strategy.cuda.build import compile_cuda
+from strategy.compile.cuda import compile_cuda
+from strategy.compile.lower import Lowered, lower
 from strategy.cuda.limit import LimitError
 from strategy.cuda.source import PlanError
-from strategy.fault import find_fault
-from strategy.lower import CompileError, InstantiationError, Lowered, lower
+from strategy.fault import CompileError, InstantiationError, find_fault
 from strategy.op import OpError
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import ErrorKind, Job, JobEntry, convert, to_json

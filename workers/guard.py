@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from strategy.lower import ALIGNMENT
+from strategy.compile.artefact import ALIGNMENT
 from workers.reference import numpy_dtype
 
 _GUARD = 1 << 20  # bytes on each side; stray accesses are rarely further away

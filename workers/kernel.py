@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from strategy.lower import Artefact, load
+from strategy.compile.artefact import Artefact, load
 from strategy.signature import Argument, Role
 from workers.builder import Built
 from workers.guard import Buffer, Placement, Pool, Span

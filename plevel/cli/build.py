@@ -17,11 +17,11 @@ from plevel.cli.model_file import read_model
 from plevel.cli.transfer import whole
 
 if TYPE_CHECKING:
-    from strategy.dispatch import DispatchTable
-    from strategy.entry import LibraryRow
-    from strategy.lock import Lock, Locked
-    from strategy.lower import Lowered
+    from strategy.compile.entry import LibraryRow
+    from strategy.compile.lower import Lowered
     from strategy.select import Selection
+    from strategy.select.dispatch import DispatchTable
+    from strategy.select.lock import Lock, Locked
     from strategy.space import Config
     from strategy.target import Target
     from strategy.workload import Workload
@@ -166,7 +166,7 @@ def _find(locked: Lock | None, workload: Workload, target: Target) -> Locked | N
 
 
 def _is_name(name: str) -> bool:
-    from strategy.entry import is_free
+    from strategy.compile.c_text import is_free
 
     return is_free(name)
 
@@ -262,10 +262,11 @@ class _Plan(NamedTuple):
         )
 
     def _make_library(self) -> dict[str, Any]:
-        from strategy.entry import LibraryRow, c_word
-        from strategy.export import export_library, table_rows, vendor_libraries
+        from strategy.compile.c_text import c_word
+        from strategy.compile.entry import LibraryRow
+        from strategy.compile.export import export_library, table_rows, vendor_libraries
         from strategy.extern import ExternError
-        from strategy.lower import CompileError, InstantiationError
+        from strategy.fault import CompileError, InstantiationError
 
         about: dict[str, Any]
         try:
@@ -291,10 +292,10 @@ class _Plan(NamedTuple):
         }
 
     def _make_cubin(self) -> dict[str, Any]:
-        from strategy.cuda.build import compile_cuda
+        from strategy.compile.cuda import compile_cuda
         from strategy.cuda.limit import LimitError
         from strategy.cuda.source import PlanError
-        from strategy.lower import CompileError, InstantiationError
+        from strategy.fault import CompileError, InstantiationError
         from strategy.target import TargetError
 
         if self.verify:
@@ -319,7 +320,7 @@ class _Plan(NamedTuple):
 
 def _verify(workload: Workload, rows: list[LibraryRow], library: Path) -> int:
     """Verify a library and return the number of sizes that it was run at; remove it if it fails."""
-    from strategy.entry import Entry
+    from strategy.compile.entry import Entry
     from workers.folder import scratch
     from workers.sandbox import ForkServer, SandboxError
     from workers.verification import Parameter, VerificationError, verify
@@ -362,7 +363,7 @@ def lower_chosen(
     locked: Locked | None = None,
 ) -> _Chosen:
     """Return the function to compile: of the lock, of --implementation, or selected."""
-    from strategy.lower import lower
+    from strategy.compile.lower import lower
 
     if locked is not None:
         _require_version(locked)

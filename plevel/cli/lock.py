@@ -15,8 +15,8 @@ from plevel.cli.transfer import whole
 if TYPE_CHECKING:
     from plevel.client import Client
     from plevel.direct import Direct
-    from strategy.lock import Lock, Locked
     from strategy.select import Selection
+    from strategy.select.lock import Lock, Locked
     from strategy.target import Target
     from strategy.workload import Workload
 
@@ -63,7 +63,7 @@ def lock(
     from plevel.cli.model_file import read_model
     from plevel.cli.output import tell
     from plevel.direct import connect
-    from strategy.lock import Lock
+    from strategy.select.lock import Lock
 
     where = option.read_target(target, threads)
     wanted = read_model(file, far=place.url is not None)
@@ -117,7 +117,7 @@ def check(
 
 def read_lock(path: Path) -> Lock:
     """The lock in a file; raise `UsageError` if there is none."""
-    from strategy.lock import Lock, LockError
+    from strategy.select.lock import Lock, LockError
 
     try:
         return Lock.read(path.read_bytes())

@@ -11,7 +11,7 @@ from plevel.cli.build import Implementation, Knobs, described, lower_chosen, req
 from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
-    from strategy.lower import Lowered
+    from strategy.compile.lower import Lowered
     from strategy.target import Target
 
 FORMS = ("tir", "llvm", "asm", "cuda")
@@ -52,7 +52,7 @@ def show(
     require_known(where)
     from strategy.cuda.limit import LimitError
     from strategy.cuda.source import PlanError
-    from strategy.lower import CompileError, InstantiationError
+    from strategy.fault import CompileError, InstantiationError
     from strategy.target import TargetError
 
     try:
@@ -73,7 +73,7 @@ def _code(lowered: Lowered, target: Target, form: str) -> str:
     if target.kind == "cuda" and (form == "cuda" or lowered.template is not None):
         import msgspec
 
-        from strategy.cuda.build import emit
+        from strategy.compile.cuda import emit
 
         source = emit(lowered)
         if source.code:

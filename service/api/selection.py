@@ -17,10 +17,10 @@ from service.selection import candidate
 from service.selection.database import RecordDatabase
 from service.store.tables import TokenScope
 from service.tuning import run as runs
-from strategy.dispatch import DispatchTable, dispatch
 from strategy.op_strategy import Candidate
 from strategy.record import AskedWorkload, RunRequest, RunWorkload
 from strategy.select import Evidence, Policy, Reason, Selection, select
+from strategy.select.dispatch import DispatchTable, dispatch
 from strategy.target import Target
 from strategy.workload import Workload
 

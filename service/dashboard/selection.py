@@ -15,11 +15,11 @@ from service.dashboard.workload_text import FAULTS, read_workload
 from service.errors import InvalidError
 from service.selection import candidate
 from service.selection.database import RecordDatabase
-from strategy.dispatch import DispatchTable, dispatch
 from strategy.op import find_op
 from strategy.op_strategy import Candidate
 from strategy.select import Level, Selection, current, select
 from strategy.select import holds as is_valid
+from strategy.select.dispatch import DispatchTable, dispatch
 from strategy.target import Target
 from strategy.workload import Workload
 

@@ -25,7 +25,7 @@ import msgspec
 
 from strategy.cuda.cubin import read_usage
 from strategy.cuda.program import Usage
-from strategy.lower import CompileError
+from strategy.fault import CompileError
 
 # 177: an unused variable, of which generated code has many.
 _NVCC_FLAGS = ("-O3", "-std=c++17", "-diag-suppress", "177", "-Xptxas", "-v")

@@ -20,12 +20,11 @@ from service.records.importer import import_items
 from service.store import migration
 from service.store.db import Store
 from service.store.tables import record
-from strategy.dispatch import dispatch
-from strategy.lock import Lock, LockDatabase, LockError
 from strategy.op_strategy import candidates
 from strategy.record import to_json
-from strategy.select import Reason, SelectionError, select
-from strategy.selector import Selector
+from strategy.select import Reason, SelectionError, Selector, select
+from strategy.select.dispatch import dispatch
+from strategy.select.lock import Lock, LockDatabase, LockError
 from strategy.target import Target
 from strategy.workload import Workload
 from tests.integration.process import Service

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategy.lower import Artefact, lower
+from strategy.compile.artefact import Artefact
+from strategy.compile.lower import lower
 from strategy.op import get_op
 from strategy.signature import Role
 from strategy.target import Target

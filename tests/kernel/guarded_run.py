@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from strategy.lower import ALIGNMENT, Artefact, Lowered, Role, lower
+from strategy.compile.artefact import ALIGNMENT, Artefact
+from strategy.compile.lower import Lowered, Role, lower
 from strategy.target import Target
 from strategy.workload import Workload
 from workers.guard import Buffer, OutOfBoundsError, Placement, allocate

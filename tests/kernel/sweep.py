@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from strategy.compile.lower import Lowered, Role, lower
 from strategy.cpu.passes import processor_pipeline
 from strategy.extern import load_library
-from strategy.lower import Lowered, Role, lower
 from strategy.op import TypeRelationError, get_op
 from strategy.op_strategy import OpImplementation, evaluate
 from strategy.target import Target

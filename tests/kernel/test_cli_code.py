@@ -17,8 +17,8 @@ import pytest
 
 from plevel.cli.main import main
 from strategy.extern import find_library
-from strategy.lock import Lock
 from strategy.op_strategy import Candidate, candidates
+from strategy.select.lock import Lock
 from strategy.target import Target
 from strategy.workload import Workload
 from workers.verification import VerificationError

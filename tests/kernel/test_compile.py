@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strategy.array import RunError
 from strategy.compile import CompileEngine
 from strategy.compile import compile as compile_graph
+from strategy.compile.array import RunError
+from strategy.compile.function import CompiledFunction, SymbolicFunction
+from strategy.compile.fusion import describe, fuse
+from strategy.compile.lower import Lowered
 from strategy.expr import Constant, Expr, Tuple, Var, const
 from strategy.extern import find_library, load_library
-from strategy.function import CompiledFunction, SymbolicFunction
-from strategy.fusion import describe, fuse
 from strategy.gradient import gradient
 from strategy.inference import infer_type
-from strategy.lower import Lowered
 from strategy.op import TypeRelationError, get_op
 from strategy.op_strategy import OpStrategy, candidates
 from strategy.ops.batch_matmul import batch_matmul
@@ -334,7 +334,7 @@ def test_what_has_no_row_for_all_sizes_is_compiled_for_each(engine, compiles, mo
 
 
 def test_of_many_sizes_the_last_are_kept(engine, monkeypatch):
-    monkeypatch.setattr("strategy.function.MAX_FUNCTIONS", 2)
+    monkeypatch.setattr("strategy.compile.function.MAX_FUNCTIONS", 2)
     n = Var("many", "float32[m]")
     function = engine.compile(relu(n), TARGET)
     for m in (1, 2, 1, 3):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategy.lower import lower
+from strategy.compile.lower import lower
 from strategy.op_strategy import candidates
 from strategy.signature import Role
 from strategy.space import Config, ConfigSpace

@@ -12,13 +12,14 @@ import pytest
 pytest.importorskip("tvm")
 
 from plevel.cli.main import main
-from strategy.cuda.build import compile_cuda, emit
+from strategy.compile.cuda import compile_cuda, emit
+from strategy.compile.lower import lower
 from strategy.cuda.compiler import Compiled, Compiler, compile_cached, find_nvcc, find_nvrtc
 from strategy.cuda.cubin import CubinError, read_usage
 from strategy.cuda.limit import DeviceLimits, LimitError, limits_of, require_arch
 from strategy.cuda.program import Launch, Pointer, Scalar, check_launch
 from strategy.cuda.source import PlanError, emit_cuda
-from strategy.lower import CompileError, lower
+from strategy.fault import CompileError
 from strategy.op_strategy import candidates
 from strategy.record import ErrorKind, JobEntry
 from strategy.space import Config

@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from strategy.cuda.build import compile_cuda, emit
+from strategy.compile.cuda import compile_cuda, emit
+from strategy.compile.lower import lower
 from strategy.cuda.compiler import find_nvcc
 from strategy.cuda.limit import limits_of
-from strategy.lower import lower
 from strategy.target import Target
 from strategy.workload import Workload
 

@@ -21,12 +21,12 @@ from numpy._core import _multiarray_umath
 pytest.importorskip("tvm")
 
 import strategy.extern
-from strategy.cuda.build import compile_cuda, emit
+from strategy.compile.cuda import compile_cuda, emit
+from strategy.compile.lower import lower
 from strategy.cuda.library import row_major_gemm
 from strategy.cuda.limit import LimitError
 from strategy.cuda.program import Convolution, CudaArtefact, Gemm, Launch
 from strategy.extern import ExternError, Library, find_library, open_library
-from strategy.lower import lower
 from strategy.op_strategy import candidates
 from strategy.record import Device, ErrorKind, JobEntry, Result
 from strategy.space import Config

@@ -15,9 +15,9 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from strategy.cuda.build import emit
+from strategy.compile.cuda import emit
+from strategy.compile.lower import lower
 from strategy.cuda.program import CudaArtefact, Launch, Program
-from strategy.lower import lower
 from strategy.op import TOpPattern, all_ops
 from strategy.op_strategy import Candidate, candidates
 from strategy.signature import Role
@@ -240,7 +240,7 @@ def test_nan_is_kept(workload: Workload, scratch: Path) -> None:
 
 def test_a_process_that_joins_threads_by_our_reducers_ends_well() -> None:
     program = (
-        "from strategy.lower import lower\n"
+        "from strategy.compile.lower import lower\n"
         "from strategy.target import Target\n"
         "from strategy.workload import Workload\n"
         "workload = Workload.make('max', {'data': 'float32[4,90]'}, {'axis': [1]})\n"

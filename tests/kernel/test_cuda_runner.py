@@ -15,9 +15,9 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from strategy.cuda.build import emit
+from strategy.compile.cuda import emit
+from strategy.compile.lower import lower
 from strategy.cuda.program import CudaArtefact
-from strategy.lower import lower
 from strategy.op_strategy import candidates
 from strategy.record import ErrorKind, Job, JobEntry, Phase, Result, TimingPolicy, convert
 from strategy.target import Target

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategy.lower import Artefact, InstantiationError, Lowered, load, lower
+from strategy.compile.artefact import Artefact, load
+from strategy.compile.lower import Lowered, lower
+from strategy.fault import InstantiationError
 from strategy.op_strategy import candidates, find_implementation
 from strategy.signature import Role
 from strategy.space import Config, ConfigSpace

@@ -13,13 +13,14 @@ import pytest
 
 pytest.importorskip("tvm")
 
+from strategy.compile.entry import LibraryRow
+from strategy.compile.export import export_library, table_rows, vendor_libraries
+from strategy.compile.lower import lower
 from strategy.condition import ceildiv, maximum, minimum
-from strategy.dispatch import dispatch
-from strategy.entry import LibraryRow
-from strategy.export import export_library, table_rows, vendor_libraries
-from strategy.lower import CompileError, lower
+from strategy.fault import CompileError
 from strategy.op_strategy import candidates
 from strategy.select import NO_RECORDS
+from strategy.select.dispatch import dispatch
 from strategy.target import Target
 from strategy.types import Dim
 from strategy.workload import Workload

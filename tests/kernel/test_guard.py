@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tvm
 
-from strategy.lower import ALIGNMENT
+from strategy.compile.artefact import ALIGNMENT
 from strategy.types import DTYPES
 from workers.guard import OutOfBoundsError, Placement, Region, allocate, locate
 from workers.reference import numpy_dtype

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from strategy.lower import lower
+from strategy.compile.lower import lower
 from strategy.op import TOpPattern, all_ops, get_op
 from strategy.op_strategy import evaluate
 from strategy.signature import Role

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from strategy.lower import Artefact, Lowered, lower
+from strategy.compile.artefact import Artefact
+from strategy.compile.lower import Lowered, lower
 from strategy.target import Target
 from strategy.workload import Workload
 

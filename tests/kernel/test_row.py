@@ -91,7 +91,7 @@ def test_reductions_over_several_axes_in_parts(
         if dtype.startswith("int"):
             import tvm
 
-            from strategy.lower import lower
+            from strategy.compile.lower import lower
 
             artefact = lower(work, Target.parse("cpu").with_threads(2), name, config).compile()
             (data,) = random_inputs(work, 0).values()

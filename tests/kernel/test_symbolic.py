@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from strategy.lower import Artefact, lower
+from strategy.compile.artefact import Artefact
+from strategy.compile.lower import lower
 from strategy.op_strategy import find_implementation
 from strategy.target import Target
 from strategy.workload import Workload

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategy.lower import lower
+from strategy.compile.lower import lower
 from strategy.op_strategy import candidates
 from strategy.space import ConfigSpace
 from strategy.target import Target

@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from strategy.dispatch import dispatch
-from strategy.entry import Entry, LibraryRow
-from strategy.export import export_library, table_rows
-from strategy.lower import lower
+from strategy.compile.entry import Entry, LibraryRow
+from strategy.compile.export import export_library, table_rows
+from strategy.compile.lower import lower
 from strategy.select import NO_RECORDS
+from strategy.select.dispatch import dispatch
 from strategy.target import Target
 from strategy.workload import Workload
 from workers.sandbox import ForkServer

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategy.condition import SpecializedCondition
-from strategy.dispatch import DispatchTable, Row, dispatch, satisfiable
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import Estimate, decode, encode
 from strategy.select import History, Level, Measured, Reason, SelectionError, choose, holds
+from strategy.select.combination import satisfiable
+from strategy.select.dispatch import DispatchTable, Row, dispatch
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import Dim

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plevel.cli.lock import _compare, _line
-from strategy.lock import Lock, LockDatabase
 from strategy.op_strategy import Candidate
 from strategy.record import Estimate
 from strategy.select import Level, Measured, Selection, choose, select
+from strategy.select.lock import Lock, LockDatabase
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Input, Workload

@@ -27,15 +27,15 @@ from strategy.select import (
     Reason,
     Selection,
     SelectionError,
+    Selector,
     choose,
     choose_as_tvm,
     holds,
     select,
-    show_seconds,
     unsettled,
 )
-from strategy.selector import Selector
 from strategy.space import Config, ConfigSpace, Knob
+from strategy.table import show_seconds
 from strategy.target import Target
 from strategy.types import Dim, TensorType, Type
 from strategy.workload import Input, Workload

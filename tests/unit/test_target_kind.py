@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from plevel.cli.main import main
-from strategy.dispatch import dispatch
 from strategy.op import OpError, all_ops
 from strategy.op_strategy import candidates, find_implementation
 from strategy.select import NO_RECORDS, SelectionError, select
+from strategy.select.dispatch import dispatch
 from strategy.target import BUILT, KINDS, Target
 from strategy.workload import Workload
 

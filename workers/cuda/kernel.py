@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from strategy.compile.artefact import MAIN
 from strategy.cuda.program import CudaArtefact, Launch, LibraryCall, evaluate, symbols_of
-from strategy.lower import MAIN
 from strategy.signature import Role
 from workers.builder import Built
 from workers.cuda.library import prepare_call

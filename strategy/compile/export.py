@@ -16,10 +16,12 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from strategy.dispatch import DispatchTable, Row
-from strategy.entry import Entry, LibraryRow, c_word
+from strategy.compile.c_text import c_word
+from strategy.compile.entry import Entry, LibraryRow
+from strategy.compile.lower import Lowered, lower
 from strategy.extern import find_library
-from strategy.lower import CompileError, Lowered, lower
+from strategy.fault import CompileError
+from strategy.select.dispatch import DispatchTable, Row
 from strategy.space import ConfigError
 from strategy.workload import Workload
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from strategy.compile.artefact import ALIGNMENT
 from strategy.expr import Var
-from strategy.lower import ALIGNMENT
 from strategy.types import TensorType, Type
 
 

@@ -12,11 +12,11 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from strategy.array import RunError, bind, checked, empty_tensor, to_tensor
+from strategy.compile.array import RunError, bind, checked, empty_tensor, to_tensor
+from strategy.compile.artefact import Artefact
+from strategy.compile.fusion import Operand, resolve
 from strategy.expr import Call, Constant, Expr, Tuple, Var, free_vars, post_order, substitute
 from strategy.extern import load_library
-from strategy.fusion import Operand, resolve
-from strategy.lower import Artefact
 from strategy.select import Reason, Selection
 from strategy.signature import Role
 from strategy.space import Config

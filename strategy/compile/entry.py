@@ -5,39 +5,20 @@ What is the same in all libraries is in `entry.c`; what depends on the workload 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
-from typing import Any
 
-from strategy.condition import Expr, ExpressionError, SpecializedCondition
+from strategy.compile.artefact import ALIGNMENT
+from strategy.compile.c_text import c_condition, c_name, c_tensor, c_type
+from strategy.compile.lower import Lowered
+from strategy.condition import SpecializedCondition
 from strategy.extern import find_library
-from strategy.lower import ALIGNMENT, Lowered
 from strategy.signature import Argument, Role
 from strategy.table import show_number
 from strategy.types import TensorType
 from strategy.workload import Workload
-
-_C_TYPES = {
-    "float64": "double", "float32": "float", "float16": "uint16_t", "bfloat16": "uint16_t",
-    "bool": "uint8_t",
-}  # fmt: skip
-# What C, and the entry's own code, has taken already; names with an underscore in front are the entry's.
-_TAKEN = frozenset(
-    "auto break case char const continue default do double else enum extern float for goto if inline "
-    "int long register restrict return short signed sizeof static struct switch typedef union unsigned "
-    "void volatile while alignas alignof bool constexpr false nullptr thread_local true typeof asm "
-    "linux unix errno stdin stdout stderr NAN INFINITY NULL INT64_C MIN MAX CPU Any Tensor Body log2 "
-    "ceil_div floor_div floor_mod tensor_of any_of "
-    # C++ includes the header, too.
-    "and and_eq bitand bitor catch class compl concept const_cast decltype delete dynamic_cast explicit "
-    "export friend mutable namespace new noexcept not not_eq operator or or_eq private protected public "
-    "reinterpret_cast requires static_assert static_cast template this throw try typeid typename using "
-    "virtual wchar_t xor xor_eq".split()
-)
-_DTYPE_CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
 
 
 @dataclass(frozen=True)
@@ -56,22 +37,6 @@ class Parameter:
     name: str  # in C
     argument: Argument
     row: int  # the first row that takes it: whose preparation makes it
-
-
-def c_word(text: str) -> str:
-    """A text as a part of a name in C: `data.0` is `data_0`."""
-    return re.sub(r"\W", "_", text, flags=re.ASCII)
-
-
-def _c_name(name: str) -> str:
-    """Name of an input or a dimension in C: its own, unless that is taken."""
-    word = c_word(name)
-    return f"x_{word}" if word in _TAKEN or word.startswith(("_", "x_")) or word[0].isdigit() else word
-
-
-def is_free(name: str) -> bool:
-    """Return whether a function of C, and of C++, may be called so beside what a library's entry needs."""
-    return name.isascii() and name.isidentifier() and name not in _TAKEN
 
 
 _HEADER = Template("""\
@@ -150,7 +115,7 @@ class Entry:
             f"#define PLEVEL_THREADS {self._threads}",
             f"#define PLEVEL_ALIGNMENT {ALIGNMENT}",
             *_library_threads(self.rows),
-            files("strategy").joinpath("entry.c").read_text(),
+            files(__package__).joinpath("entry.c").read_text(),
             *self._main(),
             *self._function(),
         ]
@@ -182,10 +147,10 @@ class Entry:
             lines += [
                 f"  const Tensor *_t_{dim} = tensor_of(&_args[{place[argument]}]);",
                 f"  if (!_t_{dim} || _t_{dim}->ndim <= {axis}) return -1;",
-                f"  const int64_t {_c_name(dim)} = _t_{dim}->shape[{axis}];",
+                f"  const int64_t {c_name(dim)} = _t_{dim}->shape[{axis}];",
             ]
         for i, (row, taken) in enumerate(zip(self.rows, self._taken, strict=True)):
-            tests = [_c_condition(c) for c in row.must] + [f"!{_c_condition(c)}" for c in row.must_not]
+            tests = [c_condition(c) for c in row.must] + [f"!{c_condition(c)}" for c in row.must_not]
             lines += [
                 f"  if ({' && '.join(tests) or '1'}) {{",
                 f"    Any _own[{len(taken)}] = {{{', '.join(f'_args[{t}]' for t in taken)}}};",
@@ -199,7 +164,7 @@ class Entry:
         count = len(self.parameters)
         lines = [f"int {self.name}({self._arguments()}) {{"]
         for i, p in enumerate(self.parameters):
-            lines += _c_tensor(f"_t{i}", p.name, p.argument.tensor)
+            lines += c_tensor(f"_t{i}", p.name, p.argument.tensor)
         anys = ", ".join(f"any_of(&_t{i})" for i in range(count))
         return [
             *lines,
@@ -209,10 +174,10 @@ class Entry:
         ]
 
     def _arguments(self) -> str:
-        parts = [f"int64_t {_c_name(d)}" for d in self.dims]
+        parts = [f"int64_t {c_name(d)}" for d in self.dims]
         for p in self.parameters:
             const = "" if p.argument.role is Role.OUTPUT else "const "
-            parts.append(f"{const}{_c_type(p.argument.tensor.dtype)} *{p.name}")
+            parts.append(f"{const}{c_type(p.argument.tensor.dtype)} *{p.name}")
         return ", ".join(parts)
 
     def _source_type(self, p: Parameter) -> TensorType:
@@ -221,16 +186,16 @@ class Entry:
 
     def _preparation_head(self, p: Parameter) -> str:
         """The C function that packs a constant input."""
-        from_, to = _c_type(self._source_type(p).dtype), _c_type(p.argument.tensor.dtype)
-        name = _c_name(p.argument.name)
+        from_, to = c_type(self._source_type(p).dtype), c_type(p.argument.tensor.dtype)
+        name = c_name(p.argument.name)
         return f"int {self.name}_prepare_{p.name}(const {from_} *{name}, {to} *{p.name})"
 
     def _preparation(self, p: Parameter) -> list[str]:
         return [
             f"{self._preparation_head(p)} {{",
             "  plevel_ready();",
-            *_c_tensor("_from", _c_name(p.argument.name), self._source_type(p)),
-            *_c_tensor("_to", p.name, p.argument.tensor),
+            *c_tensor("_from", c_name(p.argument.name), self._source_type(p)),
+            *c_tensor("_to", p.name, p.argument.tensor),
             "  Any _args[2] = {any_of(&_from), any_of(&_to)}, _result = {0};",
             f"  return __tvm_ffi_row{p.row}_{p.argument.preparation}(NULL, _args, 2, &_result);",
             "}",
@@ -253,10 +218,10 @@ def _parameters(
                 # A row may be for one size only: the entry takes what is symbolic in another.
                 found[_identity(row, a)] = Parameter(a.name, a, p.row)
     ordered = sorted(found.items(), key=lambda item: item[1].argument.role is Role.OUTPUT)
-    names: dict[str, int] = {_c_name(d): 1 for d in dims}
+    names: dict[str, int] = {c_name(d): 1 for d in dims}
     parameters = []
     for _, p in ordered:
-        base = _c_name(p.name) + ("_packed" if p.argument.role is Role.PREPARED else "")
+        base = c_name(p.name) + ("_packed" if p.argument.role is Role.PREPARED else "")
         names[base] = names.get(base, 0) + 1
         unique = base if names[base] == 1 else f"{base}{names[base]}"
         parameters.append(Parameter(unique, p.argument, p.row))
@@ -282,55 +247,3 @@ def _library_threads(rows: Sequence[LibraryRow]) -> list[str]:
         return ["#define PLEVEL_LIBRARY_THREADS"]
     setter = library.symbol("openblas_set_num_threads")
     return [f"void {setter}(int);", f"#define PLEVEL_LIBRARY_THREADS {setter}(PLEVEL_THREADS)"]
-
-
-def _c_type(dtype: str) -> str:
-    return _C_TYPES.get(dtype, f"{dtype}_t")
-
-
-def _c_tensor(variable: str, pointer: str, kind: Any) -> list[str]:
-    extents = [_c_expression(d) for d in kind.shape] or ["1"]
-    letters = kind.dtype.rstrip("0123456789")
-    dtype = f"{{{_DTYPE_CODES[letters]}, {kind.dtype[len(letters) :] or 8}, 1}}"
-    return [
-        f"  int64_t {variable}_shape[] = {{{', '.join(extents)}}};",
-        f"  Tensor {variable} = {{(void *){pointer}, {{CPU, 0}}, {kind.ndim}, {dtype}, {variable}_shape, NULL, 0}};",
-    ]
-
-
-_C_CALLS = {
-    "//": "floor_div", "%": "floor_mod", "ceildiv": "ceil_div", "min": "MIN", "max": "MAX",
-    "log2": "log2",
-}  # fmt: skip
-_C_INFIX = {"and": "&&", "or": "||", "/": "/ (double)"} | {
-    op: op for op in ("+", "-", "*", "<", "<=", ">", ">=", "==", "!=")
-}
-
-
-def _c_expression(expr: Expr) -> str:
-    """The expression in C, over 64-bit integers named as `_c_name` has the dimensions."""
-    if expr.op == "const":
-        value = expr.args[0]
-        return f"INT64_C({int(value)})" if isinstance(value, int) else repr(float(value))
-    if expr.op == "var":
-        return _c_name(expr.args[0]) if expr.value is None else f"INT64_C({expr.value})"
-    args = [_c_expression(a) for a in expr.args]
-    if expr.op in _C_CALLS:
-        return f"{_C_CALLS[expr.op]}({', '.join(args)})"
-    if expr.op in _C_INFIX:
-        return f"({args[0]} {_C_INFIX[expr.op]} {args[1]})"
-    if expr.op == "not":
-        return f"(!{args[0]})"
-    if expr.op == "if":
-        return f"({args[0]} ? {args[1]} : {args[2]})"
-    raise ExpressionError(
-        f"'{expr}' cannot be checked at run time: {expr.op} is not for dimensions"
-    )
-
-
-def _c_condition(condition: SpecializedCondition) -> str:
-    clauses = [
-        "(" + " || ".join(_c_expression(a) for a in clause.alternatives) + ")"
-        for clause in condition.clauses
-    ]
-    return f"({' && '.join(clauses) or '1'})"

@@ -2,8 +2,7 @@
 
 The builder calls it in a child process, the compile engine in the user's own. A lowered function is
 destination passing: it takes its inputs, then what was prepared or constant, in the order of
-`arguments`, and writes its outputs, which come last. All its buffers must be aligned to
-`ALIGNMENT` bytes, as TVM's own are.
+`arguments`, and writes its outputs, which come last.
 """
 
 from __future__ import annotations
@@ -12,13 +11,10 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from strategy.extern import load_library
-from strategy.fault import find_fault
+from strategy.compile.artefact import MAIN, Artefact
+from strategy.fault import CompileError, InstantiationError, find_fault
 from strategy.op import get_op
 from strategy.op_strategy import OpImplementation, find_implementation
 from strategy.schedule import Outs, ScheduleError
@@ -30,17 +26,6 @@ from strategy.workload import Workload
 
 if TYPE_CHECKING:
     from strategy.cuda.template import Template
-
-ALIGNMENT = 64
-MAIN = "main"
-
-
-class InstantiationError(ValueError):
-    """Compute, prepare or schedule refused this workload or configuration."""
-
-
-class CompileError(RuntimeError):
-    """TVM or LLVM could not compile a scheduled module, or the compiler to link it is missing."""
 
 
 @dataclass(frozen=True)
@@ -97,59 +82,6 @@ class Lowered:
         except Exception as error:  # TVM raises what its passes and LLVM do
             raise CompileError(f"{type(error).__name__}: {error}") from error
         return Artefact(executable, self.signature)
-
-
-@dataclass(frozen=True)
-class Artefact:
-    """Compiled code with its signature: callable in this process, or written to a file."""
-
-    executable: Any
-    signature: Signature
-
-    @property
-    def arguments(self) -> tuple[Argument, ...]:
-        return self.signature.arguments
-
-    @cached_property
-    def main(self) -> Any:
-        """The function itself: takes one tensor per argument, the outputs last."""
-        if self.signature.library is not None:
-            load_library(self.signature.library)
-        return self.executable[MAIN]
-
-    def prepare(self, argument: Argument, source: Any) -> Any:
-        """The packed form of a constant input, as `main` takes it."""
-        import tvm
-
-        if argument.preparation is None:
-            return source
-        packed = tvm.runtime.empty(argument.tensor.concrete_shape, argument.tensor.dtype, source.device)
-        self.executable[argument.preparation](source, packed)
-        return packed
-
-    def write_object(self, path: Path) -> None:
-        """Writes the machine code as an object file, to be linked into a library.
-
-        Raises:
-            CompileError: LLVM cannot write it.
-        """
-        try:
-            self.executable.mod.write_to_file(str(path))
-        except (OSError, RuntimeError) as error:
-            raise CompileError(f"{path} cannot be written: {error}") from error
-
-
-def load(path: Path) -> Artefact:
-    """A shared library, with its signature beside it as `path` + `.json` (`workers.builder.link`).
-
-    The file is code: load only what this host built or trusts.
-    """
-    import tvm
-
-    signature = msgspec.json.decode(path.with_name(path.name + ".json").read_bytes(), type=Signature)
-    if signature.library is not None:
-        load_library(signature.library)
-    return Artefact(tvm.runtime.load_module(str(path)), signature)
 
 
 def lower(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from strategy.compile.artefact import MAIN
+from strategy.compile.lower import Lowered
 from strategy.cuda.compiler import Compiler, compile_cached, find_compiler
 from strategy.cuda.limit import code_arch, limits_of, require_arch
 from strategy.cuda.program import CudaArtefact, check_launch
 from strategy.cuda.source import CudaSource, emit_cuda
-from strategy.lower import MAIN, CompileError, Lowered
+from strategy.fault import CompileError
 
 
 def emit(lowered: Lowered) -> CudaSource:

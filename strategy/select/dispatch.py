@@ -8,37 +8,29 @@ value with a JSON form, can be called with dimensions, and says how representati
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import msgspec
-import numpy as np
 
 from strategy.condition import Expr, ExpressionError, SpecializedCondition
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import Estimate
-from strategy.select import (
-    Database,
-    Level,
-    Measured,
-    Reason,
-    SelectionError,
-    choose,
-    current,
-    require_some,
-)
-from strategy.select import holds as is_valid
+from strategy.select.combination import satisfiable
+from strategy.select.evidence import Database, Level, Measured, current
+from strategy.select.rule import choose
+from strategy.select.selection import Reason
+from strategy.select.validity import SelectionError, require_some
+from strategy.select.validity import holds as is_valid
 from strategy.space import Config
 from strategy.table import show_number
 from strategy.target import Target
 from strategy.workload import Workload
 
 MAX_CONDITIONS = 12
-EXACT_LIMIT = 2**20  # a single dimension is enumerated this far
-GRID_LIMIT = 200_000  # points tried over several dimensions
+_Instance = tuple[dict[str, int], Workload, Sequence[Measured]]
+"""Values of the dimensions, the workload of that size, and what is measured of it."""
 
 
 class ShapeOnRecord(msgspec.Struct, frozen=True):
@@ -74,7 +66,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DispatchTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer for a workload with symbolic dimensions: see the module's text."""
+    """The answer for a workload with symbolic dimensions."""
 
     workload: Workload
     target: Target
@@ -135,11 +127,8 @@ class DispatchTable(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self._when(row)}: {row.implementation} ({row.reason}; {known}{other})"
 
     def _when(self, row: Row) -> str:
-        parts = [
-            str(c) if holds else f"not ({c})"
-            for c, holds in zip(self.conditions, row.holds, strict=True)
-        ]
-        return " and ".join(parts) or "always"
+        pairs = zip(self.conditions, row.holds, strict=True)
+        return " and ".join(str(c) if holds else f"not ({c})" for c, holds in pairs) or "always"
 
 
 def dispatch(
@@ -168,35 +157,24 @@ def dispatch(
     symbolic = [d for d in workload.dims.values() if isinstance(d, Expr)]
     symbols = tuple(dict.fromkeys(v for d in symbolic for v in sorted(d.variables())))
     table = DispatchTable(
-        workload=workload,
-        target=target,
-        dims=symbols,
-        conditions=conditions,
-        rows=(),
-        candidates=usable,
+        workload=workload, target=target, dims=symbols, conditions=conditions, rows=(), candidates=usable
     )
-    instances = [
-        (binding, shape, measured if offered is not None else _of_all(usable, shape, target, measured))
-        for shape, measured in database.instances(workload, target, device)
-        if (binding := workload.match(shape)) is not None
-    ]
-    by_combination: dict[
-        tuple[bool, ...], list[tuple[dict[str, int], Workload, Sequence[Measured]]]
-    ] = {}
-    for binding, shape, measured in instances:
-        holds = tuple(bool(c.evaluate(binding)) for c in conditions)
-        by_combination.setdefault(holds, []).append((binding, shape, measured))
+    by_combination: dict[tuple[bool, ...], list[_Instance]] = {}
+    for shape, found in database.instances(workload, target, device):
+        binding = workload.match(shape)
+        if binding is not None:
+            measured = found if offered is not None else _of_all(usable, shape, target, found)
+            holds = tuple(bool(c.evaluate(binding)) for c in conditions)
+            by_combination.setdefault(holds, []).append((binding, shape, measured))
     examples = dict(satisfiable(conditions, symbols))
-    for holds, found in by_combination.items():
-        examples.setdefault(holds, found[0][0])
+    for holds, instances in by_combination.items():
+        examples.setdefault(holds, instances[0][0])
     rows = []
     for holds, example in sorted(examples.items(), reverse=True):
         pinned = table.pinned(holds)
         if set(pinned) == set(symbols) and offered is None:
             # A row of one single shape is an ordinary selection.
-            shape = workload.bind(pinned)
-            own = candidates(shape, target)
-            rows.append(_concrete_row(table, holds, pinned, shape, own, database, device))
+            rows.append(_concrete_row(table, holds, pinned, database, device))
         else:
             rows.append(_row(table, holds, example, by_combination.get(holds, ())))
     return msgspec.structs.replace(table, rows=tuple(rows))
@@ -230,7 +208,7 @@ def _row(
     table: DispatchTable,
     holds: tuple[bool, ...],
     example: dict[str, int],
-    found: Sequence[tuple[dict[str, int], Workload, Sequence[Measured]]],
+    found: Sequence[_Instance],
 ) -> Row:
     true = {c for c, held in zip(table.conditions, holds, strict=True) if held}
     valid = [c for c in table.candidates if c.condition is None or c.condition in true]
@@ -239,20 +217,16 @@ def _row(
             f"no implementation of {table.workload.op} with symbolic dimensions is valid "
             f"for {example} on {table.target}"
         )
+    unconditional = [msgspec.structs.replace(c, condition=None) for c in valid]
     shapes, medians, levels = [], [], set()
     for binding, shape, measured in sorted(found, key=lambda f: sorted(f[0].items())):
-        answer = choose(shape, table.target, _unconditional(valid), measured)
+        answer = choose(shape, table.target, unconditional, measured)
         if answer.level is not None:
             best = current(valid, measured)[answer.level]
             medians.append(best)
             levels.add(answer.level)
-            shapes.append(
-                ShapeOnRecord(
-                    binding,
-                    {name: m.estimate.median_s for name, m in best.items()},
-                    answer.implementation,
-                )
-            )
+            times = {name: m.estimate.median_s for name, m in best.items()}
+            shapes.append(ShapeOnRecord(binding, times, answer.implementation))
     names = tuple(c.implementation for c in valid)
     if not medians:
         winner = max(valid, key=lambda c: c.plevel)
@@ -280,11 +254,11 @@ def _concrete_row(
     table: DispatchTable,
     holds: tuple[bool, ...],
     dims: dict[str, int],
-    shape: Workload,
-    own: Sequence[Candidate],
     database: Database,
     device: str | None,
 ) -> Row:
+    shape = table.workload.bind(dims)
+    own = candidates(shape, table.target)
     measured = database.measured(shape, table.target, device)
     answer = choose(shape, table.target, own, measured)
     shapes: tuple[ShapeOnRecord, ...] = ()
@@ -300,10 +274,6 @@ def _concrete_row(
         implementation=answer.implementation, version=answer.version, config=answer.config,
         reason=answer.reason, ratio=ratio, shapes=shapes,
     )  # fmt: skip
-
-
-def _unconditional(valid: Sequence[Candidate]) -> list[Candidate]:
-    return [msgspec.structs.replace(c, condition=None) for c in valid]
 
 
 def _ratio(name: str, medians: Sequence[Mapping[str, Measured]]) -> Estimate:
@@ -326,61 +296,3 @@ def _common_config(winner: Candidate, medians: Sequence[Mapping[str, Measured]])
         return winner.fallback
     times = Counter(m.config for m in usable)
     return max(usable, key=lambda m: (times[m.config], m.estimate.median_s)).config
-
-
-def satisfiable(
-    conditions: Sequence[SpecializedCondition], dims: Sequence[str]
-) -> Iterator[tuple[tuple[bool, ...], dict[str, int]]]:
-    """The combinations of truth values that positive integers give, each with an example.
-
-    Exact for conditions over one dimension up to `EXACT_LIMIT` and near the constants beyond it; over
-    several dimensions the values near every constant are combined, so that a combination which only
-    a rare coincidence of values reaches may be missed.
-    """
-    if not conditions:
-        yield (), dict.fromkeys(dims, 1)
-        return
-    constants = sorted({n for c in conditions for n in _constants(c.to_json())})
-    over = [d for d in dims if any(d in c.variables() for c in conditions)]
-    values = _interesting(constants, EXACT_LIMIT if len(over) == 1 else 0)
-    if len(over) > 1:
-        values = _nearest(values, constants, int(GRID_LIMIT ** (1 / len(over))))
-    axes = [np.array(values, dtype=np.int64)] * len(over)
-    grid = dict(zip(over, (g.ravel() for g in np.meshgrid(*axes, indexing="ij")), strict=True))
-    size = next(iter(grid.values())).size if grid else 1
-    truth = np.stack([np.broadcast_to(c.evaluate(grid), (size,)) for c in conditions])
-    codes = (truth.astype(np.int64) << np.arange(len(conditions))[:, None]).sum(axis=0)
-    for first in np.unique(codes, return_index=True)[1]:
-        yield (
-            tuple(bool(t) for t in truth[:, first]),
-            dict.fromkeys(dims, 1) | {name: int(column[first]) for name, column in grid.items()},
-        )
-
-
-def _constants(node: Any) -> Iterator[int]:
-    if isinstance(node, list):
-        yield from itertools.chain.from_iterable(_constants(x) for x in node[1:])
-    elif isinstance(node, int) and not isinstance(node, bool):
-        yield abs(node)
-
-
-def _interesting(constants: Sequence[int], exact: int) -> list[int]:
-    """Small values, those around the constants and their products, and up to `exact` all."""
-    small = [c for c in constants if 0 < c <= 4096]
-    near = {a * b for a in (1, *constants) for b in (1, *small)}
-    near |= {a // b for a in constants for b in small}
-    period = math.lcm(*small) if small else 1
-    width = min(period, 64)
-    values = {v + d for v in near for d in range(-width, width + 1)}
-    values |= {2**e + d for e in range(41) for d in (-1, 0, 1)}
-    top = min(exact, max(near, default=1) + 2 * min(period, 5040))
-    return sorted(v for v in values | set(range(1, max(64, top) + 1)) if 1 <= v <= 2**40)
-
-
-def _nearest(values: Sequence[int], constants: Sequence[int], most: int) -> list[int]:
-    """At most so many of the values: half of them around the constants, the rest spread evenly."""
-    around = (c + d for n in range(most) for c in (1, *constants) for d in (n, -n))
-    kept = set(itertools.islice(dict.fromkeys(v for v in around if v >= 1), max(1, most // 2)))
-    rest = [v for v in values if v not in kept]
-    step = max(1, math.ceil(len(rest) / max(1, most - len(kept))))
-    return sorted(kept | set(rest[::step]))

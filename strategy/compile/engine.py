@@ -1,11 +1,4 @@
-"""The compile engine: a call graph becomes functions, each with the implementation selected for it.
-
-    function = compile(relu(dense(x, w) + bias), target, database)
-    y = function(x_value)
-    function.explain()
-
-The logger `plevel.compile` tells, at level INFO, which implementation each call uses and why.
-"""
+"""The compile engine: functions of graphs, kept until the selections that they rest on change."""
 
 from __future__ import annotations
 
@@ -17,10 +10,9 @@ from functools import cache, partial
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.dispatch import DispatchTable, dispatch
-from strategy.export import lower_row
-from strategy.expr import Call, Constant, Expr, TupleGetItem, Var, free_vars, post_order
-from strategy.function import (
+from strategy.compile.artefact import Artefact
+from strategy.compile.export import lower_row
+from strategy.compile.function import (
     MAX_FUNCTIONS,
     CompiledFunction,
     Kernel,
@@ -29,12 +21,15 @@ from strategy.function import (
     constant_tensors,
     pack,
 )
-from strategy.fusion import Group, Operand, describe, fuse
+from strategy.compile.fusion import Group, Operand, describe, fuse
+from strategy.compile.lower import Lowered, lower
+from strategy.expr import Call, Constant, Expr, TupleGetItem, Var, free_vars, post_order
+from strategy.fault import CompileError, InstantiationError
 from strategy.inference import infer_type
-from strategy.lower import Artefact, CompileError, InstantiationError, Lowered, lower
 from strategy.op import Op, TypeRelationError
 from strategy.schedule import ScheduleError
 from strategy.select import NO_RECORDS, Database, Selection, SelectionError, select
+from strategy.select.dispatch import DispatchTable, dispatch
 from strategy.signature import Role
 from strategy.target import Target
 from strategy.types import Dim, TensorType, Type

@@ -6,7 +6,9 @@ from functools import lru_cache
 from typing import Protocol
 
 from strategy.op_strategy import candidates
-from strategy.select import Database, Policy, Ranker, Selection, select
+from strategy.select.evidence import Database, Ranker
+from strategy.select.rule import Policy, select
+from strategy.select.selection import Selection
 from strategy.target import Target
 from strategy.workload import Workload
 

@@ -16,7 +16,9 @@ from typing import Any
 import msgspec
 
 from strategy.record import Estimate, WireError, convert, to_json
-from strategy.select import History, Level, Measured, Reason, Rival, Selection, SelectionError
+from strategy.select.evidence import History, Level, Measured
+from strategy.select.selection import Reason, Rival, Selection
+from strategy.select.validity import SelectionError
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Workload
@@ -136,7 +138,7 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 class LockDatabase:
     """`strategy.select.Database` on a lock: what its selections rest on is all that is known."""
 
-    revision = 0  # it never changes (`strategy.selector.RevisedDatabase`)
+    revision = 0  # it never changes (`strategy.select.selector.RevisedDatabase`)
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock

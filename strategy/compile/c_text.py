@@ -1,0 +1,96 @@
+"""Names, types, tensors and conditions in C, as an exported library's entry writes them."""
+
+from __future__ import annotations
+
+import re
+
+from strategy.condition import Expr, ExpressionError, SpecializedCondition
+from strategy.types import TensorType
+
+_C_TYPES = {
+    "float64": "double", "float32": "float", "float16": "uint16_t", "bfloat16": "uint16_t",
+    "bool": "uint8_t",
+}  # fmt: skip
+# What C, and the entry's own code, has taken already; names with an underscore in front are the entry's.
+_TAKEN = frozenset(
+    "auto break case char const continue default do double else enum extern float for goto if inline "
+    "int long register restrict return short signed sizeof static struct switch typedef union unsigned "
+    "void volatile while alignas alignof bool constexpr false nullptr thread_local true typeof asm "
+    "linux unix errno stdin stdout stderr NAN INFINITY NULL INT64_C MIN MAX CPU Any Tensor Body log2 "
+    "ceil_div floor_div floor_mod tensor_of any_of "
+    # C++ includes the header, too.
+    "and and_eq bitand bitor catch class compl concept const_cast decltype delete dynamic_cast explicit "
+    "export friend mutable namespace new noexcept not not_eq operator or or_eq private protected public "
+    "reinterpret_cast requires static_assert static_cast template this throw try typeid typename using "
+    "virtual wchar_t xor xor_eq".split()
+)
+_DTYPE_CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
+_C_CALLS = {
+    "//": "floor_div", "%": "floor_mod", "ceildiv": "ceil_div", "min": "MIN", "max": "MAX",
+    "log2": "log2",
+}  # fmt: skip
+_C_INFIX = {"and": "&&", "or": "||", "/": "/ (double)"} | {
+    op: op for op in ("+", "-", "*", "<", "<=", ">", ">=", "==", "!=")
+}
+
+
+def c_word(text: str) -> str:
+    """A text as a part of a name in C: `data.0` is `data_0`."""
+    return re.sub(r"\W", "_", text, flags=re.ASCII)
+
+
+def c_name(name: str) -> str:
+    """Name of an input or a dimension in C: its own, unless that is taken."""
+    word = c_word(name)
+    return f"x_{word}" if word in _TAKEN or word.startswith(("_", "x_")) or word[0].isdigit() else word
+
+
+def is_free(name: str) -> bool:
+    """Return whether a function of C, and of C++, may be called so beside what a library's entry needs."""
+    return name.isascii() and name.isidentifier() and name not in _TAKEN
+
+
+def c_type(dtype: str) -> str:
+    """Type of one number; of 16-bit floats, which C does not have, that of their bits."""
+    return _C_TYPES.get(dtype, f"{dtype}_t")
+
+
+def c_tensor(variable: str, pointer: str, kind: TensorType) -> list[str]:
+    """Declarations of a tensor over a pointer."""
+    extents = [c_expression(d) for d in kind.shape] or ["1"]
+    letters = kind.dtype.rstrip("0123456789")
+    dtype = f"{{{_DTYPE_CODES[letters]}, {kind.dtype[len(letters) :] or 8}, 1}}"
+    return [
+        f"  int64_t {variable}_shape[] = {{{', '.join(extents)}}};",
+        f"  Tensor {variable} = {{(void *){pointer}, {{CPU, 0}}, {kind.ndim}, {dtype}, {variable}_shape, NULL, 0}};",
+    ]
+
+
+def c_expression(expr: Expr) -> str:
+    """The expression in C, over 64-bit integers named as `c_name` has the dimensions."""
+    if expr.op == "const":
+        value = expr.args[0]
+        return f"INT64_C({int(value)})" if isinstance(value, int) else repr(float(value))
+    if expr.op == "var":
+        return c_name(expr.args[0]) if expr.value is None else f"INT64_C({expr.value})"
+    args = [c_expression(a) for a in expr.args]
+    if expr.op in _C_CALLS:
+        return f"{_C_CALLS[expr.op]}({', '.join(args)})"
+    if expr.op in _C_INFIX:
+        return f"({args[0]} {_C_INFIX[expr.op]} {args[1]})"
+    if expr.op == "not":
+        return f"(!{args[0]})"
+    if expr.op == "if":
+        return f"({args[0]} ? {args[1]} : {args[2]})"
+    raise ExpressionError(
+        f"'{expr}' cannot be checked at run time: {expr.op} is not for dimensions"
+    )
+
+
+def c_condition(condition: SpecializedCondition) -> str:
+    """The condition in C, in parentheses."""
+    clauses = [
+        "(" + " || ".join(c_expression(a) for a in clause.alternatives) + ")"
+        for clause in condition.clauses
+    ]
+    return f"({' && '.join(clauses) or '1'})"

@@ -1,0 +1,32 @@
+"""Selection: which implementation, with which configuration, and why.
+
+From evidence by the rule to a selection; `selector` keeps answers, `lock` writes them to a file, and
+`dispatch` selects for symbolic shapes.
+"""
+
+from strategy.select.evidence import (
+    NO_RECORDS,
+    Database,
+    Evidence,
+    History,
+    Instance,
+    Level,
+    Measured,
+    NoRecords,
+    Prediction,
+    Ranker,
+    current,
+    doubtful,
+    unsettled,
+)
+from strategy.select.rule import Policy, choose, choose_as_tvm, select
+from strategy.select.selection import Reason, Rival, Selection
+from strategy.select.selector import RevisedDatabase, Selector
+from strategy.select.validity import SelectionError, holds, require_some
+
+__all__ = [
+    "NO_RECORDS", "Database", "Evidence", "History", "Instance", "Level", "Measured", "NoRecords",
+    "Policy", "Prediction", "Ranker", "Reason", "RevisedDatabase", "Rival", "Selection",
+    "SelectionError", "Selector",
+    "choose", "choose_as_tvm", "current", "doubtful", "holds", "require_some", "select", "unsettled",
+]  # fmt: skip

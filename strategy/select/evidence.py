@@ -1,0 +1,195 @@
+"""The evidence that selection rests on: measurements, TVM's history and predictions, and who has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from strategy.op_strategy import Candidate
+from strategy.record import Estimate
+from strategy.space import Config
+from strategy.target import Target
+from strategy.workload import Workload
+
+
+class Level(StrEnum):
+    """Levels of match between measurements and what was asked, finest first."""
+
+    DEVICE = "device"
+    MODEL = "model"
+    TARGET = "target"
+    TRANSFERRED = "transferred"
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """The best configuration of an implementation at one level, from current or older records."""
+
+    implementation: str
+    version: str
+    config: Config
+    level: Level
+    estimate: Estimate
+    device: str = ""
+    target: str = ""
+    model: str = ""  # of the devices, empty where it is not known
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """A record as TVM's own rule looks at it: the mean cost, under a model and target keys."""
+
+    implementation: str
+    config: Config
+    mean_s: float
+    model: str
+    keys: tuple[str, ...]
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """A cost model's best configuration of an implementation."""
+
+    implementation: str
+    config: Config
+    median_s: float
+    sigma_log: float  # standard deviation of the logarithm
+
+
+class Database(Protocol):
+    """Records as the selection rule needs them."""
+
+    def measured(
+        self, workload: Workload, target: Target, device: str | None
+    ) -> Sequence[Measured]:
+        """The best of each implementation, version and level, and where that is wider, device model.
+
+        Of `target` there is one for each other model, of `transferred` for each target and model.
+        `device` is the identity asked for, None where any will do: then no level `device`.
+        """
+        ...
+
+    def instances(
+        self, workload: Workload, target: Target, device: str | None
+    ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
+        """The concrete workloads on record that a symbolic one covers, each as `measured` has it."""
+        ...
+
+    def history(self, workload: Workload) -> Sequence[History]:
+        """All that `policy="tvm"` may match for a workload: the best per model and per key."""
+        ...
+
+
+class NoRecords:
+    """A database in which nothing is: selection goes by plevel."""
+
+    revision = 0  # it never changes (`RevisedDatabase`)
+
+    def measured(self, workload: Workload, target: Target, device: str | None) -> Sequence[Measured]:
+        return ()
+
+    def instances(
+        self, workload: Workload, target: Target, device: str | None
+    ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
+        return ()
+
+    def history(self, workload: Workload) -> Sequence[History]:
+        return ()
+
+
+NO_RECORDS = NoRecords()
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """A concrete workload that a symbolic one covers, and what is measured of it."""
+
+    workload: Workload
+    measured: tuple[Measured, ...]
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """Knowledge of a `Database` about one workload, as a value."""
+
+    measured: tuple[Measured, ...] = ()
+    history: tuple[History, ...] = ()
+    instances: tuple[Instance, ...] = ()  # of a symbolic workload, the others then being empty
+
+    @classmethod
+    def read(
+        cls, database: Database, workload: Workload, target: Target, device: str | None
+    ) -> Evidence:
+        """Return the evidence of `database` for a workload on a target."""
+        if workload.is_constant:
+            return cls(
+                measured=tuple(database.measured(workload, target, device)),
+                history=tuple(database.history(workload)),
+            )
+        found = database.instances(workload, target, device)
+        return cls(instances=tuple(Instance(workload=w, measured=tuple(m)) for w, m in found))
+
+
+class Ranker(Protocol):
+    """A cost model that answers only where its held-out ranking is good enough."""
+
+    def rank(
+        self, workload: Workload, target: Target, valid: Sequence[Candidate]
+    ) -> Sequence[Prediction]:
+        """Predictions, the fastest first; empty where the model does not cover the candidates."""
+        ...
+
+
+def current(
+    valid: Sequence[Candidate], measured: Sequence[Measured]
+) -> dict[Level, dict[str, Measured]]:
+    """The best per level and implementation, of records that are not stale.
+
+    Times of different device models do not compare, nor those of different targets: what was not
+    measured on the model asked for comes from one of the others, the one that says most, the first in
+    `measured` on a tie.
+    """
+    best: dict[Level, dict[str, Measured]] = {level: {} for level in Level}
+    others: dict[Level, dict[tuple[str, str], dict[str, Measured]]] = {
+        Level.TARGET: {}, Level.TRANSFERRED: {}
+    }  # fmt: skip
+    by_name = {c.implementation: c for c in valid}
+    for m in measured:
+        c = by_name.get(m.implementation)
+        if c is None or not _is_current(c, m):
+            continue
+        of_level = others.get(m.level)
+        group = best[m.level] if of_level is None else of_level.setdefault((m.target, m.model), {})
+        rival = group.get(m.implementation)
+        if rival is None or m.estimate.median_s < rival.estimate.median_s:
+            group[m.implementation] = m
+    for level, groups in others.items():
+        best[level] = max(groups.values(), key=len, default={})
+    return best
+
+
+def _is_current(candidate: Candidate, m: Measured) -> bool:
+    if m.level is not Level.TRANSFERRED:
+        return m.version == candidate.version
+    # Another target's space may differ; what counts is that the code is the same and that the
+    # configuration exists here.
+    same_code = m.version.partition(".")[0] == candidate.version.partition(".")[0]
+    return same_code and (candidate.space is None or candidate.space.contains(m.config))
+
+
+def doubtful(estimates: Mapping[str, Estimate]) -> list[str]:
+    """The implementations that may be the fastest, and whose estimates are not bounded."""
+    lowest = min((e.judged for e in estimates.values()), key=lambda e: e.median_s, default=None)
+    return [
+        name for name, e in estimates.items()
+        if lowest is not None and not e.is_bounded and e.low_s <= lowest.high_s
+    ]  # fmt: skip
+
+
+def unsettled(estimates: Mapping[str, Estimate]) -> set[str]:
+    """The implementations to measure again before `choose` answers by these estimates.
+
+    Those that are doubtful, and beside them the one that they have to beat.
+    """
+    names = doubtful(estimates)
+    if not names:
+        return set()
+    return {*names, min(estimates, key=lambda name: estimates[name].judged.median_s)}

@@ -1,0 +1,185 @@
+"""The selection rule: which implementation, with which configuration, and why.
+
+Measurements decide first, at the finest level that says most; then a cost model that is known to
+rank well; then the static priority level (plevel). `choose` is a pure function of candidates and
+measurements, so that a service, a client with a lock file and a test give the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from strategy.op_strategy import Candidate, candidates
+from strategy.record import BOUND, Estimate
+from strategy.select.evidence import Database, History, Level, Measured, Ranker, current, doubtful
+from strategy.select.selection import Reason, Selection, rank_rivals
+from strategy.select.validity import valid_candidates
+from strategy.table import show_seconds
+from strategy.target import Target
+from strategy.workload import Workload
+
+Policy = Literal["plevel", "tvm"]
+
+
+def select(
+    workload: Workload,
+    target: Target,
+    database: Database,
+    *,
+    device: str | None = None,
+    ranker: Ranker | None = None,
+    policy: Policy = "plevel",
+    offered: Sequence[Candidate] | None = None,
+) -> Selection:
+    """Selects among `offered`, or else the implementations that this installation has.
+
+    Raises:
+        SelectionError: none is valid for this workload and target.
+    """
+    known = candidates(workload, target) if offered is None else list(offered)
+    if policy == "tvm":
+        return choose_as_tvm(workload, target, known, database.history(workload))
+    return choose(workload, target, known, database.measured(workload, target, device), ranker)
+
+
+def choose(
+    workload: Workload,
+    target: Target,
+    known: Sequence[Candidate],
+    measured: Sequence[Measured],
+    ranker: Ranker | None = None,
+) -> Selection:
+    """The rule of `docs/architecture.md`, "Selection, constant shapes"."""
+    valid = valid_candidates(workload, target, known)
+    by_level = current(valid, measured)
+    # What was measured on the device model itself, however little, goes before what others measured;
+    # max() keeps the first of equals: the device's own records win a tie.
+    own = max((Level.DEVICE, Level.MODEL), key=lambda x: len(by_level[x]))
+    level = next((x for x in (own, Level.TARGET, Level.TRANSFERRED) if by_level[x]), own)
+    best = by_level[level]
+    if best:
+        lowest = min(best.values(), key=lambda m: m.estimate.judged.median_s)
+        close = [c for c in valid if c.implementation in best
+                 and best[c.implementation].estimate.judged.low_s <= lowest.estimate.judged.high_s]  # fmt: skip
+        winner = max(close, key=lambda c: c.plevel)
+        unmeasured = tuple(c.implementation for c in valid if c.implementation not in best)
+        return Selection(
+            workload=workload, target=target, implementation=winner.implementation,
+            version=winner.version, config=best[winner.implementation].config,
+            reason=Reason.TRANSFERRED if level is Level.TRANSFERRED else Reason.MEASURED, level=level,
+            explanation=_explain_measured(winner, best, lowest, len(close), level, unmeasured),
+            partial=bool(unmeasured), unmeasured=unmeasured,
+            rivals=rank_rivals(known, valid, best),
+        )  # fmt: skip
+    predictions = [] if ranker is None else list(ranker.rank(workload, target, valid))
+    if predictions:
+        first = predictions[0]
+        winner = next(c for c in valid if c.implementation == first.implementation)
+        predicted = {p.implementation: p.median_s for p in predictions}
+        return Selection(
+            workload=workload, target=target, implementation=winner.implementation,
+            version=winner.version, config=first.config, reason=Reason.PREDICTED, level=None,
+            explanation=f"nothing is measured for this workload; the cost model ranks "
+            f"{winner.implementation} first, at about {show_seconds(first.median_s)}",
+            rivals=rank_rivals(known, valid, {}, predicted),
+        )  # fmt: skip
+    winner = max(valid, key=lambda c: c.plevel)
+    return Selection(
+        workload=workload, target=target, implementation=winner.implementation,
+        version=winner.version, config=winner.fallback, reason=Reason.PLEVEL, level=None,
+        explanation=f"nothing is measured for this workload on {target}; {winner.implementation} has "
+        f"the highest plevel ({winner.plevel}) of {len(valid)} valid, with its fallback configuration",
+        rivals=rank_rivals(known, valid, {}),
+    )  # fmt: skip
+
+
+def choose_as_tvm(
+    workload: Workload, target: Target, known: Sequence[Candidate], history: Sequence[History]
+) -> Selection:
+    """TVM's own rule, as Relay's compile engine and AutoTVM's ApplyHistoryBest had it.
+
+    Each tunable implementation takes the lowest mean cost at its own first hit (the target's
+    model, then its keys in order); the cheapest wins whatever its plevel. Where nothing is found,
+    and for symbolic shapes, the highest plevel wins, the first added on a tie.
+    """
+    valid = valid_candidates(workload, target, known)
+    hits: dict[str, History] = {}
+    for c in valid if workload.is_constant else ():
+        if not (c.tunable or c.foreign):  # a log knows what was tuned, without its space
+            continue
+        own = [h for h in history if h.implementation == c.implementation]
+        for at_key in (
+            [h for h in own if target.model and h.model == target.model],
+            *([h for h in own if key in h.keys] for key in target.keys),
+        ):
+            if at_key:
+                hits[c.implementation] = min(at_key, key=lambda h: h.mean_s)
+                break
+    if hits:
+        best = min(hits.values(), key=lambda h: h.mean_s)
+        winner = next(c for c in valid if c.implementation == best.implementation)
+        config, reason = best.config, Reason.MEASURED
+        why = f"policy tvm: the lowest mean cost on record, {show_seconds(best.mean_s)}"
+    else:
+        winner = max(valid, key=lambda c: c.plevel)
+        config, reason = winner.fallback, Reason.PLEVEL
+        why = f"policy tvm: no record decides; the highest plevel is {winner.plevel}"
+    return Selection(
+        workload=workload, target=target, implementation=winner.implementation, version=winner.version,
+        config=config, reason=reason, level=None, explanation=why,
+        rivals=rank_rivals(known, valid, {}),
+    )  # fmt: skip
+
+
+def _explain_measured(
+    winner: Candidate,
+    best: dict[str, Measured],
+    lowest: Measured,
+    close: int,
+    level: Level,
+    unmeasured: Sequence[str],
+) -> str:
+    own = best[winner.implementation].estimate
+    where = {
+        Level.DEVICE: "on this device",
+        Level.MODEL: "on devices of this model",
+        Level.TARGET: f"on devices of another model ({lowest.model})" if lowest.model else "on this target",
+        Level.TRANSFERRED: f"on another target ({', '.join(filter(None, (lowest.target, lowest.model)))})",
+    }[level]
+    if close == 1:
+        lead = "median" if own.is_bounded else "time"
+        text = f"{winner.implementation} has the lowest {lead} measured {where}: {_show_estimate(own)}"
+        others = [m for n, m in best.items() if n != winner.implementation]
+        if others:
+            second = min(others, key=lambda m: m.estimate.judged.median_s)
+            ratio = second.estimate.judged.median_s / own.judged.median_s
+            text += f"; {second.implementation}, the next, takes {ratio:.2f}× as long"
+    else:
+        text = (
+            f"{winner.implementation} has the highest plevel ({winner.plevel}) of the {close} whose "
+            f"interval overlaps the lowest median's ({lowest.implementation}, "
+            f"{show_seconds(lowest.estimate.median_s)}), measured {where}: {_show_estimate(own)}"
+        )
+    doubt = [
+        f"{name} ({show_seconds(best[name].estimate.median_s)}, {best[name].estimate.show_spread()})"
+        for name in doubtful({n: m.estimate for n, m in best.items()})
+    ]
+    if doubt and len(best) > 1:
+        text += (
+            f"; not sure within ±{BOUND:.1%}, and so compared by the longest time that they may take: "
+            f"{', '.join(doubt)}"
+        )
+    if unmeasured:
+        text += f"; not measured: {', '.join(unmeasured)}"
+    return text
+
+
+def _show_estimate(found: Estimate) -> str:
+    if found.samples == 1:
+        return f"{show_seconds(found.median_s)} (1 sample)"
+    what = "95 %" if found.spread is not None else f"{found.samples} samples"
+    return (
+        f"{show_seconds(found.median_s)} "
+        f"({what}: {show_seconds(found.low_s)} to {show_seconds(found.high_s)})"
+    )

@@ -1,0 +1,66 @@
+"""Validity of candidates: those whose conditions hold for a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from strategy.op import find_op
+from strategy.op_strategy import Candidate, built_kinds
+from strategy.target import Target
+from strategy.workload import Workload
+
+
+class SelectionError(ValueError):
+    """Nothing can be selected: no implementation is valid for the workload on the target."""
+
+
+def valid_candidates(workload: Workload, target: Target, known: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates whose conditions hold.
+
+    Raises:
+        SelectionError: there is none.
+    """
+    if len({c.implementation for c in known}) != len(known):
+        raise SelectionError(f"{workload.op}: two candidates have the same implementation")
+    require_some(workload, target, known)
+    valid = [c for c in known if holds(c, workload)]
+    if not valid:
+        raise SelectionError(
+            f"no implementation of {workload.op} is valid for {workload} on {target}"
+            f"; {len(known)} exist whose conditions do not hold"
+        )
+    return valid
+
+
+def require_some(workload: Workload, target: Target, known: Sequence[Candidate]) -> None:
+    """Raises `SelectionError` that says what there is where the target has no implementation at all."""
+    if known:
+        return
+    kinds = built_kinds(workload) if find_op(workload.op) is not None else []
+    remedy = (
+        f"it has implementations for targets of kind {' and '.join(kinds)}"
+        if kinds
+        else "none is installed here"
+    )
+    raise SelectionError(f"no implementation of {workload.op} can be built for {target}; {remedy}")
+
+
+def holds(candidate: Candidate, workload: Workload) -> bool:
+    """Return whether the candidate's condition certainly holds; an undecidable one does not.
+
+    Raises:
+        SelectionError: the condition is over something that is no dimension of the workload.
+    """
+    if candidate.condition is None:
+        return True
+    decided = candidate.condition.decide()
+    if decided is None:
+        bound = candidate.condition.substitute(workload.dims)
+        decided = bound.decide()
+        strange = sorted(bound.variables() - workload.symbols) if decided is None else ()
+        if strange:
+            raise SelectionError(
+                f"{candidate.implementation}: its condition '{candidate.condition}' is over "
+                f"{strange[0]!r:.80}, which is no dimension of {workload}"
+            )
+    return decided is True
