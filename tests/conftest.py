@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -53,18 +54,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class _SkipRule:
-    """Fails the session for a skip that `allowed_skips.txt` does not list with this reason."""
+    """Fails the session for a skip that `allowed_skips.txt` does not list, and ends its output with the others."""
 
     def __init__(self) -> None:
         self._allowed = read_allowed_skips(ALLOWED_SKIPS.read_text())
         self._found: list[str] = []
+        self._tests: defaultdict[str, set[str]] = defaultdict(set)  # that were skipped, by the reason
 
     def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if not report.skipped or hasattr(report, "wasxfail"):
             return
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         reason = reason.removeprefix("Skipped: ")
-        if not is_allowed(self._allowed, report.nodeid, reason):
+        if is_allowed(self._allowed, report.nodeid, reason):
+            self._tests[reason].add(report.nodeid)
+        else:
             self._found.append(f"{report.nodeid} | {reason}")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -85,6 +89,11 @@ class _SkipRule:
             terminalreporter.section("skips that tests/allowed_skips.txt does not list")
             for line in self._found:
                 terminalreporter.line(line)
+
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        terminal = config.pluginmanager.get_plugin("terminalreporter")
+        for reason, tests in sorted(self._tests.items() if terminal else ()):
+            terminal.write_line(f"not tested: {len(tests)} skipped: {reason}", yellow=True)
 
 
 def read_allowed_skips(text: str) -> list[tuple[str, str]]:
