@@ -71,7 +71,7 @@ LIVE_RUNS = 2
 ASKED = 3  # times for each run, at once
 TRIALS = 200
 LEASE_S = 2.0
-PATIENCE_S = 120.0  # to finish what there is when the weather has cleared
+PATIENCE_S = 300.0  # to finish what there is when the weather has cleared
 FATES = (*["pass"] * 12, "lost", "cut", "unanswered", "half", "twice", "late")
 CLOCK = """
 import runpy

@@ -16,6 +16,8 @@ from typing import Any, Self
 import psycopg
 import pytest
 
+from tests.limit import HANG_S
+
 _NOBODY = 65534
 
 
@@ -65,7 +67,7 @@ class PostgresServer:
                 [self._binaries / "initdb", "-D", self.home / "data", "-U", "plevel", "-A", "trust",
                  "-E", "UTF8", "--locale=C", "--no-sync"],
                 cwd=self.home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-                timeout=120, **self._as_nobody,
+                timeout=HANG_S, **self._as_nobody,
             )  # fmt: skip
             if done.returncode:
                 pytest.fail(f"initdb failed:\n{done.stdout.decode(errors='replace')}")
@@ -78,7 +80,7 @@ class PostgresServer:
     def __exit__(self, *_: object) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGQUIT)  # at once, without a checkpoint
-            self._process.wait(60)
+            self._process.wait(HANG_S)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def connect(self, database: str = "postgres") -> psycopg.Connection:

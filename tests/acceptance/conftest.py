@@ -13,17 +13,16 @@ from pathlib import Path
 import pytest
 
 from plevel.client import Client
+from tests.limit import HANG_S
 from tests.port import free_port
 
-DEADLINE_S = 120.0
 
-
-def wait_until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
+def wait_until(condition: Callable[[], object], what: str) -> None:
     """Looks again and again until the condition holds; fails the test when it never does."""
-    give_up = time.monotonic() + deadline_s
+    give_up = time.monotonic() + HANG_S
     while not condition():
         if time.monotonic() > give_up:
-            pytest.fail(f"{what} did not happen in {deadline_s:.0f} s")
+            pytest.fail(f"{what} did not happen in {HANG_S:.0f} s")
         time.sleep(0.02)
 
 
@@ -93,7 +92,7 @@ class Stage:
             capture_output=True,
             text=True,
             check=False,
-            timeout=DEADLINE_S,
+            timeout=HANG_S,
             env=self.environment,
         )
 
@@ -134,4 +133,4 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         yield one
     finally:
         one.close()
-        wait_until(lambda: not one.survivors(), "the end of what the processes had started", 30)
+        wait_until(lambda: not one.survivors(), "the end of what the processes had started")

@@ -18,6 +18,7 @@ from strategy.record import RunState, encode
 from strategy.target import Target
 from strategy.workload import Workload
 from tests.acceptance.conftest import Stage, kill, wait_until
+from tests.limit import HANG_S
 
 INPUTS = ("--input", "data=float32[24,40]", "--input", "weight=float32[56,40]:const")
 DENSE = ("dense", *INPUTS, "--target", "cpu", "--threads", "1")
@@ -81,7 +82,7 @@ def test_tune_survives_a_killed_worker_and_all_give_the_same_answer(stage: Stage
         wait_until(lambda: len(client.records()["records"]) >= 4, "some results")
         kill(worker)
         stage.start_worker()
-        out, _ = tune.communicate(timeout=120)
+        out, _ = tune.communicate(timeout=HANG_S)
         assert tune.returncode == 0, stage.logs()
         answer = json.loads(out)
         run, selection = answer["run"], answer["selection"]
@@ -138,7 +139,7 @@ def test_ctrl_c_keeps_what_is_measured_and_the_same_command_goes_on(stage: Stage
     tune = stage.start("tune", *DENSE, *BUDGET, *place)
     wait_until(lambda: stage.database.exists() and count_records(stage) >= 4, "some results")
     tune.send_signal(signal.SIGINT)
-    out, _ = tune.communicate(timeout=60)
+    out, _ = tune.communicate(timeout=HANG_S)
     assert tune.returncode == 130, stage.logs()
     assert "kept in" in out
     assert "to resume" in out
@@ -175,7 +176,7 @@ def test_a_killed_service_loses_no_finished_measurement(stage: Stage) -> None:
     service = stage.start_service()
     stage.start_worker()
     tune = stage.start("tune", *DENSE, *BUDGET, "--url", stage.url, "--wait")
-    with Client(stage.url, patience_s=20) as client:
+    with Client(stage.url, patience_s=HANG_S) as client:
         wait_until(lambda: len(client.records()["records"]) >= 4, "some results")
         before = all_records(client)
         kill(service)
@@ -196,4 +197,4 @@ def test_a_killed_command_leaves_nothing_running(stage: Stage) -> None:
     tune = stage.start("tune", *DENSE, *BUDGET, "--database", f"sqlite:///{stage.database}")
     wait_until(lambda: stage.database.exists() and count_records(stage) >= 1, "a result")
     kill(tune)
-    wait_until(lambda: not stage.survivors(), "the end of service and worker", 30)
+    wait_until(lambda: not stage.survivors(), "the end of service and worker")

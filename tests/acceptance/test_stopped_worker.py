@@ -10,6 +10,7 @@ import pytest
 from plevel.client import Client
 from tests.acceptance.conftest import Stage, wait_until
 from tests.acceptance.test_main_job import BUDGET, DENSE, all_records
+from tests.limit import HANG_S
 
 
 @pytest.mark.full
@@ -27,7 +28,7 @@ def test_a_worker_stopped_past_its_lease(stage: Stage) -> None:
 
         wait_until(is_given_up, "the end of its lease")
         stopped.send_signal(signal.SIGCONT)
-        out, _ = tune.communicate(timeout=300)
+        out, _ = tune.communicate(timeout=HANG_S)
         assert tune.returncode == 0, stage.logs()
         run = json.loads(out)["run"]
         assert run["state"] == "done"

@@ -18,6 +18,7 @@ from service.store import migration
 from service.store.db import Store
 from tests.browser import seed
 from tests.browser.visitor import Site, Visitor
+from tests.limit import HANG_S
 
 
 @contextlib.contextmanager
@@ -59,7 +60,8 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    program = shutil.which("chromium")
+    found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome", "chrome"))
+    program = next(filter(None, found), None)
     if program is None:
         pytest.skip("no chromium on this host (Debian: apt install chromium)")
     from playwright.sync_api import sync_playwright
@@ -81,6 +83,7 @@ def visit(chromium: Any) -> Iterator[Callable[..., Visitor]]:
         context = chromium.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
         )
+        context.set_default_timeout(1000 * HANG_S)
         contexts.append(context)
         return Visitor(context.new_page(), site)
 

@@ -15,12 +15,13 @@ from service.store.db import Store
 from strategy.select import select
 from tests.browser import seed
 from tests.browser.visitor import Site
+from tests.limit import HANG_S
 
 LISTS = ("/runs", "/records", "/devices", "/tasks")
 
 
 def _get(site: Site, path: str, **query: object) -> str:
-    answer = httpx.get(site.url + path, params=query or None, headers={"accept": "text/html"}, timeout=60)
+    answer = httpx.get(site.url + path, params=query or None, headers={"accept": "text/html"}, timeout=HANG_S)
     assert answer.status_code == 200, answer.text[-500:]
     return answer.text
 

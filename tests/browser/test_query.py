@@ -33,6 +33,7 @@ from strategy.workload import Workload
 from tests.browser import seed
 from tests.browser.conftest import serve
 from tests.browser.visitor import Site
+from tests.limit import HANG_S
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -86,7 +87,7 @@ def test_the_pages_agree_with_the_store(filled: tuple[Store, str, dict[str, int]
     ]  # fmt: skip
     with serve(url) as site:
         for path in paths:
-            response = httpx.get(site + path, headers={"accept": "text/html"}, timeout=60)
+            response = httpx.get(site + path, headers={"accept": "text/html"}, timeout=HANG_S)
             assert response.status_code == 200, (path, response.text[-500:])
 
 
@@ -221,7 +222,7 @@ def test_what_was_never_measured_is_predicted_on_the_page_too(seeded: Site, tmp_
             c.execute(sa.update(cost_model).where(cost_model.c.id == model.id).values(accuracy=0.99))
     asked = {"workload": seed.dense(200, 640, 320).key, "target": seed.TARGET.key}
     with serve(url) as site:
-        page = httpx.get(f"{site}/select", params=asked, timeout=60).text
+        page = httpx.get(f"{site}/select", params=asked, timeout=HANG_S).text
         shown = httpx.get(f"{site}/models/{model.id}").text
     assert '<span class="badge">predicted</span>' in page
     assert "dots" in shown

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.docs.page import PAGES, ROOT, Block, make_script, read_blocks
+from tests.limit import HANG_S
 from tests.port import free_port
 
 # Run as one program by tests/kernel/test_documentation.py.
@@ -29,7 +30,7 @@ def blocks_of(page: Path) -> list[Block]:
     return read_blocks(page.read_text())
 
 
-def run_page(page: Path, folder: Path, port: int, timeout_s: float = 120) -> None:
+def run_page(page: Path, folder: Path, port: int, timeout_s: float = 2 * HANG_S) -> None:
     script = make_script(blocks_of(page))
     if re.search(r"^\s*curl ", script, re.MULTILINE) and shutil.which("curl") is None:
         pytest.skip("no curl on this host (Debian: apt install curl)")
@@ -130,7 +131,7 @@ def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="the docs extra is not installed")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
-        capture_output=True, text=True, check=False, timeout=120, cwd=ROOT,
+        capture_output=True, text=True, check=False, timeout=HANG_S, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for page in ("cli", "rest", "settings", "python"):

@@ -29,9 +29,11 @@ from strategy.record import (
     encode,
 )
 from tests.integration.scene import device, info, timed
+from tests.limit import HANG_S
 
 T = TypeVar("T")
-DEADLINE_S = 60.0
+# Its grace, and less than a long poll takes: it may not wait for that.
+ENDS_S = 50.0
 ENDED = (RunState.DONE, RunState.FAILED, RunState.CANCELLED)
 # A worker that is lost is given up soon, and whatever nobody tells of is found soon.
 QUICK = {"PLEVEL_LEASE_S": "2", "PLEVEL_HEARTBEAT_S": "1", "PLEVEL_POLL_S": "0.1"}
@@ -59,14 +61,14 @@ class Service:
                 env={**clean, **QUICK, **environment},
                 stdout=out, stderr=err, preexec_fn=partial(_limit_files, files),  # noqa: PLW1509
             )  # fmt: skip
-        give_up = time.monotonic() + DEADLINE_S
+        give_up = time.monotonic() + HANG_S
         while not self.ready.exists():
             if self.process.poll() is not None or time.monotonic() > give_up:
                 self.process.kill()
                 pytest.fail(f"the service did not start: {self._err.read_text()}")
             time.sleep(0.02)
         self.url = self.ready.read_text().strip()
-        self.http = httpx.Client(base_url=self.url, timeout=30.0)
+        self.http = httpx.Client(base_url=self.url, timeout=HANG_S)
 
     def raw(self, method: str, path: str, body: Any = None) -> httpx.Response:
         content = body if body is None or isinstance(body, bytes) else encode(body)
@@ -94,7 +96,7 @@ class Service:
 
     def work(self, worker_id: int, run_id: int, jobs: int = 1000) -> RunStatus:
         """A worker until the run ends, or so many jobs are done."""
-        give_up = time.monotonic() + DEADLINE_S
+        give_up = time.monotonic() + HANG_S
         while (status := self.status(run_id)).state not in ENDED and jobs > 0:
             assert time.monotonic() < give_up, status
             held = self.lease(worker_id, wait_s=0.1)  # after the last job there is none to wait for
@@ -116,7 +118,7 @@ class Service:
         self.http.close()
         if self.process.poll() is None:
             self.process.terminate()
-        return self.process.wait(timeout=30), self._out.read_text(), self._err.read_text()
+        return self.process.wait(timeout=ENDS_S), self._out.read_text(), self._err.read_text()
 
 
 def _limit_files(most: int | None) -> None:
@@ -128,7 +130,7 @@ def refused(*arguments: str, **environment: str) -> str:
     """The one line of a service that does not start and exits with 1."""
     done = subprocess.run(
         [sys.executable, "-m", "service", *arguments], env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done
     assert done.stdout == ""

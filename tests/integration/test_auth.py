@@ -39,6 +39,7 @@ from service.store.tables import token as token_table
 from strategy.record import Leases, Registered, Renewal, Results, decode, encode
 from tests.integration.process import Service, refused
 from tests.integration.scene import device, info, request, timed
+from tests.limit import HANG_S
 
 
 def routes() -> list[tuple[str, str]]:
@@ -104,7 +105,7 @@ def serving(url: str, **values: Any) -> Iterator[httpx.Client]:
         thread.start()
         port = listening.getsockname()[1]
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=HANG_S) as client:
                 yield client
         finally:
             server.should_exit = True

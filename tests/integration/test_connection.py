@@ -29,13 +29,16 @@ from service.formats.source import CHUNK
 from service.store.db import Store
 from service.store.tables import TokenScope
 from strategy.record import LeaseRequest, Registered, RunState, RunStatus, decode, encode
-from tests.integration.process import DEADLINE_S, Service, Start
+from tests.integration.process import Service, Start
 from tests.integration.scene import OTHER_TARGET, device, info, request
 from tests.integration.test_reading import readers_of
+from tests.limit import HANG_S
 
 MIB = 1 << 20
 FLOOD = 64 * MIB  # what a client sends that nobody stops
 # Limits that a test can wait for.
+# Less than a body has by default, so that a limit that is not heeded is seen.
+PATIENCE_S = 50.0
 SHORT = {"PLEVEL_HEAD_S": "0.5", "PLEVEL_IDLE_S": "0.5", "PLEVEL_BODY_S": "1"}
 ALL_COUNT = {"PLEVEL_PROXIES": ""}  # this host's addresses are limited as any other
 
@@ -63,7 +66,7 @@ class Raw:
         parts = urlsplit(service.url)
         assert parts.hostname is not None and parts.port is not None
         self.socket = socket.create_connection((parts.hostname, parts.port))
-        self.socket.settimeout(DEADLINE_S)
+        self.socket.settimeout(PATIENCE_S)
 
     def send(self, data: bytes) -> bool:
         """Sends; False where the service has hung up."""
@@ -117,7 +120,7 @@ def dial() -> Iterator[Dial]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + DEADLINE_S
+    give_up = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < give_up
         time.sleep(0.05)
@@ -266,7 +269,7 @@ def test_one_address_gets_its_share_of_connections(sqlite_copy: str, start: Star
         (urlsplit(service.url).hostname, urlsplit(service.url).port), source_address=("127.0.0.2", 0)
     )
     with other:
-        other.settimeout(DEADLINE_S)
+        other.settimeout(HANG_S)
         other.sendall(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
         assert other.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
     held[0].close()
@@ -493,10 +496,10 @@ def test_a_revoked_token_ends_what_is_being_answered(url: str, start: Start) -> 
     answers: dict[str, int] = {}
 
     def ask(name: str, path: str, content: Any) -> None:
-        with httpx.Client(base_url=service.url, headers=mine, timeout=DEADLINE_S) as client:
+        with httpx.Client(base_url=service.url, headers=mine, timeout=HANG_S) as client:
             answers[name] = client.post(path, content=content).status_code
 
-    with httpx.Client(base_url=service.url, headers=mine, timeout=DEADLINE_S) as client:
+    with httpx.Client(base_url=service.url, headers=mine, timeout=HANG_S) as client:
         worker = decode(client.post("/v1/workers", content=encode(info())).content, Registered)
         asked = LeaseRequest(worker_id=worker.worker_id, device=device().identity, wait_s=30.0)
         poll = threading.Thread(target=ask, args=("lease", "/v1/leases", encode(asked)))
@@ -544,6 +547,6 @@ def test_a_signal_ends_it_though_slow_clients_hold_their_connections(
     for name, begin in held.items():
         clients[name].send(begin)
     for name in ("a stream", "a page's stream", "answers that it does not read"):
-        assert select.select([clients[name].socket], [], [], DEADLINE_S)[0], name
+        assert select.select([clients[name].socket], [], [], HANG_S)[0], name
     status, _, said = service.close()
     assert (status, said) == (0, "")

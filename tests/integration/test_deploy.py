@@ -21,9 +21,10 @@ from plevel.cli.main import app
 from service.store.db import Store
 from service.store.tables import run
 from strategy.record import RunStatus
-from tests.integration.process import DEADLINE_S, Service
+from tests.integration.process import Service
 from tests.integration.scene import drawn
 from tests.integration.test_faults import TRIALS, Proxy, Worker, check, ends
+from tests.limit import HANG_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -113,7 +114,7 @@ def test_two_services_share_a_run_and_one_dies(
     made = subprocess.run(
         [sys.executable, "-m", "plevel", "token", "create", "t", "--scope", "admin", "--scope",
          "worker", "--database", postgres_copy],
-        capture_output=True, text=True, check=True, timeout=60,
+        capture_output=True, text=True, check=True, timeout=HANG_S,
     )  # fmt: skip
     secret = made.stdout.strip()
     auth = flags[flags.index("--auth") + 1]
@@ -149,7 +150,7 @@ def test_two_services_share_a_run_and_one_dies(
 def _holder(url: str, services: list[Service]) -> Service:
     """The service that tunes the run."""
     store = Store(url)
-    give_up = time.monotonic() + DEADLINE_S
+    give_up = time.monotonic() + HANG_S
     try:
         while time.monotonic() < give_up:
             with store.read() as c:

@@ -27,8 +27,9 @@ from service.store import migration
 from service.store.db import Store
 from service.store.tables import JobState, job, job_entry, lease, record, run
 from strategy.record import LeaseRequest, RunState, RunStatus
-from tests.integration.process import DEADLINE_S, Service, Start
+from tests.integration.process import Service, Start
 from tests.integration.scene import Scene, device, drawn, info, timed
+from tests.limit import HANG_S
 from tests.postgres import PostgresServer
 from workers.client import Client, ServiceError, StoppedError, UnknownWorkerError
 from workers.lease import Holdings
@@ -127,7 +128,7 @@ class Proxy:
 
             def ask(self, body: bytes) -> tuple[int, str, bytes]:
                 host = proxy.choose().removeprefix("http://")
-                upstream = http.client.HTTPConnection(host, timeout=30)
+                upstream = http.client.HTTPConnection(host, timeout=HANG_S)
                 try:
                     sent = headers | {"authorization": f"Bearer {proxy.token}"}
                     upstream.request(self.command, self.path, body, sent)
@@ -161,14 +162,14 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + DEADLINE_S
+    give_up = time.monotonic() + HANG_S
     while not holds():
         assert time.monotonic() < give_up
         time.sleep(0.02)
 
 
 def ends(service: Service, run_id: int) -> RunStatus:
-    give_up = time.monotonic() + DEADLINE_S
+    give_up = time.monotonic() + HANG_S
     while (status := service.status(run_id)).state in (RunState.RUNNING, RunState.CONFIRMING):
         assert time.monotonic() < give_up, status
         time.sleep(0.05)

@@ -35,6 +35,7 @@ from strategy.record import Device, TimingPolicy, decode
 from tests.integration.process import Service, Start
 from tests.integration.scene import TARGET
 from tests.integration.test_import import DATA, FILES, made
+from tests.limit import HANG_S
 
 LOG = (DATA / "autotvm_0_2.log").read_bytes()
 
@@ -226,5 +227,5 @@ def test_the_service_goes_on_and_stops_while_an_import_is_read(start: Start, sql
         upload.sendall(b'\\"' * 150_000)
         assert service.raw("GET", "/v1/records").json()["records"] == []
         service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(60) == 0
+        assert service.process.wait(HANG_S) == 0
         assert not [pid for pid in readers if Path(f"/proc/{pid}/status").exists()]

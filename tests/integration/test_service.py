@@ -6,7 +6,6 @@ import contextlib
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +29,7 @@ from strategy.record import (
     to_json,
 )
 from strategy.select import Selection
-from tests.integration.process import DEADLINE_S, Service, Start, refused
+from tests.integration.process import ENDS_S, Service, Start, refused
 from tests.integration.scene import (
     CANDIDATES,
     FAST,
@@ -43,6 +42,7 @@ from tests.integration.scene import (
     request,
     timed,
 )
+from tests.limit import HANG_S
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +119,11 @@ def test_waiting_for_a_job_ends_when_one_comes(start: Start, sqlite_copy: str) -
     # So slow a look by itself, that only being told explains an answer in time.
     service = start(sqlite_copy, PLEVEL_POLL_S="60")
     worker_id = service.register()
-    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=service.url, timeout=60) as http:
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=service.url, timeout=HANG_S) as http:
         asked = LeaseRequest(worker_id=worker_id, device=device().identity, wait_s=50)
         waiting = pool.submit(http.post, "/v1/leases", content=encode(asked))
         service.call("POST", "/v1/runs", request(), RunStatus)
-        began = time.monotonic()
         leases = decode(waiting.result(timeout=40).content, Leases).leases
-    assert time.monotonic() - began < 20
     assert [e.implementation for e in leases[0].job.entries] == [LIBRARY.implementation]
 
 
@@ -133,9 +131,10 @@ def test_many_wait_and_the_others_are_served(start: Start, sqlite_copy: str) -> 
     """More waiting calls than there are threads or connections: they hold neither."""
     service = start(sqlite_copy)
     worker_id = service.register()
-    asked = encode(LeaseRequest(worker_id=worker_id, device=device().identity, wait_s=30))
+    asked = encode(LeaseRequest(worker_id=worker_id, device=device().identity, wait_s=60))
     head = (f"POST /v1/leases HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(asked)}\r\n\r\n").encode()
     host, port = service.url.removeprefix("http://").split(":")
+    service.http.timeout = 40  # less than they wait
     with contextlib.ExitStack() as stack:
         for _ in range(100):
             connection = stack.enter_context(socket.create_connection((host, int(port))))
@@ -156,12 +155,12 @@ def test_a_signal_ends_it_though_somebody_waits(
     url = f"{service.url}/v1/leases"
     asked = encode(LeaseRequest(worker_id=worker_id, device=device().identity, wait_s=60))
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(httpx.post, url, content=asked, timeout=60)
+        waiting = pool.submit(httpx.post, url, content=asked, timeout=HANG_S)
         # It waits for certain once a later call on another connection has been answered.
         service.raw("GET", "/v1/workers")
         for kind in kinds:
             service.process.send_signal(kind)
-        service.process.wait(timeout=20)
+        service.process.wait(timeout=ENDS_S)
         with contextlib.suppress(httpx.TransportError):
             assert decode(waiting.result().content, Leases).leases == ()
     status, out, err = service.close()
@@ -177,7 +176,7 @@ def test_events_follow_a_run_to_its_end(start: Start, sqlite_copy: str) -> None:
     begun = threading.Event()
 
     def follow() -> None:
-        with httpx.stream("GET", f"{service.url}/v1/runs/{run_id}/events", timeout=60) as response:
+        with httpx.stream("GET", f"{service.url}/v1/runs/{run_id}/events", timeout=HANG_S) as response:
             assert response.headers["content-type"].startswith("text/event-stream")
             for line in response.iter_lines():
                 if line.startswith("event: "):
@@ -188,9 +187,9 @@ def test_events_follow_a_run_to_its_end(start: Start, sqlite_copy: str) -> None:
 
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(follow)
-        assert begun.wait(DEADLINE_S)
+        assert begun.wait(HANG_S)
         service.work(service.register(), run_id)
-        following.result(timeout=30)
+        following.result(timeout=HANG_S)
     assert kinds[-1] == "end"
     assert set(kinds[:-1]) == {"status"}
     assert statuses[-1].state is RunState.DONE

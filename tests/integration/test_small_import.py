@@ -24,6 +24,7 @@ from service.store.db import Store
 from service.store.tables import record
 from strategy.record import Phase
 from tests.integration.test_import import bests, count, expected_best, made
+from tests.limit import HANG_S
 
 LOCAL = Actor("test", frozenset())
 
@@ -120,7 +121,7 @@ def test_a_log_that_is_not_read_at_once_delays_no_other(
     def late(stream: Any, order: Order, silence_s: float | None = None) -> Any:
         if silence_s is None and stream.getvalue() == first.data:
             read_alone.append(first.data)
-            assert others_are_stored.wait(60)
+            assert others_are_stored.wait(HANG_S)
         return read(stream, order, silence_s)
 
     monkeypatch.setattr(readers, "read", late)

@@ -27,8 +27,9 @@ from strategy.record import JobEntry, Result, RunRequest, RunState, RunWorkload
 from strategy.select import Reason, Selection, select
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.workload import Input, Workload
-from tests.integration.process import DEADLINE_S, Start
+from tests.integration.process import Start
 from tests.integration.scene import OTHER_TARGET, TARGET, Scene
+from tests.limit import HANG_S
 
 SPACE = ConfigSpace(
     [Knob("tile", (1, 2, 4, 8, 16, 32)), Knob("unroll", (1, 2, 4))],
@@ -213,7 +214,7 @@ def test_a_service_trains_what_it_is_asked_for(store: Store, url: str, start: St
         assert asked == {
             "op": "filter", "target": TARGET.key, "workloads": 5, "records": 5 * 2 * len(list(SPACE)),
         }  # fmt: skip
-        give_up = time.monotonic() + DEADLINE_S
+        give_up = time.monotonic() + HANG_S
         while not (models := client.models()):
             assert time.monotonic() < give_up
             time.sleep(0.05)

@@ -24,6 +24,7 @@ from strategy.select import Reason
 from strategy.target import Target
 from tests.integration.process import Service
 from tests.integration.test_import import DATA, items_of, records_of
+from tests.limit import HANG_S
 
 LOG = DATA / "autotvm_0_2.log"
 
@@ -54,7 +55,7 @@ def service(started: Service) -> Iterator[Project]:
     """One service for all tests of this module, with a namespace for each."""
     namespace = f"test-{next(_numbers)}"
     params = {"namespace": namespace}
-    with httpx.Client(base_url=started.url, timeout=30.0, params=params) as http:
+    with httpx.Client(base_url=started.url, timeout=HANG_S, params=params) as http:
         yield Project(started.url, namespace, http)
 
 

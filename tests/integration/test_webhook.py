@@ -27,9 +27,9 @@ from service.tuning import webhook
 from strategy.record import RunState, RunStatus, decode
 from tests.integration.process import Start
 from tests.integration.scene import TERMS, Scene, request
+from tests.limit import HANG_S
 
 SECRET = "whsec_" + base64.b64encode(bytes(range(24))).decode()
-PATIENCE_S = 60.0  # for what must come; nothing is said of how soon
 
 
 class Got(NamedTuple):
@@ -72,7 +72,7 @@ class Receiver:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def take(self) -> Got:
-        return self.got.get(timeout=PATIENCE_S)
+        return self.got.get(timeout=HANG_S)
 
 
 @pytest.fixture

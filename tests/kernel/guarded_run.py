@@ -20,6 +20,7 @@ from strategy.compile.artefact import ALIGNMENT, Artefact
 from strategy.compile.lower import Lowered, Role, lower
 from strategy.target import Target
 from strategy.workload import Workload
+from tests.limit import HANG_S
 from workers.guard import Buffer, OutOfBoundsError, Placement, allocate
 from workers.reference import (
     WrongAnswerError,
@@ -30,7 +31,6 @@ from workers.reference import (
     tolerances,
 )
 
-TIMEOUT_S = 60
 _CANARY = 0xF5
 
 
@@ -159,7 +159,7 @@ def _forked(run: Any) -> str:
     if pid == 0:
         for caught in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):  # TVM prints a trace of each
             signal.signal(caught, signal.SIG_DFL)
-        signal.alarm(TIMEOUT_S)
+        signal.alarm(int(HANG_S))
         try:
             run()
         except (OutOfBoundsError, WrongAnswerError) as error:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from strategy.attrs import Attrs
@@ -28,10 +29,12 @@ from strategy.types import Type
 DEEDS = (
     "good", "build_raises", "build_aborts", "build_hangs", "build_eats_memory", "build_forks",
     "build_leaves_orphans", "aborts", "segfaults", "hangs", "eats_memory", "forks", "raises",
-    "exits", "writes_nothing", "wrong", "slightly_wrong", "writes_input", "wrong_later", "slow",
+    "exits", "writes_nothing", "wrong", "slightly_wrong", "writes_input", "wrong_later", "slow", "waits",
     "reads_past_end", "reads_far_past_end", "reads_before", "writes_past_end", "writes_before", "writes_gap",
     "writes_before_input", "code_reads_past_end", "code_reads_before", "code_writes_past_end",
 )  # fmt: skip
+
+GATE = "HOSTILE_GATE"  # the environment's name of a file; a run that waits goes on once it is there
 
 
 def _relation(types: Sequence[Type], attrs: Any, reporter: Any) -> bool:
@@ -154,6 +157,9 @@ def _at_run(deed: str, data: Any, out: Any, count: int) -> None:
         os._exit(0)
     elif deed == "slow":
         time.sleep(0.02)
+    elif deed == "waits":
+        while not Path(os.environ[GATE]).exists():
+            time.sleep(0.01)
     elif deed == "wrong_later":
         target[...] = source + (1 if _calls[deed] < 4 else 2)
         return

@@ -21,6 +21,7 @@ from strategy.op_strategy import Candidate, candidates
 from strategy.select.lock import Lock
 from strategy.target import Target
 from strategy.workload import Workload
+from tests.limit import HANG_S
 from workers.verification import VerificationError
 
 pytest.importorskip("tvm")
@@ -35,7 +36,7 @@ def plevel(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     clean |= {"XDG_DATA_HOME": str(home / "data"), "XDG_STATE_HOME": str(home / "state")}
     return subprocess.run(
         [sys.executable, "-m", "plevel", *arguments],
-        capture_output=True, text=True, check=False, timeout=120, env=clean,
+        capture_output=True, text=True, check=False, timeout=HANG_S, env=clean,
     )  # fmt: skip
 
 

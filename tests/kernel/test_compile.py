@@ -40,6 +40,7 @@ from strategy.record import Estimate
 from strategy.reference import evaluate
 from strategy.select import Level, Measured, Reason
 from strategy.target import Target
+from tests.limit import HANG_S
 
 TARGET = Target.parse("cpu").with_threads(2)
 
@@ -470,7 +471,7 @@ def test_the_runtime_has_the_targets_threads():
 
     def run(**more):
         return subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S,
             check=True, cwd=root, env={**environment, **more},
         )  # fmt: skip
 

@@ -22,6 +22,7 @@ from strategy.target import Target
 from strategy.workload import Workload
 from tests.kernel.emulation.device import EmulatedDriver
 from tests.kernel.test_cuda_runner import POLICY, Channel, artefact_of
+from tests.limit import HANG_S
 from workers.builder import Built
 from workers.bundle import (
     Bundle,
@@ -143,7 +144,7 @@ def test_a_bundle_is_run_without_tvm_and_the_service(made: Bundle, tmp_path: Pat
     command = ["bundle", "run", files[0], "-k", files[1], "-o", files[2]]
     done = subprocess.run(
         [sys.executable, "-c", f"{hidden}; from plevel.cli.main import main; main({command})"],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=HANG_S,
     )  # fmt: skip
     # All is there but the device.
     assert done.returncode == 1

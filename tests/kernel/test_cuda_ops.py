@@ -25,6 +25,7 @@ from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import EpilogueStep, Input, Workload
 from tests.kernel.emulation.device import Emulation, TrapError, aligned
+from tests.limit import HANG_S
 from workers.reference import (
     compare,
     numpy_dtype,
@@ -246,7 +247,7 @@ def test_a_process_that_joins_threads_by_our_reducers_ends_well() -> None:
         "workload = Workload.make('max', {'data': 'float32[4,90]'}, {'axis': [1]})\n"
         "lower(workload, Target.parse('cuda -arch=sm_90'), 'reduce.cuda')\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -23,6 +23,7 @@ from strategy.record import ErrorKind, Job, JobEntry, Phase, Result, TimingPolic
 from strategy.target import Target
 from strategy.workload import Workload
 from tests.kernel.emulation.device import EmulatedDriver
+from tests.limit import HANG_S
 from workers.builder import Built
 from workers.cuda.kernel import CudaKernel
 from workers.cuda.library import CudaError
@@ -189,7 +190,7 @@ def test_a_worker_says_in_one_line_what_is_missing() -> None:
     hidden = "import sys; sys.modules['pycuda'] = None; sys.argv = ['w', '3']; import runpy; "
     done = subprocess.run(
         [sys.executable, "-c", hidden + "runpy.run_module('workers.cuda.driver', run_name='__main__')"],
-        capture_output=True, text=True, check=False, timeout=60, env=dict(os.environ),
+        capture_output=True, text=True, check=False, timeout=HANG_S, env=dict(os.environ),
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stdout == ""

@@ -33,6 +33,7 @@ from strategy.record import (
 )
 from strategy.space import Config
 from strategy.workload import Workload
+from tests.limit import HANG_S
 from workers.client import Client
 from workers.cpu import assign, describe_device, parse_cores
 from workers.daemon import Daemon, describe_worker
@@ -42,11 +43,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # where the children find the op
 import hostile
 
 URL = "http://service.test"
-WAIT_S = 60
 CORES = assign(parse_cores("cpu"), 1)
 DEVICE = describe_device(CORES, 1)
 HOSTILE = Workload.make("hostile", {"data": "float32[64]"})
-POLICY = TimingPolicy(budget_s=0.02, build_timeout_s=60, run_timeout_s=60)
+POLICY = TimingPolicy(budget_s=0.02, build_timeout_s=HANG_S, run_timeout_s=HANG_S)
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Script:
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         with self.change:
-            assert self.change.wait_for(condition, WAIT_S), f"never happened; events: {self.events}"
+            assert self.change.wait_for(condition, HANG_S), f"never happened; events: {self.events}"
 
     def happened(self, *events: str) -> Callable[[], bool]:
         return lambda: all(e in self.events for e in events)
@@ -153,7 +153,7 @@ class Running:
     thread: threading.Thread
 
     def ends(self) -> None:
-        self.thread.join(WAIT_S)
+        self.thread.join(HANG_S)
         assert not self.thread.is_alive(), "the worker does not end"
 
 
@@ -186,10 +186,15 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Script], Running]]:
         one.ends()
 
 
-def test_jobs_are_built_ahead_timed_in_turn_and_reported(serve: Callable[..., Running]) -> None:
+def test_jobs_are_built_ahead_timed_in_turn_and_reported(
+    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     script = Script(
-        [job(1, "slow", "wrong", "build_raises"), job(2, "good"), job(3, "build_raises")]
+        [job(1, "waits", "wrong", "build_raises"), job(2, "good"), job(3, "build_raises")]
     )
+    # The first is not through before the second is leased, however slow this host is.
+    monkeypatch.setenv(hostile.GATE, str(tmp_path / "gate"))
+    script.at["lease 2"] = (tmp_path / "gate").touch
     running = serve(script)
     script.wait_for(lambda: len(script.done) == 3)
     running.daemon.drain()

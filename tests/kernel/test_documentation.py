@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.limit import HANG_S
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -16,7 +18,7 @@ def test_the_examples_run_one_after_the_other(tmp_path):
     program = tmp_path / "example.py"
     program.write_text("\n\n".join(blocks) + "\nprint('ran to the end')\n")
     done = subprocess.run(
-        [sys.executable, "-W", "error", program], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-W", "error", program], capture_output=True, text=True, timeout=HANG_S,
         check=False, cwd=DOCS.parent, env={"PYTHONPATH": str(DOCS.parent), "TVM_NUM_THREADS": "2"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

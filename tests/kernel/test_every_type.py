@@ -10,6 +10,7 @@ import pytest
 
 from strategy.op import TypeRelationError, all_ops
 from strategy.workload import Workload
+from tests.limit import HANG_S
 from workers.fork import Limits
 from workers.sandbox import Died, ForkServer
 
@@ -27,7 +28,7 @@ def judge(server: ForkServer, workloads: Sequence[Workload]) -> None:
     child = server.spawn(Limits(module="sweep", environment={"TVM_NUM_THREADS": "2"}))
     child.send([{"op": w.op, "inputs": {i.name: i.type for i in w.inputs}, "attrs": w.attrs} for w in workloads])
     try:
-        wrong = child.receive(120)
+        wrong = child.receive(HANG_S)
     except Died as death:
         pytest.fail(f"run {child.stage} of {workloads[0].op}: {death}")
     child.kill()

@@ -12,6 +12,7 @@ import pytest
 
 from strategy.record import ErrorKind
 from tests.kernel.test_worker import CORES, hostile_job
+from tests.limit import HANG_S
 from workers.builder import BuilderPool
 from workers.fork import Limits
 from workers.runner import TimingRunner
@@ -55,8 +56,8 @@ def test_the_rest_with_a_builder_that_dies(server: ForkServer) -> None:
         child = server.spawn(Limits(module="hostile"))
         child.send("leave")
         with pytest.raises(Died):
-            child.receive(30)
+            child.receive(HANG_S)
     child = server.spawn(Limits(module="hostile"))
     child.send("hello")
-    assert child.receive(30) == {"echo": "hello"}
+    assert child.receive(HANG_S) == {"echo": "hello"}
     child.kill()

@@ -30,6 +30,7 @@ from tests.kernel.emulation.device import (
     missing_for_driver,
 )
 from tests.kernel.test_cuda_runner import artefact_of, begin, session_of
+from tests.limit import HANG_S
 from workers.cuda.driver import _FORMATS
 from workers.cuda.runner import runner_on
 from workers.sandbox import ForkServer
@@ -171,7 +172,7 @@ def test_bfloat16_is_carried_there_and_back(tmp_path: Path) -> None:
 def test_a_bundle_is_run_and_a_configuration_measured_by_command(tmp_path: Path) -> None:
     def plevel(*arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "plevel", *arguments], cwd=tmp_path, check=False, timeout=120,
+            [sys.executable, "-m", "plevel", *arguments], cwd=tmp_path, check=False, timeout=HANG_S,
             capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -199,7 +200,7 @@ def test_the_benchmark_runs_to_its_end_and_leaves_out_what_loses_the_context(
     options = ["--small", "--only", "topk", "--trials", "2", "--no-peer", "--out", "gpu.json"]
     done = subprocess.run(
         [sys.executable, script, *options], env=environment | {"EMULATED_TRAP": str(trap)}, cwd=tmp_path,
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=HANG_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     written = json.loads((tmp_path / "gpu.json").read_text())
@@ -216,7 +217,7 @@ def test_a_driver_older_than_its_toolkit_is_named(tmp_path: Path) -> None:
     subprocess.run([str(find_cxx()), "-shared", "-o", str(library), "-x", "c", os.devnull], check=True)
     done = subprocess.run(
         [sys.executable, "-m", "workers.cuda.driver", "0"], env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)},
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=HANG_S,
     )  # fmt: skip
     assert done.returncode == 1
     assert "the driver is older than pycuda's toolkit" in done.stderr.splitlines()[-1]

@@ -40,7 +40,9 @@ from workers.turn import Turn
 sys.path.insert(0, str(Path(__file__).parent))  # where the children find the operator too
 import hostile
 
-QUICK = TimingPolicy(budget_s=0.02, build_timeout_s=60, run_timeout_s=60)
+from tests.limit import HANG_S
+
+QUICK = TimingPolicy(budget_s=0.02, build_timeout_s=HANG_S, run_timeout_s=HANG_S)
 IMPATIENT = TimingPolicy(budget_s=0.02, build_timeout_s=4, run_timeout_s=4)
 TARGET = Target.parse("cpu").with_threads(1)
 HOSTILE = Workload.make("hostile", {"data": "float32[64]"})
@@ -110,7 +112,7 @@ def test_a_child_answers_and_is_set_up_as_asked(server: ForkServer) -> None:
     limits = Limits(module="hostile", cores=(core,), environment={"TVM_NUM_THREADS": "3"})
     child = server.spawn(limits)
     child.send("environment")
-    assert child.receive(10) == {
+    assert child.receive(HANG_S) == {
         "threads": 1,  # nothing that must not be forked has started
         "tvm_threads": "3",
         "cores": [core],
@@ -118,7 +120,7 @@ def test_a_child_answers_and_is_set_up_as_asked(server: ForkServer) -> None:
         "loaded": True,
     }
     child.send({"deep": [1, "ü" * 100_000]})
-    assert child.receive(10) == {"echo": {"deep": [1, "ü" * 100_000]}}
+    assert child.receive(HANG_S) == {"echo": {"deep": [1, "ü" * 100_000]}}
     child.kill()
 
 
@@ -136,7 +138,7 @@ def escape(server: ForkServer, ways: Sequence[str], **options: Any) -> dict[str,
     found = {}
     for way in ways:
         child.send({"escape": way, "own": own})
-        found[way] = child.receive(10)
+        found[way] = child.receive(HANG_S)
     child.kill()
     return found
 
@@ -171,6 +173,10 @@ def test_a_child_reaches_itself(server: ForkServer) -> None:
 def test_a_late_child_is_told_from_a_dead_one(server: ForkServer) -> None:
     child = server.spawn(Limits(module="hostile"))
     child.send("hang")
+    give_up = time.monotonic() + HANG_S
+    while child.stage != 5:
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
     with pytest.raises(Late):
         child.receive(0.3)
     assert not child.alive
@@ -180,7 +186,7 @@ def test_a_late_child_is_told_from_a_dead_one(server: ForkServer) -> None:
     child = server.spawn(Limits(module="hostile"))
     child.send("leave")
     with pytest.raises(Died, match="exit status 7"):
-        child.receive(10)
+        child.receive(HANG_S)
     with pytest.raises(Died):
         child.send("anything")
 
@@ -191,10 +197,8 @@ def test_waiting_can_be_interrupted(server: ForkServer) -> None:
     stop = threading.Event()
     timer = threading.Timer(0.1, stop.set)
     timer.start()
-    began = time.monotonic()
     with pytest.raises(Interrupted):
-        child.receive(60, stop)
-    assert time.monotonic() - began < 30
+        child.receive(HANG_S, stop)
     assert not child.alive
     timer.join()
 
@@ -203,7 +207,7 @@ def test_a_message_that_is_none_is_a_death(server: ForkServer) -> None:
     child = server.spawn(Limits(module="hostile"))
     child.send("garbage")
     with pytest.raises(Died):
-        child.receive(10)
+        child.receive(HANG_S)
 
 
 def test_children_end_with_their_server(tmp_path: Path) -> None:
@@ -226,7 +230,7 @@ def test_a_server_whose_daemon_has_gone_ends_without_a_word(sent: bytes) -> None
         code = f"from workers.fork import serve_forks; serve_forks({its.fileno()}, [])"
         done = subprocess.run(
             [sys.executable, "-c", code], pass_fds=[its.fileno()], capture_output=True, check=False,
-            timeout=60,
+            timeout=HANG_S,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, b"")
 
@@ -456,7 +460,7 @@ def test_a_session_can_be_interrupted(builders: BuilderPool, runner: TimingRunne
 
 def test_the_clock_is_right(builders: BuilderPool, runner: TimingRunner) -> None:
     _, results = run(hostile_job("slow"), builders, runner)
-    assert 0.02 <= estimate(results[0].samples_s).median_s < 0.03
+    assert 0.02 <= estimate(results[0].samples_s).median_s < 0.04
 
 
 @pytest.mark.parametrize("m", [1, 33])

@@ -21,6 +21,7 @@ from service.errors import DatabaseError, SchemaError
 from service.store import migration
 from service.store.db import Store, normal_url, show_url
 from service.store.tables import TokenScope, metadata
+from tests.limit import HANG_S
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -181,7 +182,7 @@ def test_two_processes_upgrade_at_once(url: str) -> None:
         for _ in range(3)
     ]
     for process in running:
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=HANG_S)
         assert (process.returncode, out.strip()) == (0, migration.head())
 
 
@@ -200,7 +201,7 @@ def test_migrations_are_found_without_the_source_tree(url: str, tmp_path: Path) 
     environment = {**os.environ, "PYTHONPATH": str(site)}
     done = subprocess.run(
         [sys.executable, "-c", code, url], cwd=tmp_path, env=environment, capture_output=True,
-        text=True, check=True, timeout=60,
+        text=True, check=True, timeout=HANG_S,
     )  # fmt: skip
     where, revision = done.stdout.split()
     assert Path(where).is_relative_to(site)

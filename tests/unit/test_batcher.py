@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from service.store.batcher import Batcher
+from tests.limit import HANG_S
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ class Server:
         self.may = threading.Event()
 
     def __call__(self, requests: Sequence[int]) -> list[int]:
-        assert self.may.wait(60)
+        assert self.may.wait(HANG_S)
         self.served.append(list(requests))
         if any(r < 0 for r in requests):
             raise ValueError(f"{min(requests)} is below zero")
@@ -102,7 +103,7 @@ def test_the_lane_that_goes_first_is_served_between_two_rounds_of_the_other(
 
     def serve(kind: str) -> Callable[[Sequence[int]], Sequence[int]]:
         def note(requests: Sequence[int]) -> Sequence[int]:
-            assert may.wait(60)
+            assert may.wait(HANG_S)
             served.extend(f"{kind}{r}" for r in requests)
             return requests
 
@@ -129,7 +130,7 @@ def test_who_goes_second_does_not_wait_for_ever() -> None:
     may = threading.Event()
 
     def hang(requests: Sequence[int]) -> Sequence[int]:
-        assert may.wait(60)
+        assert may.wait(HANG_S)
         return requests
 
     async def both() -> None:

@@ -24,6 +24,7 @@ from plevel.direct import Direct
 from strategy.op import all_ops
 from strategy.record import RunState, RunStatus, TaskStatus
 from strategy.target import Target
+from tests.limit import HANG_S
 from tests.port import free_port
 
 DATA = ("--input", "data=float32[128,768]")
@@ -32,7 +33,7 @@ DENSE = ("dense", *DATA, *WEIGHT)
 
 
 def plevel(
-    *arguments: str, home: Path, env: dict[str, str] | None = None, timeout: float = 60
+    *arguments: str, home: Path, env: dict[str, str] | None = None, timeout: float = HANG_S
 ) -> subprocess.CompletedProcess[str]:
     """`plevel …` with its data and state directories in `home`, and nothing else set."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("PLEVEL_")}

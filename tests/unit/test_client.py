@@ -33,6 +33,7 @@ from strategy.record import (
 )
 from strategy.target import Target
 from strategy.workload import Input, Workload
+from tests.limit import HANG_S
 from workers.client import (
     Client,
     LeaseLostError,
@@ -234,7 +235,7 @@ def other_process(folder: Path, what: str) -> subprocess.Popen[bytes]:
 
 def test_what_a_killed_worker_measured_is_sent_by_the_next(tmp_path: Path) -> None:
     with other_process(tmp_path, "die") as process:
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(HANG_S) == -signal.SIGKILL
     spool = Spool(tmp_path, URL)
     first = spool.first()
     assert first is not None
@@ -251,7 +252,7 @@ def test_the_spool_of_a_living_worker_is_its_own(tmp_path: Path) -> None:
         spool = Spool(tmp_path, URL)
         assert spool.empty
         spool.close()
-        process.communicate(timeout=60)
+        process.communicate(timeout=HANG_S)
 
 
 def test_results_go_to_their_own_service_only(tmp_path: Path, spool: Spool) -> None:
@@ -396,7 +397,7 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     sender = Sender(client, spool, lambda lease_id, answer: accepted.set(), lambda lease_id: None)
     sent = Results(token=1, session="s", results=(), done=True)
     sender.put(Report(lease_id=7, results=sent))
-    assert accepted.wait(30)
+    assert accepted.wait(HANG_S)
     assert refused == [7, 7]
     sender.close(10)
     spool.close()

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.limit import HANG_S
+
 ROOT = Path(__file__).parents[2]
 
 
 def run(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60, cwd=ROOT
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=HANG_S, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

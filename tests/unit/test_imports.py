@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.limit import HANG_S
+
 ROOT = Path(__file__).parents[2]
 
 # Stands before everything else in a child: there, these modules are not installed.
@@ -32,7 +34,7 @@ def run_without(names: tuple[str, ...], code: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=HANG_S,
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr

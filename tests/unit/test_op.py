@@ -36,6 +36,7 @@ from strategy.target import Target
 from strategy.type_relation import broadcast_relation, identity_relation
 from strategy.types import Dim, IncompleteType, TensorType, TupleType, may_equal
 from strategy.workload import Workload
+from tests.limit import HANG_S
 
 CPU, CUDA = Target.parse("llvm -mcpu=x86-64"), Target.parse("cuda -arch=sm_90")
 
@@ -244,7 +245,7 @@ def test_another_package_brings_operators_and_strategies(tmp_path):
     root = str(Path(registry.__file__).parent.parent)
     path = os.pathsep.join([str(tmp_path), root])
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=False,
         env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -263,7 +264,7 @@ def make_package(folder: Path, name: str, text: str) -> None:
 def run_with_packages(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(folder), str(Path(registry.__file__).parent.parent)])
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=HANG_S, check=False,
         env={**os.environ, "PYTHONPATH": path, "XDG_DATA_HOME": str(folder)}, cwd=folder,
     )  # fmt: skip
 
@@ -403,7 +404,7 @@ def test_every_operator_can_be_evaluated_without_tvm():
         "assert 'tvm' not in sys.modules and 'tvm_ffi' not in sys.modules\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=False,
         cwd=Path(registry.__file__).parent.parent,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.limit import HANG_S
 from workers.__main__ import main
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +53,7 @@ def begin() -> Iterator[Begin]:
     yield start
     for process in started:
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=HANG_S)
 
 
 def read(process: subprocess.Popen[str], count: int) -> list[str]:
@@ -67,13 +68,13 @@ def test_each_signal_reaches_all_of_them(begin: Begin) -> None:
     assert read(parent, 2) == ["cpu:0 hears", "cpu:1 hears"]
     parent.send_signal(signal.SIGTERM)
     assert read(parent, 2) == ["cpu:0 hears", "cpu:1 hears"]
-    assert parent.wait(60) == 0
+    assert parent.wait(HANG_S) == 0
 
 
 def test_one_that_fails_ends_the_others(begin: Begin) -> None:
     parent = begin("1", "cpu:0", "bad")
     assert read(parent, 2) == ["cpu:0 begins", "cpu:0 hears"]
-    assert parent.wait(60) == 3
+    assert parent.wait(HANG_S) == 3
 
 
 def test_they_end_with_their_parent(begin: Begin) -> None:
