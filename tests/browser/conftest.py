@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import uvicorn
 
-from service.__main__ import listen
-from service.app import create_app
-from service.settings import Settings
 from service.store import migration
 from service.store.db import Store
 from tests.browser import seed
 from tests.browser.visitor import Site, Visitor
 from tests.limit import HANG_S
-
-
-@contextlib.contextmanager
-def serve(database: str) -> Iterator[str]:
-    """The service in a thread, without a tuner: nothing happens but what tests do."""
-    settings = Settings(database=database, tune=False, poll_s=0.2)
-    app = create_app(settings)
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    with listen("127.0.0.1", 0) as listening:
-        port = listening.getsockname()[1]
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.should_exit = True
-            app.state.context.stop()
-            thread.join()
+from tests.serve import serve
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,9 @@ from service.store.tables import run_task, task
 from service.tuning import run as runs
 from strategy.record import RunState, RunWorkload
 from tests.browser import seed
-from tests.browser.conftest import serve
 from tests.browser.test_pages import CONCRETE, SYMBOLIC
 from tests.browser.visitor import Site
+from tests.serve import serve
 
 DATA = Path(__file__).parents[1] / "data" / "formats"
 

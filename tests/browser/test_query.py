@@ -31,9 +31,9 @@ from strategy.select import select
 from strategy.target import Target
 from strategy.workload import Workload
 from tests.browser import seed
-from tests.browser.conftest import serve
 from tests.browser.visitor import Site
 from tests.limit import HANG_S
+from tests.serve import serve
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])

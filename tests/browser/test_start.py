@@ -17,9 +17,9 @@ from service.store.db import Store
 from service.store.tables import TokenScope
 from service.store.tables import run as run_table
 from tests.browser import seed
-from tests.browser.conftest import serve
 from tests.browser.test_pages import CONCRETE
 from tests.browser.visitor import WIDTHS, Site
+from tests.serve import serve
 
 SPEC = "llvm -mcpu=znver4 -num-cores=2"
 OTHER = seed.dense(16, 64, 32).key

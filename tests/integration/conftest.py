@@ -70,6 +70,18 @@ def store(url: str) -> Iterator[Store]:
     opened.close()
 
 
+@pytest.fixture(scope="session")
+def service(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that tests share: each adds nothing that another counts, or adds it to a namespace of its own."""
+    folder = tmp_path_factory.mktemp("service")
+    shutil.copy(migrated_file, folder / "plevel.db")
+    one = Service(
+        f"sqlite:///{folder / 'plevel.db'}", folder, PLEVEL_AUTH="open", PLEVEL_MAX_REQUEST_BYTES="200000"
+    )
+    yield one
+    one.close()
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Service] = []

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import resource
-import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +25,7 @@ from strategy.record import (
     decode,
     encode,
 )
+from tests.integration.forked import Forked
 from tests.integration.scene import device, info, timed
 from tests.limit import HANG_S
 
@@ -54,13 +52,10 @@ class Service:
         # Files, as nobody reads meanwhile: one that has filled its pipe hangs at its next line of log.
         number = len(list(folder.glob("service-*.out")))
         self._out, self._err = (folder / f"service-{number}.{kind}" for kind in ("out", "err"))
-        with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "service", "--database", database, "--port", "0",
-                 "--ready-file", str(self.ready)],
-                env={**clean, **QUICK, **environment},
-                stdout=out, stderr=err, preexec_fn=partial(_limit_files, files),  # noqa: PLW1509
-            )  # fmt: skip
+        self.process = Forked(
+            ["--database", database, "--port", "0", "--ready-file", str(self.ready)],
+            {**clean, **QUICK, **environment}, self._out, self._err, files,
+        )  # fmt: skip
         give_up = time.monotonic() + HANG_S
         while not self.ready.exists():
             if self.process.poll() is not None or time.monotonic() > give_up:
@@ -121,22 +116,14 @@ class Service:
         return self.process.wait(timeout=ENDS_S), self._out.read_text(), self._err.read_text()
 
 
-def _limit_files(most: int | None) -> None:
-    if most is not None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def refused(*arguments: str, **environment: str) -> str:
     """The one line of a service that does not start and exits with 1."""
-    done = subprocess.run(
-        [sys.executable, "-m", "service", *arguments], env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=HANG_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1, done
-    assert done.stdout == ""
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    return lines[0]
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = (Path(folder, name) for name in ("out", "err"))
+        status = Forked(arguments, {**os.environ, **environment}, out, err).wait(HANG_S)
+        assert (status, out.read_text()) == (1, "")
+        (line,) = err.read_text().strip().splitlines()
+    return line
 
 
 Start = Callable[..., Service]

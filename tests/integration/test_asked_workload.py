@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,17 +23,14 @@ SYMBOLIC = parse_workload("softmax(data=float32[m,128])")
 
 
 @pytest.fixture(scope="module")
-def service(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("asked")
-    shutil.copyfile(migrated_file, folder / "plevel.db")
-    service = Service(f"sqlite:///{folder / 'plevel.db'}", folder)
+def service(service: Service) -> Service:
+    """The shared one, which has records of two workloads."""
     worker = service.register()
     for workload in (WORKLOAD, SMALLER):
         run = service.call("POST", "/v1/runs", request(workload), RunStatus)
         service.work(worker, run.id, jobs=2)
         service.call("POST", f"/v1/runs/{run.id}/cancel", b"", RunStatus)
-    yield service
-    service.close()
+    return service
 
 
 BODIES: list[tuple[str, Workload, Any]] = [

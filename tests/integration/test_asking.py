@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from plevel.cli.option import locate
 from plevel.direct import connect
 from service.formats import ImportedRecord, Task
 from service.records.importer import import_items
-from service.store import migration
 from service.store.db import Store
 from service.store.tables import record
 from strategy.op_strategy import candidates
@@ -27,7 +27,7 @@ from strategy.select.dispatch import dispatch
 from strategy.select.lock import Lock, LockDatabase, LockError
 from strategy.target import Target
 from strategy.workload import Workload
-from tests.integration.process import Service
+from tests.integration.process import Service, Start
 
 SPEC = "llvm -mcpu=znver4 -num-cores=2"
 TARGET = Target.parse(SPEC)
@@ -52,16 +52,17 @@ def measured(m: int, place: int, median_s: float, at: float = 1.0) -> ImportedRe
 
 
 def fill(url: str) -> None:
-    migration.upgrade(url)
     store = Store(url)
     import_items(store, [measured(8, 0, 2e-3), measured(8, 1, 1e-3), measured(16, 0, 3e-3)])
     store.close()
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+def database(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A database with two shapes on record, that is only read."""
-    url = f"sqlite:///{tmp_path_factory.mktemp('asking') / 'plevel.db'}"
+    path = tmp_path_factory.mktemp("asking") / "plevel.db"
+    shutil.copy(migrated_file, path)
+    url = f"sqlite:///{path}"
     fill(url)
     return url
 
@@ -158,25 +159,21 @@ def test_as_of_over_http(service: Service) -> None:
     assert answers[0]["selection"]["config"] == answers[2]["selection"]["config"]
 
 
-def test_what_was_never_measured_is_tuned_once(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'plevel.db'}"
-    fill(url)
-    service = Service(url, tmp_path)
-    try:
-        miss = question(40, tune_on_miss=True)
-        first = service.http.post("/v1/select", json=miss)
-        assert first.json()["reason"] == "plevel"
-        where = first.headers["location"]
-        run = service.http.get(where).json()
-        assert {t["workload"] for t in run["tasks"]} == {dense(40).key}
-        assert service.http.post("/v1/select", json=miss).headers["location"] == where
-        service.http.post(f"{where}/cancel")
-        assert service.http.post("/v1/select", json=miss).headers["location"] == where
-        hit = service.http.post("/v1/select", json=question(8, tune_on_miss=True))
-        assert "location" not in hit.headers
-        assert len(service.http.get("/v1/runs").json()["runs"]) == 1
-    finally:
-        service.close()
+def test_what_was_never_measured_is_tuned_once(start: Start, sqlite_copy: str) -> None:
+    fill(sqlite_copy)
+    service = start(sqlite_copy)
+    miss = question(40, tune_on_miss=True)
+    first = service.http.post("/v1/select", json=miss)
+    assert first.json()["reason"] == "plevel"
+    where = first.headers["location"]
+    run = service.http.get(where).json()
+    assert {t["workload"] for t in run["tasks"]} == {dense(40).key}
+    assert service.http.post("/v1/select", json=miss).headers["location"] == where
+    service.http.post(f"{where}/cancel")
+    assert service.http.post("/v1/select", json=miss).headers["location"] == where
+    hit = service.http.post("/v1/select", json=question(8, tune_on_miss=True))
+    assert "location" not in hit.headers
+    assert len(service.http.get("/v1/runs").json()["runs"]) == 1
 
 
 def test_every_database_gives_the_same_selection(
@@ -253,9 +250,9 @@ MODEL = {
 }
 
 
-def test_a_model_is_locked_and_compared(plevel: Plevel, tmp_path: Path) -> None:
+def test_a_model_is_locked_and_compared(plevel: Plevel, sqlite_copy: str, tmp_path: Path) -> None:
     path, locked, model = (tmp_path / n for n in ("plevel.db", "plevel.lock", "model.json"))
-    fill(f"sqlite:///{path}")
+    fill(sqlite_copy)
     model.write_text(json.dumps(MODEL))
     there = ("--database", str(path))
     code, out, _ = plevel("lock", str(model), "-o", str(locked), "--target", SPEC, *there)

@@ -10,7 +10,6 @@ import re
 import shutil
 import ssl
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +19,9 @@ from unittest import mock
 import httpx
 import pytest
 import sqlalchemy as sa
-import uvicorn
 
 from plevel.cli.main import main
 from plevel.client import Client, ServiceError
-from service.__main__ import listen
 from service.access import audit, auth, token
 from service.access.auth import Actor, Authority, is_loopback
 from service.api.guard import needed
@@ -37,9 +34,10 @@ from service.store.tables import TokenScope
 from service.store.tables import device as device_table
 from service.store.tables import token as token_table
 from strategy.record import Leases, Registered, Renewal, Results, decode, encode
-from tests.integration.process import Service, refused
+from tests.integration.process import Start, refused
 from tests.integration.scene import device, info, request, timed
 from tests.limit import HANG_S
+from tests.serve import serve
 
 
 def routes() -> list[tuple[str, str]]:
@@ -95,26 +93,9 @@ def secrets(store: Store) -> dict[str, str]:
         return {scope: token.create(c, f"a {scope}", [scope]).secret for scope in TokenScope}
 
 
-@contextlib.contextmanager
-def serving(url: str, **values: Any) -> Iterator[httpx.Client]:
-    """The service in a thread of this process, over a real socket."""
-    app = create_app(Settings(database=url, tune=False, migrate=False, **values))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="on"))
-    with listen("127.0.0.1", 0) as listening:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        port = listening.getsockname()[1]
-        try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=HANG_S) as client:
-                yield client
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
 @pytest.fixture
 def http(url: str) -> Iterator[httpx.Client]:
-    with serving(url) as client:
+    with serve(url) as place, httpx.Client(base_url=place, timeout=HANG_S) as client:
         yield client
 
 
@@ -371,7 +352,7 @@ def test_the_rate_of_one_token_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_too_many_requests_are_told_to_wait(url: str, secrets: dict[str, str]) -> None:
-    with serving(url, rate=0.001) as client:
+    with serve(url, rate=0.001) as place, httpx.Client(base_url=place, timeout=HANG_S) as client:
         answer = client.get("/v1/runs", headers=bearer(secrets["read"]))
         assert answer.status_code == 429
         assert answer.headers["retry-after"] == "1"
@@ -400,7 +381,9 @@ def plevel(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     return subprocess.CompletedProcess(arguments, ended.value.code, out.getvalue(), err.getvalue())
 
 
-def test_off_this_host_a_service_needs_a_token(sqlite_copy: str, tmp_path: Path) -> None:
+def test_off_this_host_a_service_needs_a_token(
+    start: Start, sqlite_copy: str, tmp_path: Path
+) -> None:
     off = ("--database", sqlite_copy, "--port", "0", "--host", "0.0.0.0")
     assert "plevel token create" in refused(*off)
     assert "auth open" in refused(*off, "--auth", "open")
@@ -410,28 +393,26 @@ def test_off_this_host_a_service_needs_a_token(sqlite_copy: str, tmp_path: Path)
     assert made.returncode == 0, made.stderr
     secret = tmp_path / "secret"
     secret.write_text(made.stdout)
-    service = Service(sqlite_copy, tmp_path, PLEVEL_HOST="0.0.0.0")
-    try:
-        assert service.raw("GET", "/v1/runs").status_code == 401
-        asked = ("token", "list", "--url", service.url)
-        listed = plevel(*asked, PLEVEL_TOKEN_FILE=str(secret))
-        assert "valid for" in listed.stdout and "admin, read" in listed.stdout
-        refusal = plevel(*asked)
-        assert (refusal.returncode, len(refusal.stderr.splitlines())) == (1, 1)
-        assert "PLEVEL_TOKEN_FILE" in refusal.stderr
-        with Client(service.url, token=made.stdout.strip()) as client:
-            assert client.runs() == ()
-            (entry,) = client.tokens()
-            assert (entry["name"], entry["revoked_at"]) == ("ops", None)
-            with pytest.raises(ServiceError, match="token 4711"):
-                client.revoke_token(4711)
-    finally:
-        code, _, err = service.close()
+    service = start(sqlite_copy, PLEVEL_HOST="0.0.0.0")
+    assert service.raw("GET", "/v1/runs").status_code == 401
+    asked = ("token", "list", "--url", service.url)
+    listed = plevel(*asked, PLEVEL_TOKEN_FILE=str(secret))
+    assert "valid for" in listed.stdout and "admin, read" in listed.stdout
+    refusal = plevel(*asked)
+    assert (refusal.returncode, len(refusal.stderr.splitlines())) == (1, 1)
+    assert "PLEVEL_TOKEN_FILE" in refusal.stderr
+    with Client(service.url, token=made.stdout.strip()) as client:
+        assert client.runs() == ()
+        (entry,) = client.tokens()
+        assert (entry["name"], entry["revoked_at"]) == ("ops", None)
+        with pytest.raises(ServiceError, match="token 4711"):
+            client.revoke_token(4711)
+    code, _, err = service.close()
     assert code == 0
     assert "tokens are sent unencrypted" in err
 
 
-def test_a_certificate_makes_it_https(sqlite_copy: str, tmp_path: Path) -> None:
+def test_a_certificate_makes_it_https(start: Start, sqlite_copy: str, tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl on this host, to make a certificate with")
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -443,16 +424,11 @@ def test_a_certificate_makes_it_https(sqlite_copy: str, tmp_path: Path) -> None:
     )  # fmt: skip
     bad = ("--database", sqlite_copy, "--port", "0", "--tls-cert", str(key), "--tls-key", str(key))
     assert "not a certificate" in refused(*bad)
-    service = Service(
-        sqlite_copy, tmp_path, PLEVEL_TLS_CERT=str(certificate), PLEVEL_TLS_KEY=str(key)
-    )
-    try:
-        assert service.url.startswith("https://")
-        context = ssl.create_default_context(cafile=str(certificate))
-        assert httpx.get(f"{service.url}/v1/runs", verify=context).status_code == 200
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{service.url}/v1/runs")
-        listed = plevel("status", "--url", service.url, SSL_CERT_FILE=str(certificate))
-        assert listed.returncode == 0, listed.stderr
-    finally:
-        service.close()
+    service = start(sqlite_copy, PLEVEL_TLS_CERT=str(certificate), PLEVEL_TLS_KEY=str(key))
+    assert service.url.startswith("https://")
+    context = ssl.create_default_context(cafile=str(certificate))
+    assert httpx.get(f"{service.url}/v1/runs", verify=context).status_code == 200
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{service.url}/v1/runs")
+    listed = plevel("status", "--url", service.url, SSL_CERT_FILE=str(certificate))
+    assert listed.returncode == 0, listed.stderr

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,15 +17,6 @@ WINDOW = {
 }  # fmt: skip
 RENAMED = {"op": "softmax", "inputs": [{"name": "dat", "type": "float32[4,8]"}]}
 TYPED = {"op": "softmax", "inputs": [{"name": "data", "type": "flot32[4,8]"}]}
-
-
-@pytest.fixture(scope="module")
-def service(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("meant")
-    shutil.copyfile(migrated_file, folder / "plevel.db")
-    service = Service(f"sqlite:///{folder / 'plevel.db'}", folder, PLEVEL_AUTH="open")
-    yield service
-    service.close()
 
 
 def asked(workload: Any = DENSE, **more: Any) -> dict[str, Any]:

@@ -45,15 +45,6 @@ from tests.integration.scene import (
 from tests.limit import HANG_S
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One for all tests that ask it something without changing what others ask."""
-    folder = tmp_path_factory.mktemp("service")
-    one = Service(f"sqlite:///{folder / 'plevel.db'}", folder, PLEVEL_MAX_REQUEST_BYTES="200000")
-    yield one
-    one.close()
-
-
 def test_a_run_over_http(start: Start, url: str) -> None:
     service = start(url)
     status = service.call("POST", "/v1/runs", request(trials=40), RunStatus)

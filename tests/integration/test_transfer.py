@@ -6,7 +6,6 @@ import io
 import itertools
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,25 +37,15 @@ class Project:
     http: httpx.Client
 
 
-@pytest.fixture(scope="module")
-def started(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("transfer")
-    shutil.copyfile(migrated_file, folder / "plevel.db")
-    running = Service(f"sqlite:///{folder / 'plevel.db'}", folder)
-    yield running
-    running.close()
-
-
 _numbers = itertools.count(1)
 
 
 @pytest.fixture
-def service(started: Service) -> Iterator[Project]:
-    """One service for all tests of this module, with a namespace for each."""
+def project(service: Service) -> Iterator[Project]:
     namespace = f"test-{next(_numbers)}"
     params = {"namespace": namespace}
-    with httpx.Client(base_url=started.url, timeout=HANG_S, params=params) as http:
-        yield Project(started.url, namespace, http)
+    with httpx.Client(base_url=service.url, timeout=HANG_S, params=params) as http:
+        yield Project(service.url, namespace, http)
 
 
 def drops(data: bytes, size: int) -> Iterator[bytes]:
@@ -64,30 +53,30 @@ def drops(data: bytes, size: int) -> Iterator[bytes]:
         yield data[at : at + size]
 
 
-def test_a_log_is_streamed_in_and_out(service: Project) -> None:
+def test_a_log_is_streamed_in_and_out(project: Project) -> None:
     data = LOG.read_bytes()
     # In pieces that end anywhere.
-    answer = service.http.post("/v1/records:import", content=drops(data, 77), params={"rejects": 10})
+    answer = project.http.post("/v1/records:import", content=drops(data, 77), params={"rejects": 10})
     assert answer.status_code == 200, answer.text
     summary = answer.json()
     shown = summary.pop("rejects", [])
     assert summary["read"] == summary["new"] + summary["known"] + summary["rejected"]
     assert summary["new"] == len({r.identity for r in records_of(items_of(LOG.name))})
     assert len(shown) == summary["rejected"] == sum(summary["reasons"].values())
-    again = service.http.post("/v1/records:import", content=data).json()
+    again = project.http.post("/v1/records:import", content=data).json()
     assert (again["new"], again["read"]) == (0, summary["read"])
-    out = service.http.get("/v1/records:export").content
-    assert service.http.post("/v1/records:import", content=out).json()["known"] == summary["new"]
-    rows = service.http.get("/v1/records:export", params={"format": "csv"}).text.splitlines()
+    out = project.http.get("/v1/records:export").content
+    assert project.http.post("/v1/records:import", content=out).json()["known"] == summary["new"]
+    rows = project.http.get("/v1/records:export", params={"format": "csv"}).text.splitlines()
     assert len(rows) == 1 + summary["new"]
-    page = service.http.get("/v1/records", params={"limit": 1000}).json()["records"]
+    page = project.http.get("/v1/records", params={"limit": 1000}).json()["records"]
     assert {(r["source"], r["run_id"]) for r in page} == {("autotvm", None)}
 
 
-def test_an_export_of_nothing_is_told(service: Project) -> None:
-    ask = service.http.get
+def test_an_export_of_nothing_is_told(project: Project) -> None:
+    ask = project.http.get
     assert ask("/v1/records:export").status_code == 404
-    service.http.post("/v1/records:import", content=LOG.read_bytes())
+    project.http.post("/v1/records:import", content=LOG.read_bytes())
     for form in ("native", "autotvm", "kernel_tuner", "metaschedule", "csv"):
         answer = ask("/v1/records:export", params={"format": form, "op": "nope"})
         assert answer.status_code == 404
@@ -102,19 +91,19 @@ def test_an_export_of_nothing_is_told(service: Project) -> None:
     assert {"200", "404", "422"} <= described.keys()
 
 
-def test_parquet_is_streamed(service: Project) -> None:
+def test_parquet_is_streamed(project: Project) -> None:
     pytest.importorskip("pyarrow", reason="the parquet extra is not installed")
     from pyarrow.parquet import read_table
 
-    new = service.http.post("/v1/records:import", content=LOG.read_bytes()).json()["new"]
-    answer = service.http.get("/v1/records:export", params={"format": "parquet"})
+    new = project.http.post("/v1/records:import", content=LOG.read_bytes()).json()["new"]
+    answer = project.http.get("/v1/records:export", params={"format": "parquet"})
     assert answer.headers["content-type"] == "application/vnd.apache.parquet"
     found = read_table(io.BytesIO(answer.content))
-    rows = service.http.get("/v1/records", params={"limit": 1000}).json()["records"]
+    rows = project.http.get("/v1/records", params={"limit": 1000}).json()["records"]
     assert found.num_rows == len(rows) == new
     assert found["measured_at"].to_pylist() == [r["measured_at"] for r in rows]
     params = {"format": "parquet", "error": "none"}
-    some = read_table(io.BytesIO(service.http.get("/v1/records", params=params).content))
+    some = read_table(io.BytesIO(project.http.get("/v1/records", params=params).content))
     assert 0 < some.num_rows == sum(r["error"] is None for r in rows) < new
 
 
@@ -126,35 +115,35 @@ def test_parquet_says_what_it_needs(
         there.export_records("parquet")
 
 
-def test_what_is_no_log_is_refused(service: Project) -> None:
+def test_what_is_no_log_is_refused(project: Project) -> None:
     for data in (b"", b"\x00\x01\x02 binary", b"remember the milk"):
-        answer = service.http.post("/v1/records:import", content=data)
+        answer = project.http.post("/v1/records:import", content=data)
         assert (answer.status_code, answer.headers["content-type"]) == (
             422, "application/problem+json",
         )  # fmt: skip
         assert "has no known format" in answer.json()["detail"]
-    assert service.http.get("/v1/records:export", params={"format": "xml"}).status_code == 422
+    assert project.http.get("/v1/records:export", params={"format": "xml"}).status_code == 422
     # Said before the stream begins.
-    assert service.http.get("/v1/records:export", params={"task_id": 2**63}).status_code == 422
-    bad = service.http.post(
+    assert project.http.get("/v1/records:export", params={"task_id": 2**63}).status_code == 422
+    bad = project.http.post(
         "/v1/records:import", content=LOG.read_bytes(), params={"target": "toaster"}
     )
     assert bad.status_code == 422
 
 
-def test_a_client_that_goes_away_leaves_what_was_whole(service: Project) -> None:
+def test_a_client_that_goes_away_leaves_what_was_whole(project: Project) -> None:
     def broken() -> Iterator[bytes]:
         yield LOG.read_bytes()[:3000]
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        service.http.post("/v1/records:import", content=broken())
-    assert service.http.get("/v1/records").json()["records"] == []
-    assert service.http.post("/v1/records:import", content=LOG.read_bytes()).json()["new"] > 0
+        project.http.post("/v1/records:import", content=broken())
+    assert project.http.get("/v1/records").json()["records"] == []
+    assert project.http.post("/v1/records:import", content=LOG.read_bytes()).json()["new"] > 0
 
 
-def test_foreign_records_answer_where_they_are_asked_for(service: Project) -> None:
-    with Client(service.url, namespace=service.namespace) as client:
+def test_foreign_records_answer_where_they_are_asked_for(project: Project) -> None:
+    with Client(project.url, namespace=project.namespace) as client:
         client.import_records([LOG.read_bytes()])
         first = next(r for r in records_of(items_of(LOG.name)) if r.error is None)
         workload, target = first.task.workload, Target.parse("cuda -model=v100")
@@ -218,25 +207,25 @@ def test_the_command_line_says_what_is_wrong(call: Callable[..., str], tmp_path:
 
 
 def test_the_command_line_sends_to_a_service(
-    call: Callable[..., str], service: Project, monkeypatch: pytest.MonkeyPatch
+    call: Callable[..., str], project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = call("import", str(LOG), "--url", service.url, "--namespace", service.namespace)
+    said = call("import", str(LOG), "--url", project.url, "--namespace", project.namespace)
     new = len({r.identity for r in records_of(items_of(LOG.name))})
     assert f"{new} new" in said
-    monkeypatch.setenv("PLEVEL_NAMESPACE", service.namespace)
-    direct = call("export", "--url", service.url)
-    with connect(service.url, None, service.namespace) as source:
+    monkeypatch.setenv("PLEVEL_NAMESPACE", project.namespace)
+    direct = call("export", "--url", project.url)
+    with connect(project.url, None, project.namespace) as source:
         assert b"".join(source.export_records("native")).decode() == direct
     assert direct.startswith('{"kind":"plevel-records"')
 
 
-def test_records_are_asked_for_by_what_they_are(service: Project) -> None:
+def test_records_are_asked_for_by_what_they_are(project: Project) -> None:
     for name in (LOG.name, "kernel_tuner_cache.json"):
-        service.http.post("/v1/records:import", content=(DATA / name).read_bytes())
-    rows = service.http.get("/v1/records", params={"limit": 1000}).json()["records"]
+        project.http.post("/v1/records:import", content=(DATA / name).read_bytes())
+    rows = project.http.get("/v1/records", params={"limit": 1000}).json()["records"]
 
     def found(**params: Any) -> list[int]:
-        answer = service.http.get("/v1/records", params={"limit": 1000, **params})
+        answer = project.http.get("/v1/records", params={"limit": 1000, **params})
         assert answer.status_code == 200, answer.text
         return [r["id"] for r in answer.json()["records"]]
 
@@ -253,24 +242,24 @@ def test_records_are_asked_for_by_what_they_are(service: Project) -> None:
     assert found(error="any") == [r["id"] for r in rows if r["error"]]
     assert found(worker="nobody") == found(device="nowhere") == []
     params = {"source": "autotvm", "format": "csv"}
-    text = service.http.get("/v1/records", params=params).text
+    text = project.http.get("/v1/records", params=params).text
     assert len(text.splitlines()) == 1 + len(found(source="autotvm"))
     params["format"] = "ndjson"
-    lines = service.http.get("/v1/records", params=params).content
-    assert service.http.post("/v1/records:import", content=lines).json()["known"] == len(
+    lines = project.http.get("/v1/records", params=params).content
+    assert project.http.post("/v1/records:import", content=lines).json()["known"] == len(
         found(source="autotvm")
     )
 
 
-def test_many_selections_in_one_request(service: Project) -> None:
-    service.http.post("/v1/records:import", content=LOG.read_bytes())
+def test_many_selections_in_one_request(project: Project) -> None:
+    project.http.post("/v1/records:import", content=LOG.read_bytes())
     rows = [r for r in records_of(items_of(LOG.name)) if r.error is None]
     asked = [
         {"workload": to_json(r.task.workload), "target": to_json(r.task.target), "policy": "tvm"}
         for r in rows
     ]
     asked.insert(1, {**asked[0], "workload": {"op": "nowhere", "inputs": []}})
-    answer = service.http.post("/v1/select:batch", json={"requests": asked})
+    answer = project.http.post("/v1/select:batch", json={"requests": asked})
     assert answer.status_code == 200, answer.text
     answers = answer.json()["answers"]
     assert len(answers) == len(asked)
@@ -278,22 +267,22 @@ def test_many_selections_in_one_request(service: Project) -> None:
     assert "requests[1].workload" in answers[1]["problem"]["detail"]
     for one, found in zip(asked, answers, strict=True):
         if "selection" in found:
-            alone = service.http.post("/v1/select", json=one).json()
+            alone = project.http.post("/v1/select", json=one).json()
             assert found["selection"] == alone
     assert sum("selection" in a for a in answers) == len(rows)
-    assert service.http.post("/v1/select:batch", json={"requests": []}).status_code == 422
+    assert project.http.post("/v1/select:batch", json={"requests": []}).status_code == 422
 
 
-def test_what_is_known_is_asked_for_over_http(service: Project) -> None:
-    service.http.post("/v1/records:import", content=LOG.read_bytes())
-    best = service.http.get("/v1/records/best", params={"scope": "target"}).json()["best"]
-    tasks = service.http.get("/v1/coverage").json()["tasks"]
+def test_what_is_known_is_asked_for_over_http(project: Project) -> None:
+    project.http.post("/v1/records:import", content=LOG.read_bytes())
+    best = project.http.get("/v1/records/best", params={"scope": "target"}).json()["best"]
+    tasks = project.http.get("/v1/coverage").json()["tasks"]
     assert {b["task_id"] for b in best} == {t["task_id"] for t in tasks if t["best"]}
     first = best[0]["task_id"]
-    points = service.http.get(f"/v1/tasks/{first}/curve").json()["points"]
+    points = project.http.get(f"/v1/tasks/{first}/curve").json()["points"]
     assert points[-1]["median_s"] == best[0]["estimate"]["median_s"]
-    assert service.http.get("/v1/tasks/999999/curve").status_code == 404
-    schema = service.http.get("/openapi.json").json()
+    assert project.http.get("/v1/tasks/999999/curve").status_code == 404
+    schema = project.http.get("/openapi.json").json()
     assert "/v1/records:import" in schema["paths"]
     assert "BestPage" in schema["components"]["schemas"]
 

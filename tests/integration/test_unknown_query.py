@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
-
 import httpx
 import pytest
 
@@ -16,13 +12,9 @@ PAGES = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def client(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    folder = tmp_path_factory.mktemp("query")
-    shutil.copyfile(migrated_file, folder / "plevel.db")
-    service = Service(f"sqlite:///{folder / 'plevel.db'}", folder)
-    yield service.http
-    service.close()
+@pytest.fixture
+def client(service: Service) -> httpx.Client:
+    return service.http
 
 
 def routes(client: httpx.Client) -> list[tuple[str, str]]:
