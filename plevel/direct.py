@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -200,11 +201,11 @@ class Direct:
         found: dict[str, Any] = to_json(page)
         return found
 
-    def iter_best(self, **wanted: Any) -> Iterator[dict[str, Any]]:
-        """Yield the best of each task that matches. See `Client.iter_best`."""
+    def iter_best(self, *, scope: str | None = None, **wanted: Any) -> Iterator[dict[str, Any]]:
+        """The best of each task that matches. See `Client.iter_best`."""
         from service.records import coverage
 
-        return self._pages(coverage.list_best, "best", wanted)
+        return self._pages(partial(coverage.list_best, scope=scope), "best", wanted)
 
     def iter_coverage(self, **wanted: Any) -> Iterator[dict[str, Any]]:
         """Yield the tuning state of each task that matches. See `Client.iter_coverage`."""
@@ -217,11 +218,13 @@ class Direct:
     ) -> Iterator[dict[str, Any]]:
         if self._store is None:
             return
-        given = {k if k != "target" else "target_key": v for k, v in wanted.items()}
+        from service.records.filter import Tasks
+
         cursor: int | None = 0
         while cursor is not None:
+            which = Tasks(namespace=self._namespace, limit=500, cursor=cursor, **wanted)
             with self._read() as connection:
-                page = ask(connection, namespace=self._namespace, limit=500, cursor=cursor, **given)
+                page = ask(connection, which)
             yield from to_json(getattr(page, of))
             cursor = page.next
 

@@ -12,13 +12,31 @@ from service.api.query import OfWorkload
 from service.api.wire import describe, reply
 from service.context import Context, context_of
 from service.records import coverage, log
+from service.records.filter import Tasks
 from service.store.tables import Scope
 from service.tuning import run as runs
 
 router = APIRouter(prefix="/v1", tags=["records"])
 Ctx = Annotated[Context, Depends(context_of)]
-Limit = Annotated[int, Query(ge=1, le=1000)]
-Cursor = Annotated[int, Query(ge=0)]
+
+
+def tasks_of(
+    within: Within,
+    digest: OfWorkload,
+    op: str | None = None,
+    implementation: str | None = None,
+    target: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[int, Query(ge=0)] = 0,
+) -> Tasks:
+    """The dependency of routes that filter tasks."""
+    return Tasks(
+        namespace=within, op=op, implementation=implementation, target=target, workload=digest,
+        limit=limit, cursor=cursor,
+    )  # fmt: skip
+
+
+OfTasks = Annotated[Tasks, Depends(tasks_of)]
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,22 +54,9 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
         "`target` is a target's key.",
     ),
 )  # fmt: skip
-def list_best(
-    context: Ctx,
-    within: Within,
-    digest: OfWorkload,
-    op: str | None = None,
-    implementation: str | None = None,
-    target: str | None = None,
-    scope: Scope | None = None,
-    limit: Limit = 100,
-    cursor: Cursor = 0,
-) -> Response:
+def list_best(context: Ctx, which: OfTasks, scope: Scope | None = None) -> Response:
     with context.store.read() as connection:
-        page = coverage.list_best(
-            connection, namespace=within, op=op, implementation=implementation, target_key=target,
-            digest=digest, scope=None if scope is None else scope.value, limit=limit, cursor=cursor,
-        )  # fmt: skip
+        page = coverage.list_best(connection, which, scope)
     return reply(page)
 
 
@@ -75,19 +80,7 @@ def show_curve(context: Ctx, who: Who, task_id: int, run_id: int | None = None) 
         "its best, the time of its last measurement, and `stale`. `target` is a target's key.",
     ),
 )  # fmt: skip
-def show_coverage(
-    context: Ctx,
-    within: Within,
-    digest: OfWorkload,
-    op: str | None = None,
-    implementation: str | None = None,
-    target: str | None = None,
-    limit: Limit = 100,
-    cursor: Cursor = 0,
-) -> Response:
+def show_coverage(context: Ctx, which: OfTasks) -> Response:
     with context.store.read() as connection:
-        found = coverage.cover(
-            connection, namespace=within, op=op, implementation=implementation, target_key=target,
-            digest=digest, limit=limit, cursor=cursor,
-        )  # fmt: skip
+        found = coverage.cover(connection, which)
     return reply(found)

@@ -8,8 +8,8 @@ import msgspec
 import sqlalchemy as sa
 
 from service.records import ranking
+from service.records.filter import Tasks
 from service.records.ranking import Ranked
-from service.store.namespace import DEFAULT
 from service.store.tables import (
     MEASURED_HERE,
     best,
@@ -86,22 +86,9 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     next: int | None = None
 
 
-def list_best(
-    connection: sa.Connection,
-    *,
-    namespace: str = DEFAULT,
-    op: str | None = None,
-    implementation: str | None = None,
-    target_key: str | None = None,
-    digest: str | None = None,
-    scope: str | None = None,
-    limit: int = 100,
-    cursor: int = 0,
-) -> BestPage:
-    """The best of `limit` tasks after `cursor`; `digest` is a workload's."""
-    ids, following = _tasks(
-        connection, namespace, op, implementation, target_key, digest, limit, cursor
-    )
+def list_best(connection: sa.Connection, which: Tasks, scope: str | None = None) -> BestPage:
+    """The best of a page of tasks: of a device, a device model or a target, as `scope` says, or of all three."""
+    ids, following = which.find(connection)
     query = (
         sa.select(best, task.c.implementation, task.c.version, workload.c.key.label("workload"),
                   target.c.key.label("target"), device.c.identity)
@@ -128,21 +115,9 @@ def list_best(
     return BestPage(best=rows, next=following)
 
 
-def cover(
-    connection: sa.Connection,
-    *,
-    namespace: str = DEFAULT,
-    op: str | None = None,
-    implementation: str | None = None,
-    target_key: str | None = None,
-    digest: str | None = None,
-    limit: int = 100,
-    cursor: int = 0,
-) -> Coverage:
-    """The state of `limit` tasks after `cursor`; `digest` is a workload's."""
-    ids, following = _tasks(
-        connection, namespace, op, implementation, target_key, digest, limit, cursor
-    )
+def cover(connection: sa.Connection, which: Tasks) -> Coverage:
+    """Progress of a page of tasks."""
+    ids, following = which.find(connection)
     rows = connection.execute(
         sa.select(task, workload.c.key.label("workload"), workload.c.body.label("workload_body"),
                   target.c.key.label("target"), target.c.body.label("target_body"))
@@ -173,33 +148,6 @@ def cover(
             )
         )  # fmt: skip
     return Coverage(tasks=tuple(covered), next=following)
-
-
-def _tasks(
-    connection: sa.Connection,
-    namespace: str,
-    op: str | None,
-    implementation: str | None,
-    target_key: str | None,
-    digest: str | None,
-    limit: int,
-    cursor: int,
-) -> tuple[list[int], int | None]:
-    query = sa.select(task.c.id).where(task.c.id > cursor, task.c.namespace == namespace)
-    query = query.order_by(task.c.id).limit(limit + 1)
-    if op is not None or digest is not None:
-        query = query.join(workload, workload.c.id == task.c.workload_id)
-    if op is not None:
-        query = query.where(workload.c.op == op)
-    if digest is not None:
-        query = query.where(workload.c.digest == digest)
-    if implementation is not None:
-        query = query.where(task.c.implementation == implementation)
-    if target_key is not None:
-        query = query.join(target, target.c.id == task.c.target_id)
-        query = query.where(target.c.key == target_key)
-    ids = list(connection.scalars(query))
-    return ids[:limit], ids[limit - 1] if len(ids) > limit else None
 
 
 def _counts(connection: sa.Connection, ids: list[int]) -> dict[int, Any]:

@@ -1,4 +1,4 @@
-"""Filters of records."""
+"""Filters of records and of tasks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from service.store.namespace import DEFAULT
 from service.store.tables import device, record, target, task, worker, workload
 from strategy.record import Phase
 
@@ -77,3 +78,35 @@ class Wanted:
         if self.until is not None:
             found.append(record.c.measured_at < self.until)
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tasks:
+    """A page of the tasks that all of these hold for: `limit` at most, after the one that `cursor` names.
+
+    `target` is a key, `workload` a digest.
+    """
+
+    namespace: str = DEFAULT
+    op: str | None = None
+    implementation: str | None = None
+    target: str | None = None
+    workload: str | None = None
+    limit: int = 100
+    cursor: int = 0
+
+    def find(self, connection: sa.Connection) -> tuple[list[int], int | None]:
+        """The ids of the tasks, and the cursor of the following page, if there is one."""
+        query = sa.select(task.c.id).where(task.c.id > self.cursor, task.c.namespace == self.namespace)
+        if self.op is not None or self.workload is not None:
+            query = query.join(workload, workload.c.id == task.c.workload_id)
+        if self.op is not None:
+            query = query.where(workload.c.op == self.op)
+        if self.workload is not None:
+            query = query.where(workload.c.digest == self.workload)
+        if self.implementation is not None:
+            query = query.where(task.c.implementation == self.implementation)
+        if self.target is not None:
+            query = query.join(target, target.c.id == task.c.target_id).where(target.c.key == self.target)
+        ids = list(connection.scalars(query.order_by(task.c.id).limit(self.limit + 1)))
+        return ids[: self.limit], ids[self.limit - 1] if len(ids) > self.limit else None

@@ -7,6 +7,7 @@ import time
 from service.dashboard.query import device as device_query
 from service.dashboard.query import overview
 from service.records import coverage, log
+from service.records.filter import Tasks
 from service.records.importer import import_items
 from service.store.db import Store
 from strategy.record import Device, ErrorKind
@@ -38,6 +39,6 @@ def test_imported_records_count_as_nothing_that_was_measured_here(store: Store) 
         assert [bool(device_query.head(c, d.id).here) for d in (own, *others)] == [True, False, False]
         shown = log.page(c).records
         assert [r.imported for r in shown] == [False] * 3 + [True] * 45
-        tasks = coverage.cover(c).tasks
+        tasks = coverage.cover(c, Tasks()).tasks
         assert sum(t.imported for t in tasks) == 45
         assert sum(t.trials for t in tasks) == 48

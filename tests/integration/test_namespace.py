@@ -19,7 +19,7 @@ from service.errors import ForbiddenError, InvalidError
 from service.formats import Attachment, ImportedRecord, Task, metaschedule, native
 from service.records import exporter
 from service.records.coverage import cover, list_best
-from service.records.filter import Wanted
+from service.records.filter import Tasks, Wanted
 from service.records.importer import import_items
 from service.records.log import page
 from service.selection.database import RecordDatabase
@@ -74,9 +74,9 @@ def test_the_same_log_is_read_into_several(store: Store) -> None:
         assert len(page(c, namespace=DEFAULT).records) == 4
         assert len(page(c).records) == 7
         assert c.scalar(sa.select(sa.func.count(task.c.id))) == 2
-        mine, other = cover(c).tasks, cover(c, namespace=OTHER).tasks
+        mine, other = cover(c, Tasks()).tasks, cover(c, Tasks(namespace=OTHER)).tasks
         assert [(t.trials, t.stale) for t in (*mine, *other)] == [(4, False), (3, False)]
-        assert {b.task_id for b in list_best(c, namespace=OTHER).best} == {other[0].task_id}
+        assert {b.task_id for b in list_best(c, Tasks(namespace=OTHER)).best} == {other[0].task_id}
     lines = b"".join(native.write(exporter.export_items(store, Wanted(namespace=OTHER))))
     assert lines.count(b"\n") == 1 + 3
     # In the default one a record is what it was before there were namespaces.

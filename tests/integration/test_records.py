@@ -19,6 +19,7 @@ from service.queue import fleet
 from service.queue import job as queue
 from service.records import exporter, log, retention
 from service.records.coverage import cover
+from service.records.filter import Tasks
 from service.records.importer import import_items
 from service.selection.database import RecordDatabase
 from service.store.db import Store, now
@@ -224,7 +225,7 @@ def test_runs_and_coverage_rank_within_one_device_model(store: Store) -> None:
         )
     with store.read() as c:
         told: list[list[Any]] = [
-            list(runs.status(c, run_id, 60.0).tasks), list(cover(c).tasks),
+            list(runs.status(c, run_id, 60.0).tasks), list(cover(c, Tasks()).tasks),
             [runs.task_status(c, i) for i in ids.values()],
         ]  # fmt: skip
         of_page = leaders(c, run_id, next(iter(c.scalars(sa.select(task.c.workload_id)))))

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from service.errors import InvalidError
 from service.formats import ImportedRecord
 from service.records import coverage, log, retention
+from service.records.filter import Tasks
 from service.records.importer import import_items
 from service.records.retention import Doubtful, prune
 from service.selection.database import RecordDatabase
@@ -160,7 +161,7 @@ def test_coverage_says_how_far_tasks_are(store: Store) -> None:
     scene.report(held, [timed(e) for e in held.job.entries])
     import_items(store, [made(1, (5.0,), measured_at=7.0)])  # an older version of it
     with store.read() as c:
-        found = coverage.cover(c, op=WORKLOAD.op, target_key=TARGET.key)
+        found = coverage.cover(c, Tasks(op=WORKLOAD.op, target=TARGET.key))
         by_task = {(t.implementation, t.version): t for t in found.tasks}
         fast = by_task[FAST.implementation, FAST.version]
         assert (fast.trials, fast.failed, fast.space_size) == (4, 0, 144)
@@ -168,20 +169,20 @@ def test_coverage_says_how_far_tasks_are(store: Store) -> None:
         assert fast.best is not None
         slow = by_task[SLOW.implementation, SLOW.version]
         assert (slow.trials, slow.best, slow.measured_at, slow.stale) == (0, None, None, False)
-        assert coverage.cover(c, op="other").tasks == ()
+        assert coverage.cover(c, Tasks(op="other")).tasks == ()
         seen: list[Any] = []
         cursor: int | None = 0
         while cursor is not None:
-            part = coverage.cover(c, limit=2, cursor=cursor)
+            part = coverage.cover(c, Tasks(limit=2, cursor=cursor))
             seen += part.tasks
             cursor = part.next
         assert seen == list(found.tasks)
-        rows = coverage.list_best(c, implementation=FAST.implementation).best
+        rows = coverage.list_best(c, Tasks(implementation=FAST.implementation)).best
         assert {(r.version, r.scope, r.where) for r in rows} == {
             (FAST.version, "device", "host-a/cpu:0-1"), (FAST.version, "model", "Model A"),
             (FAST.version, "target", ""), ("1.0", "target", ""),
         }  # fmt: skip
-        assert [r.scope for r in coverage.list_best(c, scope="model").best] == ["model"]
+        assert [r.scope for r in coverage.list_best(c, Tasks(), "model").best] == ["model"]
         # Of two versions on record the newer task counts; the operator is installed nowhere.
         assert [t.stale for t in found.tasks if t.implementation == FAST.implementation] == [
             True, False,
