@@ -20,6 +20,7 @@ from strategy.target import Target
 from strategy.workload import Workload
 
 T = TypeVar("T")
+_Lists = dict[str, list[dict[str, Any]]]
 _RECONNECT_S = 0.2
 # Temporary: the service, its database or a proxy is expected to answer later.
 _BUSY = (
@@ -56,24 +57,8 @@ class _Runs(msgspec.Struct):
     runs: tuple[RunStatus, ...]
 
 
-class _Workers(msgspec.Struct):
-    workers: list[dict[str, Any]]
-
-
-class _Tokens(msgspec.Struct):
-    tokens: list[dict[str, Any]]
-
-
-class _Entries(msgspec.Struct):
-    entries: list[dict[str, Any]]
-
-
-class _Models(msgspec.Struct):
-    models: list[dict[str, Any]]
-
-
-class _Pauses(msgspec.Struct):
-    pauses: list[dict[str, Any]]
+class _Curve(msgspec.Struct):
+    points: list[dict[str, Any]]
 
 
 class _Page(msgspec.Struct):
@@ -338,9 +323,7 @@ class Client:
 
     def curve(self, task_id: int) -> list[dict[str, Any]]:
         """The trials of a task's search that improved on all previous ones: `trial`, `median_s`, `recorded_at`."""
-        answer = self._ask("GET", f"/v1/tasks/{task_id}/curve", dict[str, Any])
-        points: list[dict[str, Any]] = answer["points"]
-        return points
+        return self._ask("GET", f"/v1/tasks/{task_id}/curve", _Curve).points
 
     def import_records(
         self,
@@ -398,11 +381,11 @@ class Client:
 
     def workers(self) -> list[dict[str, Any]]:
         """The registered workers, with their devices and the times of their last heartbeats."""
-        return self._ask("GET", "/v1/workers", _Workers).workers
+        return self._list("workers")
 
     def models(self) -> list[dict[str, Any]]:
         """The cost models with their accuracy, the newest first."""
-        return self._ask("GET", "/v1/models", _Models).models
+        return self._list("models")
 
     def model(self, model_id: int) -> dict[str, Any]:
         """Return a cost model's training data and accuracy."""
@@ -423,7 +406,7 @@ class Client:
 
     def pauses(self) -> list[dict[str, Any]]:
         """Current and future pauses."""
-        return self._ask("GET", "/v1/pauses", _Pauses).pauses
+        return self._list("pauses")
 
     def pause(self, reason: str, **place: Any) -> dict[str, Any]:
         """Pause a `device` or a `target` from `starts_at` to `ends_at`; running jobs finish."""
@@ -458,7 +441,7 @@ class Client:
 
     def tokens(self) -> list[dict[str, Any]]:
         """The tokens without their secrets, the newest first."""
-        return self._ask("GET", "/v1/tokens", _Tokens).tokens
+        return self._list("tokens")
 
     def revoke_token(self, token_id: int) -> None:
         """Revoke a token."""
@@ -466,7 +449,10 @@ class Client:
 
     def audit(self, limit: int = 100) -> list[dict[str, Any]]:
         """The audit log of changes, the newest first: `at`, `actor`, `action`, `detail`."""
-        return self._ask("GET", "/v1/audit", _Entries, params={"limit": limit}).entries
+        return self._ask("GET", "/v1/audit", _Lists, params={"limit": limit})["entries"]
+
+    def _list(self, what: str) -> list[dict[str, Any]]:
+        return self._ask("GET", f"/v1/{what}", _Lists)[what]
 
     def _ask(self, method: str, path: str, kind: type[T], **options: Any) -> T:
         response = self._send(method, path, **options)

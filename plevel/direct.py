@@ -7,17 +7,21 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from plevel.client import Client, ServiceError, UnreachableError
 from service.store.namespace import DEFAULT
 from strategy import select as rule
 from strategy.op_strategy import Candidate
-from strategy.record import ErrorKind, Phase, RunRequest, RunStatus, TaskStatus, to_json
+from strategy.record import RunRequest, RunStatus, TaskStatus, to_json
 from strategy.select import NO_RECORDS, Policy, Selection
 from strategy.select.dispatch import DispatchTable, dispatch
 from strategy.target import Target
 from strategy.workload import Workload
+
+T = TypeVar("T")
+Row = dict[str, Any]
+Rows = list[dict[str, Any]]
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -87,7 +91,10 @@ def open_store(database: str) -> Generator[Store | None, None, None]:
 
 
 class Direct:
-    """Access to a namespace of a database in this process. Not thread-safe."""
+    """Access to a namespace of a database in this process. Not thread-safe.
+
+    A database that does not exist yet has no store, and no records: selection then needs no SQL.
+    """
 
     def __init__(self, store: Store | None, namespace: str = DEFAULT) -> None:
         self._store = store
@@ -150,8 +157,7 @@ class Direct:
 
     def request(self, run_id: int) -> RunRequest:
         """The request of a run."""
-        if self._store is None:
-            raise ServiceError(404, "Not found", f"run {run_id} does not exist")
+        self._require()
         from service.tuning import run as runs
 
         with self._read() as connection:
@@ -159,55 +165,31 @@ class Direct:
 
     def cancel(self, run_id: int) -> RunStatus:
         """Stop a run; its measurements are kept."""
-        if self._store is None:
-            raise ServiceError(404, "Not found", f"run {run_id} does not exist")
-        from service.tuning import run as runs
+        with self._change("run.cancel", run=run_id) as (connection, _):
+            from service.tuning import run as runs
 
-        with self._write() as connection:
             runs.cancel(connection, run_id)
             return runs.status(connection, run_id, _alive_s())
 
     def records(
-        self,
-        *,
-        op: str | None = None,
-        implementation: str | None = None,
-        source: str | None = None,
-        run_id: int | None = None,
-        task_id: int | None = None,
-        phase: str | None = None,
-        error: str | None = None,
-        limit: int = 100,
-        cursor: int = 0,
-        newest: bool = False,
-    ) -> dict[str, Any]:
-        """One page of the log: `records`, and `next`, the cursor of the following page, if there is one.
-
-        The oldest records come first, or the `newest`. If matches are rare, a page may be empty and have a
-        `next`.
-        """
+        self, *, limit: int = 100, cursor: int = 0, newest: bool = False, **wanted: Any
+    ) -> Row:
+        """One page of the log. See `Client.records`."""
         if self._store is None:
             return {"records": [], "next": None}
         from service.records import log
+        from service.records.filter import Wanted
 
-        with self._read() as connection:
-            page = log.page(
-                connection, namespace=self._namespace, op=op, implementation=implementation,
-                source=source, run_id=run_id, task_id=task_id,
-                phase=None if phase is None else Phase(phase),
-                error=None if error is None else ErrorKind(error),
-                limit=limit, cursor=cursor, newest=newest,
-            )  # fmt: skip
-        found: dict[str, Any] = to_json(page)
-        return found
+        which = Wanted(namespace=self._namespace, **wanted)
+        return self._ask(Row, partial(log.page, wanted=which, limit=limit, cursor=cursor, newest=newest))
 
-    def iter_best(self, *, scope: str | None = None, **wanted: Any) -> Iterator[dict[str, Any]]:
-        """The best of each task that matches. See `Client.iter_best`."""
+    def iter_best(self, *, scope: str | None = None, **wanted: Any) -> Iterator[Row]:
+        """Yield the best of each task that matches. See `Client.iter_best`."""
         from service.records import coverage
 
         return self._pages(partial(coverage.list_best, scope=scope), "best", wanted)
 
-    def iter_coverage(self, **wanted: Any) -> Iterator[dict[str, Any]]:
+    def iter_coverage(self, **wanted: Any) -> Iterator[Row]:
         """Yield the tuning state of each task that matches. See `Client.iter_coverage`."""
         from service.records import coverage
 
@@ -215,7 +197,7 @@ class Direct:
 
     def _pages(
         self, ask: Callable[..., Any], of: str, wanted: Mapping[str, Any]
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[Row]:
         if self._store is None:
             return
         from service.records.filter import Tasks
@@ -230,22 +212,19 @@ class Direct:
 
     def task(self, task_id: int) -> TaskStatus:
         """A task over all runs."""
-        if self._store is None:
-            raise ServiceError(404, "Not found", f"task {task_id} does not exist")
+        self._require()
         from service.tuning import run as runs
 
         with self._read() as connection:
             return runs.task_status(connection, task_id)
 
-    def curve(self, task_id: int) -> list[dict[str, Any]]:
+    def curve(self, task_id: int) -> Rows:
         """The trials of a task's search that improved on all previous ones. See `Client.curve`."""
         if self._store is None:
             return []
         from service.records import log
 
-        with self._read() as connection:
-            points: list[dict[str, Any]] = to_json(log.curve(connection, task_id))
-        return points
+        return self._ask(Rows, log.curve, task_id)
 
     def import_records(
         self,
@@ -254,7 +233,7 @@ class Direct:
         name: str = "",
         target: str | None = None,
         put_aside: Callable[[Mapping[str, Any]], None] | None = None,
-    ) -> dict[str, Any]:
+    ) -> Row:
         """Read a tuning log into the database; return the summary. See `Client.import_records`.
 
         Raises:
@@ -289,106 +268,83 @@ class Direct:
         which = Wanted(namespace=self._namespace, **wanted)
         return exporter.export(self._store, cast("exporter.Writable", form), which)
 
-    def models(self) -> list[dict[str, Any]]:
+    def models(self) -> Rows:
         """The cost models with their accuracy, the newest first."""
         if self._store is None:
             return []
         from service.predict import training
 
-        with self._read() as connection:
-            found: list[dict[str, Any]] = to_json(training.find(connection))
-        return found
+        return self._ask(Rows, training.find)
 
-    def model(self, model_id: int) -> dict[str, Any]:
+    def model(self, model_id: int) -> Row:
         """Return a cost model's training data and accuracy."""
-        if self._store is None:
-            raise ServiceError(404, "Not found", f"model {model_id} does not exist")
+        self._require()
         from service.predict import training
 
-        with self._read() as connection:
-            found: dict[str, Any] = to_json(training.show(connection, model_id))
-        return found
+        return self._ask(Row, training.show, model_id)
 
-    def train_model(self, op: str, target: Target) -> dict[str, Any]:
+    def train_model(self, op: str, target: Target) -> Row:
         """Train a cost model in a process of its own, and wait for it."""
-        if self._store is None:
-            raise ServiceError(404, "Not found", "the database does not exist: 'plevel tune' creates it")
+        store = self._require()
         from service.predict import training
 
         with _told():
-            found: dict[str, Any] = to_json(training.train_apart(self._store, op, target.key))
-        return found
+            trained: Row = to_json(training.train_apart(store, op, target.key))
+        return trained
 
-    def workers(self) -> list[dict[str, Any]]:
+    def workers(self) -> Rows:
         """The registered workers that have not left."""
         if self._store is None:
             return []
         from service.queue import fleet
 
-        with self._read() as connection:
-            found: list[dict[str, Any]] = to_json(fleet.statuses(connection, _alive_s()))
-        return found
+        return self._ask(Rows, fleet.statuses, _alive_s())
 
-    def why(self, job_id: int) -> dict[str, Any]:
+    def why(self, job_id: int) -> Row:
         """Explain a job's place in the queue: its `state`, and the `reasons`."""
-        if self._store is None:
-            raise ServiceError(404, "Not found", f"job {job_id} does not exist")
-        from service.queue import explain as why
+        self._require()
+        from service.queue import explain
 
-        with self._read() as connection:
-            found: dict[str, Any] = to_json(why.explain(connection, job_id, _alive_s()))
-        return found
+        return self._ask(Row, explain.explain, job_id, _alive_s())
 
-    def pauses(self) -> list[dict[str, Any]]:
+    def pauses(self) -> Rows:
         """Current and future pauses."""
         if self._store is None:
             return []
         from service.queue import pause
 
-        with self._read() as connection:
-            found: list[dict[str, Any]] = to_json(pause.current(connection))
-        return found
+        return self._ask(Rows, pause.current)
 
-    def pause(self, reason: str, **place: Any) -> dict[str, Any]:
+    def pause(self, reason: str, **place: Any) -> Row:
         """Pause a `device` or a `target` from `starts_at` to `ends_at`; running jobs finish."""
-        from service.access import audit
-        from service.queue import pause
+        with self._change("pause") as (connection, detail):
+            from service.queue import pause
 
-        with self._write() as connection:
             made = pause.create(connection, pause.PauseRequest(reason=reason, **place))
-            audit.note(
-                connection, audit.user(), "pause", pause=made.id, device=made.device,
-                target=made.target,
-            )  # fmt: skip
-        found: dict[str, Any] = to_json(made)
-        return found
+            detail |= {"pause": made.id, "device": made.device, "target": made.target}
+        shown: Row = to_json(made)
+        return shown
 
     def resume(self, pause_id: int) -> None:
         """End a pause."""
-        from service.access import audit
-        from service.queue import pause
+        with self._change("resume", pause=pause_id) as (connection, _):
+            from service.queue import pause
 
-        with self._write() as connection:
             pause.end(connection, pause_id)
-            audit.note(connection, audit.user(), "resume", pause=pause_id)
 
     def rename_device(self, old: str, new: str) -> None:
         """Transfer a device's history to another identity."""
-        from service.access import audit
-        from service.queue import fleet
+        with self._change("device.rename", old=old, new=new) as (connection, _):
+            from service.queue import fleet
 
-        with self._write() as connection:
             fleet.rename(connection, old, new)
-            audit.note(connection, audit.user(), "device.rename", old=old, new=new)
 
     def move_device(self, device: str, token: str) -> None:
         """Transfer a device to the tokens of a name."""
-        from service.access import audit
-        from service.queue import fleet
+        with self._change("device.move", device=device, token=token) as (connection, _):
+            from service.queue import fleet
 
-        with self._write() as connection:
             fleet.move(connection, device, token)
-            audit.note(connection, audit.user(), "device.move", device=device, token=token)
 
     def create_token(
         self,
@@ -396,54 +352,62 @@ class Direct:
         scopes: Sequence[str],
         expires_in_s: float | None = None,
         namespace: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> Row:
         """Create a token for one namespace or for all; return its `id` and `secret`, which is not shown again."""
-        assert self._store is not None, "creating a token creates the database first"
-        from service.access import audit, token
-        from service.store.tables import TokenScope
+        given = {"name": name, "scopes": scopes, "namespace": namespace}
+        with self._change("token.create", **given) as (connection, detail):
+            from service.access import token
+            from service.store.tables import TokenScope
 
-        allowed = [TokenScope(s) for s in scopes]
-        with self._write() as connection:
+            allowed = [TokenScope(s) for s in scopes]
             made = token.create(connection, name, allowed, expires_in_s, namespace)
-            audit.note(
-                connection, audit.user(), "token.create", token=made.id, name=name, scopes=allowed,
-                namespace=namespace,
-            )
-        found: dict[str, Any] = to_json(made)
-        return found
+            detail["token"] = made.id
+        shown: Row = to_json(made)
+        return shown
 
-    def tokens(self) -> list[dict[str, Any]]:
+    def tokens(self) -> Rows:
         """The tokens without their secrets, the newest first."""
         if self._store is None:
             return []
         from service.access import token
 
-        with self._read() as connection:
-            found: list[dict[str, Any]] = to_json(token.list_all(connection))
-        return found
+        return self._ask(Rows, token.list_all)
 
     def revoke_token(self, token_id: int) -> None:
         """Revoke a token."""
-        if self._store is None:
-            raise ServiceError(404, "Not found", f"token {token_id} does not exist")
-        from service.access import audit, token
+        with self._change("token.revoke", token=token_id) as (connection, _):
+            from service.access import token
 
-        with self._write() as connection:
             token.revoke(connection, token_id)
-            audit.note(connection, audit.user(), "token.revoke", token=token_id)
+
+    def _ask(self, kind: type[T], question: Callable[..., object], *given: Any) -> T:
+        """The JSON of what a question to the database finds."""
+        with self._read() as connection:
+            found: T = to_json(question(connection, *given))
+        return found
 
     @contextmanager
     def _read(self) -> Generator[sa.Connection, None, None]:
-        assert self._store is not None
-        with _told(), self._store.read() as connection:
+        store = self._require()
+        with _told(), store.read() as connection:
             yield connection
 
     @contextmanager
-    def _write(self) -> Generator[sa.Connection, None, None]:
+    def _change(
+        self, action: str, **detail: Any
+    ) -> Generator[tuple[sa.Connection, dict[str, Any]], None, None]:
+        """A transaction that this user's `action` is noted in, with a `detail` that may be added to."""
+        store = self._require()
+        from service.access import audit
+
+        with _told(), store.write() as connection:
+            yield connection, detail
+            audit.note(connection, audit.user(), action, **detail)
+
+    def _require(self) -> Store:
         if self._store is None:
-            raise ServiceError(404, "Not found", "the database does not exist: 'plevel tune' creates it")
-        with _told(), self._store.write() as connection:
-            yield connection
+            raise ServiceError(404, "Not found", "the database does not exist yet")
+        return self._store
 
 
 @contextmanager

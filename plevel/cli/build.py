@@ -428,22 +428,20 @@ def read_config(
 
 
 def _select(workload: Workload, target: Target, place: option.Location) -> Selection:
-    from plevel.direct import connect
     from strategy.select import SelectionError
 
     try:
-        with connect(place.url, place.database) as records:
+        with place.connect() as records:
             return records.select(workload, target)
     except SelectionError as error:
         raise CommandError(str(error)) from error
 
 
 def _dispatch(workload: Workload, target: Target, place: option.Location) -> DispatchTable:
-    from plevel.direct import connect
     from strategy.select import SelectionError
 
     try:
-        with connect(place.url, place.database) as records:
+        with place.connect() as records:
             return records.dispatch(workload, target)
     except SelectionError as error:
         raise CommandError(str(error)) from error

@@ -158,14 +158,13 @@ def _known(
     workload: Workload, target: Target, place: Any
 ) -> dict[tuple[str, str], list[tuple[Config, float | None]]]:
     """Return the configurations on record for this workload and target, each with its time or None."""
-    from plevel.direct import connect
     from strategy.record import convert, estimate
     from strategy.space import Config
     from strategy.target import Target
     from strategy.workload import Workload
 
     found: dict[tuple[str, str], list[tuple[Config, float | None]]] = {}
-    with connect(place.url, place.database) as records:
+    with place.connect() as records:
         text = b"".join(records.export_records("native", op=workload.op))
     for line in text.splitlines():
         data = json.loads(line)

@@ -24,10 +24,8 @@ def why(
     Example: plevel why 17 --url http://farm:8765
     """
     from plevel.cli.output import print_json
-    from plevel.direct import connect
 
-    place = option.locate(url, database)
-    with connect(place.url, place.database) as service:
+    with option.locate(url, database).connect() as service:
         found = service.why(job)
     if as_json:
         print_json(found)
@@ -53,15 +51,13 @@ def pause(
     Example: plevel fleet pause --device 3f2a/cpu:0-3 --reason "new fans"
     """
     from plevel.cli.output import tell
-    from plevel.direct import connect
 
     if (device is None) == (target is None):
         raise UsageError("--device, --target: name exactly one")
     given = {
         "device": device, "target": target, "starts_at": _instant(since), "ends_at": _instant(until),
     }  # fmt: skip
-    place = option.locate(url, database)
-    with connect(place.url, place.database) as service:
+    with option.locate(url, database).connect() as service:
         made = service.pause(reason, **{k: v for k, v in given.items() if v is not None})
     tell(
         f"pause {made['id']} is set; end it with 'plevel fleet resume {made['id']}'", made, as_json=as_json
@@ -80,10 +76,8 @@ def resume(
     Example: plevel fleet resume 3
     """
     from plevel.cli.output import tell
-    from plevel.direct import connect
 
-    place = option.locate(url, database)
-    with connect(place.url, place.database) as service:
+    with option.locate(url, database).connect() as service:
         service.resume(pause)
     tell(f"pause {pause} has ended", {"ended": pause}, as_json=as_json)
 
@@ -97,10 +91,8 @@ def pauses(
     Example: plevel fleet pauses
     """
     from plevel.cli.output import make_console, make_table, print_json
-    from plevel.direct import connect
 
-    place = option.locate(url, database)
-    with connect(place.url, place.database) as service:
+    with option.locate(url, database).connect() as service:
         found = service.pauses()
     if as_json:
         print_json(found)
@@ -127,10 +119,8 @@ def rename(
     Example: plevel fleet rename 3f2a/cpu:0-3 91bc/cpu:0-3
     """
     from plevel.cli.output import tell
-    from plevel.direct import connect
 
-    place = option.locate(url, database)
-    with connect(place.url, place.database) as service:
+    with option.locate(url, database).connect() as service:
         service.rename_device(old, new)
     tell(f"the records of {old} now belong to {new}", {"old": old, "new": new}, as_json=as_json)
 
@@ -148,10 +138,8 @@ def move(
     Example: plevel fleet move 3f2a/cpu:0-3 lab-7
     """
     from plevel.cli.output import tell
-    from plevel.direct import connect
 
-    place = option.locate(url, database)
-    with connect(place.url, place.database) as service:
+    with option.locate(url, database).connect() as service:
         service.move_device(device, token)
     given = {"device": device, "token": token}
     tell(f"{device} now belongs to token {token}", given, as_json=as_json)

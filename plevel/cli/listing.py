@@ -36,10 +36,9 @@ def runs(
     Example: plevel runs --limit 5
     """
     from plevel.cli.output import make_console, make_table, print_json, show_ago
-    from plevel.direct import connect
 
     place = option.locate(url, database, namespace)
-    with connect(place.url, place.database, place.namespace) as records:
+    with place.connect() as records:
         found = records.runs(limit)
     if as_json:
         print_json(found)
@@ -111,14 +110,12 @@ def records(
     Example: plevel records --run 12 --error compile
     """
     from plevel.cli.output import make_console, make_table, print_json, show_ago
-    from plevel.direct import connect
     from strategy.record import ErrorKind
     from strategy.table import show_seconds
 
     option.check_choice("--phase", phase, _PHASES)
     option.check_choice("--error", error, tuple(ErrorKind))
-    place = option.locate(url, database, namespace)
-    with connect(place.url, place.database, place.namespace) as source:
+    with option.locate(url, database, namespace).connect() as source:
         wanted: dict[str, Any] = {
             "op": op, "run_id": run, "task_id": task, "phase": phase, "error": error, "limit": limit,
             "newest": newest,
@@ -170,12 +167,10 @@ def coverage(
     Example: plevel coverage --op dense
     """
     from plevel.cli.output import make_console, make_table, print_json, show_ago
-    from plevel.direct import connect
     from strategy.record import Estimate, convert
     from strategy.table import show_seconds
 
-    place = option.locate(url, database, namespace)
-    with connect(place.url, place.database, place.namespace) as source:
+    with option.locate(url, database, namespace).connect() as source:
         found = list(source.iter_coverage(op=op, implementation=implementation, target=target))
     if as_json:
         print_json(found)
@@ -210,10 +205,8 @@ def workers(
     Example: plevel workers --url http://farm:8765
     """
     from plevel.cli.output import make_console, make_table, print_json, show_ago
-    from plevel.direct import connect
 
-    place = option.locate(url, database)
-    with connect(place.url, place.database) as source:
+    with option.locate(url, database).connect() as source:
         found = source.workers()
     if as_json:
         print_json(found)
@@ -236,11 +229,10 @@ def status(
     """
     from plevel.cli.output import make_console, print_json
     from plevel.client import FINISHED
-    from plevel.direct import connect
     from strategy.table import show_number
 
     place = option.locate(url, database)
-    with connect(place.url, place.database) as source:
+    with place.connect() as source:
         latest, known = source.runs(20), source.workers()
     going = [r for r in latest if r.state not in FINISHED]
     alive = [w for w in known if w["alive"]]
@@ -276,11 +268,9 @@ def cancel(
     Example: plevel cancel 12
     """
     from plevel.cli.output import print_json
-    from plevel.direct import connect
     from strategy.table import show_number
 
-    place = option.locate(url, database)
-    with connect(place.url, place.database) as source:
+    with option.locate(url, database).connect() as source:
         stopped = source.cancel(run)
     if as_json:
         print_json(stopped)

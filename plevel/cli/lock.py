@@ -62,12 +62,11 @@ def lock(
         return
     from plevel.cli.model_file import read_model
     from plevel.cli.output import tell
-    from plevel.direct import connect
     from strategy.select.lock import Lock
 
     where = option.read_target(target, threads)
     wanted = read_model(file, far=place.url is not None)
-    with connect(place.url, place.database, place.namespace) as records:
+    with place.connect() as records:
         found = [_select(records, w.workload, where, device) for w in wanted]
     made = Lock.make(found, device)
     assert out is not None
@@ -142,10 +141,9 @@ def _select(
 def _report(locked: Lock, place: option.Location, as_json: bool) -> list[dict[str, Any]]:
     """Print and return the selections that have changed, or whose times have."""
     from plevel.cli.output import print_json
-    from plevel.direct import connect
     from strategy.table import show_number
 
-    with connect(place.url, place.database, place.namespace) as records:
+    with place.connect() as records:
         changes = [
             change for entry in locked.selections
             if (change := _compare(

@@ -21,10 +21,8 @@ def list_models(
     Example: plevel model list
     """
     from plevel.cli.output import make_console, make_table, print_json, show_ago
-    from plevel.direct import connect
 
-    place = option.locate(url, database)
-    with connect(place.url, place.database) as service:
+    with option.locate(url, database).connect() as service:
         found = service.models()
     if as_json:
         print_json(found)
@@ -58,12 +56,11 @@ def train(
     Example: plevel model train dense --target cpu
     """
     from plevel.cli.output import print_json
-    from plevel.direct import connect
     from strategy.table import show_number
 
     where = option.read_target(target, threads)
     place = option.locate(url, database)
-    with connect(place.url, place.database) as service:
+    with place.connect() as service:
         found = service.train_model(op, where)
     if as_json:
         print_json(found)
@@ -89,10 +86,8 @@ def show(
     Example: plevel model show 3
     """
     from plevel.cli.output import print_json
-    from plevel.direct import connect
 
-    place = option.locate(url, database)
-    with connect(place.url, place.database) as service:
+    with option.locate(url, database).connect() as service:
         found = service.model(model)
     if as_json:
         print_json(found)

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,8 @@ import typer
 from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
+    from plevel.client import Client
+    from plevel.direct import Direct
     from strategy.target import Target
     from strategy.workload import Input, Workload
 
@@ -153,6 +156,12 @@ class Location:
     url: str | None = None
     database: str | None = None
     namespace: str | None = None
+
+    def connect(self) -> AbstractContextManager[Client | Direct]:
+        """The service, or the database itself. See `plevel.direct.connect`."""
+        from plevel.direct import connect
+
+        return connect(self.url, self.database, self.namespace)
 
     @property
     def shown(self) -> str:

@@ -81,9 +81,8 @@ def plot(
             raise UsageError(f"--out {out}: unknown kind of image: name it {', '.join('…' + s for s in SUFFIXES)}")
     place = option.locate(url, database)
     from plevel.cli.output import print_json
-    from plevel.direct import connect
 
-    with connect(place.url, place.database) as records:
+    with place.connect() as records:
         if what.isdecimal():
             task = _find(records, int(what))
             points = tuple((p["trial"], p["median_s"]) for p in records.curve(int(what)))

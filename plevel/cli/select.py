@@ -57,7 +57,6 @@ def select(
     where = option.read_target(target, threads)
 
     from plevel.cli.output import make_console, print_json, rival_table, selection_lines
-    from plevel.direct import connect
     from strategy.op import OpError
     from strategy.select import SelectionError
 
@@ -65,7 +64,7 @@ def select(
         if lock is not None:
             answer = read_lock(lock).find(workload, where).selection()
         else:
-            with connect(place.url, place.database, place.namespace) as records:
+            with place.connect() as records:
                 answer = records.select(
                     workload, where, device=device, policy="tvm" if policy == "tvm" else "plevel",
                     foreign=foreign,

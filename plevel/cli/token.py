@@ -39,14 +39,13 @@ def create(
     Example: plevel token create lab-7 --scope worker --expires 90d
     """
     from plevel.cli.output import tell
-    from plevel.direct import connect
 
     for one in scope:
         option.check_choice("--scope", one, _SCOPES)
     expires_in_s = None if expires is None else option.read_age("--expires", expires)
     place = option.locate(url, database, makes=True)
     option.make_database(place)
-    with connect(place.url, place.database) as service:
+    with place.connect() as service:
         made = service.create_token(name, scope, expires_in_s, namespace)
     tell(made["secret"], made, as_json=as_json)
 
@@ -60,10 +59,8 @@ def list_tokens(
     Example: plevel token list
     """
     from plevel.cli.output import make_console, make_table, print_json, show_ago
-    from plevel.direct import connect
 
-    place = option.locate(url, database)
-    with connect(place.url, place.database) as service:
+    with option.locate(url, database).connect() as service:
         found = service.tokens()
     if as_json:
         print_json(found)
@@ -91,10 +88,8 @@ def revoke(
     Example: plevel token revoke 3
     """
     from plevel.cli.output import tell
-    from plevel.direct import connect
 
-    place = option.locate(url, database)
-    with connect(place.url, place.database) as service:
+    with option.locate(url, database).connect() as service:
         service.revoke_token(token)
     tell(f"token {token} is revoked", {"revoked": token}, as_json=as_json)
 

@@ -64,13 +64,12 @@ def import_files(
     option.make_database(place)
 
     from plevel.cli.output import follow_reading, make_console, print_json
-    from plevel.direct import connect
     from service.formats import grouped
 
     totals: dict[str, Any] = {"read": 0, "new": 0, "known": 0, "rejected": 0, "reasons": {}}
     with contextlib.ExitStack() as stack:
         aside = None if rejects is None else stack.enter_context(rejects.open("w"))
-        records = stack.enter_context(connect(place.url, place.database, place.namespace))
+        records = stack.enter_context(place.connect())
         stack.enter_context(_seldom_collected())
         for group in grouped(files):
             name, size = str(group[-1]), sum(path.stat().st_size for path in group)
@@ -186,12 +185,11 @@ def export(
     if form == "parquet" and out is None and sys.stdout.isatty():
         raise UsageError("--format parquet: a binary format: name a file with --out")
     place = option.locate(url, database, namespace)
-    from plevel.direct import connect
 
     wanted = {
         "op": op, "implementation": implementation, "source": source, "run_id": run, "task_id": task,
     }  # fmt: skip
-    with connect(place.url, place.database, place.namespace) as records:
+    with place.connect() as records:
         if not _any(records, wanted):
             given = ", ".join(f"{name} {value}" for name, value in wanted.items() if value is not None)
             raise CommandError(

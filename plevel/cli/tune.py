@@ -170,9 +170,9 @@ def _request_of(ctx: typer.Context, run_id: int, place: option.Location) -> RunR
             f"--run {run_id}: a service resumes its runs by itself: see 'plevel runs{place.option}' "
             "for their progress"
         )
-    from plevel.direct import Direct, connect
+    from plevel.direct import Direct
 
-    with connect(None, place.database, place.namespace) as records:
+    with place.connect() as records:
         assert isinstance(records, Direct)
         return records.request(run_id)
 

@@ -46,7 +46,7 @@ class Wanted:
             (self.namespace, task.c.namespace), (self.implementation, task.c.implementation),
             (self.source, record.c.source), (self.run_id, record.c.run_id),
             (self.task_id, record.c.task_id),
-            (None if self.phase is None else self.phase.value, record.c.phase),
+            (None if self.phase is None else str(self.phase), record.c.phase),
         ]  # fmt: skip
         found = [column == value for value, column in equal if value is not None]
         if self.op is not None:

@@ -382,19 +382,17 @@ class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
 
 def page(
     connection: sa.Connection,
-    wanted: Wanted | None = None,
+    wanted: Wanted,
     *,
     limit: int = 100,
     cursor: int = 0,
     newest: bool = False,
-    **given: Any,
 ) -> RecordPage:
-    """A page of matching records; `given` are the fields of a `Wanted` instead of one.
+    """A page of matching records.
 
     In the order of arrival, or the `newest` first, after the record with the id `cursor`, or from the first.
     If no index serves the filter, at most `SCAN` records are scanned.
     """
-    wanted = wanted or Wanted(**given)
     last = connection.scalar(sa.select(sa.func.max(record.c.id))) or 0
     scan = last if wanted.is_indexed else SCAN
     if newest:

@@ -19,7 +19,7 @@ from service.queue import fleet
 from service.queue import job as queue
 from service.records import exporter, log, retention
 from service.records.coverage import cover
-from service.records.filter import Tasks
+from service.records.filter import Tasks, Wanted
 from service.records.importer import import_items
 from service.selection.database import RecordDatabase
 from service.store.db import Store, now
@@ -173,7 +173,7 @@ def test_a_device_that_has_changed_begins_a_new_history(scene: Scene) -> None:
     }  # fmt: skip
     assert len({r.device_id for r in scene.records()}) == 2
     with scene.store.read() as c:
-        assert len(log.page(c, device="a/cpu:0").records) == 2, "the log has both"
+        assert len(log.page(c, Wanted(device="a/cpu:0")).records) == 2, "the log has both"
 
 
 def test_failures_have_no_cost_and_are_never_the_best(scene: Scene) -> None:
@@ -351,7 +351,7 @@ def test_a_record_keeps_everything(scene: Scene) -> None:
     with scene.store.write() as c:
         queue.report(c, Report(lease_id=held.id, results=sent), TERMS)
     with scene.store.read() as c:
-        row = log.page(c, run_id=scene.run_id).records[0]
+        row = log.page(c, Wanted(run_id=scene.run_id)).records[0]
         assert c.scalar(sa.select(sa.func.count()).select_from(environment)) == 1
     assert (row.samples_s, row.prepare_s, row.build_s, row.check_s, row.run_s) == (
         (1.0, 2.0, 3.0), 0.5, 0.1, 0.2, 0.3,
@@ -375,17 +375,17 @@ def test_pages_go_through_all_records_once(scene: Scene, newest: bool) -> None:
     cursor: int | None = 0
     with scene.store.read() as c:
         while cursor is not None:
-            page = log.page(c, run_id=scene.run_id, limit=3, cursor=cursor, newest=newest)
+            page = log.page(c, Wanted(run_id=scene.run_id), limit=3, cursor=cursor, newest=newest)
             seen += [r.id for r in page.records]
             cursor = page.next
         assert seen == sorted(set(seen), reverse=newest)
         assert len(seen) == 7
-        assert len(log.page(c, error="any").records) == 4
-        assert len(log.page(c, error="none").records) == 3
-        assert len(log.page(c, error=ErrorKind.COMPILE).records) == 4
-        assert log.page(c, error=ErrorKind.OOM).records == ()
-        assert log.page(c, phase=Phase.CONFIRM).records == ()
-        assert len(log.page(c, task_id=scene.tasks[FAST.implementation]).records) == 7
+        assert len(log.page(c, Wanted(error="any")).records) == 4
+        assert len(log.page(c, Wanted(error="none")).records) == 3
+        assert len(log.page(c, Wanted(error=ErrorKind.COMPILE)).records) == 4
+        assert log.page(c, Wanted(error=ErrorKind.OOM)).records == ()
+        assert log.page(c, Wanted(phase=Phase.CONFIRM)).records == ()
+        assert len(log.page(c, Wanted(task_id=scene.tasks[FAST.implementation])).records) == 7
 
 
 @pytest.mark.parametrize(("by_op", "newest"), [(False, False), (True, False), (False, True)])
@@ -400,15 +400,15 @@ def test_what_no_index_finds_is_looked_for_a_part_at_a_time(
     found, pages, cursor = [], 0, 0
     with scene.store.read() as c:
         while cursor is not None:
-            page = log.page(c, limit=2, cursor=cursor, newest=newest, **wanted)
+            page = log.page(c, Wanted(**wanted), limit=2, cursor=cursor, newest=newest)
             found += [r.error for r in page.records]
             pages, cursor = pages + 1, page.next
         assert (found, pages) == ([ErrorKind.COMPILE], 3)
-        page = log.page(c, limit=2, run_id=scene.run_id, error="any")
+        page = log.page(c, Wanted(run_id=scene.run_id, error="any"), limit=2)
         assert (len(page.records), page.next) == (1, None)
-        assert log.page(c, op="nothing", cursor=3).next == 6
-        assert log.page(c, op="nothing", cursor=7, newest=True).next == 4
-        assert log.page(c, op="nothing", cursor=4, newest=True).next is None
+        assert log.page(c, Wanted(op="nothing"), cursor=3).next == 6
+        assert log.page(c, Wanted(op="nothing"), cursor=7, newest=True).next == 4
+        assert log.page(c, Wanted(op="nothing"), cursor=4, newest=True).next is None
 
 
 def test_the_curve_falls(scene: Scene) -> None:
@@ -446,8 +446,8 @@ def test_reference_times_are_records_of_their_own(store: Store) -> None:
     finish(0, 1e-5, 1.01e-5)
     finish(1, 1e-5, 1.2e-5, 1e-5, 1.1e-5)
     with store.read() as c:
-        page = log.page(c, phase=Phase.REFERENCE)
-        kept = log.page(c, phase=Phase.SEARCH)
+        page = log.page(c, Wanted(phase=Phase.REFERENCE))
+        kept = log.page(c, Wanted(phase=Phase.SEARCH))
         best_tasks = set(c.scalars(sa.select(best.c.task_id)))
     assert [r.samples_s[0] for r in page.records] == [1e-5, 1.01e-5, 1e-5, 1.2e-5, 1e-5, 1.1e-5]
     assert {r.implementation for r in page.records} == {"reference.sqrt"}
