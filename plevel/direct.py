@@ -157,7 +157,7 @@ class Direct:
 
     def request(self, run_id: int) -> RunRequest:
         """The request of a run."""
-        self._require()
+        self._require(f"run {run_id}")
         from service.tuning import run as runs
 
         with self._read() as connection:
@@ -212,7 +212,7 @@ class Direct:
 
     def task(self, task_id: int) -> TaskStatus:
         """A task over all runs."""
-        self._require()
+        self._require(f"task {task_id}")
         from service.tuning import run as runs
 
         with self._read() as connection:
@@ -278,14 +278,14 @@ class Direct:
 
     def model(self, model_id: int) -> Row:
         """Return a cost model's training data and accuracy."""
-        self._require()
+        self._require(f"model {model_id}")
         from service.predict import training
 
         return self._ask(Row, training.show, model_id)
 
     def train_model(self, op: str, target: Target) -> Row:
         """Train a cost model in a process of its own, and wait for it."""
-        store = self._require()
+        store = self._require("a record of it")
         from service.predict import training
 
         with _told():
@@ -302,7 +302,7 @@ class Direct:
 
     def why(self, job_id: int) -> Row:
         """Explain a job's place in the queue: its `state`, and the `reasons`."""
-        self._require()
+        self._require(f"job {job_id}")
         from service.queue import explain
 
         return self._ask(Row, explain.explain, job_id, _alive_s())
@@ -397,16 +397,18 @@ class Direct:
         self, action: str, **detail: Any
     ) -> Generator[tuple[sa.Connection, dict[str, Any]], None, None]:
         """A transaction that this user's `action` is noted in, with a `detail` that may be added to."""
-        store = self._require()
+        store = self._require("what this would change")
         from service.access import audit
 
         with _told(), store.write() as connection:
             yield connection, detail
             audit.note(connection, audit.user(), action, **detail)
 
-    def _require(self) -> Store:
+    def _require(self, what: str = "it") -> Store:
         if self._store is None:
-            raise ServiceError(404, "Not found", "the database does not exist yet")
+            raise ServiceError(
+                404, "Not found", f"{what} does not exist: the database does not exist yet"
+            )
         return self._store
 
 

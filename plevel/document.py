@@ -1,6 +1,6 @@
-"""The reference pages of the documentation, generated from the code.
+"""The reference pages of commands, settings and REST, generated from the code.
 
-`python -m plevel.document cli|rest|settings|python` prints one; MkDocs loads this file as a hook and adds all
+`python -m plevel.document cli|rest|settings` prints one; MkDocs loads this file as a hook and adds all
 of them to the site.
 """
 
@@ -11,18 +11,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-
-CLIENT = (
-    ("plevel.client", "Client ServiceError UnreachableError"),
-    ("plevel.embedded", "Embedded EmbeddedError"),
-    ("strategy.workload", "Workload Input"),
-    ("strategy.target", "Target"),
-    ("strategy.record", "RunRequest RunWorkload TimingPolicy RunStatus TaskStatus Estimate"),
-    ("strategy.select", "Selection Rival"),
-    ("strategy.select.dispatch", "DispatchTable"),
-    ("strategy.op_strategy", "Candidate"),
-    ("strategy.space", "Config ConfigSpace Knob"),
-)
 
 
 def cli() -> str:
@@ -202,53 +190,12 @@ def _json(value: Any) -> str:
     return "" if value is None or value in ("", [], {}) else f"`{encode(value).decode()}`"
 
 
-def python() -> str:
-    """The reference of the Python client and its types."""
-    from importlib import import_module
-
-    parts = ["# Python", "[The Python client](../python.md) shows these in use."]
-    for module, names in CLIENT:
-        for name in names.split():
-            parts += _class(module, getattr(import_module(module), name))
-    return "\n\n".join(parts) + "\n"
-
-
-def _class(module: str, kind: type) -> Iterator[str]:
-    shown = f"plevel.{kind.__name__}" if module.startswith("plevel.") else f"{module}.{kind.__name__}"
-    yield f"## {shown} {{ #{kind.__name__} }}"
-    yield _docstring(kind)
-    fields = getattr(kind, "__struct_fields__", ())
-    if fields:
-        types = {f: kind.__annotations__.get(f, "") for f in fields}
-        yield _table(("field", "type"), [(f"`{f}`", f"`{t}`") for f, t in types.items()])
-    for name, member in vars(kind).items():
-        function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
-        if name.startswith("_") or not inspect.isfunction(function):
-            continue
-        signature = str(inspect.signature(function)).replace("'", "")
-        yield f"### {kind.__name__}.{name}"
-        yield f"```text\n{name}{signature}\n```"
-        yield _docstring(function)
-
-
-def _docstring(what: Any) -> str:
-    """A docstring as Markdown, with its sections and the names in them highlighted."""
-    text = re.sub(r"^(Args|Raises|Returns):$", r"**\1**\n", inspect.getdoc(what) or "", flags=re.MULTILINE)
-    lines = []
-    for line in text.splitlines():
-        entry = re.match(r" {4}(?! )([\w, ]+): (.*)$", line)
-        lines.append(f"- `{entry[1]}`: {entry[2]}" if entry else re.sub(r"^ {8}", "  ", line))
-    return "\n".join(lines)
-
-
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join("| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in lines)
 
 
-PAGES: dict[str, Callable[[], str]] = {
-    "cli": cli, "rest": rest, "settings": settings, "python": python,
-}  # fmt: skip
+PAGES: dict[str, Callable[[], str]] = {"cli": cli, "rest": rest, "settings": settings}
 
 
 def on_files(files: Any, config: Any) -> Any:

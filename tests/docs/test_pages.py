@@ -136,6 +136,10 @@ def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for page in ("cli", "rest", "settings", "python"):
         assert (tmp_path / "reference" / f"{page}.html").is_file()
+    python = (tmp_path / "reference" / "python.html").read_text()
+    for name in ("plevel.client.Client.select", "strategy.record.RunRequest.trials", "strategy.target.Target"):
+        assert f'id="{name}"' in python
+    assert "__enter__" not in python
     pages = list(tmp_path.rglob("*.html"))
     assert len(pages) > 15
     for page in pages:

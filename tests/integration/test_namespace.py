@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from plevel import plevel_database
 from plevel.client import ServiceError
 from plevel.direct import connect
-from service.access import token
+from service.access import audit, token
 from service.errors import ForbiddenError, InvalidError
 from service.formats import Attachment, ImportedRecord, Task, metaschedule, native
 from service.records import exporter
@@ -70,9 +70,9 @@ def test_the_same_log_is_read_into_several(store: Store) -> None:
         summary = import_items(store, ROWS[:3], namespace=OTHER)
     assert (summary.new, summary.known) == (0, 3)
     with store.read() as c:
-        assert len(page(c, namespace=OTHER).records) == 3
-        assert len(page(c, namespace=DEFAULT).records) == 4
-        assert len(page(c).records) == 7
+        assert len(page(c, Wanted(namespace=OTHER)).records) == 3
+        assert len(page(c, Wanted(namespace=DEFAULT)).records) == 4
+        assert len(page(c, Wanted()).records) == 7
         assert c.scalar(sa.select(sa.func.count(task.c.id))) == 2
         mine, other = cover(c, Tasks()).tasks, cover(c, Tasks(namespace=OTHER)).tasks
         assert [(t.trials, t.stale) for t in (*mine, *other)] == [(4, False), (3, False)]
@@ -272,6 +272,23 @@ def test_a_database_is_asked_without_a_service(
             assert len(database.measured(WORKLOAD, TARGET, None)) == 1
     with pytest.raises(ServiceError, match="up to 64"), connect(None, url, "No such") as there:
         there.import_records([b"".join(native.write(ROWS))])
+
+
+def test_what_is_changed_without_a_service_is_in_the_audit_log(url: str, store: Store) -> None:
+    run_id = Scene.make(store).run_id
+    with connect(None, url) as there:
+        assert there.cancel(run_id).state == "cancelled"
+        made = there.create_token("lab", ["read"])
+        there.revoke_token(made["id"])
+        with pytest.raises(ServiceError, match="pause 7"):
+            there.resume(7)
+    with store.read() as c:
+        done = [(e.action, e.detail, e.actor.partition(" ")[0]) for e in reversed(audit.page(c, 10))]
+    assert done == [
+        ("run.cancel", {"run": run_id}, "user"),
+        ("token.create", {"name": "lab", "scopes": ["read"], "namespace": None, "token": made["id"]}, "user"),
+        ("token.revoke", {"token": made["id"]}, "user"),
+    ]
 
 
 def test_times_of_cold_caches_have_a_namespace_of_their_own(store: Store) -> None:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from service.errors import InvalidError
 from service.formats import ImportedRecord
 from service.records import coverage, log, retention
-from service.records.filter import Tasks
+from service.records.filter import Tasks, Wanted
 from service.records.importer import import_items
 from service.records.retention import Doubtful, prune
 from service.selection.database import RecordDatabase
@@ -81,7 +81,7 @@ def test_a_purge_derives_the_best_anew_and_outlives_an_import(store: Store) -> N
     trusted = [r for r in rows if r.measured_at >= DAY_S * 9.5]
     assert {k[1:]: v[:3] for k, v in bests(store).items()} == expected_best(trusted)
     with store.read() as c:
-        assert len(log.page(c).records) == len(trusted)
+        assert len(log.page(c, Wanted()).records) == len(trusted)
         assert all(h.mean_s >= 10.0 for h in RecordDatabase(c).history(WORKLOAD))
         assert log.curve(c, 1)[0].median_s == 10.0
     assert import_items(store, rows).new == 0
