@@ -2,7 +2,7 @@
 
 An operator is registered once, by chained calls as in TVM's `RELAY_REGISTER_OP`:
 
-    register_op("cumsum").describe("…").set_num_inputs(1).add_argument("data", "Tensor", "…")
+    register_op("cumsum").describe("…").add_argument("data", "Tensor", "…")
         .set_attrs_type(ScanopAttrs).set_support_level(3).add_type_rel("Cumsum", scanop_rel)
         .set_attr("TOpPattern", TOpPattern.kOpaque)
         .example({"data": "float32[5,19]"}, {"axis": 1})
@@ -115,7 +115,8 @@ class Example:
     attrs: Mapping[str, Any]
 
 
-TypeRelation = Callable[[Sequence[Type], Attrs, TypeReporter], bool]
+# With attributes of the operator's own type.
+TypeRelation = Callable[[Sequence[Type], Any, TypeReporter], bool]
 
 
 class Op:
@@ -128,21 +129,27 @@ class Op:
     def __init__(self, name: str) -> None:
         self.name = name
         self.description = ""
-        self.num_inputs: int | None = None
         self.arguments: list[Argument] = []
         self.examples: list[Example] = []
         self.support_level = 10
         self.attrs_type: type[Attrs] = Attrs
         self.type_rel_name = ""
         self.type_rel: TypeRelation | None = None
+        self._num_inputs = 0
         self._attrs: dict[str, tuple[Any, int]] = {}
 
     def describe(self, text: str) -> Self:
         self.description = text
         return self
 
+    @property
+    def num_inputs(self) -> int | None:
+        """Number of inputs: of the arguments, where it is not set; None if neither says it."""
+        return self._num_inputs or len(self.arguments) or None
+
     def set_num_inputs(self, n: int) -> Self:
-        self.num_inputs = n
+        """Set the number of inputs of an operator whose arguments are not described."""
+        self._num_inputs = n
         return self
 
     def add_argument(self, name: str, kind: str, description: str) -> Self:

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from strategy.attrs import Attrs
 from strategy.condition import SpecializedCondition
 from strategy.cpu.passes import PROCESSOR_VERSION
 from strategy.generic_func import GenericFunc, GenericFuncError
@@ -17,10 +16,11 @@ from strategy.schedule import ScheduleError
 from strategy.space import Config, ConfigSpace
 from strategy.suggestion import suggest
 from strategy.target import BUILT, Target
-from strategy.types import TensorType, Type
+from strategy.types import TensorType
 from strategy.workload import Workload
 
-SpaceFunction = Callable[[Attrs, Sequence[TensorType], Type, Target], ConfigSpace]
+# Of inputs, with attributes and output of the operator's own types.
+SpaceFunction = Callable[[Any, Sequence[TensorType], Any, Target], ConfigSpace]
 
 
 @dataclass(frozen=True)

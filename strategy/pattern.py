@@ -22,7 +22,7 @@ from strategy.schedule import STAGE, Outs, new_schedule
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
-Compute = Callable[[Any, Sequence[Any], Type], list[Any]]
+Compute = Callable[[Any, Sequence[Any], Any], list[Any]]
 
 # Of all implementations made here: raised when a schedule, or a compute that it takes, changes.
 _VERSION = 4

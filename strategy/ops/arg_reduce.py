@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from strategy.attrs import Attrs, field
+from strategy.attrs import field
 from strategy.expr import Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
@@ -25,9 +25,8 @@ class ArgReduceAttrs(ReduceAttrs):
     dtype: str = field("int32", "Data type of the indices", choices=("int32", "int64"))
 
 
-def arg_reduce_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def arg_reduce_rel(types: Sequence[Type], attrs: ArgReduceAttrs, reporter: TypeReporter) -> bool:
     """The shape of a reduction, of indices."""
-    assert isinstance(attrs, ArgReduceAttrs)
     data = reporter.tensor(0)
     if data is None:
         return False
@@ -45,7 +44,6 @@ def _register(name: str, which: str) -> None:
             f"Where the {which} element over axes is, counted over the reduced axes; the first of equals, "
         "or of NaN where there is one."
         )
-        .set_num_inputs(1)
         .add_argument("data", "Tensor", "The input tensor.")
         .set_attrs_type(ArgReduceAttrs)
         .set_support_level(4)

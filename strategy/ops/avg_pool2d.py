@@ -34,7 +34,7 @@ class AvgPool2DAttrs(MaxPool2DAttrs):
     count_include_pad: bool = field(False, "Whether padding counts, as zeros")
 
 
-def avg_pool2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def avg_pool2d_rel(types: Sequence[Type], attrs: AvgPool2DAttrs, reporter: TypeReporter) -> bool:
     """[n, c, h, w] gives [n, c, number of windows down, across]."""
     data = reporter.tensor(0)
     if data is not None:
@@ -58,7 +58,6 @@ def global_avg_pool2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeRep
 (
     register_op("avg_pool2d")
     .describe("The mean of each window.")
-    .set_num_inputs(1)
     .add_argument("data", "Tensor", "[batch, channels, height, width]")
     .set_attrs_type(AvgPool2DAttrs)
     .set_support_level(2)
@@ -69,7 +68,6 @@ def global_avg_pool2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeRep
 (
     register_op("global_avg_pool2d")
     .describe("The mean of each image.")
-    .set_num_inputs(1)
     .add_argument("data", "Tensor", "[batch, channels, height, width]")
     .set_support_level(2)
     .add_type_rel("GlobalAvgPool2D", global_avg_pool2d_rel)

@@ -57,9 +57,8 @@ def vector_grad(grad: Expr, vector: Expr, axis: int) -> Expr:
     return reshape_like(collapse_sum_like(grad, along(vector, axis, grad.tensor_type.ndim)), vector)
 
 
-def bias_add_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def bias_add_rel(types: Sequence[Type], attrs: BiasAddAttrs, reporter: TypeReporter) -> bool:
     """The type of the data; the bias has its extent along the axis."""
-    assert isinstance(attrs, BiasAddAttrs)
     data = vector_relation(reporter, (1,), attrs.axis)
     if data is None:
         return False
@@ -70,7 +69,6 @@ def bias_add_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) ->
 (
     register_op("bias_add")
     .describe("A bias, added along an axis.")
-    .set_num_inputs(2)
     .add_argument("data", "Tensor", "The input tensor.")
     .add_argument("bias", "Tensor", "One number per entry of the axis.")
     .set_attrs_type(BiasAddAttrs)

@@ -52,7 +52,6 @@ def _register(
     (
         register_op(name)
         .describe(description)
-        .set_num_inputs(2)
         .add_argument("lhs", "Tensor", "The left operand.")
         .add_argument("rhs", "Tensor", "The right operand.")
         .set_support_level(1)
@@ -228,7 +227,6 @@ def where_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bo
 (
     register_op("where")
     .describe("Elements of x where the condition holds, else of y.")
-    .set_num_inputs(3)
     .add_argument("condition", "Tensor", "Bools.")
     .add_argument("x", "Tensor", "What is taken where the condition holds.")
     .add_argument("y", "Tensor", "What is taken elsewhere.")
@@ -277,7 +275,6 @@ def collapse_sum_like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeRep
 (
     register_op("collapse_sum_like")
     .describe("Sums the first tensor to the shape of the second: the opposite of broadcasting.")
-    .set_num_inputs(2)
     .add_argument("data", "Tensor", "The tensor to sum.")
     .add_argument("collapse_type", "Tensor", "The tensor whose type the result has.")
     .set_support_level(10)

@@ -30,9 +30,8 @@ class SplitAttrs(Attrs):
     axis: int = field(0, "The axis along which the tensor is taken apart")
 
 
-def concatenate_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def concatenate_rel(types: Sequence[Type], attrs: ConcatenateAttrs, reporter: TypeReporter) -> bool:
     """The extents along the axis add up; all others, and the dtypes, are equal."""
-    assert isinstance(attrs, ConcatenateAttrs)
     fields = tuple_fields(reporter, 0)
     if fields is None:
         return False
@@ -53,9 +52,8 @@ def concatenate_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter)
     return True
 
 
-def split_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def split_rel(types: Sequence[Type], attrs: SplitAttrs, reporter: TypeReporter) -> bool:
     """A tuple of the parts between the indices."""
-    assert isinstance(attrs, SplitAttrs)
     data = reporter.tensor(0)
     if data is None:
         return False
@@ -73,7 +71,6 @@ def split_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bo
 (
     register_op("concatenate")
     .describe("Joins tensors along an axis.")
-    .set_num_inputs(1)
     .add_argument("data", "Tuple", "The tensors to join.")
     .set_attrs_type(ConcatenateAttrs)
     .set_support_level(1)
@@ -84,7 +81,6 @@ def split_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bo
 (
     register_op("split")
     .describe("Takes a tensor apart along an axis.")
-    .set_num_inputs(1)
     .add_argument("data", "Tensor", "The input tensor.")
     .set_attrs_type(SplitAttrs)
     .set_support_level(3)

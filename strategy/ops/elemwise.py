@@ -52,7 +52,6 @@ def _register(
     (
         register_op(name)
         .describe(description)
-        .set_num_inputs(1)
         .add_argument("data", "Tensor", "The input tensor.")
         .set_support_level(1)
         .add_type_rel("Identity", _RELATIONS[data])
@@ -230,7 +229,6 @@ def _register_fill(name: str, description: str, value: int) -> Unary:
     (
         register_op(name)
         .describe(description)
-        .set_num_inputs(1)
         .add_argument("data", "Tensor", "The tensor whose type the result has.")
         .set_support_level(1)
         .add_type_rel("Identity", identity_relation(numbers=False))
@@ -275,9 +273,8 @@ class ClipAttrs(Attrs):
     a_max: float = field(description="The largest value")
 
 
-def cast_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def cast_rel(types: Sequence[Type], attrs: CastAttrs, reporter: TypeReporter) -> bool:
     """The shape of the input, the dtype of the attributes."""
-    assert isinstance(attrs, CastAttrs)
     data = reporter.tensor(0)
     if data is None:
         return False
@@ -285,9 +282,8 @@ def cast_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> boo
     return True
 
 
-def clip_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def clip_rel(types: Sequence[Type], attrs: ClipAttrs, reporter: TypeReporter) -> bool:
     """The type of the input; the bounds are in order, and integers for a tensor of integers."""
-    assert isinstance(attrs, ClipAttrs)
     ordered = attrs.a_min <= attrs.a_max
     reporter.check(ordered, 0, f"a_min = {attrs.a_min:g} is more than a_max = {attrs.a_max:g}")
     known = identity_relation()(types, attrs, reporter)
@@ -305,7 +301,6 @@ def clip_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> boo
 _cast = (
     register_op("cast")
     .describe("The elements in another data type.")
-    .set_num_inputs(1)
     .add_argument("data", "Tensor", "The input tensor.")
     .set_attrs_type(CastAttrs)
     .set_support_level(1)
@@ -317,7 +312,6 @@ for _dtype in sorted(DTYPES):
 (
     register_op("clip")
     .describe("Each element, brought between two bounds.")
-    .set_num_inputs(1)
     .add_argument("data", "Tensor", "The input tensor.")
     .set_attrs_type(ClipAttrs)
     .set_support_level(3)

@@ -58,9 +58,8 @@ class GroupNormAttrs(Attrs):
     epsilon: float = field(1e-5, "Added to the variance", lower=0)
 
 
-def group_norm_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def group_norm_rel(types: Sequence[Type], attrs: GroupNormAttrs, reporter: TypeReporter) -> bool:
     """The type of the data; gamma and beta have its extent along the axis, which the groups divide."""
-    assert isinstance(attrs, GroupNormAttrs)
     data = vector_relation(reporter, (1, 2), attrs.axis)
     if data is None:
         return False
@@ -78,7 +77,6 @@ def group_norm_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) 
     .describe(
         "(x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance of each group of channels."
     )
-    .set_num_inputs(3)
     .add_argument("data", "Tensor", "The input tensor.")
     .add_argument("gamma", "Tensor", "The scale of each channel.")
     .add_argument("beta", "Tensor", "What is added to each channel.")
@@ -210,10 +208,9 @@ def compute_group_norm_row(
 
 
 def group_norm_row_space(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: GroupNormAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> ConfigSpace:
     """The space of all operators over rows."""
-    assert isinstance(attrs, GroupNormAttrs)
     return row_space([_groups(attrs, inputs[0])], target)
 
 

@@ -52,9 +52,8 @@ class LayerNormAttrs(Attrs):
     epsilon: float = field(1e-5, "Added to the variance", lower=0)
 
 
-def layer_norm_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def layer_norm_rel(types: Sequence[Type], attrs: LayerNormAttrs, reporter: TypeReporter) -> bool:
     """The type of the data; gamma and beta have its extent along the axis."""
-    assert isinstance(attrs, LayerNormAttrs)
     data = vector_relation(reporter, (1, 2), attrs.axis)
     if data is None:
         return False
@@ -69,7 +68,6 @@ def layer_norm_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) 
     .describe(
         "(x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance along an axis."
     )
-    .set_num_inputs(3)
     .add_argument("data", "Tensor", "The input tensor.")
     .add_argument("gamma", "Tensor", "The scale of each entry of the axis.")
     .add_argument("beta", "Tensor", "What is added to each entry of the axis.")

@@ -44,9 +44,8 @@ class MaxPool2DAttrs(Attrs):
         super().__init__(**values)
 
 
-def max_pool2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def max_pool2d_rel(types: Sequence[Type], attrs: MaxPool2DAttrs, reporter: TypeReporter) -> bool:
     """[n, c, h, w] gives [n, c, number of windows down, across]."""
-    assert isinstance(attrs, MaxPool2DAttrs)
     data = reporter.tensor(0)
     if data is None:
         return False
@@ -74,9 +73,8 @@ def _pooled(attrs: MaxPool2DAttrs, reporter: TypeReporter, index: int, data: Ten
     return TensorType((*data.shape[:2], *out), data.dtype)
 
 
-def max_pool2d_backward_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def max_pool2d_backward_rel(types: Sequence[Type], attrs: MaxPool2DAttrs, reporter: TypeReporter) -> bool:
     """The type of the data, from which the gradient's elements were taken."""
-    assert isinstance(attrs, MaxPool2DAttrs)
     grad, data = reporter.tensor(0), reporter.tensor(1)
     if grad is None or data is None:
         return False
@@ -91,7 +89,6 @@ def max_pool2d_backward_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeR
 (
     register_op("max_pool2d")
     .describe("The largest element of each window.")
-    .set_num_inputs(1)
     .add_argument("data", "Tensor", "[batch, channels, height, width]")
     .set_attrs_type(MaxPool2DAttrs)
     .set_support_level(2)
@@ -104,7 +101,6 @@ def max_pool2d_backward_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeR
     .describe(
         "The gradient of max_pool2d: that of each window at its largest element, shared out among equals."
     )
-    .set_num_inputs(2)
     .add_argument("grad", "Tensor", "The gradient of what was pooled.")
     .add_argument("data", "Tensor", "[batch, channels, height, width]")
     .set_attrs_type(MaxPool2DAttrs)

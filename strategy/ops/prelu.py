@@ -25,9 +25,8 @@ class PReluAttrs(Attrs):
     axis: int = field(1, "The axis along which the slopes lie")
 
 
-def prelu_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def prelu_rel(types: Sequence[Type], attrs: PReluAttrs, reporter: TypeReporter) -> bool:
     """The type of the data; alpha has its extent along the axis."""
-    assert isinstance(attrs, PReluAttrs)
     data = vector_relation(reporter, (1,), attrs.axis)
     if data is None:
         return False
@@ -39,7 +38,6 @@ def prelu_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bo
 (
     register_op("prelu")
     .describe("Each element x where it is positive, and elsewhere alpha x, with an alpha for each entry of an axis.")
-    .set_num_inputs(2)
     .add_argument("data", "Tensor", "The input tensor.")
     .add_argument("alpha", "Tensor", "The slope of each entry of the axis.")
     .set_attrs_type(PReluAttrs)

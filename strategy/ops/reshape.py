@@ -25,9 +25,8 @@ class ReshapeAttrs(Attrs):
     )
 
 
-def reshape_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def reshape_rel(types: Sequence[Type], attrs: ReshapeAttrs, reporter: TypeReporter) -> bool:
     """The new shape, which must have as many elements as the input."""
-    assert isinstance(attrs, ReshapeAttrs)
     data = reporter.tensor(0)
     if data is None:
         return False
@@ -84,9 +83,8 @@ class SqueezeAttrs(Attrs):
         super().__init__(**values)
 
 
-def expand_dims_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def expand_dims_rel(types: Sequence[Type], attrs: ExpandDimsAttrs, reporter: TypeReporter) -> bool:
     """The input's shape with new axes of extent 1."""
-    assert isinstance(attrs, ExpandDimsAttrs)
     data = reporter.tensor(0)
     if data is None:
         return False
@@ -98,9 +96,8 @@ def expand_dims_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter)
     return True
 
 
-def squeeze_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def squeeze_rel(types: Sequence[Type], attrs: SqueezeAttrs, reporter: TypeReporter) -> bool:
     """The input's shape without axes of extent 1."""
-    assert isinstance(attrs, SqueezeAttrs)
     data = reporter.tensor(0)
     if data is None:
         return False
@@ -119,7 +116,6 @@ def squeeze_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> 
 (
     register_op("reshape")
     .describe("The same elements in another shape.")
-    .set_num_inputs(1)
     .add_argument("data", "Tensor", "The input tensor.")
     .set_attrs_type(ReshapeAttrs)
     .set_support_level(3)
@@ -130,7 +126,6 @@ def squeeze_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> 
 (
     register_op("reshape_like")
     .describe("The elements of the first tensor in the shape of the second.")
-    .set_num_inputs(2)
     .add_argument("data", "Tensor", "The input tensor.")
     .add_argument("shape_like", "Tensor", "The tensor whose shape the result has.")
     .set_support_level(3)
@@ -141,7 +136,6 @@ def squeeze_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> 
 (
     register_op("expand_dims")
     .describe("New axes of extent 1.")
-    .set_num_inputs(1)
     .add_argument("data", "Tensor", "The input tensor.")
     .set_attrs_type(ExpandDimsAttrs)
     .set_support_level(1)
@@ -153,7 +147,6 @@ def squeeze_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> 
 (
     register_op("squeeze")
     .describe("The axes of extent 1 taken away.")
-    .set_num_inputs(1)
     .add_argument("data", "Tensor", "The input tensor.")
     .set_attrs_type(SqueezeAttrs)
     .set_support_level(3)
@@ -167,10 +160,9 @@ def squeeze_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> 
 @register_compute("reshape_like")
 @register_compute("expand_dims")
 @register_compute("squeeze")
-def compute_reshape(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+def compute_reshape(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType) -> list[Any]:
     from tvm import topi
 
-    assert isinstance(out_type, TensorType)
     return [topi.reshape(inputs[0], extents_of(out_type, inputs))]
 
 

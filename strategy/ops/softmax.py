@@ -51,9 +51,8 @@ class SoftmaxAttrs(Attrs):
     axis: int = field(-1, "The axis along which the elements sum to 1")
 
 
-def softmax_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def softmax_rel(types: Sequence[Type], attrs: SoftmaxAttrs, reporter: TypeReporter) -> bool:
     """The type of the input."""
-    assert isinstance(attrs, SoftmaxAttrs)
     data = reporter.tensor(0)
     if data is None:
         return False
@@ -66,7 +65,6 @@ def softmax_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> 
 (
     register_op("softmax")
     .describe("exp(x) / sum(exp(x)) along an axis.")
-    .set_num_inputs(1)
     .add_argument("data", "Tensor", "The input tensor.")
     .set_attrs_type(SoftmaxAttrs)
     .set_support_level(1)
@@ -79,7 +77,6 @@ def softmax_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> 
 (
     register_op("log_softmax")
     .describe("x - log(sum(exp(x))) along an axis.")
-    .set_num_inputs(1)
     .add_argument("data", "Tensor", "The input tensor.")
     .set_attrs_type(SoftmaxAttrs)
     .set_support_level(1)

@@ -56,9 +56,8 @@ def _sliced(attrs: StridedSliceAttrs, shape: Sequence[Any]) -> list[Any]:
     return [len(taken[i]) if i in taken else extent for i, extent in enumerate(shape)]
 
 
-def strided_slice_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def strided_slice_rel(types: Sequence[Type], attrs: StridedSliceAttrs, reporter: TypeReporter) -> bool:
     """The extents of the sliced axes are as many as indices are taken."""
-    assert isinstance(attrs, StridedSliceAttrs)
     data = reporter.tensor(0)
     if data is None:
         return False
@@ -68,9 +67,8 @@ def strided_slice_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporte
     return True
 
 
-def strided_slice_backward_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def strided_slice_backward_rel(types: Sequence[Type], attrs: StridedSliceAttrs, reporter: TypeReporter) -> bool:
     """The type of the data, whose slice the gradient has the shape of."""
-    assert isinstance(attrs, StridedSliceAttrs)
     grad, data = reporter.tensor(0), reporter.tensor(1)
     if grad is None or data is None:
         return False
@@ -85,7 +83,6 @@ def strided_slice_backward_rel(types: Sequence[Type], attrs: Attrs, reporter: Ty
 (
     register_op("strided_slice")
     .describe("A part of a tensor: every so many elements of some axes.")
-    .set_num_inputs(1)
     .add_argument("data", "Tensor", "The input tensor.")
     .set_attrs_type(StridedSliceAttrs)
     .set_support_level(4)
@@ -98,7 +95,6 @@ def strided_slice_backward_rel(types: Sequence[Type], attrs: Attrs, reporter: Ty
     .describe(
         "The gradient of strided_slice: that of the part where it was taken, zeros elsewhere."
     )
-    .set_num_inputs(2)
     .add_argument("grad", "Tensor", "The gradient of the part.")
     .add_argument("data", "Tensor", "The tensor that was sliced.")
     .set_attrs_type(StridedSliceAttrs)

@@ -43,9 +43,8 @@ def _check(attrs: TakeAttrs, reporter: TypeReporter, data: TensorType, indices: 
         reporter.check(extent >= 1, at, "there is nothing to take from an empty tensor")
 
 
-def take_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def take_rel(types: Sequence[Type], attrs: TakeAttrs, reporter: TypeReporter) -> bool:
     """The indices' shape in place of the axis."""
-    assert isinstance(attrs, TakeAttrs)
     data, indices = reporter.tensor(0), reporter.tensor(1)
     if data is None or indices is None:
         return False
@@ -54,9 +53,8 @@ def take_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> boo
     return True
 
 
-def take_backward_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def take_backward_rel(types: Sequence[Type], attrs: TakeAttrs, reporter: TypeReporter) -> bool:
     """The type of the data, from which the gradient's elements were taken."""
-    assert isinstance(attrs, TakeAttrs)
     grad, indices, data = (reporter.tensor(i) for i in range(3))
     if grad is None or indices is None or data is None:
         return False
@@ -71,7 +69,6 @@ def take_backward_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporte
 (
     register_op("take")
     .describe("Elements of a tensor by their indices along an axis.")
-    .set_num_inputs(2)
     .add_argument("data", "Tensor", "The tensor that is indexed.")
     .add_argument("indices", "Tensor", "Integers.")
     .set_attrs_type(TakeAttrs)
@@ -85,7 +82,6 @@ def take_backward_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporte
 (
     register_op("take_backward")
     .describe("The gradient of take: for each element the sum of those that were taken from it.")
-    .set_num_inputs(3)
     .add_argument("grad", "Tensor", "The gradient of what was taken.")
     .add_argument("indices", "Tensor", "Integers.")
     .add_argument("data", "Tensor", "The tensor that was indexed.")

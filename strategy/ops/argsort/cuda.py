@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strategy.attrs import Attrs
 from strategy.cuda.limit import limits_of
 from strategy.cuda.template import Template
 from strategy.op import get_registered_op
@@ -20,7 +19,7 @@ from strategy.types import TensorType, Type
 
 
 def argsort_strategy_cuda(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: ArgsortAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> OpStrategy:
     """The implementations for NVIDIA's GPUs: one where twice a row fits shared memory, one for long rows."""
     strategy = OpStrategy()
@@ -42,8 +41,7 @@ def argsort_strategy_cuda(
     return strategy
 
 
-def _all_of(attrs: Attrs, shape: Sequence[int]) -> TopKAttrs:
-    assert isinstance(attrs, ArgsortAttrs)
+def _all_of(attrs: ArgsortAttrs, shape: Sequence[int]) -> TopKAttrs:
     return TopKAttrs(
         k=shape[attrs.axis], axis=attrs.axis, ret_type="indices", is_ascend=attrs.is_ascend,
         dtype=attrs.dtype,
@@ -51,25 +49,25 @@ def _all_of(attrs: Attrs, shape: Sequence[int]) -> TopKAttrs:
 
 
 def space_of_argsort(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: ArgsortAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> ConfigSpace:
     """The space of the k largest, of all elements."""
     return space(_all_of(attrs, inputs[0].concrete_shape), inputs, out_type, target)
 
 
-def schedule_argsort(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Template:
+def schedule_argsort(attrs: ArgsortAttrs, outs: Outs, target: Target, config: Config) -> Template:
     """The kernel of the k largest, of all elements."""
     return schedule(_all_of(attrs, [int(e) for e in outs.args[0].shape]), outs, target, config)
 
 
 def space_of_argsort_merge(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: ArgsortAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> ConfigSpace:
     """The space of merging, of all elements."""
     return space_of_merge(_all_of(attrs, inputs[0].concrete_shape), inputs, out_type, target)
 
 
-def schedule_argsort_merge(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Template:
+def schedule_argsort_merge(attrs: ArgsortAttrs, outs: Outs, target: Target, config: Config) -> Template:
     """The kernels of merging, of all elements."""
     shape = [int(e) for e in outs.args[0].shape]
     return schedule_merge(_all_of(attrs, shape), outs, target, config)

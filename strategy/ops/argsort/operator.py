@@ -28,9 +28,8 @@ class ArgsortAttrs(Attrs):
     dtype: str = field("int32", "Data type of the indices", choices=("int32", "int64"))
 
 
-def argsort_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def argsort_rel(types: Sequence[Type], attrs: ArgsortAttrs, reporter: TypeReporter) -> bool:
     """The input's shape, of indices."""
-    assert isinstance(attrs, ArgsortAttrs)
     data = reporter.tensor(0)
     if data is None:
         return False
@@ -45,7 +44,6 @@ def argsort_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> 
     .describe(
         "The indices that put the elements along an axis in order; equal ones stay in theirs."
     )
-    .set_num_inputs(1)
     .add_argument("data", "Tensor", "The input tensor.")
     .set_attrs_type(ArgsortAttrs)
     .set_support_level(6)

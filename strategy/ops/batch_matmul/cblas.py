@@ -14,12 +14,12 @@ from strategy.ops.batch_matmul.operator import BatchMatmulAttrs
 from strategy.pattern import schedule_plain_cpu
 from strategy.schedule import Outs, new_schedule, stage
 from strategy.target import Target
-from strategy.types import TensorType, Type
+from strategy.types import TensorType
 
 _ROW_MAJOR, _NO_TRANS, _TRANS = 101, 111, 112
 
 
-def compute(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+def compute(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: TensorType) -> list[Any]:
     """Calls of sgemm, or of sgemv for matrices of one row."""
     import tvm
     from tvm import te, tirx
@@ -27,7 +27,6 @@ def compute(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: Type) -> l
     library = find_library("cblas")
     if library is None:
         raise ExternError("the target's libs name cblas, but this host has none: install scipy-openblas32")
-    assert isinstance(out_type, TensorType)
     threads = int(tvm.target.Target.current().attrs["num-cores"])
     x, y = inputs
     batch, m, n = out_type.concrete_shape

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from strategy.attrs import Attrs
 from strategy.condition import SpecializedCondition
 from strategy.cuda.dlight import schedule_by
 from strategy.cuda.library import multiplies, schedule_in_place
@@ -21,7 +20,7 @@ from strategy.pattern import extents_of
 from strategy.schedule import Outs, ScheduleError, join_epilogue, new_schedule
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
-from strategy.types import TensorType, Type
+from strategy.types import TensorType
 
 
 def batch_matmul_strategy_cuda(
@@ -59,10 +58,9 @@ def batch_matmul_strategy_cuda(
 
 
 def space(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """Blocks, threads and loads."""
-    assert isinstance(attrs, BatchMatmulAttrs)
     batch = max(int(t.shape[0]) if t.shape[0].is_constant else 1 for t in inputs)
     last = [t.shape[2] for t in inputs]
     whole = all(extent.is_constant and int(extent) % 4 == 0 for extent in last)
@@ -73,10 +71,9 @@ def space(
 
 
 def space_of_tensors(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """Blocks, warps and loads."""
-    assert isinstance(attrs, BatchMatmulAttrs)
     return tensor_space(limits_of(target), *_extents(attrs, inputs))
 
 

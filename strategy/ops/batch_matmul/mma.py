@@ -18,7 +18,7 @@ from strategy.ops.batch_matmul.operator import BatchMatmulAttrs
 from strategy.pattern import extents_of
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
-from strategy.types import TensorType, Type
+from strategy.types import TensorType
 
 
 def takes(
@@ -49,14 +49,14 @@ def _takes(
 
 
 def space(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """See `mma_space`."""
     return mma_space(limits_of(target), *_extents(inputs))
 
 
 def space_of_groups(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """See `wgmma_space`."""
     return wgmma_space(limits_of(target), *_extents(inputs))

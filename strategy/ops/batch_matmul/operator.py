@@ -40,9 +40,8 @@ class BatchMatmulAttrs(Attrs):
     )
 
 
-def batch_matmul_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def batch_matmul_rel(types: Sequence[Type], attrs: BatchMatmulAttrs, reporter: TypeReporter) -> bool:
     """[b, m, k] by [b, n, k] gives [b, m, n]; a batch of 1 is used for all of the other."""
-    assert isinstance(attrs, BatchMatmulAttrs)
     x, y = reporter.tensor(0), reporter.tensor(1)
     for index, (kind, transposed, form) in enumerate(
         ((x, attrs.transpose_a, "[batch, m, k]"), (y, not attrs.transpose_b, "[batch, n, k]"))
@@ -71,7 +70,6 @@ def batch_matmul_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter
     .describe(
         "The product of two matrices for each entry of a batch; y is transposed unless told otherwise."
     )
-    .set_num_inputs(2)
     .add_argument("x", "Tensor", "[batch, m, k]")
     .add_argument("y", "Tensor", "[batch, n, k]")
     .set_attrs_type(BatchMatmulAttrs)
@@ -86,10 +84,9 @@ def batch_matmul_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter
 
 @register_compute("batch_matmul")
 @in_float32
-def compute_batch_matmul(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+def compute_batch_matmul(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: TensorType) -> list[Any]:
     from tvm import topi
 
-    assert isinstance(out_type, TensorType)
     return [
         topi.nn.batch_matmul(
             *inputs, out_dtype=out_type.dtype, transpose_a=attrs.transpose_a, transpose_b=attrs.transpose_b
@@ -104,8 +101,7 @@ def reference_batch_matmul(attrs: BatchMatmulAttrs, inputs: Sequence[Any]) -> An
 
 
 @register_flops("batch_matmul")
-def flops_batch_matmul(attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
-    assert isinstance(out_type, TensorType)
+def flops_batch_matmul(attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
     return 2 * out_type.size * int(inputs[0].shape[1 if attrs.transpose_a else 2])
 
 

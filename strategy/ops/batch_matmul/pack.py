@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategy.attrs import Attrs
 from strategy.cpu.tile import (
     ROWS,
     accumulator,
@@ -38,7 +37,7 @@ from strategy.schedule import (
 )
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
-from strategy.types import TensorType, Type
+from strategy.types import TensorType
 
 _TASKS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 _INNER = Knob("inner", ["rows", "panels"])
@@ -46,14 +45,12 @@ _PACK_APART = Knob("pack_apart", [False, True])
 
 
 def space(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """Tile, unrolling, how many tasks columns and rows are shared out to, and where y is packed.
 
     Tasks pack what they read for themselves, or all is packed before (`pack_apart`).
     """
-    assert isinstance(attrs, BatchMatmulAttrs)
-    assert isinstance(out_type, TensorType)
     batch, (m, n) = out_type.shape[0], (int(d) for d in out_type.shape[1:])
     depth = int(inputs[0].shape[1 if attrs.transpose_a else 2])
     lanes = lanes_of(target, accumulator(inputs[0].dtype))
@@ -117,11 +114,10 @@ def prepare(attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], config: Confi
     return {1: pack} if attrs.transpose_b else {}
 
 
-def compute(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:
+def compute(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
     """The products over whole tiles, and what of them is within m × n."""
     from tvm import te, tirx
 
-    assert isinstance(out_type, TensorType)
     x, y = inputs
     batch, m, n = extents_of(out_type, inputs)
     rows, width = integer(config, "rows"), integer(config, "width")

@@ -31,7 +31,7 @@ from strategy.ops.conv2d.operator import Conv2DAttrs, conv2d
 from strategy.ops.conv2d.transform import F2, F4, Transform
 from strategy.pattern import schedule_plain_cpu
 from strategy.target import Target
-from strategy.types import TensorType, Type
+from strategy.types import TensorType
 
 __all__ = ["Conv2DAttrs", "conv2d", "conv2d_strategy", "gradient"]
 
@@ -40,7 +40,7 @@ conv2d_strategy: GenericFunc = get_native_generic_func("conv2d_strategy")
 
 @conv2d_strategy.register("cpu")
 def conv2d_strategy_cpu(
-    attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> OpStrategy:
     """conv2d cpu strategy."""
     strategy = OpStrategy()

@@ -36,7 +36,7 @@ from strategy.schedule import (
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.type_relation import certainly
-from strategy.types import TensorType, Type
+from strategy.types import TensorType
 
 _THREADS = Knob("threads", [32, 64, 128, 256, 512, 1024])
 _UNROLL = Knob("unroll", [0, 16, 64, 512])
@@ -92,21 +92,20 @@ def conv2d_strategy_cuda(
 
 
 def space_of_threads(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """Threads of a block, and how far the window's loops are unrolled."""
     return ConfigSpace([_THREADS, _UNROLL], fallback={"threads": 256, "unroll": 64})
 
 
 def compute_direct(
-    attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: Config
+    attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
 ) -> list[Any]:
     """The convolution of [n, c, h, w] with [o, c / groups, kh, kw], zeros read around the data."""
     from tvm import te
 
     from strategy.ops.window import windowed_extent
 
-    assert isinstance(out_type, TensorType)
     dtype = accumulator(out_type.dtype)
     data, weight = inputs
     out_channels, channels, height, width = (int(e) for e in weight.shape)
@@ -159,17 +158,16 @@ def schedule_direct(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Conf
 
 
 def space_of_tensors(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """Blocks, warps and loads."""
     return tensor_space(limits_of(target), *implicit_gemm.extents(inputs, out_type))
 
 
 def compute_product_of_windows(
-    attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: Config
+    attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
 ) -> list[Any]:
     """The product, read back as [n, o, h, w]."""
-    assert isinstance(out_type, TensorType)
     data, weight = inputs
     batch, out_channels, rows, columns = out_type.concrete_shape
     _, channels, height, width = (int(e) for e in weight.shape)

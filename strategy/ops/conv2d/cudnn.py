@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from strategy.attrs import Attrs
 from strategy.cuda.library import LEFT, OUTPUT, RIGHT, call_in_place
 from strategy.cuda.program import Convolution
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
-from strategy.types import TensorType, Type
+from strategy.types import TensorType
 
 _FALLBACK = "implicit_precomp_gemm"
 
@@ -33,10 +32,9 @@ def takes(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType
 
 
 def space(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """The forward algorithms that may take this window."""
-    assert isinstance(attrs, Conv2DAttrs)
     found = ["implicit_gemm", _FALLBACK, "gemm"]
     window = inputs[1].concrete_shape[2:]
     if attrs.strides == attrs.dilation == (1, 1) and inputs[0].dtype in ("float32", "float16"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from strategy.attrs import Attrs
 from strategy.cpu.tile import accumulator, largest_divisor, round_up, up_to
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
@@ -26,7 +25,7 @@ from strategy.schedule import (
 )
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
-from strategy.types import TensorType, Type
+from strategy.types import TensorType
 
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 14)
 _BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -41,7 +40,7 @@ def is_depthwise(attrs: Conv2DAttrs, inputs: Sequence[TensorType]) -> bool:
 
 
 def space(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """The pixels whose sums are kept, lanes, channels per task, and where the padding is made.
 
@@ -49,8 +48,6 @@ def space(
     bounds are checked where the image is read (`inline`). The loops over the window are unrolled, those over
     its rows only, or none.
     """
-    assert isinstance(attrs, Conv2DAttrs)
-    assert isinstance(out_type, TensorType)
     channels, out_h, out_w = map(int, out_type.shape[1:])
     full = lanes_of(target, inputs[0].dtype)
     lanes = tuple([x for x in (full // 4, full // 2, full) if x >= 1])
@@ -92,11 +89,10 @@ def _pad_knob(attrs: Conv2DAttrs) -> Knob:
     return _PAD if attrs.strides[1] == 1 else _PAD_WITH_STRIDE
 
 
-def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:
+def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
     """The convolution of [n, c, h, w] with [c * multiplier, 1, kh, kw]."""
     from tvm import te
 
-    assert isinstance(out_type, TensorType)
     data, weight = inputs
     dtype = str(data.dtype)
     (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation

@@ -8,15 +8,14 @@ from typing import Any
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import pad_zeros
 from strategy.pattern import in_float32
-from strategy.types import TensorType, Type
+from strategy.types import TensorType
 
 
 @in_float32
-def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType) -> list[Any]:
     """The convolution of [n, c, h, w] with [o, c / groups, kh, kw]."""
     from tvm import te, topi
 
-    assert isinstance(out_type, TensorType)
     data, weight = (t if t.dtype == out_type.dtype else topi.cast(t, out_type.dtype) for t in inputs)
     stride_h, stride_w = attrs.strides
     dilation_h, dilation_w = attrs.dilation

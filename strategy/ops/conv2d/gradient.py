@@ -47,7 +47,6 @@ def _like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bo
 (
     register_op("conv2d_backward_data")
     .describe("The derivative of conv2d with respect to its data.")
-    .set_num_inputs(3)
     .add_argument("grad", "Tensor", "[batch, out channels, out height, out width]")
     .add_argument("weight", "Tensor", "[out channels, channels / groups, height, width]")
     .add_argument("data", "Tensor", "The data of the convolution, for its type")
@@ -60,7 +59,6 @@ def _like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bo
 (
     register_op("conv2d_backward_weight")
     .describe("The derivative of conv2d with respect to its weight.")
-    .set_num_inputs(3)
     .add_argument("grad", "Tensor", "[batch, out channels, out height, out width]")
     .add_argument("data", "Tensor", "[batch, channels, height, width]")
     .add_argument("weight", "Tensor", "The weight of the convolution, for its type")
@@ -74,11 +72,10 @@ def _like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bo
 
 @register_compute("conv2d_backward_data")
 @in_float32
-def compute_backward_data(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+def compute_backward_data(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType) -> list[Any]:
     """Each element gathers from the outputs whose window it was in."""
     from tvm import te, tirx
 
-    assert isinstance(out_type, TensorType)
     grad, weight, _ = inputs
     stride_h, stride_w = attrs.strides
     dilation_h, dilation_w = attrs.dilation
@@ -104,11 +101,10 @@ def compute_backward_data(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: T
 
 @register_compute("conv2d_backward_weight")
 @in_float32
-def compute_backward_weight(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+def compute_backward_weight(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType) -> list[Any]:
     """Each element sums over the outputs that it had a part in."""
     from tvm import te
 
-    assert isinstance(out_type, TensorType)
     grad, data, _ = inputs
     stride_h, stride_w = attrs.strides
     dilation_h, dilation_w = attrs.dilation
@@ -170,26 +166,25 @@ def reference_backward_weight(attrs: Conv2DAttrs, inputs: Sequence[Any]) -> Any:
 
 
 @register_flops("conv2d_backward_data")
-def flops_backward_data(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
+def flops_backward_data(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
     return _convolution_flops(inputs[0], inputs[1])
 
 
 @register_flops("conv2d_backward_weight")
-def flops_backward_weight(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
+def flops_backward_weight(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
     return _convolution_flops(inputs[0], inputs[2])
 
 
 @register_least_flops("conv2d_backward_data")
 def least_flops_backward_data(
-    attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: Type
+    attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType
 ) -> int:
-    assert isinstance(out_type, TensorType)
     return least_flops(attrs, out_type, inputs[1], inputs[0])
 
 
 @register_least_flops("conv2d_backward_weight")
 def least_flops_backward_weight(
-    attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: Type
+    attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType
 ) -> int:
     return least_flops(attrs, inputs[1], inputs[2], inputs[0])
 

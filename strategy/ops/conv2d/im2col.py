@@ -35,21 +35,20 @@ from strategy.ops.conv2d.product import (
 from strategy.schedule import Outs, dtype_bytes, integer, lanes_of, stage
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
-from strategy.types import TensorType, Type
+from strategy.types import TensorType
 
 _PAD = Knob("pad", ["apart", "inline"])
 _COLUMNS_APART = Knob("columns_apart", [False, True])
 
 
 def space(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """Tile, unrolling, channels per task, rows of the image per task, and where columns are made.
 
     Columns are made by each task for itself or by all threads before (`columns_apart`); the padding is
     copied before, or checked for where columns are made (`inline`).
     """
-    assert isinstance(attrs, Conv2DAttrs)
     geometry = Geometry.of(inputs, out_type)
     dtype = inputs[0].dtype
     lanes, o = lanes_of(target, dtype), geometry.out_channels
@@ -122,7 +121,7 @@ def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[
     return {1: pack_rows(integer(config, "rows"))}
 
 
-def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:
+def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
     """Padding, the columns [n, c * kh * kw, h, w], and their product with the weight."""
     from tvm import te
 

@@ -19,12 +19,11 @@ from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.schedule import Outs, find_stages, integer, join_epilogue, new_schedule, stage
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
-from strategy.types import TensorType, Type
+from strategy.types import TensorType
 
 
-def extents(inputs: Sequence[TensorType], out_type: Type) -> tuple[int, int, int]:
+def extents(inputs: Sequence[TensorType], out_type: TensorType) -> tuple[int, int, int]:
     """The product's: output channels, places of all images, and the depth."""
-    assert isinstance(out_type, TensorType)
     batch, channels, height, width = out_type.concrete_shape
     _, depth, window_h, window_w = inputs[1].concrete_shape
     return channels, batch * height * width, depth * window_h * window_w
@@ -45,7 +44,7 @@ def padded(attrs: Conv2DAttrs, data: Any, n: Any, c: Any, y: Any, x: Any) -> Any
 
 
 def space(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """Blocks, threads, loads, and parts of the depth."""
     m, n, k = extents(inputs, out_type)
@@ -73,9 +72,8 @@ def prepare(
     return {1: pack}
 
 
-def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:
+def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
     """The product with a weight that `prepare` has packed, read back as [n, o, h, w]."""
-    assert isinstance(out_type, TensorType)
     data, weight = inputs
     batch, out_channels, rows, columns = out_type.concrete_shape
     height, width, channels, _ = (int(e) for e in weight.shape)

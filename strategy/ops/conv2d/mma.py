@@ -22,7 +22,7 @@ from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.schedule import Outs, find_stages, integer, join_epilogue, new_schedule, stage
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
-from strategy.types import Dim, TensorType, Type
+from strategy.types import Dim, TensorType
 
 _FEWEST_CHANNELS = 16  # with fewer, most of a step is padding
 _LARGEST_WINDOW = 64  # places, one bit each
@@ -122,21 +122,20 @@ def takes(
 
 
 def space(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """See `mma_space`."""
     return mma_space(limits_of(target), *_extents(out_type), gathered=True)
 
 
 def space_of_groups(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """See `wgmma_space`."""
     return wgmma_space(limits_of(target), *_extents(out_type), gathered=True)
 
 
-def _extents(out_type: Type) -> tuple[int, int]:
-    assert isinstance(out_type, TensorType)
+def _extents(out_type: TensorType) -> tuple[int, int]:
     batch, channels, rows, columns = out_type.concrete_shape
     return channels, batch * rows * columns
 

@@ -58,12 +58,11 @@ class Conv2DAttrs(Attrs):
         return {k: v for k, v in data.items() if k not in ("channels", "kernel_size")}
 
 
-def conv2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def conv2d_rel(types: Sequence[Type], attrs: Conv2DAttrs, reporter: TypeReporter) -> bool:
     """[n, c, h, w] by [o, c / groups, kh, kw] gives [n, o, windows down, across].
 
     A weight without a type gets it from `channels` and `kernel_size`.
     """
-    assert isinstance(attrs, Conv2DAttrs)
     data, weight = reporter.tensor(0), reporter.tensor(1)
     if data is not None:
         require_rank(reporter, 0, data, 4, "[batch, channels, height, width]")
@@ -106,7 +105,6 @@ def conv2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> b
 (
     register_op("conv2d")
     .describe("Two-dimensional convolution, as neural networks call it.")
-    .set_num_inputs(2)
     .add_argument("data", "Tensor", "[batch, channels, height, width]")
     .add_argument("weight", "Tensor", "[out channels, channels / groups, height, width]")
     .set_attrs_type(Conv2DAttrs)
@@ -137,8 +135,7 @@ def reference_conv2d(attrs: Conv2DAttrs, inputs: Sequence[Any]) -> Any:
 
 
 @register_flops("conv2d")
-def flops_conv2d(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
-    assert isinstance(out_type, TensorType)
+def flops_conv2d(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
     _, channels, height, width = inputs[1].concrete_shape
     return 2 * out_type.size * channels * height * width
 
@@ -159,8 +156,7 @@ def least_flops(attrs: Conv2DAttrs, data: TensorType, weight: TensorType, out: T
 
 
 @register_least_flops("conv2d")
-def least_flops_conv2d(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
-    assert isinstance(out_type, TensorType)
+def least_flops_conv2d(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
     return least_flops(attrs, inputs[0], inputs[1], out_type)
 
 

@@ -30,7 +30,7 @@ from strategy.ops.conv2d.product import (
 from strategy.schedule import Outs, integer, lanes_of
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
-from strategy.types import TensorType, Type
+from strategy.types import TensorType
 
 
 def leaves_pixels(attrs: Conv2DAttrs) -> bool:
@@ -39,7 +39,7 @@ def leaves_pixels(attrs: Conv2DAttrs) -> bool:
 
 
 def space(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """Tile, unrolling, and how tiles are grouped into tasks; `inner` names what changes fastest."""
     geometry = Geometry.of(inputs, out_type)
@@ -83,7 +83,7 @@ def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[
     return {1: pack_rows(integer(config, "rows"))}
 
 
-def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:
+def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
     """The product of the weight's tiles with the image [n, c, h * w]."""
     data, weight = inputs
     geometry = Geometry.of_tensors(data, weight, out_type)

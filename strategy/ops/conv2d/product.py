@@ -23,7 +23,7 @@ from strategy.schedule import (
 )
 from strategy.space import Config, Knob
 from strategy.target import Target
-from strategy.types import TensorType, Type
+from strategy.types import TensorType
 
 BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 32, 48, 64, 96, 128)
 INNER = Knob("inner", ["channels", "pixels"])
@@ -45,17 +45,15 @@ class Geometry:
     out_w: int
 
     @classmethod
-    def of(cls, inputs: Sequence[TensorType], out_type: Type) -> Geometry:
-        assert isinstance(out_type, TensorType)
+    def of(cls, inputs: Sequence[TensorType], out_type: TensorType) -> Geometry:
         batch = int(out_type.shape[0]) if out_type.shape[0].is_constant else 1
         out_channels, out_h, out_w = map(int, out_type.shape[1:])
         _, channels, kernel_h, kernel_w = inputs[1].concrete_shape
         return cls(batch, channels, out_channels, kernel_h, kernel_w, out_h, out_w)
 
     @classmethod
-    def of_tensors(cls, data: Any, weight: Any, out_type: Type) -> Geometry:
+    def of_tensors(cls, data: Any, weight: Any, out_type: TensorType) -> Geometry:
         """From the image, and a weight that is packed into tiles."""
-        assert isinstance(out_type, TensorType)
         batch = data.shape[0]
         out_channels, out_h, out_w = map(int, out_type.shape[1:])
         channels, kernel_h, kernel_w = (int(extent) for extent in weight.shape[1:4])

@@ -38,13 +38,13 @@ from strategy.schedule import (
 )
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
-from strategy.types import TensorType, Type
+from strategy.types import TensorType
 
 _WINDOW = Knob("window", ["unrolled", "rows", "loops"])
 
 
 def space(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """Tile of `rows` pixels × `width` channels, unrolling over the window, and tiles per task."""
     geometry = Geometry.of(inputs, out_type)
@@ -94,7 +94,7 @@ def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[
     return {1: pack_rows(integer(config, "width"))}
 
 
-def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:
+def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
     """The sums of whole tiles [n, p, o], a copy of them in memory, and what of it is in the output."""
     from tvm import te, tirx
 

@@ -40,7 +40,7 @@ from strategy.schedule import (
 )
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
-from strategy.types import TensorType, Type
+from strategy.types import TensorType
 
 _ORDER = Knob("order", ["points", "channels"])
 
@@ -49,7 +49,7 @@ def space(
     transform: Transform,
     attrs: Attrs,
     inputs: Sequence[TensorType],
-    out_type: Type,
+    out_type: TensorType,
     target: Target,
 ) -> ConfigSpace:
     """The tile of the products, how they are grouped into tasks, and lanes of the transforms.
@@ -133,12 +133,11 @@ def prepare(
 
 
 def compute(
-    transform: Transform, attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: Config
+    transform: Transform, attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
 ) -> list[Any]:
     """The convolution of [n, c, h, w] with a weight that `prepare` has transformed."""
     from tvm import te, tirx
 
-    assert isinstance(out_type, TensorType)
     data, weight = inputs
     batch, out_channels, out_h, out_w = out_type.concrete_shape
     channels, dtype = int(data.shape[1]), str(data.dtype)

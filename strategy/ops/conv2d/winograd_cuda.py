@@ -17,7 +17,7 @@ from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.schedule import Outs, ScheduleError, find_stages, join_epilogue, new_schedule, stage
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
-from strategy.types import TensorType, Type
+from strategy.types import TensorType
 
 _TILE, _ALPHA = 2, 4
 # Rows are what is computed, columns what it is computed from: Lavin and Gray (2015).
@@ -51,16 +51,15 @@ def _transformed(
     )
 
 
-def _tiles(out_type: Type) -> tuple[int, int, int]:
+def _tiles(out_type: TensorType) -> tuple[int, int, int]:
     """Tiles down and across an image, and in all."""
-    assert isinstance(out_type, TensorType)
     batch, _, rows, columns = out_type.concrete_shape
     down, across = -(-rows // _TILE), -(-columns // _TILE)
     return down, across, batch * down * across
 
 
 def space(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """Blocks, threads and loads of the products."""
     out_channels, channels, _, _ = inputs[1].concrete_shape
@@ -91,11 +90,10 @@ def prepare(
     return {1: transform}
 
 
-def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: Type, config: Config) -> list[Any]:
+def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
     """The convolution of [n, c, h, w] with a weight that `prepare` has transformed."""
     from tvm import te, tirx
 
-    assert isinstance(out_type, TensorType)
     data, weight = inputs
     channels, out_channels = int(data.shape[1]), int(weight.shape[1])
     down, across, count = _tiles(out_type)

@@ -68,7 +68,6 @@ def _dense_rel(types: Sequence[Type], attrs: Any, reporter: TypeReporter) -> boo
 (
     register_op("dense")
     .describe("Applies a linear transformation: data · weightᵀ.")
-    .set_num_inputs(2)
     .add_argument("data", "Tensor", "[m, k]")
     .add_argument("weight", "Tensor", "[n, k]")
     .set_attrs_type(DenseAttrs)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from strategy.attrs import Attrs
 from strategy.cpu.row import PARALLEL_BYTES, reader, reduction, reduction_accumulator
 from strategy.cpu.tile import round_up
 from strategy.op_strategy import OpStrategy
@@ -34,9 +33,8 @@ def _split(attrs: ReduceAttrs, shape: Sequence[Any]) -> tuple[list[int], list[in
     return extents[: axes[0]], extents[axes[0] : axes[-1] + 1], extents[axes[-1] + 1 :]
 
 
-def space(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> ConfigSpace:
+def space(attrs: ReduceAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> ConfigSpace:
     """Lanes and vectors of a block of columns, unrolling, parts of the rows, and threads or none."""
-    assert isinstance(attrs, ReduceAttrs)
     count, rows, columns = (math.prod(e) for e in _split(attrs, inputs[0].shape))
     full = lanes_of(target, reduction_accumulator(inputs[0].dtype))
     parallel = inputs[0].size * (target.vector_bytes // full) >= PARALLEL_BYTES

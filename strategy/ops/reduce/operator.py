@@ -61,8 +61,7 @@ def reduced_shape(attrs: ReduceAttrs, reporter: TypeReporter, data: TensorType) 
 def reduce_relation(*, floats: bool = False, nonempty: bool = False) -> TypeRelation:
     """The input's type without the reduced axes, or with extent 1 there."""
 
-    def relation(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
-        assert isinstance(attrs, ReduceAttrs)
+    def relation(types: Sequence[Type], attrs: ReduceAttrs, reporter: TypeReporter) -> bool:
         data = reporter.tensor(0)
         if data is None:
             return False
@@ -80,7 +79,6 @@ def _register(name: str, description: str, reference: Callable[..., Any], **take
     (
         register_op(name)
         .describe(description)
-        .set_num_inputs(1)
         .add_argument("data", "Tensor", "The input tensor.")
         .set_attrs_type(ReduceAttrs)
         .set_support_level(4)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from strategy.attrs import Attrs
 from strategy.cpu.row import (
     PARALLEL_BYTES,
     constant_size,
@@ -38,9 +37,8 @@ def _split(attrs: ReduceAttrs, shape: Sequence[Any]) -> tuple[list[Any], list[in
     return list(shape[:first]), [int(d) for d in shape[first:]]
 
 
-def space(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> ConfigSpace:
+def space(attrs: ReduceAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> ConfigSpace:
     """Vectors, chains of accumulators, unrolling, parts of a row, and tasks."""
-    assert isinstance(attrs, ReduceAttrs)
     kept, reduced = _split(attrs, inputs[0].shape)
     rows, row = constant_size(kept), math.prod(reduced)
     dtype = reduction_accumulator(inputs[0].dtype)

@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from strategy.attrs import Attrs
 from strategy.cuda.limit import limits_of
 from strategy.cuda.matmul import accumulator
 from strategy.cuda.program import Launch, Pointer, Workspace
@@ -197,11 +196,9 @@ def _rows(attrs: ScanopAttrs, shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def space(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """Threads of a block, accesses that each makes at once, and parts of a row."""
-    assert isinstance(attrs, ScanopAttrs)
-    assert isinstance(out_type, TensorType)
     limits = limits_of(target)
     rows, length, inner = _rows(attrs, inputs[0].concrete_shape)
     width = _width(length, inner, inputs[0].dtype, out_type.dtype)

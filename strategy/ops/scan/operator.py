@@ -38,9 +38,8 @@ class ScanopAttrs(Attrs):
     exclusive: bool = field(False, "The first element is not included")
 
 
-def scanop_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def scanop_rel(types: Sequence[Type], attrs: ScanopAttrs, reporter: TypeReporter) -> bool:
     """The input's shape, or one dimension where the axis is None."""
-    assert isinstance(attrs, ScanopAttrs)
     data = reporter.tensor(0)
     if data is None:
         return False
@@ -57,7 +56,6 @@ def scanop_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> b
 (
     register_op("cumsum")
     .describe("Return the cumulative sum of the elements along a given axis.")
-    .set_num_inputs(1)
     .add_argument("data", "Tensor", "The input tensor.")
     .set_attrs_type(ScanopAttrs)
     .set_support_level(3)
@@ -71,7 +69,6 @@ def scanop_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> b
 (
     register_op("cumprod")
     .describe("Return the cumulative product of the elements along a given axis.")
-    .set_num_inputs(1)
     .add_argument("data", "Tensor", "The input tensor.")
     .set_attrs_type(ScanopAttrs)
     .set_support_level(3)

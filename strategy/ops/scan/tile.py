@@ -20,7 +20,7 @@ from strategy.pattern import element_bytes
 from strategy.schedule import Outs, integer, lanes_of, new_schedule
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
-from strategy.types import TensorType, Type
+from strategy.types import TensorType
 
 _DTYPES = frozenset({"float32", "float64", "int32", "int64"})
 
@@ -34,10 +34,8 @@ def _split(attrs: ScanopAttrs, shape: Sequence[Any]) -> tuple[int, int, int]:
     return math.prod(extents[:axis]), extents[axis], math.prod(extents[axis + 1 :])
 
 
-def space(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> ConfigSpace:
+def space(attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
     """Number of scans side by side (`lanes` in each of `vectors`), unrolling, and threads or none."""
-    assert isinstance(attrs, ScanopAttrs)
-    assert isinstance(out_type, TensorType)
     full = lanes_of(target, out_type.dtype)
     parallel = out_type.size * element_bytes(out_type.dtype) >= PARALLEL_BYTES
     threads = target.threads if parallel else 1

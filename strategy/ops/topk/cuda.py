@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from strategy.attrs import Attrs
 from strategy.cuda.limit import limits_of
 from strategy.cuda.program import Launch, Pointer
 from strategy.cuda.template import Template, outputs_of, refuse_epilogue
@@ -94,10 +93,9 @@ def sorts_that_fit(dtype: str, k: int, most_bytes: int) -> list[int]:
 
 
 def space(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    attrs: TopKAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> ConfigSpace:
     """Threads of a block, and how much is sorted at a time."""
-    assert isinstance(attrs, TopKAttrs)
     limits, dtype = limits_of(target), inputs[0].dtype
     length = int(inputs[0].shape[attrs.axis])
     fitting = sorts_that_fit(dtype, attrs.k, limits.shared_bytes)

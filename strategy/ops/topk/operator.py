@@ -34,9 +34,8 @@ class TopKAttrs(Attrs):
     dtype: str = field("int32", "Data type of the indices", choices=("int32", "int64"))
 
 
-def topk_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def topk_rel(types: Sequence[Type], attrs: TopKAttrs, reporter: TypeReporter) -> bool:
     """The input's shape with k along the axis; values, indices, or a tuple of both."""
-    assert isinstance(attrs, TopKAttrs)
     data = reporter.tensor(0)
     if data is None:
         return False
@@ -52,7 +51,6 @@ def topk_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> boo
 (
     register_op("topk")
     .describe("The k largest or smallest elements along an axis, in order, with their indices.")
-    .set_num_inputs(1)
     .add_argument("data", "Tensor", "The input tensor.")
     .set_attrs_type(TopKAttrs)
     .set_support_level(6)

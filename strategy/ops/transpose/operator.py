@@ -47,9 +47,8 @@ def _order(attrs: TransposeAttrs, rank: int) -> tuple[int, ...]:
     return tuple(a % rank for a in attrs.axes)
 
 
-def transpose_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def transpose_rel(types: Sequence[Type], attrs: TransposeAttrs, reporter: TypeReporter) -> bool:
     """The input's extents in the new order."""
-    assert isinstance(attrs, TransposeAttrs)
     data = reporter.tensor(0)
     if data is None:
         return False
@@ -64,7 +63,6 @@ def transpose_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -
 (
     register_op("transpose")
     .describe("The axes in another order.")
-    .set_num_inputs(1)
     .add_argument("data", "Tensor", "The input tensor.")
     .set_attrs_type(TransposeAttrs)
     .set_support_level(3)
@@ -101,9 +99,8 @@ _BLOCKS = (1, 2, 4, 8, 16, 32)
 _DTYPES = frozenset({"float32", "float64", "int32", "int64"})
 
 
-def tile_space(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> ConfigSpace:
+def tile_space(attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
     """Extents of a tile, how many tiles are next to each other in one direction, and which."""
-    assert isinstance(out_type, TensorType)
     columns = int(out_type.shape[-1])
     parallel = out_type.size * dtype_bytes(out_type.dtype) >= PARALLEL_BYTES
     return _tile_space(columns, lanes_of(target, out_type.dtype), target.threads > 1 and parallel)
