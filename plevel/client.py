@@ -375,11 +375,11 @@ class Client:
 
     def workers(self) -> list[dict[str, Any]]:
         """The registered workers, with their devices and the times of their last heartbeats."""
-        return self._list("workers")
+        return self._list("/v1/workers")
 
     def models(self) -> list[dict[str, Any]]:
         """The cost models with their accuracy, the newest first."""
-        return self._list("models")
+        return self._list("/v1/models")
 
     def model(self, model_id: int) -> dict[str, Any]:
         """Return a cost model's training data and accuracy."""
@@ -400,7 +400,7 @@ class Client:
 
     def pauses(self) -> list[dict[str, Any]]:
         """Current and future pauses."""
-        return self._list("pauses")
+        return self._list("/v1/pauses")
 
     def pause(self, reason: str, **place: Any) -> dict[str, Any]:
         """Pause a `device` or a `target` from `starts_at` to `ends_at`; running jobs finish."""
@@ -435,7 +435,7 @@ class Client:
 
     def tokens(self) -> list[dict[str, Any]]:
         """The tokens without their secrets, the newest first."""
-        return self._list("tokens")
+        return self._list("/v1/tokens")
 
     def revoke_token(self, token_id: int) -> None:
         """Revoke a token."""
@@ -445,8 +445,8 @@ class Client:
         """The audit log of changes, the newest first: `at`, `actor`, `action`, `detail`."""
         return self._ask("GET", "/v1/audit", _Lists, params={"limit": limit})["entries"]
 
-    def _list(self, what: str) -> list[dict[str, Any]]:
-        return self._ask("GET", f"/v1/{what}", _Lists)[what]
+    def _list(self, path: str) -> list[dict[str, Any]]:
+        return self._ask("GET", path, _Lists)[path.rpartition("/")[2]]
 
     def _ask(self, method: str, path: str, kind: type[T], **options: Any) -> T:
         response = self._send(method, path, **options)
