@@ -3,229 +3,37 @@
 A space is data (`to_json`): it can be sent to, sampled and searched by a service that does not know
 the operator. It is never held in memory as a list; its size may exceed 10⁹.
 """
+# Over 300 lines: one class, and what walks and samples it.
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
-from typing import Any, Literal
-
-import msgspec
+from functools import cached_property
+from typing import Any
 
 from strategy.condition import Clause, Expr, ExpressionError
+from strategy.config import Config, ConfigError, SpaceError, Value
+from strategy.knob import Knob, KnobKind, divisors, knob, reorder, split
 from strategy.suggestion import suggest
 
+__all__ = [
+    "Config", "ConfigError", "ConfigSpace", "Knob", "KnobKind", "SpaceError", "Value",
+    "divisors", "knob", "reorder", "split",
+]  # fmt: skip
+
 MAX_KNOBS = 100
-MAX_VALUES = 10_000
 MAX_CONSTRAINTS = 200
-MAX_PARTS = 64  # entries of a tuple-valued knob
-MAX_TEXT = 200
 MAX_STEPS = 1_000_000  # values tried in a search for valid configurations
 SMALL_SIZE = 50_000  # up to which a space may be listed to sample from it
 
-Value = bool | int | float | str | tuple[int, ...]
-KnobKind = Literal["schedule", "layout"]
-
-
-class ConfigError(ValueError):
-    """A configuration that is not of its space; the message names the knob and what it may be."""
-
-
-class SpaceError(ValueError):
-    """A space that is malformed, too large to read, or empty."""
 
 
 class _OutOfSteps(Exception):
     """A search for valid configurations tried as many values as it may."""
-
-
-def _value(value: Any) -> Value:
-    if isinstance(value, list | tuple):
-        if len(value) > MAX_PARTS:
-            raise SpaceError(f"a tuple-valued knob has at most {MAX_PARTS} parts, got {len(value)}")
-        parts = tuple([_value(v) for v in value])
-        if any(type(v) is not int for v in parts):
-            raise SpaceError(f"a tuple-valued knob holds integers only, got {value!r:.80}")
-        return parts  # type: ignore[return-value]
-    kind = type(value)
-    if kind is int:
-        if -(2**63) <= value < 2**63:
-            return int(value)
-        raise SpaceError("a knob's integer has at most 64 bits")
-    if kind is bool:
-        return bool(value)
-    if kind is str:
-        if len(value) > MAX_TEXT:
-            raise SpaceError(f"a knob's text has at most {MAX_TEXT} characters, got {value!r:.40}…")
-        return str(value)
-    if kind is float:
-        if not math.isfinite(value):
-            raise SpaceError(f"a knob's value must be finite, got {value}")
-        return float(value)
-    for plain in (str, float, int):  # enumerations, and NumPy's float64
-        if isinstance(value, plain):
-            return _value(plain(value))
-    if hasattr(value, "__index__"):  # NumPy's integers
-        return _value(int(value))
-    raise SpaceError(
-        f"{value!r:.80} cannot be a knob's value: use numbers, strings, bools or lists of integers"
-    )
-
-
-class Config(Mapping[str, Value]):
-    """A frozen mapping from knob names to values, equal and hashed by value."""
-
-    __slots__ = ("__dict__", "_items")
-
-    def __init__(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
-        self._items: dict[str, Value] = {str(k): _value(v) for k, v in sorted(dict(values).items())}
-
-    def __getitem__(self, name: str) -> Value:
-        return self._items[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    @cached_property
-    def key(self) -> str:
-        """The canonical text: JSON with sorted names and no white space."""
-        return json.dumps(self._items, separators=(",", ":"), sort_keys=True)
-
-    @cached_property
-    def digest(self) -> str:
-        """16 hexadecimal digits of the key's SHA-256: the identity of a configuration."""
-        return hashlib.sha256(self.key.encode()).hexdigest()[:16]
-
-    @property
-    def plain(self) -> Mapping[str, Value]:
-        """The same as a plain mapping, which reads faster."""
-        return self._items
-
-    def replace(self, **values: Any) -> Config:
-        return Config({**self._items, **values})
-
-    def to_json(self) -> dict[str, Any]:
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in self._items.items()}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Config) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __str__(self) -> str:
-        return " ".join(
-            f"{k}={'x'.join(map(str, v)) if isinstance(v, tuple) else v}"
-            for k, v in self._items.items()
-        )
-
-    def __repr__(self) -> str:
-        return f"Config({self})"
-
-
-class Knob:
-    """One choice: a name and its values in a meaningful order.
-
-    `kind` is `layout` where the value changes what is computed on (a packing), `schedule` where it
-    only changes how.
-    """
-
-    def __init__(self, name: str, values: Iterable[Any], kind: KnobKind = "schedule") -> None:
-        given_name: object = name
-        if not isinstance(given_name, str) or not 0 < len(given_name) <= 64:
-            raise SpaceError(f"a knob's name has 1 to 64 characters, got {name!r:.80}")
-        if kind not in ("schedule", "layout"):
-            raise SpaceError(f"knob {name}: kind is 'schedule' or 'layout', got {kind!r:.40}")
-        self.name = name
-        self.kind: KnobKind = kind
-        # Taken one by one: the permutations of a dozen axes would fill the memory.
-        given = tuple(itertools.islice(values, MAX_VALUES + 1))
-        if not given:
-            raise SpaceError(f"knob {name} has no values")
-        if len(given) > MAX_VALUES:
-            raise SpaceError(f"knob {name} has more than {MAX_VALUES} values")
-        self.types = set(map(type, given))
-        small = self.types == {int} and min(given) >= -(2**63) and max(given) < 2**63
-        self.values: tuple[Value, ...] = given if small else tuple([_value(v) for v in given])
-        self.types = self.types if small else set(map(type, self.values))
-        self.is_number = self.types <= {bool, int, float}
-        distinct = set(self.values) if small else self.position
-        if len(distinct) != len(self.values):
-            raise SpaceError(f"knob {name} has a value twice")
-
-    @cached_property
-    def position(self) -> dict[tuple[type, Value], int]:
-        """Position of each value.
-
-        True == 1 == 1.0 in Python: keyed by type as well, so that a bool is no integer.
-        """
-        return {(type(v), v): i for i, v in enumerate(self.values)}
-
-    @cached_property
-    def encoded(self) -> bytes:
-        """Its part of the text that a space's digest is taken of."""
-        return msgspec.json.encode((self.name, self.kind, self.values))
-
-    def has(self, value: Value) -> bool:
-        """Return whether this is one of its values, of the same type."""
-        if len(self.types) == 1:
-            return type(value) in self.types and value in self.values
-        return (type(value), value) in self.position
-
-    def to_json(self) -> dict[str, Any]:
-        values = [list(v) if isinstance(v, tuple) else v for v in self.values]
-        return {"name": self.name, "values": values, "kind": self.kind}
-
-
-def knob(name: str) -> Expr:
-    """The knob of that name in a constraint or a derived feature."""
-    return Expr.var(name)
-
-
-@lru_cache(maxsize=1024)
-def divisors(extent: int) -> tuple[int, ...]:
-    """The divisors of `extent` in ascending order."""
-    small = [d for d in range(1, math.isqrt(extent) + 1) if extent % d == 0]
-    return tuple(sorted({*small, *(extent // d for d in small)}))
-
-
-def split(
-    name: str,
-    extent: int,
-    parts: int,
-    *,
-    max_factor: int | None = None,
-    kind: KnobKind = "schedule",
-) -> Knob:
-    """A knob whose values are the ways to write `extent` as a product of `parts` factors.
-
-    The outermost comes first, as in AutoTVM's `define_split(policy="factors")`; `max_factor` bounds
-    the innermost.
-    """
-
-    def ways(rest: int, n: int) -> Iterator[tuple[int, ...]]:
-        if n == 1:
-            yield (rest,)
-            return
-        for d in divisors(rest):
-            for tail in ways(rest // d, n - 1):
-                yield (d, *tail)
-
-    found = (w for w in ways(extent, parts) if max_factor is None or w[-1] <= max_factor)
-    return Knob(name, found, kind)
-
-
-def reorder(name: str, axes: Sequence[str]) -> Knob:
-    """A knob whose values are the permutations of `axes`, as tuples of their positions."""
-    return Knob(name, itertools.permutations(range(len(axes))))
 
 
 class ConfigSpace:
@@ -257,18 +65,14 @@ class ConfigSpace:
         if len(self._by_name) != len(self.knobs):
             raise SpaceError("two knobs of a space have the same name")
         if len(self.knobs) > MAX_KNOBS or len(self.constraints) > MAX_CONSTRAINTS:
-            raise SpaceError(
-                f"a space has at most {MAX_KNOBS} knobs and {MAX_CONSTRAINTS} constraints"
-            )
+            raise SpaceError(f"a space has at most {MAX_KNOBS} knobs and {MAX_CONSTRAINTS} constraints")
         numbers = {k.name for k in self.knobs if k.is_number}
         expressions: list[Clause | Expr] = [*self.constraints, *self.derived.values()]
         for what in expressions:
             for name in what.variables() - numbers:
                 if name not in self._by_name:
-                    raise SpaceError(
-                        f"'{what}' is over {name!r:.80}, which is no knob of this space"
-                    )
-                _check_use(what, name, self._by_name[name])
+                    raise SpaceError(f"'{what}' is over {name!r:.80}, which is no knob of this space")
+                self._by_name[name].check_use(what)
         self._given = fallback
         if fallback is not None and not callable(fallback):
             _ = self.fallback
@@ -342,13 +146,10 @@ class ConfigSpace:
             return f"no knob is called {unknown[0]!r:.80}{meant}; knobs: {known}"
         for k in self.knobs:
             if k.name not in config:
-                return f"knob {k.name!r} is missing; it may be {_shown(k.values)}"
+                return f"knob {k.name!r} is missing; it may be {k.show_values()}"
             value = config[k.name]
             if not k.has(value):
-                return (
-                    f"{k.name}={value!r:.80} is not a value of this knob; "
-                    f"it may be {_shown(k.values)}"
-                )
+                return f"{k.name}={value!r:.80} is not a value of this knob; it may be {k.show_values()}"
         return None
 
     def check(self, config: Mapping[str, Any]) -> Config:
@@ -421,8 +222,8 @@ class ConfigSpace:
         """Up to `n` distinct valid configurations, uniformly drawn where `tries` draws each suffice.
 
         Where valid ones are rarer, the rest come from the list of all, if the space is small, or
-        from randomised descents that respect the constraints, which favours sparse branches. Fewer
-        than `n` come back only from a space that has about as few.
+        from randomised descents, which favours sparse branches. Fewer than `n` come back only from a
+        space that has about as few.
         """
         found: dict[str, Config] = {}
 
@@ -469,12 +270,8 @@ class ConfigSpace:
             raise SpaceError("a space is an object with a list 'knobs'")
         knobs = []
         for i, entry in enumerate(data["knobs"][: MAX_KNOBS + 1]):
-            if not isinstance(entry, Mapping) or not isinstance(entry.get("values"), list):
-                raise SpaceError(f"knobs[{i}] is an object with a name and a list of values")
             try:
-                knobs.append(
-                    Knob(entry.get("name", ""), entry["values"], entry.get("kind", "schedule"))
-                )
+                knobs.append(Knob.from_json(entry))
             except SpaceError as error:
                 raise SpaceError(f"knobs[{i}]: {error}") from error
         constraints, derived = data.get("constraints", []), data.get("derived", {})
@@ -486,12 +283,9 @@ class ConfigSpace:
         if fallback is not None and not isinstance(fallback, Mapping):
             raise SpaceError(f"fallback: an object of knobs and their values, got {fallback!r:.80}")
         try:
-            return cls(
-                knobs,
-                [Clause.from_json(c) for c in constraints],
-                {str(name): Expr.from_json(e) for name, e in derived.items()},
-                fallback,
-            )
+            clauses = [Clause.from_json(c) for c in constraints]
+            features = {str(name): Expr.from_json(e) for name, e in derived.items()}
+            return cls(knobs, clauses, features, fallback)
         except ExpressionError as error:
             raise SpaceError(f"constraints or derived features: {error}") from error
 
@@ -515,28 +309,3 @@ class ConfigSpace:
 
     def __repr__(self) -> str:
         return f"ConfigSpace({', '.join(self._by_name)}; size {self.size})"
-
-
-def _check_use(what: Clause | Expr, name: str, used: Knob) -> None:
-    """Raises where a knob of texts or tuples stands where a number must.
-
-    Arithmetic on them would be Python's: a text times a large number fills the memory.
-    """
-    tuples = used.types == {tuple}
-    for root in what.alternatives if isinstance(what, Clause) else (what,):
-        for node in root.nodes():
-            if node.op in ("const", "var"):
-                continue
-            allowed = ("item", "==", "!=") if tuples else ("==", "!=")
-            if node.op not in allowed and any(
-                a.op == "var" and a.args[0] == name for a in node.args
-            ):
-                raise SpaceError(
-                    f"'{what}': knob {name!r} has values such as {used.values[0]!r:.40}, "
-                    + (f"use its parts, {name}[0] …" if tuples else "which can only be compared")
-                )
-
-
-def _shown(values: Sequence[Value], most: int = 12) -> str:
-    text = ", ".join(str(v) for v in values[:most])
-    return text if len(values) <= most else f"{text}, … ({len(values)} values)"

@@ -6,8 +6,6 @@ strings (`llvm -mcpu=znver4 -num-cores=2`, `cuda -arch=sm_90`), which TVM itself
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import cache, cached_property
@@ -18,6 +16,16 @@ from strategy import host
 from strategy.extern import find_library
 from strategy.processor import vector_bytes
 from strategy.suggestion import suggest
+from strategy.target_text import (
+    SWITCHES,
+    TargetError,
+    read_count,
+    read_name,
+    read_options,
+    read_words,
+)
+
+__all__ = ["BUILT", "KINDS", "Target", "TargetError", "cpu_target"]
 
 KINDS: dict[str, tuple[str, ...]] = {
     "llvm": ("cpu",),
@@ -35,8 +43,6 @@ _CAPABILITIES = frozenset(
     "max_shared_memory_per_block registers_per_block multi_processors thread_warp_size "
     "bandwidth_bytes_per_s".split()
 )
-
-
 # What others, and older TVM, call the same.
 _ALIASES = {
     "target": "mtriple",
@@ -47,19 +53,8 @@ _ALIASES = {
     "l2_cache_size_bytes": "l2_bytes",
 }
 # TVM's own bookkeeping, which says nothing about the code.
-_SWITCHES = frozenset("link-params system-lib".split())
-_IGNORED = _SWITCHES | frozenset("tag host mfloat-abi runtime executor".split())
+_IGNORED = SWITCHES | frozenset("tag host mfloat-abi runtime executor".split())
 _READ = frozenset("keys device mcpu arch mattr mtriple num-cores libs model".split())
-# An empty list says that there are none: `cpu -libs=`.
-_LISTS = frozenset("libs mattr".split())
-# What names in a target may be: they make up its key, whose parts "/" separates.
-_NAME = re.compile(r"[^\s/]{1,128}")
-MAX_WORDS = 64
-MAX_TEXT = 4096
-
-
-class TargetError(ValueError):
-    """A target that cannot be read; the message names the field and the remedy."""
 
 
 class Target:
@@ -95,16 +90,9 @@ class Target:
         capability: Mapping[str, int] | None = None,
     ) -> None:
         self.__dict__.update(
-            kind=kind,
-            keys=keys,
-            arch=arch,
-            features=features,
-            threads=threads,
-            libs=libs,
-            model=model,
-            triple=triple,
-            capability=MappingProxyType(dict(capability or {})),
-        )
+            kind=kind, keys=keys, arch=arch, features=features, threads=threads, libs=libs, model=model,
+            triple=triple, capability=MappingProxyType(dict(capability or {})),
+        )  # fmt: skip
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"Target is immutable: parse another instead of setting {name}")
@@ -124,20 +112,8 @@ class Target:
         if isinstance(spec, Mapping):
             return _from_mapping(spec)
         if not isinstance(spec, str) or not spec.strip():
-            raise TargetError(
-                f"target {spec!r:.80}: expected a name such as cpu, a dict, or 'llvm -mcpu=…'"
-            )
-        if spec.lstrip().startswith("{"):
-            import json
-
-            try:
-                data = json.loads(spec, object_pairs_hook=_once)
-            except TargetError:
-                raise
-            except (ValueError, RecursionError) as error:
-                raise TargetError(f"target {spec!r:.80} is not valid JSON: {error}") from error
-            return _from_mapping(data)
-        return _from_string(spec)
+            raise TargetError(f"target {spec!r:.80}: expected a name such as cpu, a dict, or 'llvm -mcpu=…'")
+        return _from_mapping(read_options(spec))
 
     @staticmethod
     def current() -> Target | None:
@@ -262,45 +238,6 @@ class Target:
 _entered: ContextVar[tuple[Target, ...]] = ContextVar("entered", default=())
 
 
-def _from_string(spec: str) -> Target:
-    if len(spec) > MAX_TEXT:  # splitting takes quadratic time
-        raise TargetError(f"target {spec!r:.80}: longer than {MAX_TEXT} characters")
-    try:
-        words = shlex.split(spec)
-    except ValueError as error:
-        raise TargetError(f"target {spec!r:.80}: {error}") from error
-    kind, *words = words
-    options: list[tuple[str, Any]] = [("kind", kind)]
-    words.reverse()
-    while words:
-        word = words.pop()
-        name, equals, value = word.lstrip("-").partition("=")
-        if not word.startswith("-") or not name:
-            raise TargetError(
-                f"target {spec!r:.80}: {word!r:.40} is not an option; write -name=value"
-            )
-        if not equals and words and not words[-1].startswith("-"):
-            value = words.pop()
-        elif not equals and (name in _SWITCHES or name == "foreign"):
-            value = "1"
-        if not value and (not equals or name not in _LISTS):
-            raise TargetError(
-                f"target {spec!r:.80}: {word!r:.40} has no value; write -{name}=value, or leave it out"
-            )
-        options.append((name, value))
-    return _from_mapping(_once(options))
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The options as a mapping; raises `TargetError` where one is given twice."""
-    options: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in options:
-            raise TargetError(f"target option {name!r:.40} is given twice: leave one out")
-        options[name] = value
-    return options
-
-
 def _from_mapping(data: Mapping[str, Any]) -> Target:
     options = {str(name): value for name, value in data.items()}
     for other, name in (*_ALIASES.items(), ("arch", "mcpu")):
@@ -320,19 +257,17 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
     elif kind in KINDS:
         base = Target(kind, KINDS[kind])
     elif options.pop("foreign", None) in (True, "1"):  # it is known by another tool's logs only
-        base = Target(_name("kind", kind))
+        base = Target(read_name("kind", kind))
     else:
         meant = suggest(kind, ("cpu", *KINDS))
-        raise TargetError(
-            f"unknown target {kind!r:.40}{meant}; known: cpu (this host), {', '.join(KINDS)}"
-        )
-    keys = _words("keys", options.pop("keys", ()))
+        raise TargetError(f"unknown target {kind!r:.40}{meant}; known: cpu (this host), {', '.join(KINDS)}")
+    keys = read_words("keys", options.pop("keys", ()))
     device = options.pop("device", None)
     if device and (not keys or kind not in ("cpu", *KINDS)):
-        keys = (_name("device", device), *(keys or base.keys))
+        keys = (read_name("device", device), *(keys or base.keys))
     capability = dict(base.capability)
     for name in _CAPABILITIES & options.keys():
-        capability[name] = _count(name, options.pop(name))
+        capability[name] = read_count(name, options.pop(name))
     arch = options.pop("mcpu", None) or base.arch
     triple = options.pop("mtriple", base.triple)
     model = options.pop("model", base.model)
@@ -341,56 +276,25 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
     target = Target(
         kind=base.kind,
         keys=tuple(dict.fromkeys(keys or base.keys)),
-        arch=_name("arch", arch) if arch else "",
-        features=tuple(sorted(set(_words("mattr", options.pop("mattr", base.features))))),
-        threads=_count("num-cores", options.pop("num-cores", base.threads)),
-        libs=tuple(sorted(set(_words("libs", options.pop("libs", base.libs))))),
+        arch=read_name("arch", arch) if arch else "",
+        features=tuple(sorted(set(read_words("mattr", options.pop("mattr", base.features))))),
+        threads=read_count("num-cores", options.pop("num-cores", base.threads)),
+        libs=tuple(sorted(set(read_words("libs", options.pop("libs", base.libs))))),
         model=model,
-        triple=_name("mtriple", triple) if triple else "",
+        triple=read_name("mtriple", triple) if triple else "",
         capability=capability,
     )
     unknown = sorted(options.keys() - _IGNORED)
     if unknown:
-        meant = suggest(unknown[0], _READ | _ALIASES.keys() | _CAPABILITIES | _SWITCHES)
+        meant = suggest(unknown[0], _READ | _ALIASES.keys() | _CAPABILITIES | SWITCHES)
         raise TargetError(f"target {kind}: unknown option {unknown[0]!r:.40}{meant or '; leave it out'}")
     return target
-
-
-def _words(name: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        value = [v for v in value.split(",") if v]
-    if not isinstance(value, list | tuple) or len(value) > MAX_WORDS:
-        raise TargetError(
-            f"target.{name} = {value!r:.80}: expected a list of up to {MAX_WORDS} names"
-        )
-    return tuple([_name(name, v) for v in value])
-
-
-def _name(field: str, value: Any) -> str:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise TargetError(f"target.{field} = {value!r:.80}: expected a name without spaces or '/'")
-    return value
-
-
-def _count(name: str, value: Any) -> int:
-    try:
-        count = int(value)
-    except (TypeError, ValueError, OverflowError):
-        count = 0
-    if isinstance(value, bool | float) or not 1 <= count <= 2**53:
-        raise TargetError(f"target.{name} = {value!r:.40}: expected an integer of at least 1")
-    return count
 
 
 @cache
 def cpu_target() -> Target:
     """The target `cpu`: this host with all the cores it may use, and the libraries it has."""
     return Target(
-        kind="llvm",
-        keys=("cpu",),
-        arch=host.cpu_arch(),
-        threads=host.usable_cores(),
-        libs=("cblas",) if find_library("cblas") else (),
-        model=host.cpu_model(),
-        capability=host.cache_sizes(),
-    )
+        "llvm", ("cpu",), host.cpu_arch(), threads=host.usable_cores(), model=host.cpu_model(),
+        libs=("cblas",) if find_library("cblas") else (), capability=host.cache_sizes(),
+    )  # fmt: skip

@@ -32,8 +32,8 @@ from service.formats.entry import (
 )
 from service.formats.source import Source, check, load
 from service.formats.template import arguments_of, family, tensor, workload_of
+from strategy.config import MAX_PARTS, MAX_TEXT
 from strategy.record import ErrorKind
-from strategy.space import MAX_PARTS, MAX_TEXT
 
 MAX_CACHED = 20_000
 MAX_KNOBS = 100

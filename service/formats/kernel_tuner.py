@@ -32,8 +32,10 @@ from service.formats.entry import (
 )
 from service.formats.scan import Entry, Frame, scan
 from service.formats.source import Source, load
+from strategy.config import MAX_TEXT
+from strategy.knob import MAX_VALUES
 from strategy.record import ErrorKind
-from strategy.space import MAX_TEXT, MAX_VALUES, Config, ConfigSpace, Knob, SpaceError
+from strategy.space import Config, ConfigSpace, Knob, SpaceError
 from strategy.target import Target
 from strategy.workload import Workload
 

@@ -34,8 +34,9 @@ from service.formats.entry import (
 )
 from service.formats.source import MAX_LINE as MAX_RECORD
 from service.formats.source import Source, check, load
+from strategy.config import MAX_TEXT
 from strategy.record import ErrorKind
-from strategy.space import MAX_TEXT, Config
+from strategy.space import Config
 from strategy.types import TensorType
 from strategy.workload import Input, Workload
 

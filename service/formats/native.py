@@ -28,8 +28,9 @@ from service.formats.entry import (
     reject,
 )
 from service.formats.source import Source, check, load
+from strategy.config import MAX_PARTS, MAX_TEXT
 from strategy.record import Device, ErrorKind, Phase, Seconds, TimingPolicy, decode, encode
-from strategy.space import MAX_PARTS, MAX_TEXT, ConfigSpace
+from strategy.space import ConfigSpace
 
 VERSION = 1
 MAX_LINE = 1 << 26  # of an attachment, as a module with constants may be long
