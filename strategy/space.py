@@ -31,7 +31,6 @@ MAX_STEPS = 1_000_000  # values tried in a search for valid configurations
 SMALL_SIZE = 50_000  # up to which a space may be listed to sample from it
 
 
-
 class _OutOfSteps(Exception):
     """A search for valid configurations tried as many values as it may."""
 

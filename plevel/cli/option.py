@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from strategy.target import Target
     from strategy.workload import Input, Workload
 
+
 def complete_op(incomplete: str) -> list[str]:
     """Installed operators with this prefix."""
     from strategy.op import all_ops

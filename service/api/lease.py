@@ -13,7 +13,7 @@ from service.api.wire import body_of, describe, reply
 from service.context import Context, context_of
 from service.errors import ServiceError
 from service.queue import fleet
-from service.queue import job as jobs
+from service.queue import lease as leasing
 from service.queue.claim import Ask
 from service.queue.worker_batches import Answers
 from strategy.record import (
@@ -67,7 +67,7 @@ async def lease(
 def _give_back(context: Context, leases: Sequence[Lease]) -> None:
     with context.store.write() as connection:
         for one in leases:
-            jobs.release(connection, one.id, one.token, context.terms)
+            leasing.release(connection, one.id, one.token, context.terms)
     context.queued.notify()
 
 
@@ -115,7 +115,7 @@ def renew(
 ) -> Response:
     with context.store.write() as connection:
         fleet.check_leases(connection, [lease_id], who.token_id)
-        renewed = jobs.renew(connection, lease_id, body.token, body.timing, context.terms)
+        renewed = leasing.renew(connection, lease_id, body.token, body.timing, context.terms)
     if body.timing:
         context.queued.notify()  # the device may lease another job now
     return reply(renewed)
@@ -150,7 +150,7 @@ def release(
 ) -> Response:
     with context.store.write() as connection:
         fleet.check_leases(connection, [lease_id], who.token_id)
-        jobs.release(connection, lease_id, body.token, context.terms)
+        leasing.release(connection, lease_id, body.token, context.terms)
     context.queued.notify()
     context.changed.notify()
     return Response(status_code=204)

@@ -11,7 +11,7 @@ from service.access.auth import Who
 from service.api.wire import body_of, describe, reply
 from service.context import Context, context_of
 from service.queue import fleet
-from service.queue import job as jobs
+from service.queue import lease as leasing
 from strategy.record import Registered, WorkerInfo
 
 router = APIRouter(prefix="/v1/workers", tags=["workers"])
@@ -69,7 +69,7 @@ async def heartbeat(context: Ctx, who: Who, worker_id: int) -> Response:
 def leave(context: Ctx, who: Who, worker_id: int) -> Response:
     with context.store.write() as connection:
         fleet.check_worker(connection, worker_id, who.token_id)
-        jobs.leave(connection, worker_id, context.terms)
+        leasing.leave(connection, worker_id, context.terms)
     context.queued.notify()
     context.changed.notify()
     return Response(status_code=204)

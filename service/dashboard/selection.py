@@ -25,6 +25,7 @@ from strategy.workload import Workload
 
 router = APIRouter(include_in_schema=False)
 
+
 class Answer(msgspec.Struct, frozen=True):
     """A selection, with the medians of all implementations at each level that has any."""
 

@@ -8,7 +8,8 @@ import sqlalchemy as sa
 
 from service.errors import LeaseLostError, ServiceError
 from service.queue import fleet
-from service.queue import job as jobs
+from service.queue import lease as leasing
+from service.queue import report as reporting
 from service.queue.claim import Ask
 from service.queue.retry import Terms
 from service.store.batcher import Batcher
@@ -41,7 +42,7 @@ class WorkerBatches:
         self._signs = Batcher(self._see, WORKERS)
 
     async def lease(self, ask: Ask) -> list[Lease]:
-        """Lease jobs, as `job.lease_many`; empty if another service claimed them first."""
+        """Lease jobs, as `lease.lease_many`; empty if another service claimed them first."""
         answer = await self._leases.ask(ask)
         if isinstance(answer, ServiceError):
             raise answer
@@ -52,7 +53,7 @@ class WorkerBatches:
         return await self._looks.ask(ask)
 
     async def report(self, reports: Sequence[Report], token_id: int | None) -> Answers:
-        """Store results, as `job.report_many`.
+        """Store results, as `report.report_many`.
 
         Raises:
             LeaseLostError: a lease belongs to a worker of another token; nothing is stored.
@@ -70,7 +71,7 @@ class WorkerBatches:
     def _lease(self, asks: Sequence[Ask]) -> Sequence[list[Lease] | ServiceError]:
         try:
             with self._store.write() as connection:
-                return jobs.lease_many(connection, asks, self._terms)
+                return leasing.lease_many(connection, asks, self._terms)
         except sa.exc.IntegrityError:
             if len(asks) > 1:
                 raise
@@ -78,7 +79,7 @@ class WorkerBatches:
 
     def _look(self, asks: Sequence[Ask]) -> Sequence[bool]:
         with self._store.read() as connection:
-            return jobs.may_lease(connection, asks)
+            return leasing.may_lease(connection, asks)
 
     def _store_results(self, requests: Sequence[Request]) -> Sequence[Answers | ServiceError]:
         answers: list[Answers | ServiceError] = []
@@ -92,7 +93,7 @@ class WorkerBatches:
                 else:
                     answers.append([])
                     accepted += reports
-            found = iter(jobs.report_many(connection, accepted, self._terms))
+            found = iter(reporting.report_many(connection, accepted, self._terms))
         return [
             answer
             if isinstance(answer, ServiceError)

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from service.queue import fleet, retry
 from service.queue import job as jobs
+from service.queue import report as reporting
 from service.store.db import Store, now
 from service.store.tables import best, cost_model, device, event, job, record, run, task, worker
 from service.tuning import run as runs
@@ -197,7 +198,7 @@ class Farm:
             references=(self._reference(),),
         )  # fmt: skip
         with self.store.write() as c:
-            jobs.report(c, Report(lease_id=held.id, results=sent), TERMS)
+            reporting.report(c, Report(lease_id=held.id, results=sent), TERMS)
 
     def _reference(self) -> Reference:
         """The calibration kernel's times beside every batch, on a host that slows down now and then."""

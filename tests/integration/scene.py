@@ -15,6 +15,8 @@ import sqlalchemy as sa
 from service.errors import ServiceError
 from service.queue import fleet, retry
 from service.queue import job as jobs
+from service.queue import lease as leasing
+from service.queue import report as reporting
 from service.queue.claim import Ask
 from service.store.db import Store, now
 from service.store.tables import job, lease, record
@@ -93,7 +95,7 @@ def lease_jobs(
     terms: retry.Terms = TERMS,
 ) -> list[Lease]:  # fmt: skip
     """The leases of one worker that asks for jobs; raises its refusal."""
-    (answer,) = jobs.lease_many(connection, [Ask(worker_id, identity, most)], terms)
+    (answer,) = leasing.lease_many(connection, [Ask(worker_id, identity, most)], terms)
     if isinstance(answer, ServiceError):
         raise answer
     return answer
@@ -160,7 +162,7 @@ class Scene:
     def report(self, held: Lease, results: Sequence[Result], done: bool = True) -> ResultsAccepted:
         sent = Results(token=held.token, session=f"s{held.id}", results=tuple(results), done=done)
         with self.store.write() as c:
-            return jobs.report(c, Report(lease_id=held.id, results=sent), TERMS)
+            return reporting.report(c, Report(lease_id=held.id, results=sent), TERMS)
 
     def lose(self, held: Lease) -> None:
         """The lease's time is over, by the database's clock, and somebody notices."""

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from service.predict import trainer
 from service.queue import fleet, retry
-from service.queue import job as jobs
+from service.queue import lease as leasing
 from service.search.child import InlineModel
 from service.settings import Settings
 from service.store.db import Store, now
@@ -113,7 +113,7 @@ def test_a_worker_that_lives_keeps_the_lease_that_it_got_ahead_of_time(
     clock.move(-HOUR_S)
     assert expire(store) == 0
     with store.write() as c:
-        jobs.renew(c, held.id, held.token, False, TERMS)
+        leasing.renew(c, held.id, held.token, False, TERMS)
     clock.move(TERMS.lease_s - 1.0)
     assert expire(store) == 0
     assert scene.report(held, [timed(held.job.entries[0])]).accepted == 1
@@ -132,7 +132,7 @@ def test_a_job_queued_or_backing_off_ahead_of_time_is_due(store: Store, clock: C
                 retry.reopen(c, backing_off, TERMS, blame="its worker was lost")
         else:
             with store.write() as c:
-                jobs.release(c, held.id, held.token, TERMS)
+                leasing.release(c, held.id, held.token, TERMS)
     clock.move(-HOUR_S)
     taken = scene.leased(worker)
     assert taken.job.id == queued

@@ -12,6 +12,8 @@ import sqlalchemy as sa
 from service.errors import InvalidError, NotFoundError
 from service.queue import explain, fleet, pause, retry, rule
 from service.queue import job as jobs
+from service.queue import lease as leasing
+from service.queue import report as reporting
 from service.queue.claim import Ask
 from service.store.db import Store, now
 from service.store.tables import RunState, job, run
@@ -138,7 +140,7 @@ def test_several_jobs_in_one_lease_and_one_report(scene: Scene) -> None:
         for held in leases
     ]  # fmt: skip
     with scene.store.write() as c:
-        answers = jobs.report_many(c, reports, TERMS)
+        answers = reporting.report_many(c, reports, TERMS)
     assert [isinstance(a, ResultsAccepted) for a in answers] == [True, False, True]
     assert "is lost: it expired" in str(answers[1])
     assert len(scene.records()) == 4
@@ -150,7 +152,7 @@ def test_a_look_knows_whether_it_may_find_any(scene: Scene) -> None:
 
     def may(worker: int = worker_id, identity: str = HOST) -> bool:
         with scene.store.read() as c:
-            (found,) = jobs.may_lease(c, [Ask(worker, identity)])
+            (found,) = leasing.may_lease(c, [Ask(worker, identity)])
             return found
 
     assert not may()
@@ -180,11 +182,11 @@ def test_one_lease_reported_twice_at_once_counts_once(scene: Scene) -> None:
     )  # fmt: skip
     report = Report(lease_id=held.id, results=results)
     with scene.store.write() as c:
-        answers = jobs.report_many(c, [report, report], TERMS)
+        answers = reporting.report_many(c, [report, report], TERMS)
     assert [(a.accepted, a.known) for a in accepted(answers)] == [(2, 0), (0, 2)]
     assert len(scene.records()) == 2
     with scene.store.write() as c:  # and once more, when it has ended
-        answers = jobs.report_many(c, [report], TERMS)
+        answers = reporting.report_many(c, [report], TERMS)
     assert [(a.accepted, a.known) for a in accepted(answers)] == [(0, 2)]
 
 
@@ -200,7 +202,7 @@ def test_a_part_and_a_whole_in_one_report(scene: Scene) -> None:
         )
     ]  # fmt: skip
     with scene.store.write() as c:
-        answers = jobs.report_many(c, reports, TERMS)
+        answers = reporting.report_many(c, reports, TERMS)
     assert [a.accepted for a in accepted(answers)] == [1, 2]
     assert scene.states() == ["leased", "done"]
     assert len(scene.records()) == 3
@@ -214,7 +216,7 @@ def test_many_ask_at_once_and_are_served_in_their_order(scene: Scene) -> None:
     def ask(*most: int) -> list[list[int]]:
         asks = [Ask(w, name, n) for w, name, n in zip(workers, names, most, strict=True)]
         with scene.store.write() as c:
-            return [[held.job.id for held in found] for found in jobs.lease_many(c, asks, TERMS)]
+            return [[held.job.id for held in found] for found in leasing.lease_many(c, asks, TERMS)]
 
     with scene.store.write() as c:
         pause.create(c, pause.PauseRequest(reason="new fans", device=names[1]))
@@ -233,7 +235,7 @@ def test_what_needs_a_closer_look_gets_it_where_many_ask(scene: Scene) -> None:
     def ask() -> list[list[int]]:
         asks = [Ask(w, name, 2) for w, name in zip(workers, names, strict=True)]
         with scene.store.write() as c:
-            return [[held.job.id for held in found] for found in jobs.lease_many(c, asks, TERMS)]
+            return [[held.job.id for held in found] for found in leasing.lease_many(c, asks, TERMS)]
 
     assert ask() == [[suspect], plain[:2], plain[2:], []]
     more = [scene.enqueue(configs(1)) for _ in range(2)]
@@ -248,7 +250,7 @@ def test_why_a_suspect_waits_and_what_is_behind_it(scene: Scene) -> None:
     held = scene.leased(one)
     assert held.job.id == suspect
     with scene.store.write() as c:
-        jobs.renew(c, held.id, held.token, True, TERMS)
+        leasing.renew(c, held.id, held.token, True, TERMS)
     assert scene.lease(one) is None
     assert "holds a job that was lost before" in reasons(scene, behind)
     scene.lose(held)
@@ -321,7 +323,7 @@ def test_a_pause_holds_whatever_the_device_has_become(scene: Scene) -> None:
         scene.enqueue(configs(1))
     assert scene.lease(workers[0]) is None
     with scene.store.write() as c:  # together, in other statements
-        answers = jobs.lease_many(c, [Ask(w, HOST) for w in workers], TERMS)
+        answers = leasing.lease_many(c, [Ask(w, HOST) for w in workers], TERMS)
     assert answers == [[], [], []]
     assert "new fans" in reasons(scene, job_id)
 
@@ -389,7 +391,7 @@ def test_why_a_job_waits(scene: Scene) -> None:
     assert f"worker {worker_id} (worker) has been building it on {HOST}" in reasons(scene, job_id)
     assert "each is building another job" in reasons(scene, behind)
     with scene.store.write() as c:
-        jobs.renew(c, held.id, held.token, True, TERMS)
+        leasing.renew(c, held.id, held.token, True, TERMS)
     assert "has been timing it" in reasons(scene, job_id)
     with scene.store.write() as c:
         c.execute(sa.text("UPDATE lease SET expires_at = 0"))

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.metric import Metrics
-from service.queue import job as jobs
+from service.queue import report as reporting
 from service.store.db import Store, now
 from service.store.tables import cost_model
 from strategy.record import ErrorKind, Reference, Report, Results, ResultsAccepted
@@ -83,7 +83,7 @@ def test_times_that_the_service_refuses_count_as_failures(store: Store, done: bo
         done=done,
     )  # fmt: skip
     with store.write() as c:
-        (answer,) = jobs.report_many(c, [Report(lease_id=held.id, results=sent)], TERMS)
+        (answer,) = reporting.report_many(c, [Report(lease_id=held.id, results=sent)], TERMS)
     assert isinstance(answer, ResultsAccepted)
     assert (answer.accepted, answer.refused) == (2, 1)
     metrics = Metrics()

@@ -11,6 +11,8 @@ import sqlalchemy as sa
 from service.errors import DeviceBusyError, InvalidError, LeaseLostError, NotFoundError
 from service.queue import claim, fleet, retry
 from service.queue import job as jobs
+from service.queue import lease as leasing
+from service.queue import report as reporting
 from service.store.db import Store, now
 from service.store.tables import event, job, job_entry, lease, worker
 from strategy.record import ALL, ErrorKind, Renewed, Report, Result, Results
@@ -35,7 +37,7 @@ def scene(store: Store) -> Scene:
 
 def renew(scene: Scene, lease_id: int, token: int, timing: bool = False) -> Renewed:
     with scene.store.write() as c:
-        return jobs.renew(c, lease_id, token, timing, TERMS)
+        return leasing.renew(c, lease_id, token, timing, TERMS)
 
 
 def test_a_job_goes_round(scene: Scene) -> None:
@@ -175,7 +177,7 @@ def test_a_late_result_is_kept_for_the_record(scene: Scene) -> None:
     unknown = Results(token=late.token + 7, session="s", results=sent.results)
     reports = [Report(lease_id=late.id, results=r) for r in (sent, unknown)]
     with scene.store.write() as c:
-        answers = jobs.report_many(c, reports, TERMS)
+        answers = reporting.report_many(c, reports, TERMS)
         (kept,) = c.execute(sa.select(event).where(event.c.kind == "late")).all()
     assert all(isinstance(a, LeaseLostError) for a in answers)
     assert (kept.run_id, kept.job_id, kept.worker_id) == (scene.run_id, late.job.id, worker_id)
@@ -229,11 +231,11 @@ def test_giving_back_is_nobodys_fault(scene: Scene) -> None:
         held = scene.leased(worker_id)
         assert held.job.attempt == 1
         with scene.store.write() as c:
-            jobs.release(c, held.id, held.token, TERMS)
+            leasing.release(c, held.id, held.token, TERMS)
     held = scene.leased(worker_id)
     with scene.store.write() as c:
         fleet.end(c, worker_id)
-        jobs.release_worker(c, worker_id, TERMS)
+        leasing.release_worker(c, worker_id, TERMS)
     assert scene.states() == ["queued"]
     with pytest.raises(NotFoundError):
         scene.lease(worker_id)

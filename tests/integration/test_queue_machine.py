@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 
 from service.errors import DeviceBusyError, LeaseLostError
 from service.queue import job as queue
+from service.queue import lease as leasing
 from service.queue import retry
 from service.store.db import Store, now
 from service.store.tables import EntryState, JobState, job, job_entry, lease, record
@@ -67,7 +68,7 @@ class QueueMachine(RuleBasedStateMachine):
         held = data.draw(st.sampled_from(self.held))
         try:
             with self.store.write() as c:
-                queue.renew(c, held.id, held.token, timing, TERMS)
+                leasing.renew(c, held.id, held.token, timing, TERMS)
         except (LeaseLostError, DeviceBusyError):
             pass
 
@@ -100,7 +101,7 @@ class QueueMachine(RuleBasedStateMachine):
         held = data.draw(st.sampled_from(self.held))
         try:
             with self.store.write() as c:
-                queue.release(c, held.id, held.token, TERMS)
+                leasing.release(c, held.id, held.token, TERMS)
         except LeaseLostError:
             assert not self.is_live(held)
 
@@ -211,7 +212,7 @@ def test_the_machine_finds_a_queue_that_breaks_them(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A queue that takes late results must not pass."""
-    monkeypatch.setattr(queue, "_is_live", lambda lease_id, token: lease.c.id == lease_id)
+    monkeypatch.setattr(leasing, "_is_live", lambda lease_id, token: lease.c.id == lease_id)
 
     class Machine(QueueMachine):
         pass

@@ -27,6 +27,9 @@ from service.errors import (
 from service.predict import training
 from service.queue import fleet, pause, retry
 from service.queue import job as jobs
+from service.queue import lease as leasing
+from service.queue import report as reporting
+from service.queue.claim import Ask
 from service.records import retention
 from service.records.importer import import_items
 from service.settings import Settings
@@ -199,7 +202,7 @@ def test_a_cancelled_run_leaves_nothing_in_the_queue(crowd: Crowd) -> None:
             c.execute(sa.update(lease).where(lease.c.id == lost.id).values(expires_at=now() - 1.0))
         crowd.at_once(
             lambda c: runs.cancel(c, scene.run_id),
-            lambda c: jobs.release(c, given.id, given.token, TERMS),
+            lambda c: leasing.release(c, given.id, given.token, TERMS),
             lambda c: retry.expire(c, TERMS),
         )
         with crowd.stores[0].read() as c:
@@ -298,7 +301,7 @@ def test_a_device_times_under_one_lease(crowd: Crowd) -> None:
             scene.lease_many(worker_id, 1 + workers.index(worker_id) % 2, place)[0] for worker_id in workers
         ]
         answers = crowd.at_once(*(
-            lambda c, h=h: jobs.renew(c, h.id, h.token, True, TERMS) for h in held
+            lambda c, h=h: leasing.renew(c, h.id, h.token, True, TERMS) for h in held
         ))  # fmt: skip
         assert kinds(answers) == {DeviceBusyError: 2}, answers
         with crowd.stores[0].write() as c:
@@ -306,7 +309,7 @@ def test_a_device_times_under_one_lease(crowd: Crowd) -> None:
             timing = sa.select(lease.c.id).where(lease.c.id.in_(ids), lease.c.timing)
             assert len(c.scalars(timing).all()) == 1
             for worker_id in workers:
-                jobs.release_worker(c, worker_id, TERMS)
+                leasing.release_worker(c, worker_id, TERMS)
             jobs.cancel(c, scene.run_id)
 
 
@@ -332,7 +335,7 @@ def report(c: sa.Connection, scene: Scene, held: Any, results: Any) -> Any:
     from strategy.record import Report, Results
 
     sent = Results(token=held.token, session=f"s{held.id}", results=tuple(results), done=True)
-    (answer,) = jobs.report_many(c, [Report(lease_id=held.id, results=sent)], TERMS)
+    (answer,) = reporting.report_many(c, [Report(lease_id=held.id, results=sent)], TERMS)
     if isinstance(answer, Exception):
         raise answer
     return answer
@@ -351,7 +354,7 @@ def test_a_job_ends_in_one_way(crowd: Crowd) -> None:
                 c.execute(sa.update(lease).where(lease.c.id == held.id).values(expires_at=now() + 0.002))
         crowd.at_once(
             lambda c: report(c, scene, held, results),
-            lambda c: jobs.release(c, held.id, held.token, TERMS),
+            lambda c: leasing.release(c, held.id, held.token, TERMS),
             lambda c: retry.expire(c, TERMS),
         )
         with crowd.stores[0].write() as c:
@@ -373,14 +376,14 @@ def test_jobs_are_leased_once(crowd: Crowd) -> None:
         for _ in range(2):
             scene.enqueue(configs(1))
         answers = crowd.at_once(*(
-            lambda c, w=w, p=p: jobs.lease_many(c, [jobs.Ask(w, p)], TERMS)[0]
+            lambda c, w=w, p=p: leasing.lease_many(c, [Ask(w, p)], TERMS)[0]
             for w, p in zip(workers, places, strict=True)
         ))  # fmt: skip
         leased = [one.job.id for found in answers for one in found]  # type: ignore[union-attr]
         assert len(leased) == len(set(leased))
         with crowd.stores[0].write() as c:
             for worker_id in workers:
-                jobs.release_worker(c, worker_id, TERMS)
+                leasing.release_worker(c, worker_id, TERMS)
             jobs.cancel(c, scene.run_id)
 
 
@@ -392,8 +395,8 @@ def test_a_worker_that_leaves_keeps_no_job(crowd: Crowd) -> None:
         worker_id = scene.register(device(place))
         scene.enqueue(configs(1))
         crowd.at_once(
-            lambda c: jobs.leave(c, worker_id, TERMS),
-            lambda c: jobs.lease_many(c, [jobs.Ask(worker_id, place)], TERMS)[0],
+            lambda c: leasing.leave(c, worker_id, TERMS),
+            lambda c: leasing.lease_many(c, [Ask(worker_id, place)], TERMS)[0],
         )
         with crowd.stores[0].write() as c:
             live = sa.select(lease.c.id).where(lease.c.ended_at.is_(None))

@@ -16,7 +16,7 @@ from service.dashboard.query.run import leaders
 from service.errors import NotFoundError
 from service.formats import ImportedRecord, Task
 from service.queue import fleet
-from service.queue import job as queue
+from service.queue import report as reporting
 from service.records import exporter, log, retention
 from service.records.coverage import cover
 from service.records.filter import Tasks, Wanted
@@ -346,10 +346,9 @@ def test_a_record_keeps_everything(scene: Scene) -> None:
     sent = Results(
         token=held.token, session="s", results=(result,), environment={"driver": "1"}, done=True
     )
-    from service.queue import job as queue
 
     with scene.store.write() as c:
-        queue.report(c, Report(lease_id=held.id, results=sent), TERMS)
+        reporting.report(c, Report(lease_id=held.id, results=sent), TERMS)
     with scene.store.read() as c:
         row = log.page(c, Wanted(run_id=scene.run_id)).records[0]
         assert c.scalar(sa.select(sa.func.count()).select_from(environment)) == 1
@@ -438,9 +437,9 @@ def test_reference_times_are_records_of_their_own(store: Store) -> None:
             references=references,
         )  # fmt: skip
         with store.write() as c:
-            queue.report(c, Report(lease_id=held.id, results=sent), TERMS)
+            reporting.report(c, Report(lease_id=held.id, results=sent), TERMS)
             if entry:  # the lease ended whole: sent again it changes nothing
-                queue.report(c, Report(lease_id=held.id, results=sent), TERMS)
+                reporting.report(c, Report(lease_id=held.id, results=sent), TERMS)
             c.execute(sa.update(job).values(available_at=now() - 1.0))
 
     finish(0, 1e-5, 1.01e-5)

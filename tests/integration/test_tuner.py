@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from service.queue import fleet
 from service.queue import job as queue
+from service.queue import report as reporting
 from service.search.child import ChildModel, CostModel
 from service.selection.database import RecordDatabase
 from service.settings import Settings
@@ -94,7 +95,7 @@ class Farm:
                 return False
             results = tuple(self.answer(e) for e in held.job.entries)
             sent = Results(token=held.token, session=str(held.id), results=results, done=True)
-            queue.report(c, Report(lease_id=held.id, results=sent), TERMS)
+            reporting.report(c, Report(lease_id=held.id, results=sent), TERMS)
         self.phases.append(held.job.phase)
         self.jobs.append(list(held.job.entries))
         return True
