@@ -14,7 +14,7 @@ from service.context import Context, context_of
 from service.errors import ServiceError
 from service.queue import fleet
 from service.queue import lease as leasing
-from service.queue.claim import Ask
+from service.queue.place import Ask
 from service.queue.worker_batches import Answers
 from strategy.record import (
     Lease,

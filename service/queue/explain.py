@@ -8,7 +8,8 @@ import msgspec
 import sqlalchemy as sa
 
 from service.errors import NotFoundError
-from service.queue import claim, fleet, pause, rule
+from service.queue import fleet, pause, rule
+from service.queue.place import can_build
 from service.store.db import now
 from service.store.tables import JobState, device, job, lease, run, target, worker, worker_device
 from strategy.table import show_number
@@ -76,7 +77,7 @@ def _explain_wait(connection: sa.Connection, row: Any, alive_s: float) -> list[s
         reasons.append(f"its worker was lost {show_number(row.attempts, 'time')} ({row.reason})")
     places = _places(connection, row, alive_s)
     known = [p for p in places if p.name]
-    able = [p for p in known if not p.operators or claim.can_build(row.needs, p.operators)]
+    able = [p for p in known if not p.operators or can_build(row.needs, p.operators)]
     facts = {
         **row._mapping,
         "at_work": show_number(row.running, "job"),

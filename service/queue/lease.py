@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from service.errors import DeviceBusyError, LeaseLostError, ServiceError
 from service.queue import claim, fleet, retry
-from service.queue.claim import Ask
+from service.queue.place import Ask, Place, find_place
 from service.store import event
 from service.store.db import among, now
 from service.store.tables import lease
@@ -39,19 +39,19 @@ def lease_many(
     known = fleet.heartbeat(connection, {a.worker_id for a in asks}, terms.alive_s)
     retry.expire(connection, terms)
     answers: list[list[Lease] | ServiceError] = []
-    places: list[claim.Place | None] = []
+    places: list[Place | None] = []
     for ask in asks:
         answers.append([])
         places.append(None)
         try:
             if ask.worker_id not in known:
                 raise fleet.unknown_worker(ask.worker_id)
-            places[-1] = claim.find_place(connection, ask)
+            places[-1] = find_place(connection, ask)
         except ServiceError as error:
             answers[-1] = error
     needs = claim.Needs(connection)
     building = _building(connection, {p.device_id for p in places if p is not None})
-    wanted: list[tuple[int, claim.Place, int]] = []
+    wanted: list[tuple[int, Place, int]] = []
     for i, place in enumerate(places):
         room = 0 if place is None else asks[i].most - building[place.device_id]
         if place is not None and room > 0 and needs.next(place.target_id):
@@ -60,7 +60,7 @@ def lease_many(
     served: dict[int, list[Any]] = {}
     if len(wanted) >= claim.TOGETHER:
         served = claim.take_together(connection, wanted, needs)
-    taken: list[tuple[int, claim.Place, Any]] = []
+    taken: list[tuple[int, Place, Any]] = []
     for i, place, room in wanted:
         if i not in served and any(earlier.worker_id == place.worker_id for _, earlier, _ in taken):
             # The number to lease depends on the leases that the device holds.
@@ -93,7 +93,7 @@ def _insertion(lease_s: float) -> Any:
 
 def _make_leases(
     connection: sa.Connection,
-    taken: Sequence[tuple[int, claim.Place, Any]],
+    taken: Sequence[tuple[int, Place, Any]],
     answers: list[list[Lease] | ServiceError],
     terms: retry.Terms,
 ) -> None:
@@ -131,7 +131,7 @@ def may_lease(connection: sa.Connection, asks: Sequence[Ask]) -> list[bool]:
     targets: list[int | None] = []
     for ask in asks:
         try:
-            targets.append(claim.find_place(connection, ask).target_id)
+            targets.append(find_place(connection, ask).target_id)
         except ServiceError:
             targets.append(None)
     found = claim.with_jobs(connection, {t for t in targets if t is not None})

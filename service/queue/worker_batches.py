@@ -10,7 +10,7 @@ from service.errors import LeaseLostError, ServiceError
 from service.queue import fleet
 from service.queue import lease as leasing
 from service.queue import report as reporting
-from service.queue.claim import Ask
+from service.queue.place import Ask
 from service.queue.retry import Terms
 from service.store.batcher import Batcher
 from service.store.db import Store

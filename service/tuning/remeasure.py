@@ -11,18 +11,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from service.queue import claim, fleet, insertion
+from service.queue import fleet, insertion
+from service.queue.place import can_build
 from service.store.db import now
-from service.store.tables import (
-    LIVE,
-    JobState,
-    job,
-    job_entry,
-    lease,
-    run,
-    worker,
-    worker_device,
-)
+from service.store.tables import LIVE, JobState, job, job_entry, lease, run, worker, worker_device
 from strategy.record import Phase, RunState
 
 AFTER_ALL = 10_000  # a priority: below all other jobs
@@ -66,7 +58,7 @@ def enqueue_due(connection: sa.Connection, after_s: float, alive_s: float) -> li
     return [
         _repeat(connection, final)
         for final in first.values()
-        if any(not known or claim.can_build(final.needs, known) for known in able)
+        if any(not known or can_build(final.needs, known) for known in able)
     ]
 
 

@@ -17,7 +17,7 @@ from service.queue import fleet, retry
 from service.queue import job as jobs
 from service.queue import lease as leasing
 from service.queue import report as reporting
-from service.queue.claim import Ask
+from service.queue.place import Ask
 from service.store.db import Store, now
 from service.store.tables import job, lease, record
 from service.tuning import run as runs

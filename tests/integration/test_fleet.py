@@ -14,7 +14,7 @@ from service.queue import explain, fleet, pause, retry, rule
 from service.queue import job as jobs
 from service.queue import lease as leasing
 from service.queue import report as reporting
-from service.queue.claim import Ask
+from service.queue.place import Ask
 from service.store.db import Store, now
 from service.store.tables import RunState, job, run
 from service.store.tables import device as device_table

@@ -29,7 +29,7 @@ from service.queue import fleet, pause, retry
 from service.queue import job as jobs
 from service.queue import lease as leasing
 from service.queue import report as reporting
-from service.queue.claim import Ask
+from service.queue.place import Ask
 from service.records import retention
 from service.records.importer import import_items
 from service.settings import Settings

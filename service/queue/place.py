@@ -1,0 +1,101 @@
+"""Devices that ask for jobs, and what their workers can build."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import orjson
+import sqlalchemy as sa
+
+from service.errors import InvalidError
+from service.queue import fleet
+from service.store.db import among
+from service.store.row_cache import recall
+from service.store.tables import device, worker, worker_device
+from strategy.record import ALL
+
+Operators = Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request for jobs for a worker's device, which then builds at most `most`.
+
+    The token must be the one that registered the worker, if it had one.
+    """
+
+    worker_id: int
+    device: str
+    most: int = 1
+    token_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """A registered device and its worker."""
+
+    worker_id: int
+    device_id: int
+    identity: str
+    target_id: int
+    operators: Operators
+    token_id: int | None
+
+    def can_build(self, needs: str) -> bool:
+        """Return whether the worker can build a job; one that listed no operators can build any."""
+        return not self.operators or can_build(needs, self.operators)
+
+
+def find_place(connection: sa.Connection, ask: Ask) -> Place:
+    """Return the device and worker of a request.
+
+    Raises:
+        NotFoundError: the worker is another token's.
+        InvalidError: the worker did not register the device.
+    """
+    key = ask.worker_id, ask.device
+    place = recall(connection, "place", [key], _find_places).get(key)
+    if place is None:
+        raise InvalidError(
+            f"device {ask.device!r:.100} was not registered by worker {ask.worker_id}: register again"
+        )
+    if ask.token_id is not None and place.token_id != ask.token_id:
+        raise fleet.unknown_worker(ask.worker_id)
+    return place
+
+
+_PLACES = (
+    sa.select(worker_device, device.c.identity, worker.c.operators, worker.c.token_id)
+    .join(device, device.c.id == worker_device.c.device_id)
+    .join(worker, worker.c.id == worker_device.c.worker_id)
+    .where(among(worker.c.id))
+)
+
+
+def _find_places(
+    connection: sa.Connection, keys: Collection[tuple[int, str]]
+) -> dict[tuple[int, str], Place]:
+    rows = connection.execute(_PLACES, {"ids": {worker_id for worker_id, _ in keys}})
+    return {
+        (r.worker_id, r.identity): Place(
+            r.worker_id, r.device_id, r.identity, r.target_id, r.operators, r.token_id
+        )
+        for r in rows
+    }
+
+
+def can_build(needs: str, operators: Operators) -> bool:
+    """Return whether a worker with these operators and versions can build a job with these needs."""
+    op, versions = _read_needs(needs)
+    known = operators.get(op)
+    if known is None or ALL in known:
+        return known is not None
+    return all(str(known.get(name)) == version for name, version in versions)
+
+
+@lru_cache(maxsize=4096)
+def _read_needs(needs: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    wanted = orjson.loads(needs)
+    return wanted["op"], tuple(wanted["versions"].items())
