@@ -34,7 +34,9 @@ from service.queue import job as queue
 from service.store import migration
 from service.store.db import Store
 from service.store.tables import job, job_entry
+from service.tuning import plan as planning
 from service.tuning import run as runs
+from service.tuning import run_status
 from strategy.op_strategy import Candidate
 from strategy.record import (
     SEARCH_POLICY,
@@ -70,8 +72,8 @@ class Farm:
         run = RunWorkload(workload=WORKLOAD, candidates=(CANDIDATE,))
         request = RunRequest(workloads=(run,), target=TARGET, force=True)
         with self.store.write() as c:
-            self.run_id = runs.create(c, request, runs.plan(request))
-            self.task_id = runs.status(c, self.run_id, 60).tasks[0].task_id
+            self.run_id = runs.create(c, request, planning.plan(request))
+            self.task_id = run_status.status(c, self.run_id, 60).tasks[0].task_id
             place = c.execute(sa.text("SELECT workload_id, target_id FROM task")).first()
             assert place is not None
             if jobs:

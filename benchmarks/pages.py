@@ -37,6 +37,7 @@ from service.records.log import REFERENCE, REFERENCE_KERNEL
 from service.store import catalogue, migration
 from service.store.db import Store, now
 from service.store.tables import best, cost_model, job, record, run, run_task, task
+from service.tuning import plan as planning
 from service.tuning import run as runs
 from strategy.op_strategy import Candidate
 from strategy.record import (
@@ -113,7 +114,7 @@ def _ask(store: Store, shapes: int) -> tuple[list[Any], dict[str, Any]]:
             part = tuple(asked[start : start + PER_RUN])
             request = RunRequest(workloads=part, target=TARGET, trials=10_000)
             sizes = (SPACE.size,) * len(OFFERED)
-            runs.create(c, request, [runs.Planned(w.workload, 1.0, OFFERED, sizes) for w in part])
+            runs.create(c, request, [planning.Planned(w.workload, 1.0, OFFERED, sizes) for w in part])
         body = TARGET.to_json()
         target_id = catalogue.put_target(c, TARGET)
         common = {

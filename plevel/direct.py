@@ -150,10 +150,10 @@ class Direct:
         """The latest runs, the newest first."""
         if self._store is None:
             return ()
-        from service.tuning import run as runs
+        from service.tuning import run_status
 
         with self._read() as connection:
-            return tuple(runs.recent(connection, limit, _alive_s(), self._namespace))
+            return tuple(run_status.recent(connection, limit, _alive_s(), self._namespace))
 
     def request(self, run_id: int) -> RunRequest:
         """The request of a run."""
@@ -167,9 +167,10 @@ class Direct:
         """Stop a run; its measurements are kept."""
         with self._change("run.cancel", run=run_id) as (connection, _):
             from service.tuning import run as runs
+            from service.tuning import run_status
 
             runs.cancel(connection, run_id)
-            return runs.status(connection, run_id, _alive_s())
+            return run_status.status(connection, run_id, _alive_s())
 
     def records(
         self, *, limit: int = 100, cursor: int = 0, newest: bool = False, **wanted: Any
@@ -177,11 +178,11 @@ class Direct:
         """One page of the log. See `Client.records`."""
         if self._store is None:
             return {"records": [], "next": None}
-        from service.records import log
+        from service.records import log_page
         from service.records.filter import Wanted
 
         which = Wanted(namespace=self._namespace, **wanted)
-        return self._ask(Row, partial(log.page, wanted=which, limit=limit, cursor=cursor, newest=newest))
+        return self._ask(Row, partial(log_page.page, wanted=which, limit=limit, cursor=cursor, newest=newest))
 
     def iter_best(self, *, scope: str | None = None, **wanted: Any) -> Iterator[Row]:
         """Yield the best of each task that matches. See `Client.iter_best`."""
@@ -213,18 +214,18 @@ class Direct:
     def task(self, task_id: int) -> TaskStatus:
         """A task over all runs."""
         self._require(f"task {task_id}")
-        from service.tuning import run as runs
+        from service.tuning import run_status
 
         with self._read() as connection:
-            return runs.task_status(connection, task_id)
+            return run_status.task_status(connection, task_id)
 
     def curve(self, task_id: int) -> Rows:
         """The trials of a task's search that improved on all previous ones. See `Client.curve`."""
         if self._store is None:
             return []
-        from service.records import log
+        from service.records import log_page
 
-        return self._ask(Rows, log.curve, task_id)
+        return self._ask(Rows, log_page.curve, task_id)
 
     def import_records(
         self,

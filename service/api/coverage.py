@@ -11,10 +11,10 @@ from service.access.auth import Who, Within
 from service.api.query import OfWorkload
 from service.api.wire import describe, reply
 from service.context import Context, context_of
-from service.records import coverage, log
+from service.records import coverage, log_page
 from service.records.filter import Tasks
 from service.store.tables import Scope
-from service.tuning import run as runs
+from service.tuning import run_status
 
 router = APIRouter(prefix="/v1", tags=["records"])
 Ctx = Annotated[Context, Depends(context_of)]
@@ -43,7 +43,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """The trials of a task's search that improved on all previous ones; failures count as trials."""
 
     task_id: int
-    points: tuple[log.CurvePoint, ...]
+    points: tuple[log_page.CurvePoint, ...]
 
 
 @router.get(
@@ -66,9 +66,9 @@ def list_best(context: Ctx, which: OfTasks, scope: Scope | None = None) -> Respo
 )
 def show_curve(context: Ctx, who: Who, task_id: int, run_id: int | None = None) -> Response:
     with context.store.read() as connection:
-        points = log.curve(connection, task_id, run_id)
+        points = log_page.curve(connection, task_id, run_id)
         if not points or who.namespace is not None:  # 404 if the task does not exist
-            runs.task_status(connection, task_id, who.namespace)
+            run_status.task_status(connection, task_id, who.namespace)
     return reply(Curve(task_id=task_id, points=tuple(points)))
 
 

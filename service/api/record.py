@@ -11,9 +11,9 @@ from service.access.auth import Who, Within
 from service.api.query import OfWorkload
 from service.api.wire import describe, reply
 from service.context import Context, context_of
-from service.records import exporter, log
+from service.records import exporter, log_page
 from service.records.filter import Wanted
-from service.tuning import run as runs
+from service.tuning import run_status
 from strategy.record import ErrorKind, Phase, TaskStatus
 
 router = APIRouter(prefix="/v1", tags=["records"])
@@ -57,7 +57,7 @@ _STREAMS: dict[str, Any] = {
     for media in (_NDJSON, *_MEDIA.values())
 }
 _LIST = describe(
-    "List records", gives=log.RecordPage, errors=(422,),
+    "List records", gives=log_page.RecordPage, errors=(422,),
     note="In order of arrival, or the `newest` first; `next` is the cursor of the following "
     "page of the same order. A page may hold "
     "fewer than `limit`, or none, if matches are rare, and still have a `next`. `error` is a "
@@ -80,7 +80,7 @@ def list_records(
     if format != "json":
         return stream(context, "native" if format == "ndjson" else format, which)
     with context.store.read() as connection:
-        page = log.page(connection, which, limit=limit, cursor=cursor, newest=newest)
+        page = log_page.page(connection, which, limit=limit, cursor=cursor, newest=newest)
     return reply(page)
 
 
@@ -112,4 +112,4 @@ def stream(context: Context, form: exporter.Writable, which: Wanted) -> Response
 @router.get("/tasks/{task_id}", **describe("A task over all runs", gives=TaskStatus, errors=(404,)))
 def show_task(context: Ctx, who: Who, task_id: int) -> Response:
     with context.store.read() as connection:
-        return reply(runs.task_status(connection, task_id, who.namespace))
+        return reply(run_status.task_status(connection, task_id, who.namespace))

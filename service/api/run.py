@@ -15,8 +15,9 @@ from service.access import audit
 from service.access.auth import Actor, Who, Within
 from service.api.wire import body_of, describe, reply
 from service.context import Context, context_of
+from service.tuning import plan as planning
 from service.tuning import run as runs
-from service.tuning import webhook
+from service.tuning import run_status, webhook
 from strategy.record import RunRequest, RunState, RunStatus, encode
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
@@ -48,13 +49,13 @@ def create(
 ) -> Response:
     if body.webhook is not None:
         webhook.check(body.webhook, context.settings.webhook_hosts)
-    planned = runs.plan(body)
+    planned = planning.plan(body)
     with context.store.write() as connection:
         run_id = runs.create(connection, body, planned, within)
         if body.webhook is not None:
             webhook.subscribe(connection, run_id, body.webhook)
         audit.note(connection, who, "run.create", run=run_id, trials=body.trials)
-        status = runs.status(connection, run_id, context.settings.alive_s)
+        status = run_status.status(connection, run_id, context.settings.alive_s)
     context.changed.notify()
     return reply(status, 201)
 
@@ -64,13 +65,13 @@ def list_runs(
     context: Ctx, within: Within, limit: Annotated[int, Query(ge=1, le=1000)] = 20
 ) -> Response:
     with context.store.read() as connection:
-        found = runs.recent(connection, limit, context.settings.alive_s, within)
+        found = run_status.recent(connection, limit, context.settings.alive_s, within)
     return reply(Runs(runs=tuple(found)))
 
 
 def _status(context: Context, who: Actor, run_id: int) -> RunStatus:
     with context.store.read() as connection:
-        return runs.status(connection, run_id, context.settings.alive_s, who.namespace)
+        return run_status.status(connection, run_id, context.settings.alive_s, who.namespace)
 
 
 @router.get("/{run_id}", **describe("The status of a run", gives=RunStatus, errors=(404,)))

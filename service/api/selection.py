@@ -16,6 +16,7 @@ from service.errors import DatabaseError
 from service.selection import candidate
 from service.selection.database import RecordDatabase
 from service.store.tables import TokenScope
+from service.tuning import plan as planning
 from service.tuning import run as runs
 from strategy.op_strategy import Candidate
 from strategy.record import AskedWorkload, RunRequest, RunWorkload
@@ -81,7 +82,7 @@ def _tune(context: Context, who: Actor, within: str, body: SelectRequest) -> int
     """The run for an unmeasured workload: its newest one, or else a new one."""
     wanted = RunWorkload(workload=body.workload, candidates=body.candidates)
     request = RunRequest(workloads=(wanted,), target=body.target)
-    planned = runs.plan(request)
+    planned = planning.plan(request)
     with context.store.write() as connection:
         run_id = runs.newest(connection, planned[0].workload, body.target, within)
         if run_id is None:

@@ -23,7 +23,9 @@ from service.dashboard.view import HEADERS, MAX_ID, Ctx, PageNumber, render, rep
 from service.queue import fleet
 from service.store.db import now
 from service.store.tables import LIVE
+from service.tuning import plan as planning
 from service.tuning import run as runs
+from service.tuning import run_status
 from service.tuning.ownership import is_interrupted
 from strategy.record import RunState
 
@@ -91,7 +93,7 @@ def _values(
         "progress": query.progress(connection, run_id, asked, told), "tried": query.tried(told),
         "shown": shown, "leaders": leaders, "failures": query.failures(connection, told),
         "elapsed_s": elapsed_s,
-        "flops": runs.flops_of(leaders[0].workload) if leaders else None,
+        "flops": run_status.flops_of(leaders[0].workload) if leaders else None,
         "several_models": len({row.model for row in leaders if row.model}) > 1,
     }  # fmt: skip
 
@@ -152,7 +154,7 @@ def run_again(context: Ctx, who: Who, request: Request, run_id: RunId) -> Respon
     with context.store.read() as connection:
         before = query.head(connection, run_id)
     asked = msgspec.structs.replace(query.request_of(before), force=True)
-    planned = runs.plan(asked)
+    planned = planning.plan(asked)
     with context.store.write() as connection:
         new = runs.create(connection, asked, planned, before.namespace)
         audit.note(connection, who, "run.create", run=new, trials=asked.trials)

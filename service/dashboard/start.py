@@ -17,6 +17,7 @@ from service.dashboard.workload_text import FAULTS, read_workload
 from service.errors import ForbiddenError, InvalidError
 from service.selection import candidate
 from service.store import namespace
+from service.tuning import plan as planning
 from service.tuning import run as runs
 from strategy.op import find_op
 from strategy.record import RunRequest, RunWorkload
@@ -55,7 +56,7 @@ def start(context: Ctx, who: Who, fields: Fields) -> Response:
         workloads=tuple(RunWorkload(workload=w) for w in workloads), target=target, trials=trials
     )
     try:
-        planned = runs.plan(asked)
+        planned = planning.plan(asked)
     except FAULTS as error:
         with context.store.read() as connection:
             return _render(connection, given, {"workload": _one_line(error)})

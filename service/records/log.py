@@ -1,50 +1,28 @@
-"""The append-only log of attempts: appending results and reading pages."""
+"""The append-only log of what happened to every configuration tried."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from hashlib import blake2b
 from typing import Any
 
 import msgspec
 import orjson
 import sqlalchemy as sa
 
-from service.formats.entry import config_key, identity, task_key
+from service.formats.entry import config_key
 from service.records import best, tvm_history
-from service.records.filter import Wanted
+from service.records.origin import find_owners, identify
 from service.store import catalogue
 from service.store.db import among, insert_for, now
-from service.store.namespace import within
 from service.store.row_cache import recall
-from service.store.tables import (
-    EntryState,
-    device,
-    environment,
-    job,
-    job_entry,
-    record,
-    run,
-    task,
-    worker,
-)
+from service.store.tables import EntryState, device, job_entry, record, task
 from service.store.tables import target as target_table
 from service.store.tables import workload as workload_table
 from strategy.op_strategy import Candidate
 from strategy.peak import least_seconds
-from strategy.record import (
-    ErrorKind,
-    Estimate,
-    Phase,
-    Report,
-    Result,
-    Results,
-    convert,
-    estimate,
-)
+from strategy.record import ErrorKind, Phase, Report, Result, Results, convert, estimate
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Input, Workload
@@ -52,10 +30,6 @@ from strategy.workload import Input, Workload
 # The calibration kernel (workers/drift.py), as a task of its own.
 REFERENCE = Workload("reference", (Input("data", "float32[65536]"),))
 REFERENCE_KERNEL = Candidate("reference.sqrt", "1.0", 0)
-
-
-# Records scanned for one page if no index serves the filter, which bounds its time.
-SCAN = 50_000
 
 
 def append(
@@ -129,7 +103,7 @@ def append_references(connection: sa.Connection, held: Any, sent: Results) -> No
 
     They are no entries of the job, and numbered down from -1.
     """
-    (owner, origin), = _owners(connection, {held.job_id}).values()
+    (owner, origin), = find_owners(connection, {held.job_id}).values()
     environment_id = catalogue.put_environment(connection, sent.environment)
     where = connection.execute(
         sa.select(device.c.identity).where(device.c.id == held.device_id)
@@ -157,7 +131,7 @@ def append_references(connection: sa.Connection, held: Any, sent: Results) -> No
             "session": sent.session, "variant_id": origin.variant_id,
             "extra": orjson.dumps(one.state).decode() if one.state else None,
         })  # fmt: skip
-    _identify(connection, rows, [origin.target] * len(rows), [where] * len(rows))
+    identify(connection, rows, [origin.target] * len(rows), [where] * len(rows))
     connection.execute(sa.insert(record).values(recorded_at=now()), rows)
 
 
@@ -184,7 +158,7 @@ def _store(
     """Insert one record for each entry; return them."""
     if not entries:
         return []
-    owners = _owners(connection, {e.job_id for e in entries})
+    owners = find_owners(connection, {e.job_id for e in entries})
     least = recall(connection, "least", {e.task_id for e in entries}, _find_least)
     rows, targets = [], []
     for entry, result, held in zip(entries, results, held_by, strict=True):
@@ -192,7 +166,7 @@ def _store(
         believed = _believed(result, least[entry.task_id])
         rows.append({**_described(owner, entry, believed), **held, "variant_id": origin.variant_id})
         targets.append(origin.target)
-    _identify(connection, rows, targets, where)
+    identify(connection, rows, targets, where)
     # A conflicting row is the same record, inserted concurrently.
     connection.execute(_insertion(connection.dialect.name), rows)
     connection.execute(_DONE, {"ids": [e.id for e in entries]})
@@ -233,89 +207,6 @@ def _insertion(dialect: str) -> sa.Insert:
     return insert_for(dialect, record).values(recorded_at=now()).on_conflict_do_nothing()
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """The columns of a run that its records need: the target as requested, and its row."""
-
-    target: dict[str, Any]
-    namespace: str
-    variant_id: int
-
-
-_OWNERS = sa.select(
-    *job.c["id", "run_id", "target_id", "policy_id", "phase", "seed"], now().label("now")
-).where(among(job.c.id))
-
-
-def _owners(connection: sa.Connection, jobs: Collection[int]) -> dict[int, tuple[Any, _Origin]]:
-    """The jobs, each with its run."""
-    rows = connection.execute(_OWNERS, {"ids": jobs}).all()
-    origins = recall(connection, "origin", {row.run_id for row in rows}, _find_origins)
-    return {row.id: (row, origins[row.run_id]) for row in rows}
-
-
-def _find_origins(connection: sa.Connection, runs: Collection[int]) -> dict[int, _Origin]:
-    rows = connection.execute(
-        sa.select(
-            run.c.id, run.c.target_id, run.c.namespace, run.c.request["target"].label("target")
-        )
-        .where(among(run.c.id))
-        .order_by(run.c.id),
-        {"ids": runs},
-    ).all()
-    return {
-        r.id: _Origin(
-            r.target, r.namespace,
-            catalogue.put_variant(connection, r.target_id, r.target["keys"], r.target),
-        )
-        for r in rows
-    }  # fmt: skip
-
-
-def _identify(
-    connection: sa.Connection,
-    rows: Sequence[dict[str, Any]],
-    targets: Sequence[dict[str, Any]],
-    where: Sequence[str],
-) -> None:
-    """Give each row a unique identity, also to attempts with equal content."""
-    known_tasks = recall(connection, "task", {row["task_id"] for row in rows}, _find_tasks)
-    keys: dict[tuple[int, int], str] = {}
-    for row, target, device_name in zip(rows, targets, where, strict=True):
-        t = known_tasks[row["task_id"]]
-        found = row["task_id"], row["variant_id"]
-        if found not in keys:
-            keys[found] = task_key(t.key, target, t.implementation, t.version, t.space_digest)
-        happened = identity(
-            keys[found], config_key(row["config"]), row["phase"], row["error"],
-            row["measured_at"], row["session"], device_name, row["samples_s"],
-        )  # fmt: skip
-        row["identity"] = within(t.namespace, happened)
-    taken = set(connection.scalars(_TAKEN, {"identities": [r["identity"] for r in rows]}))
-    for row in rows:
-        if row["identity"] in taken:
-            place = b"%d/%d" % (row["job_id"], row["entry"])
-            row["identity"] = blake2b(row["identity"] + place, digest_size=16).digest()
-        taken.add(row["identity"])
-
-
-_TAKEN = sa.select(record.c.identity).where(
-    record.c.identity.in_(sa.bindparam("identities", expanding=True))
-)
-
-
-def _find_tasks(connection: sa.Connection, ids: Collection[int]) -> dict[int, Any]:
-    query = (
-        sa.select(
-            *task.c["id", "namespace", "implementation", "version", "space_digest"],
-            workload_table.c.key,
-        )
-        .join(workload_table, workload_table.c.id == task.c.workload_id)
-        .where(among(task.c.id))
-    )
-    return {row.id: row for row in connection.execute(query, {"ids": ids})}
-
-
 def _described(owner: Any, entry: Any, result: Result) -> dict[str, Any]:
     samples = result.samples_s
     return {
@@ -331,145 +222,3 @@ def _described(owner: Any, entry: Any, result: Result) -> dict[str, Any]:
         "measured_at": result.measured_at or owner.now,
         "extra": None if result.drift is None else orjson.dumps({"drift": result.drift}).decode(),
     }  # fmt: skip
-
-
-class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of one configuration, as it was recorded.
-
-    `source` is `plevel`, or the format of its import, in which case `run_id` and `seed` may be unknown.
-    """
-
-    id: int
-    source: str
-    run_id: int | None
-    task_id: int
-    workload: str
-    target: str
-    implementation: str
-    version: str
-    config: Config
-    phase: Phase
-    session: str
-    error: ErrorKind | None
-    message: str
-    estimate: Estimate | None
-    samples_s: tuple[float, ...]
-    prepare_s: float | None
-    build_s: float
-    check_s: float
-    run_s: float
-    code_digest: str
-    measured_at: float
-    device: str | None
-    device_model: str | None
-    worker: str | None
-    environment: dict[str, Any]
-    seed: int | None
-    drift: float | None = None  # change of the host's speed during the batch: it is noisy
-    imported: bool = False  # not measured by a worker of this service
-
-
-class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of records; `next` is the cursor of the following page.
-
-    A page may have fewer than `limit` records, or none, if matches are rare: more follow as long as there is
-    a `next`.
-    """
-
-    records: tuple[RecordRow, ...]
-    next: int | None = None
-
-
-def page(
-    connection: sa.Connection,
-    wanted: Wanted,
-    *,
-    limit: int = 100,
-    cursor: int = 0,
-    newest: bool = False,
-) -> RecordPage:
-    """A page of matching records.
-
-    In the order of arrival, or the `newest` first, after the record with the id `cursor`, or from the first.
-    If no index serves the filter, at most `SCAN` records are scanned.
-    """
-    last = connection.scalar(sa.select(sa.func.max(record.c.id))) or 0
-    scan = last if wanted.is_indexed else SCAN
-    if newest:
-        end = min(cursor - 1, last) if cursor else last
-        begin = max(end - scan, 0)
-        following = begin + 1 if begin else None
-    else:
-        begin, end = cursor, min(cursor + scan, last)
-        following = end if end < last else None
-    query = (
-        sa.select(record, task.c.implementation, task.c.version, workload_table.c.key.label("workload"),
-                  target_table.c.key.label("target"), device.c.identity.label("device"),
-                  device.c.model.label("device_model"), device.c.slot,
-                  sa.func.coalesce(worker.c.name, record.c.origin_worker).label("worker"),
-                  environment.c.body.label("environment"))
-        .join(task, task.c.id == record.c.task_id)
-        .join(workload_table, workload_table.c.id == task.c.workload_id)
-        .join(target_table, target_table.c.id == task.c.target_id)
-        .outerjoin(device, device.c.id == record.c.device_id)
-        .outerjoin(worker, worker.c.id == record.c.worker_id)
-        .outerjoin(environment, environment.c.id == record.c.environment_id)
-        .where(record.c.id > begin, record.c.id <= end, best.standing(), *wanted.conditions)
-        .order_by(record.c.id.desc() if newest else record.c.id)
-        .limit(limit + 1)
-    )  # fmt: skip
-    rows = connection.execute(query).all()
-    shown = tuple(_row(r) for r in rows[:limit])
-    return RecordPage(records=shown, next=shown[-1].id if len(rows) > limit else following)
-
-
-def _row(r: Any) -> RecordRow:
-    return RecordRow(
-        id=r.id, source=r.source, run_id=r.run_id, task_id=r.task_id, workload=r.workload, target=r.target,
-        implementation=r.implementation, version=r.version, config=Config(r.config),
-        phase=Phase(r.phase), session=r.session, error=ErrorKind(r.error) if r.error else None,
-        message=r.message, estimate=estimate(r.samples_s) if r.samples_s else None,
-        samples_s=tuple(r.samples_s), prepare_s=r.prepare_s, build_s=r.build_s,
-        check_s=r.check_s, run_s=r.run_s, code_digest=r.code_digest, measured_at=r.measured_at,
-        device=r.device if r.slot else None, device_model=r.device_model, worker=r.worker,
-        environment=r.environment or {}, seed=r.seed, drift=_drift(r), imported=r.job_id is None,
-    )  # fmt: skip
-
-
-def _drift(r: Any) -> float | None:
-    if r.source != "plevel" or not r.extra:
-        return None
-    found: float | None = orjson.loads(r.extra).get("drift")
-    return found
-
-
-def find_first_failure(connection: sa.Connection, run_id: int) -> Any | None:
-    """The `error` and `message` of a run's first failure, None if nothing has failed."""
-    query = sa.select(*record.c["error", "message"]).where(
-        record.c.run_id == run_id, record.c.error.is_not(None)
-    )
-    return connection.execute(query.order_by(record.c.id).limit(1)).one_or_none()
-
-
-class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A trial that improved on all previous ones."""
-
-    trial: int
-    median_s: float
-    recorded_at: float
-
-
-def curve(connection: sa.Connection, task_id: int, run_id: int | None = None) -> list[CurvePoint]:
-    """The tuning curve of a task: the trials that improved; failures count as trials."""
-    query = sa.select(record.c.median_s, record.c.recorded_at).where(
-        record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, best.standing()
-    )
-    if run_id is not None:
-        query = query.where(record.c.run_id == run_id)
-    points: list[CurvePoint] = []
-    for trial, row in enumerate(connection.execute(query.order_by(record.c.id)), 1):
-        if row.median_s is not None and (not points or row.median_s < points[-1].median_s):
-            points.append(
-                CurvePoint(trial=trial, median_s=row.median_s, recorded_at=row.recorded_at)
-            )
-    return points

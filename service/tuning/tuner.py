@@ -16,8 +16,7 @@ from typing import Any
 from service.errors import DatabaseError
 from service.queue import fleet, retry
 from service.queue import job as jobs
-from service.records import best
-from service.records import log as records
+from service.records import best, log_page
 from service.search.child import CostModel
 from service.settings import Settings
 from service.store import catalogue, event
@@ -358,7 +357,7 @@ class Tuner(Background):
 
 
 def _first_failure(connection: Connection, run_id: int) -> str:
-    failed = records.find_first_failure(connection, run_id)
+    failed = log_page.find_first_failure(connection, run_id)
     if failed is None:
         return "no worker for this target leased a job"
     first = (failed.message.strip().splitlines() or [""])[0]

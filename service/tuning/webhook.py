@@ -23,7 +23,7 @@ from service.store import event
 from service.store.background import Background
 from service.store.db import Store, insert, is_due, now
 from service.store.tables import LIVE, run, webhook
-from service.tuning import run as runs
+from service.tuning import run_status
 from strategy.record import encode
 
 TRIES = 12  # within about three hours
@@ -106,7 +106,7 @@ class Postman(Background):
             )
             if not claimed.rowcount:  # claimed by another service
                 return True
-            status = runs.status(connection, due.run_id, self._settings.alive_s)
+            status = run_status.status(connection, due.run_id, self._settings.alive_s)
         error = self._send(due.url, f"run_{due.run_id}_{due.id}", encode(status))
         wait_s = min(LONGEST_S, self._settings.webhook_retry_s * 2**due.attempts)
         ended = now() if not error or tried == TRIES else None

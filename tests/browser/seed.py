@@ -18,6 +18,7 @@ from service.queue import job as jobs
 from service.queue import report as reporting
 from service.store.db import Store, now
 from service.store.tables import best, cost_model, device, event, job, record, run, task, worker
+from service.tuning import plan as planning
 from service.tuning import run as runs
 from strategy.op_strategy import Candidate
 from strategy.record import (
@@ -134,7 +135,7 @@ class Farm:
 
     def ask(self, workloads: Sequence[RunWorkload], trials: int) -> int:
         asked = RunRequest(workloads=tuple(workloads), target=TARGET, trials=trials, force=True)
-        planned = runs.plan(asked)
+        planned = planning.plan(asked)
         with self.store.write() as c:
             return runs.create(c, asked, planned)
 

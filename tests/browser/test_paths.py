@@ -14,6 +14,7 @@ from service.store.db import Store
 from service.store.tables import run as run_table
 from service.store.tables import run_task, task
 from service.tuning import run as runs
+from service.tuning import run_status
 from strategy.record import RunState, RunWorkload
 from tests.browser import seed
 from tests.browser.test_pages import CONCRETE, SYMBOLIC
@@ -63,7 +64,7 @@ def test_a_live_run_follows_its_records_and_can_be_cancelled(visit, seeded: Site
     page.get_by_role("button", name="Cancel the run").click()
     page.wait_for_selector(".state-cancelled")
     with farm.store.read() as c:
-        assert runs.status(c, run_id, 60.0).state == RunState.CANCELLED
+        assert run_status.status(c, run_id, 60.0).state == RunState.CANCELLED
     visitor.check()
 
 
@@ -95,7 +96,7 @@ def test_a_form_of_another_site_is_refused(chromium, seeded: Site) -> None:
     context.close()
     store = Store(seeded.database)
     with store.read() as c:
-        assert runs.status(c, seeded.ids["live"], 60.0).state == RunState.RUNNING
+        assert run_status.status(c, seeded.ids["live"], 60.0).state == RunState.RUNNING
     store.close()
 
 

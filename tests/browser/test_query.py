@@ -20,7 +20,7 @@ from service.dashboard.query import run as run_query
 from service.dashboard.query import task as task_query
 from service.dashboard.view import op_url
 from service.predict import training
-from service.records import log
+from service.records import log_page
 from service.selection.database import RecordDatabase
 from service.store import backup, catalogue, migration
 from service.store.db import Store
@@ -128,7 +128,7 @@ def _check_winners(c: sa.Connection) -> None:
 
 def _check_curve(c: sa.Connection, task_id: int) -> None:
     (curve,) = task_query.curves(c, task_query.head(c, task_id), "all")
-    wanted = [(p.trial, p.median_s) for p in log.curve(c, task_id)]
+    wanted = [(p.trial, p.median_s) for p in log_page.curve(c, task_id)]
     assert [(trial, median_s) for trial, _, median_s in curve.points] == wanted
 
 

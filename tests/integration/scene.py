@@ -20,7 +20,9 @@ from service.queue import report as reporting
 from service.queue.place import Ask
 from service.store.db import Store, now
 from service.store.tables import job, lease, record
+from service.tuning import plan as planning
 from service.tuning import run as runs
+from service.tuning import run_status
 from strategy.op_strategy import Candidate
 from strategy.record import (
     SEARCH_POLICY,
@@ -117,8 +119,8 @@ class Scene:
     ) -> Scene:
         asked = asked or request()
         with store.write() as c:
-            run_id = runs.create(c, asked, runs.plan(asked), namespace)
-            status = runs.status(c, run_id, TERMS.alive_s)
+            run_id = runs.create(c, asked, planning.plan(asked), namespace)
+            status = run_status.status(c, run_id, TERMS.alive_s)
             first = c.execute(
                 sa.text("SELECT workload_id, target_id FROM task WHERE id = :id"),
                 {"id": status.tasks[0].task_id},

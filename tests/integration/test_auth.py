@@ -290,12 +290,12 @@ def test_without_tokens_devices_are_everybodys_until_one_registers_them(store: S
 
 def _enqueue(store: Store, run_id: int) -> None:
     from service.queue import job as jobs
-    from service.tuning import run as runs
+    from service.tuning import run_status
     from strategy.record import SEARCH_POLICY, Phase
     from tests.integration.scene import configs
 
     with store.write() as c:
-        first = runs.status(c, run_id, 60.0).tasks[0]
+        first = run_status.status(c, run_id, 60.0).tasks[0]
         place = c.execute(
             sa.text("SELECT workload_id, target_id FROM task WHERE id = :id"), {"id": first.task_id}
         ).one()

@@ -15,7 +15,8 @@ from service.settings import Settings
 from service.store.db import Store, now
 from service.store.tables import run
 from service.store.wakeup import Wakeup
-from service.tuning import remeasure, webhook
+from service.tuning import plan as planning
+from service.tuning import remeasure, run_status, webhook
 from service.tuning import run as runs
 from service.tuning.ownership import Ownership
 from service.tuning.tuner import Tuner
@@ -226,7 +227,7 @@ def test_a_run_that_ended_ahead_of_time_makes_its_target_busy_no_longer(
     clock.move(HOUR_S)
     with store.write() as c:
         asked = request(target=OTHER_TARGET)
-        other = runs.create(c, asked, runs.plan(asked), "default")
+        other = runs.create(c, asked, planning.plan(asked), "default")
         # On the same target, whatever it asked for.
         c.execute(sa.update(run).where(run.c.id == other).values(target_id=scene.target_id))
         runs.finish(c, other, RunState.CANCELLED, "")
@@ -247,7 +248,7 @@ def test_a_run_created_ahead_of_time_times_out_when_it_should(
     def state() -> RunState:
         tuner.step()
         with store.read() as c:
-            return runs.status(c, scene.run_id, TERMS.alive_s).state
+            return run_status.status(c, scene.run_id, TERMS.alive_s).state
 
     assert state() is RunState.RUNNING
     clock.move(59.0)

@@ -18,7 +18,7 @@ from service.queue.place import Ask
 from service.store.db import Store, now
 from service.store.tables import RunState, job, run
 from service.store.tables import device as device_table
-from service.tuning import ownership
+from service.tuning import ownership, run_status
 from service.tuning import run as runs
 from service.tuning.ownership import Ownership
 from strategy.record import Phase, Report, Results, ResultsAccepted
@@ -441,7 +441,7 @@ def test_a_dead_tuners_runs_are_taken_over_and_it_finds_out(scene: Scene) -> Non
 def test_a_run_is_interrupted_from_its_tuners_end_until_the_next(scene: Scene) -> None:
     def interrupted() -> bool:
         with scene.store.read() as c:
-            found = runs.status(c, scene.run_id, TERMS.alive_s)
+            found = run_status.status(c, scene.run_id, TERMS.alive_s)
         assert found.message.startswith("interrupted") is found.interrupted
         return found.interrupted
 

@@ -6,7 +6,7 @@ import time
 
 from service.dashboard.query import device as device_query
 from service.dashboard.query import overview
-from service.records import coverage, log
+from service.records import coverage, log_page
 from service.records.filter import Tasks, Wanted
 from service.records.importer import import_items
 from service.store.db import Store
@@ -37,7 +37,7 @@ def test_imported_records_count_as_nothing_that_was_measured_here(store: Store) 
         assert (own.identity, bool(own.here), own.trials, own.failed) == ("host-a/cpu:0-1", True, 3, 1)
         assert [(bool(d.here), d.trials, d.busy_s, d.seen_at) for d in others] == [(False, 0, 0.0, None)] * 2
         assert [bool(device_query.head(c, d.id).here) for d in (own, *others)] == [True, False, False]
-        shown = log.page(c, Wanted()).records
+        shown = log_page.page(c, Wanted()).records
         assert [r.imported for r in shown] == [False] * 3 + [True] * 45
         tasks = coverage.cover(c, Tasks()).tasks
         assert sum(t.imported for t in tasks) == 45

@@ -21,14 +21,15 @@ from service.records import exporter
 from service.records.coverage import cover, list_best
 from service.records.filter import Tasks, Wanted
 from service.records.importer import import_items
-from service.records.log import page
+from service.records.log_page import page
 from service.selection.database import RecordDatabase
 from service.store import catalogue
 from service.store.db import Store
 from service.store.namespace import DEFAULT, check, within
 from service.store.tables import TokenScope, record, task, timing_policy
+from service.tuning import plan as planning
 from service.tuning import run as runs
-from service.tuning import sources
+from service.tuning import run_status, sources
 from strategy.op_strategy import Candidate
 from strategy.record import RunStatus, decode, encode, to_json
 from strategy.select import Reason
@@ -112,18 +113,18 @@ def test_equal_requests_are_runs_of_their_own(store: Store) -> None:
     def create(**where: str) -> int:
         asked = request()
         with store.write() as c:
-            return runs.create(c, asked, runs.plan(asked), **where)
+            return runs.create(c, asked, planning.plan(asked), **where)
 
     first, other = create(), create(namespace=OTHER)
     assert (create(), create(namespace=OTHER)) == (first, other)
     assert first != other
     with store.read() as c:
         mine, theirs = (
-            {t.task_id for t in runs.status(c, i, 60.0).tasks} for i in (first, other)
+            {t.task_id for t in run_status.status(c, i, 60.0).tasks} for i in (first, other)
         )
         assert mine.isdisjoint(theirs)
-        assert [r.id for r in runs.recent(c, 10, 60.0)] == [first]
-        assert [r.id for r in runs.recent(c, 10, 60.0, OTHER)] == [other]
+        assert [r.id for r in run_status.recent(c, 10, 60.0)] == [first]
+        assert [r.id for r in run_status.recent(c, 10, 60.0, OTHER)] == [other]
         assert runs.newest(c, WORKLOAD, TARGET, OTHER) == other
         assert runs.newest(c, WORKLOAD, TARGET, "nobody") is None
 
@@ -299,7 +300,7 @@ def test_times_of_cold_caches_have_a_namespace_of_their_own(store: Store) -> Non
         confirm_policy=msgspec.structs.replace(warm.confirm_policy, cache_flush=True),
     )
     half = msgspec.structs.replace(cold, confirm_policy=warm.confirm_policy)
-    planned = runs.plan(warm)
+    planned = planning.plan(warm)
     with store.write() as c:
         with pytest.raises(InvalidError, match="search_policy.cache_flush"):
             runs.create(c, cold, planned)

@@ -50,6 +50,7 @@ from service.store.tables import (
 from service.store.tables import device as device_table
 from service.store.tables import pause as pause_table
 from service.store.tables import webhook as webhook_table
+from service.tuning import plan as planning
 from service.tuning import remeasure, tuning_run, webhook
 from service.tuning import run as runs
 from service.tuning.ownership import Ownership
@@ -135,7 +136,7 @@ def kinds(answers: Sequence[object]) -> Counter[type]:
 def test_equal_requests_make_one_run(crowd: Crowd, force: bool) -> None:
     for seed in range(ROUNDS):
         asked = drawn(seed=seed, force=force)
-        planned = runs.plan(asked)
+        planned = planning.plan(asked)
         ids = crowd.at_once(lambda c: runs.create(c, asked, planned))
         assert len(set(ids)) == 1, seed
         with crowd.stores[0].write() as c:
@@ -147,11 +148,11 @@ def test_equal_requests_make_one_run(crowd: Crowd, force: bool) -> None:
 def test_a_request_joins_a_forced_run_and_not_the_other_way(store: Store) -> None:
     with store.write() as c:
         forced = drawn(force=True)
-        first = runs.create(c, forced, runs.plan(forced))
-        assert runs.create(c, drawn(), runs.plan(drawn())) == first
+        first = runs.create(c, forced, planning.plan(forced))
+        assert runs.create(c, drawn(), planning.plan(drawn())) == first
         runs.cancel(c, first)
-        plain = runs.create(c, drawn(), runs.plan(drawn()))
-        assert runs.create(c, forced, runs.plan(forced)) != plain
+        plain = runs.create(c, drawn(), planning.plan(drawn()))
+        assert runs.create(c, forced, planning.plan(forced)) != plain
 
 
 def test_requests_of_the_same_workloads_in_another_order_do_not_stop_each_other(crowd: Crowd) -> None:
@@ -166,7 +167,7 @@ def test_requests_of_the_same_workloads_in_another_order_do_not_stop_each_other(
             drawn(workloads=tuple(given), seed=seed)
             for seed, given in enumerate((workloads, workloads[::-1], workloads[1:] + workloads[:1]))
         ]
-        planned = [runs.plan(a) for a in asked]
+        planned = [planning.plan(a) for a in asked]
         ids = crowd.at_once(*(
             lambda c, a=a, p=p: runs.create(c, a, p) for a, p in zip(asked, planned, strict=True)
         ))  # fmt: skip
@@ -579,7 +580,7 @@ def test_an_end_is_told_by_one_service(crowd: Crowd, monkeypatch: pytest.MonkeyP
     for n in range(ROUNDS):
         with crowd.stores[0].write() as c:
             asked = drawn(seed=n)
-            run_id = runs.create(c, asked, runs.plan(asked))
+            run_id = runs.create(c, asked, planning.plan(asked))
             webhook.subscribe(c, run_id, f"http://127.0.0.1/{n}")
             runs.cancel(c, run_id)
         crowd.each(lambda s: webhook.Postman(s, settings).send())
@@ -590,7 +591,7 @@ def test_a_subscription_is_made_once(crowd: Crowd) -> None:
     for n in range(ROUNDS):
         with crowd.stores[0].write() as c:
             asked = drawn(seed=n)
-            run_id = runs.create(c, asked, runs.plan(asked))
+            run_id = runs.create(c, asked, planning.plan(asked))
         crowd.at_once(lambda c: webhook.subscribe(c, run_id, "http://127.0.0.1/"))
     with crowd.stores[0].read() as c:
         assert c.scalar(sa.select(sa.func.count()).select_from(webhook_table)) == ROUNDS

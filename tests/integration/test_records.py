@@ -17,14 +17,16 @@ from service.errors import NotFoundError
 from service.formats import ImportedRecord, Task
 from service.queue import fleet
 from service.queue import report as reporting
-from service.records import exporter, log, retention
+from service.records import exporter, log_page, retention
 from service.records.coverage import cover
 from service.records.filter import Tasks, Wanted
 from service.records.importer import import_items
 from service.selection.database import RecordDatabase
 from service.store.db import Store, now
 from service.store.tables import best, environment, job, record, run_task, task
+from service.tuning import plan as planning
 from service.tuning import run as runs
+from service.tuning import run_status
 from strategy.record import REFUTING, ErrorKind, Phase, Reference, Report, Result, Results
 from strategy.select import History, Level, Measured, select
 from strategy.space import Config
@@ -173,7 +175,7 @@ def test_a_device_that_has_changed_begins_a_new_history(scene: Scene) -> None:
     }  # fmt: skip
     assert len({r.device_id for r in scene.records()}) == 2
     with scene.store.read() as c:
-        assert len(log.page(c, Wanted(device="a/cpu:0")).records) == 2, "the log has both"
+        assert len(log_page.page(c, Wanted(device="a/cpu:0")).records) == 2, "the log has both"
 
 
 def test_failures_have_no_cost_and_are_never_the_best(scene: Scene) -> None:
@@ -216,7 +218,7 @@ def test_runs_and_coverage_rank_within_one_device_model(store: Store) -> None:
     ]  # fmt: skip
     import_items(store, rows)
     with store.write() as c:
-        run_id = runs.create(c, request(), runs.plan(request()))
+        run_id = runs.create(c, request(), planning.plan(request()))
         ids = {r.implementation: r.id for r in c.execute(sa.select(task).order_by(task.c.id.desc()))}
         c.execute(sa.delete(run_task).where(run_task.c.run_id == run_id))
         c.execute(
@@ -225,8 +227,8 @@ def test_runs_and_coverage_rank_within_one_device_model(store: Store) -> None:
         )
     with store.read() as c:
         told: list[list[Any]] = [
-            list(runs.status(c, run_id, 60.0).tasks), list(cover(c, Tasks()).tasks),
-            [runs.task_status(c, i) for i in ids.values()],
+            list(run_status.status(c, run_id, 60.0).tasks), list(cover(c, Tasks()).tasks),
+            [run_status.task_status(c, i) for i in ids.values()],
         ]  # fmt: skip
         of_page = leaders(c, run_id, next(iter(c.scalars(sa.select(task.c.workload_id)))))
     assert [(r.implementation, r.model, r.ratio) for r in of_page] == [
@@ -350,7 +352,7 @@ def test_a_record_keeps_everything(scene: Scene) -> None:
     with scene.store.write() as c:
         reporting.report(c, Report(lease_id=held.id, results=sent), TERMS)
     with scene.store.read() as c:
-        row = log.page(c, Wanted(run_id=scene.run_id)).records[0]
+        row = log_page.page(c, Wanted(run_id=scene.run_id)).records[0]
         assert c.scalar(sa.select(sa.func.count()).select_from(environment)) == 1
     assert (row.samples_s, row.prepare_s, row.build_s, row.check_s, row.run_s) == (
         (1.0, 2.0, 3.0), 0.5, 0.1, 0.2, 0.3,
@@ -374,24 +376,24 @@ def test_pages_go_through_all_records_once(scene: Scene, newest: bool) -> None:
     cursor: int | None = 0
     with scene.store.read() as c:
         while cursor is not None:
-            page = log.page(c, Wanted(run_id=scene.run_id), limit=3, cursor=cursor, newest=newest)
+            page = log_page.page(c, Wanted(run_id=scene.run_id), limit=3, cursor=cursor, newest=newest)
             seen += [r.id for r in page.records]
             cursor = page.next
         assert seen == sorted(set(seen), reverse=newest)
         assert len(seen) == 7
-        assert len(log.page(c, Wanted(error="any")).records) == 4
-        assert len(log.page(c, Wanted(error="none")).records) == 3
-        assert len(log.page(c, Wanted(error=ErrorKind.COMPILE)).records) == 4
-        assert log.page(c, Wanted(error=ErrorKind.OOM)).records == ()
-        assert log.page(c, Wanted(phase=Phase.CONFIRM)).records == ()
-        assert len(log.page(c, Wanted(task_id=scene.tasks[FAST.implementation])).records) == 7
+        assert len(log_page.page(c, Wanted(error="any")).records) == 4
+        assert len(log_page.page(c, Wanted(error="none")).records) == 3
+        assert len(log_page.page(c, Wanted(error=ErrorKind.COMPILE)).records) == 4
+        assert log_page.page(c, Wanted(error=ErrorKind.OOM)).records == ()
+        assert log_page.page(c, Wanted(phase=Phase.CONFIRM)).records == ()
+        assert len(log_page.page(c, Wanted(task_id=scene.tasks[FAST.implementation])).records) == 7
 
 
 @pytest.mark.parametrize(("by_op", "newest"), [(False, False), (True, False), (False, True)])
 def test_what_no_index_finds_is_looked_for_a_part_at_a_time(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, by_op: bool, newest: bool
 ) -> None:
-    monkeypatch.setattr(log, "SCAN", 3)
+    monkeypatch.setattr(log_page, "SCAN", 3)
     scene.enqueue(configs(7))
     held = scene.leased(scene.register())
     scene.report(held, [failed(e.index) if e.index == 5 else timed(e) for e in held.job.entries])
@@ -399,15 +401,15 @@ def test_what_no_index_finds_is_looked_for_a_part_at_a_time(
     found, pages, cursor = [], 0, 0
     with scene.store.read() as c:
         while cursor is not None:
-            page = log.page(c, Wanted(**wanted), limit=2, cursor=cursor, newest=newest)
+            page = log_page.page(c, Wanted(**wanted), limit=2, cursor=cursor, newest=newest)
             found += [r.error for r in page.records]
             pages, cursor = pages + 1, page.next
         assert (found, pages) == ([ErrorKind.COMPILE], 3)
-        page = log.page(c, Wanted(run_id=scene.run_id, error="any"), limit=2)
+        page = log_page.page(c, Wanted(run_id=scene.run_id, error="any"), limit=2)
         assert (len(page.records), page.next) == (1, None)
-        assert log.page(c, Wanted(op="nothing"), cursor=3).next == 6
-        assert log.page(c, Wanted(op="nothing"), cursor=7, newest=True).next == 4
-        assert log.page(c, Wanted(op="nothing"), cursor=4, newest=True).next is None
+        assert log_page.page(c, Wanted(op="nothing"), cursor=3).next == 6
+        assert log_page.page(c, Wanted(op="nothing"), cursor=7, newest=True).next == 4
+        assert log_page.page(c, Wanted(op="nothing"), cursor=4, newest=True).next is None
 
 
 def test_the_curve_falls(scene: Scene) -> None:
@@ -415,7 +417,7 @@ def test_the_curve_falls(scene: Scene) -> None:
     results: dict[Config, Any] = {a: (3.0,), b: ErrorKind.CRASH, d: (4.0,), e: (2.0,)}
     measure(scene, FAST.implementation, results)
     with scene.store.read() as c:
-        points = log.curve(c, scene.tasks[FAST.implementation])
+        points = log_page.curve(c, scene.tasks[FAST.implementation])
     assert [(p.trial, p.median_s) for p in points] == [(1, 3.0), (4, 2.0)]
 
 
@@ -445,8 +447,8 @@ def test_reference_times_are_records_of_their_own(store: Store) -> None:
     finish(0, 1e-5, 1.01e-5)
     finish(1, 1e-5, 1.2e-5, 1e-5, 1.1e-5)
     with store.read() as c:
-        page = log.page(c, Wanted(phase=Phase.REFERENCE))
-        kept = log.page(c, Wanted(phase=Phase.SEARCH))
+        page = log_page.page(c, Wanted(phase=Phase.REFERENCE))
+        kept = log_page.page(c, Wanted(phase=Phase.SEARCH))
         best_tasks = set(c.scalars(sa.select(best.c.task_id)))
     assert [r.samples_s[0] for r in page.records] == [1e-5, 1.01e-5, 1e-5, 1.2e-5, 1e-5, 1.1e-5]
     assert {r.implementation for r in page.records} == {"reference.sqrt"}

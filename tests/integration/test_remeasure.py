@@ -10,7 +10,7 @@ from service.settings import Settings
 from service.store.db import Store, now
 from service.store.tables import best, job, run, worker
 from service.store.wakeup import Wakeup
-from service.tuning import remeasure
+from service.tuning import remeasure, run_status
 from service.tuning import run as runs
 from service.tuning.tuner import Tuner
 from strategy.record import ALL, Lease, Phase, RunState
@@ -69,7 +69,7 @@ def test_finals_of_one_device_come_again_once(scene: Scene) -> None:
     with scene.store.read() as c:
         chosen = c.execute(sa.select(best).where(best.c.task_id == scene.tasks[FAST.implementation]))
         assert {row.phase for row in chosen} == {"confirm"}
-        assert runs.status(c, scene.run_id, TERMS.alive_s).state is RunState.DONE
+        assert run_status.status(c, scene.run_id, TERMS.alive_s).state is RunState.DONE
     assert look(scene) == []
     pass_time(scene)
     assert look(scene) == []  # and was measured again

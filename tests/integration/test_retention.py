@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from service.errors import InvalidError
 from service.formats import ImportedRecord
-from service.records import coverage, log, retention
+from service.records import coverage, log_page, retention
 from service.records.filter import Tasks, Wanted
 from service.records.importer import import_items
 from service.records.retention import Doubtful, prune
@@ -19,7 +19,7 @@ from service.selection.database import RecordDatabase
 from service.store.backup import backup
 from service.store.db import Store
 from service.store.tables import purge, record, tombstone
-from service.tuning import run as runs
+from service.tuning import run_status
 from strategy.record import Device, ErrorKind, Phase
 from strategy.select import select
 from tests.integration.scene import FAST, SLOW, TARGET, WORKLOAD, Scene, configs, timed
@@ -81,9 +81,9 @@ def test_a_purge_derives_the_best_anew_and_outlives_an_import(store: Store) -> N
     trusted = [r for r in rows if r.measured_at >= DAY_S * 9.5]
     assert {k[1:]: v[:3] for k, v in bests(store).items()} == expected_best(trusted)
     with store.read() as c:
-        assert len(log.page(c, Wanted()).records) == len(trusted)
+        assert len(log_page.page(c, Wanted()).records) == len(trusted)
         assert all(h.mean_s >= 10.0 for h in RecordDatabase(c).history(WORKLOAD))
-        assert log.curve(c, 1)[0].median_s == 10.0
+        assert log_page.curve(c, 1)[0].median_s == 10.0
     assert import_items(store, rows).new == 0
     assert {k[1:]: v[:3] for k, v in bests(store).items()} == expected_best(trusted)
 
@@ -125,9 +125,9 @@ def test_what_was_purged_is_no_trial_any_more(store: Store) -> None:
     held = scene.leased(scene.register())
     scene.report(held, [timed(e) for e in held.job.entries])
     with store.write() as c:
-        before = runs.status(c, scene.run_id, 60).trials_done
+        before = run_status.status(c, scene.run_id, 60).trials_done
         assert retention.purge_records(c, Doubtful(worker="worker"), "overheated") == 3
-        assert runs.status(c, scene.run_id, 60).trials_done == before - 3
+        assert run_status.status(c, scene.run_id, 60).trials_done == before - 3
 
 
 def test_a_backup_is_whole_and_can_be_used(sqlite_copy: str, tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from service.settings import Settings
 from service.store.db import Store, now
 from service.store.tables import LIVE, job, job_entry, run, run_task
 from service.store.wakeup import Wakeup
+from service.tuning import plan as planning
 from service.tuning import run as runs
-from service.tuning import tuning_run
+from service.tuning import run_status, tuning_run
 from service.tuning.budget import PATIENCE
 from service.tuning.tuner import CONFIRM_SESSIONS, FINALISTS, MORE_SESSIONS, Tuner
 from strategy.op_strategy import Candidate
@@ -80,12 +81,12 @@ class Farm:
 
     def ask(self, asked: RunRequest) -> RunStatus:
         with self.store.write() as c:
-            run_id = runs.create(c, asked, runs.plan(asked))
+            run_id = runs.create(c, asked, planning.plan(asked))
         return self.status(run_id)
 
     def status(self, run_id: int) -> RunStatus:
         with self.store.read() as c:
-            return runs.status(c, run_id, 60.0)
+            return run_status.status(c, run_id, 60.0)
 
     def work(self) -> bool:
         """Take one job and report it; False where there is none."""

@@ -23,7 +23,7 @@ from service.settings import Settings
 from service.store.db import Store, now
 from service.store.tables import webhook as table
 from service.tuning import run as runs
-from service.tuning import webhook
+from service.tuning import run_status, webhook
 from strategy.record import RunState, RunStatus, decode
 from tests.integration.process import Start
 from tests.integration.scene import TERMS, Scene, request
@@ -127,7 +127,7 @@ def test_the_end_of_a_run_is_told_once(store: Store, receiver: Receiver) -> None
     with pytest.raises(WebhookVerificationError):
         Webhook(SECRET).verify(body.replace(b"done", b"gone"), dict(headers))
     with store.read() as c:
-        assert decode(body, RunStatus) == runs.status(c, scene.run_id, TERMS.alive_s)
+        assert decode(body, RunStatus) == run_status.status(c, scene.run_id, TERMS.alive_s)
     (row,) = rows(store)
     assert (row.attempts, row.error) == (1, "")
     assert row.ended_at is not None

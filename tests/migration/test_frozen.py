@@ -36,7 +36,9 @@ from service.store.tables import (
     tombstone,
 )
 from service.store.tables import history as history_table
+from service.tuning import plan as planning
 from service.tuning import run as runs
+from service.tuning import run_status
 from strategy.select import select
 from strategy.space import Config
 from tests.integration.derived import assert_derived
@@ -144,7 +146,7 @@ def test_schema_0001_is_carried_forward(url: str) -> None:
             assert (answer.implementation, answer.config) == (
                 FAST.implementation, Config({"x": 2, "y": 0}),
             )  # fmt: skip
-            assert runs.recent(c, 10, 60.0)[0].tasks
+            assert run_status.recent(c, 10, 60.0)[0].tasks
     finally:
         store.close()
 
@@ -233,7 +235,7 @@ def test_schema_0003_is_carried_forward_and_gone_back_to(url_0003: str) -> None:
         assert {t["namespace"] for t in _rows(store, task)} == {"default"}
         assert [t["namespace"] for t in _rows(store, token)] == [None]
         with store.read() as c:
-            assert runs.recent(c, 10, 60.0)
+            assert run_status.recent(c, 10, 60.0)
             answer = select(WORKLOAD, TARGET, RecordDatabase(c), offered=CANDIDATES)
         assert answer.implementation == FAST.implementation
         migration.downgrade(url_0003, "0003")
@@ -292,11 +294,11 @@ def test_schema_0005_is_carried_forward(url_0005: str) -> None:
             4: ("running", True), 5: ("cancelled", True),
         }  # fmt: skip
         with store.write() as c:
-            assert runs.status(c, 3, 60.0).message == "cancelled: the equal run 2 was under way, and goes on"
+            assert run_status.status(c, 3, 60.0).message == "cancelled: the equal run 2 was under way, and goes on"
             assert not c.scalars(
                 sa.select(job.c.id).where(job.c.run_id == 3, job.c.state == "queued")
             ).all()
-            assert runs.create(c, drawn(seed=77), runs.plan(drawn(seed=77))) == 2
+            assert runs.create(c, drawn(seed=77), planning.plan(drawn(seed=77))) == 2
         owners = {r["identity"]: r["owner"] for r in _rows(store, device_owner)}
         assert owners == {"host-a/cpu:0-1": None, "host-b/cpu:0-1": None, "host-c/cpu:0": "lab-7"}
         assert_derived(store)

@@ -1,0 +1,162 @@
+"""Reading the log: pages of records, the curve of a task, the first failure of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import orjson
+import sqlalchemy as sa
+
+from service.records import best
+from service.records.filter import Wanted
+from service.store.tables import device, environment, record, task, worker
+from service.store.tables import target as target_table
+from service.store.tables import workload as workload_table
+from strategy.record import ErrorKind, Estimate, Phase, estimate
+from strategy.space import Config
+
+# Records scanned for one page if no index serves the filter, which bounds its time.
+SCAN = 50_000
+
+
+class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of one configuration, as it was recorded.
+
+    `source` is `plevel`, or the format of its import, in which case `run_id` and `seed` may be unknown.
+    """
+
+    id: int
+    source: str
+    run_id: int | None
+    task_id: int
+    workload: str
+    target: str
+    implementation: str
+    version: str
+    config: Config
+    phase: Phase
+    session: str
+    error: ErrorKind | None
+    message: str
+    estimate: Estimate | None
+    samples_s: tuple[float, ...]
+    prepare_s: float | None
+    build_s: float
+    check_s: float
+    run_s: float
+    code_digest: str
+    measured_at: float
+    device: str | None
+    device_model: str | None
+    worker: str | None
+    environment: dict[str, Any]
+    seed: int | None
+    drift: float | None = None  # change of the host's speed during the batch: it is noisy
+    imported: bool = False  # not measured by a worker of this service
+
+
+class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of records; `next` is the cursor of the following page.
+
+    A page may have fewer than `limit` records, or none, if matches are rare: more follow as long as there is
+    a `next`.
+    """
+
+    records: tuple[RecordRow, ...]
+    next: int | None = None
+
+
+def page(
+    connection: sa.Connection,
+    wanted: Wanted,
+    *,
+    limit: int = 100,
+    cursor: int = 0,
+    newest: bool = False,
+) -> RecordPage:
+    """A page of matching records.
+
+    In the order of arrival, or the `newest` first, after the record with the id `cursor`, or from the first.
+    If no index serves the filter, at most `SCAN` records are scanned.
+    """
+    last = connection.scalar(sa.select(sa.func.max(record.c.id))) or 0
+    scan = last if wanted.is_indexed else SCAN
+    if newest:
+        end = min(cursor - 1, last) if cursor else last
+        begin = max(end - scan, 0)
+        following = begin + 1 if begin else None
+    else:
+        begin, end = cursor, min(cursor + scan, last)
+        following = end if end < last else None
+    query = (
+        sa.select(record, task.c.implementation, task.c.version, workload_table.c.key.label("workload"),
+                  target_table.c.key.label("target"), device.c.identity.label("device"),
+                  device.c.model.label("device_model"), device.c.slot,
+                  sa.func.coalesce(worker.c.name, record.c.origin_worker).label("worker"),
+                  environment.c.body.label("environment"))
+        .join(task, task.c.id == record.c.task_id)
+        .join(workload_table, workload_table.c.id == task.c.workload_id)
+        .join(target_table, target_table.c.id == task.c.target_id)
+        .outerjoin(device, device.c.id == record.c.device_id)
+        .outerjoin(worker, worker.c.id == record.c.worker_id)
+        .outerjoin(environment, environment.c.id == record.c.environment_id)
+        .where(record.c.id > begin, record.c.id <= end, best.standing(), *wanted.conditions)
+        .order_by(record.c.id.desc() if newest else record.c.id)
+        .limit(limit + 1)
+    )  # fmt: skip
+    rows = connection.execute(query).all()
+    shown = tuple(_row(r) for r in rows[:limit])
+    return RecordPage(records=shown, next=shown[-1].id if len(rows) > limit else following)
+
+
+def _row(r: Any) -> RecordRow:
+    return RecordRow(
+        id=r.id, source=r.source, run_id=r.run_id, task_id=r.task_id, workload=r.workload, target=r.target,
+        implementation=r.implementation, version=r.version, config=Config(r.config),
+        phase=Phase(r.phase), session=r.session, error=ErrorKind(r.error) if r.error else None,
+        message=r.message, estimate=estimate(r.samples_s) if r.samples_s else None,
+        samples_s=tuple(r.samples_s), prepare_s=r.prepare_s, build_s=r.build_s,
+        check_s=r.check_s, run_s=r.run_s, code_digest=r.code_digest, measured_at=r.measured_at,
+        device=r.device if r.slot else None, device_model=r.device_model, worker=r.worker,
+        environment=r.environment or {}, seed=r.seed, drift=_drift(r), imported=r.job_id is None,
+    )  # fmt: skip
+
+
+def _drift(r: Any) -> float | None:
+    if r.source != "plevel" or not r.extra:
+        return None
+    found: float | None = orjson.loads(r.extra).get("drift")
+    return found
+
+
+def find_first_failure(connection: sa.Connection, run_id: int) -> Any | None:
+    """The `error` and `message` of a run's first failure, None if nothing has failed."""
+    query = sa.select(*record.c["error", "message"]).where(
+        record.c.run_id == run_id, record.c.error.is_not(None)
+    )
+    return connection.execute(query.order_by(record.c.id).limit(1)).one_or_none()
+
+
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A trial that improved on all previous ones."""
+
+    trial: int
+    median_s: float
+    recorded_at: float
+
+
+def curve(connection: sa.Connection, task_id: int, run_id: int | None = None) -> list[CurvePoint]:
+    """The tuning curve of a task: the trials that improved; failures count as trials."""
+    query = sa.select(record.c.median_s, record.c.recorded_at).where(
+        record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value, best.standing()
+    )
+    if run_id is not None:
+        query = query.where(record.c.run_id == run_id)
+    points: list[CurvePoint] = []
+    for trial, row in enumerate(connection.execute(query.order_by(record.c.id)), 1):
+        if row.median_s is not None and (not points or row.median_s < points[-1].median_s):
+            points.append(
+                CurvePoint(trial=trial, median_s=row.median_s, recorded_at=row.recorded_at)
+            )
+    return points

@@ -1,0 +1,101 @@
+"""Origin and identity of records: the job and run that they are of, and what tells two attempts apart."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.formats.entry import config_key, identity, task_key
+from service.store import catalogue
+from service.store.db import among, now
+from service.store.namespace import within
+from service.store.row_cache import recall
+from service.store.tables import job, record, run, task
+from service.store.tables import workload as workload_table
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The columns of a run that its records need: the target as requested, and its row."""
+
+    target: dict[str, Any]
+    namespace: str
+    variant_id: int
+
+
+_OWNERS = sa.select(
+    *job.c["id", "run_id", "target_id", "policy_id", "phase", "seed"], now().label("now")
+).where(among(job.c.id))
+
+
+def find_owners(connection: sa.Connection, jobs: Collection[int]) -> dict[int, tuple[Any, Origin]]:
+    """The jobs, each with its run."""
+    rows = connection.execute(_OWNERS, {"ids": jobs}).all()
+    origins = recall(connection, "origin", {row.run_id for row in rows}, _find_origins)
+    return {row.id: (row, origins[row.run_id]) for row in rows}
+
+
+def _find_origins(connection: sa.Connection, runs: Collection[int]) -> dict[int, Origin]:
+    rows = connection.execute(
+        sa.select(
+            run.c.id, run.c.target_id, run.c.namespace, run.c.request["target"].label("target")
+        )
+        .where(among(run.c.id))
+        .order_by(run.c.id),
+        {"ids": runs},
+    ).all()
+    return {
+        r.id: Origin(
+            r.target, r.namespace,
+            catalogue.put_variant(connection, r.target_id, r.target["keys"], r.target),
+        )
+        for r in rows
+    }  # fmt: skip
+
+
+def identify(
+    connection: sa.Connection,
+    rows: Sequence[dict[str, Any]],
+    targets: Sequence[dict[str, Any]],
+    where: Sequence[str],
+) -> None:
+    """Give each row a unique identity, also to attempts with equal content."""
+    known_tasks = recall(connection, "task", {row["task_id"] for row in rows}, _find_tasks)
+    keys: dict[tuple[int, int], str] = {}
+    for row, target, device_name in zip(rows, targets, where, strict=True):
+        t = known_tasks[row["task_id"]]
+        found = row["task_id"], row["variant_id"]
+        if found not in keys:
+            keys[found] = task_key(t.key, target, t.implementation, t.version, t.space_digest)
+        happened = identity(
+            keys[found], config_key(row["config"]), row["phase"], row["error"],
+            row["measured_at"], row["session"], device_name, row["samples_s"],
+        )  # fmt: skip
+        row["identity"] = within(t.namespace, happened)
+    taken = set(connection.scalars(_TAKEN, {"identities": [r["identity"] for r in rows]}))
+    for row in rows:
+        if row["identity"] in taken:
+            place = b"%d/%d" % (row["job_id"], row["entry"])
+            row["identity"] = blake2b(row["identity"] + place, digest_size=16).digest()
+        taken.add(row["identity"])
+
+
+_TAKEN = sa.select(record.c.identity).where(
+    record.c.identity.in_(sa.bindparam("identities", expanding=True))
+)
+
+
+def _find_tasks(connection: sa.Connection, ids: Collection[int]) -> dict[int, Any]:
+    query = (
+        sa.select(
+            *task.c["id", "namespace", "implementation", "version", "space_digest"],
+            workload_table.c.key,
+        )
+        .join(workload_table, workload_table.c.id == task.c.workload_id)
+        .where(among(task.c.id))
+    )
+    return {row.id: row for row in connection.execute(query, {"ids": ids})}

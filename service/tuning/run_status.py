@@ -1,0 +1,135 @@
+"""Status of runs and of tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.errors import NotFoundError
+from service.queue import fleet
+from service.records import ranking
+from service.records.ranking import Ranked
+from service.store import catalogue
+from service.store.namespace import DEFAULT
+from service.store.tables import LIVE, record, run, run_task, task, workload
+from service.tuning.ownership import is_interrupted
+from service.tuning.run import trials_of, unknown_run
+from strategy.op import find_op
+from strategy.record import Phase, RunRequest, RunState, RunStatus, TaskStatus, convert
+from strategy.workload import Workload
+
+
+def status(
+    connection: sa.Connection, run_id: int, alive_s: float, namespace: str | None = None
+) -> RunStatus:
+    """The status of a run, of any namespace if none is given; raise `NotFoundError`."""
+    query = sa.select(run).where(run.c.id == run_id)
+    if namespace is not None:
+        query = query.where(run.c.namespace == namespace)
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise unknown_run(run_id)
+    request = convert(row.request, RunRequest)
+    tasks = _task_statuses(connection, run_id, request)
+    done = sum(t.trials for t in tasks if t.tunable)
+    timing_s = connection.scalar(
+        sa.select(sa.func.sum(record.c.run_s)).where(record.c.run_id == run_id)
+    )
+    workers = fleet.count_alive(connection, row.target_id, alive_s)
+    message = row.message
+    interrupted = is_interrupted(connection, run_id)
+    if interrupted:
+        message = "interrupted: the service that tuned it has ended; its measurements are kept"
+    elif row.state in LIVE and not workers:
+        message = (
+            f"waiting for a worker for target {request.target}: start one with "
+            "`plevel worker --url URL`, with this service's URL"
+        )
+    return RunStatus(
+        id=run_id, state=RunState(row.state), target=request.target, trials=request.trials,
+        trials_done=min(done, request.trials), created_at=row.created_at,
+        finished_at=row.finished_at, timing_s=float(timing_s or 0.0), workers=workers,
+        interrupted=interrupted, message=message, tasks=tuple(tasks),
+    )  # fmt: skip
+
+
+def _task_statuses(
+    connection: sa.Connection, run_id: int, request: RunRequest
+) -> list[TaskStatus]:
+    policy_id = catalogue.find_policy(connection, request.search_policy)
+    counts: dict[int, dict[str | None, int]] = {}
+    own_tasks = sa.select(run_task.c.task_id).where(run_task.c.run_id == run_id)
+    for c in connection.execute(
+        sa.select(record.c.task_id, record.c.error, sa.func.count().label("n"))
+        .where(trials_of(run_id, request, policy_id), record.c.task_id.in_(own_tasks))
+        .group_by(record.c.task_id, record.c.error)
+    ):
+        counts.setdefault(c.task_id, {})[c.error] = c.n
+    rows = connection.execute(
+        _tasks().join(run_task, run_task.c.task_id == task.c.id)
+        .where(run_task.c.run_id == run_id).order_by(run_task.c.id)
+    ).all()  # fmt: skip
+    ranked = ranking.rank(connection, [r.id for r in rows])
+    return [_task_status(r, ranked.get(r.id, Ranked()), counts.get(r.id, {})) for r in rows]
+
+
+def _tasks() -> sa.Select[Any]:
+    return (
+        sa.select(task, workload.c.key.label("workload"), workload.c.body.label("workload_body"))
+        .join(workload, workload.c.id == task.c.workload_id)
+    )
+
+
+def task_status(
+    connection: sa.Connection, task_id: int, namespace: str | None = None
+) -> TaskStatus:
+    """A task over all runs, of any namespace if none is given; raise `NotFoundError`."""
+    query = _tasks().where(task.c.id == task_id)
+    if namespace is not None:
+        query = query.where(task.c.namespace == namespace)
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise NotFoundError(f"task {task_id} does not exist: `plevel coverage` lists the tasks")
+    counts = connection.execute(
+        sa.select(record.c.error, sa.func.count().label("n"))
+        .where(record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value)
+        .group_by(record.c.error)
+    )
+    ranked = ranking.rank(connection, [task_id]).get(task_id, Ranked())
+    return _task_status(row, ranked, {row.error: row.n for row in counts})
+
+
+def _task_status(r: Any, ranked: Ranked, counts: dict[str | None, int]) -> TaskStatus:
+    found = ranked.best
+    cost = None if found is None else found.best
+    flops = flops_of(r.workload_body)
+    return TaskStatus(
+        task_id=r.id, workload=r.workload, implementation=r.implementation, version=r.version,
+        plevel=r.plevel, tunable=r.space is not None, space_size=r.space_size,
+        trials=sum(counts.values()), failed=sum(n for e, n in counts.items() if e is not None),
+        best=cost, best_config=None if found is None else found.best_config,
+        confirmed=found is not None and found.confirmed,
+        device_model="" if found is None else found.device_model, models=ranked.models,
+        gflops=None if cost is None or flops is None else flops / cost.median_s / 1e9,
+        failures={e: n for e, n in counts.items() if e is not None},
+    )  # fmt: skip
+
+
+def flops_of(body: Any) -> int | None:
+    """The FLOPs of a workload's JSON form; None if the operator is not installed here."""
+    asked = convert(body, Workload)
+    return None if find_op(asked.op) is None else asked.flops
+
+
+def recent(
+    connection: sa.Connection, limit: int, alive_s: float, namespace: str = DEFAULT
+) -> list[RunStatus]:
+    """The runs of a namespace, the newest first."""
+    ids = connection.scalars(
+        sa.select(run.c.id)
+        .where(run.c.namespace == namespace)
+        .order_by(run.c.id.desc())
+        .limit(limit)
+    ).all()
+    return [status(connection, i, alive_s) for i in ids]
