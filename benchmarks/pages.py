@@ -35,7 +35,8 @@ from benchmarks.result import Cell, save
 from service.queue import fleet
 from service.records.log import REFERENCE, REFERENCE_KERNEL
 from service.store import catalogue, migration
-from service.store.db import Store, now
+from service.store.db import Store
+from service.store.sql import now
 from service.store.tables import best, cost_model, job, record, run, run_task, task
 from service.tuning import plan as planning
 from service.tuning import run as runs

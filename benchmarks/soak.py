@@ -75,7 +75,7 @@ PATIENCE_S = 300.0  # to finish what there is when the weather has cleared
 FATES = (*["pass"] * 12, "lost", "cut", "unanswered", "half", "twice", "late")
 CLOCK = """
 import runpy
-from service.store.db import now
+from service.store.sql import now
 
 specs = now._compiler_dispatcher.specs
 for dialect in ("sqlite", "postgresql"):

@@ -10,7 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from service.access.auth import Actor
-from service.store.db import now
+from service.store.sql import now
 from service.store.tables import TokenScope, audit
 
 

@@ -14,8 +14,8 @@ import msgspec
 import sqlalchemy as sa
 
 from service.errors import InvalidError, NotFoundError
-from service.store.db import now
 from service.store.namespace import check
+from service.store.sql import now
 from service.store.tables import TokenScope, token
 
 PREFIX = "plevel_"  # recognised by scanners for leaked secrets

@@ -12,7 +12,7 @@ from service.dashboard.query import device as query
 from service.dashboard.query.overview import HOUR_S, NOISY
 from service.dashboard.view import MAX_ID, Ctx, PageNumber, render
 from service.queue import fleet
-from service.store.db import now
+from service.store.sql import now
 
 router = APIRouter(include_in_schema=False)
 MAX_WORKERS = 100

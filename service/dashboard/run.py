@@ -21,7 +21,7 @@ from service.dashboard.query import run as query
 from service.dashboard.selection import select_each
 from service.dashboard.view import HEADERS, MAX_ID, Ctx, PageNumber, render, reply
 from service.queue import fleet
-from service.store.db import now
+from service.store.sql import now
 from service.store.tables import LIVE
 from service.tuning import plan as planning
 from service.tuning import run as runs

@@ -10,8 +10,9 @@ import sqlalchemy as sa
 
 from service.predict import training
 from service.store.background import Background
-from service.store.db import Store, among
+from service.store.db import Store
 from service.store.namespace import DEFAULT
+from service.store.sql import among
 from service.store.tables import LIVE, cost_model, run, run_task, target, task, workload
 from strategy.record import RunState
 

@@ -28,8 +28,9 @@ from service.predict.ranker import LEAST_ACCURACY
 from service.records.best import standing
 from service.search.features import Digits
 from service.search.predictor import Floats, Predictor, Ranking, Trials
-from service.store.db import Store, insert, now
+from service.store.db import Store
 from service.store.namespace import DEFAULT
+from service.store.sql import insert, now
 from service.store.tables import cost_model, record, target, task, workload
 from strategy.record import Phase, convert, estimate, to_json
 from strategy.space import ConfigSpace

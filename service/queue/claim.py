@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from service.queue import rule
 from service.queue.place import Place
-from service.store.db import among
 from service.store.row_cache import recall
+from service.store.sql import among
 from service.store.tables import (
     EntryState,
     JobState,

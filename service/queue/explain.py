@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from service.errors import NotFoundError
 from service.queue import fleet, pause, rule
 from service.queue.place import can_build
-from service.store.db import now
+from service.store.sql import now
 from service.store.tables import JobState, device, job, lease, run, target, worker, worker_device
 from strategy.table import show_number
 

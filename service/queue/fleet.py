@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from service.errors import ForbiddenError, InvalidError, LeaseLostError, NotFoundError
 from service.store import catalogue, event
-from service.store.db import among, insert, now
 from service.store.row_cache import recall
+from service.store.sql import among, insert, now
 from service.store.tables import device, device_owner, lease, target, token, worker, worker_device
 from strategy.record import WorkerInfo
 

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.store import event
-from service.store.db import now
+from service.store.sql import now
 from service.store.tables import EntryState, JobState, job, job_entry
 
 # The columns that a job shares with one that it repeats or is split from.

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from service.errors import InvalidError
 from service.queue import insertion
 from service.store import catalogue, event
-from service.store.db import now
+from service.store.sql import now
 from service.store.tables import JobState, job, job_entry, lease, task, workload
 from strategy.record import Phase, TimingPolicy
 from strategy.space import Config

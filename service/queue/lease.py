@@ -18,7 +18,7 @@ from service.errors import DeviceBusyError, LeaseLostError, ServiceError
 from service.queue import claim, fleet, retry
 from service.queue.place import Ask, Place, find_place
 from service.store import event
-from service.store.db import among, now
+from service.store.sql import among, now
 from service.store.tables import lease
 from strategy.record import Lease, Renewed
 

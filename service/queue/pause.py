@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from service.errors import InvalidError, NotFoundError
 from service.store import event
-from service.store.db import now
+from service.store.sql import now
 from service.store.tables import device, pause, target
 
 

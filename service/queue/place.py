@@ -11,8 +11,8 @@ import sqlalchemy as sa
 
 from service.errors import InvalidError
 from service.queue import fleet
-from service.store.db import among
 from service.store.row_cache import recall
+from service.store.sql import among
 from service.store.tables import device, worker, worker_device
 from strategy.record import ALL
 

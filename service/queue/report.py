@@ -15,7 +15,7 @@ from service.queue import fleet, retry
 from service.queue.lease import touch
 from service.records import best, log
 from service.store import event
-from service.store.db import among, given_table, now, values_of
+from service.store.sql import among, given_table, now, values_of
 from service.store.tables import EntryState, job, job_entry, lease
 from strategy.record import Report, Result, Results, ResultsAccepted
 

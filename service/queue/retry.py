@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from service.queue import fleet, insertion
 from service.records import best, log
 from service.store import event
-from service.store.db import among, is_due, now
+from service.store.sql import among, is_due, now
 from service.store.tables import (
     EntryState,
     JobState,

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.queue import fleet, pause, retry
-from service.store.db import is_due
+from service.store.sql import is_due
 from service.store.tables import JobState, job, lease, run, worker, worker_device
 from strategy.record import Phase
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from service.records import best
-from service.store.db import values_table
+from service.store.sql import values_table
 from service.store.tables import Scope, device, record, task, workload
 from strategy.record import Phase, estimate
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from service.store.db import among, given_table, put_rows, values_of
+from service.store.sql import among, given_table, put_rows, values_of
 from service.store.tables import Scope, best, device, purge, record, task, tombstone
 from strategy.record import REFUTING, Estimate, Phase, estimate
 

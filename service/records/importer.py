@@ -16,17 +16,12 @@ import orjson
 import sqlalchemy as sa
 
 from service.errors import DatabaseError
-from service.formats import (
-    Attachment,
-    ImportedRecord,
-    Item,
-    Rejected,
-    Summary,
-)
+from service.formats import Attachment, ImportedRecord, Item, Rejected, Summary
 from service.records import best, tvm_history
 from service.store import catalogue
-from service.store.db import Store, insert, put_rows
+from service.store.db import Store
 from service.store.namespace import DEFAULT, check, key_within, within
+from service.store.sql import insert, put_rows
 from service.store.tables import attachment, record
 from strategy.record import Device, TimingPolicy, encode
 from strategy.target import Target

@@ -15,8 +15,8 @@ from service.formats.entry import config_key
 from service.records import best, tvm_history
 from service.records.origin import find_owners, identify
 from service.store import catalogue
-from service.store.db import among, insert_for, now
 from service.store.row_cache import recall
+from service.store.sql import among, insert_for, now
 from service.store.tables import EntryState, device, job_entry, record, task
 from service.store.tables import target as target_table
 from service.store.tables import workload as workload_table

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 
 from service.formats.entry import config_key, identity, task_key
 from service.store import catalogue
-from service.store.db import among, now
 from service.store.namespace import within
 from service.store.row_cache import recall
+from service.store.sql import among, now
 from service.store.tables import job, record, run, task
 from service.store.tables import workload as workload_table
 

@@ -14,7 +14,8 @@ import sqlalchemy as sa
 
 from service.errors import InvalidError
 from service.records import best, tvm_history
-from service.store.db import Store, among, now
+from service.store.db import Store
+from service.store.sql import among, now
 from service.store.tables import Scope, device, purge, record, task, tombstone, worker
 from service.store.tables import best as best_table
 from service.store.tables import history as history_table

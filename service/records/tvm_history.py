@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.records.best import standing, stood
-from service.store.db import given_table, put_rows, values_of, values_table
+from service.store.sql import given_table, put_rows, values_of, values_table
 from service.store.tables import device, history, record, target_variant, task, workload
 from strategy.select import History
 from strategy.space import Config

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from service.predict.ranker import ModelRanker
 from service.records import tvm_history
 from service.records.as_of import Best, best_at
-from service.store.db import given_table, values_of
 from service.store.namespace import DEFAULT
+from service.store.sql import given_table, values_of
 from service.store.tables import Scope, best, device, task, worker_device
 from service.store.tables import target as target_table
 from service.store.tables import workload as workload_table

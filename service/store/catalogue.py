@@ -10,8 +10,8 @@ import orjson
 import sqlalchemy as sa
 
 from service.formats.entry import Task as ImportedTask
-from service.store.db import insert, now, values_table
 from service.store.namespace import DEFAULT, key_within
+from service.store.sql import insert, now, values_table
 from service.store.tables import (
     attachment,
     device,

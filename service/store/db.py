@@ -1,188 +1,23 @@
-"""Opening the database: SQLite in WAL mode, or PostgreSQL through psycopg; and its clock."""
+"""Opening the database: SQLite in WAL mode, or PostgreSQL through psycopg."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.functions import FunctionElement
 
 from service.errors import DatabaseError, InvalidError
 from service.store import row_cache
 
 Connection = sa.Connection
-_ROWS = 100  # per statement on SQLite: a tenth faster than single rows; more gain nothing
-
-
-class now(FunctionElement[float]):  # noqa: N801 - SQL's name
-    """The database's clock in Unix seconds, which advances within a transaction."""
-
-    type = sa.Double()
-    inherit_cache = True
-
-
-@compiles(now, "sqlite")
-def _sqlite_now(element: now, compiler: Any, **kw: Any) -> str:
-    # unixepoch('subsec') needs SQLite 3.42; this has the same resolution, a millisecond.
-    return "((julianday('now') - 2440587.5) * 86400.0)"
-
-
-@compiles(now, "postgresql")
-def _postgresql_now(element: now, compiler: Any, **kw: Any) -> str:
-    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
-
-
-def is_due(at: sa.ColumnElement[float], longest_s: Any) -> sa.ColumnElement[bool]:
-    """The condition that an instant is past, or more than `longest_s` ahead.
-
-    `longest_s` is the longest term to which the instant is set. An instant further ahead was written before the
-    clock was set back.
-    """
-    return sa.or_(at <= now(), at > now() + longest_s)
-
-
-class _Integers(sa.TypeDecorator[Sequence[int]]):
-    """Integers as one parameter."""
-
-    impl = sa.String
-    cache_ok = True
-
-    def load_dialect_impl(self, dialect: sa.Dialect) -> Any:
-        kind = sa.String() if dialect.name == "sqlite" else postgresql.ARRAY(sa.BigInteger())
-        return dialect.type_descriptor(kind)
-
-    def process_bind_param(self, value: Iterable[int] | None, dialect: sa.Dialect) -> Any:
-        listed = [i for i in value or () if -(2**63) <= i < 2**63]  # the range of ids
-        return orjson.dumps(listed).decode() if dialect.name == "sqlite" else listed
-
-
-class among(FunctionElement[Any]):  # noqa: N801 - reads as SQL
-    """The condition that a column is one of the integers given as the parameter `name`.
-
-    They are one parameter, so that the statement is compiled once, and prepared once by the database.
-    """
-
-    type = sa.types.NULLTYPE  # with Boolean, SQLite would compare with 1 and use no index
-    inherit_cache = True
-
-    def __init__(self, column: Any, name: str = "ids") -> None:
-        super().__init__(column, sa.bindparam(name, type_=_Integers()))
-
-
-@compiles(among, "sqlite")
-def _sqlite_among(element: among, compiler: Any, **kw: Any) -> str:
-    column, given = (compiler.process(clause, **kw) for clause in element.clauses)
-    return f"{column} IN (SELECT value FROM json_each({given}))"  # noqa: S608
-
-
-@compiles(among, "postgresql")
-def _postgresql_among(element: among, compiler: Any, **kw: Any) -> str:
-    column, given = (compiler.process(clause, **kw) for clause in element.clauses)
-    return f"{column} = ANY({given})"
-
-
-def insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    """An INSERT with `on_conflict_do_…`, in the connection's dialect."""
-    return insert_for(connection.dialect.name, table)
-
-
-def insert_for(dialect: str, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    """As `insert`, by the dialect's name, for statements that are built once."""
-    return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
-
-
-def values_table(
-    connection: sa.Connection, columns: Sequence[sa.Column[Any]], rows: Iterable[Sequence[Any]]
-) -> sa.Subquery:
-    """Rows of texts and integers as a table named `given`, with the names and types of `columns`.
-
-    They are one parameter, which joins many queries into one.
-    """
-    return _given(connection.dialect.name, columns, sa.bindparam("rows", values_of(rows)))
-
-
-def given_table(dialect: str, columns: Sequence[sa.Column[Any]]) -> sa.Subquery:
-    """As `values_table`, with the rows as the parameter `rows` of each execution (see `values_of`)."""
-    return _given(dialect, columns, sa.bindparam("rows", type_=sa.String()))
-
-
-def values_of(rows: Iterable[Sequence[Any]]) -> str:
-    """The parameter `rows` of `given_table`."""
-    return orjson.dumps(list(rows)).decode()
-
-
-def _given(
-    dialect: str, columns: Sequence[sa.Column[Any]], rows: sa.BindParameter[Any]
-) -> sa.Subquery:
-    parts = []
-    for i, c in enumerate(columns):
-        if dialect == "sqlite":
-            part = f"json_extract(value, '$[{i}]')"
-        elif isinstance(c.type, sa.Integer):
-            part = f"CAST(value->>{i} AS BIGINT)"
-        else:
-            part = f"value->>{i}"
-        parts.append(f"{part} AS {c.name}")
-    each = "json_each(:rows)" if dialect == "sqlite" else "jsonb_array_elements(CAST(:rows AS JSONB))"
-    text = sa.text(f"SELECT {', '.join(parts)} FROM {each}").bindparams(rows)  # noqa: S608
-    return text.columns(*(sa.column(c.name, c.type) for c in columns)).subquery("given")
-
-
-def put_rows(
-    connection: sa.Connection,
-    columns: Sequence[sa.Column[Any]],
-    rows: Sequence[Sequence[Any]],
-    on_conflict: str,
-    clock: sa.Column[Any] | None = None,
-) -> None:
-    """Insert many rows into a table with few statements.
-
-    Args:
-        connection: the transaction.
-        columns: columns of one table, in the order of the values; JSON values are text.
-        rows: the values.
-        on_conflict: the text after ON CONFLICT.
-        clock: one more column, set to the time of the database.
-    """
-    names = [c.name for c in columns] + ([] if clock is None else [clock.name])
-    into = f"INSERT INTO {columns[0].table.name} ({', '.join(names)})"
-    instant = [] if clock is None else [str(now().compile(dialect=connection.dialect))]
-    if connection.dialect.name == "sqlite":
-        row = f"({', '.join(['?'] * len(columns) + instant)})"
-        for begin in range(0, len(rows), _ROWS):
-            some = rows[begin : begin + _ROWS]
-            values = ", ".join([row] * len(some))
-            connection.exec_driver_sql(
-                f"{into} VALUES {values} ON CONFLICT {on_conflict}",
-                tuple(itertools.chain.from_iterable(some)),
-            )
-        return
-    # One JSON parameter takes the driver a fifth of the time of arrays.
-    taken, given = [], []
-    for i, c in enumerate(columns):
-        kind = c.type.compile(dialect=connection.dialect)
-        as_text = {"JSONB": "CAST(c{} AS JSONB)", "BYTEA": "decode(c{}, 'hex')"}.get(kind)
-        taken.append(f"c{i}" if as_text is None else as_text.format(i))
-        given.append(f"c{i} {kind if as_text is None else 'TEXT'}")
-    statement = (
-        f"{into} SELECT {', '.join(taken + instant)} "  # noqa: S608
-        f"FROM json_to_recordset(%s) AS given({', '.join(given)}) ON CONFLICT {on_conflict}"
-    )
-    named = [f"c{i}" for i in range(len(columns))]
-    data = [dict(zip(named, row, strict=True)) for row in rows]
-    text = orjson.dumps(data, default=bytes.hex).decode()
-    connection.exec_driver_sql(statement, (text,))
 
 
 def normal_url(url: str) -> sa.URL:

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from service.store.db import now
+from service.store.sql import now
 from service.store.tables import event
 
 log = logging.getLogger(__name__)

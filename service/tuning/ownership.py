@@ -11,7 +11,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from service.store.db import Store, is_due, now
+from service.store.db import Store
+from service.store.sql import is_due, now
 from service.store.tables import LIVE, run
 
 

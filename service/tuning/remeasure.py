@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from service.queue import fleet, insertion
 from service.queue.place import can_build
-from service.store.db import now
+from service.store.sql import now
 from service.store.tables import LIVE, JobState, job, job_entry, lease, run, worker, worker_device
 from strategy.record import Phase, RunState
 

@@ -10,8 +10,8 @@ from service.errors import InvalidError, NotFoundError
 from service.queue import job as jobs
 from service.records.best import standing
 from service.store import catalogue, event
-from service.store.db import insert, now
 from service.store.namespace import DEFAULT
+from service.store.sql import insert, now
 from service.store.tables import LIVE, TaskState, record, run, run_task, task, workload
 from service.store.tables import target as target_table
 from service.tuning.plan import Planned

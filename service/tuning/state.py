@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.store import event
-from service.store.db import now
+from service.store.sql import now
 from service.store.tables import TaskState, run, run_task
 from strategy.record import RunState
 

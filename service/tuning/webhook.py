@@ -21,7 +21,8 @@ from service.errors import InvalidError
 from service.settings import WHSEC, Settings
 from service.store import event
 from service.store.background import Background
-from service.store.db import Store, insert, is_due, now
+from service.store.db import Store
+from service.store.sql import insert, is_due, now
 from service.store.tables import LIVE, run, webhook
 from service.tuning import run_status
 from strategy.record import encode

@@ -16,7 +16,8 @@ import sqlalchemy as sa
 from service.queue import fleet, retry
 from service.queue import job as jobs
 from service.queue import report as reporting
-from service.store.db import Store, now
+from service.store.db import Store
+from service.store.sql import now
 from service.store.tables import best, cost_model, device, event, job, record, run, task, worker
 from service.tuning import plan as planning
 from service.tuning import run as runs

@@ -18,7 +18,8 @@ from service.queue import job as jobs
 from service.queue import lease as leasing
 from service.queue import report as reporting
 from service.queue.place import Ask
-from service.store.db import Store, now
+from service.store.db import Store
+from service.store.sql import now
 from service.store.tables import job, lease, record
 from service.tuning import plan as planning
 from service.tuning import run as runs

@@ -12,7 +12,8 @@ from service.queue import fleet, retry
 from service.queue import lease as leasing
 from service.search.child import InlineModel
 from service.settings import Settings
-from service.store.db import Store, now
+from service.store.db import Store
+from service.store.sql import now
 from service.store.tables import run
 from service.store.wakeup import Wakeup
 from service.tuning import plan as planning

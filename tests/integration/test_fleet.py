@@ -15,7 +15,8 @@ from service.queue import job as jobs
 from service.queue import lease as leasing
 from service.queue import report as reporting
 from service.queue.place import Ask
-from service.store.db import Store, now
+from service.store.db import Store
+from service.store.sql import now
 from service.store.tables import RunState, job, run
 from service.store.tables import device as device_table
 from service.tuning import ownership, run_status

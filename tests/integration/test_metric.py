@@ -9,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.metric import Metrics
 from service.queue import report as reporting
-from service.store.db import Store, now
+from service.store.db import Store
+from service.store.sql import now
 from service.store.tables import cost_model
 from strategy.record import ErrorKind, Reference, Report, Results, ResultsAccepted
 from tests.integration.scene import TARGET, TERMS, Scene, configs, failed, timed

@@ -13,7 +13,8 @@ from service.queue import claim, fleet, retry
 from service.queue import job as jobs
 from service.queue import lease as leasing
 from service.queue import report as reporting
-from service.store.db import Store, now
+from service.store.db import Store
+from service.store.sql import now
 from service.store.tables import event, job, job_entry, lease, worker
 from strategy.record import ALL, ErrorKind, Renewed, Report, Result, Results
 from tests.integration.scene import (

@@ -21,7 +21,8 @@ from service.errors import DeviceBusyError, LeaseLostError
 from service.queue import job as queue
 from service.queue import lease as leasing
 from service.queue import retry
-from service.store.db import Store, now
+from service.store.db import Store
+from service.store.sql import now
 from service.store.tables import EntryState, JobState, job, job_entry, lease, record
 from service.tuning import run as runs
 from strategy.record import Lease

@@ -34,7 +34,8 @@ from service.records import retention
 from service.records.importer import import_items
 from service.settings import Settings
 from service.store import catalogue
-from service.store.db import Store, now
+from service.store.db import Store
+from service.store.sql import now
 from service.store.tables import (
     JobState,
     TokenScope,

@@ -22,7 +22,8 @@ from service.records.coverage import cover
 from service.records.filter import Tasks, Wanted
 from service.records.importer import import_items
 from service.selection.database import RecordDatabase
-from service.store.db import Store, now
+from service.store.db import Store
+from service.store.sql import now
 from service.store.tables import best, environment, job, record, run_task, task
 from service.tuning import plan as planning
 from service.tuning import run as runs

@@ -7,7 +7,8 @@ import sqlalchemy as sa
 
 from service.search.child import InlineModel
 from service.settings import Settings
-from service.store.db import Store, now
+from service.store.db import Store
+from service.store.sql import now
 from service.store.tables import best, job, run, worker
 from service.store.wakeup import Wakeup
 from service.tuning import remeasure, run_status

@@ -16,7 +16,8 @@ from service.records.importer import import_items
 from service.records.retention import Doubtful, prune
 from service.selection import database as evidence
 from service.selection.database import RecordDatabase
-from service.store.db import Store, now
+from service.store.db import Store
+from service.store.sql import now
 from service.store.tables import history as history_table
 from service.store.tables import purge, record
 from strategy.record import Device, ErrorKind, Phase, convert

@@ -16,7 +16,8 @@ from service.queue import report as reporting
 from service.search.child import ChildModel, CostModel
 from service.selection.database import RecordDatabase
 from service.settings import Settings
-from service.store.db import Store, now
+from service.store.db import Store
+from service.store.sql import now
 from service.store.tables import LIVE, job, job_entry, run, run_task
 from service.store.wakeup import Wakeup
 from service.tuning import plan as planning

@@ -20,7 +20,8 @@ from plevel.cli.main import main
 from plevel.client import Client
 from service.errors import InvalidError
 from service.settings import Settings
-from service.store.db import Store, now
+from service.store.db import Store
+from service.store.sql import now
 from service.store.tables import webhook as table
 from service.tuning import run as runs
 from service.tuning import run_status, webhook

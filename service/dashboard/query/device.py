@@ -14,7 +14,7 @@ from service.errors import NotFoundError
 from service.queue.fleet import is_alive
 from service.records.best import standing
 from service.records.log import REFERENCE
-from service.store.db import now
+from service.store.sql import now
 from service.store.tables import (
     JobState,
     best,

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.errors import NotFoundError
-from service.store.db import now
+from service.store.sql import now
 from service.store.tables import cost_model, target
 
 PAGE = 50

@@ -8,7 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from service.queue.fleet import is_alive
-from service.store.db import now
+from service.store.sql import now
 from service.store.tables import (
     LIVE,
     MEASURED_HERE,

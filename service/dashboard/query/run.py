@@ -14,7 +14,7 @@ from service.dashboard.query.curve import MAX_CURVES, Curve, best_so_far
 from service.errors import NotFoundError
 from service.records.best import standing
 from service.store import catalogue
-from service.store.db import now
+from service.store.sql import now
 from service.store.tables import (
     LIVE,
     TaskState,

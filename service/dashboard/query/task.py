@@ -12,7 +12,7 @@ from service.dashboard.show import show_device
 from service.errors import NotFoundError
 from service.records.best import standing
 from service.records.log import REFERENCE
-from service.store.db import now
+from service.store.sql import now
 from service.store.tables import Scope, best, device, record, target, task, workload
 from strategy.record import Phase
 
