@@ -10,47 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from plevel.cli import option
+from plevel.cli import location, option
+from plevel.cli.chosen import (
+    Chosen,
+    Implementation,
+    Knobs,
+    described,
+    dispatch_at,
+    lower_chosen,
+    require_known,
+)
 from plevel.cli.error import CommandError, UsageError
-from plevel.cli.lock import read_lock
+from plevel.cli.lock import find_locked, read_lock
 from plevel.cli.model_file import read_model
 from plevel.cli.transfer import whole
 
 if TYPE_CHECKING:
     from strategy.compile.entry import LibraryRow
-    from strategy.compile.lower import Lowered
-    from strategy.select import Selection
-    from strategy.select.dispatch import DispatchTable
-    from strategy.select.lock import Lock, Locked
-    from strategy.space import Config
+    from strategy.select.lock import Locked
     from strategy.target import Target
     from strategy.workload import Workload
-
-Implementation = Annotated[
-    str | None,
-    typer.Option(
-        "--implementation", "-I", metavar="NAME",
-        help="Build this one, with --config or its fallback; default: the selected one.",
-        autocompletion=option.complete_implementation,
-    ),
-]  # fmt: skip
-Knobs = Annotated[
-    list[str] | None,
-    typer.Option("--config", "-c", metavar="KNOB=VALUE", help="A knob's value, in JSON; repeatable."),
-]
-
-
-class _Chosen(NamedTuple):
-    """One function to compile; `because` is None if it was named, not selected."""
-
-    lowered: Lowered
-    implementation: str
-    config: Config
-    because: str | None
-
-    def say_why(self) -> None:
-        if self.because is not None:
-            print(f"# {self.implementation}: {self.because}")
 
 
 def build(
@@ -96,9 +75,7 @@ def build(
     ] = False,
     verify: Annotated[
         bool,
-        typer.Option(
-            "--verify", help="Run it in guarded memory and compare its results with NumPy's."
-        ),
+        typer.Option("--verify", help="Run it in guarded memory and compare its results with NumPy's."),
     ] = False,
     url: option.Url = None,
     database: option.Database = None,
@@ -115,13 +92,15 @@ def build(
 
     Example: plevel build dense -i data=float32[m,768] -i weight=float32[3072,768]:const -o libdense.so
     """
-    place = option.locate(url, database)
+    from strategy.compile.c_text import is_free
+
+    place = location.locate(url, database)
     locked = None if lock is None else read_lock(lock)
     if locked is not None and (implementation or config):
         raise UsageError(
             "--lock names the implementation and its configuration: leave --implementation and --config out"
         )
-    if name is not None and not _is_name(name):
+    if name is not None and not is_free(name):
         raise UsageError(
             f"--name {name!r:.80}: no C identifier: use letters, digits and underscores, and no keyword"
         )
@@ -135,7 +114,7 @@ def build(
             )
         option.check_out(out)
         workload, where = option.read_workload(op, inputs, attr), option.read_target(target, threads)
-        _report(plan(workload, where, _find(locked, workload, where), out, name).make(), as_json)
+        _report(plan(workload, where, find_locked(locked, workload, where), out, name).make(), as_json)
         return
     for flag, given in (
         ("OP", op), ("--input", inputs), ("--attr", attr), ("--name", name),
@@ -147,28 +126,11 @@ def build(
         raise UsageError(f"--out {out} is a file: name a folder for several libraries")
     if model is not None:
         where = option.read_target(target, threads)
-        wanted = [
-            (w.workload, where, _find(locked, w.workload, where)) for w in read_model(model)
-        ]
+        wanted = [(w.workload, where, find_locked(locked, w.workload, where)) for w in read_model(model)]
     else:
         assert locked is not None
         wanted = [(entry.workload, entry.target, entry) for entry in locked.selections]
     _build_all([plan(*one, *_names(out, one[0], one[1])) for one in wanted], out, as_json)
-
-
-def _find(locked: Lock | None, workload: Workload, target: Target) -> Locked | None:
-    from strategy.select import SelectionError
-
-    try:
-        return None if locked is None else locked.find(workload, target)
-    except SelectionError as error:
-        raise CommandError(f"--lock: {error}") from error
-
-
-def _is_name(name: str) -> bool:
-    from strategy.compile.c_text import is_free
-
-    return is_free(name)
 
 
 def _names(folder: Path, workload: Workload, target: Target) -> tuple[Path, str]:
@@ -239,7 +201,7 @@ class _Plan(NamedTuple):
     name: str | None
     implementation: str | None
     config: list[str] | None
-    place: option.Location
+    place: location.Location
     bundle_libs: bool
     verify: bool
 
@@ -256,7 +218,7 @@ class _Plan(NamedTuple):
         about = {"workload": self.workload.key, "target": str(self.target)}
         return about | (self._make_cubin() if self.target.kind == "cuda" else self._make_library())
 
-    def _choose(self) -> _Chosen:
+    def _choose(self) -> Chosen:
         return lower_chosen(
             self.workload, self.target, self.implementation, self.config, self.place, self.locked
         )
@@ -271,7 +233,7 @@ class _Plan(NamedTuple):
         about: dict[str, Any]
         try:
             if self.implementation is None and not self.workload.is_constant:
-                table = _dispatch(self.workload, self.target, self.place)
+                table = dispatch_at(self.workload, self.target, self.place)
                 rows: list[LibraryRow] = table_rows(table)
                 about = {"table": table}
             else:
@@ -335,113 +297,3 @@ def _verify(workload: Workload, rows: list[LibraryRow], library: Path) -> int:
         raise CommandError(f"--verify: {error}; {library} is removed") from error
     except SandboxError as error:
         raise CommandError(f"--verify: {error}") from error
-
-
-def require_known(target: Target) -> None:
-    """Raise `UsageError` for a processor unknown to LLVM: TVM would only warn, and build for a generic one."""
-    if target.kind != "llvm" or not target.arch:
-        return
-    from tvm.target import codegen
-
-    triple = target.to_tvm().get("mtriple") or codegen.llvm_get_system_triple()
-    if not codegen.llvm_is_valid_cpu(target.arch, triple):
-        raise UsageError(f"--target: LLVM knows no -mcpu={target.arch} of {triple}: see `llc -mcpu=help`")
-
-
-def described(chosen: _Chosen) -> dict[str, Any]:
-    return {
-        "implementation": chosen.implementation, "config": chosen.config, "because": chosen.because,
-    }  # fmt: skip
-
-
-def lower_chosen(
-    workload: Workload,
-    target: Target,
-    implementation: str | None,
-    config: list[str] | None,
-    place: option.Location,
-    locked: Locked | None = None,
-) -> _Chosen:
-    """Return the function to compile: of the lock, of --implementation, or selected."""
-    from strategy.compile.lower import lower
-
-    if locked is not None:
-        _require_version(locked)
-        name, values = locked.implementation, locked.config
-        return _Chosen(lower(workload, target, name, values), name, values, locked.explanation)
-    if implementation is None:
-        if config:
-            raise UsageError("--config: name the implementation too, with --implementation")
-        answer = _select(workload, target, place)
-        name, values, because = answer.implementation, answer.config, answer.explanation
-        return _Chosen(lower(workload, target, name, values), name, values, because)
-    values = read_config(workload, target, implementation, config)
-    return _Chosen(lower(workload, target, implementation, values), implementation, values, None)
-
-
-def _require_version(locked: Locked) -> None:
-    """Raise `CommandError` if the lock has another version than would be built."""
-    from strategy.op_strategy import candidates
-
-    offered = {c.implementation: c.version for c in candidates(locked.workload, locked.target)}
-    version = offered.get(locked.implementation)
-    if version != locked.version:
-        has = "is not installed here" if version is None else f"has version {version} here"
-        raise CommandError(
-            f"--lock: {locked.implementation} of {locked.workload} {has}, the lock has {locked.version}: "
-            "write the lock again with 'plevel lock'"
-        )
-
-
-def read_config(
-    workload: Workload, target: Target, implementation: str, knobs: list[str] | None
-) -> Config:
-    """The implementation's configuration: its fallback, with the given knobs replaced.
-
-    Raises:
-        UsageError: an unknown implementation or knob, or an invalid value or combination.
-    """
-    from strategy.op import OpError
-    from strategy.op_strategy import candidates, find_implementation
-    from strategy.space import Config, ConfigError, SpaceError
-
-    try:
-        find_implementation(workload, target, implementation)
-    except OpError as error:
-        raise UsageError(f"--implementation: {error}") from error
-    offered = {c.implementation: c for c in candidates(workload, target)}
-    candidate = offered.get(implementation)
-    if candidate is None:
-        raise UsageError(
-            f"--implementation: {implementation} needs constant shapes, and {workload} has "
-            "symbolic dimensions: give numbers"
-        )
-    given = dict(option.read_attribute(text, "--config") for text in knobs or ())
-    if candidate.space is None:
-        if given:
-            raise UsageError(f"--config: {implementation} has no knobs: leave it out")
-        return Config()
-    try:
-        return candidate.space.check({**candidate.fallback, **given})
-    except (ConfigError, SpaceError) as error:
-        raise UsageError(f"--config: {error}") from error
-
-
-def _select(workload: Workload, target: Target, place: option.Location) -> Selection:
-    from strategy.select import SelectionError
-
-    try:
-        with place.connect() as records:
-            return records.select(workload, target)
-    except SelectionError as error:
-        raise CommandError(str(error)) from error
-
-
-def _dispatch(workload: Workload, target: Target, place: option.Location) -> DispatchTable:
-    from strategy.select import SelectionError
-
-    try:
-        with place.connect() as records:
-            return records.dispatch(workload, target)
-    except SelectionError as error:
-        raise CommandError(str(error)) from error

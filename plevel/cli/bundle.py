@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plevel.cli import option
+from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def make(
     if not workload.is_constant:
         raise UsageError(f"--input: {workload} has a symbolic dimension: give a number")
     option.check_out(out)
-    place = option.locate(url, database)
+    place = location.locate(url, database)
     from plevel.cli.output import tell
     from plevel.embedded import require_service, require_worker
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from plevel.cli import option
+from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def upgrade(database: option.Database = None, as_json: option.AsJson = False) ->
     from plevel.cli.output import tell
     from plevel.embedded import make_folder
 
-    where = option.locate_database(database)
+    where = location.locate_database(database)
     make_folder(where)
     _require()
     from service.store import migration
@@ -257,7 +257,7 @@ def _existing(database: str | None) -> str:
     """The database's URL; does not create it."""
     from plevel.embedded import sqlite_path
 
-    where = option.locate_database(database)
+    where = location.locate_database(database)
     path = sqlite_path(where)
     if path is not None and not path.exists():
         raise CommandError(f"database {path} does not exist: create it with 'plevel db upgrade'")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from plevel.cli import option
+from plevel.cli import location, option
 from plevel.cli.error import UsageError
 
 app = typer.Typer(help="Administer the farm: pauses and devices.", no_args_is_help=True)
@@ -25,7 +25,7 @@ def why(
     """
     from plevel.cli.output import print_json
 
-    with option.locate(url, database).connect() as service:
+    with location.locate(url, database).connect() as service:
         found = service.why(job)
     if as_json:
         print_json(found)
@@ -57,7 +57,7 @@ def pause(
     given = {
         "device": device, "target": target, "starts_at": _instant(since), "ends_at": _instant(until),
     }  # fmt: skip
-    with option.locate(url, database).connect() as service:
+    with location.locate(url, database).connect() as service:
         made = service.pause(reason, **{k: v for k, v in given.items() if v is not None})
     tell(
         f"pause {made['id']} is set; end it with 'plevel fleet resume {made['id']}'", made, as_json=as_json
@@ -77,7 +77,7 @@ def resume(
     """
     from plevel.cli.output import tell
 
-    with option.locate(url, database).connect() as service:
+    with location.locate(url, database).connect() as service:
         service.resume(pause)
     tell(f"pause {pause} has ended", {"ended": pause}, as_json=as_json)
 
@@ -92,7 +92,7 @@ def pauses(
     """
     from plevel.cli.output import make_console, make_table, print_json
 
-    with option.locate(url, database).connect() as service:
+    with location.locate(url, database).connect() as service:
         found = service.pauses()
     if as_json:
         print_json(found)
@@ -120,7 +120,7 @@ def rename(
     """
     from plevel.cli.output import tell
 
-    with option.locate(url, database).connect() as service:
+    with location.locate(url, database).connect() as service:
         service.rename_device(old, new)
     tell(f"the records of {old} now belong to {new}", {"old": old, "new": new}, as_json=as_json)
 
@@ -139,7 +139,7 @@ def move(
     """
     from plevel.cli.output import tell
 
-    with option.locate(url, database).connect() as service:
+    with location.locate(url, database).connect() as service:
         service.move_device(device, token)
     given = {"device": device, "token": token}
     tell(f"{device} now belongs to token {token}", given, as_json=as_json)

@@ -11,7 +11,7 @@ from plevel.cli.error import CommandError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from plevel.cli.option import Location
+    from plevel.cli.location import Location
     from plevel.client import Client
     from strategy.record import RunStatus
 

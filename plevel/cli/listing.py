@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plevel.cli import option
+from plevel.cli import location, option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,7 @@ def runs(
     """
     from plevel.cli.output import make_console, make_table, print_json, show_ago
 
-    place = option.locate(url, database, namespace)
+    place = location.locate(url, database, namespace)
     with place.connect() as records:
         found = records.runs(limit)
     if as_json:
@@ -67,12 +67,12 @@ def _title(run: RunStatus) -> str:
 
 
 def _say_what_continues(
-    console: Console, found: Iterable[RunStatus], place: option.Location
+    console: Console, found: Iterable[RunStatus], place: location.Location
 ) -> None:
     """Print one unwrapped line for each interrupted run, so that the command can be copied."""
     for r in found:
         if r.interrupted:
-            command = option.resume_command(r.id, place)
+            command = location.resume_command(r.id, place)
             console.print(
                 f"run {r.id} was interrupted; continue it with  {command}", markup=False, soft_wrap=True
             )
@@ -115,7 +115,7 @@ def records(
 
     option.check_choice("--phase", phase, _PHASES)
     option.check_choice("--error", error, tuple(ErrorKind))
-    with option.locate(url, database, namespace).connect() as source:
+    with location.locate(url, database, namespace).connect() as source:
         wanted: dict[str, Any] = {
             "op": op, "run_id": run, "task_id": task, "phase": phase, "error": error, "limit": limit,
             "newest": newest,
@@ -170,7 +170,7 @@ def coverage(
     from strategy.record import Estimate, convert
     from strategy.table import show_seconds
 
-    with option.locate(url, database, namespace).connect() as source:
+    with location.locate(url, database, namespace).connect() as source:
         found = list(source.iter_coverage(op=op, implementation=implementation, target=target))
     if as_json:
         print_json(found)
@@ -206,7 +206,7 @@ def workers(
     """
     from plevel.cli.output import make_console, make_table, print_json, show_ago
 
-    with option.locate(url, database).connect() as source:
+    with location.locate(url, database).connect() as source:
         found = source.workers()
     if as_json:
         print_json(found)
@@ -231,7 +231,7 @@ def status(
     from plevel.client import FINISHED
     from strategy.table import show_number
 
-    place = option.locate(url, database)
+    place = location.locate(url, database)
     with place.connect() as source:
         latest, known = source.runs(20), source.workers()
     going = [r for r in latest if r.state not in FINISHED]
@@ -270,7 +270,7 @@ def cancel(
     from plevel.cli.output import print_json
     from strategy.table import show_number
 
-    with option.locate(url, database).connect() as source:
+    with location.locate(url, database).connect() as source:
         stopped = source.cancel(run)
     if as_json:
         print_json(stopped)

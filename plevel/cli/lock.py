@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plevel.cli import option
+from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
 from plevel.cli.transfer import whole
 
@@ -56,7 +56,7 @@ def lock(
         raise UsageError("--out, --check: give one of them, to write a lock or to compare one")
     if out is not None:
         option.check_out(out)
-    place = option.locate(url, database, namespace)
+    place = location.locate(url, database, namespace)
     if check:
         _report(read_lock(file), place, as_json)
         return
@@ -103,7 +103,7 @@ def check(
     from strategy.table import show_number
 
     share = option.read_share("--tolerance", tolerance, lambda share: 0 <= share < math.inf)
-    place = option.locate(url, database, namespace)
+    place = location.locate(url, database, namespace)
     locked = read_lock(against)
     changes = _report(locked, place, as_json)
     worse = [c for c in changes if c["ratio"] is None or c["ratio"] > 1 + share]
@@ -138,7 +138,7 @@ def _select(
         raise CommandError(str(error)) from error
 
 
-def _report(locked: Lock, place: option.Location, as_json: bool) -> list[dict[str, Any]]:
+def _report(locked: Lock, place: location.Location, as_json: bool) -> list[dict[str, Any]]:
     """Print and return the selections that have changed, or whose times have."""
     from plevel.cli.output import print_json
     from strategy.table import show_number
@@ -201,3 +201,12 @@ def _line(change: dict[str, Any]) -> str:
         )
     instead = "" if change["now"] == change["locked"] else f" in place of {change['locked']}"
     return f"{change['workload']} on {change['target']}: {what}; {change['now']}{instead}"
+
+
+def find_locked(locked: Lock | None, workload: Workload, target: Target) -> Locked | None:
+    from strategy.select import SelectionError
+
+    try:
+        return None if locked is None else locked.find(workload, target)
+    except SelectionError as error:
+        raise CommandError(f"--lock: {error}") from error

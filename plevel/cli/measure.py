@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from plevel.cli import option
-from plevel.cli.build import Knobs, read_config
+from plevel.cli.chosen import Knobs, read_config
 from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:

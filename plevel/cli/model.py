@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from plevel.cli import option
+from plevel.cli import location, option
 
 app = typer.Typer(help="Cost models, trained from a database's records.", no_args_is_help=True)
 
@@ -22,7 +22,7 @@ def list_models(
     """
     from plevel.cli.output import make_console, make_table, print_json, show_ago
 
-    with option.locate(url, database).connect() as service:
+    with location.locate(url, database).connect() as service:
         found = service.models()
     if as_json:
         print_json(found)
@@ -59,7 +59,7 @@ def train(
     from strategy.table import show_number
 
     where = option.read_target(target, threads)
-    place = option.locate(url, database)
+    place = location.locate(url, database)
     with place.connect() as service:
         found = service.train_model(op, where)
     if as_json:
@@ -87,7 +87,7 @@ def show(
     """
     from plevel.cli.output import print_json
 
-    with option.locate(url, database).connect() as service:
+    with location.locate(url, database).connect() as service:
         found = service.model(model)
     if as_json:
         print_json(found)

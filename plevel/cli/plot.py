@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plevel.cli import option
+from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def plot(
         option.check_out(out)
         if out.suffix not in SUFFIXES:
             raise UsageError(f"--out {out}: unknown kind of image: name it {', '.join('…' + s for s in SUFFIXES)}")
-    place = option.locate(url, database)
+    place = location.locate(url, database)
     from plevel.cli.output import print_json
 
     with place.connect() as records:

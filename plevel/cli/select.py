@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from plevel.cli import option
+from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
 from plevel.cli.lock import read_lock
 
@@ -45,7 +45,7 @@ def select(
 
     Example: plevel select dense -i data=float32[128,768] -i weight=float32[3072,768]:const
     """
-    place = option.locate(url, database, namespace)
+    place = location.locate(url, database, namespace)
     if lock is not None and (
         url or database or namespace or device or foreign or policy != "plevel"
     ):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from plevel.cli import option
+from plevel.cli import location, option
 
 
 def serve(
@@ -40,7 +40,7 @@ def serve(
 
     Example: plevel serve --database plevel.db --port 8765
     """
-    where = option.locate_database(database)
+    where = location.locate_database(database)
     option.check_choice("--auth", auth, ("auto", "open", "token"))
     option.check_choice("--log", log, ("text", "json"))
     from plevel.embedded import make_folder, require_service

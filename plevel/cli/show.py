@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from plevel.cli import option
-from plevel.cli.build import Implementation, Knobs, described, lower_chosen, require_known
+from plevel.cli import location, option
+from plevel.cli.chosen import Implementation, Knobs, described, lower_chosen, require_known
 from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def show(
     """
     workload, where = option.read_workload(op, inputs, attr), option.read_target(target, threads)
     option.check_choice("--as", form, FORMS)
-    place = option.locate(url, database)
+    place = location.locate(url, database)
     from plevel.cli.output import print_json
     from plevel.embedded import require_worker
 

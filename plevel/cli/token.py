@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from plevel.cli import option
+from plevel.cli import location, option
 
 _SCOPES = ("read", "submit", "worker", "admin")
 
@@ -43,8 +43,8 @@ def create(
     for one in scope:
         option.check_choice("--scope", one, _SCOPES)
     expires_in_s = None if expires is None else option.read_age("--expires", expires)
-    place = option.locate(url, database, makes=True)
-    option.make_database(place)
+    place = location.locate(url, database, makes=True)
+    location.make_database(place)
     with place.connect() as service:
         made = service.create_token(name, scope, expires_in_s, namespace)
     tell(made["secret"], made, as_json=as_json)
@@ -60,7 +60,7 @@ def list_tokens(
     """
     from plevel.cli.output import make_console, make_table, print_json, show_ago
 
-    with option.locate(url, database).connect() as service:
+    with location.locate(url, database).connect() as service:
         found = service.tokens()
     if as_json:
         print_json(found)
@@ -89,7 +89,7 @@ def revoke(
     """
     from plevel.cli.output import tell
 
-    with option.locate(url, database).connect() as service:
+    with location.locate(url, database).connect() as service:
         service.revoke_token(token)
     tell(f"token {token} is revoked", {"revoked": token}, as_json=as_json)
 

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plevel.cli import option
+from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def import_files(
 
     Example: plevel import tophub/*.log --rejects rejected.ndjson
     """
-    place = option.locate(url, database, namespace, makes=True)
+    place = location.locate(url, database, namespace, makes=True)
     on = None if target is None else json.dumps(option.read_target(target, None).to_json())
     for path in files:
         if path.is_dir():
@@ -61,7 +61,7 @@ def import_files(
             raise UsageError(f"{path}: no such file: name an existing log")
     if rejects is not None and (rejects.is_dir() or not rejects.parent.is_dir()):
         raise UsageError(f"--rejects {rejects}: cannot be written there: name a file in an existing folder")
-    option.make_database(place)
+    location.make_database(place)
 
     from plevel.cli.output import follow_reading, make_console, print_json
     from service.formats import grouped
@@ -184,7 +184,7 @@ def export(
         option.check_out(out)
     if form == "parquet" and out is None and sys.stdout.isatty():
         raise UsageError("--format parquet: a binary format: name a file with --out")
-    place = option.locate(url, database, namespace)
+    place = location.locate(url, database, namespace)
 
     wanted = {
         "op": op, "implementation": implementation, "source": source, "run_id": run, "task_id": task,

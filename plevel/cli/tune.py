@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from plevel.cli import option
+from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
+from plevel.cli.tune_report import again_command, report, report_model
+from plevel.cli.tune_run import connection, follow_run
 
 if TYPE_CHECKING:
-    from rich.console import Console
 
-    from plevel.client import Client
-    from plevel.embedded import Embedded
-    from strategy.record import RunRequest, RunStatus, RunWorkload
-    from strategy.select import Selection
-    from strategy.target import Target
-    from strategy.workload import Workload
+    from strategy.record import RunRequest, RunWorkload
 
 
 def tune(
@@ -100,7 +96,7 @@ def tune(
 
     Example: plevel tune dense -i data=float32[128,768] -i weight=float32[3072,768]:const
     """
-    place = option.locate(url, database, namespace, makes=run is None)
+    place = location.locate(url, database, namespace, makes=run is None)
     if timeout is not None and not 0 < timeout < float("inf"):
         raise UsageError(f"--timeout {timeout:g}: give a number of seconds greater than 0")
     if webhook is not None and place.url is None:
@@ -138,25 +134,25 @@ def tune(
 
     # With --json, messages for people go to stderr.
     console = make_console(stderr=as_json)
-    with _interruptible(), _connection(place, request.target, wait=wait) as (client, embedded):
-        final = _follow(client, embedded, request, console, place)
+    with _interruptible(), connection(place, request.target, wait=wait) as (client, embedded):
+        final = follow_run(client, embedded, request, console, place)
         answers = [client.select(w.workload, request.target) for w in request.workloads]
     if as_json:
         answered = {"selections": answers} if several else {"selection": answers[0]}
         print_json({"run": final, **answered})
     elif several:
-        _report_model(console, final, request.workloads, answers, place)
+        report_model(console, final, request.workloads, answers, place)
     else:
         asked = target if run is None else str(request.target)
-        again = _again(request.workloads[0].workload, asked, threads, place)
-        _report(console, final, answers[0], place, again)
+        again = again_command(request.workloads[0].workload, asked, threads, place)
+        report(console, final, answers[0], place, again)
     if final.state != "done":
         raise CommandError(
             f"run {final.id} {final.state}: {final.message or 'no reason given'}"
         )
 
 
-def _request_of(ctx: typer.Context, run_id: int, place: option.Location) -> RunRequest:
+def _request_of(ctx: typer.Context, run_id: int, place: location.Location) -> RunRequest:
     """Return the request of an earlier run, its budget included; refuse options that would change it."""
     kept = ("run", "url", "database", "namespace", "as_json")
     for parameter in ctx.command.params:
@@ -230,188 +226,6 @@ def _check_implementations(request: RunRequest) -> None:
                 f"--implementation {name!r:.80}{suggest(name, known)}: unknown: {ops} has on "
                 f"{request.target}: {', '.join(known)}"
             )
-
-
-@contextmanager
-def _connection(
-    place: option.Location, target: Target, *, wait: bool
-) -> Iterator[tuple[Client, Embedded | None]]:
-    from plevel.client import Client
-    from plevel.direct import read_namespace, read_token
-
-    namespace = read_namespace(place.namespace)
-
-    with ExitStack() as stack:
-        if place.url is not None:
-            client = stack.enter_context(
-                Client(place.url, token=read_token(), namespace=namespace)
-            )
-            if not wait:
-                _require_worker(client, target, place.url)
-            yield client, None
-            return
-        from plevel.embedded import Embedded, require_service, require_worker
-
-        _require_host(target)
-        require_service()
-        require_worker()
-        assert place.database is not None
-        embedded = stack.enter_context(Embedded(place.database))
-        yield stack.enter_context(Client(embedded.url, namespace=namespace)), embedded
-
-
-def _require_host(target: Target) -> None:
-    from strategy.table import show_number
-    from strategy.target import cpu_target
-
-    host = cpu_target().with_threads(target.threads)
-    if host.key != target.key:
-        raise CommandError(
-            f"--target: this machine ({host}) cannot run {target}: name a service "
-            "with such a worker, with --url"
-        )
-    if target.threads > cpu_target().threads:
-        raise CommandError(
-            f"--threads {target.threads}: more than the {show_number(cpu_target().threads, 'core')} that "
-            "can be used here: give fewer"
-        )
-
-
-def _require_worker(client: Client, target: Target, url: str) -> None:
-    offered = {
-        device["target"]
-        for worker in client.workers() if worker["alive"]
-        for device in worker["devices"]
-    }  # fmt: skip
-    if target.key not in offered:
-        found = (
-            f"alive are: {', '.join(sorted(offered))}" if offered else "no worker is alive"
-        )
-        raise CommandError(
-            f"--target: no worker for {target} at {url} ({found}): start one with "
-            f"'plevel worker --url {url} --threads {target.threads}' on such a machine, or queue "
-            "the run with --wait"
-        )
-
-
-def _follow(
-    client: Client,
-    embedded: Embedded | None,
-    request: RunRequest,
-    console: Console,
-    place: option.Location,
-) -> RunStatus:
-    from plevel.cli.follower import follow
-    from plevel.cli.output import Progress
-    from plevel.client import FINISHED, UnreachableError
-
-    run = client.create_run(request)
-    if run.state in FINISHED:
-        return run
-    try:
-        if embedded is not None:
-            embedded.start_worker(request.target.threads)
-        with Progress(console) as progress:
-            for status in (
-                follow(client, run.id, place, console) if embedded is None else client.follow(run.id)
-            ):
-                run = status
-                progress.show(status)
-                if embedded is not None:
-                    embedded.check()
-    except KeyboardInterrupt:
-        _say_how_to_go_on(console, run, place)
-        raise
-    except UnreachableError:
-        if embedded is not None:
-            embedded.check()  # raises with the cause
-        raise
-    return run
-
-
-def _say_how_to_go_on(console: Console, run: RunStatus, place: option.Location) -> None:
-    if place.url is None:
-        text = (
-            f"Interrupted. Finished measurements are kept in {place.shown}; to resume, repeat the command "
-            f"or run: {option.resume_command(run.id, place)}"
-        )
-    else:
-        text = (
-            f"Interrupted. Run {run.id} continues at {place.shown}: repeat the command to follow it, or stop it "
-            f"with 'plevel cancel {run.id}{place.option}'."
-        )
-    console.print(text, markup=False, soft_wrap=True)
-
-
-def _again(workload: Workload, target: str, threads: int | None, place: option.Location) -> str:
-    """The `plevel select` command for the same answer."""
-    told = option.workload_command("select", workload) + f" --target {option.quote(target)}"
-    if threads is not None:
-        told += f" --threads {threads}"
-    return told + place.option
-
-
-def _report(
-    console: Console, run: RunStatus, answer: Selection, place: option.Location, again: str
-) -> None:
-    from plevel.cli.output import selection_lines, task_table
-
-    def say(text: str = "") -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
-    say(f"{answer.workload}  on {answer.target}")
-    console.print(task_table(run.tasks, winner=answer.implementation))
-    for line in selection_lines(answer):
-        say(line)
-    say(_ending(run))
-    say(f"kept in    {place.shown}")
-    say(f"next       {again}")
-
-
-def _ending(run: RunStatus) -> str:
-    from plevel.cli.output import show_duration
-
-    spent = ""
-    if run.finished_at is not None and run.timing_s > 0:
-        took = show_duration(run.finished_at - run.created_at)
-        spent = f" in {took}, {show_duration(run.timing_s)} of them timing"
-    return f"run        {run.id} is {run.state}{spent}: {run.message or 'no reason given'}"
-
-
-def _report_model(
-    console: Console,
-    run: RunStatus,
-    workloads: Sequence[RunWorkload],
-    answers: Sequence[Selection],
-    place: option.Location,
-) -> None:
-    """A row for each workload: the selected implementation, its time, and its share of the network's."""
-    from plevel.cli.output import find_estimate, make_table, show_noise
-    from strategy.table import show_seconds
-
-    best = [find_estimate(a) for a in answers]
-    spent = [
-        None if b is None else one.weight * b.median_s
-        for one, b in zip(workloads, best, strict=True)
-    ]
-    total = sum(s for s in spent if s is not None)
-    rows = [
-        (a.workload.key, f"{one.weight:g}", a.implementation, str(a.reason),
-         show_seconds(b.median_s) if b else "—",
-         "" if s is None else "<1%" if s < total / 100 else f"{s / total:.0%}")
-        for one, a, b, s in zip(workloads, answers, best, spent, strict=True)
-    ]  # fmt: skip
-    columns = ("workload", "weight", "selected", "reason", "median", "share")
-    console.print(make_table(columns, rows, right=("weight", "median", "share")))
-    part = "" if None not in spent else " without unmeasured workloads"
-    for line in (
-        f"total      {show_seconds(total)}{part}: the sum of median × weight" if total else "",
-        *show_noise(best),
-        _ending(run),
-        f"kept in    {place.shown}",
-    ):
-        if line:
-            console.print(line, markup=False, soft_wrap=True)
 
 
 @contextmanager

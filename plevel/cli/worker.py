@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from plevel.cli import option
+from plevel.cli import location, option
 from plevel.cli.error import UsageError
 
 
@@ -49,7 +49,7 @@ def worker(
 
     Example: plevel worker --url http://farm:8765 --threads 8
     """
-    place = option.locate(url, None, makes=True)
+    place = location.locate(url, None, makes=True)
     if place.url is None:
         raise UsageError(
             "--url: missing: name a service, as http://host:8765, or set PLEVEL_URL"

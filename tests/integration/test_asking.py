@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from plevel import Client, UnreachableError, plevel_database
+from plevel.cli.location import locate
 from plevel.cli.main import main
-from plevel.cli.option import locate
 from plevel.direct import connect
 from service.formats import ImportedRecord, Task
 from service.records.importer import import_items

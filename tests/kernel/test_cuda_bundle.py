@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("tvm")
 
 from plevel.cli import bundle as command
-from plevel.cli import option
+from plevel.cli import location
 from plevel.direct import connect
 from strategy.op_strategy import candidates
 from strategy.record import Device, ErrorKind, Job, JobEntry, Phase, Result
@@ -24,16 +24,7 @@ from tests.kernel.emulation.device import EmulatedDriver
 from tests.kernel.test_cuda_runner import POLICY, Channel, artefact_of
 from tests.limit import HANG_S
 from workers.builder import Built
-from workers.bundle import (
-    Bundle,
-    BundleError,
-    Part,
-    make_key,
-    read_key,
-    run_bundle,
-    seal,
-    unseal,
-)
+from workers.bundle import Bundle, BundleError, Part, make_key, read_key, run_bundle, seal, unseal
 from workers.cuda.runner import CudaRunner
 from workers.runner import Session
 
@@ -119,8 +110,8 @@ def test_results_come_back_and_the_next_round_follows_them(
     lines = list(run_bundle(made, time_job, DEVICE, "s", "host"))
     records = [json.loads(line) for line in lines if b'"kind":"record"' in line]
     assert [r.get("error") for r in records] == ["compile", None]
-    place = option.Location(database=f"sqlite:///{tmp_path / 'records.db'}")
-    option.make_database(place)
+    place = location.Location(database=f"sqlite:///{tmp_path / 'records.db'}")
+    location.make_database(place)
     with connect(None, place.database) as database:
         summary = database.import_records(lines)
         assert (summary["new"], summary["rejected"]) == (2, 0), summary

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+import time
 
 import pytest
 from rich.console import Console
 
 from plevel.cli import output
+from plevel.cli.progress import Progress
 from strategy.record import Estimate, ModelBest, RunState, RunStatus, TaskStatus
 from strategy.space import Config
 from strategy.target import Target
@@ -42,9 +44,9 @@ def plain() -> tuple[Console, io.StringIO]:
 
 def test_progress_without_a_terminal_is_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     console, out = plain()
-    with output.Progress(console) as progress:
+    with Progress(console) as progress:
         progress.show(run(0, workers=0))
         progress.show(run(4, task("dense_pack.cpu", 2e-3)))
         progress.show(run(8, task("dense_pack.cpu", 1e-3), task("slow", 5e-3)))
@@ -57,13 +59,13 @@ def test_progress_without_a_terminal_is_lines(monkeypatch: pytest.MonkeyPatch) -
 
 def test_progress_says_nothing_twice_and_not_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(output.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     console, out = plain()
-    with output.Progress(console) as progress:
+    with Progress(console) as progress:
         for done in (1, 2):  # the second is too soon
             progress.show(run(done, state=RunState.CONFIRMING))
         for _ in range(2):  # the second says the same
-            now += output.Progress.LINE_EVERY_S
+            now += Progress.LINE_EVERY_S
             progress.show(run(3, state=RunState.CONFIRMING))
     assert out.getvalue().splitlines() == ["confirming 1/10 trials", "confirming 3/10 trials"]
 
@@ -76,7 +78,7 @@ def test_progress_on_a_terminal_is_live_and_in_colour_where_that_is_wanted(
     monkeypatch.setenv("NO_COLOR", no_color)
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=120)
-    with output.Progress(console) as progress:
+    with Progress(console) as progress:
         progress.show(run(3, task("dense_pack.cpu", 2e-3, gflops=301.5)))
     assert "dense_pack.cpu" in out.getvalue()
     assert "3/10 trials" in out.getvalue()
@@ -98,9 +100,9 @@ def test_reading_is_followed_on_terminals(terminal: bool, monkeypatch: pytest.Mo
 
 def test_time_left_follows_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 0.0, 20.0, 20.0])
-    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     console, out = plain()
-    progress = output.Progress(console)
+    progress = Progress(console)
     progress.show(run(2))
     progress.show(run(6))  # four in twenty seconds, four to go
     assert "about 20 s left" in out.getvalue()
@@ -112,7 +114,7 @@ def test_progress_of_several_workloads_names_none_of_them_the_best() -> None:
         task("dense_pack.cpu", 2e-3), task("dense_nopack.cpu", 3e-3),
         task("softmax.cpu", 1e-6, workload="softmax"), task("topk.cpu", None, workload="topk"),
     )  # fmt: skip
-    output.Progress(console).show(run(4, *tasks))
+    Progress(console).show(run(4, *tasks))
     assert "2 of 3 workloads measured" in out.getvalue()
     assert "best" not in out.getvalue()
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from plevel.cli import follower
 from plevel.cli.error import CommandError
-from plevel.cli.option import Location
+from plevel.cli.location import Location
 from plevel.client import Client, ServiceError, UnreachableError
 from service.app import create_app
 from service.settings import Settings

@@ -1,0 +1,155 @@
+"""The function that a command compiles: as a lock file has it, as named, or as selected."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from plevel.cli import location, option
+from plevel.cli.error import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from strategy.compile.lower import Lowered
+    from strategy.select import Selection
+    from strategy.select.dispatch import DispatchTable
+    from strategy.select.lock import Locked
+    from strategy.space import Config
+    from strategy.target import Target
+    from strategy.workload import Workload
+
+Implementation = Annotated[
+    str | None,
+    typer.Option(
+        "--implementation", "-I", metavar="NAME",
+        help="Build this one, with --config or its fallback; default: the selected one.",
+        autocompletion=option.complete_implementation,
+    ),
+]  # fmt: skip
+Knobs = Annotated[
+    list[str] | None,
+    typer.Option("--config", "-c", metavar="KNOB=VALUE", help="A knob's value, in JSON; repeatable."),
+]
+
+
+class Chosen(NamedTuple):
+    """One function to compile; `because` is None if it was named, not selected."""
+
+    lowered: Lowered
+    implementation: str
+    config: Config
+    because: str | None
+
+    def say_why(self) -> None:
+        if self.because is not None:
+            print(f"# {self.implementation}: {self.because}")
+
+
+def require_known(target: Target) -> None:
+    """Raise `UsageError` for a processor unknown to LLVM: TVM would only warn, and build for a generic one."""
+    if target.kind != "llvm" or not target.arch:
+        return
+    from tvm.target import codegen
+
+    triple = target.to_tvm().get("mtriple") or codegen.llvm_get_system_triple()
+    if not codegen.llvm_is_valid_cpu(target.arch, triple):
+        raise UsageError(f"--target: LLVM knows no -mcpu={target.arch} of {triple}: see `llc -mcpu=help`")
+
+
+def described(chosen: Chosen) -> dict[str, Any]:
+    return {
+        "implementation": chosen.implementation, "config": chosen.config, "because": chosen.because,
+    }  # fmt: skip
+
+
+def lower_chosen(
+    workload: Workload,
+    target: Target,
+    implementation: str | None,
+    config: list[str] | None,
+    place: location.Location,
+    locked: Locked | None = None,
+) -> Chosen:
+    """Return the function to compile: of the lock, of --implementation, or selected."""
+    from strategy.compile.lower import lower
+
+    if locked is not None:
+        _require_version(locked)
+        name, values = locked.implementation, locked.config
+        return Chosen(lower(workload, target, name, values), name, values, locked.explanation)
+    if implementation is None:
+        if config:
+            raise UsageError("--config: name the implementation too, with --implementation")
+        answer = _select(workload, target, place)
+        name, values, because = answer.implementation, answer.config, answer.explanation
+        return Chosen(lower(workload, target, name, values), name, values, because)
+    values = read_config(workload, target, implementation, config)
+    return Chosen(lower(workload, target, implementation, values), implementation, values, None)
+
+
+def _require_version(locked: Locked) -> None:
+    """Raise `CommandError` if the lock has another version than would be built."""
+    from strategy.op_strategy import candidates
+
+    offered = {c.implementation: c.version for c in candidates(locked.workload, locked.target)}
+    version = offered.get(locked.implementation)
+    if version != locked.version:
+        has = "is not installed here" if version is None else f"has version {version} here"
+        raise CommandError(
+            f"--lock: {locked.implementation} of {locked.workload} {has}, the lock has {locked.version}: "
+            "write the lock again with 'plevel lock'"
+        )
+
+
+def read_config(
+    workload: Workload, target: Target, implementation: str, knobs: list[str] | None
+) -> Config:
+    """The implementation's configuration: its fallback, with the given knobs replaced.
+
+    Raises:
+        UsageError: an unknown implementation or knob, or an invalid value or combination.
+    """
+    from strategy.op import OpError
+    from strategy.op_strategy import candidates, find_implementation
+    from strategy.space import Config, ConfigError, SpaceError
+
+    try:
+        find_implementation(workload, target, implementation)
+    except OpError as error:
+        raise UsageError(f"--implementation: {error}") from error
+    offered = {c.implementation: c for c in candidates(workload, target)}
+    candidate = offered.get(implementation)
+    if candidate is None:
+        raise UsageError(
+            f"--implementation: {implementation} needs constant shapes, and {workload} has "
+            "symbolic dimensions: give numbers"
+        )
+    given = dict(option.read_attribute(text, "--config") for text in knobs or ())
+    if candidate.space is None:
+        if given:
+            raise UsageError(f"--config: {implementation} has no knobs: leave it out")
+        return Config()
+    try:
+        return candidate.space.check({**candidate.fallback, **given})
+    except (ConfigError, SpaceError) as error:
+        raise UsageError(f"--config: {error}") from error
+
+
+def _select(workload: Workload, target: Target, place: location.Location) -> Selection:
+    from strategy.select import SelectionError
+
+    try:
+        with place.connect() as records:
+            return records.select(workload, target)
+    except SelectionError as error:
+        raise CommandError(str(error)) from error
+
+
+def dispatch_at(workload: Workload, target: Target, place: location.Location) -> DispatchTable:
+    from strategy.select import SelectionError
+
+    try:
+        with place.connect() as records:
+            return records.dispatch(workload, target)
+    except SelectionError as error:
+        raise CommandError(str(error)) from error

@@ -1,0 +1,145 @@
+"""The place of records: a service, or a database."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plevel.cli.error import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from plevel.client import Client
+    from plevel.direct import Direct
+
+
+@dataclass(frozen=True)
+class Location:
+    """The place of records: the URL of a service or of a database (one of them is set), and the namespace."""
+
+    url: str | None = None
+    database: str | None = None
+    namespace: str | None = None
+
+    def connect(self) -> AbstractContextManager[Client | Direct]:
+        """The service, or the database itself. See `plevel.direct.connect`."""
+        from plevel.direct import connect
+
+        return connect(self.url, self.database, self.namespace)
+
+    @property
+    def shown(self) -> str:
+        """The place without its password."""
+        return re.sub(r"(?<=://)([^:/@]*):[^@/]*@", r"\1:***@", self.url or self.database or "")
+
+    @property
+    def option(self) -> str:
+        """Return the options that name the same place in another command; empty for the default."""
+        return self._place + (f" --namespace {self.namespace}" if self.namespace else "")
+
+    @property
+    def _place(self) -> str:
+        if self.url is not None:
+            return "" if os.environ.get("PLEVEL_URL") == self.url else f" --url {shlex.quote(self.shown)}"
+        if self.database == locate_database(None) and not os.environ.get("PLEVEL_URL"):
+            return ""
+        return f" --database {shlex.quote(self.shown)}"
+
+
+def resume_command(run_id: int, place: Location) -> str:
+    """The command that resumes an interrupted run."""
+    return f"plevel tune --run {run_id}{place.option}"
+
+
+def locate(
+    url: str | None, database: str | None, namespace: str | None = None, *, makes: bool = False
+) -> Location:
+    """Return the place of records: from the options, else the environment, else this user's own file.
+
+    Args:
+        makes: whether the command creates a missing database.
+
+    Raises:
+        UsageError: both a service and a database are named, or the namespace is malformed.
+        CommandError: the database file does not exist.
+    """
+    _check_namespace(namespace)
+    if url is not None and database is not None:
+        raise UsageError("--url, --database: name one of them, a service or a database")
+    if url is None and database is None:
+        url = os.environ.get("PLEVEL_URL") or None
+    if url is not None:
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(f"--url {url!r:.120}: expected http://host:port")
+        return Location(url=url.rstrip("/"), namespace=namespace)
+    if not makes:
+        _check_database(database)
+    return Location(database=locate_database(database), namespace=namespace)
+
+
+def _check_database(database: str | None) -> None:
+    """Check that a named database file exists; this user's own file may be missing."""
+    from plevel.embedded import sqlite_path
+
+    named = "--database" if database else "PLEVEL_DATABASE"
+    if not database and not os.environ.get("PLEVEL_DATABASE"):
+        return
+    path = sqlite_path(locate_database(database))
+    if path is not None and not path.exists():
+        raise CommandError(
+            f"{named} {path}: there is no such file: name another, or create it with 'plevel tune' "
+            "or 'plevel import'"
+        )
+
+
+def _check_namespace(given: str | None) -> None:
+    from plevel.direct import read_namespace
+    from service.errors import InvalidError
+    from service.store import namespace
+
+    name = read_namespace(given)
+    try:
+        if name is not None:
+            namespace.check(name)
+    except InvalidError as error:
+        raise UsageError(f"{'--namespace' if given else 'PLEVEL_NAMESPACE'}: {error}") from error
+
+
+def locate_database(database: str | None) -> str:
+    """The URL of the named database, else of the environment's, else of this user's own file."""
+    database = database or os.environ.get("PLEVEL_DATABASE") or None
+    if database is None:
+        return f"sqlite:///{data_directory() / 'plevel.db'}"
+    if "://" in database:
+        return database
+    return f"sqlite:///{Path(database).expanduser().absolute()}"
+
+
+def make_database(place: Location) -> None:
+    """Create the database if there is none; raise `CommandError` if that fails."""
+    if place.database is None:
+        return
+    from plevel.embedded import make_folder, require_service, sqlite_path
+
+    require_service()
+    path = sqlite_path(place.database)
+    if path is not None and not path.exists():
+        from service.errors import ServiceError
+        from service.store import migration
+
+        make_folder(place.database)
+        try:
+            migration.upgrade(place.database)
+        except ServiceError as error:
+            raise CommandError(str(error)) from error
+
+
+def data_directory() -> Path:
+    """This user's data directory of plevel, which may not exist yet."""
+    from platformdirs import user_data_path
+
+    return user_data_path("plevel", appauthor=False)

@@ -1,0 +1,86 @@
+"""Progress of a run, on a terminal or in plain lines."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from strategy.table import show_number, show_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from strategy.record import RunStatus
+from plevel.cli.output import group_by_workload, show_duration, task_table, workload_table
+
+
+class Progress:
+    """Display of a run: a live table on a terminal, else a line for each change.
+
+    A context manager; `show` takes each status.
+    """
+
+    LINE_EVERY_S = 5.0
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Any = None
+        self._start: tuple[float, int] | None = None
+        self._said = (-1.0, "")
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            from rich.live import Live
+
+            self._live = Live(console=self._console, transient=True, refresh_per_second=4)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, status: RunStatus) -> None:
+        line = self._line(status)
+        if self._live is not None:
+            from rich.console import Group
+            from rich.progress_bar import ProgressBar
+            from rich.text import Text
+
+            bar = ProgressBar(total=max(1, status.trials), completed=status.trials_done, width=40)
+            several = len(group_by_workload(status.tasks)) > 1
+            table = workload_table(status.tasks) if several else task_table(status.tasks, ended=False)
+            self._live.update(Group(Text(line), bar, table))
+            return
+        now = time.monotonic()
+        said_at, said = self._said
+        if line != said and now - said_at >= self.LINE_EVERY_S:
+            self._console.print(line, markup=False)
+            self._said = (now, line)
+
+    def _line(self, status: RunStatus) -> str:
+        words = [f"{status.state} {status.trials_done}/{show_number(status.trials, 'trial')}"]
+        found = [t for t in status.tasks if t.best]
+        several = group_by_workload(status.tasks)
+        fastest = min(found, key=lambda t: t.best.median_s if t.best else 0.0, default=None)
+        if len(several) > 1:
+            words.append(f"{len(group_by_workload(found))} of {len(several)} workloads measured")
+        elif fastest is not None and fastest.best is not None:
+            words.append(f"best {fastest.implementation} {show_seconds(fastest.best.median_s)}")
+        left = self._time_left_s(status)
+        if left is not None:
+            words.append(f"about {show_duration(left)} left")
+        if status.workers == 0:
+            words.append(status.message or "waiting for a worker")
+        return ", ".join(words)
+
+    def _time_left_s(self, status: RunStatus) -> float | None:
+        """Estimate it from the pace of the trials seen so far; None until there is one."""
+        now = time.monotonic()
+        if self._start is None:
+            self._start = (now, status.trials_done)
+        begun, done = self._start
+        if status.state != "running" or status.trials_done <= done:
+            return None
+        pace_s = (now - begun) / (status.trials_done - done)
+        return pace_s * max(0, status.trials - status.trials_done)

@@ -1,0 +1,86 @@
+"""The end of `plevel tune`: what was measured, what is selected, and how to ask for it again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from plevel.cli import location, option
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from strategy.record import RunStatus, RunWorkload
+    from strategy.select import Selection
+    from strategy.workload import Workload
+
+
+def again_command(workload: Workload, target: str, threads: int | None, place: location.Location) -> str:
+    """The `plevel select` command for the same answer."""
+    told = option.workload_command("select", workload) + f" --target {option.quote(target)}"
+    if threads is not None:
+        told += f" --threads {threads}"
+    return told + place.option
+
+
+def report(
+    console: Console, run: RunStatus, answer: Selection, place: location.Location, again: str
+) -> None:
+    from plevel.cli.output import selection_lines, task_table
+
+    def say(text: str = "") -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    say(f"{answer.workload}  on {answer.target}")
+    console.print(task_table(run.tasks, winner=answer.implementation))
+    for line in selection_lines(answer):
+        say(line)
+    say(_ending(run))
+    say(f"kept in    {place.shown}")
+    say(f"next       {again}")
+
+
+def _ending(run: RunStatus) -> str:
+    from plevel.cli.output import show_duration
+
+    spent = ""
+    if run.finished_at is not None and run.timing_s > 0:
+        took = show_duration(run.finished_at - run.created_at)
+        spent = f" in {took}, {show_duration(run.timing_s)} of them timing"
+    return f"run        {run.id} is {run.state}{spent}: {run.message or 'no reason given'}"
+
+
+def report_model(
+    console: Console,
+    run: RunStatus,
+    workloads: Sequence[RunWorkload],
+    answers: Sequence[Selection],
+    place: location.Location,
+) -> None:
+    """A row for each workload: the selected implementation, its time, and its share of the network's."""
+    from plevel.cli.output import find_estimate, make_table, show_noise
+    from strategy.table import show_seconds
+
+    best = [find_estimate(a) for a in answers]
+    spent = [
+        None if b is None else one.weight * b.median_s
+        for one, b in zip(workloads, best, strict=True)
+    ]
+    total = sum(s for s in spent if s is not None)
+    rows = [
+        (a.workload.key, f"{one.weight:g}", a.implementation, str(a.reason),
+         show_seconds(b.median_s) if b else "—",
+         "" if s is None else "<1%" if s < total / 100 else f"{s / total:.0%}")
+        for one, a, b, s in zip(workloads, answers, best, spent, strict=True)
+    ]  # fmt: skip
+    columns = ("workload", "weight", "selected", "reason", "median", "share")
+    console.print(make_table(columns, rows, right=("weight", "median", "share")))
+    part = "" if None not in spent else " without unmeasured workloads"
+    for line in (
+        f"total      {show_seconds(total)}{part}: the sum of median × weight" if total else "",
+        *show_noise(best),
+        _ending(run),
+        f"kept in    {place.shown}",
+    ):
+        if line:
+            console.print(line, markup=False, soft_wrap=True)
