@@ -15,7 +15,7 @@ from service.context import Context, context_of
 from service.errors import InvalidError
 from service.formats import Format, FormatError, Rejected
 from service.records.importer import import_items
-from service.records.reading import Order
+from service.records.reading_message import Order
 from service.records.small_import import Arrived, Upload
 from strategy.target import Target
 

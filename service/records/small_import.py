@@ -17,7 +17,8 @@ from service.access.auth import Actor
 from service.errors import InvalidError, ServiceError
 from service.formats import FormatError, Rejected, Summary
 from service.records.importer import Batch, Importer
-from service.records.reading import Order, Readers, SilentError
+from service.records.reading import Readers, SilentError
+from service.records.reading_message import Order
 from service.store.batcher import Batcher
 from service.store.db import Store
 from service.store.namespace import DEFAULT

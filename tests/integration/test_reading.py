@@ -29,8 +29,9 @@ from service.formats import (
     read,
 )
 from service.formats.source import CHUNK
-from service.records import reading
-from service.records.reading import Order, Readers
+from service.records import reading, reading_child, reading_message
+from service.records.reading import Readers
+from service.records.reading_message import Order
 from strategy.record import Device, TimingPolicy, decode
 from tests.integration.process import Service, Start
 from tests.integration.scene import TARGET
@@ -103,21 +104,21 @@ def test_numbers_begin_anew(readers: Readers, monkeypatch: pytest.MonkeyPatch) -
     line = next(x for x in LOG.splitlines(keepends=True) if x.startswith(b'{"input": ["cuda'))
     data = b"".join(line.replace(b"v100", b"m%d" % i, 1) for i in range(300))
     out = io.BytesIO()
-    monkeypatch.setattr(reading, "MAX_SHARED", 50)
-    answers = reading._Answers(out)
+    monkeypatch.setattr(reading_child, "MAX_SHARED", 50)
+    answers = reading_child.Answers(out)
     for item in here(data):
         answers.add(item)
-    answers.flush(reading._End())
+    answers.flush(reading_message.End())
     shared: list[Any] = []
     found: list[ImportedRecord] = []
     out.seek(0)
     while len(found) < 300:
-        for reply in reading._replies.decode(reading._read(out)):
-            if isinstance(reply, reading._Shared):
+        for reply in reading._replies.decode(reading_child._read(out)):
+            if isinstance(reply, reading_message.Shared):
                 shared.append(decode(reply.text, Task))
-            elif isinstance(reply, reading._Forget):
+            elif isinstance(reply, reading_message.Forget):
                 shared.clear()
-            elif isinstance(reply, reading._Row):
+            elif isinstance(reply, reading_message.Row):
                 found.append(reading._record_of(reply, shared))
     assert found == here(data)
     assert len(shared) < 60
@@ -162,10 +163,10 @@ def test_an_import_that_is_given_up_ends_its_process(readers: Readers) -> None:
 
 SLOW = """
 import sys
-from service.records import reading
+from service.records import reading_child
 from service.formats import autotvm
 
-reading.LINE_S = 0.05
+reading_child.LINE_S = 0.05
 check = autotvm.check
 
 def slow(text):
@@ -174,7 +175,7 @@ def slow(text):
     check(text)
 
 autotvm.check = slow
-reading.serve(sys.stdin.buffer, sys.stdout.buffer)
+reading_child.serve(sys.stdin.buffer, sys.stdout.buffer)
 """
 
 
@@ -182,15 +183,15 @@ def test_a_line_that_takes_too_long_is_put_aside() -> None:
     lines = LOG.splitlines(keepends=True)[:3]
     lines.insert(1, b'{"input":"slow","result":0}\n')
     asked = io.BytesIO()
-    begin = reading._Begin(msgspec.json.encode(Order()), b"".join(lines), True)
-    reading._write(asked, msgspec.msgpack.encode(begin))
+    begin = reading_message.Begin(msgspec.json.encode(Order()), b"".join(lines), True)
+    reading_child._write(asked, msgspec.msgpack.encode(begin))
     done = subprocess.run(
         [sys.executable, "-c", SLOW], input=asked.getvalue(), stdout=subprocess.PIPE, check=False
     )
-    replies = reading._replies.decode(reading._read(io.BytesIO(done.stdout)))
-    aside = [r for r in replies if isinstance(r, reading._Aside)]
+    replies = reading._replies.decode(reading_child._read(io.BytesIO(done.stdout)))
+    aside = [r for r in replies if isinstance(r, reading_message.Aside)]
     assert [(a.line, a.reason) for a in aside] == [(2, Reason.SLOW)]
-    rows = [r for r in replies if isinstance(r, reading._Row)]
+    rows = [r for r in replies if isinstance(r, reading_message.Row)]
     assert len(rows) == len([i for i in here(b"".join(lines)) if isinstance(i, ImportedRecord)])
 
 
@@ -211,7 +212,7 @@ def readers_of(pid: int) -> list[int]:
         for child in (task / "children").read_text().split()
     ]
     names = {int(c): Path(f"/proc/{c}/cmdline").read_bytes() for c in children}
-    return [c for c, name in names.items() if b"service.records.reading" in name]
+    return [c for c, name in names.items() if b"service.records.reading_child" in name]
 
 
 def test_the_service_goes_on_and_stops_while_an_import_is_read(start: Start, sqlite_copy: str) -> None:

@@ -18,7 +18,8 @@ from service.access.auth import Actor
 from service.errors import DatabaseError, InvalidError
 from service.formats import ImportedRecord, Reason, native
 from service.records import small_import
-from service.records.reading import Order, Readers
+from service.records.reading import Readers
+from service.records.reading_message import Order
 from service.records.small_import import Arrived, SmallImports, Upload
 from service.store.db import Store
 from service.store.tables import record

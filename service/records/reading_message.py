@@ -1,0 +1,100 @@
+"""Messages between the service and a process that reads a log."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from service.formats import Format, ImportedRecord, Reason, Task
+from strategy.record import Device, ErrorKind, Phase, TimingPolicy
+from strategy.target import Target
+
+
+class Order(msgspec.Struct, frozen=True):
+    """The arguments of `service.formats.read`, and the file's name."""
+
+    name: str = ""
+    form: Format | None = None
+    target: Target | None = None
+
+
+class Begin(msgspec.Struct, frozen=True, array_like=True):
+    """The first part of a log, and True if it is complete; the `Order` is JSON."""
+
+    order: bytes
+    part: bytes
+    whole: bool
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True):
+    pass
+
+
+class Shared(Reply, frozen=True, tag="shared"):
+    """A value shared by many records, which refer to it by its number from 0."""
+
+    what: Literal["task", "device", "policy", "environment"]
+    text: bytes
+
+
+class Forget(Reply, frozen=True, tag="forget"):
+    """Restart the numbering of shared values."""
+
+
+class Row(Reply, frozen=True, tag="row"):
+    """The fields of an `ImportedRecord` in order, with shared values as numbers."""
+
+    source: str
+    task: int
+    config_key: str
+    samples_s: tuple[float, ...]
+    error: ErrorKind | None
+    message: str
+    measured_at: float
+    device_model: str
+    device: int | None
+    phase: Phase
+    session: str
+    worker: str
+    run: int | None
+    seed: int | None
+    policy: int | None
+    environment: int | None
+    prepare_s: float | None
+    build_s: float
+    check_s: float
+    run_s: float
+    code_digest: str
+    extra: bytes
+
+
+class Attached(Reply, frozen=True, tag="attachment"):
+    what: Literal["space", "module"]
+    key: str
+    text: str
+
+
+class Aside(Reply, frozen=True, tag="aside"):
+    line: int
+    reason: Reason
+    detail: str
+    text: bytes
+
+
+class More(Reply, frozen=True, tag="more"):
+    """Request the next part; an empty one marks the end."""
+
+
+class End(Reply, frozen=True, tag="end"):
+    """The end of the log, or the reason why it cannot be read."""
+
+    error: str = ""
+
+
+AnyReply = Shared | Forget | Row | Attached | Aside | More | End
+KINDS: dict[str, Any] = {
+    "task": Task, "device": Device, "policy": TimingPolicy, "environment": dict[str, Any],
+}  # fmt: skip
+FIELDS = ImportedRecord.__struct_fields__
+pack = msgspec.msgpack.Encoder().encode
