@@ -16,7 +16,8 @@ from service.access import audit
 from service.access.auth import Actor
 from service.errors import InvalidError, ServiceError
 from service.formats import FormatError, Rejected, Summary
-from service.records.importer import Batch, Importer
+from service.records.batch import Batch
+from service.records.importer import Importer
 from service.records.reading import Readers, SilentError
 from service.records.reading_message import Order
 from service.store.batcher import Batcher

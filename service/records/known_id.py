@@ -1,0 +1,130 @@
+"""Ids of what imported records refer to: inserted once, and cached once their batch is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from service.formats import ImportedRecord
+from service.formats.entry import Task
+from service.store import catalogue
+from strategy.record import Device, TimingPolicy, encode
+from strategy.target import Target
+
+MAX_KNOWN = 20_000  # ids of a kind
+
+K = TypeVar("K")
+
+
+class KnownIds:
+    """Ids of tasks, targets, devices, environments and policies of one database."""
+
+    def __init__(self) -> None:
+        # By namespace and key: task, variant, target.
+        self._tasks: dict[tuple[str, str], tuple[int, int, int]] = {}
+        self._targets: dict[str, tuple[int, int]] = {}  # by the digest of the JSON: target, variant
+        self._devices: dict[str, int] = {}
+        self._models: dict[str, int] = {}  # devices of which only the model is known
+        self._environments: dict[bytes, int] = {}
+        self._policies: dict[TimingPolicy, int] = {}
+        self._all: tuple[dict[Any, Any], ...] = (
+            self._tasks, self._targets, self._devices, self._models, self._environments, self._policies,
+        )  # fmt: skip
+
+    def forget(self, most: int = 0) -> None:
+        """Discard each kind of which there are more than `most`: all, after a rollback."""
+        for cache in self._all:
+            if len(cache) > most:
+                cache.clear()
+
+    def put_tasks(
+        self, connection: sa.Connection, items: Sequence[ImportedRecord], where: str
+    ) -> set[int]:
+        """The ids of the records' tasks, inserted in a fixed order, against deadlocks between imports."""
+        fresh = {i.task.key: i.task for i in items if (where, i.task.key) not in self._tasks}
+        if fresh:
+            self._put_fresh(connection, fresh, where)
+        return {self._tasks[where, i.task.key][0] for i in items}
+
+    def _put_fresh(self, connection: sa.Connection, tasks: Mapping[str, Task], where: str) -> None:
+        # Most records share a few targets.
+        written: dict[str, Target] = {}
+        digests: dict[str, str] = {}
+        for key, t in tasks.items():
+            digests[key] = catalogue.digest_of(t.target.to_json())
+            written[digests[key]] = t.target
+        self._put_targets(connection, written)
+        workload_ids = catalogue.put_workloads(connection, [t.workload for t in tasks.values()])
+        values = [
+            (workload_ids[t.workload.digest], self._targets[digests[key]][0], t)
+            for key, t in tasks.items()
+        ]
+        ids = catalogue.put_foreign_tasks(connection, values, where)
+        for key, task_id in zip(tasks, ids, strict=True):
+            target_id, variant_id = self._targets[digests[key]]
+            self._tasks[where, key] = task_id, variant_id, target_id
+
+    def _put_targets(self, connection: sa.Connection, written: dict[str, Target]) -> None:
+        """The ids of rows by the digest of their JSON."""
+        fresh = written.keys() - self._targets.keys()
+        target_ids = {
+            d: catalogue.put_target(connection, written[d])
+            for d in sorted(fresh, key=lambda d: (written[d].key, d))
+        }
+        for d in sorted(fresh):
+            variant_id = catalogue.put_variant(
+                connection, target_ids[d], written[d].keys, written[d].to_json()
+            )
+            self._targets[d] = target_ids[d], variant_id
+
+    def put_places(
+        self, connection: sa.Connection, item: ImportedRecord, where: str
+    ) -> tuple[int | None, ...]:
+        """The ids of a record's task, variant, device, environment and policy."""
+        task_id, variant_id, target_id = self._tasks[where, item.task.key]
+        environment_id = None
+        if item.environment:
+            environment_id = _remembered(
+                self._environments, encode(item.environment),
+                lambda: catalogue.put_environment(connection, item.environment),
+            )  # fmt: skip
+        policy_id, policy = None, item.policy
+        if policy is not None:
+            policy_id = _remembered(
+                self._policies, policy, lambda: catalogue.put_policy(connection, policy)
+            )
+        device_id = self._device(connection, item, target_id)
+        return task_id, variant_id, device_id, environment_id, policy_id
+
+    def _device(self, connection: sa.Connection, item: ImportedRecord, target_id: int) -> int | None:
+        given = item.device
+        if given is not None:
+            return _remembered(
+                self._devices, given.identity, lambda: _put_device(connection, given)
+            )
+        if not item.device_model:
+            return None
+        # Only the device model is known: one row stands for all such devices.
+        return _remembered(
+            self._models, item.device_model,
+            lambda: catalogue.put_device(
+                connection, f"model:{catalogue.digest_of(item.device_model)}", "", item.device_model,
+                target_id, item.task.target.to_json(), {},
+            ),
+        )  # fmt: skip
+
+
+def _remembered(cache: dict[K, int], key: K, put: Callable[[], int]) -> int:
+    found = cache.get(key)
+    if found is None:
+        found = cache[key] = put()
+    return found
+
+
+def _put_device(connection: sa.Connection, given: Device) -> int:
+    return catalogue.put_device(
+        connection, given.identity, given.slot, given.model,
+        catalogue.put_target(connection, given.target), given.target.to_json(), given.fingerprint,
+    )  # fmt: skip
