@@ -62,7 +62,8 @@ from strategy.target import Target, TargetError
 from strategy.types import TupleType
 from strategy.workload import Workload
 from workers.__main__ import describe_cuda
-from workers.builder import BuilderPool, Built
+from workers.builder import Built
+from workers.builder_pool import BuilderPool
 from workers.cpu import DeviceError
 from workers.cuda.kernel import COPIES, REPLAYED, CudaKernel
 from workers.kernel import Data

@@ -36,10 +36,11 @@ from strategy.select import Level, Measured, choose, unsettled
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Workload
-from workers.builder import BuilderPool, Built
+from workers.builder import Built
+from workers.builder_pool import BuilderPool
 from workers.cpu import assign, machine_memory, parse_cores, timing_lock
-from workers.runner import TimingRunner
 from workers.sandbox import ForkServer
+from workers.timing_runner import TimingRunner
 
 TARGET = Target.parse("cpu").with_threads(1)
 KERNELS = 10

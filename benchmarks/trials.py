@@ -184,10 +184,10 @@ def _tune_as_peer(trials: int, threads: int) -> float:
 
 def order_agreement(workload: Workload, target: Target, count: int, seed: int) -> float:
     """Kendall's tau between the search's medians and those of one interleaved confirmation."""
-    from workers.builder import BuilderPool
+    from workers.builder_pool import BuilderPool
     from workers.cpu import assign, machine_memory, parse_cores
-    from workers.runner import TimingRunner
     from workers.sandbox import ForkServer
+    from workers.timing_runner import TimingRunner
 
     rng = random.Random(seed)
     offered = [

@@ -20,29 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from strategy.installed import installed
-from strategy.record import (
-    Device,
-    Lease,
-    LeaseRequest,
-    Registered,
-    Result,
-    WorkerInfo,
-)
-from workers.builder import BuilderPool, Built
-from workers.client import (
-    Client,
-    DeviceBusyError,
-    ServiceError,
-    StoppedError,
-    UnknownWorkerError,
-)
+from strategy.record import Device, Lease, LeaseRequest, Registered, Result, WorkerInfo
+from workers.builder import Built
+from workers.builder_pool import BuilderPool
+from workers.client import Client, DeviceBusyError, ServiceError, StoppedError, UnknownWorkerError
 from workers.cpu import Cores, environment, hottest
 from workers.cuda.runner import runner_on
 from workers.folder import scratch
 from workers.lease import GOODBYE_S, Held, Holdings
-from workers.runner import TimingRunner
 from workers.sandbox import ForkServer, Interrupted
 from workers.spool import Spool
+from workers.timing_runner import TimingRunner
 from workers.turn import Turn
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ import pytest
 from strategy.record import ErrorKind
 from tests.kernel.test_worker import CORES, hostile_job
 from tests.limit import HANG_S
-from workers.builder import BuilderPool
+from workers.builder_pool import BuilderPool
 from workers.fork import Limits
-from workers.runner import TimingRunner
 from workers.sandbox import Died, ForkServer
+from workers.timing_runner import TimingRunner
 
 sys.path.insert(0, str(Path(__file__).parent))  # where the children find the operator too
 import hostile

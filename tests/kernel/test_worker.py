@@ -28,13 +28,15 @@ from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Workload
 from workers import cpu
-from workers.builder import BuilderPool, Built, library_name
+from workers.builder import Built
+from workers.builder_pool import BuilderPool, library_name
 from workers.cpu import assign, parse_cores, timing_lock
 from workers.fork import LENGTH, PROGRESS_BYTES, Channel, Limits
 from workers.kernel import Data
 from workers.reference import random_inputs, reference, tolerances
-from workers.runner import Runner, TimingRunner
+from workers.runner import Runner
 from workers.sandbox import Died, ForkServer, Interrupted, Late, SandboxError
+from workers.timing_runner import TimingRunner
 from workers.turn import Turn
 
 sys.path.insert(0, str(Path(__file__).parent))  # where the children find the operator too

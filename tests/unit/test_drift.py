@@ -25,8 +25,9 @@ from strategy.workload import Input, Workload
 from workers.builder import Built
 from workers.cpu import state
 from workers.drift import DRIFT, REPEATS, drift, time_reference
-from workers.runner import Session, TimingRunner
+from workers.runner import Session
 from workers.sandbox import Died, Interrupted
+from workers.timing_runner import TimingRunner
 
 NEVER = threading.Event()
 TARGET = Target.parse("llvm -mcpu=znver4 -num-cores=1")

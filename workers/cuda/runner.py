@@ -21,8 +21,9 @@ from workers.cuda.library import CudaError, describe_library
 from workers.fork import Channel
 from workers.kernel import Data, Kernel
 from workers.reference import random_inputs, reference, tolerances
-from workers.runner import Runner, Session, TimingRunner
+from workers.runner import Runner, Session
 from workers.sandbox import ForkServer
+from workers.timing_runner import TimingRunner
 
 SLOT = "PLEVEL_CUDA_SLOT"  # environment variable of the child with its device
 _ADDRESSES = 1 << 46  # bytes of address space, of which a driver reserves more than the memory
