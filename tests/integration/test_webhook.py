@@ -241,11 +241,11 @@ def test_what_a_pattern_lists_is_not_private(store: Store, monkeypatch: pytest.M
         with store.write() as c:
             c.execute(sa.update(table).values(attempts=0))
         assert postman.send()
-        assert "private network" in rows(store)[0].error, private
+        assert "private address" in rows(store)[0].error, private
     # One that the settings allow no more.
     due(store)
     assert webhook.Postman(store, settings(webhook_hosts="ci.lan")).send()
-    assert "not one that" in rows(store)[0].error
+    assert "is not permitted" in rows(store)[0].error
 
 
 def test_a_service_tells_it_after_a_restart(url: str, start: Start, receiver: Receiver) -> None:
