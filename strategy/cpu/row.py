@@ -217,11 +217,12 @@ def schedule_rows(outs: Outs, config: Config) -> Any:
     sch = new_schedule(outs)
     stages = find_stages(sch)
     (output,) = sch.get_output_blocks(sch.get_sblock("root"))
-    *leading, _ = sch.get_loops(output)
+    *leading, elements = sch.get_loops(output)
+    extent = int(sch.get(elements).extent)
     row = schedule_tasks(sch, leading, config)
     for block in reversed(stages.values()):
         sch.compute_at(block, row, preserve_unit_loops=True)
-    schedule_stages(sch, stages, config)
+    schedule_stages(sch, stages, config, extent)
     schedule_elements(sch, output, config)
     return sch
 
@@ -242,21 +243,21 @@ def schedule_tasks(sch: Any, leading: Sequence[Any], config: Config) -> Any:
     return inner[-1] if inner else row
 
 
-def schedule_stages(sch: Any, stages: dict[str, Any], config: Config) -> None:
-    """The stages of a row, once they stand in its loop."""
+def schedule_stages(sch: Any, stages: dict[str, Any], config: Config, extent: int | None = None) -> None:
+    """The stages of a row of that extent, once they stand in its loop."""
     for name, block in stages.items():
         if name.endswith(".partial"):
-            schedule_partial(sch, block, config)
+            schedule_partial(sch, block, config, extent)
         elif name.endswith(".vector"):
             sch.set_scope(block, 0, "local")
             sch.vectorize(sch.get_loops(block)[-1])
         elif name.endswith(".total"):
             sch.set_scope(block, 0, "local")
         else:
-            schedule_elements(sch, block, config)
+            schedule_elements(sch, block, config, extent)
 
 
-def schedule_partial(sch: Any, block: Any, config: Config) -> None:
+def schedule_partial(sch: Any, block: Any, config: Config, extent: int | None = None) -> None:
     """The accumulators of a row: in registers over all of its steps."""
     sch.set_scope(block, 0, "local")
     *_, width, steps = sch.get_loops(block)
@@ -270,12 +271,22 @@ def schedule_partial(sch: Any, block: Any, config: Config) -> None:
     *_, start_chains, start_lanes = sch.get_loops(start)
     sch.vectorize(start_lanes)
     sch.unroll(start_chains)
+    group = integer(config, "chains") * integer(config, "lanes") * integer(config, "unroll")
+    part_whole(sch, outer, (extent or 0) // group)
 
 
-def schedule_elements(sch: Any, block: Any, config: Config) -> None:
-    """A loop over a row's elements, in vectors."""
+def part_whole(sch: Any, loop: Any, whole: int) -> None:
+    """Make a loop of its own of the first turns, those that need no mask."""
+    if 0 < whole < int(sch.get(loop).extent):
+        sch.loop_partition(loop, [whole, None])
+
+
+def schedule_elements(sch: Any, block: Any, config: Config, extent: int | None = None) -> None:
+    """A loop over a row's elements, in vectors; what is masked at the end of `extent` in a loop of its own."""
     *_, elements = sch.get_loops(block)
     lanes, unroll = integer(config, "out_lanes"), integer(config, "out_unroll")
-    _, several, vector = sch.split(elements, [None, unroll, lanes])
+    count = int(sch.get(elements).extent)
+    outer, several, vector = sch.split(elements, [None, unroll, lanes])
     sch.unroll(several)
     sch.vectorize(vector)
+    part_whole(sch, outer, (extent or count) // (lanes * unroll))

@@ -239,7 +239,7 @@ def _add_row(
     known = all(d.is_constant for d in data.shape[attrs.axis % data.ndim :])
     if known and all(int(d) >= 1 for d in data.shape if d.is_constant):
         strategy.add_implementation(
-            compute_group_norm_row, schedule_group_norm_row, "group_norm_row.cpu", 12,
+            compute_group_norm_row, schedule_group_norm_row, "group_norm_row.cpu", 12, version=2,
             space=group_norm_row_space,
         )  # fmt: skip
 

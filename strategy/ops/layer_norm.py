@@ -169,7 +169,7 @@ def schedule_layer_norm_row(attrs: Attrs, outs: Outs, target: Target, config: Co
 def _add_row(strategy: OpStrategy, attrs: Any, inputs: Any, out_type: Type, target: Target) -> None:
     if rowwise(attrs.axis, inputs):
         strategy.add_implementation(
-            compute_layer_norm_row, schedule_layer_norm_row, "layer_norm_row.cpu", 12,
+            compute_layer_norm_row, schedule_layer_norm_row, "layer_norm_row.cpu", 12, version=2,
             space=layer_norm_row_space,
         )  # fmt: skip
 

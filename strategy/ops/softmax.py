@@ -200,7 +200,7 @@ def _add_row(name: str, compute: Any) -> None:
     def add(strategy: OpStrategy, attrs: Any, inputs: Any, out_type: Type, target: Target) -> None:
         if rowwise(attrs.axis, inputs):
             strategy.add_implementation(
-                compute, schedule_softmax_row, f"{name}_row.cpu", 12, space=softmax_row_space
+                compute, schedule_softmax_row, f"{name}_row.cpu", 12, version=2, space=softmax_row_space
             )
 
     register_cpu_implementations(name, add)

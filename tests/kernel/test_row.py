@@ -136,3 +136,15 @@ def test_rows_of_symbolic_length_are_left_to_the_plain_schedule(op: str) -> None
     attrs = {} if op in ("softmax", "log_softmax", "layer_norm") else {"axis": [1]}
     found = candidates(Workload.make(op, inputs, attrs), Target.parse("cpu"))
     assert [c.tunable for c in found] == [False]
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax", "layer_norm"])
+def test_only_the_end_of_a_row_is_read_under_a_mask(op: str) -> None:
+    """A row that no step divides: its whole steps are a loop of their own."""
+    from strategy.lower import lower
+
+    work = workload(op, [4, 1003])
+    name, _ = space_of(work)
+    code = lower(work, Target.parse("cpu").with_threads(1), name).compile().executable.mod.inspect_source("ll")
+    masked = [line for line in code.splitlines() if "call" in line and "llvm.masked.load" in line]
+    assert len(masked) <= len(work.inputs)

@@ -126,7 +126,9 @@ def schedule(attrs: ReduceAttrs, outs: Outs, target: Target, config: Config) -> 
             sch.compute_at(stages[name], row, preserve_unit_loops=True)
     if integer(config, "parts") == 1:
         sch.reverse_compute_at(output, row, preserve_unit_loops=True)
-    schedule_stages(sch, {name: block for name, block in stages.items() if name != total}, config)
+    _, reduced = _split(attrs, outs.args[0].shape)
+    extent = math.prod(reduced) // integer(config, "parts")
+    schedule_stages(sch, {name: block for name, block in stages.items() if name != total}, config, extent)
     return sch
 
 
@@ -140,7 +142,7 @@ def _add(name: str) -> None:
             return
         known = all(data.shape[axis].is_constant for axis in axes)
         if known and all(int(d) >= 1 for d in data.shape if d.is_constant):
-            strategy.add_implementation(compute, schedule, "reduce_row.cpu", 12, version=2, space=space)
+            strategy.add_implementation(compute, schedule, "reduce_row.cpu", 12, version=3, space=space)
 
     register_cpu_implementations(name, add)
 
