@@ -44,7 +44,6 @@ def _caption(result: Result) -> str:
         result.commit and f"commit {result.commit}",
         result.peer and f"beside {result.peer}",
         result.runs and f"medians of {result.runs}",
-        result.others and f"processes of others used {_number(result.others, '%')} of the processor",
         result.note,
     ]  # fmt: skip
     return "; ".join(part for part in parts if part) + "."

@@ -65,6 +65,7 @@ for a in artefact.arguments:
     shape = a.tensor.concrete_shape
     array = np.random.default_rng(0).standard_normal(shape).astype(a.tensor.dtype)
     arguments.append(artefact.prepare(a, tvm.runtime.tensor(array)))
+print("ready", flush=True)
 for line in sys.stdin:
     calls = int(line)
     samples = []
@@ -181,7 +182,10 @@ def time_final(path: Bench, job: Job) -> dict[int, tuple[float, ...]]:
     found: list[Result] = []
     with timing_lock():
         path.runner.run(job, path.pool.build(job, NEVER), NEVER, found.append)
-    return {r.entry: r.samples_s for r in found if r.error is None}
+    failed = [f"entry {r.entry}: {r.error}: {r.message}" for r in found if r.error is not None]
+    if failed:
+        raise RuntimeError("; ".join(failed))
+    return {r.entry: r.samples_s for r in found}
 
 
 def choose_busily(path: Bench, rounds: int) -> tuple[float, float, list[float], float]:
@@ -289,6 +293,7 @@ def show_path(path: Bench, sessions: int) -> None:
     )  # fmt: skip
     assert bare.stdin is not None
     assert bare.stdout is not None
+    bare.stdout.readline()  # it is ready: what it loads takes the core from what is timed
     calls = max(1, round(0.002 / path.measure(job)))
     through: list[float] = []
     alone: list[float] = []

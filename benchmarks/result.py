@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -36,7 +35,6 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """One run of a benchmark. Fields that were not noted when it was taken are None.
 
     Attributes:
-        others: the share of the machine's processor time that other programs used meanwhile.
         peer: what plevel's figures stand beside.
         runs: the number of samples of which each figure is the median.
         note: what else a reader must know of how they were taken.
@@ -50,7 +48,6 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     versions: dict[str, str]
     commit: str | None
     command: str | None
-    others: float | None
     peer: str | None
     runs: int | None
     note: str | None
@@ -79,15 +76,12 @@ def save(
     script = Path(sys.argv[0]).stem
     given = ["URL" if "://" in word else word for word in sys.argv[1:]]  # they may hold passwords
     host = describe_device(assign(parse_cores("cpu"), 1), 1)
-    cores = int(host.fingerprint["cores"])
-    total_s = cores * (time.monotonic() - _BEGAN[0])
     packages = {d.name: d.version for d in distributions() if d.name.lower() in PACKAGES}
     result = Result(
         script=script, variant=variant, date=time.strftime("%Y-%m-%d"),
-        machine=Machine(device or host.model, Target.parse("cpu").arch, cores),
+        machine=Machine(device or host.model, Target.parse("cpu").arch, int(host.fingerprint["cores"])),
         versions={"python": python_version(), **dict(sorted(packages.items()))}, commit=_commit(),
         command=shlex.join(["python", f"benchmarks/{script}.py", *given]),
-        others=round(max(0.0, _others_s() - _BEGAN[1]) / total_s, 3),
         peer=peer, runs=runs, note=note, columns=dict(columns), rows=tuple(map(tuple, rows)),
     )  # fmt: skip
     write(result)
@@ -111,13 +105,3 @@ def _commit() -> str | None:
     """The commit of this checkout, with a plus sign if files differ from it; None outside of one."""
     command = ["git", "-C", str(FOLDER.parent), "describe", "--always", "--abbrev=10", "--dirty=+"]
     return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip() or None
-
-
-def _others_s() -> float:
-    """Processor time since the machine started, less that of this program and of its children that ended."""
-    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
-    busy_s = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-    return busy_s - sum(os.times()[:4])
-
-
-_BEGAN = time.monotonic(), _others_s()
