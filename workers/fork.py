@@ -90,12 +90,13 @@ class Channel:
 
     def mark(self, stage: int) -> None:
         """Record that `stage` begins now, without waking the other side."""
-        _PROGRESS.pack_into(self._progress, 0, stage, time.monotonic())
+        # In one copy: `pack_into` clears the place first, and the other side may look at that moment.
+        self._progress[: _PROGRESS.size] = _PROGRESS.pack(stage, time.monotonic())
 
     @property
     def progress(self) -> tuple[int, float]:
         """The last marked stage, and its time (`time.monotonic`)."""
-        stage, since = _PROGRESS.unpack_from(self._progress, 0)
+        stage, since = _PROGRESS.unpack(self._progress[: _PROGRESS.size])
         return stage, since
 
     def leave(self, note: Any) -> None:
