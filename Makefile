@@ -2,7 +2,7 @@
 #
 #   make tune       tune BERT-base's feed-forward layer on this machine, and say what is fastest
 #   make check      lint, types, and who imports whom
-#   make test       the tests, in some eight minutes on two cores
+#   make test       the tests, in some eight minutes on two cores; those of PyTorch where its CPU build is to be had
 #   make test-full  all of them, with larger samples
 #   make operators  write what is made from the operators: their reference, and the lists of their versions
 #   make figures    write the tables of the documentation from benchmarks/results
@@ -11,6 +11,9 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.plevel-installed
+TORCH_STAMP := $(VENV)/.plevel-torch
+# The build for processors: the one of the same version on PyPI brings gigabytes of CUDA.
+TORCH := torch==2.13.0+cpu
 EXTRAS := service,worker,postgres,parquet,plot,docs,dev
 # A process for each core, up to four: half of what tests do is to wait for processes that they start. Each
 # takes whole files, as fixtures of a module are shared, in their order, as the longest come first.
@@ -49,11 +52,17 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/circles.py
 
-test: $(STAMP)
+test: $(STAMP) $(TORCH_STAMP)
 	$(TEST)
 
-test-full: $(STAMP)
+test-full: $(STAMP) $(TORCH_STAMP)
 	$(TEST) --full
+
+# No error where it cannot be had: its tests are skipped then, and say so.
+$(TORCH_STAMP): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --retries 0 --timeout 10 \
+	 --extra-index-url https://download.pytorch.org/whl/cpu '$(TORCH)' 2>/dev/null && touch $@ \
+	 || echo >&2 "$(TORCH) cannot be installed from here: the tests of tests/torch are skipped"
 
 # BECAUSE: why records of before still hold, where code has changed and no version has.
 operators: $(STAMP)

@@ -19,6 +19,7 @@ from plevel.cli import (
     bundle,
     db,
     doctor,
+    extract,
     fleet,
     listing,
     lock,
@@ -65,7 +66,8 @@ app = typer.Typer(
 )
 _PANELS: dict[str, dict[str, Any]] = {
     "Tune and select": {
-        "tune": tune.tune, "select": select.select, "lock": lock.lock, "check": lock.check, "ops": ops.ops,
+        "tune": tune.tune, "select": select.select, "lock": lock.lock, "check": lock.check,
+        "extract": extract.extract, "ops": ops.ops,
     },
     "Compile": {"build": build.build, "show": show.show, "measure": measure.measure},
     "Records": {

@@ -6,12 +6,14 @@
     weight = 48
 
 `attrs` is a table of attributes; `weight`, 1 by default, is the number of calls of the workload.
+In place of `op`, `inputs` and `attrs`, `workload` holds the workload as printed, its epilogue included.
 In JSON: `{"workloads": [{"op": …, "inputs": […], "weight": 48}]}`.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,15 +24,17 @@ from plevel.cli.error import UsageError
 
 if TYPE_CHECKING:
     from strategy.record import RunWorkload
+    from strategy.workload import Workload
 
 MAX_WORKLOADS = 1000
 MAX_BYTES = 16 << 20
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    op: str
-    inputs: list[str]
+    op: str | None = None
+    inputs: list[str] = []
     attrs: dict[str, Any] = {}
+    workload: str | None = None
     weight: Annotated[float, msgspec.Meta(gt=0, le=1e12)] = 1.0
 
 
@@ -51,13 +55,36 @@ def read_model(path: Path, *, far: bool = False) -> tuple[RunWorkload, ...]:
     found: dict[str, RunWorkload] = {}
     for i, entry in enumerate(_read(path).workloads):
         try:
-            workload = option.make_workload(entry.op, entry.inputs, entry.attrs, far=far)
+            workload = _workload(entry, far=far)
         except UsageError as error:
             raise UsageError(f"{path}: workloads[{i}]: {error}") from error
         before = found.get(workload.key)
         weight = entry.weight + (before.weight if before is not None else 0.0)
         found[workload.key] = RunWorkload(workload=workload, weight=weight)
     return tuple(found.values())
+
+
+def write_model(workloads: Sequence[RunWorkload], head: str) -> str:
+    """The text of a model file that `read_model` reads, with `head` as comments at its top."""
+    lines = [f"# {line}" for line in head.splitlines()]
+    for w in workloads:
+        lines += ["", "[[workloads]]", f"workload = {_quote(w.workload.key)}", f"weight = {w.weight:g}"]
+    return "\n".join(lines) + "\n"
+
+
+def _quote(text: str) -> str:
+    """A string of TOML: as it stands where it can be."""
+    return f"'{text}'" if "'" not in text else msgspec.json.encode(text).decode()
+
+
+def _workload(entry: _Entry, *, far: bool) -> Workload:
+    if entry.workload is not None:
+        if entry.op is not None or entry.inputs or entry.attrs:
+            raise UsageError("workload: it holds op, inputs and attrs: leave those out")
+        return option.parse_workload(entry.workload, far=far)
+    if entry.op is None or not entry.inputs:
+        raise UsageError("write op and inputs, or workload as it is printed")
+    return option.make_workload(entry.op, entry.inputs, entry.attrs, far=far)
 
 
 def _read(path: Path) -> _Model:
@@ -75,5 +102,5 @@ def _read(path: Path) -> _Model:
         return msgspec.convert(tomllib.loads(text), type=_Model)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.DecodeError) as error:
         raise UsageError(
-            f"{path}: {error}: write it as [[workloads]] with op, inputs, attrs and weight"
+            f"{path}: {error}: write it as [[workloads]] with op, inputs, attrs and weight, or with workload and weight"
         ) from error

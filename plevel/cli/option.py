@@ -179,17 +179,29 @@ def make_workload(
     op: str, inputs: list[str], values: Mapping[str, Any], *, far: bool = False
 ) -> Workload:
     """As `read_workload`, with attributes as values."""
+    from strategy.workload import Workload
+
+    return _checked(lambda: Workload(op, tuple(map(_read_input, inputs)), dict(values)), far=far)
+
+
+def parse_workload(text: str, *, far: bool = False) -> Workload:
+    """As `read_workload`, of a workload as it is printed, epilogue included."""
+    from strategy import workload_text
+
+    return _checked(lambda: workload_text.parse_workload(text), far=far)
+
+
+def _checked(read: Callable[[], Workload], *, far: bool) -> Workload:
+    """The workload in normal form, checked against its operator unless that is left to the service."""
     from strategy.attrs import AttrsError
     from strategy.condition import ExpressionError
     from strategy.op import OpError, TypeRelationError, find_op
     from strategy.types import TypeSyntaxError
-    from strategy.workload import Workload, WorkloadError
+    from strategy.workload import WorkloadError
 
     try:
-        given = [_read_input(text) for text in inputs]
-        if far and find_op(op) is None:
-            return Workload(op, tuple(given), dict(values))
-        return Workload.make(op, given, values)
+        found = read()
+        return found if far and find_op(found.op) is None else found.checked()
     except (
         AttrsError,
         ExpressionError,

@@ -15,6 +15,7 @@ _HEADS = frozenset(
     {TOpPattern.kElemWise, TOpPattern.kBroadcast, TOpPattern.kInjective, TOpPattern.kOutEWiseFusable}
 )
 _EPILOGUES = frozenset({TOpPattern.kElemWise, TOpPattern.kBroadcast})
+_COMMUTATIVE = frozenset({"add", "multiply", "maximum", "minimum"})
 
 
 @dataclass
@@ -104,7 +105,11 @@ Operand = tuple[Expr, int | None]
 def describe(
     group: Group, show: Callable[[Type], str] = str
 ) -> tuple[Workload, dict[str, Operand]]:
-    """The workload of a group, its inputs' types as `show` has them, and where each comes from."""
+    """The workload of a group, its inputs' types as `show` has them, and where each comes from.
+
+    Equal calculations have equal workloads: the value so far is the first operand of an operator whose
+    operands may be exchanged.
+    """
     sources: dict[str, Operand] = {}
 
     def take(name: str, operand: Operand) -> Input:
@@ -127,9 +132,12 @@ def describe(
     steps = []
     for place, call in enumerate(group.calls[1:]):
         before = group.calls[place]
+        args = list(call.args)
+        if call.op.name in _COMMUTATIVE:
+            args.sort(key=lambda arg: arg is not before)
         operands = [
             None if arg is before else take(f"{call.op.name}{place}.{call.argument(i)}", resolve(arg))
-            for i, arg in enumerate(call.args)
+            for i, arg in enumerate(args)
         ]
         steps.append(EpilogueStep(call.op.name, tuple(operands), call.attrs.to_json()))
     return Workload.make(anchor.op.name, inputs, anchor.attrs, epilogue=steps), sources

@@ -7,6 +7,7 @@ import pytest
 
 from strategy import op as registry
 from strategy.attrs import AttrsError
+from strategy.compile.fusion import describe, fuse
 from strategy.expr import (
     Call,
     Constant,
@@ -290,3 +291,18 @@ fn (%x: float32[m,16], %w: float32[4,16]) {
 }"""
     assert str(x) == "fn (%x: float32[m,16]) {\n  %x\n}"
     assert str(Tuple([const(3)])) == "fn () {\n  (int32(3),)\n}"
+
+
+def test_operands_that_may_be_exchanged_give_one_workload() -> None:
+    x, other, weight = Var("x", "float32[4,8]"), Var("other", "float32[4,6]"), Var("w", "float32[6,8]")
+    for name, alike in (("add", True), ("multiply", True), ("subtract", False)):
+        sides = []
+        for first in (True, False):
+            product = call("dense", x, weight)
+            graph = call(name, product, other) if first else call(name, other, product)
+            infer_type(graph)
+            (group,) = fuse(graph)
+            workload, sources = describe(group)
+            assert sources[workload.epilogue[0].operands[1 if first or alike else 0].name] == (other, None)
+            sides.append(workload.key)
+        assert (sides[0] == sides[1]) is alike

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plevel.cli.error import UsageError
-from plevel.cli.model_file import read_model
+from plevel.cli.model_file import read_model, write_model
 
 ENTRY = '[[workloads]]\nop = "dense"\ninputs = ["data=float32[16,64]", "weight=float32[8,64]:const"]\n'
 
@@ -28,6 +28,33 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
     entry = {"op": "dense", "inputs": inputs, "weight": 12, "attrs": {"units": 8}}
     as_json = json.dumps({"workloads": [entry]})
     assert read_model(write(tmp_path, as_json, "model.json")) == (one,)
+
+
+def test_a_workload_as_it_is_printed_keeps_its_epilogue(tmp_path: Path) -> None:
+    key = (
+        "dense(data=float32[16,64],weight=float32[8,64]:const)"
+        "+bias_add(.,bias_add0.bias=float32[8]:const)+relu(.)"
+    )
+    (one,) = read_model(write(tmp_path, f"[[workloads]]\nworkload = '{key}'\nweight = 2\n"))
+    assert one.workload.key == key
+    assert one.weight == 2
+    again = write(tmp_path, write_model([one], "a network\nof two layers"))
+    assert again.read_text().startswith("# a network\n# of two layers\n")
+    assert read_model(again) == (one,)
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ('workload = "relu(data=float32[8])"\nop = "relu"', "leave those out"),
+        ('op = "relu"', "op and inputs, or workload"),
+        ('workload = "relu"', "relu"),
+        ('workload = "relu(data=float32[8])+dense(.)"', "dense"),
+    ],
+)
+def test_an_entry_says_its_workload_once(tmp_path: Path, entry: str, said: str) -> None:
+    with pytest.raises(UsageError, match=rf"workloads\[0\].*{said}"):
+        read_model(write(tmp_path, f"[[workloads]]\n{entry}\n"))
 
 
 def test_a_workload_that_is_there_twice_counts_with_both_weights(tmp_path: Path) -> None:

@@ -1,0 +1,87 @@
+"""`plevel extract`: the workloads of a PyTorch model, as a model file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from plevel.cli import option
+from plevel.cli.error import CommandError, UsageError
+from plevel.cli.transfer import whole
+
+if TYPE_CHECKING:
+    from plevel.torch.extraction import Extraction
+
+
+def extract(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION|FILE.pt2", show_default=False,
+            help="A function that returns the model and a tuple of inputs, or an exported program.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write the model file.")
+    ] = Path("model.toml"),
+    as_json: option.AsJson = False,
+) -> None:  # fmt: skip
+    """Write a PyTorch model's workloads to a file that `tune` and `lock` read.
+
+    The function is imported from the current folder or from what is installed, and is run.
+
+    Example: plevel extract models:resnet -o resnet.toml
+    """
+    import sys
+    from importlib.util import find_spec
+
+    from plevel.cli.model_file import write_model
+    from plevel.cli.output import tell
+    from strategy.record import RunWorkload
+    from strategy.table import show_number
+
+    option.check_out(out)
+    if find_spec("torch") is None:
+        raise CommandError(
+            "the 'torch' extra is not installed (torch is missing): pip install 'plevel[torch]'"
+        )
+    from plevel.torch import extraction
+
+    sys.path.insert(0, "")
+    try:
+        found = extraction.extract(*extraction.load_model(model))
+    except extraction.ExtractError as error:
+        raise UsageError(str(error)) from error
+    if not found.workloads:
+        raise CommandError(f"{model}: nothing in it that plevel has a kernel for{_missed(found)}")
+    head = (
+        f"{model}: {show_number(len(found.workloads), 'workload')} with {100 * found.covered:.1f} % of "
+        f"the arithmetic of its products{_missed(found)}"
+    )
+    listed = [RunWorkload(workload=w.workload, weight=w.occurrences) for w in found.workloads]
+    try:
+        with whole(out) as kept:
+            kept.write(write_model(listed, head).encode())
+    except OSError as error:
+        raise CommandError(f"{out} cannot be written: {error.strerror}") from error
+    rows = [
+        {"workload": w.workload.key, "occurrences": w.occurrences, "share": found.share(w)}
+        for w in found.workloads
+    ]
+    missed = [
+        {"operator": m.name, "occurrences": m.occurrences, "flops": m.flops} for m in found.missed
+    ]
+    tell(
+        f"{out}: {head}",
+        {"model": str(out), "covered": found.covered, "workloads": rows, "missed": missed},
+        as_json=as_json,
+    )
+
+
+def _missed(found: Extraction) -> str:
+    if not found.missed:
+        return ""
+    listed = ", ".join(f"{m.name} ({100 * m.flops / found.flops:.1f} %)" for m in found.missed)
+    return f"; not covered: {listed}"

@@ -1,0 +1,135 @@
+"""Products of a frozen ATen graph as calls of plevel's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from plevel.torch.node import EXPANDS, Source, aten, constant, extents, is_call, is_plain
+from strategy.expr import Call, Constant, Expr, Var, call
+
+
+@dataclass
+class Reader:
+    """Inputs of calls, with the nodes of the graph that they stand for."""
+
+    module: GraphModule
+    sources: dict[Expr, Source] = field(default_factory=dict)
+
+    def read(self, node: Node, axes: tuple[int, ...] | None = None) -> Expr:
+        """The node's value, its axes permuted, as an input: a constant where it is a frozen parameter."""
+        return self._take(Source(node, axes or tuple(range(len(extents(node))))))
+
+    def read_as(self, node: Node, shape: tuple[int, ...]) -> Expr:
+        """The node's elements in another shape, as an input."""
+        return self._take(Source(node, tuple(range(len(extents(node)))), shape))
+
+    def _take(self, source: Source) -> Expr:
+        tensor = constant(self.module, source.node)
+        made: Expr = (
+            Var(source.node.name, f"float32[{','.join(map(str, source.extents))}]")
+            if tensor is None
+            else Constant(source.of(tensor).numpy())
+        )
+        self.sources[made] = source
+        return made
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A product as calls of plevel's operators: the product itself, and its bias."""
+
+    node: Node
+    calls: tuple[Call, ...]
+
+
+def find_anchor(reader: Reader, node: Node) -> Anchor | None:
+    """The product that a node computes; None for other nodes, and for products that plevel has no operator for."""
+    read = _READERS.get(node.target) if node.op == "call_function" else None
+    if read is None or not is_plain(node):
+        return None
+    calls = read(reader, node)
+    return None if calls is None else Anchor(node, calls)
+
+
+def _mm(reader: Reader, node: Node) -> tuple[Call, ...] | None:
+    return _dense(reader, *node.args)
+
+
+def _addmm(reader: Reader, node: Node) -> tuple[Call, ...] | None:
+    bias, data, weight = node.args
+    if node.kwargs or not is_plain(bias):
+        return None
+    calls = _dense(reader, data, weight)
+    return None if calls is None else _biased(reader, calls, bias, extents(node))
+
+
+def _dense(reader: Reader, data: Any, weight: Any) -> tuple[Call, ...] | None:
+    """The product with a weight that is constant, or stored as dense takes it."""
+    if not (is_plain(data) and is_plain(weight)):
+        return None
+    if constant(reader.module, weight) is not None:
+        return (call("dense", reader.read(data), reader.read(weight, (1, 0))),)
+    if is_call(weight, aten.permute.default) and is_plain(weight.args[0]):
+        return (call("dense", reader.read(data), reader.read(weight.args[0])),)
+    return None
+
+
+def _biased(
+    reader: Reader, calls: tuple[Call, ...], bias: Node, shape: tuple[int, ...]
+) -> tuple[Call, ...] | None:
+    if extents(bias) == (shape[1],):
+        return (*calls, call("bias_add", calls[-1], reader.read(bias), axis=1))
+    if extents(bias) == shape:
+        return (*calls, call("add", calls[-1], reader.read(bias)))
+    return None
+
+
+def _bmm(reader: Reader, node: Node) -> tuple[Call, ...] | None:
+    operands: list[Expr] = []
+    turned: list[bool] = []
+    for given in map(_same_elements, node.args):
+        if not is_plain(given):
+            return None
+        swapped = is_call(given, aten.permute.default) and list(given.args[1]) == [0, 2, 1]
+        source = _same_elements(given.args[0]) if swapped else given
+        if not is_plain(source):
+            return None
+        operands.append(reader.read(source))
+        turned.append(swapped)
+    return (call("batch_matmul", *operands, transpose_a=turned[0], transpose_b=turned[1]),)
+
+
+def _same_elements(node: Any) -> Any:
+    """The node behind expansions that change nothing."""
+    while (
+        is_call(node, EXPANDS) and is_plain(node.args[0]) and extents(node) == extents(node.args[0])
+    ):
+        node = node.args[0]
+    return node
+
+
+def _convolution(reader: Reader, node: Node) -> tuple[Call, ...] | None:
+    data, weight, bias, strides, padding, dilation, transposed, _, groups = node.args
+    if transposed or not (is_plain(data) and is_plain(weight)) or len(extents(weight)) != 4:
+        return None
+    if groups != 1 and not groups == extents(data)[1] == extents(weight)[0]:
+        return None  # only a direct form, far from the fastest there is
+    found = call(
+        "conv2d", reader.read(data), reader.read(weight), strides=tuple(strides),
+        padding=(*padding, *padding), dilation=tuple(dilation), groups=groups,
+    )  # fmt: skip
+    if bias is None:
+        return (found,)
+    return _biased(reader, (found,), bias, extents(node)) if is_plain(bias) else None
+
+
+_READERS: Mapping[Any, Any] = {
+    aten.mm.default: _mm,
+    aten.addmm.default: _addmm,
+    aten.bmm.default: _bmm,
+    aten.convolution.default: _convolution,
+}

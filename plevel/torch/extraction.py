@@ -1,0 +1,190 @@
+"""The workloads of a model, with how often each occurs and its share of the arithmetic."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from plevel.torch.frozen import compile_frozen
+from plevel.torch.node import flops
+from plevel.torch.site import find_sites
+from strategy.workload import Workload
+
+
+class ExtractError(ValueError):
+    """A model that cannot be read; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """A workload of a model. `flops` are those of one call."""
+
+    workload: Workload
+    occurrences: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Missed:
+    """An operator of a model that plevel has no kernel for, at the places that `flops` adds up."""
+
+    name: str
+    occurrences: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """The workloads of a model, the largest share of the arithmetic first, and what they leave out."""
+
+    workloads: tuple[Extracted, ...]
+    missed: tuple[Missed, ...]
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of all products of one call of the model."""
+        return sum(w.occurrences * w.flops for w in self.workloads) + sum(
+            m.flops for m in self.missed
+        )
+
+    @property
+    def covered(self) -> float:
+        """Share of the arithmetic that the workloads have, 1 where there is none."""
+        return 1 - sum(m.flops for m in self.missed) / self.flops if self.flops else 1.0
+
+    def share(self, found: Extracted) -> float:
+        return found.occurrences * found.flops / self.flops if self.flops else 0.0
+
+
+class _Read(Exception):
+    """Ends a compilation once the frozen graph is read."""
+
+
+def extract(model: Callable[..., Any], inputs: Sequence[Any]) -> Extraction:
+    """The workloads of a model's call with these inputs; nothing is compiled.
+
+    Raises:
+        ExtractError: the model cannot be traced as one graph or more, or has no graph at all.
+    """
+    graphs: list[Extraction] = []
+
+    def read(module: GraphModule) -> None:
+        graphs.append(extract_graph(module))
+        raise _Read
+
+    def backend(module: GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        try:
+            compile_frozen(module, given, read)
+        except Exception as error:
+            if not _is_read(error):
+                raise
+        eager: Callable[..., Any] = module.forward
+        return eager  # the rest of the model may be in further graphs
+
+    was = torch._inductor.config.freezing
+    try:
+        torch._inductor.config.freezing = True
+        with torch.inference_mode():
+            torch.compile(model, backend=backend, dynamic=False)(*inputs)
+    except Exception as error:
+        raise ExtractError(
+            f"the model cannot be traced: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        ) from error
+    finally:
+        torch._inductor.config.freezing = was
+    if not graphs:
+        raise ExtractError("the model calls no PyTorch operator: nothing to extract")
+    return _joined(graphs)
+
+
+def _is_read(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, _Read):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def extract_graph(module: GraphModule) -> Extraction:
+    """The workloads of one frozen graph."""
+    sites = find_sites(module)
+    counted = dict(flops(module))
+    covered = {site.anchor for site in sites}
+    size = {site.workload: counted.get(site.anchor, 0) for site in sites}
+    times = Counter(site.workload for site in sites)
+    left = [(node, n) for node, n in counted.items() if node not in covered]
+    names = Counter(str(node.target) for node, _ in left)
+    missed = [
+        Missed(name, count, sum(n for node, n in left if str(node.target) == name))
+        for name, count in names.items()
+    ]
+    return Extraction(tuple(Extracted(w, n, size[w]) for w, n in times.items()), tuple(missed))
+
+
+def _joined(graphs: Sequence[Extraction]) -> Extraction:
+    times: Counter[Workload] = Counter()
+    size: dict[Workload, int] = {}
+    missed: dict[str, Missed] = {}
+    for graph in graphs:
+        for found in graph.workloads:
+            times[found.workload] += found.occurrences
+            size[found.workload] = found.flops
+        for m in graph.missed:
+            before = missed.get(m.name, Missed(m.name, 0, 0))
+            missed[m.name] = Missed(
+                m.name, before.occurrences + m.occurrences, before.flops + m.flops
+            )
+    workloads = sorted(
+        (Extracted(w, n, size[w]) for w, n in times.items()), key=lambda e: -e.occurrences * e.flops
+    )
+    return Extraction(tuple(workloads), tuple(sorted(missed.values(), key=lambda m: -m.flops)))
+
+
+def load_model(where: str) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """A model with inputs to call it with: of `package.module:function`, which gives both, or a `.pt2` file.
+
+    Raises:
+        ExtractError: there is no such function or file, or it does not give a model with inputs.
+    """
+    return _load_exported(Path(where)) if where.endswith(".pt2") else _load_function(where)
+
+
+def _load_exported(path: Path) -> tuple[Callable[..., Any], Sequence[Any]]:
+    try:
+        program = torch.export.load(path)
+    except Exception as error:
+        raise ExtractError(
+            f"{path} is no exported program ({type(error).__name__}): write one with torch.export.save"
+        ) from error
+    if program.example_inputs is None:
+        raise ExtractError(f"{path} has no example inputs: export the model with inputs")
+    args, kwargs = program.example_inputs
+    model = program.module()
+    return (lambda *given: model(*given, **kwargs)) if kwargs else model, args
+
+
+def _load_function(where: str) -> tuple[Callable[..., Any], Sequence[Any]]:
+    from importlib import import_module
+
+    place, colon, name = where.partition(":")
+    if not colon or not place or not name:
+        raise ExtractError(
+            f"{where!r:.120}: name package.module:function, or a file.pt2 of torch.export.save"
+        )
+    try:
+        function = getattr(import_module(place), name)
+    except (ImportError, AttributeError) as error:
+        raise ExtractError(f"{where}: {error}") from error
+    found = function()
+    if not (isinstance(found, tuple) and len(found) == 2 and callable(found[0])):
+        raise ExtractError(
+            f"{where}() gives {type(found).__name__}: it should return the model and a tuple of inputs"
+        )
+    model, inputs = found
+    if isinstance(model, torch.nn.Module):
+        model.eval()
+    return model, tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)

@@ -1,0 +1,70 @@
+"""Access to Inductor's frozen graph: constants folded, batch norms gone, products not yet packed.
+
+No public hook is called there. Inductor's lists of pattern passes over frozen graphs are applied in
+order, so the first of them is wrapped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule
+
+_active = threading.local()
+Visit = Callable[[GraphModule], None]
+
+
+class _Visited:
+    """A pattern pass that first shows the graph to the visitor of this thread."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def apply(self, graph: Any) -> Any:
+        visit: Visit | None = getattr(_active, "visit", None)
+        if visit is not None:
+            owner = graph.owning_module if isinstance(graph, Graph) else graph
+            # Inductor traces with fake tensors: constants are packed for real.
+            with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+                visit(owner)
+        return self.inner.apply(graph)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@contextmanager
+def visiting(visit: Visit) -> Iterator[None]:
+    """Shows each graph that Inductor freezes on this thread to `visit`, which may change it."""
+    from torch._inductor.fx_passes import freezing_patterns
+
+    freezing_patterns.lazy_init()
+    first = freezing_patterns.pass_patterns[0]
+    if not isinstance(first, _Visited):
+        freezing_patterns.pass_patterns[0] = _Visited(first)
+    before = getattr(_active, "visit", None)
+    _active.visit = visit
+    try:
+        yield
+    finally:
+        _active.visit = before
+
+
+def compile_frozen(module: GraphModule, inputs: Any, visit: Visit) -> Callable[..., Any]:
+    """Inductor's compiled form of a graph of Dynamo's, whose frozen form `visit` has seen and may have changed.
+
+    The module stays as it is, so that it can be compiled again.
+    """
+    from copy import deepcopy
+
+    from torch._inductor.compile_fx import compile_fx
+
+    again = GraphModule(module, deepcopy(module.graph))
+    again.meta.update(module.meta)
+    with visiting(visit):
+        made: Callable[..., Any] = compile_fx(again, inputs, config_patches={"freezing": True})
+    return made

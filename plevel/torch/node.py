@@ -1,0 +1,89 @@
+"""Nodes of a frozen ATen graph, as the other files read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+aten = torch.ops.aten
+RESHAPES = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
+EXPANDS = aten.expand.default
+
+
+@dataclass(frozen=True)
+class Source:
+    """Origin of a kernel's input: the value of a node, its axes permuted, then in `shape` if that is given."""
+
+    node: Node
+    axes: tuple[int, ...]
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        found = extents(self.node)
+        return self.shape or tuple(found[axis] for axis in self.axes)
+
+    def of(self, value: Any) -> Any:
+        """The input, of the node's value as a tensor."""
+        turned = value.permute(self.axes)
+        return turned if self.shape is None else turned.reshape(self.shape)
+
+
+def constant(module: GraphModule, node: Any) -> Any:
+    """The tensor of a frozen parameter; None where the node is none."""
+    if not isinstance(node, Node) or node.op != "get_attr":
+        return None
+    found: Any = module
+    for part in str(node.target).split("."):
+        found = getattr(found, part)
+    return found.detach()
+
+
+def is_plain(node: Any) -> bool:
+    """Return whether the node's value is a float32 tensor of the host, with known extents and elements."""
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype == torch.float32
+        and value.device.type == "cpu"
+        and value.layout == torch.strided
+        and all(isinstance(extent, int) and extent > 0 for extent in value.shape)
+    )
+
+
+def extents(node: Node) -> tuple[int, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def is_call(node: Any, *targets: Any) -> bool:
+    return isinstance(node, Node) and node.op == "call_function" and node.target in targets
+
+
+def only_user(node: Node, *targets: Any) -> Node | None:
+    """The one node that reads this one, where it calls one of `targets`."""
+    users = list(node.users)
+    return users[0] if len(users) == 1 and is_call(users[0], *targets) else None
+
+
+def through_reshapes(node: Node) -> Node:
+    """The last of the reshapes that alone read the node; itself where there is none."""
+    while (user := only_user(node, *RESHAPES)) is not None and is_plain(user):
+        node = user
+    return node
+
+
+def flops(module: GraphModule) -> Iterator[tuple[Node, int]]:
+    """The nodes whose floating-point operations PyTorch counts, with that number."""
+    from torch.utils.flop_counter import flop_registry
+
+    for node in module.graph.nodes:
+        count = flop_registry.get(getattr(node.target, "overloadpacket", None))
+        out = node.meta.get("val")
+        if count is None or out is None:
+            continue
+        values = [a.meta["val"] if isinstance(a, Node) else a for a in node.args]
+        yield node, int(count(*values, **node.kwargs, out_val=out))

@@ -1,0 +1,133 @@
+"""Workloads of PyTorch models: what is found, how often, what is left over, and the model file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the torch extra is not installed")
+
+from plevel.cli.model_file import read_model
+from plevel.torch.extraction import ExtractError, extract, load_model
+from tests.torch import models
+
+
+def keys(found: object) -> dict[str, int]:
+    return {w.workload.key: w.occurrences for w in found.workloads}
+
+
+def test_a_transformer_is_products_with_their_epilogues():
+    found = extract(*models.transformer())
+    assert keys(found) == {
+        "dense(data=float32[48,64],weight=float32[128,64]:const)"
+        "+bias_add(.,bias_add0.bias=float32[128]:const)+gelu(.)": 2,
+        "dense(data=float32[48,128],weight=float32[64,128]:const)"
+        "+bias_add(.,bias_add0.bias=float32[64]:const)+add(.,add1.rhs=float32[48,64])": 2,
+        "batch_matmul(x=float32[2,24,64],y=float32[2,24,64])": 1,
+        'batch_matmul(x=float32[2,24,24],y=float32[2,24,64]){"transpose_b":false}': 1,
+    }
+    assert found.covered == 1
+    assert sum(found.share(w) for w in found.workloads) == pytest.approx(1)
+    assert found.flops == 4 * (2 * 48 * 64 * 128) + 2 * (2 * 2 * 24 * 24 * 64)
+
+
+def test_convolutions_take_batch_norms_and_activations_and_what_is_not_covered_is_named():
+    found = extract(*models.convolutions())
+    assert keys(found) == {
+        'conv2d(data=float32[1,3,20,20],weight=float32[16,3,3,3]:const){"padding":[1,1,1,1]}'
+        '+bias_add(.,bias_add0.bias=float32[16]:const)+clip(.){"a_max":6.0,"a_min":0.0}': 1,
+        'conv2d(data=float32[1,16,20,20],weight=float32[16,1,3,3]:const)'
+        '{"groups":16,"padding":[1,1,1,1]}'
+        '+bias_add(.,bias_add0.bias=float32[16]:const)+relu(.)': 1,
+        "conv2d(data=float32[1,16,20,20],weight=float32[32,16,1,1]:const)"
+        "+bias_add(.,bias_add0.bias=float32[32]:const)": 1,
+    }  # fmt: skip
+    (missed,) = found.missed
+    assert (missed.name, missed.occurrences) == ("aten.convolution.default", 1)
+    assert 0 < missed.flops < found.flops
+    assert found.covered == 1 - missed.flops / found.flops
+
+
+class Residuals(torch.nn.Module):
+    """Sums with either order of arguments, and a sum of two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(32, 32, bias=False), torch.nn.Linear(32, 32, bias=False)
+
+    def forward(self, x):
+        left = x + self.a(x)
+        right = self.a(left) + left
+        return self.a(right) + self.b(right)
+
+
+def test_equal_calculations_are_one_workload_whatever_their_place_and_order():
+    found = keys(extract(Residuals().eval(), (torch.randn(32, 32),)))
+    product = "dense(data=float32[32,32],weight=float32[32,32]:const)"
+    assert found == {f"{product}+add(.,add0.rhs=float32[32,32])": 3, product: 1}
+
+
+def test_a_model_with_several_graphs_is_read_whole():
+    class Broken(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Linear(32, 32, bias=False)
+
+        def forward(self, x):
+            y = self.a(x)
+            torch._dynamo.graph_break()
+            return self.a(y)
+
+    found = keys(extract(Broken().eval(), (torch.randn(40, 32),)))
+    assert found == {"dense(data=float32[40,32],weight=float32[32,32]:const)": 2}
+
+
+def test_an_exported_program_has_the_same_workloads(tmp_path: Path):
+    model, inputs = models.transformer()
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(model, inputs), path)
+    assert keys(extract(*load_model(str(path)))) == keys(extract(model, inputs))
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("tests.torch.models", "name package.module:function"),
+        ("tests.torch.models:nothing", "no attribute 'nothing'"),
+        ("tests.torch.nowhere:f", "No module named"),
+        ("nothing.pt2", "no exported program"),
+        ("tests.torch.models:Attention", "should return the model and a tuple of inputs"),
+    ],
+)
+def test_what_is_no_model_is_refused_by_name(where: str, said: str):
+    with pytest.raises(ExtractError, match=said):
+        load_model(where)
+
+
+def test_the_command_writes_what_tune_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    from plevel.cli.main import main
+
+    out = tmp_path / "model.toml"
+    with pytest.raises(SystemExit) as done:
+        main(["extract", "tests.torch.models:convolutions", "-o", str(out), "--json"])
+    assert done.value.code == 0
+    said = json.loads(capsys.readouterr().out)
+    read = read_model(out)
+    assert {w.workload.key: w.weight for w in read} == {
+        w["workload"]: w["occurrences"] for w in said["workloads"]
+    }
+    assert len(read) == 3
+    assert "not covered: aten.convolution.default" in out.read_text()
+    assert 0 < said["covered"] < 1
+
+
+def test_the_command_refuses_what_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    from plevel.cli.main import main
+
+    with pytest.raises(SystemExit) as done:
+        main(["extract", "tests.torch.models", "-o", str(tmp_path / "model.toml")])
+    assert done.value.code == 2
+    assert "name package.module:function" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
