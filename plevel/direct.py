@@ -297,9 +297,9 @@ class Direct:
         """The registered workers that have not left."""
         if self._store is None:
             return []
-        from service.queue import fleet
+        from service.queue import worker_status
 
-        return self._ask(Rows, fleet.statuses, _alive_s())
+        return self._ask(Rows, worker_status.statuses, _alive_s())
 
     def why(self, job_id: int) -> Row:
         """Explain a job's place in the queue: its `state`, and the `reasons`."""

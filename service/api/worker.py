@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Response
 from service.access.auth import Who
 from service.api.wire import body_of, describe, reply
 from service.context import Context, context_of
-from service.queue import fleet
+from service.queue import fleet, worker_status
 from service.queue import lease as leasing
 from strategy.record import Registered, WorkerInfo
 
@@ -21,7 +21,7 @@ Ctx = Annotated[Context, Depends(context_of)]
 class Workers(msgspec.Struct, frozen=True, kw_only=True):
     """Registered workers that have not left, the newest first."""
 
-    workers: tuple[fleet.WorkerStatus, ...]
+    workers: tuple[worker_status.WorkerStatus, ...]
 
 
 @router.post(
@@ -47,7 +47,7 @@ def register(
 @router.get("", **describe("List the workers", gives=Workers))
 def list_workers(context: Ctx) -> Response:
     with context.store.read() as connection:
-        return reply(Workers(workers=tuple(fleet.statuses(connection, context.settings.alive_s))))
+        return reply(Workers(workers=tuple(worker_status.statuses(connection, context.settings.alive_s))))
 
 
 @router.post(

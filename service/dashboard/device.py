@@ -11,7 +11,7 @@ from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import device as query
 from service.dashboard.query.overview import HOUR_S, NOISY
 from service.dashboard.view import MAX_ID, Ctx, PageNumber, render
-from service.queue import fleet
+from service.queue import worker_status
 from service.store.sql import now
 
 router = APIRouter(include_in_schema=False)
@@ -28,7 +28,7 @@ def show(
         devices = query.page(
             connection, alive_s, (page - 1) * query.PAGE, span=span, sort=by
         )
-        workers = fleet.statuses(connection, alive_s)
+        workers = worker_status.statuses(connection, alive_s)
         values = {
             "quarantined": query.quarantined(connection),
             "now": connection.execute(sa.select(now())).scalar_one(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from service.dashboard.query import overview, run
+from service.dashboard.query import overview, run_list
 from service.dashboard.view import Ctx, render
 
 router = APIRouter(include_in_schema=False)
@@ -23,7 +23,7 @@ def show(context: Ctx, request: Request) -> Response:
             "queue": overview.queue(connection, alive_s),
             "failures": overview.failures(connection),
             "devices": overview.devices(connection, alive_s),
-            "runs": run.page(connection, size=LATEST)[:LATEST],
+            "runs": run_list.page(connection, size=LATEST)[:LATEST],
         }
     fragment = "hx-request" in request.headers
     return render("overview_live.html" if fragment else "overview.html", **values)

@@ -18,6 +18,7 @@ from service.context import Context
 from service.dashboard.form import check_origin
 from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import run as query
+from service.dashboard.query import run_list
 from service.dashboard.selection import select_each
 from service.dashboard.view import HEADERS, MAX_ID, Ctx, PageNumber, render, reply
 from service.queue import fleet
@@ -41,14 +42,14 @@ def list_runs(
     context: Ctx, state: str = "", op: str = "", since: str = "", until: str = "", sort: str = "",
     page: PageNumber = 1,
 ) -> Response:  # fmt: skip
-    span, by = read_span(since, until), read_sort(sort, query.SORTS, query.NEWEST)
+    span, by = read_span(since, until), read_sort(sort, run_list.SORTS, run_list.NEWEST)
     with context.store.read() as connection:
-        found = query.page(
-            connection, state, op, span=span, sort=by, offset=(page - 1) * query.PAGE
+        found = run_list.page(
+            connection, state, op, span=span, sort=by, offset=(page - 1) * run_list.PAGE
         )
         at = connection.execute(sa.select(now())).scalar_one()
     return render(
-        "runs.html", runs=found[: query.PAGE], more=len(found) > query.PAGE, page=page, now=at, sort=by,
+        "runs.html", runs=found[: run_list.PAGE], more=len(found) > run_list.PAGE, page=page, now=at, sort=by,
         filters={"state": state, "op": op, "since": since, "until": until, "sort": sort},
         states=["live", *(s.value for s in RunState)],
     )  # fmt: skip

@@ -9,32 +9,26 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 import sqlalchemy as sa
 
 from service.errors import InvalidError, NotFoundError
 from service.predict.evaluation import evaluate
+from service.predict.evidence import find_tasks, read_trials, read_with_doubt
 from service.predict.ranker import LEAST_ACCURACY
 from service.records.best import standing
-from service.search.features import Digits
-from service.search.predictor import Floats, Predictor, Ranking, Trials
+from service.search.predictor import Predictor, Ranking
 from service.store.db import Store
-from service.store.namespace import DEFAULT
 from service.store.sql import insert, now
 from service.store.tables import cost_model, record, target, task, workload
-from strategy.record import Phase, convert, estimate, to_json
-from strategy.space import ConfigSpace
-from strategy.workload import Workload
+from strategy.record import to_json
 
 LEAST_WORKLOADS = 5  # at least one of which is held out
 HELD_OUT = 0.2  # share of the workloads
@@ -119,8 +113,8 @@ def train(store: Store, op: str, target_key: str) -> Model:
         target_id = connection.scalar(sa.select(target.c.id).where(target.c.key == target_key))
         if target_id is None:
             raise NotFoundError(f"target {target_key}: no records: tune the operator on it first")
-        tasks = _tasks(connection, op, target_id)
-        found = dict(_read(connection, op, target_id, tasks))
+        tasks = find_tasks(connection, op, target_id)
+        found = dict(read_trials(connection, op, target_id, tasks))
         trials = list(found.values())
         keys = sorted(
             {t.workload.key for t in trials}, key=lambda k: hashlib.sha256(k.encode()).digest()
@@ -128,7 +122,7 @@ def train(store: Store, op: str, target_key: str) -> Model:
         _check(op, target_key, len(keys))
         held = set(keys[: max(1, round(HELD_OUT * len(keys)))])
         held_out = [
-            _read_with_doubt(connection, tasks[i]) for i, t in found.items() if t.workload.key in held
+            read_with_doubt(connection, tasks[i]) for i, t in found.items() if t.workload.key in held
         ]
     tested = Predictor.fit([t for t in trials if t.workload.key not in held])
     ranking, evaluation = tested.rank(held_out), evaluate(tested, held_out)
@@ -161,106 +155,6 @@ def _ranked(ranking: Ranking) -> dict[str, Any]:
         "held_out": ranking.workloads, "pairs": ranking.pairs, "accuracy": ranking.accuracy,
         "sigma_log": ranking.sigma_log,
     }  # fmt: skip
-
-
-_RAN = (record.c.error.is_(None), record.c.phase != Phase.REFERENCE.value, standing())
-
-
-def _tasks(connection: sa.Connection, op: str, target_id: int) -> dict[int, Any]:
-    """The tasks of an operator on a target, of the newest version of each implementation's code."""
-    tasks = connection.execute(
-        sa.select(*task.c["id", "implementation", "version", "space"], workload.c.body)
-        .join(workload, workload.c.id == task.c.workload_id)
-        .where(
-            workload.c.op == op, task.c.target_id == target_id, task.c.namespace == DEFAULT
-        )
-        .order_by(task.c.id)
-    ).all()
-    newest = {t.implementation: _code(t.version) for t in tasks}
-    return {t.id: t for t in tasks if _code(t.version) == newest[t.implementation]}
-
-
-def _read(
-    connection: sa.Connection, op: str, target_id: int, tasks: Mapping[int, Any]
-) -> Iterator[tuple[int, Trials]]:
-    """The successful records of these tasks, by the task's id."""
-    ours = (
-        sa.select(task.c.id)
-        .join(workload, workload.c.id == task.c.workload_id)
-        .where(
-            workload.c.op == op, task.c.target_id == target_id, task.c.namespace == DEFAULT
-        )
-    )
-    rows = connection.execution_options(yield_per=20_000).execute(
-        sa.select(record.c.task_id, record.c.config, record.c.median_s)
-        .where(record.c.task_id.in_(ours), *_RAN)
-        .order_by(record.c.task_id)
-    )
-    for task_id, group in groupby(rows, key=lambda r: r[0]):
-        if task_id in tasks:
-            trials = _trials(tasks[task_id], ((r[1], r[2], 0.0) for r in group))
-            if trials is not None:
-                yield task_id, trials
-
-
-def _read_with_doubt(connection: sa.Connection, one: Any) -> Trials:
-    """The successful records of a task, with the uncertainty of their times."""
-    rows = connection.execute(
-        sa.select(*record.c["config", "median_s", "samples_s"]).where(
-            record.c.task_id == one.id, *_RAN
-        )
-    )
-    trials = _trials(one, ((r.config, r.median_s, _doubt(r.samples_s)) for r in rows))
-    assert trials is not None
-    return trials
-
-
-def _doubt(samples_s: Sequence[float]) -> float:
-    """Half the width of the interval of a median, as a difference of logarithms."""
-    if not samples_s:
-        return 0.0
-    found = estimate(samples_s)
-    return math.log(found.high_s / found.low_s) / 2
-
-
-def _trials(one: Any, rows: Iterable[tuple[Any, float, float]]) -> Trials | None:
-    """Records of a task, as configuration, seconds and doubt; None if there are too few."""
-    asked = convert(one.body, Workload)
-    if not all(i.tensor.is_constant for i in asked.inputs):
-        return None
-    space = None if one.space is None else convert(one.space, ConfigSpace)
-    digits, log_s, doubt = _digits(space, rows)
-    return Trials(asked, one.implementation, space, digits, log_s, doubt) if len(log_s) else None
-
-
-def _code(version: str) -> str:
-    return version.partition(".")[0]
-
-
-def _digits(
-    space: ConfigSpace | None, rows: Iterable[tuple[Any, float, float]]
-) -> tuple[Digits, Floats, Floats]:
-    """Digits, log-seconds and doubts of configurations; those outside of the space are omitted."""
-    knobs = () if space is None else space.knobs
-    places = [(k.name, {_plain(v): i for i, v in enumerate(k.values)}) for k in knobs]
-    digits: list[list[int]] = []
-    times: list[tuple[float, float]] = []
-    for config, median_s, doubt in rows:
-        if len(config) != len(knobs):
-            continue
-        try:
-            digits.append([place[_plain(config[name])] for name, place in places])
-        except KeyError:
-            continue
-        times.append((median_s, doubt))
-    seconds, doubts = np.array(times, dtype=np.float64).reshape(len(times), 2).T
-    return (
-        np.array(digits, dtype=np.int32).reshape(len(digits), len(knobs)), np.log(seconds), doubts,
-    )  # fmt: skip
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def find(

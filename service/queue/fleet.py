@@ -9,43 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-import msgspec
 import sqlalchemy as sa
 
 from service.errors import ForbiddenError, InvalidError, LeaseLostError, NotFoundError
 from service.store import catalogue, event
 from service.store.row_cache import recall
 from service.store.sql import among, insert, now
-from service.store.tables import device, device_owner, lease, target, token, worker, worker_device
+from service.store.tables import device, device_owner, lease, token, worker, worker_device
 from strategy.record import WorkerInfo
 
 # A heartbeat is written once the last is older than this fraction of the time for which a worker counts as alive.
 FRESH = 12
 RENAMING = " renaming"  # suffix of a temporary identity, which no worker uses
-
-
-class WorkerDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device of a live worker."""
-
-    identity: str
-    slot: str
-    model: str
-    target: str
-    leases: int = 0
-
-
-class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered worker that has not left."""
-
-    id: int
-    name: str
-    host: str
-    pid: int
-    version: str
-    alive: bool
-    registered_at: float
-    seen_at: float
-    devices: tuple[WorkerDevice, ...] = ()
 
 
 def register(
@@ -291,42 +266,3 @@ def count_alive(connection: sa.Connection, target_id: int, alive_s: float) -> in
         .where(worker_device.c.target_id == target_id, is_alive(alive_s))
     )
     return int(connection.execute(query).scalar_one())
-
-
-def statuses(connection: sa.Connection, alive_s: float) -> list[WorkerStatus]:
-    """All workers that have not left, the newest first."""
-    rows = connection.execute(
-        sa.select(worker, is_alive(alive_s).label("alive"))
-        .where(worker.c.ended_at.is_(None))
-        .order_by(worker.c.id.desc())
-        .limit(1000)
-    ).all()
-    live = (
-        sa.select(lease.c.worker_id, lease.c.device_id, sa.func.count().label("leases"))
-        .where(lease.c.ended_at.is_(None))
-        .group_by(lease.c.worker_id, lease.c.device_id)
-        .subquery()
-    )
-    devices: dict[int, list[WorkerDevice]] = {}
-    for d in connection.execute(
-        sa.select(worker_device.c.worker_id, device.c.identity, device.c.slot, device.c.model,
-                  target.c.key, sa.func.coalesce(live.c.leases, 0).label("leases"))
-        .join(device, device.c.id == worker_device.c.device_id)
-        .join(target, target.c.id == worker_device.c.target_id)
-        .outerjoin(live, sa.and_(live.c.worker_id == worker_device.c.worker_id,
-                                 live.c.device_id == worker_device.c.device_id))
-        .where(worker_device.c.worker_id.in_([r.id for r in rows]))
-        .order_by(device.c.id)
-    ):  # fmt: skip
-        devices.setdefault(d.worker_id, []).append(
-            WorkerDevice(
-                identity=d.identity, slot=d.slot, model=d.model, target=d.key, leases=d.leases
-            )
-        )
-    return [
-        WorkerStatus(
-            id=r.id, name=r.name, host=r.host, pid=r.pid, version=r.version, alive=bool(r.alive),
-            registered_at=r.created_at, seen_at=r.seen_at, devices=tuple(devices.get(r.id, ())),
-        )
-        for r in rows
-    ]  # fmt: skip

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from service.search.features import Digits, SpaceFeatures
+from service.search.description import (
+    CHUNK,
+    MOST_EXTENTS,
+    Description,
+    extent_name,
+    extents_of,
+    repeated,
+)
+from service.search.features import Digits, Matrix
 from service.search.pool import Candidates
 from strategy.space import Config, ConfigSpace
 from strategy.workload import Workload
@@ -24,7 +32,6 @@ if TYPE_CHECKING:
     import xgboost
 
 Floats = NDArray[np.float64]
-Matrix = NDArray[np.float32]
 
 ROUNDS = 120
 _PARAMETERS = {
@@ -34,12 +41,10 @@ _PARAMETERS = {
 }  # fmt: skip
 THREADS = 2
 MANY = 50_000  # rows from which a second thread pays
-MOST_EXTENTS = 8  # dimensions of a workload with features of their own
 POOL = 3000  # configurations scored to find the best
 ELITE = 16  # of them, whose neighbours are scored next
 NEIGHBOURS = 400
 NEARER = 2  # times
-CHUNK = 4096  # rows whose features fit in the cache
 MOST_PAIRS = 20_000  # of one workload, to compute the ranking accuracy
 ALIKE = 1.02  # times closer than this ratio form no pair
 
@@ -109,8 +114,8 @@ class Predictor:
         self, workload: Workload, implementation: str, space: ConfigSpace | None, digits: Digits
     ) -> tuple[Floats, float]:
         """The trees' prediction for each row of digits, and the logarithm of the workload's volume."""
-        skipped = {i for i in range(MOST_EXTENTS) if _extent(i) not in self._place}
-        described = _Description(workload, implementation, space, skipped)
+        skipped = {i for i in range(MOST_EXTENTS) if extent_name(i) not in self._place}
+        described = Description(workload, implementation, space, skipped)
         known = [(i, self._place[n]) for i, n in enumerate(described.names) if n in self._place]
         of, to = [i for i, _ in known], [j for _, j in known]
         x = np.full((min(CHUNK, len(digits)), len(self.columns)), np.nan, dtype=np.float32)
@@ -216,8 +221,8 @@ def _threads(rows: int) -> int:
 
 def learnable(trials: Sequence[Trials]) -> tuple[tuple[str, ...], Matrix, Matrix]:
     """The columns, the features of all trials, and the labels: log-seconds less the log of the volume."""
-    skipped = _repeated([_extents(t.workload) for t in trials])
-    described = [_Description(t.workload, t.implementation, t.space, skipped) for t in trials]
+    skipped = repeated([extents_of(t.workload) for t in trials])
+    described = [Description(t.workload, t.implementation, t.space, skipped) for t in trials]
     columns = tuple(dict.fromkeys(itertools.chain.from_iterable(d.names for d in described)))
     place = {name: i for i, name in enumerate(columns)}
     rows = sum(len(t.log_s) for t in trials)
@@ -230,81 +235,6 @@ def learnable(trials: Sequence[Trials]) -> tuple[tuple[str, ...], Matrix, Matrix
         y[start:end] = t.log_s - d.log_volume
         start = end
     return columns, x, y
-
-
-class _Description:
-    """The features of one implementation's configurations for one workload."""
-
-    def __init__(
-        self,
-        workload: Workload,
-        implementation: str,
-        space: ConfigSpace | None,
-        skipped: Collection[int],
-    ) -> None:
-        extents = {i: d for i, d in enumerate(_extents(workload)) if i not in skipped}
-        # Times are proportional to it, and trees do not extrapolate: they learn the rest.
-        self.log_volume = float(np.log(np.prod(list(extents.values()), dtype=np.float64)))
-        constant = {f"is {implementation}": 1.0}
-        constant |= {_extent(i): float(np.log2(d)) for i, d in extents.items()}
-        constant |= {f"constant {i}": float(x.constant) for i, x in enumerate(workload.inputs)}
-        constant["epilogue"] = float(len(workload.epilogue))
-        constant |= {f"attribute {n}": float(v) for n, v in workload.attrs.items() if _is_number(v)}
-        self._constant = constant
-        self._features = None if space is None else SpaceFeatures(space)
-        knobs = self._features.names if self._features else ()
-        self._tables = _goes_into(space, list(extents.values()))
-        self.names = (
-            *constant, *(f"knob {n}" for n in knobs),
-            *(f"{what} {space.knobs[i].name} {j}" for i in self._tables if space is not None
-              for j in extents for what in ("into", "waste")),
-        )  # fmt: skip
-
-    def matrix(self, digits: Digits) -> Matrix:
-        constant = np.array(list(self._constant.values()), dtype=np.float32)
-        parts = [np.broadcast_to(constant, (len(digits), len(constant)))]
-        if self._features is not None:
-            parts.append(self._features.matrix(digits))
-        parts += [table[digits[:, i]] for i, table in self._tables.items()]
-        return np.concatenate(parts, axis=1, dtype=np.float32)
-
-
-def _goes_into(space: ConfigSpace | None, extents: Sequence[int]) -> dict[int, Matrix]:
-    """For each knob that is a size, by its index: a row per value, with two columns per extent.
-
-    They are the logarithm of the extent divided by the size, and the factor by which rounding up enlarges
-    the extent.
-    """
-    tables = {}
-    for i, one in enumerate(space.knobs if space else ()):
-        if one.types != {int}:
-            continue
-        sizes = np.array(one.values, dtype=np.float32)
-        if sizes.min() > 0:
-            times = np.array(extents, dtype=np.float32) / sizes[:, None]
-            pair = np.stack([np.log2(times), np.ceil(times) / times], axis=2)
-            tables[i] = pair.reshape(len(sizes), 2 * len(extents))
-    return tables
-
-
-def _extent(i: int) -> str:
-    return f"extent {i}"
-
-
-def _extents(workload: Workload) -> list[int]:
-    """The dimensions of all inputs, in order."""
-    shapes = [one.tensor.concrete_shape for one in workload.inputs]
-    return [max(d, 1) for d in itertools.chain.from_iterable(shapes)][:MOST_EXTENTS]
-
-
-def _repeated(extents: Sequence[Sequence[int]]) -> set[int]:
-    """The indices of dimensions that equal an earlier one in all workloads."""
-    shortest = min(map(len, extents), default=0)
-    return {j for j in range(shortest) if any(all(e[i] == e[j] for e in extents) for i in range(j))}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float)
 
 
 def _safe(columns: Sequence[str]) -> list[str]:

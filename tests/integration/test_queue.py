@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from service.errors import DeviceBusyError, InvalidError, LeaseLostError, NotFoundError
-from service.queue import claim, fleet, retry
+from service.queue import claim, fleet, retry, worker_status
 from service.queue import job as jobs
 from service.queue import lease as leasing
 from service.queue import report as reporting
@@ -404,7 +404,7 @@ def test_who_is_alive(scene: Scene) -> None:
         assert fleet.count_alive(c, scene.target_id, 10.0) == 1
         c.execute(sa.update(worker).values(seen_at=now() - 60.0))
         assert fleet.count_alive(c, scene.target_id, 10.0) == 0
-        assert [w.alive for w in fleet.statuses(c, 10.0)] == [False]
+        assert [w.alive for w in worker_status.statuses(c, 10.0)] == [False]
         assert fleet.heartbeat(c, [worker_id, worker_id + 1000], 10.0) == {worker_id}
         assert fleet.count_alive(c, scene.target_id, 10.0) == 1
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from service.predict.evaluation import MOST_POINTS, evaluate
-from service.search.predictor import CHUNK, Predictor, Trials
+from service.search.description import CHUNK
+from service.search.predictor import Predictor, Trials
 from strategy.space import ConfigSpace, Knob, knob
 from strategy.workload import Input, Workload
 

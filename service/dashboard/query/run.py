@@ -9,86 +9,17 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from service.dashboard.listing import ALWAYS, Span, order
 from service.dashboard.query.curve import MAX_CURVES, Curve, best_so_far
 from service.errors import NotFoundError
 from service.records.best import standing
 from service.store import catalogue
 from service.store.sql import now
-from service.store.tables import (
-    LIVE,
-    TaskState,
-    best,
-    record,
-    run,
-    run_task,
-    target,
-    task,
-    workload,
-)
+from service.store.tables import TaskState, best, record, run, run_task, target, task, workload
 from service.tuning.run import trials_of, unknown_run
 from strategy.record import Phase, RunRequest, convert
 from strategy.workload import Workload
 
-PAGE = 25
-SORTS = ("run", "target", "budget", "records", "took")
-NEWEST = "-run"
 WORKLOADS = 20  # of one run, on one page
-
-
-def page(
-    connection: sa.Connection, state: str | None = None, op: str | None = None, *,
-    span: Span = ALWAYS, sort: str = NEWEST, offset: int = 0, size: int = PAGE,
-) -> list[Any]:  # fmt: skip
-    """Matching runs, sorted by one of `SORTS`; one more than a page if there are more."""
-    first_task = (
-        sa.select(sa.func.min(run_task.c.task_id)).where(run_task.c.run_id == run.c.id).scalar_subquery()
-    )
-    several = (
-        sa.select(sa.func.count(task.c.workload_id.distinct()))
-        .join(run_task, run_task.c.task_id == task.c.id)
-        .where(run_task.c.run_id == run.c.id)
-        .correlate(run)
-        .scalar_subquery()
-    )
-    records = (
-        sa.select(sa.func.count()).select_from(record).where(record.c.run_id == run.c.id).scalar_subquery()
-    )
-    trials = run.c.request["trials"].as_integer()
-    query = (
-        sa.select(
-            run.c.id, run.c.state, run.c.message, run.c.created_at, run.c.finished_at,
-            trials.label("trials"), several.label("workloads"),
-            target.c.key.label("target"), workload.c.op, workload.c.key.label("workload"),
-            records.label("records"),
-        )
-        .join(target, target.c.id == run.c.target_id)
-        .outerjoin(task, task.c.id == first_task)
-        .outerjoin(workload, workload.c.id == task.c.workload_id)
-        .where(*span.conditions(run.c.created_at))
-        .order_by(
-            order(sort, {
-                "run": run.c.id, "budget": trials, "records": records, "target": target.c.key,
-                "took": sa.func.coalesce(run.c.finished_at, now()) - run.c.created_at,
-            }),
-            run.c.id.desc(),
-        )
-        .offset(offset)
-        .limit(size + 1)
-    )  # fmt: skip
-    if state == "live":
-        query = query.where(run.c.state.in_(LIVE))
-    elif state:
-        query = query.where(run.c.state == state)
-    if op:
-        of_op = (
-            sa.select(run_task.c.run_id)
-            .join(task, task.c.id == run_task.c.task_id)
-            .join(workload, workload.c.id == task.c.workload_id)
-            .where(workload.c.op == op)
-        )
-        query = query.where(run.c.id.in_(of_op))
-    return list(connection.execute(query))
 
 
 def head(connection: sa.Connection, run_id: int) -> Any:
