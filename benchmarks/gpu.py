@@ -21,6 +21,7 @@ with device, driver and date. A configuration that loses the context, or hangs, 
 goes on in a new process; a case that fails says so in its row. What is left of the time is shared by the
 cases that are left.
 """
+# Over 300 lines: one table of operators, each against its own peers on the same device.
 
 from __future__ import annotations
 

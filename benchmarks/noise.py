@@ -9,6 +9,7 @@ most, though the slower has the higher plevel; beside it stands a rule whose int
 
     python benchmarks/noise.py [--sessions N] [--rounds N] [--only path|busy]
 """
+# Over 300 lines: one experiment, and the disturbances that it makes.
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ of the request); where there is none, only the service's answers are timed. Medi
 
 Seeding takes a minute for a million records; with `--folder` the databases are kept there and used again.
 """
+# Over 300 lines: one database, filled and visited page by page.
 
 from __future__ import annotations
 

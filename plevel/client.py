@@ -1,4 +1,5 @@
 """A client of a plevel service: runs, selection, records and workers over HTTP."""
+# Over 300 lines: a method for each endpoint.
 
 from __future__ import annotations
 

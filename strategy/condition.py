@@ -9,6 +9,7 @@ form which is parsed, never evaluated as code, under limits on depth and size:
     "data.shape[0]"                 a variable
     ["<=", ["*", "mr", "nr"], 28]   an operation on operands
 """
+# Over 300 lines: one language whose parts make each other: comparing expressions gives clauses, and those conditions.
 
 from __future__ import annotations
 

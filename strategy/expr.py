@@ -7,6 +7,7 @@
 
 Nodes are immutable and compared by identity: a node that is used twice is computed once.
 """
+# Over 300 lines: the kinds of nodes of one graph, and the walks over it.
 
 from __future__ import annotations
 

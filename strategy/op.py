@@ -7,6 +7,7 @@ An operator is registered once, by chained calls as in TVM's `RELAY_REGISTER_OP`
         .set_attr("TOpPattern", TOpPattern.kOpaque)
         .example({"data": "float32[5,19]"}, {"axis": 1})
 """
+# Over 300 lines: one registry, with a function for each attribute that is registered.
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ Two threads share the device: one leases and builds jobs, the other times them. 
 separate cores; on the timing cores, builds run only while nothing is timed. A third thread renews leases, a
 fourth sends results.
 """
+# Over 300 lines: one worker, whose threads share its state.
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import orjson
 from strategy.condition import SpecializedCondition
 from strategy.record import Device, ErrorKind, Name, Phase, TimingPolicy, WireError, to_json
 from strategy.space import Config, ConfigError, SpaceError
-from strategy.target import KINDS, Target, TargetError
+from strategy.target import Target, TargetError
 from strategy.types import TypeSyntaxError
 from strategy.workload import Workload, WorkloadError
 
@@ -257,45 +257,3 @@ class Summary:
             "read": self.read, "new": self.new, "known": self.known, "rejected": self.rejected,
             "reasons": dict(sorted(self.reasons.items())),
         }  # fmt: skip
-
-
-def foreign_target(spec: object) -> Target:
-    """The target of another tool's log, without options unknown to plevel.
-
-    Raises:
-        TargetError: a known option has a value of the wrong type.
-    """
-    first = spec.get("kind") if isinstance(spec, dict) else next(iter(str(spec).split(None, 1)), "")
-    if first == "cpu":  # plevel's name for this host, but the log is of another
-        raise TargetError("target 'cpu' names no processor: expected llvm with -mcpu")
-    if isinstance(first, str) and first and first not in KINDS:
-        spec = {**spec, "foreign": True} if isinstance(spec, dict) else f"{spec} -foreign"
-    try:
-        target = Target.parse(spec)
-    except TargetError:
-        target = Target.parse(_without_unknown(spec))
-    if target.model == "unknown":  # TVM's word for no model, which ApplyHistoryBest never matches
-        data = target.to_json()
-        del data["model"]
-        target = Target.parse(data)
-    return target
-
-
-_OPTIONS = frozenset(
-    "foreign kind keys device mcpu arch mattr mtriple target num-cores model libs max_num_threads "
-    "max_threads_per_block thread_warp_size".split()
-)
-
-
-def _without_unknown(spec: object) -> object:
-    if isinstance(spec, dict):
-        return {name: value for name, value in spec.items() if name in _OPTIONS}
-    if isinstance(spec, str):
-        first, *words = spec.split()[:200] or [""]
-        kept = [
-            w
-            for w in words
-            if w == "-foreign" or (w.lstrip("-").partition("=")[0] in _OPTIONS and "=" in w)
-        ]
-        return " ".join([first, *kept])
-    return spec

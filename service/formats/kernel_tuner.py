@@ -3,6 +3,7 @@
 Both are one JSON object. The kernel becomes a workload and a foreign implementation of its own
 (`kernel_tuner:convolution_kernel`), the tuned parameters a space of categorical knobs.
 """
+# Over 300 lines: one format in both its forms, read and written.
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ from service.formats.entry import (
     Task,
     checked,
     config_key,
-    foreign_target,
     reject,
 )
+from service.formats.foreign_target import foreign_target
 from service.formats.source import MAX_LINE as MAX_RECORD
 from service.formats.source import Source, check, load
 from strategy.config import MAX_TEXT

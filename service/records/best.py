@@ -4,6 +4,7 @@ A configuration's cost is the median of its pooled samples: those of phase `conf
 else those of the search. One with a wrong answer on record in the scope is never the best, and a failure
 has no cost. Purged records are ignored.
 """
+# Over 300 lines: one derivation, from pooled samples to a rank, which is read and kept by the same rules.
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ hold wire forms of `strategy` types. Changes of mutable states (run, job, lease)
 is never updated; `best` is derived from it in the same transaction. A purged record has a `tombstone`
 and is ignored.
 """
+# Over 300 lines: all tables, which refer to each other.
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ One thread of each service process tunes the live runs that it owns (see `owners
 rebuilt from the database: after a restart, or when another service takes a run over, it reads records and
 open jobs, and continues.
 """
+# Over 300 lines: one thread's steps over the runs that it holds.
 
 from __future__ import annotations
 

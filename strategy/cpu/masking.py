@@ -13,6 +13,7 @@ LLVM expands elsewhere. Loads whose lanes are a few numbers apart, as those of a
 become whole vectors and a shuffle of them instead of one load per lane. Loops that it does not
 understand are left to TVM.
 """
+# Over 300 lines: one pass, whose rewrites use each other's analysis.
 
 from __future__ import annotations
 

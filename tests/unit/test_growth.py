@@ -22,7 +22,7 @@ import pytest
 from service.api.problem import problem_of
 from service.errors import ServiceError
 from service.formats import Format, Source, detect, read
-from service.formats.entry import foreign_target
+from service.formats.foreign_target import foreign_target
 from strategy.condition import SpecializedCondition
 from strategy.record import WireError
 from strategy.space import ConfigSpace
