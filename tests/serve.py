@@ -16,7 +16,7 @@ from service.settings import Settings
 
 @contextlib.contextmanager
 def serve(database: str, **settings: Any) -> Iterator[str]:
-    """Its URL. It has no tuner: nothing happens but what tests do."""
+    """Serve without a tuner, so that nothing happens but what tests do; yields the URL."""
     app = create_app(Settings(database=database, tune=False, poll_s=0.2, **settings))
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)

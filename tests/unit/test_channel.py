@@ -1,4 +1,4 @@
-"""What a child and its handle share without a message."""
+"""The memory that a child and its handle share, beside their messages."""
 
 from __future__ import annotations
 
