@@ -141,7 +141,7 @@ def test_rows_of_symbolic_length_are_left_to_the_plain_schedule(op: str) -> None
 @pytest.mark.parametrize("op", ["softmax", "log_softmax", "layer_norm"])
 def test_only_the_end_of_a_row_is_read_under_a_mask(op: str) -> None:
     """A row that no step divides: its whole steps are a loop of their own."""
-    from strategy.lower import lower
+    from strategy.compile.lower import lower
 
     work = workload(op, [4, 1003])
     name, _ = space_of(work)
