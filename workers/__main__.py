@@ -37,9 +37,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--url", required=True, help="the service, such as http://127.0.0.1:8765")
     parser.add_argument(
-        "--threads",
-        type=int,
-        help="threads of a kernel, a part of the target; default: all cores",
+        "--threads", type=int, help="threads of a kernel, a part of the target; default: all cores"
     )
     parser.add_argument(
         "--device", action="append", dest="devices",
@@ -130,9 +128,7 @@ def serve(options: argparse.Namespace, slot: str) -> int:
     except StoppedError:
         return 0
     except UnreachableError as error:
-        return _fail(
-            f"{error}: start it with `plevel serve`, or name another with --url", 1
-        )
+        return _fail(f"{error}: start it with `plevel serve`, or name another with --url", 1)
     except (SandboxError, ServiceError) as error:
         return _fail(str(error), 1)
     finally:

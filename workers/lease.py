@@ -10,15 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategy.record import (
-    Lease,
-    Reference,
-    Registered,
-    Report,
-    Result,
-    Results,
-    ResultsAccepted,
-)
+from strategy.record import Lease, Reference, Registered, Report, Result, Results, ResultsAccepted
 from workers.client import Client, LeaseLostError, ServiceError
 from workers.spool import Sender, Spool
 

@@ -129,9 +129,7 @@ class TimingRunner:
         while waiting or suspects:
             alone = not waiting
             entries = dict([suspects.popitem()]) if alone else waiting
-            blamed, error = self._session(
-                job, entries, interrupt, report, environment, references
-            )
+            blamed, error = self._session(job, entries, interrupt, report, environment, references)
             if error is None:
                 if entries:  # the child has skipped entries: a defect of the runner
                     raise RuntimeError(

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from plevel.cli import location, option
-from plevel.cli.chosen import (
-    Chosen,
-    Implementation,
-    Knobs,
-    described,
-    dispatch_at,
-    lower_chosen,
-    require_known,
-)
+from plevel.cli.chosen import Chosen, Implementation, Knobs, described, lower_chosen, require_known
 from plevel.cli.error import CommandError, UsageError
 from plevel.cli.lock import find_locked, read_lock
 from plevel.cli.model_file import read_model
@@ -233,7 +225,8 @@ class _Plan(NamedTuple):
         about: dict[str, Any]
         try:
             if self.implementation is None and not self.workload.is_constant:
-                table = dispatch_at(self.workload, self.target, self.place)
+                with self.place.connect() as records:
+                    table = records.dispatch(self.workload, self.target)
                 rows: list[LibraryRow] = table_rows(table)
                 about = {"table": table}
             else:

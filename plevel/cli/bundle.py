@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from strategy.workload import Workload
 
 app = typer.Typer(
-    help="Configurations built here, and timed on a host without network.",
-    no_args_is_help=True,
+    help="Configurations built here, and timed on a host without network.", no_args_is_help=True
 )
 Key = Annotated[
     Path, typer.Option("--key", "-k", metavar="FILE", help="The key, the same on both hosts.")

@@ -11,8 +11,6 @@ from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
     from strategy.compile.lower import Lowered
-    from strategy.select import Selection
-    from strategy.select.dispatch import DispatchTable
     from strategy.select.lock import Locked
     from strategy.space import Config
     from strategy.target import Target
@@ -80,7 +78,8 @@ def lower_chosen(
     if implementation is None:
         if config:
             raise UsageError("--config: name the implementation too, with --implementation")
-        answer = _select(workload, target, place)
+        with place.connect() as records:
+            answer = records.select(workload, target)
         name, values, because = answer.implementation, answer.config, answer.explanation
         return Chosen(lower(workload, target, name, values), name, values, because)
     values = read_config(workload, target, implementation, config)
@@ -133,23 +132,3 @@ def read_config(
         return candidate.space.check({**candidate.fallback, **given})
     except (ConfigError, SpaceError) as error:
         raise UsageError(f"--config: {error}") from error
-
-
-def _select(workload: Workload, target: Target, place: location.Location) -> Selection:
-    from strategy.select import SelectionError
-
-    try:
-        with place.connect() as records:
-            return records.select(workload, target)
-    except SelectionError as error:
-        raise CommandError(str(error)) from error
-
-
-def dispatch_at(workload: Workload, target: Target, place: location.Location) -> DispatchTable:
-    from strategy.select import SelectionError
-
-    try:
-        with place.connect() as records:
-            return records.dispatch(workload, target)
-    except SelectionError as error:
-        raise CommandError(str(error)) from error

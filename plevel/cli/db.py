@@ -208,9 +208,7 @@ def purge(
         from service.access import audit
         from service.records import retention
 
-        which = retention.Doubtful(
-            worker=worker, device=device, since=begin, until=end
-        )
+        which = retention.Doubtful(worker=worker, device=device, since=begin, until=end)
         with store.write() if yes else store.read() as connection:
             if yes:
                 found = retention.purge_records(connection, which, reason)

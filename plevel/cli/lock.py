@@ -37,10 +37,7 @@ def lock(
     ] = False,
     target: option.TargetSpec = "cpu",
     threads: option.Threads = None,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="ID", help="A device's identity; its own records are preferred."),
-    ] = None,
+    device: option.Device = None,
     url: option.Url = None,
     database: option.Database = None,
     namespace: option.Namespace = None,

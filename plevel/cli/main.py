@@ -106,8 +106,7 @@ def _root(
         ),
     ] = False,
     debug: Annotated[
-        bool,
-        typer.Option("--debug", help="Print the traceback of an error. May stand anywhere."),
+        bool, typer.Option("--debug", help="Print the traceback of an error. May stand anywhere.")
     ] = False,
 ) -> None:
     pass

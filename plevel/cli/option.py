@@ -58,38 +58,21 @@ def complete(*choices: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [c for c in choices if c.startswith(incomplete)]
 
 
-Op = Annotated[
-    str,
-    typer.Argument(
-        metavar="OP", help="The operator: dense, …", show_default=False, autocompletion=complete_op
-    ),
-]
-# Optional: something else may replace it.
-SomeOp = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="OP", help="The operator: dense, …", show_default=False, autocompletion=complete_op
-    ),
-]
+_OP = typer.Argument(
+    metavar="OP", help="The operator: dense, …", show_default=False, autocompletion=complete_op
+)
+Op = Annotated[str, _OP]
+SomeOp = Annotated[str | None, _OP]  # something else may replace it
 OfOp = Annotated[
     str | None,
     typer.Option("--op", metavar="NAME", help="Only this operator.", autocompletion=complete_op),
 ]
-Inputs = Annotated[
-    list[str],
-    typer.Option(
-        "--input", "-i", metavar="NAME=TYPE[:const]", show_default=False,
-        help="An input and its type, as data=float32[128,768]; append :const if it never changes.",
-    ),
-]  # fmt: skip
-# Optional: a model file may replace it.
-SomeInputs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input", "-i", metavar="NAME=TYPE[:const]", show_default=False,
-        help="An input and its type, as data=float32[128,768]; append :const if it never changes.",
-    ),
-]  # fmt: skip
+_INPUT = typer.Option(
+    "--input", "-i", metavar="NAME=TYPE[:const]", show_default=False,
+    help="An input and its type, as data=float32[128,768]; append :const if it never changes.",
+)  # fmt: skip
+Inputs = Annotated[list[str], _INPUT]
+SomeInputs = Annotated[list[str] | None, _INPUT]  # a model file may replace it
 Attributes = Annotated[
     list[str] | None,
     typer.Option("--attr", "-a", metavar="NAME=VALUE", help="An attribute; the value in JSON."),
@@ -104,11 +87,12 @@ TargetSpec = Annotated[
 Threads = Annotated[
     int | None,
     typer.Option(
-        "--threads",
-        metavar="N",
-        min=1,
-        help="Threads of a kernel; default: all of the target.",
+        "--threads", metavar="N", min=1, help="Threads of a kernel; default: all of the target."
     ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", metavar="ID", help="A device's identity; its own records are preferred."),
 ]
 Url = Annotated[
     str | None,
@@ -130,9 +114,7 @@ Namespace = Annotated[
 ]  # fmt: skip
 CacheFlush = Annotated[
     bool,
-    typer.Option(
-        "--cache-flush", help="Time with cold caches; only the first input is cached."
-    ),
+    typer.Option("--cache-flush", help="Time with cold caches; only the first input is cached."),
 ]
 Log = Annotated[
     str | None,
@@ -203,12 +185,7 @@ def _checked(read: Callable[[], Workload], *, far: bool) -> Workload:
         found = read()
         return found if far and find_op(found.op) is None else found.checked()
     except (
-        AttrsError,
-        ExpressionError,
-        OpError,
-        TypeRelationError,
-        TypeSyntaxError,
-        WorkloadError,
+        AttrsError, ExpressionError, OpError, TypeRelationError, TypeSyntaxError, WorkloadError
     ) as error:
         raise UsageError(str(error)) from error
 

@@ -18,10 +18,7 @@ def select(
     attr: option.Attributes = None,
     target: option.TargetSpec = "cpu",
     threads: option.Threads = None,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="ID", help="A device's identity; its own records are preferred."),
-    ] = None,
+    device: option.Device = None,
     policy: Annotated[
         str,
         typer.Option(

@@ -147,9 +147,7 @@ def tune(
         again = again_command(request.workloads[0].workload, asked, threads, place)
         report(console, final, answers[0], place, again)
     if final.state != "done":
-        raise CommandError(
-            f"run {final.id} {final.state}: {final.message or 'no reason given'}"
-        )
+        raise CommandError(f"run {final.id} {final.state}: {final.message or 'no reason given'}")
 
 
 def _request_of(ctx: typer.Context, run_id: int, place: location.Location) -> RunRequest:

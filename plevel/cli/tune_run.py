@@ -29,9 +29,7 @@ def connection(
 
     with ExitStack() as stack:
         if place.url is not None:
-            client = stack.enter_context(
-                Client(place.url, token=read_token(), namespace=namespace)
-            )
+            client = stack.enter_context(Client(place.url, token=read_token(), namespace=namespace))
             if not wait:
                 _require_worker(client, target, place.url)
             yield client, None
@@ -70,9 +68,7 @@ def _require_worker(client: Client, target: Target, url: str) -> None:
         for device in worker["devices"]
     }  # fmt: skip
     if target.key not in offered:
-        found = (
-            f"alive are: {', '.join(sorted(offered))}" if offered else "no worker is alive"
-        )
+        found = (f"alive are: {', '.join(sorted(offered))}" if offered else "no worker is alive")
         raise CommandError(
             f"--target: no worker for {target} at {url} ({found}): start one with "
             f"'plevel worker --url {url} --threads {target.threads}' on such a machine, or queue "

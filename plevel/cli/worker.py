@@ -15,15 +15,12 @@ def worker(
     url: option.Url = None,
     threads: Annotated[
         int | None,
-        typer.Option(
-            "--threads", metavar="N", min=1, help="Threads of a kernel; default: all."
-        ),
+        typer.Option("--threads", metavar="N", min=1, help="Threads of a kernel; default: all."),
     ] = None,
     devices: Annotated[
         list[str] | None,
         typer.Option(
-            "--device", metavar="SLOT",
-            help="cpu, cores of it (cpu:0-3), or cuda:0; repeatable.",
+            "--device", metavar="SLOT", help="cpu, cores of it (cpu:0-3), or cuda:0; repeatable."
         ),
     ] = None,
     log: option.Log = None,
@@ -38,8 +35,7 @@ def worker(
         ),
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option("--name", help="The worker's name; default: the host's."),
+        str | None, typer.Option("--name", help="The worker's name; default: the host's.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As --log json.")] = False,
 ) -> None:
@@ -51,9 +47,7 @@ def worker(
     """
     place = location.locate(url, None, makes=True)
     if place.url is None:
-        raise UsageError(
-            "--url: missing: name a service, as http://host:8765, or set PLEVEL_URL"
-        )
+        raise UsageError("--url: missing: name a service, as http://host:8765, or set PLEVEL_URL")
     option.check_choice("--log", log, ("text", "json"))
     from plevel.embedded import require_worker
 

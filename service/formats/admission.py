@@ -12,15 +12,7 @@ import msgspec
 import orjson
 
 from service.formats import metaschedule, native
-from service.formats.entry import (
-    Attachment,
-    Item,
-    Reason,
-    Rejected,
-    RejectError,
-    Task,
-    reject,
-)
+from service.formats.entry import Attachment, Item, Reason, Rejected, RejectError, Task, reject
 from strategy.record import Device, WireError, decode
 from strategy.space import ConfigSpace
 

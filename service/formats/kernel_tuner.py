@@ -183,9 +183,7 @@ class _Reader(ABC):
     def _read(self, part: Entry) -> Iterator[Item]:
         try:
             if self._task is None:
-                raise RejectError(
-                    Reason.WORKLOAD, "the description of the kernel cannot be read"
-                )
+                raise RejectError(Reason.WORKLOAD, "the description of the kernel cannot be read")
             entries = list(self._entries(part.text))
         except Exception as error:
             yield reject(part.line, error, part.text)

@@ -140,9 +140,7 @@ class Source:
                     packed = unpacker.unused_data.lstrip(b"\0")
                     unpacker, begun = zlib.decompressobj(wbits=31), False
         if begun:
-            self._stop(
-                Reason.TRUNCATED, "the gzip file is truncated: the part before was read"
-            )
+            self._stop(Reason.TRUNCATED, "the gzip file is truncated: the part before was read")
 
     def _stop(self, reason: Reason, detail: str) -> None:
         self._fault = Rejected(line=0, reason=reason, detail=detail)

@@ -27,9 +27,7 @@ def find_tasks(connection: sa.Connection, op: str, target_id: int) -> dict[int, 
     tasks = connection.execute(
         sa.select(*task.c["id", "implementation", "version", "space"], workload.c.body)
         .join(workload, workload.c.id == task.c.workload_id)
-        .where(
-            workload.c.op == op, task.c.target_id == target_id, task.c.namespace == DEFAULT
-        )
+        .where(workload.c.op == op, task.c.target_id == target_id, task.c.namespace == DEFAULT)
         .order_by(task.c.id)
     ).all()
     newest = {t.implementation: _code(t.version) for t in tasks}
@@ -43,9 +41,7 @@ def read_trials(
     ours = (
         sa.select(task.c.id)
         .join(workload, workload.c.id == task.c.workload_id)
-        .where(
-            workload.c.op == op, task.c.target_id == target_id, task.c.namespace == DEFAULT
-        )
+        .where(workload.c.op == op, task.c.target_id == target_id, task.c.namespace == DEFAULT)
     )
     rows = connection.execution_options(yield_per=20_000).execute(
         sa.select(record.c.task_id, record.c.config, record.c.median_s)

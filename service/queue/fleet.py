@@ -23,9 +23,7 @@ FRESH = 12
 RENAMING = " renaming"  # suffix of a temporary identity, which no worker uses
 
 
-def register(
-    connection: sa.Connection, info: WorkerInfo, token_id: int | None = None
-) -> int:
+def register(connection: sa.Connection, info: WorkerInfo, token_id: int | None = None) -> int:
     """Register a worker with its devices; return its id. Later requests for it need the same token.
 
     A device with an unchanged description keeps its row and history.
@@ -60,9 +58,7 @@ def register(
                 worker_id=worker_id, device_id=device_id, target_id=target_id
             )
         )
-    event.note(
-        connection, "registered", worker_id=worker_id, name=info.name, devices=identities
-    )
+    event.note(connection, "registered", worker_id=worker_id, name=info.name, devices=identities)
     return int(worker_id)
 
 

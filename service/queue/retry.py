@@ -143,9 +143,7 @@ def _split_off(connection: sa.Connection, row: Any, entry: Any, values: Mapping[
         connection, {**copied, "parent_id": row.id, **values}, "split",
         parent=row.id, entry=entry.entry,
     )  # fmt: skip
-    connection.execute(
-        sa.update(job_entry).where(job_entry.c.id == entry.id).values(job_id=job_id)
-    )
+    connection.execute(sa.update(job_entry).where(job_entry.c.id == entry.id).values(job_id=job_id))
 
 
 def _is_guilty(connection: sa.Connection, row: Any, terms: Terms) -> bool:

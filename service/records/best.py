@@ -152,9 +152,7 @@ def _samples(connection: sa.Connection, ids: set[int]) -> dict[int, list[float]]
     return {row.id: row.samples_s for row in rows}
 
 
-def _places(
-    connection: sa.Connection, changed: Iterable[Change]
-) -> dict[Place, list[Change]]:
+def _places(connection: sa.Connection, changed: Iterable[Change]) -> dict[Place, list[Change]]:
     """The rows that may change, each with the records that may change it."""
     changed = list(changed)
     ids = {c.device_id for c in changed if c.device_id is not None}
@@ -309,9 +307,7 @@ def _median(pool: list[Any], samples: Mapping[int, list[float]]) -> float:
     return statistics.median([s for row in pool for s in samples[row.id]])
 
 
-def lowest(
-    connection: sa.Connection, task_id: int, scope: Scope, value: str
-) -> list[Any] | None:
+def lowest(connection: sa.Connection, task_id: int, scope: Scope, value: str) -> list[Any] | None:
     """The records of the best of a place, searched among all; None if there is none.
 
     Ties are broken by digest.

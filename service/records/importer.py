@@ -151,13 +151,9 @@ class Importer:
         return frozenset(rows)
 
 
-def _put_attachments(
-    connection: sa.Connection, given: Sequence[Attachment], where: str
-) -> None:
+def _put_attachments(connection: sa.Connection, given: Sequence[Attachment], where: str) -> None:
     if given:
-        values = [
-            {"what": a.what, "key": key_within(where, a.key), "text": a.text} for a in given
-        ]
+        values = [{"what": a.what, "key": key_within(where, a.key), "text": a.text} for a in given]
         values.sort(key=lambda v: (v["what"], v["key"]))
         connection.execute(insert(connection, attachment).on_conflict_do_nothing(), values)
 

@@ -135,9 +135,7 @@ def append_references(connection: sa.Connection, held: Any, sent: Results) -> No
     connection.execute(sa.insert(record).values(recorded_at=now()), rows)
 
 
-def append_lost(
-    connection: sa.Connection, owner: Any, entries: Sequence[Any], reason: str
-) -> None:
+def append_lost(connection: sa.Connection, owner: Any, entries: Sequence[Any], reason: str) -> None:
     """Append records of lost entries, for which no worker sent a result.
 
     Records of a task are inserted in the order of their ids, which cursors rely on.

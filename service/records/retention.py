@@ -176,9 +176,7 @@ def purge_records(connection: sa.Connection, which: Doubtful, reason: str) -> in
     connection.execute(
         sa.insert(tombstone), [{"record_id": r.id, "purge_id": purge_id} for r in rows]
     )
-    best.refresh(
-        connection, {best.Change(r.task_id, r.device_id, r.config_digest) for r in rows}
-    )
+    best.refresh(connection, {best.Change(r.task_id, r.device_id, r.config_digest) for r in rows})
     tvm_history.derive(connection, tasks)
     return len(rows)
 

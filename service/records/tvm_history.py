@@ -78,10 +78,7 @@ def derive(connection: sa.Connection, tasks: Collection[int]) -> None:
 
 
 def read(
-    connection: sa.Connection,
-    digests: Iterable[str],
-    namespace: str,
-    as_of: float | None = None,
+    connection: sa.Connection, digests: Iterable[str], namespace: str, as_of: float | None = None
 ) -> list[tuple[str, History]]:
     """Rows of workloads, each with its workload's digest.
 

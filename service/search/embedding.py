@@ -151,9 +151,7 @@ def _spread(column: NDArray[Any]) -> Places:
     return _scaled(column[:, None], low, high, logarithmic=wide)
 
 
-def _scaled(
-    values: NDArray[np.floating], low: float, high: float, *, logarithmic: bool
-) -> Places:
+def _scaled(values: NDArray[np.floating], low: float, high: float, *, logarithmic: bool) -> Places:
     """Scale `low` to `high` to 0 to 1; missing values become the middle."""
     if logarithmic:
         values, low, high = np.log(np.maximum(values, low)), float(np.log(low)), float(np.log(high))

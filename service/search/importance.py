@@ -49,9 +49,7 @@ def importance(
 
 
 @lru_cache(maxsize=64)
-def _cached(
-    space: ConfigSpace, shape: tuple[int, ...], digits: bytes, log_s: bytes
-) -> Importance:
+def _cached(space: ConfigSpace, shape: tuple[int, ...], digits: bytes, log_s: bytes) -> Importance:
     with _turn:
         return _compute(space, np.frombuffer(digits, np.int32).reshape(shape), np.frombuffer(log_s))
 

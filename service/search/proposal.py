@@ -218,9 +218,7 @@ def _validity(request: Request, theta: Floats) -> Floats:
         none = np.zeros((len(rows), 0))
         if request.tune and len(rows) >= ENOUGH:
             few = _latest(failed[rows], MOST_TUNED)
-            theta[3] = process.tune(
-                request.places[rows[few]], label[few] - centre, none[few]
-            ).theta
+            theta[3] = process.tune(request.places[rows[few]], label[few] - centre, none[few]).theta
         process.fit(request.places[rows], label - centre, none)
         risk = risk + centre
         risk += interpolate(process.weighted, request.groups, process.theta, request.pool)

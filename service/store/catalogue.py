@@ -229,9 +229,7 @@ def put_foreign_tasks(
     return ids
 
 
-def _spaces(
-    connection: sa.Connection, digests: Collection[str], namespace: str
-) -> dict[str, Any]:
+def _spaces(connection: sa.Connection, digests: Collection[str], namespace: str) -> dict[str, Any]:
     if not digests:
         return {}
     keys = {key_within(namespace, d): d for d in digests}

@@ -58,9 +58,7 @@ class Ownership:
         return is_due(run.c.tuner_until, 2 * self._term_s)
 
     def _take(self, connection: sa.Connection, run_id: int, dead: set[str]) -> bool:
-        free = sa.or_(
-            run.c.tuner.is_(None), self._is_over(), run.c.tuner.in_({self._name, *dead})
-        )
+        free = sa.or_(run.c.tuner.is_(None), self._is_over(), run.c.tuner.in_({self._name, *dead}))
         taken = connection.execute(
             sa.update(run)
             .where(run.c.id == run_id, run.c.state.in_(LIVE), free)

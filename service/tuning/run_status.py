@@ -54,9 +54,7 @@ def status(
     )  # fmt: skip
 
 
-def _task_statuses(
-    connection: sa.Connection, run_id: int, request: RunRequest
-) -> list[TaskStatus]:
+def _task_statuses(connection: sa.Connection, run_id: int, request: RunRequest) -> list[TaskStatus]:
     policy_id = catalogue.find_policy(connection, request.search_policy)
     counts: dict[int, dict[str | None, int]] = {}
     own_tasks = sa.select(run_task.c.task_id).where(run_task.c.run_id == run_id)

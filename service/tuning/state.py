@@ -24,9 +24,7 @@ def lock_state(connection: sa.Connection, run_id: int) -> Any:
     return connection.execute(query.with_for_update(key_share=True)).one()
 
 
-def begin_finals(
-    connection: sa.Connection, run_id: int, message: str, *, complete: bool
-) -> None:
+def begin_finals(connection: sa.Connection, run_id: int, message: str, *, complete: bool) -> None:
     """Move a run from searching to its finals; `message` is the reason."""
     values = {"state": RunState.CONFIRMING, "message": message, "complete": complete}
     connection.execute(sa.update(run).where(run.c.id == run_id).values(**values))

@@ -125,15 +125,7 @@ def _link(made: Path, path: Path, libraries: Iterable[Path], *, beside: bool) ->
         raise CompileError("no C compiler: install gcc or clang, or set CC")
     target = made / "library.so"
     command = [
-        compiler,
-        "-O2",
-        "-fPIC",
-        "-shared",
-        "-fopenmp",
-        "entry.c",
-        "rows.o",
-        "-o",
-        str(target),
+        compiler, "-O2", "-fPIC", "-shared", "-fopenmp", "entry.c", "rows.o", "-o", str(target)
     ]
     for library in libraries:
         command += [str(library), f"-Wl,-rpath,{'$ORIGIN' if beside else library.parent}"]

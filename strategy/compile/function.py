@@ -162,9 +162,7 @@ class SymbolicFunction:
     The types are checked anew for each, so that only the `MAX_FUNCTIONS` used last are kept.
     """
 
-    def __init__(
-        self, expr: Expr, make: Callable[[], Callable[[Expr], CompiledFunction]]
-    ) -> None:
+    def __init__(self, expr: Expr, make: Callable[[], Callable[[Expr], CompiledFunction]]) -> None:
         self.expr = expr
         self.variables = free_vars(expr)
         self._make = make

@@ -142,9 +142,7 @@ class CudaKernel(Kernel):
             memory[workspace.name] = self._allocate(evaluate(workspace.size_bytes, self._symbols))
         return [self._prepare(step.bind(self._symbols), memory) for step in program.steps]
 
-    def _prepare(
-        self, step: Launch | LibraryCall, memory: Mapping[str, Any]
-    ) -> Callable[[], None]:
+    def _prepare(self, step: Launch | LibraryCall, memory: Mapping[str, Any]) -> Callable[[], None]:
         if isinstance(step, Launch):
             return self._driver.prepare(self._module, step, memory)
         addresses = {name: self._driver.address(buffer) for name, buffer in memory.items()}

@@ -148,9 +148,7 @@ class _Descriptor:
     def __init__(self, cudnn: _Routines, kind: str) -> None:
         self._as_parameter_ = c_void_p()  # the attribute that ctypes passes
         cudnn(f"cudnnCreate{kind}Descriptor", byref(self._as_parameter_))
-        end = weakref.finalize(
-            self, cudnn, f"cudnnDestroy{kind}Descriptor", self._as_parameter_
-        )
+        end = weakref.finalize(self, cudnn, f"cudnnDestroy{kind}Descriptor", self._as_parameter_)
         end.atexit = False  # the context may be gone by then
 
 

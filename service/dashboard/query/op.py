@@ -227,9 +227,7 @@ def find_mistakes(connection: sa.Connection, judged: Judged, limit: int = 10) ->
         found.append((taken.median_s / winner.median_s, workload_id, taken, winner))
     found.sort(key=lambda m: (-m[0], m[1]))
     shown = found[:limit]
-    named = sa.select(workload.c.id, workload.c.key).where(
-        workload.c.id.in_([m[1] for m in shown])
-    )
+    named = sa.select(workload.c.id, workload.c.key).where(workload.c.id.in_([m[1] for m in shown]))
     keys = {w.id: w.key for w in connection.execute(named)}
     return [Mistake(key=keys[m[1]], taken=m[2], winner=m[3], cost=m[0]) for m in shown]
 
