@@ -15,7 +15,7 @@ dropped for all.
 
 Prints medians, and ratios of peer's time to plevel's: above 1, plevel is faster.
 """
-# Over 300 lines: one table of peers over one set of shapes.
+# Over 300 lines: one race, with the process of each contender.
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ with device, driver and date. A configuration that loses the context, or hangs, 
 goes on in a new process; a case that fails says so in its row. What is left of the time is shared by the
 cases that are left.
 """
-# Over 300 lines: one table of operators, each against its own peers on the same device.
+# Over 300 lines: all GPU figures come from one run on one device.
 
 from __future__ import annotations
 
@@ -634,9 +634,7 @@ def best_single(results: list[dict[str, Any]]) -> tuple[str, float] | None:
     common = set.intersection(*(set(r["best"]) for r in results))
 
     def ratio(name: str) -> float:
-        return statistics.geometric_mean(
-            r["best"][name]["median_s"] / r["best_s"] for r in results
-        )
+        return statistics.geometric_mean(r["best"][name]["median_s"] / r["best_s"] for r in results)
 
     if len(common) < 2:
         return None

@@ -22,12 +22,10 @@ COMMANDS: dict[str, tuple[list[str], float | None]] = {
     "python -c pass": ([sys.executable, "-c", "pass"], None),
     "import numpy": ([sys.executable, "-c", "import numpy"], None),
     "import strategy": (
-        [sys.executable, "-c", "import strategy, strategy.select, strategy.record"],
-        0.15,
+        [sys.executable, "-c", "import strategy, strategy.select, strategy.record"], 0.15
     ),
     "import strategy, all operators": (
-        [sys.executable, "-c", "from strategy.op import all_ops; all_ops()"],
-        None,
+        [sys.executable, "-c", "from strategy.op import all_ops; all_ops()"], None
     ),
     "plevel --help": (HELP, 0.3),
 }

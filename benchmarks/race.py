@@ -3,7 +3,7 @@
 Each side is one process for all workloads, stopped while the other runs: threads that spin for work
 would take the cores from each other. A process prepares what it is told to, then times bursts.
 """
-# Over 300 lines: one race of tuners over the same trials.
+# Over 300 lines: what one race needs, from tuning to its table.
 
 from __future__ import annotations
 

@@ -65,9 +65,7 @@ def _is_lock(path: Path) -> bool:
         return file.read(16) != b"SQLite format 3\0"
 
 
-def _reader(
-    store: Store, namespace: str
-) -> Callable[[Workload, Target, str | None], Evidence]:
+def _reader(store: Store, namespace: str) -> Callable[[Workload, Target, str | None], Evidence]:
     def read(workload: Workload, target: Target, device: str | None) -> Evidence:
         from service.selection.database import RecordDatabase
 

@@ -197,9 +197,7 @@ class Direct:
 
         return self._pages(coverage.cover, "tasks", wanted)
 
-    def _pages(
-        self, ask: Callable[..., Any], of: str, wanted: Mapping[str, Any]
-    ) -> Iterator[Row]:
+    def _pages(self, ask: Callable[..., Any], of: str, wanted: Mapping[str, Any]) -> Iterator[Row]:
         if self._store is None:
             return
         from service.records.filter import Tasks

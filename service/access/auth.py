@@ -92,10 +92,7 @@ async def namespace_of(
     who: Who,
     namespace: Annotated[
         str | None,
-        Query(
-            pattern=PATTERN,
-            description="The namespace; default: the token's, else `default`.",
-        ),
+        Query(pattern=PATTERN, description="The namespace; default: the token's, else `default`."),
     ] = None,
 ) -> str:
     """The dependency of routes that read or write in a namespace."""

@@ -111,8 +111,7 @@ def describe(
 
 def _refusal(status: int) -> dict[str, Any]:
     return {
-        "description": HTTPStatus(status).phrase,
-        "content": {PROBLEM: {"schema": _schema(Problem)}},
+        "description": HTTPStatus(status).phrase, "content": {PROBLEM: {"schema": _schema(Problem)}}
     }
 
 

@@ -13,15 +13,7 @@ from pathlib import Path, PurePath
 
 from service.formats import autotvm, kernel_tuner, metaschedule, native
 from service.formats.admission import admitted
-from service.formats.entry import (
-    Attachment,
-    ImportedRecord,
-    Item,
-    Reason,
-    Rejected,
-    Summary,
-    Task,
-)
+from service.formats.entry import Attachment, ImportedRecord, Item, Reason, Rejected, Summary, Task
 from service.formats.source import Joined, Source
 from strategy.target import Target
 

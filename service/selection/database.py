@@ -78,9 +78,7 @@ class RecordDatabase:
 
     def _read_best(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
         if self._as_of is not None:
-            rows: Iterable[Any] = best_at(
-                self.connection, digests, self._as_of, self._namespace
-            )
+            rows: Iterable[Any] = best_at(self.connection, digests, self._as_of, self._namespace)
         else:
             rows = self._of(_best_of_given, digests)
         return ((row.digest, row) for row in rows)

@@ -192,12 +192,7 @@ def takes_copies(batch: Dim, n: Dim, k: Dim, dtype: str, out_dtype: str) -> bool
 
 
 def product_by_hand(
-    kernel: str,
-    source: str,
-    of: ByHand,
-    knobs: Mapping[str, int],
-    threads: int,
-    shared_bytes: int,
+    kernel: str, source: str, of: ByHand, knobs: Mapping[str, int], threads: int, shared_bytes: int
 ) -> Handwritten:
     """The kernel of a product, and its launch.
 
