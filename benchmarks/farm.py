@@ -89,7 +89,9 @@ class Farm:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "service", "--database", url, "--port", "0", "--ready-file",
              str(ready)],
-            env={**os.environ, "PLEVEL_TUNE": "false", "PLEVEL_LEASE_S": "60"},
+            # All of the simulated workers have one address.
+            env={**os.environ, "PLEVEL_TUNE": "false", "PLEVEL_LEASE_S": "60",
+                 "PLEVEL_MAX_CONNECTIONS_PER_ADDRESS": "0"},
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
         while not ready.exists():
