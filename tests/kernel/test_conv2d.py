@@ -102,12 +102,13 @@ def test_winograd_is_only_where_it_can_be(attrs):
     assert not names.keys() & {F2, F4}
 
 
-def test_symbolic_images_are_left_to_the_direct_one_and_symbolic_batches_are_not():
+def test_a_symbolic_image_has_fewer_implementations_than_a_symbolic_batch():
     assert valid(make("float32[n,16,9,9]", "float32[4,16,3,3]", {})).keys() == GENERAL
     assert valid(make("float32[n,16,9,9]", "float32[4,16,1,1]", {})).keys() == {*GENERAL, POINTWISE}
     assert valid(make("float32[n,4,9,9]", "float32[4,1,3,3]", {"groups": 4})).keys() == {DIRECT, DEPTHWISE}
-    for data in ("float32[1,16,h,9]", "float32[1,16,9,w]", "float32[n,c,9,9]"):
-        assert valid(make(data, "float32[4,16,3,3]", {})).keys() == {DIRECT}
+    for data in ("float32[1,16,h,9]", "float32[1,16,9,w]", "float32[n,16,h,w]"):
+        assert valid(make(data, "float32[4,16,3,3]", {})).keys() == {DIRECT, SPATIAL}
+    assert valid(make("float32[n,c,9,9]", "float32[4,16,3,3]", {})).keys() == {DIRECT}
 
 
 def test_a_space_for_any_batch_has_the_configurations_of_each():

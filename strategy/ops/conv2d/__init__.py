@@ -7,7 +7,7 @@
     conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    one group, 3×3 without stride or dilation
     depthwise_conv2d_nchw.cpu      as many groups as channels
 
-All but winograd's take a symbolic batch.
+All but winograd's take a symbolic batch, and conv2d_nchw_spatial_pack.cpu an image of any size.
 """
 
 from __future__ import annotations
@@ -46,10 +46,14 @@ def conv2d_strategy_cpu(
     strategy = OpStrategy()
     strategy.add_implementation(direct.compute, schedule_plain_cpu, name="conv2d_nchw.cpu", plevel=5)
     data, weight = inputs
-    # Tiles are counted when the code is made: all but the batch must be known then.
+    # Tiles are counted when the code is made: what they divide must be known then.
     if data.dtype not in ("float32", "float64") or not all(
-        d.is_constant for d in (*data.shape[1:], *weight.shape)
+        d.is_constant for d in (data.shape[1], *weight.shape)
     ):
+        return strategy
+    if not all(d.is_constant for d in data.shape[2:]):
+        if attrs.groups == 1:
+            _add_spatial_pack(strategy)
         return strategy
     if depthwise.is_depthwise(attrs, inputs):
         strategy.add_implementation(
@@ -71,10 +75,7 @@ def _add_ungrouped(
         im2col.compute, im2col.schedule, "conv2d_nchw_im2col.cpu", 11 if few else 10,
         space=im2col.space, prepare=im2col.prepare,
     )  # fmt: skip
-    strategy.add_implementation(
-        spatial_pack.compute, spatial_pack.schedule, "conv2d_nchw_spatial_pack.cpu", 11, version=2,
-        space=spatial_pack.space, prepare=spatial_pack.prepare,
-    )  # fmt: skip
+    _add_spatial_pack(strategy)
     (_, channels, height, width), (_, _, kernel_h, kernel_w) = data.shape, weight.shape
     if pointwise.leaves_pixels(attrs):
         with SpecializedCondition((kernel_h == 1) & (kernel_w == 1)):
@@ -90,6 +91,13 @@ def _add_ungrouped(
         # Few channels do not average out the rounding of its transforms; small images fill no tile.
         with SpecializedCondition(square & (channels >= 16) & (height >= 8) & (width >= 8)):
             _add_winograd(strategy, F4, 14)
+
+
+def _add_spatial_pack(strategy: OpStrategy) -> None:
+    strategy.add_implementation(
+        spatial_pack.compute, spatial_pack.schedule, "conv2d_nchw_spatial_pack.cpu", 11, version=2,
+        space=spatial_pack.space, prepare=spatial_pack.prepare,
+    )  # fmt: skip
 
 
 def _add_winograd(strategy: OpStrategy, transform: Transform, plevel: int) -> None:

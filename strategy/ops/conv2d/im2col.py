@@ -126,7 +126,7 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
     from tvm import te
 
     data, weight = inputs
-    geometry = Geometry.of_tensors(data, weight, out_type)
+    geometry = Geometry.of_tensors(attrs, data, weight, out_type)
     kernel_h, kernel_w, out_w = geometry.kernel_h, geometry.kernel_w, geometry.out_w
     padded = pad_zeros(data, attrs.padding)
     (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation

@@ -21,13 +21,12 @@ def pad_zeros(data: Any, padding: tuple[int, int, int, int]) -> Any:
     return topi.nn.pad(data, (0, 0, top, left), (0, 0, bottom, right), name="padded", attrs=stage("padded"))
 
 
-def pick_pixels(data: Any, attrs: Conv2DAttrs, out_h: int, out_w: int) -> Any:
+def pick_pixels(data: Any, attrs: Conv2DAttrs, out_h: Any, out_w: Any) -> Any:
     """The pixels that windows of one pixel see, next to each other: what a stride leaves out is not read again."""
     from tvm import te, tirx
 
     top, left, *_ = attrs.padding
-    batch = data.shape[0]
-    channels, height, width = (int(extent) for extent in data.shape[1:])
+    batch, channels, height, width = data.shape
 
     def pixel(n: Any, c: Any, h: Any, w: Any) -> Any:
         y, x = h * attrs.strides[0] - top, w * attrs.strides[1] - left

@@ -83,10 +83,10 @@ def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[
     return {1: pack_rows(integer(config, "rows"))}
 
 
-def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
+def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
     """The product of the weight's tiles with the image [n, c, h * w]."""
     data, weight = inputs
-    geometry = Geometry.of_tensors(data, weight, out_type)
+    geometry = Geometry.of_tensors(attrs, data, weight, out_type)
     width = geometry.out_w
 
     def column(n: Any, k: Any, p: Any) -> Any:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from strategy.cpu.tile import accumulator, round_up, schedule_tile
+from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.window import windowed_extent
 from strategy.schedule import (
     Outs,
     find_stages,
@@ -27,13 +29,15 @@ from strategy.types import TensorType
 
 BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 32, 48, 64, 96, 128)
 INNER = Knob("inner", ["channels", "pixels"])
+USUAL = 56  # rows and columns of an image of any size: only a fallback rests on it
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The extents of a convolution with one group; all but the batch are constant.
+    """The extents of a convolution with one group: those of the weight are constant.
 
-    A symbolic batch is a variable of TE in computes, and 1 where a space is made.
+    A symbolic batch or image is made of variables of TE in computes; where a space is made, a batch is 1 and
+    an extent of the image `USUAL`.
     """
 
     batch: Any
@@ -41,23 +45,31 @@ class Geometry:
     out_channels: int
     kernel_h: int
     kernel_w: int
-    out_h: int
-    out_w: int
+    out_h: Any
+    out_w: Any
 
     @classmethod
     def of(cls, inputs: Sequence[TensorType], out_type: TensorType) -> Geometry:
-        batch = int(out_type.shape[0]) if out_type.shape[0].is_constant else 1
-        out_channels, out_h, out_w = map(int, out_type.shape[1:])
-        _, channels, kernel_h, kernel_w = inputs[1].concrete_shape
+        batch, _, out_h, out_w = (
+            int(d) if d.is_constant else usual
+            for d, usual in zip(out_type.shape, (1, 0, USUAL, USUAL), strict=True)
+        )
+        out_channels, channels, kernel_h, kernel_w = inputs[1].concrete_shape
         return cls(batch, channels, out_channels, kernel_h, kernel_w, out_h, out_w)
 
     @classmethod
-    def of_tensors(cls, data: Any, weight: Any, out_type: TensorType) -> Geometry:
+    def of_tensors(cls, attrs: Conv2DAttrs, data: Any, weight: Any, out_type: TensorType) -> Geometry:
         """From the image, and a weight that is packed into tiles."""
-        batch = data.shape[0]
-        out_channels, out_h, out_w = map(int, out_type.shape[1:])
         channels, kernel_h, kernel_w = (int(extent) for extent in weight.shape[1:4])
-        return cls(batch, channels, out_channels, kernel_h, kernel_w, out_h, out_w)
+        out_h, out_w = (
+            int(extent) if extent.is_constant else windowed_extent(
+                data.shape[2 + i], (kernel_h, kernel_w)[i], attrs.strides[i], attrs.dilation[i],
+                attrs.padding[i], attrs.padding[2 + i],
+            )
+            for i, extent in enumerate(out_type.shape[2:])
+        )  # fmt: skip
+        out_channels = int(out_type.shape[1])
+        return cls(data.shape[0], channels, out_channels, kernel_h, kernel_w, out_h, out_w)
 
     @property
     def depth(self) -> int:
@@ -65,7 +77,7 @@ class Geometry:
         return self.channels * self.kernel_h * self.kernel_w
 
     @property
-    def pixels(self) -> int:
+    def pixels(self) -> Any:
         return self.out_h * self.out_w
 
 

@@ -3,6 +3,8 @@
 The weight is packed into panels [ceil(o / width), c, kh, kw, width]; the image is read where it lies,
 each number broadcast to all lanes. So small images fill the vectors as well as large ones, and nothing
 is unfolded; a finished tile is turned once. The layout is TVM's NCHWc for one tile at a time.
+
+A tile is of consecutive pixels: of a whole image, or of one row of it where its size is symbolic.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from strategy.schedule import (
 )
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
-from strategy.types import TensorType
+from strategy.types import Dim, TensorType
 
 _WINDOW = Knob("window", ["unrolled", "rows", "loops"])
 
@@ -47,11 +49,14 @@ def space(
     attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """Tile of `rows` pixels × `width` channels, unrolling over the window, and tiles per task."""
-    geometry = Geometry.of(inputs, out_type)
+    geometry, any_size = Geometry.of(inputs, out_type), not _is_constant(out_type.shape[2:])
     lanes = lanes_of(target, inputs[0].dtype)
     out_w = geometry.out_w
     # A tile is a part of a row of the image, or whole rows.
-    fitting = [r for r in ROWS if out_w % r == 0 or (r % out_w == 0 and r <= geometry.pixels)]
+    fitting = [
+        r for r in ROWS if any_size or out_w % r == 0 or (r % out_w == 0 and r <= geometry.pixels)
+    ]
+    pixels = out_w if any_size else geometry.pixels
     high, wide = Knob("rows", fitting), width_knob(lanes, geometry.out_channels)
 
     def fallback() -> dict[str, Any]:
@@ -59,7 +64,7 @@ def space(
         rows, width = max(
             ((r, w) for r, w in best if r in fitting), key=lambda t: (t[0] * t[1], t[1])
         )
-        panels, tiles = -(-geometry.out_channels // width), -(-geometry.pixels // rows)
+        panels, tiles = -(-geometry.out_channels // width), -(-pixels // rows)
         shared = panels < 2 * target.threads
         return {
             "rows": rows,
@@ -76,13 +81,13 @@ def space(
             high,
             _WINDOW,
             block_knob("o_block", BLOCKS, geometry.out_channels, wide),
-            block_knob("p_block", BLOCKS, geometry.pixels, high),
+            Knob("p_block", BLOCKS) if any_size else block_knob("p_block", BLOCKS, pixels, high),
             INNER,
         ],
         [
             register_constraint(target.vector_registers, lanes),
             whole_blocks(geometry.out_channels, "width", "o_block"),
-            whole_blocks(geometry.pixels, "rows", "p_block"),
+            *([] if any_size else [whole_blocks(pixels, "rows", "p_block")]),
         ],
         derived={"accumulators": accumulators(lanes)},
         fallback=fallback,
@@ -95,12 +100,17 @@ def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[
 
 
 def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
-    """The sums of whole tiles [n, p, o], a copy of them in memory, and what of it is in the output."""
+    """The sums of whole tiles [n, p, o], a copy of them in memory, and what of it is in the output.
+
+    [n, h, p, o], with p the pixels of a row, for an image of any size.
+    """
     from tvm import te, tirx
 
     data, weight = inputs
-    geometry = Geometry.of_tensors(data, weight, out_type)
-    dtype, out_w, pixels = str(data.dtype), geometry.out_w, geometry.pixels
+    geometry = Geometry.of_tensors(attrs, data, weight, out_type)
+    any_size = not _is_constant(out_type.shape[2:])
+    dtype, out_w = str(data.dtype), geometry.out_w
+    pixels = out_w if any_size else geometry.pixels
     rows, width = integer(config, "rows"), integer(config, "width")
     (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
     if geometry.kernel_h == geometry.kernel_w == 1 and attrs.strides != (1, 1):
@@ -112,22 +122,24 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
     x = te.reduce_axis((0, geometry.kernel_w), name="x")
     wide = accumulator(dtype)
 
-    def term(n: Any, p: Any, o: Any) -> Any:
-        p = p if pixels % rows == 0 else tirx.min(p, pixels - 1)
-        number = padded[
-            n, c, p // out_w * stride_h + y * dilation_h, p % out_w * stride_w + x * dilation_w
-        ]
+    def term(n: Any, *place: Any) -> Any:
+        *line, p, o = place
+        if any_size or pixels % rows:
+            p = tirx.min(p, pixels - 1)
+        h, w = (*line, p) if any_size else (p // out_w, p % out_w)
+        number = padded[n, c, h * stride_h + y * dilation_h, w * stride_w + x * dilation_w]
         return te.sum(
             number.astype(wide) * weight[o // width, c, y, x, o % width].astype(wide), axis=[c, y, x]
         )
 
-    shape = (geometry.batch, round_up(pixels, rows), round_up(geometry.out_channels, width))
+    lines = [geometry.out_h] if any_size else []
+    shape = (geometry.batch, *lines, round_up(pixels, rows), round_up(geometry.out_channels, width))
     tiles = te.compute(shape, term, name="tiles", attrs=stage("tiles"))
-    kept = te.compute(shape, lambda n, p, o: tiles[n, p, o], name="kept", attrs=stage("kept"))
+    kept = te.compute(shape, lambda *place: tiles[place], name="kept", attrs=stage("kept"))
     return [
         te.compute(
             (geometry.batch, geometry.out_channels, geometry.out_h, out_w),
-            lambda n, o, h, w: kept[n, h * out_w + w, o].astype(dtype),
+            lambda n, o, h, w: kept[(n, h, w, o) if any_size else (n, h * out_w + w, o)].astype(dtype),
             name="conv2d",
         )
     ]
@@ -144,21 +156,26 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     if "weight_tiles" in stages:
         sch.parallel(sch.get_loops(stages["weight_tiles"])[0])
     tiles, kept = stages["tiles"], stages["kept"]
-    out_w = int(outs.tensors[0].shape[3])
-    sch.transform_block_layout(output, lambda n, o, h, w: (n, o, h * out_w + w))
-    n, p, o = sch.get_loops(kept)
+    n, *line, p, o = sch.get_loops(kept)
+    if not line:
+        out_w = int(outs.tensors[0].shape[3])
+        sch.transform_block_layout(output, lambda n, o, h, w: (n, o, h * out_w + w))
     p_task, p_tile, rows = sch.split(p, [None, integer(config, "p_block"), integer(config, "rows")])
     o_task, panel, columns = sch.split(o, [None, integer(config, "o_block"), integer(config, "width")])
     inner = (panel, p_tile) if config["inner"] == "pixels" else (p_tile, panel)
-    sch.reorder(n, o_task, p_task, *inner, rows, columns)
+    sch.reorder(n, *line, o_task, p_task, *inner, rows, columns)
     sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
     sch.compute_at(tiles, inner[1], preserve_unit_loops=True)
-    sch.parallel(sch.fuse(n, o_task, p_task))
+    sch.parallel(sch.fuse(n, *line, o_task, p_task))
     sch.set_scope(tiles, 0, "local")
     vectorize(sch, columns, lanes)
     sch.unroll(rows)
     _schedule_tile(sch, tiles, lanes, str(config["window"]))
     return sch
+
+
+def _is_constant(extents: Sequence[Dim]) -> bool:
+    return all(extent.is_constant for extent in extents)
 
 
 def _schedule_tile(sch: Any, tiles: Any, lanes: int, window: str) -> None:
