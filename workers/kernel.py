@@ -15,6 +15,7 @@ from strategy.signature import Argument, Role
 from workers.builder import Built
 from workers.guard import Buffer, Placement, Pool, Span
 from workers.reference import Array, WrongAnswerError, compare, poison
+from workers.workspace import guarded_workspaces
 
 # Below this many calls a loop in Python costs less than 0.2 % of a repeat of 2 ms, and saves the
 # evaluator's extra first call.
@@ -121,12 +122,14 @@ class Kernel:
         for buffer, right in zip(outputs, self._data.reference, strict=True):
             buffer.array[...] = poison(right, buffer.dtype)
         used = {b.name: b for b in (*inputs.values(), *taken)}.values()
-        self._begin([b.span for b in used])
-        for argument, buffer in zip(arguments, taken, strict=True):
-            if argument.preparation is not None:
-                prepare = self._artefact.executable[argument.preparation]
-                prepare(inputs[argument.name].tensor, buffer.tensor)
-        self._main(*(b.tensor for b in taken))
+        spans = [b.span for b in used]
+        self._begin(spans)
+        with guarded_workspaces(Path(self._built.path), placement, lambda more: self._begin([*spans, *more])):
+            for argument, buffer in zip(arguments, taken, strict=True):
+                if argument.preparation is not None:
+                    prepare = self._artefact.executable[argument.preparation]
+                    prepare(inputs[argument.name].tensor, buffer.tensor)
+            self._main(*(b.tensor for b in taken))
         for buffer in used:
             buffer.verify()
         for name, buffer in inputs.items():

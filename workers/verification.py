@@ -26,6 +26,7 @@ from workers.reference import (
     tolerances,
 )
 from workers.sandbox import Died, ForkServer, Late
+from workers.workspace import guarded_workspaces
 
 SIZES = (1, 2, 3, 7, 16, 17, 33, 64, 65, 128)
 _LATE_S = 60.0
@@ -123,11 +124,13 @@ def _run(module: Any, asked: Request, sizes: Mapping[str, int], channel: Channel
                 taken[-1].array[...] = poison(answers[len(outputs)], kind.dtype)
                 outputs.append(taken[-1])
         used = {b.name: b for b in (*given.values(), *taken)}.values()
-        channel.leave([b.span for b in used])
-        for p, buffer in zip(asked.parameters, taken, strict=True):
-            if p.argument.role is Role.PREPARED:
-                module[f"prepare_{p.name}"](given[p.argument.name].tensor, buffer.tensor)
-        module["main"](*(b.tensor for b in taken))
+        spans = [b.span for b in used]
+        channel.leave(spans)
+        with guarded_workspaces(Path(asked.path), placement, lambda more: channel.leave([*spans, *more])):  # noqa: B023
+            for p, buffer in zip(asked.parameters, taken, strict=True):
+                if p.argument.role is Role.PREPARED:
+                    module[f"prepare_{p.name}"](given[p.argument.name].tensor, buffer.tensor)
+            module["main"](*(b.tensor for b in taken))
         for buffer in used:
             buffer.verify()
         found += outputs

@@ -8,19 +8,23 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from strategy.compile.artefact import ALIGNMENT, Artefact
+from strategy.compile.artefact import ALIGNMENT, Artefact, load
 from strategy.compile.lower import Lowered, Role, lower
 from strategy.target import Target
 from strategy.workload import Workload
 from tests.limit import HANG_S
+from workers.builder import link
 from workers.guard import Buffer, OutOfBoundsError, Placement, allocate
 from workers.reference import (
     WrongAnswerError,
@@ -30,6 +34,7 @@ from workers.reference import (
     reference,
     tolerances,
 )
+from workers.workspace import guarded_workspaces
 
 _CANARY = 0xF5
 
@@ -43,12 +48,13 @@ class Placing(StrEnum):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One implementation of a workload with one configuration."""
+    """One implementation of a workload with one configuration, run at each of the sizes of its symbols."""
 
     workload: Workload
     implementation: str
     config: dict[str, Any] | None
     threads: int
+    sizes: tuple[dict[str, int], ...] = ({},)
 
 
 @dataclass(frozen=True)
@@ -112,30 +118,45 @@ def failures(request: Request) -> Iterator[str]:
     work = request.workload
     target = Target.parse("cpu").with_threads(request.threads)
     lowered = lower(work, target, request.implementation, request.config)
+    with tempfile.TemporaryDirectory() as folder:
+        files = {False: Path(folder, "aligned.so"), True: Path(folder, "loosened.so")}
+        for loose, path in files.items():
+            link(loosened(lowered) if loose else lowered, path)
+        for placing, sizes in product(Placing, request.sizes):
+            path = files[placing is Placing.EXACT]
+            found = forked(lambda: _run(path, work, sizes, placing))  # noqa: B023
+            if found:
+                yield f"{placing} {sizes or ''}: {found}"
+
+
+def _run(path: Path, symbolic: Workload, sizes: Mapping[str, int], placing: Placing) -> None:
+    work = symbolic.bind(sizes) if sizes else symbolic
     inputs = random_inputs(work, 3)
     with np.errstate(all="ignore"):
         expected = reference(work, inputs)
         allowed = tolerances(work, inputs, expected)
-    compiled = {False: lowered.compile(), True: loosened(lowered).compile()}
-    for placing in Placing:
-        artefact = compiled[placing is Placing.EXACT]
-        found = _forked(lambda: _run(artefact, inputs, expected, allowed, placing))  # noqa: B023
-        if found:
-            yield f"{placing}: {found}"
+    side = Placement.BEGIN if placing is Placing.BEGIN else Placement.END
+    artefact = load(path)
+    with guarded_workspaces(path, side, lambda spans: None):
+        _call(artefact, sizes, inputs, expected, allowed, placing)
 
 
-def _run(
-    artefact: Artefact, inputs: Mapping[str, Any], expected: Any, allowed: Any, placing: Placing
-) -> None:
+def _call(
+    artefact: Artefact, sizes: Mapping[str, int], inputs: Mapping[str, Any], expected: Any, allowed: Any,
+    placing: Placing,
+) -> None:  # fmt: skip
     given: list[Memory] = []
     outputs: list[Memory] = []
     for argument in artefact.arguments:
-        kind = argument.tensor
-        memory = Memory.allocate(argument.name, kind.concrete_shape, kind.dtype, placing)
         if argument.role is Role.OUTPUT:
-            memory.array[...] = poison(np.asarray(expected[len(outputs)]), kind.dtype)
+            right, dtype = np.asarray(expected[len(outputs)]), argument.type.partition("[")[0]
+            memory = Memory.allocate(argument.name, right.shape, dtype, placing)
+            memory.array[...] = poison(right, dtype)
             outputs.append(memory)
             continue
+        kind = argument.tensor
+        shape = tuple(int(d.evaluate(sizes)) for d in kind.shape)
+        memory = Memory.allocate(argument.name, shape, kind.dtype, placing)
         source = inputs[argument.name]
         if argument.preparation is None:
             memory.array[...] = source
@@ -152,7 +173,7 @@ def _run(
         compare(memory.array, np.asarray(right), tolerance)
 
 
-def _forked(run: Any) -> str:
+def forked(run: Any) -> str:
     """The signal or exception that ended the run; empty if none did."""
     read, write = os.pipe()
     pid = os.fork()

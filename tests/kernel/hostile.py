@@ -32,6 +32,7 @@ DEEDS = (
     "exits", "writes_nothing", "wrong", "slightly_wrong", "writes_input", "wrong_later", "slow", "waits",
     "reads_past_end", "reads_far_past_end", "reads_before", "writes_past_end", "writes_before", "writes_gap",
     "writes_before_input", "code_reads_past_end", "code_reads_before", "code_writes_past_end",
+    "code_reads_past_workspace", "code_writes_past_workspace", "code_writes_before_workspace",
 )  # fmt: skip
 
 GATE = "HOSTILE_GATE"  # the environment's name of a file; a run that waits goes on once it is there
@@ -75,6 +76,20 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Any, config: Config) 
                 data.shape, lambda i: data[i] + tirx.if_then_else(i == 5, wrong, one), name="out"
             )
         ]
+
+    if deed.endswith("workspace"):
+        # 12 bytes short of whole vectors.
+        count, before = 2045, -2 if "before" in deed else 0
+        size = 4 * (count - before + deed.startswith("code_writes_past"))
+
+        def clear(_: Any, outs: Sequence[Any]) -> Any:
+            start = outs[0].access_ptr("w", offset=before)
+            return tirx.Evaluate(tirx.call_extern("void", "memset", start, 0, size))
+
+        kept = te.extern((count,), [data], clear, name="kept", dtype=str(data.dtype))
+        step = 33 if deed.startswith("code_reads") else 1  # of 64 elements
+        one = tirx.const(1.0, data.dtype)
+        return [te.compute(data.shape, lambda i: data[i] + one + kept[i * step], name="out")]
 
     if deed.startswith("code_reads"):  # the element next to the one that is asked for
         beside = 1 if deed.endswith("end") else -1

@@ -17,16 +17,18 @@ import msgspec
 import pytest
 
 from strategy.op import all_ops
-from strategy.op_strategy import OpImplementation, evaluate
+from strategy.op_strategy import OpImplementation, evaluate, find_implementation
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import EpilogueStep, Input, Workload
 
 from .guarded_run import Request
 from .test_ops import CASES as OTHERS
+from .test_symbolic import CASES as SYMBOLIC
+from .test_symbolic import sizes_of
 
 TARGET = Target.parse("cpu").with_threads(2)
-Check = Callable[[Workload, str, Config | None], list[str]]
+Check = Callable[..., list[str]]
 
 
 def convolution(data: str, weight: str, constant: bool = False, **attrs: Any) -> Workload:
@@ -127,10 +129,13 @@ def check() -> Iterator[Check]:
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root) as child:
 
-        def check(work: Workload, implementation: str, config: Config | None) -> list[str]:
+        def check(
+            work: Workload, implementation: str, config: Config | None, sizes: Sequence[dict[str, int]] = ({},)
+        ) -> list[str]:
             assert child.stdin
             assert child.stdout
-            request = Request(work, implementation, None if config is None else dict(config), 2)
+            given = None if config is None else dict(config)
+            request = Request(work, implementation, given, 2, tuple(sizes))
             child.stdin.write(msgspec.json.encode(request) + b"\n")
             child.stdin.flush()
             answer = child.stdout.readline()
@@ -149,6 +154,21 @@ def test_what_was_outside(
     (found,) = (i for i in offered(work) if i.name == implementation)
     (config, *_) = points(work, found, random.Random(0), 0)
     assert not check(work, implementation, config if config is None else Config({**config, **changes}))
+
+
+@pytest.mark.parametrize(("op", "inputs", "attrs", "implementation"), SYMBOLIC)
+def test_symbolic(
+    check: Check, op: str, inputs: dict[str, str], attrs: dict[str, Any], implementation: str,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    work = Workload.make(op, inputs, attrs)
+    found = find_implementation(work, TARGET, implementation)
+    full = request.config.getoption("--full")
+    configs = points(work, found, random.Random(op), 8 if full else 1)
+    wrong: list[str] = []
+    for config in configs if full else [random.Random(str(inputs)).choice(configs)]:
+        wrong += check(work, implementation, config, sizes_of(work))
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("op", sorted(all_ops()))

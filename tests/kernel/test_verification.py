@@ -51,6 +51,8 @@ def test_a_dispatch_table_is_run_at_many_sizes(server: ForkServer, tmp_path: Pat
         ("wrong", "64 of 64 elements are wrong"),
         ("code_reads_past_end", "past the end of input data"),
         ("code_reads_before", "before the beginning of input data"),
+        ("code_reads_past_workspace", "past the end of a workspace"),
+        ("code_writes_past_workspace", "outside of a workspace"),
         ("aborts", "SIGABRT"),
     ],
 )

@@ -415,6 +415,9 @@ UNALIGNED = Workload.make("hostile", {"data": "float32[61]"})
         ("code_reads_past_end", HOSTILE, "past the end of input data"),
         ("code_reads_before", HOSTILE, "before the beginning of input data"),
         ("code_writes_past_end", HOSTILE, "past the end of"),
+        ("code_reads_past_workspace", HOSTILE, "past the end of a workspace"),
+        ("code_writes_past_workspace", HOSTILE, "outside of a workspace: 4 bytes, the last of them 4 bytes past"),
+        ("code_writes_before_workspace", HOSTILE, "before the beginning of a workspace"),
     ],
 )
 def test_a_kernel_that_leaves_its_buffers_has_no_time(
