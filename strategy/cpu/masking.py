@@ -18,6 +18,7 @@ understand are left to TVM.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -81,7 +82,10 @@ def _masked(loop: Any, analyzer: Any) -> Any:
         bounds = [lanes.mask(c) for c in conditions if lanes.varies(c)]
         if not bounds and not _has_bounded_value(body.value, lanes) and not _has_gap(body.value, lanes):
             return loop
-        statement = lanes.store(body, bounds)
+        with ExitStack() as known:
+            for condition in scalar:
+                known.enter_context(analyzer.constraint_scope(condition))
+            statement = lanes.store(body, bounds)
     except _NotVectorizable:
         return loop
     for condition in reversed(scalar):
@@ -233,6 +237,9 @@ class _Lanes:
         from tvm import ir, tirx
 
         if not self.varies(expression):
+            # It is evaluated even if no lane needs it.
+            if bounds and not self._reads_within(expression):
+                raise _NotVectorizable
             return tirx.Broadcast(expression, self.count)
         again: Callable[[Any], Any] = partial(self.vector, bounds=bounds)
         if isinstance(expression, ir.TensorLoad):
@@ -292,21 +299,28 @@ class _Lanes:
         index = tirx.Ramp(base, 1, self.count)
         # What is within its buffer anyway, as workspaces of whole vectors are, goes without a mask:
         # accumulators that are read under one stay out of registers.
-        if not bounds or self._is_within(base, load.source):
+        if not bounds or self._is_within(base, load.source, self.count):
             return tirx.BufferLoad(load.source, [index])
         dtype = str(load.source.dtype)
         return tirx.op.masked_load(f"{dtype}x{self.count}", load.source, index, _all(bounds))
 
-    def _is_within(self, base: Any, buffer: Any) -> bool:
-        """True if a whole vector at `base` provably lies in the buffer, in all iterations of all loops."""
+    def _reads_within(self, expression: Any) -> bool:
+        """True if all that the expression reads provably lies in its buffers."""
+        from tvm import ir
+        from tvm_ffi import structural_walk
+
+        loads: list[Any] = []
+        structural_walk(expression, [(ir.TensorLoad, loads.append)])
+        return all(len(x.indices) == 1 and self._is_within(x.indices[0], x.source, 1) for x in loads)
+
+    def _is_within(self, base: Any, buffer: Any, count: int) -> bool:
+        """True if `count` elements from `base` provably lie in the buffer, in all iterations of all loops."""
         from tvm import tirx
 
         (size,) = buffer.shape
         bound = self.analyzer.const_int_bound(base)
         return (
-            isinstance(size, tirx.IntImm)
-            and bound.min_value >= 0
-            and bound.max_value + self.count <= int(size)
+            isinstance(size, tirx.IntImm) and bound.min_value >= 0 and bound.max_value + count <= int(size)
         )
 
     def _shuffled(self, load: Any, bounds: list[Any]) -> Any:

@@ -1,0 +1,63 @@
+"""Masked vector loops over code written for it: what no lane asks for is not accessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+from tvm import s_tir, te, tirx
+
+from strategy.compile.lower import Lowered
+from strategy.signature import Argument, Role, Signature
+from strategy.target import Target
+from workers.guard import Placement, allocate
+
+from .guarded_run import forked
+
+LANES = 16
+TURNS = 400
+Compute = Callable[[Any], Any]
+
+
+def lowered(size: int, compute: Compute) -> Lowered:
+    """A function of `TURNS` vectors, of which those behind `size` numbers have no lane in use."""
+    data = te.placeholder((2,), "float32", name="data")
+    output = te.compute((size,), compute(data), name="output")
+    schedule = s_tir.Schedule(te.create_prim_func([data, output]))
+    (loop,) = schedule.get_loops(schedule.get_sblock("output"))
+    _, lanes = schedule.split(loop, [TURNS, LANES])
+    schedule.vectorize(lanes)
+    arguments = (
+        Argument("data", Role.INPUT, "float32[2]"),
+        Argument("output", Role.OUTPUT, f"float32[{size}]"),
+    )
+    return Lowered(schedule.mod, Signature(arguments, 1), Target.parse("llvm -num-cores=1"))
+
+
+@pytest.mark.parametrize("placement", Placement)
+@pytest.mark.parametrize(
+    ("size", "compute"),
+    [
+        (20, lambda data: lambda i: data[i // LANES]),
+        (TURNS * LANES, lambda data: lambda i: tirx.if_then_else(i < 20, data[i // LANES], 0.0)),
+        (TURNS * LANES, lambda data: lambda i: tirx.if_then_else(i >= 20, 0.0, data[i // LANES])),
+    ],
+    ids=["stored", "chosen", "otherwise"],
+)
+def test_a_number_that_no_lane_needs_is_not_loaded(size: int, compute: Compute, placement: Placement) -> None:
+    artefact = lowered(size, compute).compile()
+
+    def run() -> None:
+        data, output = (allocate(str(n), (n,), "float32", placement) for n in (2, size))
+        data.array[...] = 1, 2
+        artefact.main(data.tensor, output.tensor)
+        for buffer in (data, output):
+            buffer.verify()
+        assert np.array_equal(output.array[:20], [1] * LANES + [2] * 4)
+        assert not output.array[20:].any()
+
+    assert not forked(run)
