@@ -39,13 +39,21 @@ class Curve:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Best medians in seconds, by shape and implementation; None if not measured."""
+    """Best medians in seconds on one device model, by shape and implementation; None if not measured.
+
+    `model` is empty if the devices are not known.
+    """
 
     op: str
     target: str
+    model: str
     shapes: tuple[str, ...]
     implementations: tuple[str, ...]
     seconds: tuple[tuple[float | None, ...], ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.op} on {self.target}" + (f", {self.model}" if self.model else "")
 
 
 def plot(
@@ -90,7 +98,7 @@ def plot(
             if not points:
                 raise CommandError(f"task {what}: no trial has a time: see 'plevel records --task {what}'")
         else:
-            found = arrange(what, records.iter_best(op=what, scope="target"), target)
+            found = arrange(what, records.iter_best(op=what), target)
     if as_json:
         print_json(found)
     elif out is None:
@@ -114,14 +122,17 @@ def _find(records: Client | Direct, task_id: int) -> TaskStatus:
 def arrange(op: str, rows: Iterable[Mapping[str, Any]], target: str | None) -> HeatMap:
     """The heat map of an operator's best times on one target; the newest task where versions differ.
 
+    They are those of the device model with the most of them: times of several do not compare.
+
     Raises:
         CommandError: it is not measured, or measured on several targets and none is chosen.
     """
-    best = {
-        (r["target"], r["workload"], r["implementation"]): r["estimate"]["median_s"]
-        for r in sorted(rows, key=lambda r: r["task_id"])
-    }
-    targets = sorted({t for t, _, _ in best})
+    best: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
+    for r in sorted(rows, key=lambda r: r["task_id"]):
+        if r["scope"] != "device":
+            of_model = best.setdefault((r["target"], r["where"]), {})
+            of_model[r["workload"], r["implementation"]] = r["estimate"]["median_s"]
+    targets = sorted({t for t, _ in best})
     if not best:
         raise CommandError(f"{op}: no measurements of this operator: tune it with 'plevel tune'")
     if target is None and len(targets) > 1:
@@ -129,11 +140,14 @@ def arrange(op: str, rows: Iterable[Mapping[str, Any]], target: str | None) -> H
     chosen = target or targets[0]
     if chosen not in targets:
         raise CommandError(f"--target {chosen!r:.120}: {op} is measured on {', '.join(targets)}")
-    of_target = {(w, i): s for (t, w, i), s in best.items() if t == chosen}
+    # The empty name stands for all devices together, and is used only where no model is known.
+    models = [model for t, model in best if t == chosen]
+    model = min(models, key=lambda m: (m == "", -len(best[chosen, m]), m))
+    of_target = best[chosen, model]
     shapes = sorted({w for w, _ in of_target}, key=_numbers)
     names = sorted({i for _, i in of_target})
     return HeatMap(
-        op, chosen, tuple(s.removeprefix(op) for s in shapes), tuple(names),
+        op, chosen, model, tuple(s.removeprefix(op) for s in shapes), tuple(names),
         tuple(tuple(of_target.get((s, n)) for n in names) for s in shapes),
     )  # fmt: skip
 
@@ -188,11 +202,28 @@ def _print(found: Curve | HeatMap) -> None:
             shape,
             *("" if s is None else f"→ {show_seconds(s)}" if s == lowest else f"{s / lowest:.2f}×" for s in row),
         ))  # fmt: skip
-    say(f"{found.op} on {found.target}: the lowest median, and the others relative to it")
-    console.print(make_table(("shape", *found.implementations), rows, right=found.implementations))
+    say(f"{found.title}: the lowest median, and the others relative to it")
+    names = found.implementations
+    table = make_table(("shape", *names), rows, right=names)
+    unbounded = console.options.update(max_width=10_000)
+    if console.measure(table, options=unbounded).maximum > console.width:
+        short = [str(number) for number, _ in enumerate(names, 1)]
+        for number, name in zip(short, names, strict=True):
+            say(f"{number}  {name}")
+        table = make_table(("shape", *short), rows, right=short)
+    console.print(table)
 
 
 def _draw(found: Curve | HeatMap, out: Path) -> None:
+    figure = picture(found)
+    try:
+        figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
+    except OSError as error:
+        raise CommandError(f"--out {out} cannot be written: {error.strerror}") from error
+
+
+def picture(found: Curve | HeatMap) -> Any:
+    """The figure; raises `CommandError` where matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -200,15 +231,12 @@ def _draw(found: Curve | HeatMap, out: Path) -> None:
         raise CommandError("--out: images need matplotlib: pip install 'plevel[plot]'") from error
     size = (8.0, 4.5)
     if isinstance(found, HeatMap):
-        size = (4.0 + 1.4 * len(found.implementations), 1.6 + 0.32 * len(found.shapes))
+        size = (4.0 + 1.4 * len(found.implementations), 3.0 + 0.32 * len(found.shapes))
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     (_draw_curve if isinstance(found, Curve) else _draw_heat)(figure, axes, found)
-    try:
-        figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
-    except OSError as error:
-        raise CommandError(f"--out {out} cannot be written: {error.strerror}") from error
+    return figure
 
 
 def _draw_curve(figure: Any, axes: Any, curve: Any) -> None:
@@ -237,7 +265,10 @@ def _draw_heat(figure: Any, axes: Any, heat: Any) -> None:
         for x, s in enumerate(row):
             axes.text(x, y, "" if s is None else show_seconds(s), ha="center", va="center", fontsize=7,
                       fontweight="bold" if ratios[y][x] == 1 else "normal")  # fmt: skip
-    axes.set_xticks(range(len(heat.implementations)), heat.implementations, fontsize=8, parse_math=False)
+    axes.set_xticks(
+        range(len(heat.implementations)), heat.implementations, fontsize=8, parse_math=False,
+        rotation=30, ha="right", rotation_mode="anchor",
+    )  # fmt: skip
     axes.set_yticks(range(len(heat.shapes)), heat.shapes, fontsize=7, parse_math=False)
-    axes.set_title(f"{heat.op} on {heat.target}", fontsize=9, parse_math=False)
+    axes.set_title(heat.title, fontsize=9, parse_math=False)
     figure.colorbar(image, label="time, relative to the fastest")

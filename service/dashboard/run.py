@@ -65,15 +65,16 @@ def show(
         values = _values(connection, context, run_id, workload)
         if "hx-request" in request.headers:
             return render("run_live.html", **values)
-        found = query.workloads(connection, run_id, (page - 1) * query.WORKLOADS)
+        model = query.device_model(connection, run_id)
+        found = query.workloads(connection, run_id, (page - 1) * query.WORKLOADS, model)
         shown = found[: query.WORKLOADS] if len(found) > 1 or page > 1 else []
-        portions = query.portions(connection, run_id, query.tally(connection, run_id)) if shown else {}
+        portions = query.portions(connection, run_id, query.tally(connection, run_id), model) if shown else {}
         bodies = query.bodies(connection, [w.id for w in shown])
         asked = values["request"].target
         selected = select_each(connection, bodies, asked, values["run"].namespace)
     return render(
         "run.html", **values, workloads=shown, page=page, more=len(found) > query.WORKLOADS,
-        portions=portions, selected=selected, workload_count=max(len(portions), 1),
+        portions=portions, model=model, selected=selected, workload_count=max(len(portions), 1),
     )  # fmt: skip
 
 

@@ -75,7 +75,8 @@ def show(
 def show_spread(context: Ctx, task_id: TaskId) -> Response:
     """The part of the page that reads all records of the task, loaded after the first paint."""
     with context.store.read() as connection:
-        return render("task_spread.html", spread=query.spread(connection, task_id))
+        row = query.head(connection, task_id)
+        return render("task_spread.html", spread=query.spread(connection, row))
 
 
 @router.get("/{task_id}/importance")
@@ -83,7 +84,7 @@ def show_importance(context: Ctx, request: Request, task_id: TaskId) -> Response
     """The importance of each knob, from the trials of the scatter: a page; for htmx, only the table."""
     with context.store.read() as connection:
         row = query.head(connection, task_id)
-        trials = query.points(connection, task_id) if row.space is not None else []
+        trials = query.points(connection, row) if row.space is not None else []
     digits, log_s, found = [], [], None
     if trials:
         space = ConfigSpace.from_json(row.space)
@@ -156,7 +157,7 @@ def show_points(context: Ctx, task_id: TaskId) -> Response:
     """Configurations as rows of positions among each knob's values, with their times."""
     with context.store.read() as connection:
         row = query.head(connection, task_id)
-        found = query.points(connection, task_id) if row.space is not None else []
+        found = query.points(connection, row) if row.space is not None else []
     space = None if row.space is None else ConfigSpace.from_json(row.space)
     knobs = [] if space is None else list(space.knobs)
     shown = [_texts(k.values) for k in knobs]

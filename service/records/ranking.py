@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from service.store.tables import best, task
+from service.store.tables import Scope, best, device, record, task
 from strategy.record import Estimate, ModelBest, Phase
 from strategy.space import Config
 
@@ -66,6 +66,24 @@ def choose(connection: sa.Connection, ids: Collection[int]) -> dict[tuple[int, i
     ):
         counts[of[0], of[1], of[2]][model] = number
     return {of: min((-n, model) for model, n in by.items())[1] for of, by in counts.items()}
+
+
+def of_one_model() -> sa.ColumnElement[bool]:
+    """The condition on `best` that a row is of one device model, or of none that is known."""
+    other = best.alias()
+    modelled = sa.exists().where(
+        other.c.task_id == best.c.task_id, other.c.scope == Scope.MODEL.value
+    )
+    return sa.or_(
+        best.c.scope == Scope.MODEL.value, sa.and_(best.c.scope == Scope.TARGET.value, ~modelled)
+    )
+
+
+def measured_on(model: str) -> sa.ColumnElement[bool]:
+    """The condition on `record` that it is of a device model; all are of the empty name, which is of none."""
+    if not model:
+        return sa.true()
+    return record.c.device_id.in_(sa.select(device.c.id).where(device.c.model == model))
 
 
 def _best(r: Any) -> ModelBest:

@@ -139,7 +139,9 @@ def test_a_run_over_several_workloads_has_their_weights_shares_and_selections(se
     assert len(re.findall(r'href="/select[^"]*">(dense\w*\.cpu)</a>', table)) == 12
     with contextlib.closing(Store(seeded.database)) as store, store.read() as c:
         told = run_query.tally(c, seeded.ids["done"])
-        portions = run_query.portions(c, seeded.ids["done"], told)
+        portions = run_query.portions(
+            c, seeded.ids["done"], told, run_query.device_model(c, seeded.ids["done"])
+        )
         bodies = run_query.bodies(c, list(portions))
         for i, workload in bodies.items():
             taken = select(workload, seed.TARGET, RecordDatabase(c)).implementation

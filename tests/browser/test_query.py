@@ -137,9 +137,10 @@ def _check_points(c: sa.Connection, task_id: int) -> None:
         sa.select(sa.func.min(record.c.median_s))
         .where(record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value)
     )  # fmt: skip
-    points = task_query.points(c, task_id)
+    row = task_query.head(c, task_id)
+    points = task_query.points(c, row)
     assert min(p.median_s for p in points) == lowest
-    spread = task_query.spread(c, task_id)
+    spread = task_query.spread(c, row)
     failed = sum(f.n for f in task_query.failures(c, task_id))
     assert len(points) == spread["timed"] == task_query.counts(c, task_id).trials - failed
     assert [n for _, n in spread["within"]] == sorted(n for _, n in spread["within"])

@@ -12,10 +12,14 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from service.dashboard.query import run as run_page
+from service.dashboard.query import task as task_page
+from service.dashboard.query.overview import faster
 from service.dashboard.query.run import leaders
 from service.errors import NotFoundError
 from service.formats import ImportedRecord, Task
 from service.queue import fleet
+from service.queue import job as jobs
 from service.queue import report as reporting
 from service.records import exporter, log_page, retention
 from service.records.coverage import cover
@@ -25,10 +29,20 @@ from service.selection.database import RecordDatabase
 from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import best, environment, job, record, run_task, task
+from service.store.tables import device as device_table
 from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning import run_status
-from strategy.record import REFUTING, ErrorKind, Phase, Reference, Report, Result, Results
+from strategy.record import (
+    REFUTING,
+    SEARCH_POLICY,
+    ErrorKind,
+    Phase,
+    Reference,
+    Report,
+    Result,
+    Results,
+)
 from strategy.select import History, Level, Measured, select
 from strategy.space import Config
 from strategy.target import Target
@@ -205,8 +219,9 @@ def measured(
         return RecordDatabase(c).measured(workload, target, identity)
 
 
-def test_runs_and_coverage_rank_within_one_device_model(store: Store) -> None:
-    """The slow implementation was timed on a fast model too: it is not the faster for that."""
+@pytest.fixture
+def two_models(store: Store) -> tuple[int, dict[str, int]]:
+    """A run, and its tasks: the slow implementation was timed on a fast model too."""
     times = {
         (FAST, "Model A"): 2.0, (SLOW, "Model A"): 3.0, (LIBRARY, "Model A"): 4.0, (SLOW, "Model B"): 1.0,
     }  # fmt: skip
@@ -226,6 +241,14 @@ def test_runs_and_coverage_rank_within_one_device_model(store: Store) -> None:
             sa.insert(run_task),
             [{"run_id": run_id, "task_id": i, "weight": 1.0, "state": "active"} for i in ids.values()],
         )
+    return run_id, ids
+
+
+def test_runs_and_coverage_rank_within_one_device_model(
+    store: Store, two_models: tuple[int, dict[str, int]]
+) -> None:
+    """The slow implementation is not the faster because a fast model timed it too."""
+    run_id, ids = two_models
     with store.read() as c:
         told: list[list[Any]] = [
             list(run_status.status(c, run_id, 60.0).tasks), list(cover(c, Tasks()).tasks),
@@ -246,6 +269,51 @@ def test_runs_and_coverage_rank_within_one_device_model(store: Store) -> None:
         assert [(m.device_model, m.best.median_s) for m in slow.models] == [
             ("Model A", 3.0), ("Model B", 1.0),
         ]  # fmt: skip
+
+
+def test_the_pages_of_a_run_and_a_task_show_one_device_model(
+    store: Store, two_models: tuple[int, dict[str, int]]
+) -> None:
+    run_id, ids = two_models
+    slow = ids[SLOW.implementation]
+    with store.write() as c:
+        of = c.execute(sa.select(task).where(task.c.id == slow)).one()
+        entries = [jobs.NewEntry(slow, config) for config in configs(1)]
+        job_id = jobs.enqueue(
+            c, run_id, of.workload_id, of.target_id, Phase.SEARCH, entries, SEARCH_POLICY, seed=1
+        )
+        own = {"run_id": run_id, "job_id": job_id, "entry": record.c.id}
+        c.execute(sa.update(record).values(phase=Phase.SEARCH.value, **own))
+        model = run_page.device_model(c, run_id)
+        (found,) = run_page.workloads(c, run_id, 0, model)
+        head = task_page.head(c, slow)
+        assert (model, found.median_s, head.model, head.median_s) == ("Model A", 2.0, "Model A", 3.0)
+        timed_on_it = [s.median_s for s in task_page.siblings(c, head) if s.median_s is not None]
+        assert timed_on_it == [2.0, 3.0, 4.0]
+        assert task_page.spread(c, head)["low_s"] == 3.0
+        assert [p.median_s for p in task_page.points(c, head)] == [3.0]
+        for by in ("all", "run", "version"):
+            assert [p[2] for curve in task_page.curves(c, head, by) for p in curve.points] == [3.0]
+        assert sorted(p[2] for x in task_page.curves(c, head, "device") for p in x.points) == [1.0, 3.0]
+        curves = run_page.curves(c, run_id, found.id)
+        assert {x.name: [p[2] for p in x.points] for x in curves}[SLOW.implementation] == [3.0]
+        portions = run_page.portions(c, run_id, run_page.tally(c, run_id), "Model B")
+        assert portions[found.id].of_time == 1.0
+        assert run_page.workloads(c, run_id, 0, "Model B")[0].median_s == 1.0
+
+
+def test_an_earlier_time_of_another_device_model_is_no_slower_past(
+    store: Store, two_models: tuple[int, dict[str, int]]
+) -> None:
+    with store.write() as c:
+        of_fast = sa.select(device_table.c.id).where(device_table.c.model == "Model B")
+        old = record.c.device_id.not_in(of_fast)
+        c.execute(sa.update(record).where(old).values(recorded_at=record.c.recorded_at - 8 * 86_400.0))
+        assert faster(c) == []  # 3 s on Model A a week ago, 1 s on Model B now
+        c.execute(sa.update(best).where(best.c.scope_value == "Model A").values(median_s=best.c.median_s / 2))
+        assert {(f.implementation, f.model, f.before_s / f.median_s) for f in faster(c)} == {
+            (of.implementation, "Model A", 2.0) for of in (FAST, SLOW, LIBRARY)
+        }
 
 
 def test_levels_from_the_device_to_another_target(scene: Scene) -> None:

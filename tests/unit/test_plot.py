@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from plevel.cli import output
 from plevel.cli.error import CommandError
-from plevel.cli.plot import Curve, HeatMap, _draw, _print, arrange, sparkline
+from plevel.cli.plot import Curve, HeatMap, _draw, _print, arrange, picture, sparkline
 from strategy.record import TaskStatus
 
 
-def best(task_id: int, shape: str, implementation: str, median_s: float, target: str = "t") -> dict[str, Any]:
+def best(
+    task_id: int, shape: str, implementation: str, median_s: float, target: str = "t", model: str = "M"
+) -> dict[str, Any]:
     return {
+        "scope": "model" if model else "target", "where": model,
         "task_id": task_id, "workload": f"op({shape})", "target": target,
         "implementation": implementation, "estimate": {"median_s": median_s},
     }  # fmt: skip
@@ -32,13 +38,47 @@ def test_a_heat_map_has_shapes_in_the_order_of_their_extents_and_the_newest_vers
         best(3, "f[9]", "b", 9.0, target="other"),
     ]  # fmt: skip
     found = arrange("op", rows, "t")
-    assert found == HeatMap("op", "t", ("(f[9])", "(f[16])"), ("a", "b"), ((None, 3.0), (2.0, None)))
+    assert found == HeatMap("op", "t", "M", ("(f[9])", "(f[16])"), ("a", "b"), ((None, 3.0), (2.0, None)))
     with pytest.raises(CommandError, match="--target: op is measured on other, t"):
         arrange("op", rows, None)
     with pytest.raises(CommandError, match="--target 'x': op is measured on other, t"):
         arrange("op", rows, "x")
     with pytest.raises(CommandError, match="no measurements"):
         arrange("op", [], None)
+
+
+def test_a_heat_map_is_of_one_device_model() -> None:
+    rows = [
+        best(1, "f[9]", "a", 2.0), best(2, "f[9]", "b", 3.0), best(2, "f[9]", "b", 1.0, model="Fast"),
+        best(1, "f[9]", "a", 2.0, model=""), best(2, "f[9]", "b", 1.0, model=""),
+    ]  # fmt: skip
+    found = arrange("op", rows, None)
+    assert (found.model, found.seconds) == ("M", ((2.0, 3.0),))
+    unknown = arrange("op", [row for row in rows if not row["where"]], None)
+    assert (unknown.model, unknown.seconds) == ("", ((2.0, 1.0),))
+
+
+@pytest.mark.parametrize("width", [40, 80, 400])
+def test_no_name_of_a_heat_map_is_cut(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console = Console(file=sys.stdout, width=width, highlight=False)
+    monkeypatch.setattr(output, "make_console", lambda: console)
+    names = tuple(f"conv2d_nchw_winograd_{n}x{n}.cpu" for n in range(6))
+    _print(HeatMap("op", "llvm", "M", ("(f[9])",), names, (tuple(range(1, 7)),)))
+    console.file = sys.stdout
+    said = capsys.readouterr().out
+    assert all(name in said for name in names)
+    assert "…" not in said or width == 40  # where six times have no room
+
+
+def test_a_picture_has_room_for_the_names(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the plot extra is not installed")
+    names = tuple(f"conv2d_nchw_winograd_{n}x{n}.cpu" for n in range(4))
+    figure = picture(HeatMap("op", "llvm", "M", ("(f[9])",), names, ((1.0, 2.0, 3.0, 4.0),)))
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
+    assert [box.x0 >= 0 and box.y0 >= 0 for box in boxes] == [True] * 4
 
 
 def test_a_curve_of_one_point_claims_no_gain(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +97,7 @@ def test_pictures(suffix: str, begin: bytes, tmp_path: Path) -> None:
     )
     for number, what in enumerate((
         Curve(task, ((1, 2e-6), (4, 1e-6))),
-        HeatMap("op", "$^$", ("$f[9]^$",), ("a", "$b^$"), ((None, 3.0),)),
+        HeatMap("op", "$^$", "$M^$", ("$f[9]^$",), ("a", "$b^$"), ((None, 3.0),)),
     )):  # fmt: skip
         out = tmp_path / f"{number}{suffix}"
         _draw(what, out)

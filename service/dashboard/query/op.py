@@ -12,7 +12,8 @@ import sqlalchemy as sa
 
 from service.errors import NotFoundError
 from service.records.log import REFERENCE
-from service.store.tables import Scope, best, run_task, target, task, workload
+from service.records.ranking import of_one_model
+from service.store.tables import best, run_task, target, task, workload
 from strategy.record import Estimate
 
 PAGE = 40
@@ -69,23 +70,12 @@ def models(connection: sa.Connection, op: str, target_id: int) -> list[Any]:
         sa.select(best.c.scope_value.label("model"), n.label("n"))
         .join(task, task.c.id == best.c.task_id)
         .join(workload, workload.c.id == task.c.workload_id)
-        .where(workload.c.op == op, task.c.target_id == target_id, _one_model())
+        .where(workload.c.op == op, task.c.target_id == target_id, of_one_model())
         .group_by(best.c.scope_value)
         .order_by(n.desc(), best.c.scope_value)
         .limit(200)
     )
     return list(connection.execute(query))
-
-
-def _one_model() -> sa.ColumnElement[bool]:
-    """The condition on `best` that a row has a device model, or for the empty name none."""
-    other = best.alias()
-    modelled = sa.exists().where(
-        other.c.task_id == best.c.task_id, other.c.scope == Scope.MODEL.value
-    )
-    return sa.or_(
-        best.c.scope == Scope.MODEL.value, sa.and_(best.c.scope == Scope.TARGET.value, ~modelled)
-    )
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +115,7 @@ def judge(connection: sa.Connection, op: str, target_id: int, model: str) -> Jud
             *best.c["median_s", "low_s", "high_s", "samples"],
         )
         .join(workload, workload.c.id == task.c.workload_id)
-        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope_value == model, _one_model()))
+        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope_value == model, of_one_model()))
         .where(workload.c.op == op, task.c.target_id == target_id)
         .order_by(task.c.workload_id, sa.case((tuned_here, 1), else_=0), task.c.id)
     )  # fmt: skip

@@ -8,6 +8,8 @@ import msgspec
 import sqlalchemy as sa
 
 from service.queue.fleet import is_alive
+from service.records.best import standing
+from service.records.ranking import of_one_model
 from service.store.sql import now
 from service.store.tables import (
     LIVE,
@@ -171,18 +173,22 @@ def noise() -> sa.Select[Any]:
 
 
 def faster(connection: sa.Connection, limit: int = 8) -> list[Any]:
-    """The best search time of a week ago, of tasks whose best has changed since."""
+    """The best time of a week ago, of tasks whose best on a device model has changed since."""
     at = float(connection.execute(sa.select(now())).scalar_one())
     lately = (
-        sa.select(best.c.task_id, best.c.median_s, best.c.updated_at)
-        .where(best.c.scope == "target", best.c.updated_at > at - WEEK_S)
+        sa.select(*best.c["task_id", "median_s", "updated_at"], best.c.scope_value.label("model"))
+        .where(of_one_model(), best.c.updated_at > at - WEEK_S)
         .order_by(best.c.updated_at.desc())
         .limit(limit * 3)
         .subquery()
     )
     before = (
         sa.select(sa.func.min(record.c.median_s))
-        .where(record.c.task_id == lately.c.task_id, record.c.recorded_at <= at - WEEK_S)
+        .outerjoin(device, device.c.id == record.c.device_id)
+        .where(
+            record.c.task_id == lately.c.task_id, record.c.recorded_at <= at - WEEK_S,
+            sa.or_(lately.c.model == "", device.c.model == lately.c.model), standing(),
+        )
         .scalar_subquery()
     )
     dated = sa.select(lately, before.label("before_s")).subquery()

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from service.dashboard.query.curve import MAX_CURVES, Curve, best_so_far
 from service.errors import NotFoundError
 from service.records.best import standing
+from service.records.ranking import measured_on, of_one_model
 from service.store import catalogue
 from service.store.sql import now
 from service.store.tables import TaskState, best, record, run, run_task, target, task, workload
@@ -109,16 +110,42 @@ def tried(told: list[Any]) -> dict[int, dict[str, int]]:
     return found
 
 
-def workloads(connection: sa.Connection, run_id: int, offset: int) -> list[Any]:
-    """The run's workloads with the best time of each; one more than a page if there are more."""
+def device_model(connection: sa.Connection, run_id: int) -> str:
+    """The device model on which most of the run's tasks have a time; empty if none is known.
+
+    Workloads are compared on it alone: times of several do not compare.
+    """
+    query = (
+        sa.select(best.c.scope_value)
+        .select_from(best)
+        .join(run_task, run_task.c.task_id == best.c.task_id)
+        .where(run_task.c.run_id == run_id, of_one_model())
+        .group_by(best.c.scope_value)
+        .order_by(sa.func.count().desc(), best.c.scope_value)
+        .limit(1)
+    )
+    return connection.scalar(query) or ""
+
+
+def _best_on(model: str) -> sa.ColumnElement[bool]:
+    """The condition under which a row of `best` is joined to its task."""
+    return sa.and_(best.c.task_id == task.c.id, best.c.scope_value == model, of_one_model())
+
+
+def workloads(connection: sa.Connection, run_id: int, offset: int, model: str) -> list[Any]:
+    """The run's workloads with the best time of each on a device model.
+
+    One more than a page if there are more.
+    """
     query = (
         sa.select(
             workload.c.id, workload.c.op, workload.c.key, sa.func.count(task.c.id).label("tasks"),
             sa.func.min(best.c.median_s).label("median_s"),
         )
+        .select_from(workload)
         .join(task, task.c.workload_id == workload.c.id)
         .join(run_task, run_task.c.task_id == task.c.id)
-        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
+        .outerjoin(best, _best_on(model))
         .where(run_task.c.run_id == run_id)
         .group_by(workload.c.id, workload.c.op, workload.c.key)
         .order_by(sa.func.min(run_task.c.id))
@@ -145,14 +172,20 @@ class Portion(msgspec.Struct, frozen=True, kw_only=True):
     of_time: float | None
 
 
-def portions(connection: sa.Connection, run_id: int, told: list[Any]) -> dict[int, Portion]:
-    """The share of each workload of a run, by id; `told` is the run's tally."""
+def portions(
+    connection: sa.Connection, run_id: int, told: list[Any], model: str
+) -> dict[int, Portion]:
+    """The share of each workload of a run, by id, by the times of one device model.
+
+    `told` is the run's tally.
+    """
     rows = connection.execute(
         sa.select(
             task.c.workload_id, task.c.id, run_task.c.weight, best.c.median_s,
         )
+        .select_from(task)
         .join(run_task, run_task.c.task_id == task.c.id)
-        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
+        .outerjoin(best, _best_on(model))
         .where(run_task.c.run_id == run_id)
     ).all()  # fmt: skip
     own = tried(told)
@@ -223,7 +256,10 @@ def failures(connection: sa.Connection, told: list[Any]) -> list[Any]:
 
 
 def curves(connection: sa.Connection, run_id: int, workload_id: int) -> list[Curve]:
-    """Best-so-far curves of the tunable implementations of one workload, from this run's own records."""
+    """Best-so-far curves of the tunable implementations of one workload, from this run's own records.
+
+    They are of the run's device model.
+    """
     rows = connection.execute(
         sa.select(task.c.id, task.c.implementation)
         .join(run_task, run_task.c.task_id == task.c.id)
@@ -232,7 +268,8 @@ def curves(connection: sa.Connection, run_id: int, workload_id: int) -> list[Cur
         .limit(MAX_CURVES)
     ).all()
     names = {r.id: r.implementation for r in rows}
-    return best_so_far(connection, record.c.run_id == run_id, record.c.task_id, names)
+    own = sa.and_(record.c.run_id == run_id, measured_on(device_model(connection, run_id)))
+    return best_so_far(connection, own, record.c.task_id, names)
 
 
 def first_workload(connection: sa.Connection, run_id: int, asked: int | None) -> int | None:

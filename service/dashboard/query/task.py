@@ -12,6 +12,7 @@ from service.dashboard.show import show_device
 from service.errors import NotFoundError
 from service.records.best import standing
 from service.records.log import REFERENCE
+from service.records.ranking import choose, measured_on, of_one_model
 from service.store.sql import now
 from service.store.tables import Scope, best, device, record, target, task, workload
 from strategy.record import Phase
@@ -61,17 +62,23 @@ def page(
 
 
 def head(connection: sa.Connection, task_id: int) -> Any:
-    """The task with its workload, target and best; raises `NotFoundError`."""
+    """The task with its workload, target, and its best on the device model by which it is ranked.
+
+    Raises:
+        NotFoundError: it does not exist.
+    """
+    model = next(iter(choose(connection, [task_id]).values()), "")
     row = connection.execute(
         sa.select(
-            task, workload.c.op, workload.c.key.label("workload"),
+            task, sa.literal(model).label("model"), workload.c.op, workload.c.key.label("workload"),
             workload.c.body.label("workload_body"), target.c.key.label("target"),
             target.c.body.label("target_body"), best.c.median_s, best.c.low_s, best.c.high_s,
             best.c.samples, best.c.phase, best.c.config, best.c.updated_at,
         )
+        .select_from(task)
         .join(workload, workload.c.id == task.c.workload_id)
         .join(target, target.c.id == task.c.target_id)
-        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
+        .outerjoin(best, _best_on(model))
         .where(task.c.id == task_id)
     ).one_or_none()  # fmt: skip
     if row is None:
@@ -79,11 +86,17 @@ def head(connection: sa.Connection, task_id: int) -> Any:
     return row
 
 
+def _best_on(model: str) -> sa.ColumnElement[bool]:
+    """The condition under which a row of `best` is joined to its task."""
+    return sa.and_(best.c.task_id == task.c.id, best.c.scope_value == model, of_one_model())
+
+
 def siblings(connection: sa.Connection, row: Any) -> list[Any]:
-    """Tasks of the same workload and target: other implementations, and other versions."""
+    """Tasks of the same workload and target, with their best on the task's device model."""
     query = (
         sa.select(task.c.id, task.c.implementation, task.c.version, task.c.plevel, best.c.median_s)
-        .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
+        .select_from(task)
+        .outerjoin(best, _best_on(row.model))
         .where(task.c.workload_id == row.workload_id, task.c.target_id == row.target_id)
         .order_by(best.c.median_s.is_(None), best.c.median_s, task.c.id)
         .limit(100)
@@ -92,7 +105,7 @@ def siblings(connection: sa.Connection, row: Any) -> list[Any]:
 
 
 def places(connection: sa.Connection, task_id: int) -> list[Any]:
-    """The best on each device and device model, the fastest first."""
+    """The best on each device and device model, those of one model together and the fastest first."""
     at = sa.and_(
         best.c.scope == Scope.DEVICE.value, best.c.scope_value == sa.cast(device.c.id, sa.Text())
     )
@@ -100,7 +113,7 @@ def places(connection: sa.Connection, task_id: int) -> list[Any]:
         sa.select(best, device.c.id.label("device_id"), device.c.identity, device.c.model)
         .outerjoin(device, at)
         .where(best.c.task_id == task_id, best.c.scope != Scope.TARGET.value)
-        .order_by(best.c.median_s, best.c.scope)
+        .order_by(sa.func.coalesce(device.c.model, best.c.scope_value), best.c.median_s, best.c.scope)
         .limit(50)
     )
     return list(connection.execute(query))
@@ -116,14 +129,14 @@ def counts(connection: sa.Connection, task_id: int) -> Any:
     ).one()
 
 
-def spread(connection: sa.Connection, task_id: int) -> dict[str, Any]:
-    """Count the search's timed trials, and those close to the lowest time.
+def spread(connection: sa.Connection, row: Any) -> dict[str, Any]:
+    """Count the search's timed trials on the task's device model, and those close to the lowest time.
 
     `within` has pairs of a ratio to the lowest time and the number of records within it.
     """
     timed = sa.and_(
-        record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value,
-        record.c.median_s.is_not(None), standing(),
+        record.c.task_id == row.id, record.c.phase == Phase.SEARCH.value,
+        record.c.median_s.is_not(None), standing(), measured_on(row.model),
     )  # fmt: skip
     ends = connection.execute(
         sa.select(
@@ -158,8 +171,11 @@ def failures(connection: sa.Connection, task_id: int) -> list[Any]:
 
 
 def curves(connection: sa.Connection, row: Any, by: By) -> list[Curve]:
-    """Best-so-far curves of the whole task, or by run, device or version."""
-    own = record.c.task_id == row.id
+    """Best-so-far curves of the whole task, or by run, device or version.
+
+    They are of its device model, but of all by device.
+    """
+    own = sa.and_(record.c.task_id == row.id, sa.true() if by == "device" else measured_on(row.model))
     if by == "version":
         versions = connection.execute(
             sa.select(task.c.id, task.c.version)
@@ -168,7 +184,8 @@ def curves(connection: sa.Connection, row: Any, by: By) -> list[Curve]:
             .order_by(task.c.id.desc()).limit(MAX_CURVES)
         ).all()  # fmt: skip
         names = {v.id: f"version {v.version}" for v in versions}
-        return best_so_far(connection, record.c.task_id.in_(list(names)), record.c.task_id, names)
+        of_versions = sa.and_(record.c.task_id.in_(list(names)), measured_on(row.model))
+        return best_so_far(connection, of_versions, record.c.task_id, names)
     if by == "all":
         return best_so_far(connection, own, record.c.task_id, {row.id: row.implementation})
     column = record.c.run_id if by == "run" else record.c.device_id
@@ -186,11 +203,11 @@ def curves(connection: sa.Connection, row: Any, by: By) -> list[Curve]:
     return best_so_far(connection, own, column, names)
 
 
-def points(connection: sa.Connection, task_id: int) -> list[Any]:
-    """Configurations with their times: the fastest, and a regular sample of the others."""
+def points(connection: sa.Connection, row: Any) -> list[Any]:
+    """Configurations with their times on the task's device model: the fastest, and a sample of the others."""
     timed = sa.and_(
-        record.c.task_id == task_id, record.c.phase == Phase.SEARCH.value,
-        record.c.error.is_(None), standing(),
+        record.c.task_id == row.id, record.c.phase == Phase.SEARCH.value,
+        record.c.error.is_(None), standing(), measured_on(row.model),
     )  # fmt: skip
     ranked = (
         sa.select(
