@@ -10,6 +10,7 @@ from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import record as query
 from service.dashboard.view import MAX_ID, Ctx, render
 from service.errors import InvalidError
+from service.records.known import check_names
 from strategy.record import ErrorKind, Phase
 
 router = APIRouter(prefix="/records", include_in_schema=False)
@@ -43,6 +44,8 @@ def list_records(
     )  # fmt: skip
     with context.store.read() as connection:
         page = query.page(connection, wanted, cursor, span=span, sort=by)
+        if not page.rows:
+            check_names(connection, op=op, implementation=implementation)
         identity = None if wanted.device is None else query.identity(connection, wanted.device)
     shared = {"op": op, "implementation": implementation, "phase": phase, "error": error}
     filters = {

@@ -22,12 +22,13 @@ from service.dashboard.query import run_list
 from service.dashboard.selection import select_each
 from service.dashboard.view import HEADERS, MAX_ID, Ctx, PageNumber, render, reply
 from service.queue import fleet
+from service.records.known import check_names
 from service.store.sql import now
 from service.store.tables import LIVE
 from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning import run_status
-from service.tuning.ownership import is_interrupted
+from service.tuning.ownership import find_interrupted, is_interrupted
 from strategy.record import RunState
 
 router = APIRouter(prefix="/runs", include_in_schema=False)
@@ -47,9 +48,13 @@ def list_runs(
         found = run_list.page(
             connection, state, op, span=span, sort=by, offset=(page - 1) * run_list.PAGE
         )
+        if not found:
+            check_names(connection, op=op)
         at = connection.execute(sa.select(now())).scalar_one()
+        interrupted = find_interrupted(connection, [r.id for r in found])
     return render(
         "runs.html", runs=found[: run_list.PAGE], more=len(found) > run_list.PAGE, page=page, now=at, sort=by,
+        interrupted=interrupted,
         filters={"state": state, "op": op, "since": since, "until": until, "sort": sort},
         states=["live", *(s.value for s in RunState)],
     )  # fmt: skip

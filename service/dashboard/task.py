@@ -15,6 +15,7 @@ from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import task as query
 from service.dashboard.query.task import By
 from service.dashboard.view import MAX_ID, Ctx, PageNumber, render, reply
+from service.records.known import check_names
 from service.search.importance import LEAST, importance
 from strategy.op import find_op
 from strategy.op_strategy import candidates
@@ -39,6 +40,8 @@ def list_tasks(
             connection, op, implementation, target, span=span, sort=by, calibration=calibration,
             offset=(page - 1) * query.PAGE,
         )  # fmt: skip
+        if not found:
+            check_names(connection, op=op, implementation=implementation)
     filters = {
         "op": op, "implementation": implementation, "target": target, "since": since, "until": until,
         "calibration": 1 if calibration else None, "sort": sort,

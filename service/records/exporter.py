@@ -26,6 +26,7 @@ from service.formats import (
 )
 from service.records.best import standing
 from service.records.filter import Wanted
+from service.records.known import check_names
 from service.store.db import Store
 from service.store.namespace import key_within
 from service.store.tables import (
@@ -75,12 +76,16 @@ def export(store: Store, form: Writable, wanted: Wanted = ALL) -> Iterator[bytes
 
 
 def check_any(store: Store, form: Writable, wanted: Wanted) -> None:
-    """Raise `NotFoundError` if no record matches that the format can hold."""
+    """Raise `NotFoundError` if no record matches that the format can hold, or `InvalidError` for a mistyped name."""
     matching = _page(wanted, 0, newest(store)).with_only_columns(record.c.id).limit(1)
     if form == "metaschedule":
         matching = matching.where(record.c.source == form)
     with store.read() as connection:
         if connection.scalar(matching) is None:
+            check_names(
+                connection, op=wanted.op, implementation=wanted.implementation,
+                namespace=wanted.namespace,
+            )  # fmt: skip
             raise NotFoundError(
                 f"no record matches that can be written as {form}: GET /v1/records and /v1/coverage list what "
                 "exists"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from service.records.known import check_names
 from service.store.namespace import DEFAULT
 from service.store.tables import device, record, target, task, worker, workload
 from strategy.record import Phase
@@ -96,7 +97,11 @@ class Tasks:
     cursor: int = 0
 
     def find(self, connection: sa.Connection) -> tuple[list[int], int | None]:
-        """The ids of the tasks, and the cursor of the following page, if there is one."""
+        """The ids of the tasks, and the cursor of the following page, if there is one.
+
+        Raises:
+            InvalidError: none matches, and a name of the filter is mistyped.
+        """
         query = sa.select(task.c.id).where(task.c.id > self.cursor, task.c.namespace == self.namespace)
         if self.op is not None or self.workload is not None:
             query = query.join(workload, workload.c.id == task.c.workload_id)
@@ -109,4 +114,8 @@ class Tasks:
         if self.target is not None:
             query = query.join(target, target.c.id == task.c.target_id).where(target.c.key == self.target)
         ids = list(connection.scalars(query.order_by(task.c.id).limit(self.limit + 1)))
+        if not ids:
+            check_names(
+                connection, op=self.op, implementation=self.implementation, namespace=self.namespace
+            )
         return ids[: self.limit], ids[self.limit - 1] if len(ids) > self.limit else None

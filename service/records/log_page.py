@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from service.records import best
 from service.records.filter import Wanted
+from service.records.known import check_names
 from service.store.tables import device, environment, record, task, worker
 from service.store.tables import target as target_table
 from service.store.tables import workload as workload_table
@@ -79,6 +80,9 @@ def page(
 
     In the order of arrival, or the `newest` first, after the record with the id `cursor`, or from the first.
     If no index serves the filter, at most `SCAN` records are scanned.
+
+    Raises:
+        InvalidError: none matches, and a name of the filter is mistyped.
     """
     last = connection.scalar(sa.select(sa.func.max(record.c.id))) or 0
     scan = last if wanted.is_indexed else SCAN
@@ -107,6 +111,10 @@ def page(
     )  # fmt: skip
     rows = connection.execute(query).all()
     shown = tuple(_row(r) for r in rows[:limit])
+    if not shown and following is None:
+        check_names(
+            connection, op=wanted.op, implementation=wanted.implementation, namespace=wanted.namespace
+        )
     return RecordPage(records=shown, next=shown[-1].id if len(rows) > limit else following)
 
 

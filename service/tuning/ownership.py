@@ -7,6 +7,7 @@ be gone. A slow owner must not write after that: each transaction that writes ca
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -86,11 +87,16 @@ class Ownership:
 
 def is_interrupted(connection: sa.Connection, run_id: int) -> bool:
     """Return whether a live run has lost its owner; one without an owner yet is not interrupted."""
-    row = connection.execute(
-        sa.select(run.c.tuner, (run.c.tuner_until < now()).label("over"))
-        .where(run.c.id == run_id, run.c.state.in_(LIVE), run.c.tuner_until.is_not(None))
-    ).one_or_none()  # fmt: skip
-    return row is not None and (row.tuner is None or row.over or is_gone(row.tuner))
+    return run_id in find_interrupted(connection, [run_id])
+
+
+def find_interrupted(connection: sa.Connection, ids: Collection[int]) -> set[int]:
+    """Those of the runs that are interrupted (`is_interrupted`)."""
+    rows = connection.execute(
+        sa.select(run.c.id, run.c.tuner, (run.c.tuner_until < now()).label("over"))
+        .where(run.c.id.in_(ids), run.c.state.in_(LIVE), run.c.tuner_until.is_not(None))
+    )  # fmt: skip
+    return {r.id for r in rows if r.tuner is None or r.over or is_gone(r.tuner)}
 
 
 def process_name(pid: int) -> str:

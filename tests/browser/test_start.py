@@ -130,8 +130,10 @@ def test_an_interrupted_run_says_how_to_go_on(own: Site) -> None:
     fields = {"workload": CONCRETE, "target": SPEC, "trials": "8", "namespace": "mine"}
     path = httpx.post(f"{own.url}/runs/new", data=fields).headers["location"]
     assert "Interrupted" not in httpx.get(own.url + path).text
+    assert "interrupted" not in httpx.get(f"{own.url}/runs").text
     with contextlib.closing(Store(own.database)) as store, store.write() as c:
         c.execute(sa.update(run_table).values(tuner="elsewhere", tuner_until=1.0))
     page = httpx.get(own.url + path).text
     assert "its measurements are kept" in page
     assert f"plevel tune --run {path.rsplit('/', 1)[1]} --namespace mine --url URL" in page
+    assert '<span class="badge state-interrupted">interrupted</span>' in httpx.get(f"{own.url}/runs").text
