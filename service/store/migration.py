@@ -76,10 +76,11 @@ def current(url: str) -> str | None:
     """The database's revision, None if it is empty.
 
     Raises:
+        SchemaError: the schema is newer, or another program's.
         DatabaseError: it cannot be opened.
     """
-    with _looked_at(url) as (_, connection):
-        return _revision(connection)
+    with _looked_at(url) as (store, connection):
+        return _own_revision(store, connection)
 
 
 def check(url: str) -> None:

@@ -1,8 +1,12 @@
-"""A database file that is named and not there: every command that reads says so, and makes none."""
+"""A database that is named and cannot be used: every command says so in one line, and makes none."""
 
 from __future__ import annotations
 
+import contextlib
+import re
+import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -10,10 +14,16 @@ import typer
 from plevel.cli.main import app
 from plevel.client import UnreachableError
 from plevel.database import plevel_database
+from strategy.select import NO_RECORDS, select
+from strategy.select.lock import Lock
+from strategy.target import Target
+from strategy.workload import Workload
 from tests.unit.test_cli import Called, called, commands
+from workers.bundle import make_key
 
 __all__ = ["called"]  # a fixture
 
+TARGET = Target.parse("llvm")
 DENSE = ("dense", "-i", "data=float32[8,8]", "-i", "weight=float32[8,8]", "--target", "llvm")
 # The arguments that each command needs, beside its database.
 READING: dict[str, tuple[str, ...]] = {
@@ -28,7 +38,10 @@ READING: dict[str, tuple[str, ...]] = {
     "token list": (), "token revoke": ("1",),
     "bundle make": (*DENSE[:-2], "-o", "{}/x.bundle", "--key", "{}/x.key"),
 }  # fmt: skip
-MAKING = {"tune", "import", "serve", "db upgrade", "token create"}
+MAKING: dict[str, tuple[str, ...]] = {
+    "tune": (*DENSE[:-2], "--trials", "1"), "import": ("{}/x.log",), "serve": ("--port", "0"),
+    "db upgrade": (), "token create": ("x", "--scope", "read"),
+}  # fmt: skip
 
 
 def test_all_commands_are_here() -> None:
@@ -37,7 +50,65 @@ def test_all_commands_are_here() -> None:
         for name, command in commands(typer.main.get_command(app))
         if any("--database" in p.opts for p in command.params)
     }
-    assert found == READING.keys() | MAKING
+    assert found == READING.keys() | MAKING.keys()
+
+
+def spoil(path: Path, how: str) -> None:
+    """Leave at `path` what is no database of this installation."""
+    if how == "folder":
+        path.mkdir()
+    elif how == "text":
+        path.write_text("op,inputs,trials\n" * 200)
+    elif how in ("newer", "other"):
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            name = "alembic_version" if how == "newer" else "customer"
+            connection.execute(f"CREATE TABLE {name} (version_num TEXT)")
+            connection.execute(f"INSERT INTO {name} VALUES ('9999')")
+            connection.commit()
+        path.chmod(0o600)
+
+
+# Each with what the message says of it.
+BAD = {
+    "server": "does not answer",
+    "folder": "unable to open|folder|directory",
+    "text": "SQLite file",
+    "newer": "newer",
+    "other": "another program",
+}
+
+
+@pytest.mark.parametrize("name", [*READING, *MAKING])
+@pytest.mark.parametrize("how", BAD)
+def test_a_bad_database_is_one_line(name: str, how: str, called: Called, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.db"
+    spoil(bad, how)
+    before = content(bad)
+    named = "postgresql://plevel@127.0.0.1:9/none" if how == "server" else str(bad)
+    done = called(*arguments_of(name, tmp_path), "--database", named)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert re.search(BAD[how], line), line
+    assert content(bad) == before
+    assert {p.name for p in tmp_path.iterdir()} <= {"bad.db", "x.toml", "x.lock", "x.log", "x.key", "state"}
+
+
+def content(path: Path) -> Any:
+    if not path.exists():
+        return None
+    return sorted(path.iterdir()) if path.is_dir() else path.read_bytes()
+
+
+def arguments_of(name: str, folder: Path) -> list[str]:
+    """A command with all that it needs, beside its database."""
+    (folder / "x.toml").write_text(
+        '[[workloads]]\nop = "dense"\ninputs = ["data=float32[8,8]", "weight=float32[8,8]"]\n'
+    )
+    chosen = select(Workload.make("dense", {"data": "float32[8,8]", "weight": "float32[8,8]"}), TARGET, NO_RECORDS)
+    (folder / "x.lock").write_text(Lock.make([chosen]).write())
+    (folder / "x.log").write_text("{}\n")
+    make_key(folder / "x.key")
+    return [*name.split(), *(a.format(folder) for a in (READING | MAKING)[name])]
 
 
 @pytest.mark.parametrize("name", READING)
@@ -46,10 +117,7 @@ def test_a_missing_file_is_one_line(
     name: str, by: str, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing = tmp_path / "mistyped.db"
-    (tmp_path / "x.toml").write_text(
-        '[[workload]]\nop = "dense"\ninputs = { data = "float32[8,8]", weight = "float32[8,8]" }\n'
-    )
-    arguments = [*name.split(), *(a.format(tmp_path) for a in READING[name])]
+    arguments = arguments_of(name, tmp_path)
     if by == "option":
         arguments += ["--database", str(missing)]
     else:
