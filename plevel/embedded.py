@@ -95,8 +95,8 @@ class Embedded:
             ready = Path(folder) / "ready"
             child = self._spawn(
                 "service",
-                "--database", self.database, "--host", "127.0.0.1", "--port", "0",
-                "--ready-file", str(ready), "--auth", "open",
+                "--host", "127.0.0.1", "--port", "0", "--ready-file", str(ready), "--auth", "open",
+                database=self.database,
             )  # fmt: skip
             child.wait_for(ready.exists, "to start")
             self.url = ready.read_text().strip()
@@ -132,22 +132,27 @@ class Embedded:
             child.stop()
         self._children.clear()
 
-    def _spawn(self, module: str, *arguments: str) -> _Child:
-        child = _Child(module, arguments, self._logs or log_directory())
+    def _spawn(self, module: str, *arguments: str, database: str | None = None) -> _Child:
+        child = _Child(module, arguments, self._logs or log_directory(), database)
         self._children.append(child)
         return child
 
 
 class _Child:
-    """A `python -m module` in a session of its own, so that Ctrl-C reaches only its parent."""
+    """A `python -m module` in a session of its own, so that Ctrl-C reaches only its parent.
 
-    def __init__(self, module: str, arguments: Sequence[str], logs: Path) -> None:
+    The database is passed in the environment: other users can read arguments, and a URL may have a password.
+    """
+
+    def __init__(
+        self, module: str, arguments: Sequence[str], logs: Path, database: str | None
+    ) -> None:
         self.name = {"workers": "worker"}.get(module, module)
         self.log = logs / f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
         try:
             logs.mkdir(parents=True, exist_ok=True)
             _drop_old(logs)
-            out = self.log.open("wb")
+            out = open(self.log, "wb", opener=_open_privately)  # noqa: SIM115 - closed below
         except OSError as error:
             raise EmbeddedError(
                 f"log {self.log} cannot be written ({error.strerror}): name another folder in "
@@ -161,7 +166,10 @@ class _Child:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=_die_with_parent(os.getpid()),  # noqa: PLW1509 - one prctl, no locks
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={
+                    **os.environ, "PYTHONUNBUFFERED": "1",
+                    **({} if database is None else {"PLEVEL_DATABASE": database}),
+                },
             )
         self.pid = self._process.pid
 
@@ -197,6 +205,11 @@ class _Child:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
+
+
+def _open_privately(path: str, flags: int) -> int:
+    """An `opener` of files that only this user can read: a log may quote what is confidential."""
+    return os.open(path, flags, 0o600)
 
 
 def _die_with_parent(parent: int) -> Callable[[], None]:

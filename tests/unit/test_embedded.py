@@ -1,12 +1,15 @@
-"""The logs of embedded services and workers do not fill the disk."""
+"""The embedded service: its logs do not fill the disk, and what it is told stays private."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from plevel import embedded
+from plevel.client import Client
 
 
 def write(folder: Path, number: int, size: int) -> str:
@@ -29,3 +32,24 @@ def test_large_logs_are_fewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(embedded, "KEPT_LOG_BYTES", 100)
     names = [write(tmp_path, i, 40) for i in range(5)]
     assert kept(tmp_path) == names[3:]
+
+
+def test_others_see_neither_the_database_nor_the_log(tmp_path: Path) -> None:
+    """A URL may hold a password, and any user of the host can list the arguments of processes."""
+    database = tmp_path / "confidential.db"
+    with embedded.Embedded(f"sqlite:///{database}", logs=tmp_path / "log") as service:
+        found = [(p / "cmdline").read_bytes().decode() for p in descendants(os.getpid())]
+        assert any("service" in arguments for arguments in found)
+        assert not [arguments for arguments in found if "confidential" in arguments]
+        assert database.exists()
+        with Client(service.url) as client:
+            assert client.runs() == ()
+    (log,) = (tmp_path / "log").iterdir()
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def descendants(pid: int) -> Iterator[Path]:
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            yield Path(f"/proc/{child}")
+            yield from descendants(child)
