@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 import httpx
 import msgspec
 
+from strategy.op import find_op
 from strategy.op_strategy import Candidate
 from strategy.record import RunRequest, RunState, RunStatus, TaskStatus, WireError, decode, to_json
 from strategy.select import Evidence, Policy, Selection, SelectionError
@@ -18,6 +19,7 @@ from strategy.select.dispatch import DispatchTable
 from strategy.select.lock import Lock
 from strategy.target import Target
 from strategy.workload import Workload
+from strategy.workload_text import parse_workload
 
 T = TypeVar("T")
 _Lists = dict[str, list[dict[str, Any]]]
@@ -189,8 +191,8 @@ class Client:
 
     def select(
         self,
-        workload: Workload,
-        target: Target,
+        workload: Workload | str,
+        target: Target | str,
         *,
         device: str | None = None,
         candidates: Sequence[Candidate] | None = None,
@@ -199,8 +201,9 @@ class Client:
     ) -> Selection:
         """Select an implementation and a configuration, with the reason.
 
-        `foreign` adds imported implementations of other tools (`autotvm:…`); the policy `tvm` always does. If
-        the service is away, the client's lock answers, by plevel's rule.
+        A workload may be its text, a target one of TVM's. `foreign` adds imported implementations of
+        other tools (`autotvm:…`); the policy `tvm` always does. If the service is away, the client's lock
+        answers, by plevel's rule.
 
         Raises:
             ServiceError: no implementation is valid for the workload on the target, or the request is malformed.
@@ -218,17 +221,19 @@ class Client:
             if self._lock is None or policy != "plevel":
                 raise
             try:
-                return self._lock.find(workload, target).selection()
+                return self._lock.find(_read_workload(workload), _read_target(target)).selection()
             except SelectionError as error:
                 raise UnreachableError(f"no service answers at {self.url}, and {error}") from error
 
-    def evidence(self, workload: Workload, target: Target, device: str | None = None) -> Evidence:
+    def evidence(
+        self, workload: Workload | str, target: Target | str, device: str | None = None
+    ) -> Evidence:
         """Return the measurements behind a selection, for clients that apply the rule themselves."""
         body = {"workload": workload, "target": target, "device": device}
         return self._ask("POST", "/v1/evidence", Evidence, json=to_json(body))
 
     def dispatch(
-        self, workload: Workload, target: Target, *, device: str | None = None
+        self, workload: Workload | str, target: Target | str, *, device: str | None = None
     ) -> DispatchTable:
         """The dispatch table of a workload with symbolic dimensions; raises as `select` does."""
         body = {"workload": workload, "target": target}
@@ -266,7 +271,7 @@ class Client:
 
     def select_many(
         self,
-        questions: Iterable[tuple[Workload, Target]],
+        questions: Iterable[tuple[Workload | str, Target | str]],
         *,
         device: str | None = None,
         policy: Policy = "plevel",
@@ -505,6 +510,18 @@ def _problem(response: httpx.Response) -> ServiceError:
         )
         return ServiceError(response.status_code, response.reason_phrase, detail)
     return _refusal({**body, "status": response.status_code})
+
+
+def _read_workload(asked: Workload | str) -> Workload:
+    """The workload of a text in normal form, as a service reads it."""
+    if isinstance(asked, Workload):
+        return asked
+    found = parse_workload(asked)
+    return found if find_op(found.op) is None else found.checked()
+
+
+def _read_target(asked: Target | str) -> Target:
+    return Target.parse(asked) if isinstance(asked, str) else asked
 
 
 def _refusal(problem: Mapping[str, Any]) -> ServiceError:

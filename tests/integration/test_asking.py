@@ -231,6 +231,8 @@ def test_a_client_falls_back_to_its_lock(lock: Path, service: Service) -> None:
     read = Lock.read(lock.read_bytes())
     with Client("http://127.0.0.1:9", patience_s=0.0, lock=read) as client:
         assert client.select(dense(8), TARGET) == read.find(dense(8), TARGET).selection()
+        texts = (str(dense(8)), SPEC)
+        assert client.select(*texts) == client.select(dense(8), TARGET)
         with pytest.raises(UnreachableError, match="not in the lock"):
             client.select(dense(9), TARGET)
         with pytest.raises(UnreachableError):
@@ -240,6 +242,10 @@ def test_a_client_falls_back_to_its_lock(lock: Path, service: Service) -> None:
         stale._lock.find(dense(8), TARGET)
     with Client(service.url, lock=Lock(selections=())) as client:
         assert client.select(dense(8), TARGET).reason is Reason.MEASURED
+        assert client.select(*texts) == client.select_many([texts])[0] == client.select(dense(8), TARGET)
+        assert client.evidence(*texts) == client.evidence(dense(8), TARGET)
+        symbolic = dense("m")
+        assert client.dispatch(str(symbolic), texts[1]) == client.dispatch(symbolic, TARGET)
 
 
 MODEL = {
