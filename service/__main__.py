@@ -23,7 +23,7 @@ from service.access.auth import is_loopback
 from service.api.listener import GONE_S, Listener
 from service.app import create_app, prepare
 from service.context import Context
-from service.errors import ServiceError, StartError
+from service.errors import DatabaseError, ServiceError, StartError
 from service.selection.database import warm
 from service.settings import Mode, Settings
 from service.store.db import Store, normal_url
@@ -200,7 +200,8 @@ class _Server(uvicorn.Server):
         for listening in sockets or []:
             self._listener.start(listening)
         all_ops()  # loaded now, so that no request waits for it
-        with self._context.store.read() as connection:
+        # Whoever asks first waits a little longer if the database has no connection to spare now.
+        with contextlib.suppress(DatabaseError), self._context.store.read() as connection:
             warm(connection)
         # What is loaded now stays: scanning it in each garbage collection would stop all requests for a
         # tenth of a second.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import metadata
@@ -29,6 +31,7 @@ from service.api.query import check_query
 from service.api.wire import install_schema
 from service.context import Context
 from service.dashboard import site
+from service.errors import OverloadedError
 from service.predict.trainer import Trainer
 from service.search.child import ChildModel
 from service.settings import Settings
@@ -36,6 +39,10 @@ from service.store import migration
 from service.store.db import Store
 from service.tuning.tuner import Tuner
 from service.tuning.webhook import Postman
+
+PATIENCE_S = 30.0
+AGAIN_S = 0.5
+log = logging.getLogger(__name__)
 
 DESCRIPTION = """An autotuning service with a tuning-log database.
 
@@ -100,11 +107,21 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 
 def prepare(settings: Settings) -> None:
-    """Upgrade the database to this schema, or check that it is up to date."""
-    if settings.migrate:
-        migration.upgrade(settings.database)
-    else:
-        migration.check(settings.database)
+    """Upgrade the database to this schema, or check that it is up to date.
+
+    A server that takes no connection at this moment is asked again for half a minute.
+    """
+    bring = migration.upgrade if settings.migrate else migration.check
+    give_up = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            bring(settings.database)
+            return
+        except OverloadedError as error:
+            if time.monotonic() > give_up:
+                raise
+            log.warning("%s: asking again", error)
+            time.sleep(AGAIN_S)
 
 
 def _version() -> str:

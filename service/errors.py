@@ -114,6 +114,10 @@ class DatabaseError(ServiceError):
     title = "The database is not available"
 
 
+class OverloadedError(DatabaseError):
+    """The database server takes no connection at this moment, and will soon."""
+
+
 class StoppedError(ServiceError):
     """The service is stopping and ends its work."""
 

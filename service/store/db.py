@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
-from service.errors import DatabaseError, InvalidError
+from service.errors import DatabaseError, InvalidError, OverloadedError
 from service.store import row_cache
 
 Connection = sa.Connection
@@ -146,6 +147,14 @@ class Store:
         self.engine.dispose()
 
 
+# A refused connection has no SQLSTATE in psycopg. The connections of a service that was killed are open until
+# the server has ended what they ask.
+_SOON = re.compile(
+    "too many (clients|connections)|remaining connection slots|system is (starting up|shutting down|in recovery)"
+    "|not yet accepting connections"
+)
+
+
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
     """Turn failures of the database, and values that it cannot store, into errors of one line."""
@@ -158,7 +167,8 @@ def _translated() -> Iterator[None]:
         if not (isinstance(error, sa.exc.OperationalError) or error.connection_invalidated):
             raise
         first = (str(error.orig).strip().splitlines() or ["no reason given"])[0]
-        raise DatabaseError(f"the database does not answer: {first}") from error
+        kind = OverloadedError if _SOON.search(str(error.orig)) else DatabaseError
+        raise kind(f"the database does not answer: {first}") from error
     except sa.exc.TimeoutError as error:  # of the pool: all connections are in use
         raise DatabaseError("the database does not answer: all connections are waiting for it") from error
 

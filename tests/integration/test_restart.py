@@ -1,0 +1,53 @@
+"""A service that is started again at once, while PostgreSQL still counts the connections of the last one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+
+from tests.integration.process import Start
+
+
+@pytest.fixture
+def limit(postgres_server: str) -> Iterator[tuple[str, Callable[[int], None]]]:
+    """The URL of an empty database, and a function that limits the connections to it; -1 is no limit."""
+    name = f"limited_{os.getpid()}"
+    with psycopg.connect(f"host={postgres_server} user=plevel dbname=postgres", autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE {name} LOGIN")  # of superusers nothing is limited
+        admin.execute(f"CREATE DATABASE {name} OWNER {name}")
+
+        def set_limit(most: int) -> None:
+            admin.execute(f"ALTER ROLE {name} CONNECTION LIMIT {most}")
+
+        yield f"postgresql://{name}@/{name}?host={postgres_server}", set_limit
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        admin.execute(f"DROP ROLE {name}")
+
+
+def test_a_service_waits_until_there_is_a_connection(
+    limit: tuple[str, Callable[[int], None]],
+) -> None:
+    url, set_limit = limit
+    set_limit(0)
+    command = [sys.executable, "-m", "service", "--database", url, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr
+        assert child.stdout
+        assert "too many connections" in child.stderr.readline()
+        set_limit(-1)
+        assert "plevel service on http://" in child.stdout.readline()
+        child.terminate()
+        child.communicate()
+    assert child.returncode == 0
+
+
+def test_a_service_that_was_killed_starts_again_at_once(url: str, start: Start) -> None:
+    for _ in range(3):
+        service = start(url)
+        assert service.raw("GET", "/healthz").status_code == 200
+        service.kill()
