@@ -25,12 +25,14 @@ import httpx
 import pytest
 
 from service.access import token
+from service.formats import ImportedRecord, Task
 from service.formats.source import CHUNK
+from service.records.importer import import_items
 from service.store.db import Store
 from service.store.tables import TokenScope
 from strategy.record import LeaseRequest, Registered, RunState, RunStatus, decode, encode
 from tests.integration.process import Service, Start
-from tests.integration.scene import OTHER_TARGET, device, info, request
+from tests.integration.scene import FAST, OTHER_TARGET, TARGET, WORKLOAD, device, info, request
 from tests.integration.test_reading import readers_of
 from tests.limit import HANG_S
 
@@ -518,6 +520,62 @@ def test_a_revoked_token_ends_what_is_being_answered(url: str, start: Start) -> 
             assert "event: end" in other_lines
         poll.join()
     assert answers == {"lease": 401}
+    store.close()
+    _, _, err = service.close()
+    assert "Traceback" not in err
+
+
+def test_a_revoked_token_ends_exports_and_imports(url: str, start: Start) -> None:
+    store = Store(url)
+    own = Task(workload=WORKLOAD, target=TARGET, implementation=FAST.implementation, version=FAST.version)
+    rows = [
+        ImportedRecord(source="test", config_key=f'{{"n": {n}}}', samples_s=(n + 1.0,) * 50_000, task=own)
+        for n in range(100)
+    ]  # more than the buffers between the two ends hold
+    import_items(store, rows)
+    with store.write() as c:
+        revoked = token.create(c, "one", [TokenScope.ADMIN])
+    service = start(url)
+    mine = {"authorization": f"Bearer {revoked.secret}"}
+    began, ended = threading.Event(), threading.Event()
+    answers: list[int | None] = []
+
+    def upload() -> Iterator[bytes]:
+        yield b"\n"
+        began.set()
+        ended.wait(HANG_S)
+        yield b"\n"
+
+    def import_it() -> None:
+        try:
+            with httpx.Client(base_url=service.url, headers=mine, timeout=HANG_S) as client:
+                answers.append(client.post("/v1/records:import", content=upload()).status_code)
+        except httpx.TransportError:
+            answers.append(None)
+
+    importing = threading.Thread(target=import_it)
+    with (
+        httpx.Client(base_url=service.url, headers=mine, timeout=HANG_S) as client,
+        client.stream("GET", "/v1/records:export") as export,
+    ):
+        assert export.status_code == 200
+        parts = export.iter_raw(1024)
+        assert next(parts)
+        importing.start()
+        assert began.wait(HANG_S)
+        made = client.post("/v1/runs", content=encode(request(target=OTHER_TARGET)))
+        events = f"/v1/runs/{decode(made.content, RunStatus).id}/events"
+        with client.stream("GET", events) as stream:
+            with store.write() as c:
+                token.revoke(c, revoked.id)
+            with pytest.raises(httpx.TransportError):
+                list(stream.iter_lines())
+        # What is left of the export was not read until now: it is more than the buffers hold.
+        with pytest.raises(httpx.TransportError):
+            list(parts)
+    ended.set()
+    importing.join()
+    assert answers in ([401], [None])
     store.close()
     _, _, err = service.close()
     assert "Traceback" not in err
