@@ -17,6 +17,7 @@ from service.dashboard.query import model as model_query
 from service.dashboard.query import op as op_query
 from service.dashboard.query import record as record_query
 from service.dashboard.query import run as run_query
+from service.dashboard.query import run_list
 from service.dashboard.query import task as task_query
 from service.dashboard.view import op_url
 from service.predict import training
@@ -81,7 +82,7 @@ def test_the_pages_agree_with_the_store(filled: tuple[Store, str, dict[str, int]
         f"/devices/{ids['device']}", "/import", "/models",
         *(f"/models/{m}" for m in range(ids["model"] - 2, ids["model"] + 2)),
         *(f"{path}?since=2020-01-01&until=2100-12-31&sort={sign}{name}"
-          for path, of in (("/runs", run_query), ("/records", record_query), ("/devices", device_query),
+          for path, of in (("/runs", run_list), ("/records", record_query), ("/devices", device_query),
                            ("/tasks", task_query))
           for name in of.SORTS for sign in ("", "-")),
     ]  # fmt: skip
