@@ -7,7 +7,6 @@ of them to the site.
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -67,18 +66,17 @@ def _default(option: Any) -> str:
 
 
 def settings() -> str:
-    """The reference of the service's settings, from their declarations and comments."""
+    """The reference of the service's settings, from their declarations."""
     from service.settings import Settings
 
     fields = Settings.model_fields
-    said = _comments(inspect.getsource(Settings))
     rows = []
     for name, field in fields.items():
         kind = inspect.formatannotation(field.annotation).replace("pathlib.", "")
         default = "" if field.default is None or field.default_factory else f"`{field.default}`"
         if name == "database":
             default = "a file in the user's data directory"
-        rows.append((f"`PLEVEL_{name.upper()}`", said.get(name, ""), kind, default))
+        rows.append((f"`PLEVEL_{name.upper()}`", (field.description or "").replace("\n", " "), kind, default))
     text = inspect.getdoc(Settings) or ""
     return (
         "# Settings of the service\n\n"
@@ -87,22 +85,6 @@ def settings() -> str:
         "`PLEVEL_URL` and `PLEVEL_DATABASE` also set [the database of "
         "commands](../cli.md#the-database-of-a-command).\n"
     )
-
-
-def _comments(source: str) -> dict[str, str]:
-    """The comment of each field, before it or on its line."""
-    found: dict[str, str] = {}
-    before: list[str] = []
-    for line in source.splitlines():
-        code, mark, comment = line.strip().partition("#")
-        if mark and not code:
-            before.append(comment.strip())
-        elif field := re.match(r"(\w+): ", code):
-            found[field[1]] = " ".join([*before, comment.strip()]).strip()
-            before = []
-        else:
-            before = []
-    return found
 
 
 def rest() -> str:

@@ -25,49 +25,58 @@ def default_database() -> str:
 class Settings(BaseSettings):
     """Settings of the service. Times are in seconds, sizes in bytes."""
 
-    model_config = SettingsConfigDict(env_prefix="PLEVEL_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="PLEVEL_", frozen=True, extra="ignore", use_attribute_docstrings=True
+    )
 
     database: str = Field(default_factory=default_database)
     host: str = "127.0.0.1"
     port: int = Field(default=8765, ge=0, le=65535)
-    # `auto`: a token is required once one exists; `token`: always; `open`: never, on loopback only.
     auth: Mode = "auto"
-    # Requests per second of one token in one process.
+    """`auto`: a token is required once one exists; `token`: always; `open`: never, on loopback only."""
     rate: float = Field(default=500.0, gt=0)
-    tls_cert: Path | None = None  # PEM, with its chain
+    """Requests per second of one token in one process."""
+    tls_cert: Path | None = None
+    """PEM, with its chain."""
     tls_key: Path | None = None
-    # A worker that renews no lease for this long loses its jobs; one that misses three
-    # heartbeats does not count as live.
     lease_s: float = Field(default=12.0, gt=0)
+    """A worker that renews no lease for this long loses its jobs; one that misses three heartbeats does not
+    count as live."""
     heartbeat_s: float = Field(default=4.0, gt=0)
-    # Interval at which long polls query again, as another process may have written.
     poll_s: float = Field(default=1.0, gt=0)
-    # Permitted hosts of webhooks: `ci.lan, *.example.org`; default: none.
+    """Interval at which long polls query again, as another process may have written."""
     webhook_hosts: str = ""
-    webhook_secret: SecretStr | None = None  # signs webhooks: whsec_ and base64
-    webhook_retry_s: float = Field(default=10.0, gt=0)  # to the second attempt; doubles each time
-    # Bodies of requests; imports are streams and have no limit.
+    """Permitted hosts of webhooks: `ci.lan, *.example.org`; default: none."""
+    webhook_secret: SecretStr | None = None
+    """Signs webhooks: whsec_ and base64."""
+    webhook_retry_s: float = Field(default=10.0, gt=0)
+    """Time from the first attempt of a webhook to the second; doubles each time."""
     max_request_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
+    """Bodies of requests; imports are streams and have no limit."""
     max_url_bytes: int = Field(default=16 * 1024, ge=128)
-    max_head_bytes: int = Field(default=64 * 1024, ge=256)  # URL, headers and trailers of a request
+    max_head_bytes: int = Field(default=64 * 1024, ge=256)
+    """URL, headers and trailers of a request."""
     max_headers: int = Field(default=100, ge=1)
-    # Connections of one process, at most half of the files that it may open. More get 503.
     max_connections: int = Field(default=4096, ge=1)
-    # Connections of one IPv4 address or 64-bit IPv6 network; 0: no limit. Proxies have none.
+    """Connections of one process, at most half of the files that it may open. More get 503."""
     max_connections_per_address: int = Field(default=256, ge=0)
-    # Comma-separated addresses and networks whose `X-Forwarded-For` is trusted.
+    """Connections of one IPv4 address or 64-bit IPv6 network; 0: no limit. Proxies have none."""
     proxies: str = "127.0.0.1, ::1"
-    # Time limit of a TLS handshake, and of the URL and headers of a request.
+    """Comma-separated addresses and networks whose `X-Forwarded-For` is trusted."""
     head_s: float = Field(default=10.0, gt=0)
-    body_s: float = Field(default=60.0, gt=0)  # time limit of the body of a request; imports have none
-    # Time limit without progress while a client sends a body or reads an answer.
+    """Time limit of a TLS handshake, and of the URL and headers of a request."""
+    body_s: float = Field(default=60.0, gt=0)
+    """Time limit of the body of a request; imports have none."""
     idle_s: float = Field(default=30.0, gt=0)
-    # Upgrade an older schema when starting; a fleet may prefer `plevel db upgrade`.
+    """Time limit without progress while a client sends a body or reads an answer."""
     migrate: bool = True
-    tune: bool = True  # run the tuner in this process
-    # Time after a run's end at which finals of a single device are measured again; 0: never.
+    """Upgrade an older schema when starting; a fleet may prefer `plevel db upgrade`."""
+    tune: bool = True
+    """Run the tuner in this process."""
     second_look_s: float = Field(default=86_400.0, ge=0)
-    batch: int = Field(default=8, ge=1, le=1000)  # configurations in one search job
+    """Time after a run's end at which finals of a single device are measured again; 0: never."""
+    batch: int = Field(default=8, ge=1, le=1000)
+    """Configurations in one search job."""
 
     @field_validator("webhook_secret")
     @classmethod
