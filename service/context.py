@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from anyio import CapacityLimiter
-from fastapi import Request
+from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
 from service.errors import TooLargeError, TooSlowError
@@ -108,6 +108,9 @@ async def context_of(request: Request) -> Context:
     """The dependency of every route."""
     context: Context = request.app.state.context
     return context
+
+
+Ctx = Annotated[Context, Depends(context_of)]
 
 
 async def read_body(request: Request) -> bytes:

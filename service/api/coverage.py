@@ -10,14 +10,13 @@ from fastapi import APIRouter, Depends, Query, Response
 from service.access.auth import Who, Within
 from service.api.query import OfWorkload
 from service.api.wire import describe, reply
-from service.context import Context, context_of
+from service.context import Ctx
 from service.records import coverage, log_page
 from service.records.filter import Tasks
 from service.store.tables import Scope
 from service.tuning import run_status
 
 router = APIRouter(prefix="/v1", tags=["records"])
-Ctx = Annotated[Context, Depends(context_of)]
 
 
 def tasks_of(

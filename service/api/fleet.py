@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Response
 
 from service.access import audit
 from service.access.auth import Who
 from service.api.wire import body_of, describe, reply
-from service.context import Context, context_of
+from service.context import Ctx
 from service.queue import explain as why
 from service.queue import fleet, pause
 from strategy.record import Name
 
 router = APIRouter(prefix="/v1", tags=["fleet"])
-Ctx = Annotated[Context, Depends(context_of)]
 
 
 class Pauses(msgspec.Struct, frozen=True, kw_only=True):

@@ -102,6 +102,8 @@ def _stay(error: ServiceError) -> None:
 
 def _check_origin(headers: Headers) -> None:
     """Refuse requests that another site's page has a browser send with the user's credentials (CSRF)."""
+    site = headers.get("sec-fetch-site", "same-origin")
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != headers.get("host"):
-        raise ForbiddenError(f"origin {origin!r:.80} is another site: use this service's pages")
+    foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
+    if foreign or site not in ("same-origin", "none"):
+        raise ForbiddenError(f"origin {origin or site!r:.80} is another site: use this service's pages")

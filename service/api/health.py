@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from service.api.wire import describe, reply
-from service.context import Context, context_of
+from service.context import Ctx
 from service.store.tables import run
 
 router = APIRouter(tags=["health"])
@@ -28,13 +26,13 @@ _METRICS["responses"][200]["content"] = {"text/plain": {"schema": {"type": "stri
 
 
 @router.get("/metrics", **_METRICS)
-def metrics(context: Annotated[Context, Depends(context_of)]) -> Response:
+def metrics(context: Ctx) -> Response:
     text = context.metrics.render(context.store, context.settings.alive_s)
     return Response(text, 200, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 @router.get("/readyz", **describe("Check that the database answers too", errors=(503,)))
-def readyz(context: Annotated[Context, Depends(context_of)]) -> Response:
+def readyz(context: Ctx) -> Response:
     with context.store.read() as connection:
         connection.execute(sa.select(run.c.id).limit(1))
     return reply({"status": "ready"})

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from service.access.auth import Actor, Who
 from service.api.wire import body_of, describe, reply
-from service.context import Context, context_of
+from service.context import Context, Ctx
 from service.errors import ServiceError
 from service.queue import fleet
 from service.queue import lease as leasing
@@ -31,7 +31,6 @@ from strategy.record import (
 )
 
 router = APIRouter(prefix="/v1/leases", tags=["leases"])
-Ctx = Annotated[Context, Depends(context_of)]
 
 
 @router.post(

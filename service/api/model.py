@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Response
 
 from service.access import audit
 from service.access.auth import Who
 from service.api.wire import body_of, describe, reply
-from service.context import Context, context_of
+from service.context import Ctx
 from service.errors import InvalidError
 from service.predict import training
 from strategy.record import Name
 from strategy.target import Target
 
 router = APIRouter(prefix="/v1", tags=["models"])
-Ctx = Annotated[Context, Depends(context_of)]
 
 
 class Models(msgspec.Struct, frozen=True, kw_only=True):

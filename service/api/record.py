@@ -10,14 +10,13 @@ from starlette.responses import StreamingResponse
 from service.access.auth import Who, Within
 from service.api.query import OfWorkload
 from service.api.wire import describe, reply
-from service.context import Context, context_of
+from service.context import Context, Ctx
 from service.records import exporter, log_page
 from service.records.filter import Wanted
 from service.tuning import run_status
 from strategy.record import ErrorKind, Phase, TaskStatus
 
 router = APIRouter(prefix="/v1", tags=["records"])
-Ctx = Annotated[Context, Depends(context_of)]
 
 
 def wanted(

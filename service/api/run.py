@@ -7,21 +7,20 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Query, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from service.access import audit
 from service.access.auth import Actor, Who, Within
 from service.api.wire import body_of, describe, reply
-from service.context import Context, context_of
+from service.context import Context, Ctx
 from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning import run_status, webhook
 from strategy.record import RunRequest, RunState, RunStatus, encode
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
-Ctx = Annotated[Context, Depends(context_of)]
 _ENDED = (RunState.DONE, RunState.FAILED, RunState.CANCELLED)
 _DAY_S = 86_400.0
 _PAUSE_S = 0.1  # least time between two events, as many results may arrive at once

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Header, Response
+from fastapi import APIRouter, Header, Response
 
 from service.access import audit
 from service.access.auth import Actor, Who, Within
 from service.api.problem import problem_of
 from service.api.wire import Problem, body_of, describe, reply, reply_tagged
-from service.context import Context, context_of
+from service.context import Context, Ctx
 from service.errors import DatabaseError
 from service.selection import candidate
 from service.selection.database import RecordDatabase
@@ -61,7 +61,7 @@ Etag = Annotated[str | None, Header(alias="if-none-match", max_length=1000)]
     ),
 )  # fmt: skip
 def choose(
-    context: Annotated[Context, Depends(context_of)],
+    context: Ctx,
     who: Who,
     within: Within,
     body: Annotated[SelectRequest, body_of(SelectRequest)],
@@ -133,7 +133,7 @@ class BatchAnswers(msgspec.Struct, frozen=True, kw_only=True):
     ),
 )  # fmt: skip
 def choose_many(
-    context: Annotated[Context, Depends(context_of)],
+    context: Ctx,
     within: Within,
     body: Annotated[BatchRequest, body_of(BatchRequest)],
 ) -> Response:
@@ -184,7 +184,7 @@ class DispatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ),
 )  # fmt: skip
 def tabulate(
-    context: Annotated[Context, Depends(context_of)],
+    context: Ctx,
     within: Within,
     body: Annotated[DispatchRequest, body_of(DispatchRequest)],
 ) -> Response:
@@ -217,7 +217,7 @@ class EvidenceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ),
 )  # fmt: skip
 def show_evidence(
-    context: Annotated[Context, Depends(context_of)],
+    context: Ctx,
     within: Within,
     body: Annotated[EvidenceRequest, body_of(EvidenceRequest)],
 ) -> Response:

@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Query, Response
 from msgspec import Meta
 
 from service.access import audit, token
 from service.access.auth import Who
 from service.api.wire import body_of, describe, reply
-from service.context import Context, context_of
+from service.context import Ctx
 from service.store.namespace import PATTERN
 from service.store.tables import TokenScope
 from strategy.record import Name
 
 router = APIRouter(prefix="/v1", tags=["tokens"])
-Ctx = Annotated[Context, Depends(context_of)]
 
 
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import msgspec
 from anyio import from_thread, to_thread
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from service.access import audit
 from service.access.auth import Actor, Who, Within
 from service.api.wire import describe, reply
-from service.context import Context, context_of
+from service.context import Context, Ctx
 from service.errors import InvalidError
 from service.formats import Format, FormatError, Rejected
 from service.records.importer import import_items
@@ -20,7 +20,6 @@ from service.records.small_import import Arrived, Upload
 from strategy.target import Target
 
 router = APIRouter(prefix="/v1", tags=["records"])
-Ctx = Annotated[Context, Depends(context_of)]
 MAX_SHOWN = 10_000
 SHOWN_TEXT = 1000
 SMALL = 1 << 16  # bytes: smaller logs are read whole, and concurrent ones stored in one batch

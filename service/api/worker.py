@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Response
 
 from service.access.auth import Who
 from service.api.wire import body_of, describe, reply
-from service.context import Context, context_of
+from service.context import Ctx
 from service.queue import fleet, worker_status
 from service.queue import lease as leasing
 from strategy.record import Registered, WorkerInfo
 
 router = APIRouter(prefix="/v1/workers", tags=["workers"])
-Ctx = Annotated[Context, Depends(context_of)]
 
 
 class Workers(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,10 +7,11 @@ from typing import Annotated
 import sqlalchemy as sa
 from fastapi import APIRouter, Path, Response
 
+from service.context import Ctx
 from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import device as query
 from service.dashboard.query.overview import HOUR_S, NOISY
-from service.dashboard.view import MAX_ID, Ctx, PageNumber, render
+from service.dashboard.view import MAX_ID, PageNumber, render
 from service.queue import worker_status
 from service.store.sql import now
 

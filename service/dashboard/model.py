@@ -9,8 +9,9 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Path, Query, Response
 
+from service.context import Ctx
 from service.dashboard.query import model as query
-from service.dashboard.view import MAX_ID, Ctx, render
+from service.dashboard.view import MAX_ID, render
 from service.predict.evaluation import Evaluation
 from service.predict.ranker import LEAST_ACCURACY
 from service.predict.training import LEAST_WORKLOADS

@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
 
+from service.context import Ctx
 from service.dashboard.query import op as query
-from service.dashboard.view import MAX_ID, Ctx, op_url, render
+from service.dashboard.view import MAX_ID, op_url, render
 from service.errors import NotFoundError
 
 router = APIRouter(prefix="/ops", include_in_schema=False)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from service.context import Ctx
 from service.dashboard.query import overview, run_list
-from service.dashboard.view import Ctx, render
+from service.dashboard.view import render
 
 router = APIRouter(include_in_schema=False)
 LATEST = 6  # runs

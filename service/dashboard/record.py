@@ -6,9 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from service.context import Ctx
 from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import record as query
-from service.dashboard.view import MAX_ID, Ctx, render
+from service.dashboard.view import MAX_ID, render
 from service.errors import InvalidError
 from service.records.known import check_names
 from strategy.record import ErrorKind, Phase

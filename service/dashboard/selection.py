@@ -9,8 +9,9 @@ import msgspec
 import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
 
+from service.context import Ctx
 from service.dashboard.query import selection as query
-from service.dashboard.view import Ctx, render
+from service.dashboard.view import render
 from service.dashboard.workload_text import FAULTS, read_workload
 from service.errors import InvalidError
 from service.selection import candidate

@@ -10,9 +10,10 @@ from starlette.responses import RedirectResponse
 
 from service.access import audit
 from service.access.auth import Who
+from service.context import Ctx
 from service.dashboard.form import Fields
 from service.dashboard.query import selection as known
-from service.dashboard.view import Ctx, render
+from service.dashboard.view import render
 from service.dashboard.workload_text import FAULTS, read_workload
 from service.errors import ForbiddenError, InvalidError
 from service.selection import candidate

@@ -11,10 +11,11 @@ import msgspec
 import numpy as np
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from service.context import Ctx
 from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import task as query
 from service.dashboard.query.task import By
-from service.dashboard.view import MAX_ID, Ctx, PageNumber, render, reply
+from service.dashboard.view import MAX_ID, PageNumber, render, reply
 from service.records.known import check_names
 from service.search.importance import LEAST, importance
 from strategy.op import find_op

@@ -10,17 +10,15 @@ from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 import orjson
-from fastapi import Depends, Query, Request, Response
+from fastapi import Query, Request, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from service.context import Context, context_of
 from service.dashboard.show import FILTERS
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
 MAX_ID = 2**63 - 1
 
-Ctx = Annotated[Context, Depends(context_of)]
 PageNumber = Annotated[int, Query(ge=1, le=100_000)]
 
 # No inline script or style, nothing from other hosts, and no framing of these pages.
