@@ -162,11 +162,3 @@ def concatenate_shape_func(attrs: Any, inputs: Sequence[Shape]) -> list[Shape]:
 def scan_shape_func(attrs: Any, inputs: Sequence[Shape]) -> list[Shape]:
     """The shape of the input, flattened where `attrs.axis` is None."""
     return [inputs[0] if attrs.axis is not None else (math.prod(inputs[0]),)]
-
-
-def arange_shape_func(attrs: Any, inputs: Sequence[Any]) -> list[Shape]:
-    """As many elements as there are steps from start to stop: needs the inputs' values."""
-    start, stop, step = (float(v) for v in inputs)
-    if step == 0:
-        raise ShapeError("a step of 0 never reaches the stop")
-    return [(max(0, math.ceil((stop - start) / step)),)]

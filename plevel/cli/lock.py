@@ -13,12 +13,8 @@ from plevel.cli.error import CommandError, UsageError
 from plevel.cli.transfer import whole
 
 if TYPE_CHECKING:
-    from plevel.client import Client
-    from plevel.direct import Direct
     from strategy.select import Selection
     from strategy.select.lock import Lock, Locked
-    from strategy.target import Target
-    from strategy.workload import Workload
 
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FILE", help="The lock file to write.")
@@ -64,7 +60,7 @@ def lock(
     where = option.read_target(target, threads)
     wanted = read_model(file, far=place.url is not None)
     with place.connect() as records:
-        found = [_select(records, w.workload, where, device) for w in wanted]
+        found = [records.select(w.workload, where, device=device) for w in wanted]
     made = Lock.make(found, device)
     assert out is not None
     try:
@@ -123,18 +119,6 @@ def read_lock(path: Path) -> Lock:
         raise UsageError(f"{path}: {error}") from error
 
 
-def _select(
-    records: Client | Direct, workload: Workload, target: Target, device: str | None
-) -> Selection:
-    from strategy.op import OpError
-    from strategy.select import SelectionError
-
-    try:
-        return records.select(workload, target, device=device)
-    except (OpError, SelectionError) as error:
-        raise CommandError(str(error)) from error
-
-
 def _report(locked: Lock, place: location.Location, as_json: bool) -> list[dict[str, Any]]:
     """Print and return the selections that have changed, or whose times have."""
     from plevel.cli.output import print_json
@@ -144,7 +128,7 @@ def _report(locked: Lock, place: location.Location, as_json: bool) -> list[dict[
         changes = [
             change for entry in locked.selections
             if (change := _compare(
-                entry, _select(records, entry.workload, entry.target, entry.device)
+                entry, records.select(entry.workload, entry.target, device=entry.device)
             )) is not None
         ]  # fmt: skip
     if as_json:

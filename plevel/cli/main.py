@@ -167,9 +167,10 @@ def _explain(error: Exception) -> tuple[int, str]:
         return error.exit_code, said if context is None else f"{said}: see '{context.command_path} --help'"
     from plevel.client import ServiceError, UnreachableError
     from plevel.embedded import EmbeddedError
+    from strategy.op import OpError
     from strategy.select import SelectionError
 
-    if isinstance(error, SelectionError):
+    if isinstance(error, OpError | SelectionError):
         return 1, _line(error)
     if isinstance(error, ServiceError):
         line = _line(error)

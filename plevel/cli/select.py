@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from plevel.cli import location, option
-from plevel.cli.error import CommandError, UsageError
+from plevel.cli.error import UsageError
 from plevel.cli.lock import read_lock
 
 
@@ -54,20 +54,15 @@ def select(
     where = option.read_target(target, threads)
 
     from plevel.cli.output import make_console, print_json, rival_table, selection_lines
-    from strategy.op import OpError
-    from strategy.select import SelectionError
 
-    try:
-        if lock is not None:
-            answer = read_lock(lock).find(workload, where).selection()
-        else:
-            with place.connect() as records:
-                answer = records.select(
-                    workload, where, device=device, policy="tvm" if policy == "tvm" else "plevel",
-                    foreign=foreign,
-                )
-    except (OpError, SelectionError) as error:
-        raise CommandError(str(error)) from error
+    if lock is not None:
+        answer = read_lock(lock).find(workload, where).selection()
+    else:
+        with place.connect() as records:
+            answer = records.select(
+                workload, where, device=device, policy="tvm" if policy == "tvm" else "plevel",
+                foreign=foreign,
+            )
     if as_json:
         print_json(answer)
         return
