@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -23,12 +24,10 @@ from service.formats.entry import (
     ImportedRecord,
     Item,
     Reason,
-    Rejected,
     RejectError,
     Task,
     checked,
     config_key,
-    reject,
 )
 from service.formats.foreign_target import foreign_target
 from service.formats.source import Source, check, load
@@ -108,27 +107,12 @@ _encode = msgspec.json.Encoder().encode
 
 def read(source: Source) -> Iterator[Item]:
     """Yield the records of a log; comments and blank lines are skipped, bad lines rejected."""
-    tasks: dict[bytes, tuple[Task, str]] = {}
-    for item in source.lines():
-        if isinstance(item, Rejected):
-            yield item
-            continue
-        number, line = item
-        if not line or line[:1] == b"#" or line.isspace():
-            continue
-        try:
-            yield _record(line, tasks)
-        except Exception as error:
-            if source.ended_openly and _reads_on(error):
-                error = RejectError(Reason.TRUNCATED, "the file ends in the middle of this line")
-            yield reject(number, error, line)
+    return source.read_lines(partial(_record, tasks={}))
 
 
-def _reads_on(error: Exception) -> bool:
-    return isinstance(error, RejectError) and error.reason is Reason.JSON
-
-
-def _record(line: bytes, tasks: dict[bytes, tuple[Task, str]]) -> ImportedRecord:
+def _record(line: bytes, tasks: dict[bytes, tuple[Task, str]]) -> ImportedRecord | None:
+    if line[:1] == b"#":
+        return None
     check(line)
     more: dict[str, Any] = {}
     parsed = None

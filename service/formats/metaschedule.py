@@ -29,7 +29,6 @@ from service.formats.entry import (
     Task,
     checked,
     config_key,
-    reject,
 )
 from service.formats.foreign_target import foreign_target
 from service.formats.source import MAX_LINE as MAX_RECORD
@@ -60,20 +59,7 @@ def read(source: Source) -> Iterator[Item]:
 
     The two files are read as one after the other; several such pairs may follow each other.
     """
-    reader = _Reader()
-    for item in source.lines(MAX_LINE):
-        if isinstance(item, Rejected):
-            yield item
-            continue
-        number, line = item
-        if not line or line.isspace():
-            continue
-        try:
-            yield reader.read(line)
-        except Exception as error:
-            if source.ended_openly and isinstance(error, msgspec.DecodeError):
-                error = RejectError(Reason.TRUNCATED, "the file ends in the middle of this line")
-            yield reject(number, error, line)
+    return source.read_lines(_Reader().read, MAX_LINE)
 
 
 class _Reader:

@@ -20,12 +20,10 @@ from service.formats.entry import (
     ImportedRecord,
     Item,
     Reason,
-    Rejected,
     RejectError,
     Task,
     checked,
     config_key,
-    reject,
 )
 from service.formats.source import Source, check, load
 from strategy.config import MAX_PARTS, MAX_TEXT
@@ -92,50 +90,40 @@ _encode = msgspec.json.Encoder().encode
 
 def read(source: Source) -> Iterator[Item]:
     """The records of a file, with their attachments; bad lines are rejected in place."""
-    shared = _Shared()
-    readable = True
-    for item in source.lines(MAX_LINE):
-        if isinstance(item, Rejected):
-            yield item
-            continue
-        number, line = item
-        if not line or line.isspace():
-            continue
-        try:
-            if len(line) > MAX_RECORD and not line.startswith(b'{"kind":"attachment"'):
-                raise RejectError(Reason.TOO_LONG, f"a record longer than {MAX_RECORD} bytes: not read")
-            check(line)
-            parsed = _decoder.decode(line)
-            if isinstance(parsed, Header):
-                readable = parsed.version <= VERSION
-            if not readable:
-                raise RejectError(
-                    Reason.VERSION,
-                    f"written by a later release than version {VERSION}: update plevel",
-                )
-            if isinstance(parsed, _Record):
-                if _encode(parsed) != line:  # another form than plevel's: may have duplicate keys
-                    load(line)
-                yield shared.record(parsed)
-            elif isinstance(parsed, Attachment):
-                load(line)
-                if parsed.what == "space":
-                    decode(parsed.text, ConfigSpace)
-                yield shared.attachment(parsed)
-        except Exception as error:
-            if source.ended_openly and isinstance(error, msgspec.DecodeError):
-                error = RejectError(Reason.TRUNCATED, "the file ends in the middle of this line")
-            yield reject(number, error, line)
+    return source.read_lines(_Reader().read, MAX_LINE)
 
 
-class _Shared:
-    """A cache of parts shared by many records, decoded once for equal bytes."""
+class _Reader:
+    """Reads lines; parts shared by many records are decoded once for equal bytes."""
 
     def __init__(self) -> None:
+        self._readable = True
         self._known: dict[tuple[Any, bytes], Any] = {}
         self._modules: dict[str, str] = {}  # keys by structural hash, for files of earlier releases
 
-    def attachment(self, given: Attachment) -> Attachment:
+    def read(self, line: bytes) -> Item | None:
+        if len(line) > MAX_RECORD and not line.startswith(b'{"kind":"attachment"'):
+            raise RejectError(Reason.TOO_LONG, f"a record longer than {MAX_RECORD} bytes: not read")
+        check(line)
+        parsed = _decoder.decode(line)
+        if isinstance(parsed, Header):
+            self._readable = parsed.version <= VERSION
+        if not self._readable:
+            raise RejectError(
+                Reason.VERSION, f"written by a later release than version {VERSION}: update plevel"
+            )
+        if isinstance(parsed, Header):
+            return None
+        if isinstance(parsed, _Record):
+            if _encode(parsed) != line:  # another form than plevel's: may have duplicate keys
+                load(line)
+            return self._record(parsed)
+        load(line)
+        if parsed.what == "space":
+            decode(parsed.text, ConfigSpace)
+        return self._attachment(parsed)
+
+    def _attachment(self, given: Attachment) -> Attachment:
         """The attachment, with the current kind of key if it has a structural hash."""
         if given.what != "module" or given.text.startswith("["):
             return given
@@ -169,7 +157,7 @@ class _Shared:
         made: T = found
         return made
 
-    def record(self, line: _Record) -> ImportedRecord:
+    def _record(self, line: _Record) -> ImportedRecord:
         if (line.error is None) == (not line.samples_s):
             raise RejectError(Reason.FIELD, "samples_s, error: a record has exactly one of them")
         return ImportedRecord(

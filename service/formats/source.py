@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from service.formats.entry import Reason, Rejected, RejectError
+import msgspec
+
+from service.formats.entry import Item, Reason, Rejected, RejectError, reject
 
 CHUNK = 1 << 18
 _PACKED = 1 << 14  # compressed bytes given to zlib at a time, as it copies the rest
@@ -156,6 +158,27 @@ class Source:
         """The fault that stopped reading, known after reading the content."""
         return self._fault
 
+    def read_lines(
+        self, read: Callable[[bytes], Item | None], limit: int = MAX_LINE
+    ) -> Iterator[Item]:
+        """What `read` makes of each line that is not blank; lines at which it fails are rejected."""
+        for found in self.lines(limit):
+            if isinstance(found, Rejected):
+                yield found
+                continue
+            number, line = found
+            if not line or line.isspace():
+                continue
+            try:
+                item = read(line)
+            except Exception as error:
+                if self.ended_openly and _is_cut(error):
+                    error = RejectError(Reason.TRUNCATED, "the file ends in the middle of this line")
+                yield reject(number, error, line)
+            else:
+                if item is not None:
+                    yield item
+
     def lines(self, limit: int = MAX_LINE) -> Iterator[tuple[int, bytes] | Rejected]:
         """Numbered lines without line ends, blank ones included; those over `limit` bytes are rejected.
 
@@ -188,6 +211,13 @@ class Source:
             yield number + 1, b"".join(pieces)
         if self._fault is not None:
             yield self._fault
+
+
+def _is_cut(error: Exception) -> bool:
+    """Return whether the end of a line may be missing."""
+    return isinstance(error, msgspec.DecodeError) or (
+        isinstance(error, RejectError) and error.reason is Reason.JSON
+    )
 
 
 def _too_long(number: int, line: bytes, limit: int) -> Rejected:
