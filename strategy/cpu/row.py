@@ -14,10 +14,13 @@ from functools import lru_cache
 from typing import Any
 
 from strategy import order
+from strategy.attrs import Attrs
+from strategy.op_strategy import OpStrategy
+from strategy.pattern import register_cpu_implementations
 from strategy.schedule import Outs, find_stages, integer, lanes_of, new_schedule, stage
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
-from strategy.types import Dim, TensorType
+from strategy.types import Dim, TensorType, Type
 
 # Below this many bytes, a second thread costs more than it brings.
 PARALLEL_BYTES = 1 << 17
@@ -290,3 +293,19 @@ def schedule_elements(sch: Any, block: Any, config: Config, extent: int | None =
     sch.unroll(several)
     sch.vectorize(vector)
     part_whole(sch, outer, (extent or count) // (lanes * unroll))
+
+
+def register_rows(name: str, compute: Any) -> None:
+    """Add `NAME_row.cpu`: `compute` row by row, of rows along the operator's `axis`."""
+
+    def space(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> ConfigSpace:
+        return row_space(inputs, target)
+
+    def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
+        return schedule_rows(outs, config)
+
+    def add(strategy: OpStrategy, attrs: Any, inputs: Any, out_type: Type, target: Target) -> None:
+        if rowwise(attrs.axis, inputs):
+            strategy.add_implementation(compute, schedule, f"{name}_row.cpu", 12, version=2, space=space)
+
+    register_cpu_implementations(name, add)

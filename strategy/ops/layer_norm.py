@@ -10,10 +10,8 @@ from strategy.cpu.row import (
     accumulator,
     reader,
     reduce_row,
+    register_rows,
     row_extents,
-    row_space,
-    rowwise,
-    schedule_rows,
 )
 from strategy.cuda.rowwise import register_row_implementations
 from strategy.expr import Call, Expr, call, const
@@ -27,20 +25,16 @@ from strategy.op import (
     register_reference,
     register_terms,
 )
-from strategy.op_strategy import OpStrategy
 from strategy.ops.bias_add import along, vector_grad, vector_relation
 from strategy.ops.reduce import mean
 from strategy.pattern import (
     in_float32,
-    register_cpu_implementations,
     register_schedule,
     schedule_plain_cpu,
 )
 from strategy.reference import widened
-from strategy.schedule import Outs
 from strategy.shape_func import elemwise_shape_func, register_shape_func
-from strategy.space import Config, ConfigSpace
-from strategy.target import Target
+from strategy.space import Config
 from strategy.type_relation import require_float, require_nonempty
 from strategy.types import TensorType, Type
 
@@ -154,27 +148,7 @@ def compute_layer_norm_row(
     return [te.compute((*rows, extent), scaled, name="layer_norm")]
 
 
-def layer_norm_row_space(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
-) -> ConfigSpace:
-    """That of all operators over rows."""
-    return row_space(inputs, target)
-
-
-def schedule_layer_norm_row(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
-    """Row by row."""
-    return schedule_rows(outs, config)
-
-
-def _add_row(strategy: OpStrategy, attrs: Any, inputs: Any, out_type: Type, target: Target) -> None:
-    if rowwise(attrs.axis, inputs):
-        strategy.add_implementation(
-            compute_layer_norm_row, schedule_layer_norm_row, "layer_norm_row.cpu", 12, version=2,
-            space=layer_norm_row_space,
-        )  # fmt: skip
-
-
-register_cpu_implementations("layer_norm", _add_row)
+register_rows("layer_norm", compute_layer_norm_row)
 register_row_implementations("layer_norm", compute_layer_norm)
 
 

@@ -12,10 +12,8 @@ from strategy.cpu.row import (
     keep_row,
     reader,
     reduce_row,
+    register_rows,
     row_extents,
-    row_space,
-    rowwise,
-    schedule_rows,
 )
 from strategy.cuda.rowwise import register_row_implementations
 from strategy.expr import Call, Expr, call
@@ -29,18 +27,14 @@ from strategy.op import (
     register_reference,
     register_terms,
 )
-from strategy.op_strategy import OpStrategy
 from strategy.pattern import (
     in_float32,
-    register_cpu_implementations,
     register_schedule,
     schedule_plain_cpu,
 )
 from strategy.reference import widened
-from strategy.schedule import Outs
 from strategy.shape_func import elemwise_shape_func, register_shape_func
-from strategy.space import Config, ConfigSpace
-from strategy.target import Target
+from strategy.space import Config
 from strategy.type_relation import normal_axis, require_float, require_nonempty
 from strategy.types import TensorType, Type
 
@@ -62,29 +56,21 @@ def softmax_rel(types: Sequence[Type], attrs: SoftmaxAttrs, reporter: TypeReport
     return True
 
 
-(
-    register_op("softmax")
-    .describe("exp(x) / sum(exp(x)) along an axis.")
-    .add_argument("data", "Tensor", "The input tensor.")
-    .set_attrs_type(SoftmaxAttrs)
-    .set_support_level(1)
-    .add_type_rel("Softmax", softmax_rel)
-    .set_attr("TOpPattern", TOpPattern.kOpaque)
-    .example({"data": "float32[5,19]"}, {"axis": 0})
-    .example({"data": "float32[5,19]"}, {"axis": 1})
-)
-
-(
-    register_op("log_softmax")
-    .describe("x - log(sum(exp(x))) along an axis.")
-    .add_argument("data", "Tensor", "The input tensor.")
-    .set_attrs_type(SoftmaxAttrs)
-    .set_support_level(1)
-    .add_type_rel("Softmax", softmax_rel)
-    .set_attr("TOpPattern", TOpPattern.kOpaque)
-    .example({"data": "float32[5,19]"}, {"axis": 0})
-    .example({"data": "float32[5,19]"}, {"axis": 1})
-)
+for _name, _what in (
+    ("softmax", "exp(x) / sum(exp(x)) along an axis."),
+    ("log_softmax", "x - log(sum(exp(x))) along an axis."),
+):
+    (
+        register_op(_name)
+        .describe(_what)
+        .add_argument("data", "Tensor", "The input tensor.")
+        .set_attrs_type(SoftmaxAttrs)
+        .set_support_level(1)
+        .add_type_rel("Softmax", softmax_rel)
+        .set_attr("TOpPattern", TOpPattern.kOpaque)
+        .example({"data": "float32[5,19]"}, {"axis": 0})
+        .example({"data": "float32[5,19]"}, {"axis": 1})
+    )
 
 
 @register_compute("softmax")
@@ -184,30 +170,8 @@ def compute_log_softmax_row(
     return [te.compute((*rows, extent), shifted, name="log_softmax")]
 
 
-def softmax_row_space(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
-) -> ConfigSpace:
-    """That of all operators over rows."""
-    return row_space(inputs, target)
-
-
-def schedule_softmax_row(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
-    """Row by row."""
-    return schedule_rows(outs, config)
-
-
-def _add_row(name: str, compute: Any) -> None:
-    def add(strategy: OpStrategy, attrs: Any, inputs: Any, out_type: Type, target: Target) -> None:
-        if rowwise(attrs.axis, inputs):
-            strategy.add_implementation(
-                compute, schedule_softmax_row, f"{name}_row.cpu", 12, version=2, space=softmax_row_space
-            )
-
-    register_cpu_implementations(name, add)
-
-
-_add_row("softmax", compute_softmax_row)
-_add_row("log_softmax", compute_log_softmax_row)
+register_rows("softmax", compute_softmax_row)
+register_rows("log_softmax", compute_log_softmax_row)
 register_row_implementations("softmax", compute_softmax)
 register_row_implementations("log_softmax", compute_log_softmax)
 
