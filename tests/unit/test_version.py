@@ -87,8 +87,10 @@ def versions() -> dict[str, tuple[int, str]]:
 
 
 def _modules_of(function: Any) -> Iterator[str]:
-    """The source files of a function and of the functions that it wraps."""
+    """The source files of a function, of the functions that it wraps, and of those that it is given."""
     while isinstance(function, functools.partial):
+        for given in filter(callable, function.args):
+            yield from _modules_of(given)
         function = function.func
     yield function.__module__
     for cell in getattr(function, "__closure__", None) or ():
@@ -147,6 +149,13 @@ def _code(module: str) -> str:
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
             body[0] = ast.Expr(ast.Constant("…"))
     return ast.dump(tree)
+
+
+def test_the_code_of_what_a_function_is_given_counts() -> None:
+    found = implementations()
+    for name, module in (("dense_mma", "strategy.cuda.mma"), ("dense_wgmma", "strategy.cuda.wgmma")):
+        compute = found[f"dense:{name}.cuda"].compute
+        assert {module, "strategy.ops.dense.mma"} <= set(_reach(set(_modules_of(compute))))
 
 
 def test_no_code_changes_without_a_version() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from strategy.condition import SpecializedCondition
@@ -10,8 +11,10 @@ from strategy.cuda.dlight import schedule_by
 from strategy.cuda.library import multiplies, schedule_in_place
 from strategy.cuda.limit import limits_of
 from strategy.cuda.matmul import Product, Read, compute_product
+from strategy.cuda.mma import mma_product, mma_space, takes_mma
 from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
 from strategy.cuda.tiled import loops_of_parts, schedule_tiled, tiled_space
+from strategy.cuda.wgmma import takes_wgmma, wgmma_product, wgmma_space
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
 from strategy.ops.batch_matmul import BatchMatmulAttrs, cublas, mma
@@ -35,14 +38,15 @@ def batch_matmul_strategy_cuda(
         strategy.add_implementation(
             compute, schedule_tensors, "batch_matmul_tensor_core.cuda", 15, space=space_of_tensors
         )
-    if mma.takes(attrs, inputs, out_type, target):
+    if mma.takes(takes_mma, attrs, inputs, out_type, target):
         strategy.add_implementation(
-            mma.compute, schedule_in_place, "batch_matmul_mma.cuda", 18, version=2, space=mma.space
-        )
-    if mma.takes_groups(attrs, inputs, out_type, target):
+            partial(mma.compute, mma_product), schedule_in_place, "batch_matmul_mma.cuda", 18,
+            version=2, space=partial(mma.space, mma_space),
+        )  # fmt: skip
+    if mma.takes(takes_wgmma, attrs, inputs, out_type, target):
         strategy.add_implementation(
-            mma.compute_by_groups, schedule_in_place, "batch_matmul_wgmma.cuda", 19,
-            space=mma.space_of_groups,
+            partial(mma.compute, wgmma_product), schedule_in_place, "batch_matmul_wgmma.cuda", 19,
+            space=partial(mma.space, wgmma_space),
         )  # fmt: skip
     if "cublas" in target.libs and multiplies(inputs[0].dtype, out_type.dtype):
         strategy.add_implementation(

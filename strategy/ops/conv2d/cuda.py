@@ -13,14 +13,17 @@ conv2d_cudnn.cuda                      the vendor's, where the target's libs nam
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.cuda.library import schedule_in_place
 from strategy.cuda.limit import limits_of
 from strategy.cuda.matmul import Product, accumulator, compute_product
+from strategy.cuda.mma import mma_product, mma_space, takes_mma
 from strategy.cuda.schedule import bind_flat, reduction_loops
 from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
+from strategy.cuda.wgmma import takes_wgmma, wgmma_product, wgmma_space
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d import cudnn, implicit_gemm, mma, winograd_cuda
@@ -67,14 +70,15 @@ def conv2d_strategy_cuda(
             compute_product_of_windows, schedule_tensors,
             "conv2d_nchw_implicit_gemm_tensor.cuda", 12, space=space_of_tensors,
         )  # fmt: skip
-    if mma.takes(inputs, out_type, limits_of(target)):
+    if mma.takes(takes_mma, inputs, out_type, limits_of(target)):
         strategy.add_implementation(
-            mma.compute, mma.schedule, "conv2d_nchw_mma.cuda", 14, space=mma.space, prepare=mma.prepare
-        )
-    if mma.takes(inputs, out_type, limits_of(target), by_groups=True):
+            partial(mma.compute, mma_product), mma.schedule, "conv2d_nchw_mma.cuda", 14,
+            space=partial(mma.space, mma_space), prepare=mma.prepare,
+        )  # fmt: skip
+    if mma.takes(takes_wgmma, inputs, out_type, limits_of(target)):
         strategy.add_implementation(
-            mma.compute_by_groups, mma.schedule, "conv2d_nchw_wgmma.cuda", 16,
-            space=mma.space_of_groups, prepare=mma.prepare,
+            partial(mma.compute, wgmma_product), mma.schedule, "conv2d_nchw_wgmma.cuda", 16,
+            space=partial(mma.space, wgmma_space), prepare=mma.prepare,
         )  # fmt: skip
     if (
         data.dtype in ("float32", "float64")

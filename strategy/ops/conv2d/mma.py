@@ -14,10 +14,9 @@ from typing import Any
 from strategy.attrs import Attrs
 from strategy.cuda.library import Handwritten, call_in_place
 from strategy.cuda.limit import DeviceLimits, limits_of
-from strategy.cuda.mma import mma_product, mma_space, takes_mma
 from strategy.cuda.schedule import bind_block, bind_flat
 from strategy.cuda.staging import ByHand, Operands
-from strategy.cuda.wgmma import BLOCK_K, takes_wgmma, wgmma_product, wgmma_space
+from strategy.cuda.wgmma import BLOCK_K
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.schedule import Outs, find_stages, integer, join_epilogue, new_schedule, stage
 from strategy.space import Config, ConfigSpace
@@ -105,39 +104,27 @@ struct Windows {
 
 
 def takes(
-    inputs: Sequence[TensorType],
-    out_type: TensorType,
-    limits: DeviceLimits,
-    *,
-    by_groups: bool = False,
+    fits: Callable[..., bool], inputs: Sequence[TensorType], out_type: TensorType, limits: DeviceLimits
 ) -> bool:
-    """Return whether a convolution of constant shape and without groups is worth it, and has the dtypes."""
+    """Return whether a convolution of constant shape and without groups is worth it, and has dtypes that fit.
+
+    `fits` is `takes_mma` or `takes_wgmma`.
+    """
     _, channels, height, width = inputs[1].concrete_shape
-    takes_product = takes_wgmma if by_groups else takes_mma
     return (
         channels >= _FEWEST_CHANNELS
         and height * width <= _LARGEST_WINDOW
-        and takes_product(Dim(1), Dim(1), Dim(64), inputs[0].dtype, out_type.dtype, limits)
+        and fits(Dim(1), Dim(1), Dim(64), inputs[0].dtype, out_type.dtype, limits)
     )
 
 
 def space(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
-) -> ConfigSpace:
-    """See `mma_space`."""
-    return mma_space(limits_of(target), *_extents(out_type), gathered=True)
-
-
-def space_of_groups(
-    attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
-) -> ConfigSpace:
-    """See `wgmma_space`."""
-    return wgmma_space(limits_of(target), *_extents(out_type), gathered=True)
-
-
-def _extents(out_type: TensorType) -> tuple[int, int]:
+    make: Callable[..., ConfigSpace], attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType,
+    target: Target,
+) -> ConfigSpace:  # fmt: skip
+    """The space that `make`, `mma_space` or `wgmma_space`, has for the extents of a call."""
     batch, channels, rows, columns = out_type.concrete_shape
-    return channels, batch * rows * columns
+    return make(limits_of(target), channels, batch * rows * columns, gathered=True)
 
 
 def prepare(
@@ -163,26 +150,10 @@ def prepare(
 
 
 def compute(
-    attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
-) -> list[Any]:
-    """The convolution by one launch, with a weight that `prepare` has packed."""
-    return _compute(mma_product, attrs, inputs, out_type, config)
-
-
-def compute_by_groups(
-    attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
-) -> list[Any]:
-    """The same by warpgroups."""
-    return _compute(wgmma_product, attrs, inputs, out_type, config)
-
-
-def _compute(
     by: Callable[[ByHand, Config], Handwritten],
-    attrs: Conv2DAttrs,
-    inputs: Sequence[Any],
-    out_type: TensorType,
-    config: Config,
-) -> list[Any]:
+    attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config,
+) -> list[Any]:  # fmt: skip
+    """The convolution by one launch of `mma_product` or `wgmma_product`; `prepare` has packed the weight."""
     data, weight = inputs
     _, channels, height, width = (int(e) for e in data.shape)
     batch, out_channels, rows, columns = out_type.concrete_shape

@@ -11,6 +11,7 @@ dense_dlight.cuda       float32, and one row of any float, by TVM's own rules, a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from strategy.attrs import Attrs
@@ -20,10 +21,10 @@ from strategy.cuda.dlight import schedule_by
 from strategy.cuda.library import multiplies, schedule_in_place
 from strategy.cuda.limit import limits_of
 from strategy.cuda.matmul import Product, accumulator, compute_product
-from strategy.cuda.mma import takes_mma
+from strategy.cuda.mma import mma_product, mma_space, takes_mma
 from strategy.cuda.tensor_core import schedule_tensor_core, tensor_space
 from strategy.cuda.tiled import loops_of_parts, schedule_tiled, tiled_space
-from strategy.cuda.wgmma import takes_wgmma
+from strategy.cuda.wgmma import takes_wgmma, wgmma_product, wgmma_space
 from strategy.op_strategy import OpStrategy
 from strategy.ops.dense import cublas, dense_strategy, gemv_cuda, mma
 from strategy.schedule import Outs, join_epilogue, new_schedule
@@ -47,12 +48,13 @@ def dense_strategy_cuda(
     n, k = inputs[1].shape
     if takes_mma(Dim(1), n, k, inputs[0].dtype, out_type.dtype, limits_of(target)):
         strategy.add_implementation(
-            mma.compute, schedule_in_place, "dense_mma.cuda", 18, version=2, space=mma.space
-        )
+            partial(mma.compute, mma_product), schedule_in_place, "dense_mma.cuda", 18,
+            version=2, space=partial(mma.space, mma_space),
+        )  # fmt: skip
     if takes_wgmma(Dim(1), n, k, inputs[0].dtype, out_type.dtype, limits_of(target)):
         strategy.add_implementation(
-            mma.compute_by_groups, schedule_in_place, "dense_wgmma.cuda", 19,
-            space=mma.space_of_groups,
+            partial(mma.compute, wgmma_product), schedule_in_place, "dense_wgmma.cuda", 19,
+            space=partial(mma.space, wgmma_space),
         )  # fmt: skip
     with SpecializedCondition(m <= gemv_cuda.ROWS):
         strategy.add_implementation(
