@@ -7,7 +7,7 @@ from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.expr import Call, Expr, call
-from strategy.generic_func import override_native_generic_func
+from strategy.generic_func import GenericFunc, override_native_generic_func
 from strategy.gradient import register_gradient
 from strategy.op import (
     TOpPattern,
@@ -53,34 +53,6 @@ def scanop_rel(types: Sequence[Type], attrs: ScanopAttrs, reporter: TypeReporter
     return True
 
 
-(
-    register_op("cumsum")
-    .describe("Return the cumulative sum of the elements along a given axis.")
-    .add_argument("data", "Tensor", "The input tensor.")
-    .set_attrs_type(ScanopAttrs)
-    .set_support_level(3)
-    .add_type_rel("Cumsum", scanop_rel)
-    .set_attr("TOpPattern", TOpPattern.kOpaque)
-    .example({"data": "float32[5,19]"}, {"axis": 0})
-    .example({"data": "float32[5,19]"}, {"axis": 1})
-    .example({"data": "float32[5,19]"}, {"axis": 1, "dtype": "int32"})
-    .example({"data": "float32[5,19]"}, {"axis": 1, "dtype": "float32"})
-)
-(
-    register_op("cumprod")
-    .describe("Return the cumulative product of the elements along a given axis.")
-    .add_argument("data", "Tensor", "The input tensor.")
-    .set_attrs_type(ScanopAttrs)
-    .set_support_level(3)
-    .add_type_rel("Cumprod", scanop_rel)
-    .set_attr("TOpPattern", TOpPattern.kOpaque)
-    .example({"data": "float32[5,19]"}, {"axis": 0})
-    .example({"data": "float32[5,19]"}, {"axis": 1})
-    .example({"data": "float32[5,19]"}, {"axis": 1, "dtype": "int32"})
-    .example({"data": "float32[5,19]"}, {"axis": 1, "dtype": "float32"})
-)
-
-
 def _scan(attrs: ScanopAttrs, data: Any, scan: Callable[..., Any]) -> list[Any]:
     from tvm import tirx, topi
 
@@ -92,22 +64,6 @@ def _scan(attrs: ScanopAttrs, data: Any, scan: Callable[..., Any]) -> list[Any]:
     return [topi.cast(found, dtype) if narrow else found]
 
 
-@register_compute("cumsum")
-def compute_cumsum(attrs: ScanopAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    from tvm import topi
-
-    return _scan(attrs, inputs[0], topi.cumsum)
-
-
-@register_compute("cumprod")
-def compute_cumprod(attrs: ScanopAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    from tvm import topi
-
-    return _scan(attrs, inputs[0], topi.cumprod)
-
-
-@register_terms("cumsum")
-@register_terms("cumprod")
 def scan_terms(attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
     return inputs[0].size if attrs.axis is None else int(inputs[0].shape[attrs.axis])
 
@@ -128,44 +84,50 @@ def _reference(attrs: ScanopAttrs, data: Any, scan: Callable[..., Any], start: i
     return scan(data, axis=axis, dtype=data.dtype)
 
 
-@register_reference("cumsum")
-def reference_cumsum(attrs: ScanopAttrs, inputs: Sequence[Any]) -> Any:
-    import numpy as np
+def _register(name: str, what: str, start: int) -> GenericFunc:
+    """Register a scan that begins with `start`; returns its strategy."""
+    (
+        register_op(name)
+        .describe(f"Return the cumulative {what} of the elements along a given axis.")
+        .add_argument("data", "Tensor", "The input tensor.")
+        .set_attrs_type(ScanopAttrs)
+        .set_support_level(3)
+        .add_type_rel(name.capitalize(), scanop_rel)
+        .set_attr("TOpPattern", TOpPattern.kOpaque)
+        .example({"data": "float32[5,19]"}, {"axis": 0})
+        .example({"data": "float32[5,19]"}, {"axis": 1})
+        .example({"data": "float32[5,19]"}, {"axis": 1, "dtype": "int32"})
+        .example({"data": "float32[5,19]"}, {"axis": 1, "dtype": "float32"})
+    )
 
-    return _reference(attrs, inputs[0], np.cumsum, 0)
+    def compute(attrs: ScanopAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+        from tvm import topi
 
+        return _scan(attrs, inputs[0], getattr(topi, name))
 
-@register_reference("cumprod")
-def reference_cumprod(attrs: ScanopAttrs, inputs: Sequence[Any]) -> Any:
-    import numpy as np
+    def reference(attrs: ScanopAttrs, inputs: Sequence[Any]) -> Any:
+        import numpy as np
 
-    return _reference(attrs, inputs[0], np.cumprod, 1)
+        return _reference(attrs, inputs[0], getattr(np, name), start)
 
+    @override_native_generic_func(f"{name}_strategy")
+    def strategy(
+        attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    ) -> OpStrategy:
+        strategy = OpStrategy()
+        strategy.add_implementation(compute, schedule_extern.dispatch(target), name=f"{name}.generic")
+        return strategy
 
-@override_native_generic_func("cumsum_strategy")
-def cumsum_strategy(
-    attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
-) -> OpStrategy:
-    """The generic strategy of cumsum."""
-    strategy = OpStrategy()
-    strategy.add_implementation(compute_cumsum, schedule_extern.dispatch(target), name="cumsum.generic")
+    register_compute(name, compute)
+    register_reference(name, reference)
+    register_terms(name, scan_terms)
+    register_strategy(name, strategy)
+    register_shape_func(name, False, scan_shape_func)
     return strategy
 
 
-@override_native_generic_func("cumprod_strategy")
-def cumprod_strategy(
-    attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
-) -> OpStrategy:
-    """The generic strategy of cumprod."""
-    strategy = OpStrategy()
-    strategy.add_implementation(compute_cumprod, schedule_extern.dispatch(target), name="cumprod.generic")
-    return strategy
-
-
-register_strategy("cumsum", cumsum_strategy)
-register_strategy("cumprod", cumprod_strategy)
-register_shape_func("cumsum", False, scan_shape_func)
-register_shape_func("cumprod", False, scan_shape_func)
+cumsum_strategy = _register("cumsum", "sum", 0)
+cumprod_strategy = _register("cumprod", "product", 1)
 
 
 @register_gradient("cumsum")
