@@ -15,6 +15,8 @@ from plevel.cli.transfer import whole
 if TYPE_CHECKING:
     from strategy.select import Selection
     from strategy.select.lock import Lock, Locked
+    from strategy.target import Target
+    from strategy.workload import Workload
 
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FILE", help="The lock file to write.")
