@@ -161,7 +161,7 @@ class Source:
     def read_lines(
         self, read: Callable[[bytes], Item | None], limit: int = MAX_LINE
     ) -> Iterator[Item]:
-        """What `read` makes of each line that is not blank; lines at which it fails are rejected."""
+        """Yield what `read` makes of each line that is not blank; reject the lines at which it fails."""
         for found in self.lines(limit):
             if isinstance(found, Rejected):
                 yield found
