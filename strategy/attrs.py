@@ -84,7 +84,7 @@ def field(
     upper: float | None = None,
     choices: Collection[Any] | None = None,
 ) -> Any:
-    """Declares an attribute. Bounds and choices hold for each entry of a tuple."""
+    """Declare an attribute. Bounds and choices hold for each entry of a tuple."""
     ordered = None if choices is None else tuple(sorted(choices))
     return Field(default, description, lower, upper, ordered)
 

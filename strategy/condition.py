@@ -269,7 +269,7 @@ class Expr:
 
     @classmethod
     def from_json(cls, data: Any) -> Expr:
-        """Parses the JSON form.
+        """Parse the JSON form.
 
         Raises:
             ExpressionError: not of the form above, an unknown operation, or over the limits of
@@ -335,7 +335,7 @@ def _number(value: Any) -> Any:
 
 
 def _check_size(data: Any) -> None:
-    """Raises where a JSON tree is too large or deep to read; walks no further than the limits."""
+    """Raise where a JSON tree is too large or deep to read; walk no further than the limits."""
     nodes = 0
     level = [data]
     for depth in range(MAX_DEPTH + 2):
@@ -490,7 +490,7 @@ class Clause:
 
     @classmethod
     def from_json(cls, data: Any) -> Clause:
-        """Parses the JSON form; raises `ExpressionError` as `Expr.from_json` does."""
+        """Parse the JSON form; raise `ExpressionError` as `Expr.from_json` does."""
         _check_size(data)
         return cls._parse(data)
 
@@ -615,7 +615,7 @@ class SpecializedCondition:
 
     @classmethod
     def from_json(cls, data: Any) -> SpecializedCondition:
-        """Parses the JSON form; raises `ExpressionError` as `Expr.from_json` does."""
+        """Parse the JSON form; raise `ExpressionError` as `Expr.from_json` does."""
         _check_size(data)
         conjunction = isinstance(data, list) and data and data[0] == "and"
         return cls(*(Clause._parse(x) for x in (data[1:] if conjunction else [data])))

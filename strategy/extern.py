@@ -112,7 +112,7 @@ class LoadedLibrary:
         return found
 
     def set_threads(self, threads: int) -> None:
-        """Makes every later call in this process use `threads` threads."""
+        """Make every later call in this process use `threads` threads."""
         self.function("openblas_set_num_threads")(ctypes.c_int(threads))
 
     @property
@@ -132,7 +132,7 @@ class LoadedLibrary:
 
 @cache
 def open_library(role: str) -> LoadedLibrary:
-    """Loads the library, visible to compiled functions and to other libraries.
+    """Load the library, visible to compiled functions and to other libraries.
 
     Raises:
         ExternError: it is not on this host, or does not load.

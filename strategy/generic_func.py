@@ -49,7 +49,7 @@ class GenericFunc:
         self._target_index = names.index("target")
 
     def set_default(self, func: Callable[..., Any], override: bool = False) -> GenericFunc:
-        """Sets the body for targets that have no body of their own."""
+        """Set the body for targets that have no body of their own."""
         if self.default is not None and not override:
             raise GenericFuncError(f"{self.name} has a default already; pass override=True to replace it")
         self._learn(func)
@@ -59,7 +59,7 @@ class GenericFunc:
     def register(
         self, keys: str | Sequence[str], func: Callable[..., Any] | None = None, *, override: bool = False
     ) -> Callable[[F], F]:
-        """Registers a body for each of `keys`: `func`, or as a decorator what it decorates.
+        """Register a body for each of `keys`: `func`, or as a decorator what it decorates.
 
         Raises:
             GenericFuncError: a key has a body already and `override` is not set.

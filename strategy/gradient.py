@@ -35,7 +35,7 @@ class GradientError(ValueError):
 def register_gradient(
     name: str, rule: GradientRule | None = None, level: int = 10
 ) -> Callable[[F], F]:
-    """Registers `rule(orig, grad) -> [expression per input]`: `rule`, or what it decorates.
+    """Register `rule(orig, grad) -> [expression per input]`: `rule`, or what it decorates.
 
     `orig` is the call, whose arguments are `orig.args`; `grad` is the derivative of the whole with
     respect to its output, a tuple where the output is one. What is returned has the types of the
@@ -83,7 +83,7 @@ def gradient(expr: Expr, wrt: Sequence[Expr] | None = None, seed: Expr | None = 
 
 
 def _through(node: Call, adjoints: _Adjoints, reaches: set[Expr]) -> None:
-    """Adds to the adjoints of a call's arguments what flows through it."""
+    """Add to the adjoints of a call's arguments what flows through it."""
     rule: GradientRule | None = node.op.get_attr("FPrimalGradient")
     if rule is None:
         raise GradientError(f"{node.op.name} has no gradient: register one with register_gradient")

@@ -10,7 +10,7 @@ from strategy.types import IncompleteType, TupleType, Type, may_equal
 
 
 def infer_type(expr: Expr) -> Type:
-    """Solves the type relations of the graph to a fixed point, and gives the type of `expr`.
+    """Solve the type relations of the graph to a fixed point, and return the type of `expr`.
 
     Types flow both ways: a variable without a type gets the one that its uses determine. All nodes
     then know theirs (`checked_type`).
@@ -72,7 +72,7 @@ class _Types:
         return self._known[node]
 
     def relate(self, node: Call) -> bool:
-        """Runs the relation of one call; True once nothing about it can change any more."""
+        """Run the relation of one call; True once nothing about it can change any more."""
         if node.op.type_rel is None:
             raise OpError(f"{node.op.name} has no type relation: add one with add_type_rel")
         before = [*(self[a] for a in node.args), self[node]]

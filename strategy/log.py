@@ -31,7 +31,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(form: Form, text: str, level: int = logging.INFO) -> None:
-    """Makes this process log to stderr, as JSON or in the format `text`."""
+    """Make this process log to stderr, as JSON or in the format `text`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(text))
     logging.basicConfig(level=level, handlers=[handler])

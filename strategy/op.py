@@ -72,7 +72,7 @@ class TypeReporter:
         return "output" if index == len(self.types) - 1 else f"input {index}"
 
     def assign(self, index: int, found: Type) -> None:
-        """Says that the type at `index` is `found`.
+        """Say that the type at `index` is `found`.
 
         Raises:
             TypeRelationError: it is known to be something else.
@@ -86,7 +86,7 @@ class TypeReporter:
             )
 
     def check(self, claim: bool | Clause, index: int, remedy: str) -> None:
-        """Raises `TypeRelationError` about the argument at `index` where `claim` is certainly false.
+        """Raise `TypeRelationError` about the argument at `index` where `claim` is certainly false.
 
         A clause over symbolic dimensions that nothing decides passes: it is checked at run time.
         """
@@ -195,7 +195,7 @@ class Op:
         return self._attrs[key][0] if key in self._attrs else default
 
     def reset_attr(self, key: str) -> None:
-        """Forgets one attribute of this operator."""
+        """Forget one attribute of this operator."""
         self._attrs.pop(key, None)
 
     def infer_type(self, inputs: Sequence[Type], attrs: Attrs) -> Type:
@@ -301,7 +301,7 @@ def get_registered_op(name: str) -> Op:
 
 
 def register_op_attr(name: str, key: str, value: Any = None, level: int = 10) -> Callable[[F], F]:
-    """Sets an attribute of an operator to `value`, or as a decorator to what it decorates."""
+    """Set an attribute of an operator to `value`, or as a decorator to what it decorates."""
     op = get_registered_op(name)
 
     def decorate(found: F) -> F:
@@ -314,17 +314,17 @@ def register_op_attr(name: str, key: str, value: Any = None, level: int = 10) ->
 
 
 def register_compute(name: str, compute: Any = None, level: int = 10) -> Callable[[F], F]:
-    """Registers `compute(attrs, inputs, out_type) -> [te.Tensor]`, the same for all targets."""
+    """Register `compute(attrs, inputs, out_type) -> [te.Tensor]`, the same for all targets."""
     return register_op_attr(name, "FTVMCompute", compute, level)
 
 
 def register_strategy(name: str, strategy: Any = None, level: int = 10) -> Callable[[F], F]:
-    """Registers `strategy(attrs, inputs, out_type, target) -> OpStrategy`, a generic function."""
+    """Register `strategy(attrs, inputs, out_type, target) -> OpStrategy`, a generic function."""
     return register_op_attr(name, "FTVMStrategy", strategy, level)
 
 
 def register_reference(name: str, reference: Any = None, level: int = 10) -> Callable[[F], F]:
-    """Registers `reference(attrs, inputs) -> array`: NumPy's answer, in float64 where it can be.
+    """Register `reference(attrs, inputs) -> array`: NumPy's answer, in float64 where it can be.
 
     The tensors of an argument of kind `Tuple` are given one after the other. Every implementation
     is checked against this before it is timed.
@@ -333,12 +333,12 @@ def register_reference(name: str, reference: Any = None, level: int = 10) -> Cal
 
 
 def register_flops(name: str, flops: Any = None, level: int = 10) -> Callable[[F], F]:
-    """Registers `flops(attrs, inputs, out_type) -> int`: floating-point operations of one call."""
+    """Register `flops(attrs, inputs, out_type) -> int`: floating-point operations of one call."""
     return register_op_attr(name, "FFlops", flops, level)
 
 
 def register_least_flops(name: str, flops: Any = None, level: int = 10) -> Callable[[F], F]:
-    """Registers the same of the algorithm that needs fewest; a lower bound will do.
+    """Register the same of the algorithm that needs fewest; a lower bound will do.
 
     Needed only where there are implementations with fewer operations than `register_flops` says
     (winograd, zeros that are skipped): times beyond the device's peak are refused.
@@ -347,7 +347,7 @@ def register_least_flops(name: str, flops: Any = None, level: int = 10) -> Calla
 
 
 def register_terms(name: str, terms: Any = None, level: int = 10) -> Callable[[F], F]:
-    """Registers `terms(attrs, inputs, out_type) -> int`: what rounding errors of an output add up from.
+    """Register `terms(attrs, inputs, out_type) -> int`: what rounding errors of an output add up from.
 
     Needed only where neither FLOPs nor the inputs' sizes tell how many terms an element has.
     """

@@ -111,7 +111,7 @@ class OpStrategy:
         library: str | None = None,
         symbolic: bool = True,
     ) -> None:
-        """Adds an implementation under the `SpecializedCondition` contexts entered here, if any.
+        """Add an implementation under the `SpecializedCondition` contexts entered here, if any.
 
         Raises:
             OpError: the name is taken in this strategy.

@@ -40,7 +40,7 @@ _added: dict[str, list[Callable[..., None]]] = {}
 
 
 def register_schedule(name: str, schedule: GenericFunc | Callable[..., Any], level: int = 10) -> None:
-    """Makes the strategy of an operator from its compute and a schedule.
+    """Make the strategy of an operator from its compute and a schedule.
 
     The implementation is called after the schedule and the key of the target that it is registered
     for, as TVM does: `injective.cpu`, or `pool.generic` where only the default fits.
@@ -73,7 +73,7 @@ def register_schedule(name: str, schedule: GenericFunc | Callable[..., Any], lev
 
 
 def register_cpu_implementations(name: str, add: Callable[..., None]) -> None:
-    """Adds to what a schedule made the strategy of, on processors.
+    """Add to what a schedule made the strategy of, on processors.
 
     Args:
         name: of an operator whose strategy `register_schedule` made.
@@ -112,7 +112,7 @@ def register_reduce_schedule(name: str, level: int = 10) -> None:
 @schedule_broadcast.register("cpu")
 @schedule_reduce.register("cpu")
 def schedule_plain_cpu(attrs: Attrs, outs: Outs, target: Target) -> Any:
-    """Inlines what is elementwise; every other stage runs in parallel outside, in vectors inside."""
+    """Inline what is elementwise; every other stage runs in parallel outside, in vectors inside."""
     schedule = new_schedule(outs)
     for block in inline_injective(schedule):
         spread(schedule, block, target)
@@ -121,12 +121,12 @@ def schedule_plain_cpu(attrs: Attrs, outs: Outs, target: Target) -> Any:
 
 @schedule_extern.register("cpu")
 def schedule_extern_cpu(attrs: Attrs, outs: Outs, target: Target) -> Any:
-    """Leaves a compute that is written as loops, or calls a library, as it is."""
+    """Leave a compute that is written as loops, or calls a library, as it is."""
     return new_schedule(outs)
 
 
 def inline_injective(schedule: Any) -> list[Any]:
-    """Inlines all blocks that can be and are no stage of their own; returns the rest, in order."""
+    """Inline all blocks that can be and are no stage of their own; return the rest, in order."""
     from tvm.s_tir.schedule import ScheduleError
 
     root = schedule.get_sblock("root")
@@ -143,7 +143,7 @@ def inline_injective(schedule: Any) -> list[Any]:
 
 
 def spread(schedule: Any, block: Any, target: Target) -> Any:
-    """Runs a block in parallel over its outer loops and in vectors over its inner spatial loop.
+    """Run a block in parallel over its outer loops and in vectors over its inner spatial loop.
 
     Reduction loops go between the two. Returns the parallel loop, or None where the block has no
     spatial loops.
@@ -193,7 +193,7 @@ def spread(schedule: Any, block: Any, target: Target) -> Any:
 
 
 def fuse_contiguous(schedule: Any, block: Any, loops: Sequence[Any]) -> list[Any]:
-    """Joins the two innermost loops where all that is read lies along them as the output does, or not at all.
+    """Join the two innermost loops where all that is read lies along them as the output does, or not at all.
 
     Short innermost axes, such as those of a small image, then fill vectors. Returns the loops left.
     Of three loops, TVM would not see that the joint index is one from element to element.

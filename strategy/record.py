@@ -488,7 +488,7 @@ def _refuse(expected: str, data: Any) -> Any:
 
 
 def _convert_within(data: Any, kind: type[T]) -> T:
-    """Reads a part of what is read: msgspec adds the part's place only to errors that are not its own."""
+    """Read a part of what is read: msgspec adds the part's place only to errors that are not its own."""
     try:
         return msgspec.convert(data, type=kind, dec_hook=_dec_hook)
     except msgspec.ValidationError as error:
@@ -524,7 +524,7 @@ def to_json(value: Any) -> Any:
 
 
 def decode(data: bytes | str, kind: type[T]) -> T:
-    """Reads a wire type from JSON text; raises `WireError` that names the field at fault."""
+    """Read a wire type from JSON text; raise `WireError` that names the field at fault."""
     try:
         return msgspec.json.decode(data, type=kind, dec_hook=_dec_hook)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -532,7 +532,7 @@ def decode(data: bytes | str, kind: type[T]) -> T:
 
 
 def convert(data: Any, kind: type[T]) -> T:
-    """Reads a wire type from plain dicts and lists; raises `WireError` as `decode` does."""
+    """Read a wire type from plain dicts and lists; raise `WireError` as `decode` does."""
     try:
         return msgspec.convert(data, type=kind, dec_hook=_dec_hook)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -47,7 +47,7 @@ def find_stages(schedule: Any) -> dict[str, Any]:
 
 
 def join_epilogue(schedule: Any) -> Any:
-    """Inlines what lies between the stages and the output; returns the block that writes it.
+    """Inline what lies between the stages and the output; return the block that writes it.
 
     Raises:
         ScheduleError: something there is not elementwise, or there are several outputs.
@@ -72,7 +72,7 @@ def join_epilogue(schedule: Any) -> Any:
 
 
 def vectorize(schedule: Any, loop: Any, lanes: int) -> Any:
-    """Vectorises a loop by `lanes`, whole vectors unrolled; returns the loop over vectors."""
+    """Vectorise a loop by `lanes`, whole vectors unrolled; return the loop over vectors."""
     outer, inner = schedule.split(loop, [None, lanes])
     schedule.vectorize(inner)
     schedule.unroll(outer)
@@ -80,7 +80,7 @@ def vectorize(schedule: Any, loop: Any, lanes: int) -> Any:
 
 
 def pack_by_vectors(schedule: Any, block: Any, lanes: int, depth: int = 16) -> None:
-    """Schedules a packing […, k, lane] of rows: `depth` steps of k at a time, by whole vectors.
+    """Schedule a packing […, k, lane] of rows: `depth` steps of k at a time, by whole vectors.
 
     The tile read stays in the first-level cache even where its rows lie a page apart.
     """

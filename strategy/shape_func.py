@@ -28,7 +28,7 @@ class ShapeError(ValueError):
 def register_shape_func(
     name: str, data_dependent: bool | Sequence[bool], func: ShapeFunction | None = None, level: int = 10
 ) -> Callable[[F], F]:
-    """Registers `func(attrs, inputs) -> [shape per output]`: `func`, or what it decorates.
+    """Register `func(attrs, inputs) -> [shape per output]`: `func`, or what it decorates.
 
     Args:
         name: of the operator.

@@ -264,7 +264,7 @@ class ConfigSpace:
 
     @classmethod
     def from_json(cls, data: Any) -> ConfigSpace:
-        """Parses the JSON form; raises `SpaceError` that names the entry at fault."""
+        """Parse the JSON form; raise `SpaceError` that names the entry at fault."""
         if not isinstance(data, Mapping) or not isinstance(data.get("knobs"), list):
             raise SpaceError("a space is an object with a list 'knobs'")
         knobs = []

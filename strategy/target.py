@@ -99,7 +99,7 @@ class Target:
 
     @classmethod
     def parse(cls, spec: object) -> Target:
-        """Reads a target from TVM's dict or legacy string, or `cpu` for this host.
+        """Read a target from TVM's dict or legacy string, or `cpu` for this host.
 
         `cpu` takes options too: `cpu -num-cores=1`.
 

@@ -13,17 +13,17 @@ FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
 def require_float(reporter: TypeReporter, index: int, kind: TensorType) -> None:
-    """Raises `TypeRelationError` where the argument at `index` is not floating-point."""
+    """Raise `TypeRelationError` if the argument at `index` is not floating-point."""
     reporter.check(kind.dtype in FLOATS, index, "expected a floating-point tensor; cast it first")
 
 
 def require_number(reporter: TypeReporter, index: int, kind: TensorType) -> None:
-    """Raises `TypeRelationError` where the argument at `index` is a tensor of bools."""
+    """Raise `TypeRelationError` if the argument at `index` is a tensor of bools."""
     reporter.check(kind.dtype != "bool", index, "expected numbers; cast it first")
 
 
 def require_signed(reporter: TypeReporter, index: int, kind: TensorType) -> None:
-    """Raises `TypeRelationError` where the argument at `index` holds no negative numbers."""
+    """Raise `TypeRelationError` if the argument at `index` holds no negative numbers."""
     signed = kind.dtype in FLOATS or kind.dtype.startswith("int")
     reporter.check(signed, index, "expected signed numbers; cast it first")
 
@@ -31,7 +31,7 @@ def require_signed(reporter: TypeReporter, index: int, kind: TensorType) -> None
 def require_nonempty(
     reporter: TypeReporter, index: int, kind: TensorType, axes: Iterable[int] | None = None
 ) -> None:
-    """Raises `TypeRelationError` where one of these axes of the argument at `index`, or of all, is empty."""
+    """Raise `TypeRelationError` if one of these axes of the argument at `index`, or of all, is empty."""
     for axis in range(kind.ndim) if axes is None else axes:
         known = (kind.shape[axis] >= 1).decide() is not False
         reporter.check(known, index, f"axis {axis} is empty: there is nothing to compute from")
@@ -54,12 +54,12 @@ def sum_dtype(reporter: TypeReporter, index: int, kind: TensorType, out_dtype: s
 
 
 def require_rank(reporter: TypeReporter, index: int, kind: TensorType, rank: int, form: str) -> None:
-    """Raises `TypeRelationError` where the argument at `index` has not `rank` dimensions."""
+    """Raise `TypeRelationError` if the argument at `index` has not `rank` dimensions."""
     reporter.check(kind.ndim == rank, index, f"expected {rank} dimensions, {form}")
 
 
 def require_dtype_of(reporter: TypeReporter, index: int, other: int) -> None:
-    """Raises `TypeRelationError` where two tensors that are known differ in dtype."""
+    """Raise `TypeRelationError` if two tensors that are known differ in dtype."""
     mine, theirs = reporter.tensor(index), reporter.tensor(other)
     if mine is not None and theirs is not None:
         reporter.check(

@@ -106,7 +106,7 @@ class TensorType(Type):
 
     @classmethod
     def parse(cls, text: str) -> TensorType:
-        """Reads `float32[128,768]`, `float32[m,768]` or `float32[]`."""
+        """Read `float32[128,768]`, `float32[m,768]` or `float32[]`."""
         found = _TENSOR.match(text)
         if not found:
             raise TypeSyntaxError(

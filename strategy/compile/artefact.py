@@ -46,7 +46,7 @@ class Artefact:
         return packed
 
     def write_object(self, path: Path) -> None:
-        """Writes the machine code as an object file, to be linked into a library.
+        """Write the machine code as an object file, to be linked into a library.
 
         Raises:
             CompileError: LLVM cannot write it.

@@ -64,7 +64,7 @@ def export_library(
     *,
     bundle: bool = False,
 ) -> Path:
-    """Writes the shared library to `path`, and its header beside it with the suffix `.h`.
+    """Write the shared library to `path`, and its header beside it with the suffix `.h`.
 
     Args:
         name: what C calls the function; `plevel_OP` where None.
@@ -139,7 +139,7 @@ def _link(made: Path, path: Path, libraries: Iterable[Path], *, beside: bool) ->
 
 
 def _place(source: Path, path: Path) -> None:
-    """Copies a library into place whole, so that a failure or a full disk leaves the old one alone."""
+    """Copy a library into place whole, so that a failure or a full disk leaves the old one alone."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         shutil.copyfile(source, partial)

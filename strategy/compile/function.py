@@ -173,7 +173,7 @@ class SymbolicFunction:
         return [e for f in self._found.all() for e in f.explain()]
 
     def refresh(self) -> None:
-        """Selects anew, by what the database knows now."""
+        """Select anew, by what the database knows now."""
         self._specialize = self._make()
         self._found: Recent[CompiledFunction] = Recent(MAX_FUNCTIONS)
 
@@ -216,7 +216,7 @@ def _sized(variable: Var, dim: Dim, dims: Mapping[str, int]) -> int:
 
 
 def _use_threads(target: Target) -> None:
-    """Lets the runtime use as many threads as the code was made for."""
+    """Let the runtime use as many threads as the code was made for."""
     # Read once, when the runtime starts; its own count is wrong on small machines.
     os.environ.setdefault("TVM_NUM_THREADS", str(max(os.cpu_count() or 1, target.threads)))
     import tvm

@@ -90,7 +90,7 @@ def lower(
     implementation: OpImplementation | str,
     config: Mapping[str, Any] | None = None,
 ) -> Lowered:
-    """Schedules one implementation of a workload with one configuration.
+    """Schedule one implementation of a workload with one configuration.
 
     Args:
         implementation: itself, or the name of one in the strategy of the workload's operator.

@@ -93,7 +93,7 @@ def panels(width: int, depth: int | None = None) -> Callable[[Any], Any]:
 
 
 def schedule_tile(sch: Any, block: Any, output: Any, loops: Sequence[Any], lanes: int, unroll: int) -> None:
-    """Schedules one tile: `loops` are its rows, its columns and its steps, `output` its consumer.
+    """Schedule one tile: `loops` are its rows, its columns and its steps, `output` its consumer.
 
     Must come last: it takes the initialisation out of the reduction.
     """

@@ -212,11 +212,11 @@ class CudaArtefact(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(self.cubin + plan).hexdigest()
 
     def save(self, path: Path) -> None:
-        """Writes all of it to one file, which `load` reads."""
+        """Write all of it to one file, which `load` reads."""
         path.write_bytes(msgspec.json.encode(self))
 
     def export(self, path: Path) -> tuple[Path, ...]:
-        """Writes the cubin to `path`, and its source and all the rest beside it, to be used elsewhere.
+        """Write the cubin to `path`, and its source and all the rest beside it, to be used elsewhere.
 
         Where nothing is done but to call libraries, the rest is all there is: it says which routines
         are called, with what.
@@ -251,7 +251,7 @@ def symbols_of(signature: Signature, shapes: Mapping[str, tuple[int, ...]]) -> d
 
 
 def check_launch(launch: Launch, static_bytes: int, limits: DeviceLimits) -> None:
-    """Raises `LimitError` where a launch is beyond what the device can do.
+    """Raise `LimitError` if a launch is beyond what the device can do.
 
     Symbolic extents of the grid are checked when they are known.
 

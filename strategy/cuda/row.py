@@ -100,7 +100,7 @@ def _fallback(
 
 
 def schedule_rows(outs: Outs, axis: int, config: Config) -> Any:
-    """Makes one kernel of reductions over an axis of the output, and of what is computed from them.
+    """Make one kernel of reductions over an axis of the output, and of what is computed from them.
 
     Raises:
         ScheduleError: a part of the function is no reduction over this axis.
@@ -140,7 +140,7 @@ def _spread(sch: Any, loop: Any, threads: int, vector: int) -> None:
 
 
 def _keep(sch: Any, outs: Outs, blocks: list[Any], row: Any, threads: int, vector: int) -> None:
-    """Reads the first parameter once, into shared memory, for all blocks of a row."""
+    """Read the first parameter once, into shared memory, for all blocks of a row."""
     copied = _copy(sch, outs, blocks, _SHARED)
     sch.compute_at(copied, row, preserve_unit_loops=True)
     _, *inner = sch.get_loops(copied)

@@ -31,7 +31,7 @@ _LONG = 1 << 15
 @schedule_broadcast.register(["cuda", "gpu"])
 @schedule_reduce.register(["cuda", "gpu"])
 def schedule_plain_cuda(attrs: Attrs, outs: Outs, target: Target) -> Any:
-    """Inlines what is elementwise; every other block is bound to the device's threads."""
+    """Inline what is elementwise; every other block is bound to the device's threads."""
     sch = new_schedule(outs)
     blocks = inline_injective(sch)
     for block in blocks:
@@ -43,7 +43,7 @@ def schedule_plain_cuda(attrs: Attrs, outs: Outs, target: Target) -> Any:
 
 
 def bind_block(sch: Any, block: Any, limits: DeviceLimits) -> None:
-    """Makes one block a kernel."""
+    """Make one block a kernel."""
     spatial, reduced = reduction_loops(sch, block)
     if reduced and len(sch.get(block).writes) == 1:
         bind_reduction(sch, block, limits)
@@ -57,7 +57,7 @@ def bind_block(sch: Any, block: Any, limits: DeviceLimits) -> None:
 
 
 def bind_flat(sch: Any, loops: list[Any], threads: int = _THREADS, lanes: int = 1) -> Any:
-    """Runs loops over their elements, one vector of `lanes` by each thread; returns the threads' loop."""
+    """Run loops over their elements, one vector of `lanes` by each thread; return the threads' loop."""
     if not loops:
         raise ScheduleError("the function has no loops: nothing can be bound to a device's threads")
     inner = _constant(sch, loops[-1])
@@ -79,7 +79,7 @@ def bind_flat(sch: Any, loops: list[Any], threads: int = _THREADS, lanes: int = 
 
 
 def bind_reduction(sch: Any, block: Any, limits: DeviceLimits) -> None:
-    """Sums by threads side by side: along memory where that is reduced, else over what is kept.
+    """Sum by threads side by side: along memory where that is reduced, else over what is kept.
 
     Few and long sums are made in two kernels, parts by many blocks and then their sums.
     """

@@ -66,7 +66,7 @@ def outputs_of(out_type: Type) -> list[Any]:
 
 
 def refuse_epilogue(outs: Outs, inputs: Sequence[Any] = ()) -> None:
-    """Raises `ScheduleError` where something follows the template's own outputs."""
+    """Raise `ScheduleError` if something follows the template's own outputs."""
     from tvm import te
 
     if not all(isinstance(t.op, te.PlaceholderOp) for t in outs.tensors):

@@ -84,7 +84,7 @@ def schedule_tensor_core(
     wmma = register_wmma(str(sch.get(stages["a"]).writes[0].source.dtype))
 
     def spread(loop: Any, vector: int) -> None:
-        """Runs a loop on all threads of the block, each on vectors as wide as it can, of `vector` at most."""
+        """Run a loop on all threads of the block, each on vectors as wide as it can, of `vector` at most."""
         each = int(sch.get(loop).extent) // (rows * columns * 32)
         _, y, z, lane, lanes = sch.split(
             loop, [None, rows, columns, 32, _divisor(vector, max(1, each))]

@@ -252,7 +252,7 @@ def _in_vectors(sch: Any, j: Any, block_n: int) -> bool:
 
 
 def _spread(sch: Any, block: Any, threads: int, vector: int, along_k: bool) -> Any:
-    """Runs the loops over a tile, [row, step], on all threads; returns the loop over a thread's lanes.
+    """Run the loops over a tile, [row, step], on all threads; return the loop over a thread's lanes.
 
     A thread's rows (steps, where the operand lies along rows) follow each other, so that what it
     has loaded is an array without gaps.

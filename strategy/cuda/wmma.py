@@ -18,7 +18,7 @@ SHARED = "shared.dyn"
 
 @cache
 def register_wmma(dtype: str) -> dict[str, str]:
-    """Registers the intrinsics for operands of `dtype`, summed in float32; their names by role.
+    """Register the intrinsics for operands of `dtype`, summed in float32; their names by role.
 
     `load_a` reads [m, k], `load_b` reads [n, k], both from dynamic shared memory. `store` writes
     [m, n] to static shared memory: dynamic memory is one buffer, which TVM gives one dtype. `multiply`

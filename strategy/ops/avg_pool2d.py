@@ -133,7 +133,7 @@ register_pool2d_rows("avg_pool2d", mean=True)
 
 @register_gradient("avg_pool2d")
 def avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad / count of each window, summed over the windows that an element is in].
+    """Return [grad / count of each window, summed over the windows that an element is in].
 
     A convolution with a window of ones gives the same back to its data, image by image.
     """
@@ -152,7 +152,7 @@ def avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
 
 @register_gradient("global_avg_pool2d")
 def global_avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad / count, broadcast to the images]."""
+    """Return [grad / count, broadcast to the images]."""
     ones = ones_like(orig.args[0])
     return [divide(grad, reduce_sum(ones, (2, 3), keepdims=True)) * ones]
 

@@ -106,13 +106,13 @@ register_shape_func("bias_add", False, elemwise_shape_func)
 
 @register_gradient("bias_add")
 def bias_add_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad, grad summed over all other axes]."""
+    """Return [grad, grad summed over all other axes]."""
     assert isinstance(orig.attrs, BiasAddAttrs)
     return [grad, vector_grad(grad, orig.args[1], orig.attrs.axis)]
 
 
 def bias_add(data: Expr, bias: Expr, axis: int = 1) -> Expr:
-    """Adds a bias along an axis.
+    """Add a bias along an axis.
 
     Args:
         data: a tensor of numbers.

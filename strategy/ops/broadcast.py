@@ -36,7 +36,7 @@ def _register(
     out_dtype: str | None = None,
     element: Callable[[Any, Any], Any] | None = None,
 ) -> Binary:
-    """Registers a binary operator.
+    """Register a binary operator.
 
     Args:
         reference: NumPy's form, of two arrays.
@@ -315,7 +315,7 @@ register_shape_func("collapse_sum_like", False, like_shape_func)
 
 @register_gradient("where")
 def where_grad(orig: Call, grad: Expr) -> list[Expr | None]:
-    """Returns grad for the branch that was taken."""
+    """Return grad for the branch that was taken."""
     condition, x, y = orig.args
     zeros = call("zeros_like", grad)
     return [
@@ -327,7 +327,7 @@ def where_grad(orig: Call, grad: Expr) -> list[Expr | None]:
 
 @register_gradient("collapse_sum_like")
 def collapse_sum_like_grad(orig: Call, grad: Expr) -> list[Expr | None]:
-    """Returns [grad, broadcast to the input]."""
+    """Return [grad, broadcast to the input]."""
     return [grad + call("zeros_like", orig.args[0]), None]
 
 
@@ -343,7 +343,7 @@ def where(condition: Expr, x: Expr, y: Expr) -> Expr:
 
 
 def collapse_sum_like(data: Expr, collapse_type: Expr) -> Expr:
-    """Sums `data` to the shape of `collapse_type`: the opposite of broadcasting.
+    """Sum `data` to the shape of `collapse_type`: the opposite of broadcasting.
 
     Args:
         data: the tensor to sum.

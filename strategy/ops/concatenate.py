@@ -136,7 +136,7 @@ for _name in ("concatenate", "split"):
 
 @register_gradient("concatenate")
 def concatenate_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [the parts of grad], one tuple for the one input."""
+    """Return [the parts of grad], one tuple for the one input."""
     assert isinstance(orig.attrs, ConcatenateAttrs)
     kinds = orig.args[0].checked_type
     assert isinstance(kinds, TupleType)
@@ -151,13 +151,13 @@ def concatenate_grad(orig: Call, grad: Expr) -> list[Expr]:
 
 @register_gradient("split")
 def split_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [the parts of grad, joined]."""
+    """Return [the parts of grad, joined]."""
     assert isinstance(orig.attrs, SplitAttrs)
     return [call("concatenate", grad, axis=orig.attrs.axis)]
 
 
 def concatenate(data: Expr | Sequence[Expr], axis: int = 0) -> Expr:
-    """Joins tensors along an axis.
+    """Join tensors along an axis.
 
     Args:
         data: the tensors, as a sequence or as one expression that is a tuple.
@@ -167,7 +167,7 @@ def concatenate(data: Expr | Sequence[Expr], axis: int = 0) -> Expr:
 
 
 def concat(*args: Expr) -> Expr:
-    """Joins tensors along axis 0.
+    """Join tensors along axis 0.
 
     Args:
         args: the tensors.
@@ -176,7 +176,7 @@ def concat(*args: Expr) -> Expr:
 
 
 def split(data: Expr, indices: Sequence[int], axis: int = 0) -> tuple[Expr, ...]:
-    """Takes a tensor apart along an axis.
+    """Take a tensor apart along an axis.
 
     Args:
         data: the input tensor.

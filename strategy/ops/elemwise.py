@@ -42,7 +42,7 @@ def _register(
     data: str = "floating-point",
     vector: Callable[[Any], Any] | None = None,
 ) -> Unary:
-    """Registers an operator, and returns the function that calls it.
+    """Register an operator, and return the function that calls it.
 
     Args:
         reference: NumPy's form, of one array.
@@ -174,7 +174,7 @@ def _erf_grad(orig: Call, grad: Expr) -> Expr:
 
 
 def _gelu_grad(orig: Call, grad: Expr) -> Expr:
-    """Returns grad (Φ(x) + x φ(x)), with the distribution and the density of the normal distribution."""
+    """Return grad (Φ(x) + x φ(x)), with the distribution and the density of the normal distribution."""
     x = orig.args[0]
     distribution = (erf(x * _like(x, math.sqrt(0.5))) + _like(x, 1)) * _like(x, 0.5)
     density = exp(x * x * _like(x, -0.5)) * _like(x, 1 / math.sqrt(2 * math.pi))
@@ -364,13 +364,13 @@ for _name in ("cast", "clip"):
 
 @register_gradient("cast")
 def cast_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad in the input's dtype]."""
+    """Return [grad in the input's dtype]."""
     return [cast(grad, orig.args[0].tensor_type.dtype)]
 
 
 @register_gradient("clip")
 def clip_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad where x is within the bounds, else 0]."""
+    """Return [grad where x is within the bounds, else 0]."""
     assert isinstance(orig.attrs, ClipAttrs)
     x, zeros = orig.args[0], zeros_like(grad)
     below = where(less_equal(x, _like(x, orig.attrs.a_max)), grad, zeros)

@@ -249,7 +249,7 @@ register_cpu_implementations("group_norm", _add_row)
 
 @register_gradient("group_norm")
 def group_norm_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [(g - mean(g) - n mean(g n)) / deviation, grad n, grad] with n the norm and g = grad gamma."""
+    """Return [(g - mean(g) - n mean(g n)) / deviation, grad n, grad] with n the norm and g = grad gamma."""
     attrs = orig.attrs
     assert isinstance(attrs, GroupNormAttrs)
     x, gamma, beta = orig.args
@@ -272,7 +272,7 @@ def group_norm_grad(orig: Call, grad: Expr) -> list[Expr]:
 def group_norm(
     data: Expr, gamma: Expr, beta: Expr, num_groups: int, axis: int = 1, epsilon: float = 1e-5
 ) -> Expr:
-    """Brings each group of channels to mean 0 and variance 1 for each entry of the batch, then scales and shifts.
+    """Bring each group of channels to mean 0 and variance 1 for each entry of the batch, then scale and shift.
 
     Args:
         data: a floating-point tensor, [batch, channels, ...].

@@ -154,7 +154,7 @@ register_row_implementations("layer_norm", compute_layer_norm)
 
 @register_gradient("layer_norm")
 def layer_norm_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [(g - mean(g) - n mean(g n)) / deviation, grad n, grad] with n the norm and g = grad gamma."""
+    """Return [(g - mean(g) - n mean(g n)) / deviation, grad n, grad] with n the norm and g = grad gamma."""
     assert isinstance(orig.attrs, LayerNormAttrs)
     x, gamma, beta = orig.args
     axis, rank = orig.attrs.axis, x.tensor_type.ndim
@@ -170,7 +170,7 @@ def layer_norm_grad(orig: Call, grad: Expr) -> list[Expr]:
 def layer_norm(
     data: Expr, gamma: Expr, beta: Expr, axis: int = -1, epsilon: float = 1e-5
 ) -> Expr:
-    """Brings each vector along an axis to mean 0 and variance 1, then scales and shifts it.
+    """Bring each vector along an axis to mean 0 and variance 1, then scale and shift it.
 
     Args:
         data: a floating-point tensor.

@@ -246,7 +246,7 @@ register_pool2d_rows("max_pool2d", mean=False)
 
 @register_gradient("max_pool2d")
 def max_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad where the largest elements were, shared out where several are equal]."""
+    """Return [grad where the largest elements were, shared out where several are equal]."""
     return [Call("max_pool2d_backward", [grad, orig.args[0]], orig.attrs)]
 
 

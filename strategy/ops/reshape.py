@@ -232,13 +232,13 @@ for _name in ("reshape", "reshape_like", "expand_dims", "squeeze"):
 @register_gradient("expand_dims")
 @register_gradient("squeeze")
 def reshape_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad in the input's shape]."""
+    """Return [grad in the input's shape]."""
     return [reshape_like(grad, orig.args[0])]
 
 
 @register_gradient("reshape_like")
 def reshape_like_grad(orig: Call, grad: Expr) -> list[Expr | None]:
-    """Returns [grad in the input's shape]."""
+    """Return [grad in the input's shape]."""
     return [reshape_like(grad, orig.args[0]), None]
 
 
@@ -264,7 +264,7 @@ def reshape_like(data: Expr, shape_like: Expr) -> Expr:
 
 
 def expand_dims(data: Expr, axis: int | tuple[int, ...]) -> Expr:
-    """Inserts axes of extent 1.
+    """Insert axes of extent 1.
 
     Args:
         data: the input tensor.
@@ -274,7 +274,7 @@ def expand_dims(data: Expr, axis: int | tuple[int, ...]) -> Expr:
 
 
 def squeeze(data: Expr, axis: int | tuple[int, ...] | None = None) -> Expr:
-    """Takes away axes of extent 1.
+    """Take away axes of extent 1.
 
     Args:
         data: the input tensor.

@@ -178,7 +178,7 @@ register_row_implementations("log_softmax", compute_log_softmax)
 
 @register_gradient("softmax")
 def softmax_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [(grad - sum(grad * softmax(x))) * softmax(x)]."""
+    """Return [(grad - sum(grad * softmax(x))) * softmax(x)]."""
     assert isinstance(orig.attrs, SoftmaxAttrs)
     total = call("sum", grad * orig, axis=orig.attrs.axis, keepdims=True)
     return [(grad - total) * orig]
@@ -186,7 +186,7 @@ def softmax_grad(orig: Call, grad: Expr) -> list[Expr]:
 
 @register_gradient("log_softmax")
 def log_softmax_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad - sum(grad) * softmax(x)]."""
+    """Return [grad - sum(grad) * softmax(x)]."""
     assert isinstance(orig.attrs, SoftmaxAttrs)
     total = call("sum", grad, axis=orig.attrs.axis, keepdims=True)
     return [grad - total * call("exp", orig)]

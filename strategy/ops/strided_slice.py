@@ -181,13 +181,13 @@ for _name in ("strided_slice", "strided_slice_backward"):
 
 @register_gradient("strided_slice")
 def strided_slice_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad where it was taken from, zeros elsewhere]."""
+    """Return [grad where it was taken from, zeros elsewhere]."""
     return [Call("strided_slice_backward", [grad, orig.args[0]], orig.attrs)]
 
 
 @register_gradient("strided_slice_backward")
 def strided_slice_backward_grad(orig: Call, grad: Expr) -> list[Expr | None]:
-    """Returns [the slice of grad]."""
+    """Return [the slice of grad]."""
     return [Call("strided_slice", [grad], orig.attrs), None]
 
 

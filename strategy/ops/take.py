@@ -194,14 +194,14 @@ register_reduce_schedule("take_backward")
 
 @register_gradient("take")
 def take_grad(orig: Call, grad: Expr) -> list[Expr | None]:
-    """Returns [the sums of grad's elements where they were taken from]."""
+    """Return [the sums of grad's elements where they were taken from]."""
     data, indices = orig.args
     return [Call("take_backward", [grad, indices, data], orig.attrs), None]
 
 
 @register_gradient("take_backward")
 def take_backward_grad(orig: Call, grad: Expr) -> list[Expr | None]:
-    """Returns [what is taken of grad]."""
+    """Return [what is taken of grad]."""
     return [Call("take", [grad, orig.args[1]], orig.attrs), None, None]
 
 

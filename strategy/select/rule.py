@@ -32,7 +32,7 @@ def select(
     policy: Policy = "plevel",
     offered: Sequence[Candidate] | None = None,
 ) -> Selection:
-    """Selects among `offered`, or else the implementations that this installation has.
+    """Select among `offered`, or else the implementations that this installation has.
 
     Raises:
         SelectionError: none is valid for this workload and target.

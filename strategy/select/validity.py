@@ -33,7 +33,7 @@ def valid_candidates(workload: Workload, target: Target, known: Sequence[Candida
 
 
 def require_some(workload: Workload, target: Target, known: Sequence[Candidate]) -> None:
-    """Raises `SelectionError` that says what there is where the target has no implementation at all."""
+    """Raise `SelectionError` that says what there is where the target has no implementation at all."""
     if known:
         return
     kinds = built_kinds(workload) if find_op(workload.op) is not None else []

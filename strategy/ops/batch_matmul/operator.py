@@ -115,7 +115,7 @@ def batch_matmul_shape_func(
 
 @register_gradient("batch_matmul")
 def batch_matmul_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad @ y, x.T @ grad], each in the layout of its input."""
+    """Return [grad @ y, x.T @ grad], each in the layout of its input."""
     assert isinstance(orig.attrs, BatchMatmulAttrs)
     x, y = orig.args
     ta, tb = orig.attrs.transpose_a, orig.attrs.transpose_b

@@ -212,7 +212,7 @@ for _name in ("conv2d_backward_data", "conv2d_backward_weight"):
 
 @register_gradient("conv2d")
 def conv2d_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad spread by the weight, grad correlated with the data]."""
+    """Return [grad spread by the weight, grad correlated with the data]."""
     data, weight = orig.args
     how = _attributes(orig)
     return [
@@ -223,7 +223,7 @@ def conv2d_grad(orig: Call, grad: Expr) -> list[Expr]:
 
 @register_gradient("conv2d_backward_data")
 def backward_data_grad(orig: Call, grad: Expr) -> list[Expr | None]:
-    """Returns [the convolution of grad, its correlation with the outer grad]."""
+    """Return [the convolution of grad, its correlation with the outer grad]."""
     out_grad, weight, _ = orig.args
     how = _attributes(orig)
     return [
@@ -235,7 +235,7 @@ def backward_data_grad(orig: Call, grad: Expr) -> list[Expr | None]:
 
 @register_gradient("conv2d_backward_weight")
 def backward_weight_grad(orig: Call, grad: Expr) -> list[Expr | None]:
-    """Returns [the convolution with grad as its weight, grad as the weight that spreads]."""
+    """Return [the convolution with grad as its weight, grad as the weight that spreads]."""
     out_grad, data, _ = orig.args
     how = _attributes(orig)
     return [

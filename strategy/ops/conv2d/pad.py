@@ -39,7 +39,7 @@ def pick_pixels(data: Any, attrs: Conv2DAttrs, out_h: Any, out_w: Any) -> Any:
 
 
 def schedule_padding(sch: Any, padded: Any, lanes: int) -> None:
-    """Copies channels in parallel, rows by vectors."""
+    """Copy channels in parallel, rows by vectors."""
     n, c, _, x = sch.get_loops(padded)
     _, vector = sch.split(x, [None, lanes])
     sch.vectorize(vector)

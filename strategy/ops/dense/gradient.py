@@ -13,7 +13,7 @@ from strategy.shape_func import register_shape_func
 
 @register_gradient("dense")
 def dense_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad @ weight, grad.T @ data]."""
+    """Return [grad @ weight, grad.T @ data]."""
     data, weight = orig.args
     dtype = data.tensor_type.dtype
     if grad.tensor_type.dtype != dtype:

@@ -100,7 +100,7 @@ def _step_constraint(k: int) -> Clause:
 
 
 def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
-    """Sums per lane, the steps that fill no vector, and the sum over lanes by halves."""
+    """Sum per lane, the steps that fill no vector, and the sum over lanes by halves."""
     from tvm import te, tirx
 
     data, weight = inputs

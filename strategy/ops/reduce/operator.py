@@ -199,13 +199,13 @@ def _kept(orig: Call, node: Expr) -> Expr:
 
 @register_gradient("sum")
 def sum_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad, broadcast to the input]."""
+    """Return [grad, broadcast to the input]."""
     return [_kept(orig, grad) * ones_like(orig.args[0])]
 
 
 @register_gradient("mean")
 def mean_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad / count, broadcast to the input]."""
+    """Return [grad / count, broadcast to the input]."""
     assert isinstance(orig.attrs, ReduceAttrs)
     ones = ones_like(orig.args[0])
     count = call("sum", ones, axis=orig.attrs.axis, keepdims=True)
@@ -215,7 +215,7 @@ def mean_grad(orig: Call, grad: Expr) -> list[Expr]:
 @register_gradient("max")
 @register_gradient("min")
 def extreme_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad where the element is that was taken, shared out where several are equal]."""
+    """Return [grad where the element is that was taken, shared out where several are equal]."""
     assert isinstance(orig.attrs, ReduceAttrs)
     x = orig.args[0]
     taken = cast(equal(x, _kept(orig, orig)), x.tensor_type.dtype)
@@ -225,7 +225,7 @@ def extreme_grad(orig: Call, grad: Expr) -> list[Expr]:
 
 @register_gradient("prod")
 def prod_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad times the product of all other elements], right where elements are zero too."""
+    """Return [grad times the product of all other elements], right where elements are zero too."""
     assert isinstance(orig.attrs, ReduceAttrs)
     x = orig.args[0]
     zeros, ones = zeros_like(x), ones_like(x)

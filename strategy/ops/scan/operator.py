@@ -132,14 +132,14 @@ cumprod_strategy = _register("cumprod", "product", 1)
 
 @register_gradient("cumsum")
 def cumsum_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [the sum of grad from each element on]."""
+    """Return [the sum of grad from each element on]."""
     data = orig.args[0]
     return [cast(reshape_like(_sums_onward(orig, grad), data), data.tensor_type.dtype)]
 
 
 @register_gradient("cumprod")
 def cumprod_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [for each element, the sum of grad times the products that it is in, without it].
+    """Return [for each element, the sum of grad times the products that it is in, without it].
 
     Up to the first zero these are the products divided by the element, at the first zero those of the
     others; what comes after it is only in products that are zero without it too.

@@ -202,14 +202,14 @@ register_cpu_implementations("transpose", _add_tile)
 
 @register_gradient("transpose")
 def transpose_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Returns [grad with the axes put back]."""
+    """Return [grad with the axes put back]."""
     assert isinstance(orig.attrs, TransposeAttrs)
     order = _order(orig.attrs, orig.args[0].tensor_type.ndim)
     return [transpose(grad, tuple(order.index(i) for i in range(len(order))))]
 
 
 def transpose(data: Expr, axes: Sequence[int] | None = None) -> Expr:
-    """Puts the axes in another order.
+    """Put the axes in another order.
 
     Args:
         data: the input tensor.
