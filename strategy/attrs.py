@@ -18,7 +18,7 @@ from strategy.suggestion import suggest
 
 
 class AttrsError(ValueError):
-    """An attribute that is unknown, missing, of the wrong type, or out of its bounds."""
+    """An attribute is unknown, missing, of the wrong type, or out of bounds."""
 
 
 class _Required:
@@ -43,7 +43,7 @@ class Field:
 
     @property
     def bounds(self) -> str:
-        """The bounds in words, empty where there are none."""
+        """The bounds in words, empty if there are none."""
         if self.choices is not None:
             return "one of " + ", ".join(str(c) for c in self.choices)
         if self.lower is not None and self.upper is not None:
@@ -57,7 +57,7 @@ class Field:
         return getattr(self.type, "__name__", None) if isinstance(self.type, type) else str(self.type)  # type: ignore[return-value]
 
     def check(self, owner: str, value: Any) -> Any:
-        """`value` in this field's normal form (lists become tuples); raises `AttrsError`."""
+        """Return `value` in this field's normal form (lists become tuples); raise `AttrsError`."""
         value = _frozen(value)
         if not _is_a(value, self.type):
             raise AttrsError(f"{owner}.{self.name} = {value!r:.80}: expected {self.type_name}")
@@ -118,7 +118,7 @@ def _is_a(value: Any, kind: Any) -> bool:
 
 
 def _frozen(value: Any) -> Any:
-    """Lists as tuples, and NumPy's scalars as the numbers of Python that they are."""
+    """Convert lists to tuples, and NumPy's scalars to Python's numbers."""
     if isinstance(value, list | tuple):
         return tuple(_frozen(v) for v in value)
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
@@ -126,11 +126,11 @@ def _frozen(value: Any) -> Any:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 class Attrs:
-    """Base of all attribute nodes: immutable, equal and hashed by value, JSON both ways.
+    """Base of attribute nodes: immutable, equal and hashed by value, with a JSON form.
 
     Raises:
-        AttrsError: an unknown or missing key, a value of the wrong type or out of its bounds; the
-            message names the field, the value and the bound.
+        AttrsError: an unknown or missing key, or a value of the wrong type or out of bounds; the message
+            names field, value and bound.
     """
 
     _fields: typing.ClassVar[dict[str, Field]] = {}
@@ -169,7 +169,7 @@ class Attrs:
         return types.MappingProxyType(cls._fields)
 
     def to_json(self) -> dict[str, Any]:
-        """The attributes that differ from their defaults, so that a new one changes no old key."""
+        """The attributes that differ from their defaults, so that new attributes keep old keys."""
         return {
             name: _listed(getattr(self, name))
             for name, declared in self._fields.items()

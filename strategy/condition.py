@@ -1,9 +1,9 @@
 """The small expression language of conditions, constraints and derived features.
 
-One syntax tree serves three uses: comparisons over the dimensions of a workload
-(`SpecializedCondition`, in conjunctive normal form as in TVM's `te.SpecializedCondition`),
-constraints between the knobs of a `ConfigSpace`, and features derived from them. A tree has a JSON
-form which is parsed, never evaluated as code, under limits on depth and size:
+Expressions have three uses: comparisons over the dimensions of a workload (`SpecializedCondition`, in
+conjunctive normal form as in TVM's `te.SpecializedCondition`), constraints between the knobs of a `ConfigSpace`, and
+features derived from them. They have a JSON form, which is parsed under limits on depth and size, never evaluated
+as code:
 
     16                              a constant
     "data.shape[0]"                 a variable
@@ -33,25 +33,24 @@ Json = int | float | str | list[Any]
 
 
 class ExpressionError(ValueError):
-    """A malformed or oversized expression, or one that cannot be computed with the values given."""
+    """An expression is malformed or too large, or cannot be computed with the given values."""
 
 
 class UndecidedError(ExpressionError):
-    """A comparison over symbolic dimensions was used where a definite truth value is needed."""
+    """A comparison over symbolic dimensions was used as a bool."""
 
 
 class Expr:
     """An immutable expression: a constant, a variable, or an operation on expressions.
 
-    A variable may carry the value it is known to have (a dimension of a concrete workload), so that
-    an expression keeps its identity and can be explained even where it can be computed at once.
-    Comparisons give expressions, not bools; `bool()` of one computes it and raises `UndecidedError`
-    where a variable has no value.
+    A variable may carry its known value (of a dimension of a concrete workload), so that an expression that could be
+    computed keeps its identity and can be explained. Comparisons give expressions, not bools; `bool()` of one
+    computes it, and raises `UndecidedError` if a variable has no value.
     """
 
     __slots__ = ("args", "op", "value")
 
-    is_dimension: ClassVar[bool] = False  # whether its variables are dimensions of shapes
+    is_dimension: ClassVar[bool] = False  # True if its variables are dimensions of shapes
 
     def __init__(self, op: str, args: tuple[Any, ...], value: Any = None) -> None:
         self.op = op  # "const", "var", or a key of OPERATIONS
@@ -114,7 +113,7 @@ class Expr:
         return self._apply("item", self, index)
 
     def __iter__(self) -> Iterator[Any]:
-        raise TypeError(f"{self} is one expression, not a sequence")
+        raise TypeError(f"{self} is an expression, not a sequence")
 
     def __lt__(self, other: Any) -> Clause:
         return _compare("<", self, other)
@@ -140,7 +139,7 @@ class Expr:
     def __bool__(self) -> bool:
         if self.value is None:
             raise UndecidedError(
-                f"'{self}' is undecided: {', '.join(sorted(self.variables()))} has no value here"
+                f"'{self}' is undecided: no value for {', '.join(sorted(self.variables()))}"
             )
         return bool(self.value)
 
@@ -157,7 +156,7 @@ class Expr:
     def variables(self) -> frozenset[str]:
         names = []
         pending: list[Expr] = [self]
-        for expr in pending:  # which grows meanwhile
+        for expr in pending:  # extended in the loop
             if expr.op == "var":
                 names.append(expr.args[0])
             elif expr.op != "const":
@@ -165,7 +164,7 @@ class Expr:
         return frozenset(names)
 
     def nodes(self) -> Iterator[Expr]:
-        """This expression and all that it is made of."""
+        """This expression and all of its subexpressions."""
         pending: list[Expr] = [self]
         while pending:
             expr = pending.pop()
@@ -186,7 +185,7 @@ class Expr:
         return self._operation(self.op, *[a.substitute(env) for a in self.args])
 
     def evaluate(self, env: Mapping[str, Any]) -> Any:
-        """The value where the variables are as in `env` (numbers, or NumPy arrays of them).
+        """The value for the variables in `env` (numbers, or NumPy arrays of them).
 
         Raises:
             ExpressionError: a variable has no value, or the computation fails.
@@ -202,7 +201,7 @@ class Expr:
         if self.op == "var":
             value = env.get(self.args[0], self.value)
             if value is None:
-                raise ExpressionError(f"variable {self.args[0]!r} has no value")
+                raise ExpressionError(f"variable {self.args[0]!r} has no value: give one")
             return value
         if len(self.args) == 2:
             left, right = self.args
@@ -216,7 +215,7 @@ class Expr:
         return ExpressionError(f"cannot compute '{self}' with {known!r:.200}: {error}")
 
     def compile(self) -> Callable[[Mapping[str, Any]], Any]:
-        """A closure that computes what `evaluate` does, faster: for hot loops."""
+        """A closure equivalent to `evaluate`, for hot loops."""
         compute = self._closure()
 
         def run(env: Mapping[str, Any]) -> Any:
@@ -237,7 +236,7 @@ class Expr:
             def read(env: Mapping[str, Any]) -> Any:
                 value = env.get(name, known)
                 if value is None:
-                    raise ExpressionError(f"variable {name!r} has no value")
+                    raise ExpressionError(f"variable {name!r} has no value: give one")
                 return value
 
             return read
@@ -260,7 +259,7 @@ class Expr:
         return [self.op, *[a.to_json() for a in self.args]]
 
     def _operands(self, op: str) -> Iterator[Expr]:
-        """The operands of nested `op`s, as if written in one."""
+        """The operands of nested `op`s, flattened."""
         for a in self.args:
             if a.op == op:
                 yield from a._operands(op)
@@ -335,7 +334,7 @@ def _number(value: Any) -> Any:
 
 
 def _check_size(data: Any) -> None:
-    """Raise where a JSON tree is too large or deep to read; walk no further than the limits."""
+    """Raise if a JSON tree exceeds the limits of size or depth, without walking it further."""
     nodes = 0
     level = [data]
     for depth in range(MAX_DEPTH + 2):
@@ -346,7 +345,7 @@ def _check_size(data: Any) -> None:
             return
         if depth > MAX_DEPTH:
             raise ExpressionError(f"expression is nested deeper than {MAX_DEPTH}")
-        # The first entry of a list names its operation.
+        # The first entry of a list is the operation.
         below = [node for node in level if isinstance(node, list)]
         if nodes + sum(len(node) - 1 for node in below if node) > MAX_NODES:
             raise ExpressionError(f"expression has more than {MAX_NODES} nodes")
@@ -354,7 +353,7 @@ def _check_size(data: Any) -> None:
 
 
 def _join(op: str, args: Sequence[Expr]) -> Expr:
-    """`op` over all of `args`, as a balanced tree: many operands must not nest deeply."""
+    """`op` over all of `args`, as a balanced tree of small depth."""
     if not args:
         raise ExpressionError(f"{op!r} takes at least one operand")
     if len(args) == 1:
@@ -367,11 +366,11 @@ _COMPUTATION_ERRORS = (ArithmeticError, TypeError, IndexError, ValueError)
 
 
 def _known_value(op: str, args: Sequence[Expr]) -> Any:
-    """The value of an operation where that is certain, else None."""
+    """The value of an operation if it is certain, else None."""
     for a in args:
         if a.value is None:
             if op in COMPARISON and args[0].same(args[1]):
-                return op in ("==", "<=", ">=")  # m == m, whatever m is
+                return op in ("==", "<=", ">=")  # m == m for all m
             return None
     values = [a.value for a in args]
     try:
@@ -402,14 +401,14 @@ def _compare(op: str, a: Any, b: Any) -> Clause:
 
 
 class Clause:
-    """A disjunction of comparisons: what a conjunctive normal form is made of.
+    """A disjunction of comparisons, an element of a conjunctive normal form.
 
-    `a | b` joins clauses; `a & b` gives a `SpecializedCondition`. A clause whose variables all have
-    values can be used as a bool; any other raises `UndecidedError` there.
+    `a | b` joins clauses; `a & b` gives a `SpecializedCondition`. A clause whose variables all have values can be
+    used as a bool; others raise `UndecidedError`.
     """
 
     def __init__(self, alternatives: Sequence[Expr]) -> None:
-        # Mirrored and sorted, so that equal conditions are equal however they were written.
+        # Mirrored and sorted, so that equivalent spellings are equal.
         normal = [_normal(a) for a in alternatives]
         if not normal:
             raise ExpressionError("'or' takes at least one comparison")
@@ -420,12 +419,12 @@ class Clause:
 
     @cached_property
     def key(self) -> tuple[str, ...]:
-        """Text that equal clauses share."""
+        """The canonical text, shared by equal clauses."""
         return tuple([_canonical(a) for a in self.alternatives])
 
     @cached_property
     def encoded(self) -> tuple[str, bytes]:
-        """Sort key of a clause in a digest, which is also the JSON text that is digested."""
+        """The JSON text of a clause in a digest, also its sort key."""
         data = self.to_json()
         return repr(data), msgspec.json.encode(data)
 
@@ -435,7 +434,7 @@ class Clause:
         return _join("or", self.alternatives)
 
     def decide(self) -> bool | None:
-        """True or False where that is certain, None where it depends on a symbolic dimension."""
+        """True or False if certain, None if it depends on a symbolic dimension."""
         undecided = False
         for a in self.alternatives:
             if a.value is None:
@@ -455,7 +454,7 @@ class Clause:
         return decided
 
     def evaluate(self, env: Mapping[str, Any]) -> Any:
-        """Return whether it holds where the variables are as in `env`: numbers, or arrays of them."""
+        """Return whether it holds for the variables in `env`: numbers, or arrays of them."""
         holds = self.alternatives[0].evaluate(env)
         for a in self.alternatives[1:]:
             holds = holds | a.evaluate(env)
@@ -523,7 +522,7 @@ def _normal(comparison: Expr) -> Expr:
     if comparison.op not in COMPARISON:
         raise ExpressionError(f"'{comparison}' is not a comparison")
     left, right = comparison.args
-    # A constant stands on the right, as people write it.
+    # A constant is on the right.
     mirrored = left.op == "const"
     if mirrored == (right.op == "const"):
         mirror = MIRROR[comparison.op]
@@ -541,8 +540,8 @@ _stack: ContextVar[tuple[SpecializedCondition, ...]] = ContextVar(
 class SpecializedCondition:
     """A conjunction of clauses over shape dimensions, under which implementations are valid.
 
-    Used as a context: implementations added inside are specialised to it. Contexts nest and all of
-    them hold (TVM kept only the innermost one).
+    As a context manager, it specialises the implementations added inside. All nested contexts hold (in TVM
+    only the innermost one).
 
         with SpecializedCondition(m > 16):
             strategy.add_implementation(...)
@@ -568,7 +567,7 @@ class SpecializedCondition:
 
     @staticmethod
     def current() -> SpecializedCondition | None:
-        """The conjunction of the contexts entered here, or None outside of any."""
+        """The conjunction of the current contexts, None outside of any."""
         active = _stack.get()
         return SpecializedCondition(*active) if len(active) > 1 else next(iter(active), None)
 
@@ -576,7 +575,7 @@ class SpecializedCondition:
         for expr in itertools.chain(*(a.nodes() for c in self.clauses for a in c.alternatives)):
             if expr.op == "var" and not expr.is_dimension:
                 raise ExpressionError(
-                    f"'{self}' is over {expr.args[0]!r}, which is no dimension: a "
+                    f"'{self}': {expr.args[0]!r} is no dimension: a "
                     f"SpecializedCondition compares entries of shapes, such as inputs[0].shape[0]"
                 )
         _stack.set((*_stack.get(), self))
@@ -586,14 +585,14 @@ class SpecializedCondition:
         _stack.set(_stack.get()[:-1])
 
     def decide(self) -> bool | None:
-        """True or False where that is certain, None where it depends on a symbolic dimension."""
+        """True or False if certain, None if it depends on a symbolic dimension."""
         results = [c.decide() for c in self.clauses]
         if any(r is False for r in results):
             return False
         return None if any(r is None for r in results) else True
 
     def evaluate(self, env: Mapping[str, Any]) -> Any:
-        """Return whether it holds where the variables are as in `env`: numbers, or arrays of them."""
+        """Return whether it holds for the variables in `env`: numbers, or arrays of them."""
         holds: Any = True
         for clause in self.clauses:
             holds = holds & clause.evaluate(env)

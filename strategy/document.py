@@ -1,4 +1,4 @@
-"""The operators as Markdown: what each takes, its attributes, and which parts are registered.
+"""The reference of operators as Markdown: inputs, attributes, and registered parts.
 
 `make operators` writes it to docs/operator-reference.md.
 """
@@ -14,8 +14,8 @@ _PARTS = (("FPrimalGradient", "gradient"), ("FShapeFunc", "shape function"), ("F
 def reference() -> str:
     """The whole reference, operators in alphabetical order."""
     head = (
-        "# Operators\n\nMade from the registry by `make operators`; do not edit.\n"
-        "How an operator is added is told in [operators.md](operators.md).\n"
+        "# Operators\n\nWritten from the registry by `make operators`; do not edit.\n"
+        "[operators.md](operators.md) explains how to add an operator.\n"
     )
     return "\n".join([head, *(section(op) for op in all_ops().values())])
 

@@ -1,16 +1,16 @@
-"""Examples of operators as workloads, to show what an operator has and how it is called."""
+"""Examples of operators as workloads, for listings and tests."""
 
 from __future__ import annotations
 
 from strategy.op import Op
 from strategy.workload import Workload
 
-# Inputs that do not change between calls of a usual network.
+# Inputs that are constant in usual networks.
 _WEIGHTS = ("weight", "bias", "gamma", "beta", "alpha")
 
 
 def examples(op: Op) -> tuple[Workload, ...]:
-    """Workloads that an operator declares (`Op.example`), weights constant; none where it declares none."""
+    """The workloads that an operator declares (`Op.example`), with constant weights."""
     found = []
     for declared in op.examples:
         constants = [

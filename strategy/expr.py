@@ -5,7 +5,7 @@
     y = relu(dense(x, w) + Var("bias", "float32[3072]"))
     infer_type(y)  # float32[m,3072]
 
-Nodes are immutable and compared by identity: a node that is used twice is computed once.
+Nodes are immutable and compared by identity: a node with several uses is computed once.
 """
 # Over 300 lines: the kinds of nodes of one graph, and the walks over it.
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class ExprError(ValueError):
-    """A graph that is put together wrongly; the message names the node and the remedy."""
+    """A graph is malformed; the message names the node and the remedy."""
 
 
 class Expr:
     """A node of the call graph. Arithmetic on nodes makes calls of the broadcast operators."""
 
-    # NumPy arrays leave arithmetic with a node to the node.
+    # Makes NumPy arrays leave arithmetic to the node.
     __array_ufunc__ = None
     __slots__ = ("__weakref__", "_type")
 
@@ -39,12 +39,12 @@ class Expr:
 
     @property
     def inputs(self) -> tuple[Expr, ...]:
-        """The nodes that this one reads."""
+        """The inputs of this node."""
         return ()
 
     @property
     def checked_type(self) -> Type:
-        """The type of this node, inferred where it is not known yet; see `infer_type`."""
+        """The type of this node, inferred if necessary; see `infer_type`."""
         if self._type is None:
             from strategy.inference import infer_type
 
@@ -56,7 +56,7 @@ class Expr:
         """`checked_type`, which must be one tensor."""
         found = self.checked_type
         if not isinstance(found, TensorType):
-            raise ExprError(f"{self!r} is {found}; one tensor is needed here, take one with [index]")
+            raise ExprError(f"{self!r} is {found}, but one tensor is needed: take one with [index]")
         return found
 
     def __add__(self, other: Any) -> Expr:
@@ -90,7 +90,7 @@ class Expr:
         return TupleGetItem(self, index)
 
     def __str__(self) -> str:
-        """The graph as text in the manner of Relay's; types stand where they are known already."""
+        """The graph as text in Relay's style, with known types."""
         names: dict[Expr, str] = {}
         lines: list[str] = []
         for node in post_order(self):
@@ -107,16 +107,16 @@ class Expr:
         return f"fn ({', '.join(heads)}) {{\n{''.join(lines)}  {names[self]}\n}}"
 
     def _text(self, inputs: Sequence[str]) -> str:
-        """The node itself, of inputs that are called so."""
+        """The text of the node itself, given the names of its inputs."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Expr]:
-        # Without this, Python would iterate through __getitem__ and never stop.
-        raise TypeError(f"{self!r} is one expression; take a tuple's entries with [index]")
+        # Otherwise Python would iterate through __getitem__ endlessly.
+        raise TypeError(f"{self!r} is an expression, not a sequence: take a tuple's entries with [index]")
 
 
 class Var(Expr):
-    """An input of the graph. Without a type, inference finds it from how it is used."""
+    """An input of the graph. A missing type is inferred from its uses."""
 
     __slots__ = ("name", "type")
 
@@ -135,9 +135,9 @@ class Var(Expr):
 
 
 class Constant(Expr):
-    """A tensor whose value is known when the graph is compiled, such as weights.
+    """A tensor whose value is known at compile time, such as weights.
 
-    The array must not change afterwards: it may be packed once.
+    The array must not change afterwards, as it may be packed once.
     """
 
     __slots__ = ("value",)
@@ -148,7 +148,7 @@ class Constant(Expr):
         super().__init__()
         self.value: np.ndarray[Any, Any] = np.asarray(value, dtype)
         if self.value.dtype.name not in DTYPES:
-            raise ExprError(f"a constant cannot be of dtype {self.value.dtype}; give dtype=")
+            raise ExprError(f"a constant cannot have dtype {self.value.dtype}: give dtype=")
 
     @property
     def type(self) -> TensorType:
@@ -183,7 +183,7 @@ class Call(Expr):
         for index, arg in enumerate(self.args):
             if not isinstance(arg, Expr):
                 raise ExprError(
-                    f"{self.op.name}: {self.argument(index)} is {arg!r:.80}, not an expression; "
+                    f"{self.op.name}: {self.argument(index)} is {arg!r:.80}, not an expression: "
                     "make it one with const(value, dtype)"
                 )
         if self.op.num_inputs is not None and len(self.args) != self.op.num_inputs:
@@ -215,7 +215,7 @@ class Call(Expr):
 
 
 class Tuple(Expr):
-    """Several expressions as one: what `concatenate` takes, and how a graph has several outputs."""
+    """A tuple of expressions: an input of `concatenate`, or several outputs of a graph."""
 
     __slots__ = ("fields",)
 
@@ -224,7 +224,10 @@ class Tuple(Expr):
         self.fields = tuple(fields)
         for index, entry in enumerate(self.fields):
             if not isinstance(entry, Expr):
-                raise ExprError(f"Tuple: field {index} is {entry!r:.80}, not an expression")
+                raise ExprError(
+                    f"Tuple: field {index} is {entry!r:.80}, not an expression: wrap it with "
+                    "const(value, dtype)"
+                )
 
     @property
     def inputs(self) -> tuple[Expr, ...]:
@@ -241,14 +244,14 @@ class Tuple(Expr):
 
 
 class TupleGetItem(Expr):
-    """One entry of a tuple: of an operator with several outputs."""
+    """An entry of a tuple, such as one output of an operator."""
 
     __slots__ = ("index", "tuple_value")
 
     def __init__(self, tuple_value: Expr, index: Any) -> None:
         super().__init__()
         if isinstance(index, bool) or not isinstance(index, int) or index < 0:
-            raise ExprError(f"a tuple's entry is taken with an integer from 0 up, got {index!r:.40}")
+            raise ExprError(f"a tuple's index is an integer of at least 0, got {index!r:.40}")
         self.tuple_value = tuple_value
         self.index: int = index
 
@@ -268,7 +271,7 @@ def _comment(node: Expr) -> str:
 
 
 def call(name: str, *args: Any, **attrs: Any) -> Call:
-    """A call of the operator `name`; NumPy arrays become constants, attributes None are left out."""
+    """A call of the operator `name`; NumPy arrays become constants, attributes that are None are omitted."""
     import numpy as np
 
     op = get_op(name)
@@ -277,13 +280,13 @@ def call(name: str, *args: Any, **attrs: Any) -> Call:
 
 
 def post_order(*roots: Expr, untyped: bool = False) -> list[Expr]:
-    """All nodes that `roots` depend on, themselves included, each once and after its inputs.
+    """All nodes that `roots` depend on, including them, each once and after its inputs.
 
-    With `untyped`, what lies behind nodes whose type is known is left out.
+    With `untyped`, inputs of nodes with a known type are omitted.
     """
     order: dict[Expr, None] = {}
     entered: set[Expr] = set()
-    # An explicit stack: graphs may be deeper than Python's recursion.
+    # An explicit stack, as graphs may be deeper than Python's recursion limit.
     stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
     while stack:
         node, left = stack.pop()
@@ -298,7 +301,7 @@ def post_order(*roots: Expr, untyped: bool = False) -> list[Expr]:
 
 
 def free_vars(*roots: Expr) -> list[Var]:
-    """The variables that `roots` depend on, in the order in which they are met.
+    """The variables that `roots` depend on, in the order of traversal.
 
     Raises:
         ExprError: two of them have the same name.
@@ -307,7 +310,7 @@ def free_vars(*roots: Expr) -> list[Var]:
     for node in post_order(*roots):
         if isinstance(node, Var):
             if node.name in found:
-                raise ExprError(f"two variables are called {node.name!r}; use one, or rename one")
+                raise ExprError(f"two variables are called {node.name!r}: rename one")
             found[node.name] = node
     return list(found.values())
 

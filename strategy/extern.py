@@ -1,7 +1,7 @@
-"""Vendor libraries: finding, loading and probing them, and the threads they use.
+"""Vendor libraries: finding, loading and probing them, and setting their threads.
 
-A library is found without loading it, so that describing this host costs nothing. Compiled functions
-call its C symbols, which a loaded library makes visible to the whole process.
+A library is found without loading it, so that describing this host is cheap. Compiled functions call its C
+symbols, which loading makes visible to the whole process.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _UNKNOWN = "known are " + ", ".join(_REMEDIES)
 
 
 class ExternError(RuntimeError):
-    """A library that is not there, cannot be loaded, or gives wrong answers; names the remedy."""
+    """A library is missing, cannot be loaded, or computes wrongly; the message has the remedy."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """A library as found: its role (`cblas`, …), its file, and what its symbols begin with."""
+    """A found library: its role (`cblas`, …), its file, and the prefix of its symbols."""
 
     role: str
     path: str
@@ -39,10 +39,10 @@ class Library:
 
     @property
     def file(self) -> Path:
-        """Its file; one of the system's, which is found by name, is loaded to know where it is.
+        """Its file; a system library, which is found by name, is loaded to find its path.
 
         Raises:
-            ExternError: it does not load.
+            ExternError: it cannot be loaded.
         """
         if os.sep in self.path:
             return Path(self.path)
@@ -57,7 +57,7 @@ class Library:
 
 @cache
 def find_library(role: str) -> Library | None:
-    """The library that plays a role here (`cblas`, `cublas`, `cudnn`), None where there is none."""
+    """This host's library of a role (`cblas`, `cublas`, `cudnn`), None if there is none."""
     if role in NVIDIA:
         return _find_nvidia(role)
     if role != "cblas":
@@ -73,10 +73,10 @@ def find_library(role: str) -> Library | None:
 
 
 def _find_nvidia(role: str) -> Library | None:
-    """Of NVIDIA's wheels, the newest where there are several; else of the toolkit or the system."""
+    """The newest library of NVIDIA's wheels, else of the toolkit or the system."""
     wheels = find_spec("nvidia")
     roots = list(wheels.submodule_search_locations or ()) if wheels is not None else []
-    # cu13/lib in the wheels for CUDA 13, cublas/lib and cudnn/lib in those before.
+    # cu13/lib in wheels for CUDA 13, cublas/lib and cudnn/lib in older ones.
     found = [p for root in roots for p in Path(root).glob(f"*/lib/lib{role}.so.*")]
     if not found:
         home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
@@ -88,19 +88,19 @@ def _find_nvidia(role: str) -> Library | None:
 
 
 def _version(path: Path) -> list[int]:
-    """[13, 1] of `libcublas.so.13.1`."""
+    """[13, 1] for `libcublas.so.13.1`."""
     return [int(part) for part in path.name.partition(".so.")[2].split(".") if part.isdecimal()]
 
 
 @dataclass(frozen=True)
 class LoadedLibrary:
-    """A library in this process."""
+    """A library loaded in this process."""
 
     library: Library
     handle: Any
 
     def function(self, name: str, restype: Any = None) -> Any:
-        """A routine by its common name; raises `ExternError` where the library has none."""
+        """A routine by its common name; raise `ExternError` if the library lacks it."""
         try:
             found = getattr(self.handle, self.library.symbol(name))
         except AttributeError as error:
@@ -120,7 +120,7 @@ class LoadedLibrary:
         return int(self.function("openblas_get_num_threads", ctypes.c_int)())
 
     def describe(self) -> dict[str, str]:
-        """Its version and the kernels it chose: part of a measurement's environment.
+        """Its version and the kernels it chose, for the environment of measurements.
 
         `OPENBLAS_CORETYPE` overrides the choice, and can halve the library's speed.
         """
@@ -135,12 +135,12 @@ def open_library(role: str) -> LoadedLibrary:
     """Load the library, visible to compiled functions and to other libraries.
 
     Raises:
-        ExternError: it is not on this host, or does not load.
+        ExternError: it is missing on this host, or cannot be loaded.
     """
     library = find_library(role)
     if library is None:
         raise ExternError(
-            f"no library for {role!r:.40} on this host: {_REMEDIES.get(role, _UNKNOWN)}, or leave it "
+            f"this host has no library for {role!r:.40}: {_REMEDIES.get(role, _UNKNOWN)}, or leave it "
             f"out of the target's libs"
         )
     try:
@@ -152,10 +152,10 @@ def open_library(role: str) -> LoadedLibrary:
 
 @cache
 def load_library(role: str) -> LoadedLibrary:
-    """`open_library` of a CBLAS, after one small product has come out right.
+    """`open_library` for a CBLAS, with a check of one small product.
 
     Raises:
-        ExternError: it is not on this host, does not load, or computes wrongly.
+        ExternError: it is missing on this host, cannot be loaded, or computes wrongly.
     """
     loaded = open_library(role)
     _probe(loaded)
@@ -163,11 +163,13 @@ def load_library(role: str) -> LoadedLibrary:
 
 
 def _probe(loaded: LoadedLibrary) -> None:
-    """[1 2] · [3 4]ᵀ with 32-bit dimensions: a 64-bit interface would read them as garbage."""
+    """Compute [1 2] · [3 4]ᵀ with 32-bit dimensions, which a 64-bit interface would misread."""
     x, w, out = ((ctypes.c_float * 2)(*v) for v in ((1, 2), (3, 4), (0, 0)))
     one, two = ctypes.c_int(1), ctypes.c_int(2)
     loaded.function("cblas_sgemm")(
         101, 111, 112, one, one, two, ctypes.c_float(1), x, two, w, two, ctypes.c_float(0), out, one
     )  # fmt: skip
     if out[0] != 11.0:
-        raise ExternError(f"{loaded.library.path} computes 1·3 + 2·4 = {out[0]}: not a 32-bit CBLAS")
+        raise ExternError(
+            f"{loaded.library.path} computes 1·3 + 2·4 = {out[0]}, so it is no 32-bit CBLAS: install another"
+        )

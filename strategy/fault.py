@@ -1,4 +1,4 @@
-"""Failures of building, and the origin of one in an operator's code: file and line for messages."""
+"""Failures of building, and their origin (file and line) in an operator's code."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class InstantiationError(ValueError):
 
 
 class CompileError(RuntimeError):
-    """TVM or LLVM could not compile a scheduled module, or the compiler to link it is missing."""
+    """TVM, LLVM or the linker could not compile a scheduled module, or the linker is missing."""
 
 
 def find_fault(error: BaseException) -> str | None:
-    """`FILE:LINE` of the innermost call in operators' code, ours or a package's; None without one.
+    """`FILE:LINE` of the innermost call in an operator's code, of plevel or a package; None without one.
 
-    That is code which the strategy layer has called, libraries and the layer itself apart.
+    Operators' code is called by the strategy layer, and is neither part of it nor a library.
     """
     found, called = None, False
     for frame in traceback.extract_tb(error.__traceback__):

@@ -13,19 +13,19 @@ _by_name: dict[str, GenericFunc] = {}
 
 
 class GenericFuncError(ValueError):
-    """A key registered twice, or no implementation for a target."""
+    """A key is registered twice, or a target has no implementation."""
 
 
 class GenericFunc:
     """A function whose body is chosen by the keys of its `target` argument.
 
-    Look-up walks the target's keys in order, then takes the default. Every body has the same
-    parameters, one of which is called `target`; where a call leaves it out, it is the current target.
+    Look-up tries the target's keys in order, then the default. Every body has the same parameters, one of which
+    is called `target`; its default is the current target.
 
     Args:
-        name: for messages.
+        name: the name in messages.
         default: the body for targets that have no body of their own.
-        chooses: whether the default itself goes by the target's keys.
+        chooses: True if the default itself distinguishes target keys.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class GenericFunc:
         self._target_index = names.index("target")
 
     def set_default(self, func: Callable[..., Any], override: bool = False) -> GenericFunc:
-        """Set the body for targets that have no body of their own."""
+        """Set the default body."""
         if self.default is not None and not override:
-            raise GenericFuncError(f"{self.name} has a default already; pass override=True to replace it")
+            raise GenericFuncError(f"{self.name} already has a default: pass override=True to replace it")
         self._learn(func)
         self.default = func
         return self
@@ -59,7 +59,7 @@ class GenericFunc:
     def register(
         self, keys: str | Sequence[str], func: Callable[..., Any] | None = None, *, override: bool = False
     ) -> Callable[[F], F]:
-        """Register a body for each of `keys`: `func`, or as a decorator what it decorates.
+        """Register a body for each of `keys`: `func`, or the decorated function.
 
         Raises:
             GenericFuncError: a key has a body already and `override` is not set.
@@ -70,7 +70,7 @@ class GenericFunc:
             for key in wanted:
                 if key in self._by_key and not override:
                     raise GenericFuncError(
-                        f"{self.name} is registered for {key!r} already; pass override=True to replace it"
+                        f"{self.name} is already registered for {key!r}: pass override=True to replace it"
                     )
             self._learn(body)
             self._by_key.update(dict.fromkeys(wanted, body))
@@ -87,10 +87,9 @@ class GenericFunc:
     def find(
         self, target: Target, skip: Collection[str] = ()
     ) -> tuple[str | None, Callable[..., Any]]:
-        """The key that decides for `target`, None for the default, and the body.
+        """The matching key of `target` (None for the default) and the body.
 
-        Of a body that is registered for several keys, it is the first of them. Keys in `skip` are passed
-        over.
+        For a body with several keys, the key is the first of them. Keys in `skip` are ignored.
         """
         for key in target.keys:
             if key in self._by_key and key not in skip:
@@ -122,7 +121,7 @@ class GenericFunc:
 
 
 def get_native_generic_func(name: str) -> GenericFunc:
-    """The generic function of that name, made empty where there is none yet."""
+    """The generic function of a name, created if there is none."""
     if name not in _by_name:
         _by_name[name] = GenericFunc(name)
     return _by_name[name]
@@ -131,10 +130,10 @@ def get_native_generic_func(name: str) -> GenericFunc:
 def override_native_generic_func(
     name: str, *, override: bool = False
 ) -> Callable[[Callable[..., Any]], GenericFunc]:
-    """Decorator: the function becomes the default of the generic function `name`.
+    """Decorator that makes the function the default of the generic function `name`.
 
     Raises:
-        GenericFuncError: it has a default already and `override` is not set.
+        GenericFuncError: it already has a default and `override` is not set.
     """
 
     def decorate(func: Callable[..., Any]) -> GenericFunc:
@@ -144,5 +143,5 @@ def override_native_generic_func(
 
 
 def generic_func(func: Callable[..., Any]) -> GenericFunc:
-    """Decorator: a generic function called as `func` is, which becomes its default."""
+    """Decorator that makes a generic function with `func` as its default."""
     return GenericFunc(func.__name__, func)

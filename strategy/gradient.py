@@ -29,7 +29,7 @@ GradientRule = Callable[[Call, Expr], Sequence[Expr | None]]
 
 
 class GradientError(ValueError):
-    """A graph that cannot be differentiated; the message names the operator."""
+    """A graph cannot be differentiated; the message names the operator."""
 
 
 def register_gradient(
@@ -37,9 +37,8 @@ def register_gradient(
 ) -> Callable[[F], F]:
     """Register `rule(orig, grad) -> [expression per input]`: `rule`, or what it decorates.
 
-    `orig` is the call, whose arguments are `orig.args`; `grad` is the derivative of the whole with
-    respect to its output, a tuple where the output is one. What is returned has the types of the
-    inputs; None says that nothing flows to that input (indices, conditions).
+    `orig` is the call, with the arguments `orig.args`; `grad` is the derivative with respect to its output, a tuple if
+    the output is one. The results have the types of the inputs; None: no gradient (indices, conditions).
     """
     return register_op_attr(name, "FPrimalGradient", rule, level)
 
@@ -49,11 +48,11 @@ def gradient(expr: Expr, wrt: Sequence[Expr] | None = None, seed: Expr | None = 
 
     Args:
         expr: one tensor.
-        wrt: the nodes to differentiate by; all variables of the graph where None.
-        seed: what each element is weighted with, of the type of `expr`; ones where None.
+        wrt: the nodes to differentiate by; default: all variables of the graph.
+        seed: the weights of the elements, of the type of `expr`; default: ones.
 
     Raises:
-        GradientError: an operator on the way has no gradient, or its rule gives a wrong type.
+        GradientError: an operator has no gradient, or its rule returns a wrong type.
         TypeRelationError: the graph has a conflict of types.
     """
     infer_type(expr)
@@ -83,7 +82,7 @@ def gradient(expr: Expr, wrt: Sequence[Expr] | None = None, seed: Expr | None = 
 
 
 def _through(node: Call, adjoints: _Adjoints, reaches: set[Expr]) -> None:
-    """Add to the adjoints of a call's arguments what flows through it."""
+    """Add a call's contribution to the adjoints of its arguments."""
     rule: GradientRule | None = node.op.get_attr("FPrimalGradient")
     if rule is None:
         raise GradientError(f"{node.op.name} has no gradient: register one with register_gradient")
@@ -104,7 +103,7 @@ def _through(node: Call, adjoints: _Adjoints, reaches: set[Expr]) -> None:
 
 
 class _Adjoints:
-    """The derivative with respect to each node so far; a tuple's is kept entry by entry."""
+    """The accumulated derivative of each node; by entry for tuples."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[Expr, int | None], Expr] = {}

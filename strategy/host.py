@@ -1,4 +1,4 @@
-"""Facts of this host: its processor, caches and libraries, read without TVM."""
+"""Properties of this host: processor, caches and libraries, read without TVM."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ARM_PARTS = {
 
 @cache
 def cpu_info() -> dict[str, str]:
-    """The first processor's fields of /proc/cpuinfo, empty where there is none."""
+    """The first processor's fields of /proc/cpuinfo, empty if there are none."""
     try:
         block = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
     except OSError:
@@ -46,7 +46,7 @@ def cpu_info() -> dict[str, str]:
 
 @cache
 def cache_sizes() -> dict[str, int]:
-    """Bytes of the data caches that the first processor sees: l1d_bytes, l2_bytes, l3_bytes."""
+    """Bytes of the first processor's data caches: l1d_bytes, l2_bytes, l3_bytes."""
     sizes = {}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         try:
@@ -60,7 +60,7 @@ def cache_sizes() -> dict[str, int]:
 
 
 def cpu_arch() -> str:
-    """LLVM's name of this host's processor; a baseline level where it is not known."""
+    """LLVM's name of this host's processor; a baseline level if unknown."""
     info = cpu_info()
     if platform.machine() in ("aarch64", "arm64"):
         try:
@@ -78,7 +78,7 @@ def cpu_arch() -> str:
     except (KeyError, ValueError):
         return level
     for models, name in _X86.get((info.get("vendor_id", ""), family), ()):
-        # A virtual machine may hide what the processor has: then only the level is safe.
+        # A virtual machine may hide features of the processor: then only the level is safe.
         if model in models and vector_bytes(name) == vector_bytes(level):
             if name == "cascadelake" and "avx512_vnni" not in flags:
                 return "skylake-avx512"
@@ -87,12 +87,12 @@ def cpu_arch() -> str:
 
 
 def cpu_model() -> str:
-    """The processor's name as its maker writes it."""
+    """The processor's product name."""
     return cpu_info().get("model name", platform.processor() or platform.machine())
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -12,12 +12,11 @@ from strategy.types import IncompleteType, TupleType, Type, may_equal
 def infer_type(expr: Expr) -> Type:
     """Solve the type relations of the graph to a fixed point, and return the type of `expr`.
 
-    Types flow both ways: a variable without a type gets the one that its uses determine. All nodes
-    then know theirs (`checked_type`).
+    Types also flow from uses to variables without a type. Afterwards all nodes have a type (`checked_type`).
 
     Raises:
-        TypeRelationError: a conflict (names operator, argument and both types), or a type that
-            nothing determines.
+        TypeRelationError: a conflict (with operator, argument and both types), or a type that
+            is not determined.
     """
     nodes = post_order(expr, untyped=True)
     types = _Types(nodes)
@@ -26,7 +25,7 @@ def infer_type(expr: Expr) -> Type:
         undecided = [c for c in pending if not types.relate(c)]
         if len(undecided) == len(pending) and not types.changed:
             break
-        # To and fro: types flow along the graph and against it.
+        # Alternate the direction, as types flow both ways.
         pending, types.changed = undecided[::-1], False
     for node in nodes:
         if not is_complete(types[node]):
@@ -44,7 +43,7 @@ def is_complete(type: Type) -> bool:
 
 
 class _Types:
-    """Types that inference has found; tuples and their entries are views on other nodes' types."""
+    """The inferred types; tuples and their entries are views of other nodes' types."""
 
     def __init__(self, nodes: Sequence[Expr]) -> None:
         self.changed = False
@@ -72,7 +71,7 @@ class _Types:
         return self._known[node]
 
     def relate(self, node: Call) -> bool:
-        """Run the relation of one call; True once nothing about it can change any more."""
+        """Run the relation of one call; return True once it is solved."""
         if node.op.type_rel is None:
             raise OpError(f"{node.op.name} has no type relation: add one with add_type_rel")
         before = [*(self[a] for a in node.args), self[node]]
@@ -92,7 +91,7 @@ class _Types:
             if not is_complete(known):
                 self._known[node] = found
                 self.changed = True
-            elif not may_equal(known, found):  # one variable as two arguments of a call
+            elif not may_equal(known, found):  # a variable as two arguments of a call
                 raise TypeRelationError(f"{op.name}: {node!r} is {known}, but must be {found}")
 
 

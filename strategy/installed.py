@@ -1,8 +1,8 @@
-"""Operators that can be built here, with the versions of their implementations.
+"""The operators that can be built here, with the versions of their implementations.
 
-A strategy offers what is valid for one workload, so that no call lists all that there is. For our own
-operators `implementations.json` does: `make operators` writes it, and tests/unit/test_version.py holds it
-to the truth. Of those that other packages bring, only the operators are known.
+A strategy offers the implementations of one workload, so none lists all. For plevel's own operators
+`implementations.json` does: `make operators` writes it, and tests/unit/test_version.py checks it. For other packages
+only their operators are known.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from strategy.record import ALL
 
 
 def installed() -> dict[str, dict[str, int]]:
-    """Operator → implementation → declared version, as `WorkerInfo.operators` has it."""
+    """Operator → implementation → declared version, the form of `WorkerInfo.operators`."""
     listed: dict[str, dict[str, int]] = json.loads(
         files("strategy").joinpath("implementations.json").read_text()
     )

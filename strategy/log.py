@@ -1,4 +1,4 @@
-"""Logging of processes: lines for people, or JSON with the ids of what they speak of."""
+"""Logging of processes: text, or JSON with ids."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _IDS = ("run", "job", "worker", "device")
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: `at` (Unix time), `level`, `logger`, `message`, and what ids there are.
+    """A formatter of one JSON object per line: `at` (Unix time), `level`, `logger`, `message`, and ids.
 
-    The ids are given by `extra=` of a logging call: run, job, worker, device.
+    The ids are from `extra=` of the logging call: run, job, worker, device.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -208,7 +208,7 @@ def rival_table(selection: Selection) -> Table:
             n = rival.estimate.samples
             state = f"{show_number(n, 'sample')}, level {rival.level}"
             if n > 1 and not rival.estimate.is_bounded:
-                state += ", compared by its longest time"
+                state += ", compared by its upper end"
         else:
             state = "predicted" if rival.predicted_s is not None else "not measured"
         rows.append((

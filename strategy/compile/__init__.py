@@ -5,8 +5,8 @@
     function.explain()
 
 `fusion` groups calls, `lower` makes a scheduled module of each group, `engine` joins them to a `function`;
-`export` writes a library with an `entry` for C, and `cuda` cubins. The logger `plevel.compile` tells, at
-level INFO, which implementation each call uses and why.
+`export` writes a library with an `entry` for C, and `cuda` cubins. The logger `plevel.compile` logs the selected
+implementation of each call with the reason at level INFO.
 """
 
 from strategy.compile.engine import CompileEngine, compile, default_engine, structure  # noqa: A004

@@ -1,4 +1,4 @@
-"""NumPy arrays as compiled functions take them."""
+"""NumPy arrays as arguments of compiled functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strategy.types import TensorType, Type
 
 
 class RunError(ValueError):
-    """Arrays that a compiled function cannot take; the message names the variable."""
+    """The arrays do not fit the function; the message names the variable."""
 
 
 def bind(variables: Sequence[Var], arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def bind(variables: Sequence[Var], arrays: Sequence[Any], named: Mapping[str, An
     given = dict(zip(names, arrays, strict=False))
     for name, array in named.items():
         if name not in names:
-            raise RunError(f"there is no variable {name!r}; there are: {', '.join(names)}")
+            raise RunError(f"unknown variable {name!r}: expected {', '.join(names)}")
         if name in given:
             raise RunError(f"variable {name!r} is given twice")
         given[name] = array
@@ -57,11 +57,11 @@ def checked(variable: Var, value: Any, kind: Type) -> Any:
 
 
 def to_tensor(array: Any) -> Any:
-    """A NumPy array as the runtime takes it: itself where it is aligned, else a copy."""
+    """A NumPy array for the runtime: the array itself if it is aligned, else a copy."""
     import numpy as np
     import tvm
 
-    # NumPy hands over dtypes of its own alone, of which bfloat16 is none.
+    # NumPy's DLPack supports its own dtypes only, not bfloat16.
     own = array.dtype.kind != "V"
     if own and array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % ALIGNMENT == 0:
         return tvm.runtime.from_dlpack(array)

@@ -36,7 +36,7 @@ class Artefact:
         return self.executable[MAIN]
 
     def prepare(self, argument: Argument, source: Any) -> Any:
-        """The packed form of a constant input, as `main` takes it."""
+        """The packed form of a constant input, an argument of `main`."""
         import tvm
 
         if argument.preparation is None:

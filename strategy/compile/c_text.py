@@ -1,4 +1,4 @@
-"""Names, types, tensors and conditions in C, as an exported library's entry writes them."""
+"""Names, types, tensors and conditions in C, for the entry of an exported library."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _C_TYPES = {
     "float64": "double", "float32": "float", "float16": "uint16_t", "bfloat16": "uint16_t",
     "bool": "uint8_t",
 }  # fmt: skip
-# What C, and the entry's own code, has taken already; names with an underscore in front are the entry's.
+# Names reserved by C and by the entry; names with a leading underscore are the entry's.
 _TAKEN = frozenset(
     "auto break case char const continue default do double else enum extern float for goto if inline "
     "int long register restrict return short signed sizeof static struct switch typedef union unsigned "
     "void volatile while alignas alignof bool constexpr false nullptr thread_local true typeof asm "
     "linux unix errno stdin stdout stderr NAN INFINITY NULL INT64_C MIN MAX CPU Any Tensor Body log2 "
     "ceil_div floor_div floor_mod tensor_of any_of "
-    # C++ includes the header, too.
+    # Keywords of C++, which may include the header.
     "and and_eq bitand bitor catch class compl concept const_cast decltype delete dynamic_cast explicit "
     "export friend mutable namespace new noexcept not not_eq operator or or_eq private protected public "
     "reinterpret_cast requires static_assert static_cast template this throw try typeid typename using "
@@ -35,23 +35,23 @@ _C_INFIX = {"and": "&&", "or": "||", "/": "/ (double)"} | {
 
 
 def c_word(text: str) -> str:
-    """A text as a part of a name in C: `data.0` is `data_0`."""
+    """A text as a part of a C identifier: `data.0` becomes `data_0`."""
     return re.sub(r"\W", "_", text, flags=re.ASCII)
 
 
 def c_name(name: str) -> str:
-    """Name of an input or a dimension in C: its own, unless that is taken."""
+    """The C name of an input or a dimension: its own, unless that is reserved."""
     word = c_word(name)
     return f"x_{word}" if word in _TAKEN or word.startswith(("_", "x_")) or word[0].isdigit() else word
 
 
 def is_free(name: str) -> bool:
-    """Return whether a function of C, and of C++, may be called so beside what a library's entry needs."""
+    """Return whether a C and C++ function may have this name in a library's entry."""
     return name.isascii() and name.isidentifier() and name not in _TAKEN
 
 
 def c_type(dtype: str) -> str:
-    """Type of one number; of 16-bit floats, which C does not have, that of their bits."""
+    """The C type of a number; for 16-bit floats, which C lacks, that of their bits."""
     return _C_TYPES.get(dtype, f"{dtype}_t")
 
 
@@ -67,7 +67,7 @@ def c_tensor(variable: str, pointer: str, kind: TensorType) -> list[str]:
 
 
 def c_expression(expr: Expr) -> str:
-    """The expression in C, over 64-bit integers named as `c_name` has the dimensions."""
+    """The expression in C, over 64-bit integers with the `c_name` of dimensions."""
     if expr.op == "const":
         value = expr.args[0]
         return f"INT64_C({int(value)})" if isinstance(value, int) else repr(float(value))
@@ -83,7 +83,7 @@ def c_expression(expr: Expr) -> str:
     if expr.op == "if":
         return f"({args[0]} ? {args[1]} : {args[2]})"
     raise ExpressionError(
-        f"'{expr}' cannot be checked at run time: {expr.op} is not for dimensions"
+        f"'{expr}' cannot be checked at run time: {expr.op} is not defined for dimensions"
     )
 
 

@@ -1,4 +1,4 @@
-"""The last step to a cubin: checks and compiles a lowered function's source and launches."""
+"""Compilation of a lowered function to a cubin, with checks of its launches."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from strategy.fault import CompileError
 
 
 def emit(lowered: Lowered) -> CudaSource:
-    """CUDA source and launches of what was lowered, within the limits of its target.
+    """CUDA source and launches of a lowered function, within the limits of its target.
 
     Raises:
         PlanError: the function does more on the host than launch kernels.
-        LimitError: a launch is beyond what the device can do.
+        LimitError: a launch exceeds a limit of the device.
         CompileError: TVM's passes or its code generation failed.
     """
     names = {"main": tuple(a.name for a in lowered.arguments)}
@@ -40,18 +40,18 @@ def emit(lowered: Lowered) -> CudaSource:
 def compile_cuda(
     lowered: Lowered, compiler: Compiler | None = None, folder: Path | None = None
 ) -> CudaArtefact:
-    """The artefact of what was lowered for a CUDA target; no device or driver is needed.
+    """The artefact of a function lowered for a CUDA target; needs no device and no driver.
 
     Args:
-        compiler: nvcc or NVRTC of this host where None.
-        folder: where cubins are kept by their content; the user's cache directory where None.
+        compiler: default: nvcc or NVRTC of this host.
+        folder: the cache of cubins; default: in the user's cache directory.
 
     Raises:
         PlanError, LimitError, CompileError: see `emit`.
     """
     source = emit(lowered)
     arch = code_arch(require_arch(lowered.target))
-    if not source.code:  # nothing but calls of libraries
+    if not source.code:  # library calls only
         return CudaArtefact(
             signature=lowered.signature, programs=source.programs, source="", arch=arch,
             compiler="", cubin=b"", usage={},

@@ -1,4 +1,4 @@
-"""The compile engine: functions of graphs, kept until the selections that they rest on change."""
+"""The compile engine: compiled functions of graphs, cached until their selections change."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ MAX_KERNELS = 1024
 
 
 class CompileEngine:
-    """Compiles graphs, and keeps what it compiled.
+    """A compiler of graphs with a cache.
 
-    A function is kept by operator, attributes, types, target and what was selected for it; a graph
-    by its structure, target and selections, so that new measurements take effect. With symbolic
-    dimensions, each function is compiled once for each row of its dispatch table that is met.
+    Functions are cached by operator, attributes, types, target and selection; graphs by structure, target and
+    selections, so that new measurements take effect. With symbolic dimensions, each function is compiled
+    once for each used row of its dispatch table.
     """
 
     def __init__(self) -> None:
@@ -57,9 +57,9 @@ class CompileEngine:
     def compile(
         self, expr: Expr, target: Target | str | None = None, database: Database | None = None
     ) -> CompiledFunction | SymbolicFunction:
-        """The graph as a function for `target`, by what `database` knows of its operators.
+        """Compile a graph for `target`, selecting by `database`.
 
-        Without a target it is for the current one (`with target:`), else for this host.
+        The default target is the current one (`with target:`), else this host.
 
         Raises:
             TypeRelationError: the graph's types conflict. SelectionError: an operator has no valid
@@ -71,7 +71,7 @@ class CompileEngine:
         with self._lock:
             if all(_is_constant(v.checked_type) for v in free_vars(expr)):
                 return self._concrete(expr, target=target, records=records)
-            # The function keeps `records`, so that their id is theirs alone as long as it is a key.
+            # The function keeps `records` alive, so that their id is not reused while it is a key.
             key = (structure(expr), target, id(records))
             symbolic = self._symbolic.get(key)
             if symbolic is None:
@@ -104,7 +104,7 @@ class CompileEngine:
     def _tabulate(
         self, expr: Expr, *, target: Target, records: Database
     ) -> Callable[[Expr], CompiledFunction]:
-        """Builder of a graph's function for given sizes: each part by its dispatch table."""
+        """Builder of a graph's function for given sizes, each part by its dispatch table."""
         constants = constant_tensors(expr)
         nodes = post_order(expr)
         parts = [_Part(group, _tabulate(group, target, records)) for group in fuse(expr)]
@@ -133,7 +133,7 @@ class CompileEngine:
     def _choose(
         self, table: DispatchTable | None, workload: Workload, target: Target, records: Database
     ) -> tuple[Selection, Artefact]:
-        """By the table's row for this size; for the size alone where no row can be compiled for all."""
+        """Compile a part by the table's row for this size, or for this size alone if it has no row."""
         dims = None if table is None else _sizes(table.workload, workload)
         if table is not None and dims is not None:
             try:
@@ -179,7 +179,7 @@ class _Part:
 
 
 def _tabulate(group: Group, target: Target, records: Database) -> DispatchTable | None:
-    """The table of a function with symbolic dimensions; None where it has none for all sizes."""
+    """The dispatch table of a part with symbolic dimensions, None if it has none for all sizes."""
     names: dict[str, str] = {}
 
     def show(kind: Type) -> str:
@@ -195,14 +195,14 @@ def _tabulate(group: Group, target: Target, records: Database) -> DispatchTable 
 
 
 def _name(dim: Dim, names: dict[str, str]) -> Dim:
-    """A dimension as functions are compiled for: arithmetic on symbols is one symbol more."""
+    """A dimension for compilation: arithmetic on symbols becomes another symbol."""
     if dim.is_constant or dim.op == "var":
         return dim
     return Dim(names.setdefault(str(dim), f"_{len(names)}"))
 
 
 def _sizes(symbolic: Workload, sized: Workload) -> dict[str, int] | None:
-    """Return the symbols' values in a workload of this size; None where one has two sizes."""
+    """Return the symbols' values in a workload of this size, None if one has two sizes."""
     sizes: dict[str, int] = {}
     for mine, other in zip(_types(symbolic), _types(sized), strict=True):
         for dim, extent in zip(mine.shape, other.shape, strict=True):
@@ -239,7 +239,7 @@ def default_engine() -> CompileEngine:
 def compile(
     expr: Expr, target: Target | str | None = None, database: Database | None = None
 ) -> CompiledFunction | SymbolicFunction:
-    """The graph as a function; the same graph, target and selections give the same object.
+    """Compile a graph; equal graph, target and selections give the same object.
 
     Raises:
         As `CompileEngine.compile`.

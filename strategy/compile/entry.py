@@ -1,6 +1,6 @@
-"""The entry of an exported library, in C: it reads the shapes, decides the rows' conditions, and jumps.
+"""The entry of an exported library, in C: it reads the shapes, decides the rows' conditions, and calls a row.
 
-What is the same in all libraries is in `entry.c`; what depends on the workload is written here.
+`entry.c` is common to all libraries; the rest, which depends on the workload, is generated here.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class LibraryRow:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of the entry: an argument that one or more rows share."""
+    """A parameter of the entry: an argument of one or more rows."""
 
     name: str  # in C
     argument: Argument
-    row: int  # the first row that takes it: whose preparation makes it
+    row: int  # the first row that has it, whose function prepares it
 
 
 _HEADER = Template("""\
@@ -45,7 +45,7 @@ _HEADER = Template("""\
  *
 $functions *
  * All buffers are row-major, contiguous and aligned to $alignment bytes. Functions return 0, or
- * another number where they failed. $threads
+ * another number on failure. $threads
  */
 #ifndef $guard
 #define $guard
@@ -62,19 +62,19 @@ $declarations
 
 
 class Entry:
-    """The function that a library is called by, and those that prepare its constant inputs.
+    """The C function of a library, and those that prepare its constant inputs.
 
     Args:
-        name: what C calls the function.
-        workload: what it computes.
-        rows: the functions behind it; the first whose conditions hold is called.
+        name: the C name of the function.
+        workload: the workload that it computes.
+        rows: the lowered functions, of which the first whose conditions hold is called.
     """
 
     def __init__(self, name: str, workload: Workload, rows: Sequence[LibraryRow]) -> None:
         self.name = name
         self.workload = workload
         self.rows = tuple(rows)
-        # Each symbolic dimension: of which input it is read, and on which axis.
+        # For each symbolic dimension, the input and axis to read it from.
         self.dims: dict[str, tuple[str, int]] = {}
         for given in workload.inputs:
             for axis, dim in enumerate(given.tensor.shape):
@@ -125,7 +125,7 @@ class Entry:
         return "\n".join(lines) + "\n"
 
     def _main(self) -> list[str]:
-        """The function `main` of TVM: find the row, and call it with its arguments."""
+        """The function `main` for TVM: find the row, and call it with its arguments."""
         place = {
             p.argument.name: i
             for i, p in enumerate(self.parameters)
@@ -160,7 +160,7 @@ class Entry:
         return [*lines, "  return -2;", "}", ""]
 
     def _function(self) -> list[str]:
-        """The function that C calls: make tensors of pointers and extents."""
+        """The function for C: make tensors of pointers and extents."""
         count = len(self.parameters)
         lines = [f"int {self.name}({self._arguments()}) {{"]
         for i, p in enumerate(self.parameters):
@@ -209,13 +209,13 @@ class Entry:
 def _parameters(
     rows: Sequence[LibraryRow], dims: Iterable[str]
 ) -> tuple[list[Parameter], list[list[int]]]:
-    """The entry's parameters after `dims`, outputs last; and for each row which of them it takes."""
+    """The entry's parameters after `dims`, outputs last, and the indices of those of each row."""
     found: dict[tuple[str, ...], Parameter] = {}
     for i, row in enumerate(rows):
         for a in row.lowered.arguments:
             p = found.setdefault(_identity(row, a), Parameter(a.name, a, i))
             if p.argument.tensor.is_constant and not a.tensor.is_constant:
-                # A row may be for one size only: the entry takes what is symbolic in another.
+                # A row may be for one size only: the entry has the dimensions that are symbolic in another.
                 found[_identity(row, a)] = Parameter(a.name, a, p.row)
     ordered = sorted(found.items(), key=lambda item: item[1].argument.role is Role.OUTPUT)
     names: dict[str, int] = {c_name(d): 1 for d in dims}

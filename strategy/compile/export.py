@@ -1,10 +1,9 @@
-"""Shared libraries for use without plevel: one entry that checks the shapes and jumps, with a header.
+"""Shared libraries for use without plevel: one entry that checks the shapes and calls a row, with a header.
 
-A library holds the functions of one or more rows (a selection has one, a dispatch table several).
-Its entry (`entry.py`) reads the symbolic dimensions, decides the rows' conditions and calls the row
-that holds. It can be called from C by the header's function, which needs no TVM: where the runtime of
-TVM is not loaded, parallel loops run on OpenMP. TVM loads the same file as a module with the function
-`main`.
+A library has the functions of one or more rows (a selection has one, a dispatch table several). Its entry
+(`entry.py`) reads the symbolic dimensions and calls the row whose conditions hold. C calls the header's function,
+which needs no TVM: without TVM's runtime, parallel loops run on OpenMP. TVM loads the same file as a module
+with the function `main`.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from strategy.workload import Workload
 
 
 def lower_row(table: DispatchTable, row: Row) -> Lowered:
-    """The function of one row; raises `InstantiationError` as `table_rows`."""
+    """The function of one row; raise `InstantiationError` as `table_rows`."""
     shape = table.workload.bind(table.pinned(row.holds))
     try:
         return lower(shape, table.target, row.implementation, row.config)
     except ConfigError:
-        # Chosen from the space for symbols, which that for the one size need not contain.
+        # From the space for symbols, which the space of this size need not contain.
         return lower(table.workload, table.target, row.implementation, row.config)
 
 
@@ -67,16 +66,16 @@ def export_library(
     """Write the shared library to `path`, and its header beside it with the suffix `.h`.
 
     Args:
-        name: what C calls the function; `plevel_OP` where None.
-        bundle: whether the vendor libraries that it calls are copied beside it, where it looks for
-            them, so that the folder can be moved; else it looks where they are on this host.
+        name: the C name of the function; default: `plevel_OP`.
+        bundle: copy the vendor libraries that it calls beside it and load those, so that the folder can
+            be moved; otherwise it loads them from their paths on this host.
 
     Returns:
-        The header's path. Nothing is left behind where the export fails.
+        The header's path. A failed export leaves no files.
 
     Raises:
-        CompileError: no C compiler, or it failed.
-        ExternError: a vendor library to copy does not load.
+        CompileError: there is no C compiler, or it failed.
+        ExternError: a vendor library to copy cannot be loaded.
     """
     entry = Entry(name or f"plevel_{c_word(workload.op)}", workload, rows)
     with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
@@ -95,10 +94,10 @@ def export_library(
 
 
 def vendor_libraries(rows: Iterable[LibraryRow]) -> list[Path]:
-    """The files of the vendor libraries that the rows call: the exported library needs them.
+    """The files of the vendor libraries that the rows call.
 
     Raises:
-        ExternError: one of the system's does not load.
+        ExternError: a library of the system cannot be loaded.
     """
     roles = sorted({row.lowered.signature.library or "" for row in rows} - {""})
     return [library.file for library in map(find_library, roles) if library is not None]
@@ -133,13 +132,13 @@ def _link(made: Path, path: Path, libraries: Iterable[Path], *, beside: bool) ->
     done = subprocess.run(command, cwd=made, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CompileError(
-            f"{' '.join(command)} failed (CC names another compiler): {done.stderr.strip()[-2000:]}"
+            f"{' '.join(command)} failed (set CC for another compiler): {done.stderr.strip()[-2000:]}"
         )
     _place(target, path)
 
 
 def _place(source: Path, path: Path) -> None:
-    """Copy a library into place whole, so that a failure or a full disk leaves the old one alone."""
+    """Copy a library atomically, so that a failure or a full disk keeps the old one."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         shutil.copyfile(source, partial)

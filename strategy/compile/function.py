@@ -1,4 +1,4 @@
-"""Compiled graphs: functions of NumPy arrays that say which implementations they use."""
+"""Compiled graphs: functions of NumPy arrays that explain their implementations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_FUNCTIONS = 128
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """The implementation that a function uses, and the reason. `calls` are the operators that it computes."""
+    """The implementation of a function, and the reason. `calls` are the operators that it computes."""
 
     calls: tuple[str, ...]
     workload: str
@@ -43,9 +43,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled function in its place: what it reads, and the node that it computes.
+    """A compiled function in a graph: its inputs, and the node that it computes.
 
-    `packed` has what stands for constants, by their place among the arguments.
+    `packed` has the packed constants by index of the argument.
     """
 
     selection: Selection
@@ -66,7 +66,7 @@ class Kernel:
 class CompiledFunction:
     """A graph compiled for one target, called with NumPy arrays in the order of `variables`.
 
-    Thread-safe: it keeps nothing between calls but constants.
+    Thread-safe, as it keeps only constants between calls.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class CompiledFunction:
         self._constants = constants
 
     def explain(self) -> list[Explanation]:
-        """For each function, in the order in which they run, its implementation and why."""
+        """The implementation of each function with the reason, in the order of execution."""
         return [k.explain() for k in self._kernels]
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
-        """The value of the graph: an array, or a tuple of what it is a tuple of.
+        """The value of the graph: an array, or a tuple.
 
         Raises:
             RunError: an array is missing, unknown, or of another type than its variable.
@@ -115,14 +115,14 @@ class CompiledFunction:
 
 
 def constant_tensors(expr: Expr) -> dict[Expr, Any]:
-    """The constants of a graph as the runtime takes them."""
+    """The constants of a graph as tensors of the runtime."""
     return {n: to_tensor(n.value) for n in post_order(expr) if isinstance(n, Constant)}
 
 
 def pack(
     artefact: Artefact, sources: Sequence[Operand], constants: Mapping[Expr, Any]
 ) -> dict[int, Any]:
-    """The packed constants of a function, by their place among its arguments."""
+    """The packed constants of a function, by index of the argument."""
     return {
         place: artefact.prepare(argument, constants[node])
         for place, (argument, (node, _)) in enumerate(zip(artefact.arguments, sources, strict=False))
@@ -131,7 +131,7 @@ def pack(
 
 
 class Recent(Generic[T]):
-    """The values used last, `limit` of them. Thread-safe."""
+    """A cache of the `limit` most recently used values. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -151,15 +151,15 @@ class Recent(Generic[T]):
                 self._values.popitem(last=False)
 
     def all(self) -> list[T]:
-        """The values, the one that was used last at the end."""
+        """The values, the most recently used last."""
         with self._lock:
             return list(self._values.values())
 
 
 class SymbolicFunction:
-    """A graph with symbolic dimensions, put together for each combination of them that it is called with.
+    """A graph with symbolic dimensions, assembled for each combination of sizes that it is called with.
 
-    The types are checked anew for each, so that only the `MAX_FUNCTIONS` used last are kept.
+    Types are inferred for each; the `MAX_FUNCTIONS` most recently used are kept.
     """
 
     def __init__(self, expr: Expr, make: Callable[[], Callable[[Expr], CompiledFunction]]) -> None:
@@ -169,11 +169,11 @@ class SymbolicFunction:
         self.refresh()
 
     def explain(self) -> list[Explanation]:
-        """The functions of every combination of dimensions that is kept."""
+        """The functions of all cached combinations of dimensions."""
         return [e for f in self._found.all() for e in f.explain()]
 
     def refresh(self) -> None:
-        """Select anew, by what the database knows now."""
+        """Select again, from the database's current records."""
         self._specialize = self._make()
         self._found: Recent[CompiledFunction] = Recent(MAX_FUNCTIONS)
 
@@ -189,7 +189,7 @@ class SymbolicFunction:
             assert isinstance(kind, TensorType)
             replacements[v] = Var(v.name, TensorType([_sized(v, d, dims) for d in kind.shape], kind.dtype))
         key = tuple(dims[name] for name in sorted(dims))
-        known = self._found  # `refresh` may put another in its place meanwhile
+        known = self._found  # `refresh` may replace it concurrently
         found = known.get(key)
         if found is None:
             found = self._specialize(substitute(self.expr, replacements))
@@ -216,7 +216,7 @@ def _sized(variable: Var, dim: Dim, dims: Mapping[str, int]) -> int:
 
 
 def _use_threads(target: Target) -> None:
-    """Let the runtime use as many threads as the code was made for."""
+    """Set the runtime's threads to those that the code was compiled for."""
     # Read once, when the runtime starts; its own count is wrong on small machines.
     os.environ.setdefault("TVM_NUM_THREADS", str(max(os.cpu_count() or 1, target.threads)))
     import tvm

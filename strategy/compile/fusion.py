@@ -10,7 +10,7 @@ from strategy.op import TOpPattern
 from strategy.types import TensorType, TupleType, Type
 from strategy.workload import EpilogueStep, Input, Workload
 
-# What may begin a function that takes an epilogue, and what may be one.
+# Patterns that can take an epilogue, and patterns that can be one.
 _HEADS = frozenset(
     {TOpPattern.kElemWise, TOpPattern.kBroadcast, TOpPattern.kInjective, TOpPattern.kOutEWiseFusable}
 )
@@ -30,7 +30,7 @@ class Group:
 
     @property
     def output(self) -> Call:
-        """The call whose value the function gives."""
+        """The call whose value the function returns."""
         return self.calls[-1]
 
     @property
@@ -47,9 +47,9 @@ class Group:
 def fuse(expr: Expr) -> list[Group]:
     """The functions of a typed graph, in an order in which they can run.
 
-    An anchor (`kOutEWiseFusable`) takes the elementwise and broadcast operators that follow it, and
-    so does a chain of those, as long as nothing else needs the values between them and the shape
-    stays the same.
+    An anchor (`kOutEWiseFusable`), or a chain of elementwise and broadcast operators, takes the elementwise and
+    broadcast operators that follow it, as long as intermediate values have no other use and the shape stays the
+    same.
     """
     nodes = post_order(expr)
     uses: dict[Expr, set[Expr | None]] = {n: set() for n in nodes}
@@ -70,7 +70,7 @@ def fuse(expr: Expr) -> list[Group]:
             del ends[group.output]
         group.calls.append(node)
         ends[node] = group
-    # A group runs where its last call stands: what that needs besides is computed by then.
+    # A group runs at the position of its last call, when its other inputs are computed.
     place = {node: i for i, node in enumerate(nodes)}
     return sorted(groups, key=lambda g: place[g.output])
 
@@ -78,7 +78,7 @@ def fuse(expr: Expr) -> list[Group]:
 def _extendable(
     node: Call, ends: dict[Expr, Group], uses: dict[Expr, set[Expr | None]]
 ) -> Group | None:
-    """The group that `node` joins: one with an anchor first, else the first that ends in an input."""
+    """The group that `node` joins: preferably one with an anchor, else the first that ends in an input."""
     if node.op.get_attr("TOpPattern") not in _EPILOGUES or not isinstance(node.checked_type, TensorType):
         return None
     found = [
@@ -99,7 +99,7 @@ def _same_shape(a: TensorType, b: TensorType) -> bool:
 
 
 Operand = tuple[Expr, int | None]
-"""A node, and which of its entries where it is a tuple."""
+"""A node, with an index if it is a tuple."""
 
 
 def describe(
@@ -144,7 +144,7 @@ def describe(
 
 
 def resolve(node: Expr) -> Operand:
-    """Node whose value holds that of `node`: for a tuple's entry, the tuple."""
+    """The node whose value contains that of `node`: for a tuple's entry, the tuple."""
     if isinstance(node, TupleGetItem):
         if isinstance(node.tuple_value, Tuple):
             return resolve(node.tuple_value.fields[node.index])

@@ -1,8 +1,8 @@
 """The only lowering: implementation, workload, target and config → scheduled module → artefact.
 
-The builder calls it in a child process, the compile engine in the user's own. A lowered function is
-destination passing: it takes its inputs, then what was prepared or constant, in the order of
-`arguments`, and writes its outputs, which come last.
+The builder calls it in a child process, the compile engine in the user's. A lowered function is in
+destination-passing style: its parameters are the inputs, then prepared and constant ones, in the order of
+`arguments`, and last the outputs, which it writes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Lowered:
     module: Any
     signature: Signature
     target: Target
-    template: Template | None = None  # CUDA C in place of `main`
+    template: Template | None = None  # CUDA C instead of `main`
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -43,7 +43,7 @@ class Lowered:
 
     @cached_property
     def digest(self) -> str:
-        """16 hexadecimal digits of the module's structure: two configurations may give the same code."""
+        """16 hexadecimal digits of the module's structure, equal for configurations with equal code."""
         from tvm_ffi import structural_hash
 
         found = structural_hash(self.module) & 0xFFFFFFFFFFFFFFFF
@@ -63,8 +63,8 @@ class Lowered:
         """Machine code in this process.
 
         Args:
-            checks: whether the functions check the types and shapes of what they are called with.
-                The checks are as much code as a small kernel: without them it compiles sooner.
+            checks: let the functions check types and shapes of arguments, which is as much code as a small
+                kernel.
 
         Raises:
             CompileError: TVM or LLVM failed.
@@ -79,7 +79,7 @@ class Lowered:
             config = {"tirx.disable_assert": not checks}
             with target, tvm.transform.PassContext(opt_level=3, config=config):
                 executable = tvm.compile(self.module, target=target, tir_pipeline=pipeline)
-        except Exception as error:  # TVM raises what its passes and LLVM do
+        except Exception as error:  # TVM and LLVM raise various exceptions
             raise CompileError(f"{type(error).__name__}: {error}") from error
         return Artefact(executable, self.signature)
 
@@ -94,12 +94,12 @@ def lower(
 
     Args:
         implementation: itself, or the name of one in the strategy of the workload's operator.
-        config: of the implementation's space, its fallback where None; ignored where there is
-            nothing to tune.
+        config: a configuration of the implementation's space; default: the fallback. Ignored if
+            untunable.
 
     Raises:
-        OpError: no implementation of that name.
-        ConfigError: the configuration is not of the space.
+        OpError: there is no implementation of that name.
+        ConfigError: the configuration is not in the space.
         InstantiationError: compute, prepare or schedule refused.
     """
     if isinstance(implementation, str):
@@ -110,7 +110,7 @@ def lower(
         tunable = (space.fallback if config is None else space.check(Config(config)),)
     try:
         return _instantiate(workload, target, implementation, tunable)
-    except Exception as error:  # TVM's primitives raise their own, and Python's
+    except Exception as error:  # TVM's primitives raise various exceptions
         if isinstance(error, ScheduleError):
             raise InstantiationError(f"{implementation.name}: {error}") from error
         fault = find_fault(error)
@@ -168,11 +168,13 @@ def _compose_epilogue(
     arguments: list[Argument],
     parameters: list[Any],
 ) -> list[Any]:
-    """The outputs with the workload's epilogue on them; its further inputs join the parameters."""
+    """The outputs after the workload's epilogue, whose further inputs join the parameters."""
     out_type = workload.out_type
     for step in workload.epilogue:
         if len(outputs) != 1:
-            raise ScheduleError(f"{workload.op} has {len(outputs)} outputs: an epilogue takes one")
+            raise ScheduleError(
+                f"{workload.op} has {len(outputs)} outputs, an epilogue takes one: leave the epilogue out"
+            )
         op = get_op(step.op)
         attrs = op.attrs_type.from_json(step.attrs)
         operands, types = [], []
@@ -196,7 +198,7 @@ def _compose_epilogue(
 
 
 class _Symbols:
-    """The TE variables of a function's symbolic dimensions: one per name."""
+    """The TE variables of a function's symbolic dimensions, one per name."""
 
     def __init__(self) -> None:
         self._variables: dict[str, Any] = {}
@@ -217,7 +219,7 @@ class _Symbols:
         if dim.is_constant:
             return int(dim)
         if dim.op != "var":
-            raise ScheduleError(f"dimension '{dim}' is an expression: only names and integers are lowered")
+            raise ScheduleError(f"dimension '{dim}' is an expression: use names or integers")
         name = str(dim)
         return self._variables.setdefault(name, te.var(name, "int64"))
 

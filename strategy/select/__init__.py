@@ -1,7 +1,7 @@
 """Selection: which implementation, with which configuration, and why.
 
-From evidence by the rule to a selection; `selector` keeps answers, `lock` writes them to a file, and
-`dispatch` selects for symbolic shapes.
+`rule` selects from `evidence`; `selector` caches answers, `lock` writes them to a file, and `dispatch` selects for
+symbolic shapes.
 """
 
 from strategy.select.evidence import (

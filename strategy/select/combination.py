@@ -1,4 +1,4 @@
-"""Combinations of conditions that some dimensions satisfy, each with an example."""
+"""Satisfiable combinations of conditions over dimensions, each with an example."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import numpy as np
 
 from strategy.condition import SpecializedCondition
 
-EXACT_LIMIT = 2**20  # a single dimension is enumerated this far
+EXACT_LIMIT = 2**20  # a single dimension is enumerated up to here
 GRID_LIMIT = 200_000  # points tried over several dimensions
 
 
 def satisfiable(
     conditions: Sequence[SpecializedCondition], dims: Sequence[str]
 ) -> Iterator[tuple[tuple[bool, ...], dict[str, int]]]:
-    """The combinations of truth values that positive integers give, each with an example.
+    """The combinations of truth values that positive integers attain, each with an example.
 
-    Exact for conditions over one dimension up to `EXACT_LIMIT` and near the constants beyond it; over
-    several dimensions the values near every constant are combined, so that a combination which only
-    a rare coincidence of values reaches may be missed.
+    Exact for conditions over one dimension up to `EXACT_LIMIT` and near the constants beyond it. Over several
+    dimensions the values near every constant are combined, so that rare combinations may be missed.
     """
     if not conditions:
         yield (), dict.fromkeys(dims, 1)
@@ -52,7 +51,7 @@ def _constants(node: Any) -> Iterator[int]:
 
 
 def _interesting(constants: Sequence[int], exact: int) -> list[int]:
-    """Small values, those around the constants and their products, and up to `exact` all."""
+    """Small values, those around the constants and their products, and all up to `exact`."""
     small = [c for c in constants if 0 < c <= 4096]
     near = {a * b for a in (1, *constants) for b in (1, *small)}
     near |= {a // b for a in constants for b in small}
@@ -65,7 +64,7 @@ def _interesting(constants: Sequence[int], exact: int) -> list[int]:
 
 
 def _nearest(values: Sequence[int], constants: Sequence[int], most: int) -> list[int]:
-    """At most so many of the values: half of them around the constants, the rest spread evenly."""
+    """At most `limit` of the values: half of them around the constants, the rest spread evenly."""
     around = (c + d for n in range(most) for c in (1, *constants) for d in (n, -n))
     kept = set(itertools.islice(dict.fromkeys(v for v in around if v >= 1), max(1, most // 2)))
     rest = [v for v in values if v not in kept]

@@ -1,9 +1,9 @@
 """Dispatch tables: selection for symbolic shapes.
 
-A table has a row for each satisfiable combination of the strategy's conditions. Each row chooses
-among all implementations that are valid there, by the geometric mean of their ratios to the best
-over the concrete shapes on record in its range; with no shape on record, by plevel. A table is a
-value with a JSON form, can be called with dimensions, and says how representative its evidence is.
+A table has a row for each satisfiable combination of the strategy's conditions. Each row chooses among its valid
+implementations by the geometric mean of their ratios to the best over the concrete shapes on record in its
+range; without shapes on record, by plevel. A table is a value with a JSON form, can be called with dimensions, and
+names the shapes that it is derived from.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from strategy.workload import Workload
 
 MAX_CONDITIONS = 12
 _Instance = tuple[dict[str, int], Workload, Sequence[Measured]]
-"""Values of the dimensions, the workload of that size, and what is measured of it."""
+"""Values of the dimensions, the workload of that size, and its measurements."""
 
 
 class ShapeOnRecord(msgspec.Struct, frozen=True):
@@ -38,15 +38,15 @@ class ShapeOnRecord(msgspec.Struct, frozen=True):
 
     dims: dict[str, int]
     median_s: dict[str, float]
-    selected: str  # what `select` answers for this very shape
+    selected: str  # the answer of `select` for this shape
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One combination of the table's conditions, and the choice made there.
 
-    `reason` is `transferred` where all of `shapes` were measured on other targets only. `ratio` is each
-    implementation's geometric mean over `shapes` of its time to the best's, 1 for one that is always
-    the fastest; only those measured at as many shapes as any are compared.
+    `reason` is `transferred` if all of `shapes` were measured on other targets only. `ratio` has each
+    implementation's geometric mean over `shapes` of the ratio of its time to the best, for those measured at
+    the largest number of shapes.
     """
 
     holds: tuple[bool, ...]
@@ -84,21 +84,21 @@ class DispatchTable(msgspec.Struct, frozen=True, kw_only=True):
         """
         for name in self.dims:
             if not isinstance(dims.get(name), int) or dims[name] < 1:
-                raise ExpressionError(f"dimension {name} = {dims.get(name)!r}: a positive integer")
+                raise ExpressionError(f"dimension {name} = {dims.get(name)!r}: give a positive integer")
         unknown = sorted(dims.keys() - set(self.dims))
         if unknown:
             raise ExpressionError(
-                f"no dimension {unknown[0]!r}; the table is over {', '.join(self.dims)}"
+                f"unknown dimension {unknown[0]!r}: the table is over {', '.join(self.dims)}"
             )
         holds = tuple(bool(c.evaluate(dims)) for c in self.conditions)
         for row in self.rows:
             if row.holds == holds:
                 return row
-        # A combination that the search for examples did not meet: decided as one without records.
+        # A combination that the enumeration missed: decided as one without records.
         return _row(self, holds, dict(dims), ())
 
     def __call__(self, **dims: int) -> tuple[str, Config]:
-        """The implementation and its configuration for these dimensions; raises as `row` does."""
+        """The implementation and its configuration for these dimensions; raise as `row` does."""
         row = self.row(**dims)
         return row.implementation, row.config
 
@@ -116,7 +116,7 @@ class DispatchTable(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def explanation(self) -> str:
-        """One line a row: when it applies, what it chose, and on what evidence."""
+        """One line per row: its conditions, its choice, and the evidence."""
         return "\n".join(map(self.explain_row, self.rows))
 
     def explain_row(self, row: Row) -> str:
@@ -151,8 +151,8 @@ def dispatch(
     conditions = tuple(dict.fromkeys(c.condition for c in usable if c.condition is not None))
     if len(conditions) > MAX_CONDITIONS:
         raise SelectionError(
-            f"{workload.op}: a dispatch table takes at most {MAX_CONDITIONS} conditions, "
-            f"the strategy has {len(conditions)}"
+            f"{workload.op}: the strategy has {len(conditions)} conditions, a dispatch table takes at most "
+            f"{MAX_CONDITIONS}: select for concrete shapes"
         )
     symbolic = [d for d in workload.dims.values() if isinstance(d, Expr)]
     symbols = tuple(dict.fromkeys(v for d in symbolic for v in sorted(d.variables())))
@@ -173,7 +173,7 @@ def dispatch(
     for holds, example in sorted(examples.items(), reverse=True):
         pinned = table.pinned(holds)
         if set(pinned) == set(symbols) and offered is None:
-            # A row of one single shape is an ordinary selection.
+            # A row of a single shape is an ordinary selection.
             rows.append(_concrete_row(table, holds, pinned, database, device))
         else:
             rows.append(_row(table, holds, example, by_combination.get(holds, ())))
@@ -183,9 +183,9 @@ def dispatch(
 def _of_all(
     usable: Sequence[Candidate], shape: Workload, target: Target, measured: Sequence[Measured]
 ) -> list[Measured]:
-    """Records of one size under the versions of the functions for all sizes.
+    """The measurements of one size under the versions of the symbolic candidates.
 
-    A version has its space's digest, and the space of one size is another than that of symbols.
+    A version contains its space's digest, and the spaces of one size and of symbols differ.
     """
     own = {c.implementation: c.version for c in candidates(shape, target)}
     versions = {(c.implementation, own.get(c.implementation)): c.version for c in usable}
@@ -196,7 +196,7 @@ def _of_all(
 
 
 def _bind(candidate: Candidate, workload: Workload) -> Candidate:
-    """The candidate with its condition over the workload's symbols, known dimensions put in."""
+    """The candidate with its condition over the workload's symbols, known dimensions substituted."""
     if candidate.condition is None:
         return candidate
     places = {p: d if isinstance(d, Expr) else Expr.const(d) for p, d in workload.dims.items()}
@@ -239,7 +239,7 @@ def _row(
     compared = [c for c in valid if counts[c.implementation] == most]
     spans = {c.implementation: _ratio(c.implementation, medians) for c in compared}
     lowest = min(spans.values(), key=lambda e: e.median_s)
-    # As for one shape: what the noise cannot tell from the best is decided by plevel.
+    # As for one shape: of those that overlap the best, the highest plevel.
     close = [c for c in compared if spans[c.implementation].low_s <= lowest.high_s]
     winner = max(close, key=lambda c: c.plevel)
     return Row(
@@ -277,7 +277,7 @@ def _concrete_row(
 
 
 def _ratio(name: str, medians: Sequence[Mapping[str, Measured]]) -> Estimate:
-    """Geometric mean over shapes of time to the best's time, with the interval's ends likewise."""
+    """The geometric mean over shapes of the ratio to the best time, also of the interval's ends."""
     logs = []
     for best in medians:
         if name in best:
@@ -289,7 +289,7 @@ def _ratio(name: str, medians: Sequence[Mapping[str, Measured]]) -> Estimate:
 
 
 def _common_config(winner: Candidate, medians: Sequence[Mapping[str, Measured]]) -> Config:
-    """The configuration that is the best at most shapes; of the slowest shape on a tie."""
+    """The configuration that is the best at most shapes; on a tie, that of the slowest shape."""
     own = [best[winner.implementation] for best in medians if winner.implementation in best]
     usable = [m for m in own if winner.space is None or winner.space.contains(m.config)]
     if not usable:

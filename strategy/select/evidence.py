@@ -1,4 +1,4 @@
-"""The evidence that selection rests on: measurements, TVM's history and predictions, and who has them."""
+"""The evidence of selections: measurements, TVM's history and predictions, and interfaces to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from strategy.workload import Workload
 
 
 class Level(StrEnum):
-    """Levels of match between measurements and what was asked, finest first."""
+    """Levels of match between measurements and the request, the finest first."""
 
     DEVICE = "device"
     MODEL = "model"
@@ -25,7 +25,7 @@ class Level(StrEnum):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """The best configuration of an implementation at one level, from current or older records."""
+    """The best configuration of an implementation at one level; may be stale."""
 
     implementation: str
     version: str
@@ -34,11 +34,11 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     estimate: Estimate
     device: str = ""
     target: str = ""
-    model: str = ""  # of the devices, empty where it is not known
+    model: str = ""  # the device model, empty if unknown
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """A record as TVM's own rule looks at it: the mean cost, under a model and target keys."""
+    """A record for TVM's own rule: the mean cost, under a device model and target keys."""
 
     implementation: str
     config: Config
@@ -57,31 +57,31 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Database(Protocol):
-    """Records as the selection rule needs them."""
+    """The interface of the selection rule to records."""
 
     def measured(
         self, workload: Workload, target: Target, device: str | None
     ) -> Sequence[Measured]:
-        """The best of each implementation, version and level, and where that is wider, device model.
+        """The best of each implementation, version and level.
 
-        Of `target` there is one for each other model, of `transferred` for each target and model.
-        `device` is the identity asked for, None where any will do: then no level `device`.
+        Level `target` has one for each other device model, `transferred` for each other target and device model.
+        `device` is the identity of a device; None: any, without the level `device`.
         """
         ...
 
     def instances(
         self, workload: Workload, target: Target, device: str | None
     ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
-        """The concrete workloads on record that a symbolic one covers, each as `measured` has it."""
+        """The concrete workloads on record that a symbolic one covers, with their measurements."""
         ...
 
     def history(self, workload: Workload) -> Sequence[History]:
-        """All that `policy="tvm"` may match for a workload: the best per model and per key."""
+        """The input of `policy="tvm"` for a workload: the best per device model and key."""
         ...
 
 
 class NoRecords:
-    """A database in which nothing is: selection goes by plevel."""
+    """An empty database: selection is by plevel."""
 
     revision = 0  # it never changes (`RevisedDatabase`)
 
@@ -101,7 +101,7 @@ NO_RECORDS = NoRecords()
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
-    """A concrete workload that a symbolic one covers, and what is measured of it."""
+    """A concrete workload that a symbolic one covers, with its measurements."""
 
     workload: Workload
     measured: tuple[Measured, ...]
@@ -112,7 +112,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     measured: tuple[Measured, ...] = ()
     history: tuple[History, ...] = ()
-    instances: tuple[Instance, ...] = ()  # of a symbolic workload, the others then being empty
+    instances: tuple[Instance, ...] = ()  # only of a symbolic workload, whose other fields are empty
 
     @classmethod
     def read(
@@ -129,12 +129,12 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ranker(Protocol):
-    """A cost model that answers only where its held-out ranking is good enough."""
+    """A cost model that predicts only if its held-out accuracy suffices."""
 
     def rank(
         self, workload: Workload, target: Target, valid: Sequence[Candidate]
     ) -> Sequence[Prediction]:
-        """Predictions, the fastest first; empty where the model does not cover the candidates."""
+        """Predictions, the fastest first; empty if the model does not cover the candidates."""
         ...
 
 
@@ -143,9 +143,8 @@ def current(
 ) -> dict[Level, dict[str, Measured]]:
     """The best per level and implementation, of records that are not stale.
 
-    Times of different device models do not compare, nor those of different targets: what was not
-    measured on the model asked for comes from one of the others, the one that says most, the first in
-    `measured` on a tie.
+    Times of different device models, or targets, do not compare: of the other device models, the one with the most
+    implementations counts, the first in `measured` on a tie.
     """
     best: dict[Level, dict[str, Measured]] = {level: {} for level in Level}
     others: dict[Level, dict[tuple[str, str], dict[str, Measured]]] = {
@@ -169,14 +168,13 @@ def current(
 def _is_current(candidate: Candidate, m: Measured) -> bool:
     if m.level is not Level.TRANSFERRED:
         return m.version == candidate.version
-    # Another target's space may differ; what counts is that the code is the same and that the
-    # configuration exists here.
+    # Another target's space may differ, but the code must be the same and the configuration valid here.
     same_code = m.version.partition(".")[0] == candidate.version.partition(".")[0]
     return same_code and (candidate.space is None or candidate.space.contains(m.config))
 
 
 def doubtful(estimates: Mapping[str, Estimate]) -> list[str]:
-    """The implementations that may be the fastest, and whose estimates are not bounded."""
+    """The implementations that may be the fastest and whose estimates are not bounded."""
     lowest = min((e.judged for e in estimates.values()), key=lambda e: e.median_s, default=None)
     return [
         name for name, e in estimates.items()
@@ -187,7 +185,7 @@ def doubtful(estimates: Mapping[str, Estimate]) -> list[str]:
 def unsettled(estimates: Mapping[str, Estimate]) -> set[str]:
     """The implementations to measure again before `choose` answers by these estimates.
 
-    Those that are doubtful, and beside them the one that they have to beat.
+    The doubtful ones, and the one that they have to beat.
     """
     names = doubtful(estimates)
     if not names:

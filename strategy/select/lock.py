@@ -1,8 +1,8 @@
-"""Lock files: what was selected for a list of workloads, to be answered again without a database.
+"""Lock files: selections of a list of workloads, which can be repeated without a database.
 
-JSON with sorted names, one entry per workload and target in the order of their keys, and a digest over
-all of it: two locks of the same selections are the same text. An entry holds what its selection
-rests on, so that the selection rule itself can be asked (`LockDatabase`).
+JSON with sorted names, one entry per workload and target in the order of keys, and a digest over all of it, so
+that locks of equal selections are equal texts. An entry has the evidence of its selection, so that the
+selection rule can be applied (`LockDatabase`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ VERSION = 1
 
 
 class LockError(ValueError):
-    """A file that is no lock, or was changed by hand; the message says what to do."""
+    """A file is no lock, or was changed by hand; the message has the remedy."""
 
 
 class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One selection. `rivals` are those that were measured, the selected one included."""
+    """One selection. `rivals` are the measured implementations, the selected one included."""
 
     workload: Workload
     target: Target
@@ -47,14 +47,14 @@ class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def estimate(self) -> Estimate | None:
-        """The cost of what is selected, where it was measured."""
+        """The cost of the selected implementation, None if not measured."""
         own = (r.estimate for r in self.rivals if r.implementation == self.implementation)
         return next(own, None)
 
     def measured(self, device: str | None) -> list[Measured]:
         """Evidence of the selection: the best of each implementation at its level.
 
-        To who asks for another device than the lock is for, records of that one are its target's.
+        For another device than the lock's, its records count at level target.
         """
         same = device == self.device
         return [
@@ -68,7 +68,7 @@ class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ]  # fmt: skip
 
     def selection(self) -> Selection:
-        """As `select` answered when the lock was written, without rivals that were not measured."""
+        """The selection when the lock was written, without unmeasured rivals."""
         return Selection(
             workload=self.workload, target=self.target, implementation=self.implementation,
             version=self.version, config=self.config, reason=self.reason, level=self.level,
@@ -84,7 +84,7 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def make(cls, selections: Iterable[Selection], device: str | None = None) -> Lock:
-        """Selections by plevel's rule, all for the same device where one is named."""
+        """Make a lock of selections by plevel's rule, all for the same device if one is named."""
         found = {_key(s.workload, s.target): _locked(s, device) for s in selections}
         return cls(selections=tuple(found[key] for key in sorted(found)))
 
@@ -97,7 +97,7 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         found = self._by_key.get(_key(workload, target))
         if found is None:
             raise SelectionError(
-                f"{workload} on {target} is not in the lock: add it to the model, and lock again"
+                f"{workload} on {target} is not in the lock: add it to the model file, and write the lock again"
             )
         return found
 
@@ -112,31 +112,31 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def read(cls, text: str | bytes) -> Lock:
-        """The lock of a file's text.
+        """Parse the text of a lock file.
 
         Raises:
-            LockError: it is no lock, of a later version, or not as it was written.
+            LockError: it is no lock, of a later version, or was changed.
         """
         try:
             body = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise LockError(f"not a lock file: {error}") from error
+            raise LockError(f"not a lock file ({error}): write one with `plevel lock MODEL -o FILE`") from error
         if not isinstance(body, dict) or not body.keys() >= {"digest", "selections", "version"}:
             raise LockError("not a lock file: write one with `plevel lock MODEL -o FILE`")
         if body["version"] != VERSION:
             raise LockError(
-                f"version {body['version']!r:.20} of lock files: {VERSION} is known here; update plevel"
+                f"version {body['version']!r:.20} of lock files is newer than {VERSION}: update plevel"
             )
         if body.pop("digest") != _digest(body):
-            raise LockError("changed after it was written (its digest differs): lock again")
+            raise LockError("the lock was changed after it was written (its digest differs): write it again")
         try:
             return convert({"selections": body["selections"]}, cls)
         except WireError as error:
-            raise LockError(f"not a lock file: {error}") from error
+            raise LockError(f"not a lock file ({error}): write one with `plevel lock MODEL -o FILE`") from error
 
 
 class LockDatabase:
-    """`strategy.select.Database` on a lock: what its selections rest on is all that is known."""
+    """`strategy.select.Database` of the evidence of a lock's selections."""
 
     revision = 0  # it never changes (`strategy.select.selector.RevisedDatabase`)
 
@@ -163,7 +163,7 @@ class LockDatabase:
         ]
 
     def history(self, workload: Workload) -> Sequence[History]:
-        return ()  # a lock is of plevel's own rule
+        return ()  # a lock has no evidence for TVM's rule
 
 
 def _locked(selection: Selection, device: str | None) -> Locked:

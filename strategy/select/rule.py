@@ -1,8 +1,8 @@
 """The selection rule: which implementation, with which configuration, and why.
 
-Measurements decide first, at the finest level that says most; then a cost model that is known to
-rank well; then the static priority level (plevel). `choose` is a pure function of candidates and
-measurements, so that a service, a client with a lock file and a test give the same answer.
+Measurements decide first, at one level of match; then a cost model with sufficient accuracy; then the static
+priority level (plevel). `choose` is a pure function of candidates and measurements, so that a service, a client
+with a lock file and a test give the same answer.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def select(
     policy: Policy = "plevel",
     offered: Sequence[Candidate] | None = None,
 ) -> Selection:
-    """Select among `offered`, or else the implementations that this installation has.
+    """Select among `offered`, by default the installed implementations.
 
     Raises:
-        SelectionError: none is valid for this workload and target.
+        SelectionError: no implementation is valid for this workload and target.
     """
     known = candidates(workload, target) if offered is None else list(offered)
     if policy == "tvm":
@@ -53,8 +53,8 @@ def choose(
     """The rule of `docs/architecture.md`, "Selection, constant shapes"."""
     valid = valid_candidates(workload, target, known)
     by_level = current(valid, measured)
-    # What was measured on the device model itself, however little, goes before what others measured;
-    # max() keeps the first of equals: the device's own records win a tie.
+    # Measurements on the device model itself are preferred to those of others, however few; max() keeps
+    # the first of equals, so that the device's own records win a tie.
     own = max((Level.DEVICE, Level.MODEL), key=lambda x: len(by_level[x]))
     level = next((x for x in (own, Level.TARGET, Level.TRANSFERRED) if by_level[x]), own)
     best = by_level[level]
@@ -99,14 +99,14 @@ def choose_as_tvm(
 ) -> Selection:
     """TVM's own rule, as Relay's compile engine and AutoTVM's ApplyHistoryBest had it.
 
-    Each tunable implementation takes the lowest mean cost at its own first hit (the target's
-    model, then its keys in order); the cheapest wins whatever its plevel. Where nothing is found,
-    and for symbolic shapes, the highest plevel wins, the first added on a tie.
+    Each tunable implementation takes the lowest mean cost at its own first hit (the target's device model, then its
+    keys in order); the cheapest wins whatever its plevel. Without a hit, and for symbolic shapes, the highest
+    plevel wins, the first added on a tie.
     """
     valid = valid_candidates(workload, target, known)
     hits: dict[str, History] = {}
     for c in valid if workload.is_constant else ():
-        if not (c.tunable or c.foreign):  # a log knows what was tuned, without its space
+        if not (c.tunable or c.foreign):  # imported implementations have no space, but were tuned
             continue
         own = [h for h in history if h.implementation == c.implementation]
         for at_key in (
@@ -124,7 +124,7 @@ def choose_as_tvm(
     else:
         winner = max(valid, key=lambda c: c.plevel)
         config, reason = winner.fallback, Reason.PLEVEL
-        why = f"policy tvm: no record decides; the highest plevel is {winner.plevel}"
+        why = f"policy tvm: no matching record; {winner.implementation} has the highest plevel ({winner.plevel})"
     return Selection(
         workload=workload, target=target, implementation=winner.implementation, version=winner.version,
         config=config, reason=reason, level=None, explanation=why,
@@ -167,7 +167,7 @@ def _explain_measured(
     ]
     if doubt and len(best) > 1:
         text += (
-            f"; not sure within ±{BOUND:.1%}, and so compared by the longest time that they may take: "
+            f"; not known within ±{BOUND:.1%}, and so compared by the upper ends of their intervals: "
             f"{', '.join(doubt)}"
         )
     if unmeasured:

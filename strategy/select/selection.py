@@ -1,4 +1,4 @@
-"""A selection: the implementation, its configuration, the reason, and what was said of its rivals."""
+"""A selection: the implementation, its configuration, the reason, and its rivals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Rival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer, why, and the rivals."""
+    """The answer, its reason, and the rivals."""
 
     workload: Workload
     target: Target
@@ -72,7 +72,7 @@ def rank_rivals(
     best: Mapping[str, Measured],
     predicted: Mapping[str, float] | None = None,
 ) -> tuple[Rival, ...]:
-    """The known candidates with what is measured or predicted of them, the fastest first."""
+    """The known candidates with their measured or predicted times, the fastest first."""
     rivals = []
     for c in known:
         m = best.get(c.implementation)

@@ -1,4 +1,4 @@
-"""Selection for a process that asks often: answers are kept until what they rest on changes."""
+"""Selection with a cache, for processes that select often."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from strategy.workload import Workload
 
 
 class RevisedDatabase(Database, Protocol):
-    """A database that says when its answers may have changed."""
+    """A database with a revision, which changes when its answers may have."""
 
     @property
     def revision(self) -> int:
-        """Another number whenever a record, or the cost model beside it, has changed."""
+        """A number that changes whenever a record or a cost model has changed."""
         ...
 
 
 class Selector:
-    """`select` over one database, for the operators installed here; safe to share by threads.
+    """`select` over one database, for the installed operators. Thread-safe.
 
     Args:
-        size: how many answers are kept, the least recently asked dropped first.
+        size: the number of cached answers, of which the least recently used are dropped.
     """
 
     def __init__(
@@ -34,8 +34,8 @@ class Selector:
     ) -> None:
         self._database = database
         self._ranker = ranker
-        # The revision is part of the key: an answer that was computed while records came in
-        # cannot be taken for one of the new revision.
+        # The revision is part of the key, so that an answer computed while records arrive is not
+        # used for the new revision.
         self._answer = lru_cache(maxsize=size)(self._select)
         self._candidates = lru_cache(maxsize=size)(candidates)
 
@@ -47,7 +47,7 @@ class Selector:
         device: str | None = None,
         policy: Policy = "plevel",
     ) -> Selection:
-        """Return the answer of `strategy.select.select`; raises as it does."""
+        """Return the answer of `strategy.select.select`; raise as it does."""
         return self._answer(self._database.revision, workload, target, device, policy)
 
     def _select(

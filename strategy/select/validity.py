@@ -11,29 +11,29 @@ from strategy.workload import Workload
 
 
 class SelectionError(ValueError):
-    """Nothing can be selected: no implementation is valid for the workload on the target."""
+    """No implementation can be selected for the workload on the target."""
 
 
 def valid_candidates(workload: Workload, target: Target, known: Sequence[Candidate]) -> list[Candidate]:
     """The candidates whose conditions hold.
 
     Raises:
-        SelectionError: there is none.
+        SelectionError: there are none.
     """
     if len({c.implementation for c in known}) != len(known):
-        raise SelectionError(f"{workload.op}: two candidates have the same implementation")
+        raise SelectionError(f"candidates: an implementation of {workload.op} is listed twice: list each once")
     require_some(workload, target, known)
     valid = [c for c in known if holds(c, workload)]
     if not valid:
         raise SelectionError(
             f"no implementation of {workload.op} is valid for {workload} on {target}"
-            f"; {len(known)} exist whose conditions do not hold"
+            f": the conditions of all {len(known)} fail"
         )
     return valid
 
 
 def require_some(workload: Workload, target: Target, known: Sequence[Candidate]) -> None:
-    """Raise `SelectionError` that says what there is where the target has no implementation at all."""
+    """Raise `SelectionError`, with the supported kinds of targets, if the target has no implementation."""
     if known:
         return
     kinds = built_kinds(workload) if find_op(workload.op) is not None else []
@@ -42,14 +42,14 @@ def require_some(workload: Workload, target: Target, known: Sequence[Candidate])
         if kinds
         else "none is installed here"
     )
-    raise SelectionError(f"no implementation of {workload.op} can be built for {target}; {remedy}")
+    raise SelectionError(f"no implementation of {workload.op} can be built for {target}: {remedy}")
 
 
 def holds(candidate: Candidate, workload: Workload) -> bool:
     """Return whether the candidate's condition certainly holds; an undecidable one does not.
 
     Raises:
-        SelectionError: the condition is over something that is no dimension of the workload.
+        SelectionError: the condition has a variable that is no dimension of the workload.
     """
     if candidate.condition is None:
         return True

@@ -180,7 +180,7 @@ def test_what_is_too_uncertain_to_choose_by_is_measured_again(farm: Farm) -> Non
         if finals == CONFIRM_SESSIONS + 1:
             farm.answer = timed  # the neighbour has gone
     assert status.state is RunState.DONE
-    assert "not sure" not in status.message
+    assert "not known within" not in status.message
     again = farm.jobs[-1]
     assert farm.phases.count(Phase.CONFIRM) > CONFIRM_SESSIONS
     # What is uncertain, beside what it has to beat.

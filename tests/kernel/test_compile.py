@@ -416,7 +416,7 @@ def test_memory_of_any_kind_is_taken(engine):
         ((0,), {}, r"variable 'y' is missing: float32\[5\]"),
         ((0, 1, 2), {}, "3 arrays given for 2 variables: x, y"),
         ((0,), {"x": 0}, "variable 'x' is given twice"),
-        ((0, 1), {"z": 0}, "there is no variable 'z'; there are: x, y"),
+        ((0, 1), {"z": 0}, "unknown variable 'z': expected x, y"),
         ((1, 1), {}, r"x must be float32\[4,5\], got float32\[5\]"),
         ((2, 1), {}, r"x must be float32\[4,5\], got float64\[4,5\]"),
     ],

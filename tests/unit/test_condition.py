@@ -368,7 +368,7 @@ def test_substitution_by_other_dimensions() -> None:
 
 
 def test_expressions_cannot_be_taken_for_sequences() -> None:
-    with pytest.raises(TypeError, match="one expression"):
+    with pytest.raises(TypeError, match="an expression"):
         list(m)
 
 

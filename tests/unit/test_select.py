@@ -329,7 +329,7 @@ def test_a_wide_interval_overlaps_nothing() -> None:
         answer = choose(workload(8), TARGET, known, [tiled, measure("library", median_s, spread)])
         assert answer.implementation == "tiled"
         doubt = f"library ({show_seconds(median_s)}, ±{spread:.1%})"
-        assert f"compared by the longest time that they may take: {doubt}" in answer.explanation
+        assert f"compared by the upper ends of their intervals: {doubt}" in answer.explanation
 
 
 def test_a_wide_interval_of_the_lowest_median_draws_nobody_in() -> None:
@@ -503,7 +503,7 @@ def test_a_condition_over_something_else_is_an_error() -> None:
 
 
 def test_two_candidates_of_one_name_are_an_error() -> None:
-    with pytest.raises(SelectionError, match="two candidates have the same implementation"):
+    with pytest.raises(SelectionError, match="is listed twice"):
         select(workload(8), TARGET, Records(), offered=[plain("a", 10), plain("a", 15)])
 
 
