@@ -1,4 +1,4 @@
-"""The operator registry: what each operator takes, how its types relate, and how it is computed.
+"""The operator registry: interfaces, type relations and computes of operators.
 
 An operator is registered once, by chained calls as in TVM's `RELAY_REGISTER_OP`:
 
@@ -29,15 +29,15 @@ logger = logging.getLogger("plevel.op")
 
 
 class OpError(ValueError):
-    """A wrong registration, or an operator that nobody registered."""
+    """A registration is wrong, or an operator is not registered."""
 
 
 class TypeRelationError(ValueError):
-    """Types that an operator cannot take; the message names operator, argument and types."""
+    """The types do not fit an operator; the message names operator, argument and types."""
 
 
 class TOpPattern(IntEnum):
-    """Dependence of an operator's output on its inputs, for fusion; TVM's names and order."""
+    """The dependence of an operator's output on its inputs, for fusion; with TVM's names and order."""
 
     kElemWise = 0
     kBroadcast = 1
@@ -55,10 +55,9 @@ class Argument:
 
 
 class TypeReporter:
-    """Receiver of a type relation's findings: it assigns types that were unknown, and checks claims.
+    """The reporter of a type relation, which assigns unknown types and checks claims.
 
-    `types` are those of the inputs and then the outputs; an assignment to a type that is known
-    already must agree with it.
+    `types` are those of the inputs, then of the outputs; an assignment to a known type must agree with it.
     """
 
     def __init__(self, op: Op, types: Sequence[Type]) -> None:
@@ -72,10 +71,10 @@ class TypeReporter:
         return "output" if index == len(self.types) - 1 else f"input {index}"
 
     def assign(self, index: int, found: Type) -> None:
-        """Say that the type at `index` is `found`.
+        """Assign the type at `index`.
 
         Raises:
-            TypeRelationError: it is known to be something else.
+            TypeRelationError: another type is known.
         """
         known = self.types[index]
         if isinstance(known, IncompleteType):
@@ -86,9 +85,9 @@ class TypeReporter:
             )
 
     def check(self, claim: bool | Clause, index: int, remedy: str) -> None:
-        """Raise `TypeRelationError` about the argument at `index` where `claim` is certainly false.
+        """Raise `TypeRelationError` for the argument at `index` if `claim` is certainly false.
 
-        A clause over symbolic dimensions that nothing decides passes: it is checked at run time.
+        An undecided clause over symbolic dimensions passes, and is checked at run time.
         """
         holds = claim.decide() if isinstance(claim, Clause) else claim
         if holds is False:
@@ -97,7 +96,7 @@ class TypeReporter:
             )
 
     def tensor(self, index: int) -> TensorType | None:
-        """The tensor type at `index`, None while unknown; raises where it is a tuple."""
+        """The tensor type at `index`, None while unknown; raise if it is a tuple."""
         found = self.types[index]
         if isinstance(found, IncompleteType):
             return None
@@ -121,10 +120,10 @@ TypeRelation = Callable[[Sequence[Type], Any, TypeReporter], bool]
 
 
 class Op:
-    """An operator: its calling interface, and attributes that other packages may replace.
+    """An operator: its interface, and attributes that other packages may replace.
 
-    An attribute has a level: registering it again at the same level is an error, a lower level is
-    ignored, a higher one replaces it.
+    An attribute has a level: registering it again at the same level is an error, at a lower one it is ignored, and
+    at a higher one it replaces the attribute.
     """
 
     def __init__(self, name: str) -> None:
@@ -158,7 +157,7 @@ class Op:
         return self
 
     def set_support_level(self, level: int) -> Self:
-        """1 is essential; the higher, the less central."""
+        """Set the support level: 1 is essential, higher ones are less central."""
         self.support_level = level
         return self
 
@@ -175,7 +174,7 @@ class Op:
             known = self._attrs[key][1]
             if level == known:
                 raise OpError(
-                    f"{self.name}: attribute {key} is registered at level {level} already; "
+                    f"{self.name}: attribute {key} is already registered at level {level}: "
                     "use a higher level to replace it"
                 )
             if level < known:
@@ -184,9 +183,9 @@ class Op:
         return self
 
     def example(self, inputs: Mapping[str, str], attrs: Mapping[str, Any] | None = None) -> Self:
-        """Declare a workload that tests run in every dtype that the types accept, and compare with NumPy.
+        """Declare a workload that tests run in every accepted dtype and compare with NumPy.
 
-        Together they offer every implementation. Extents of 5 and 19 are below and above a vector's width.
+        All examples together must cover every implementation. Use extents below and above a vector's width (5, 19).
         """
         self.examples.append(Example(inputs, attrs or {}))
         return self
@@ -195,14 +194,14 @@ class Op:
         return self._attrs[key][0] if key in self._attrs else default
 
     def reset_attr(self, key: str) -> None:
-        """Forget one attribute of this operator."""
+        """Remove an attribute of this operator."""
         self._attrs.pop(key, None)
 
     def infer_type(self, inputs: Sequence[Type], attrs: Attrs) -> Type:
         """The output's type.
 
         Raises:
-            TypeRelationError: the inputs do not fit, or do not determine the output.
+            TypeRelationError: the inputs do not fit or do not determine the output.
         """
         if self.num_inputs is not None and len(inputs) != self.num_inputs:
             names = ", ".join(a.name for a in self.arguments)
@@ -226,28 +225,28 @@ class Op:
 
 
 _ops: dict[str, Op] = {}
-# The modules of this package that register operators: `strategy` names them, which all of its modules may not.
+# The modules that register operators, named by `strategy`, as other modules must not import them.
 _modules: list[str] = []
 
 
 def register_module(module: str) -> None:
-    """Name a module that registers operators; the first look-up of an operator imports it."""
+    """Declare a module that registers operators, which the first look-up of an operator imports."""
     _modules.append(module)
 
 
 def register_op(name: str) -> Op:
-    """A new operator of that name; raises `OpError` where there is one already."""
+    """Register a new operator; raise `OpError` if the name is taken."""
     if name in _ops:
-        raise OpError(f"operator {name} is registered already")
+        raise OpError(f"operator {name} is already registered: choose another name")
     _ops[name] = Op(name)
     return _ops[name]
 
 
 @cache
 def _load_installed() -> None:
-    """Import our own operators, and those of packages in the entry-point group `plevel.ops`.
+    """Import plevel's operators, and those of packages in the entry-point group `plevel.ops`.
 
-    A package whose operators cannot be loaded is named in a warning, and left out.
+    A package whose operators cannot be loaded is skipped with a warning.
     """
     from importlib.metadata import entry_points  # slow to import
 
@@ -257,8 +256,8 @@ def _load_installed() -> None:
         before = {op: dict(op._attrs) for op in _ops.values()}
         try:
             entry.load()
-        except (Exception, SystemExit) as error:  # whatever another package raises
-            # What it had registered by then goes, too.
+        except (Exception, SystemExit) as error:  # another package may raise anything
+            # Undo its registrations.
             for name, op in list(_ops.items()):
                 if op not in before:
                     del _ops[name]
@@ -266,20 +265,20 @@ def _load_installed() -> None:
                     op._attrs = before[op]
             package = entry.value if entry.dist is None else entry.dist.name
             logger.warning(
-                "plevel: the operators of package %s (%s = %s in plevel.ops) are left out: %s: %s; "
-                "mend or remove the package",
+                "plevel: the operators of package %s (%s = %s in plevel.ops) are left out: %s: %s: "
+                "correct or remove the package",
                 package, entry.name, entry.value, type(error).__name__, " ".join(str(error).split()),
             )  # fmt: skip
 
 
 def find_op(name: str) -> Op | None:
-    """The operator of that name, or None where this installation has none."""
+    """The operator of a name, None if it is not installed."""
     _load_installed()
     return _ops.get(name)
 
 
 def get_op(name: str) -> Op:
-    """The operator of that name; raises `OpError` that lists the known ones."""
+    """The operator of a name; raise `OpError` with the known names."""
     op = find_op(name)
     if op is None:
         known = ", ".join(sorted(_ops))
@@ -294,14 +293,14 @@ def all_ops() -> Mapping[str, Op]:
 
 
 def get_registered_op(name: str) -> Op:
-    """The operator of that name as registrations find it: nothing is loaded for it."""
+    """The operator of a name for registrations, which loads no operators."""
     if name not in _ops:
-        raise OpError(f"operator {name} must be registered first, with register_op")
+        raise OpError(f"operator {name} is not registered: call register_op first")
     return _ops[name]
 
 
 def register_op_attr(name: str, key: str, value: Any = None, level: int = 10) -> Callable[[F], F]:
-    """Set an attribute of an operator to `value`, or as a decorator to what it decorates."""
+    """Set an attribute of an operator to `value`, or to the decorated function."""
     op = get_registered_op(name)
 
     def decorate(found: F) -> F:
@@ -324,10 +323,10 @@ def register_strategy(name: str, strategy: Any = None, level: int = 10) -> Calla
 
 
 def register_reference(name: str, reference: Any = None, level: int = 10) -> Callable[[F], F]:
-    """Register `reference(attrs, inputs) -> array`: NumPy's answer, in float64 where it can be.
+    """Register `reference(attrs, inputs) -> array`: NumPy's answer, in float64 if possible.
 
-    The tensors of an argument of kind `Tuple` are given one after the other. Every implementation
-    is checked against this before it is timed.
+    The tensors of an argument of kind `Tuple` are separate inputs. Every implementation is checked against the
+    reference before it is timed.
     """
     return register_op_attr(name, "FReference", reference, level)
 
@@ -338,17 +337,17 @@ def register_flops(name: str, flops: Any = None, level: int = 10) -> Callable[[F
 
 
 def register_least_flops(name: str, flops: Any = None, level: int = 10) -> Callable[[F], F]:
-    """Register the same of the algorithm that needs fewest; a lower bound will do.
+    """Register the FLOPs of the best known algorithm, or a lower bound of them.
 
-    Needed only where there are implementations with fewer operations than `register_flops` says
-    (winograd, zeros that are skipped): times beyond the device's peak are refused.
+    Needed only if implementations have fewer operations than `register_flops` (winograd, skipped zeros), as times
+    beyond the device's peak are refused.
     """
     return register_op_attr(name, "FLeastFlops", flops, level)
 
 
 def register_terms(name: str, terms: Any = None, level: int = 10) -> Callable[[F], F]:
-    """Register `terms(attrs, inputs, out_type) -> int`: what rounding errors of an output add up from.
+    """Register `terms(attrs, inputs, out_type) -> int`: the number of terms summed into an output element.
 
-    Needed only where neither FLOPs nor the inputs' sizes tell how many terms an element has.
+    Used for tolerances; needed only if neither FLOPs nor the inputs' sizes determine it.
     """
     return register_op_attr(name, "FTerms", terms, level)

@@ -25,21 +25,21 @@ SpaceFunction = Callable[[Any, Sequence[TensorType], Any, Target], ConfigSpace]
 
 @dataclass(frozen=True)
 class OpImplementation:
-    """One way to compute an operator: a compute and a schedule, with the level of its priority.
+    """An implementation of an operator: a compute and a schedule, with a priority level.
 
     Args:
         compute: `(attrs, inputs, out_type[, config]) -> [te.Tensor]`, on TE tensors.
         schedule: `(attrs, outs, target[, config]) -> tvm.s_tir.Schedule`.
-        name: as TVM names them: `dense_pack.cpu`.
-        plevel: the higher, the sooner it is taken when nothing is measured.
-        version: raised whenever its code changes what records of it mean; where an implementation is
-            evaluated for a processor, the version of the lowering that all share there is added.
-        space: `(attrs, inputs, out_type, target) -> ConfigSpace`; None where there is nothing to
-            tune. With a space, compute, schedule and prepare also receive `config`.
-        prepare: `(attrs, inputs, config) -> {input index: TE function}`: how inputs are packed
-            or transformed, once where they are constant and inside the timed function otherwise.
-        library: the vendor library that it calls, None for code of our own.
-        symbolic: whether it can be lowered with dimensions that are known only at run time.
+        name: in TVM's form: `dense_pack.cpu`.
+        plevel: without measurements, the highest is selected.
+        version: must be raised when a change of the code makes old records wrong; for CPUs the version of the
+            common lowering is added.
+        space: `(attrs, inputs, out_type, target) -> ConfigSpace`; None if untunable. With a space, compute,
+            schedule and prepare also receive `config`.
+        prepare: `(attrs, inputs, config) -> {input index: TE function}`: packs or transforms inputs, once
+            if they are constant and inside the timed function otherwise.
+        library: the vendor library that it calls, None for plevel's own code.
+        symbolic: True if it can be lowered with symbolic dimensions.
     """
 
     compute: Callable[..., Any]
@@ -55,14 +55,14 @@ class OpImplementation:
 
 @dataclass
 class OpSpecialization:
-    """The implementations that share a condition; None is valid everywhere."""
+    """The implementations with a common condition; None: always valid."""
 
     condition: SpecializedCondition | None
     implementations: list[OpImplementation] = field(default_factory=list)
 
 
 class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An implementation as data: all that a selector or a tuner needs to know of it.
+    """An implementation as data, for selection and tuning.
 
     `version` is the implementation's integer, raised by that of the lowering, and its space's digest
     (`2.1a2b3c4d`); records of another version are stale.
@@ -82,17 +82,17 @@ class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def foreign(self) -> bool:
-        """Return whether it is known by another tool's log (`autotvm:…`), and cannot be built here."""
+        """Return whether it is another tool's (`autotvm:…`), which cannot be built here."""
         return ":" in self.implementation
 
     @property
     def fallback(self) -> Config:
-        """The configuration used without tuning; empty where there is nothing to tune."""
+        """The configuration used without tuning; empty if untunable."""
         return Config() if self.space is None else self.space.fallback
 
 
 class OpStrategy:
-    """Result of a strategy function: specialisations, each with its implementations."""
+    """The result of a strategy function: specialisations with their implementations."""
 
     def __init__(self) -> None:
         self.specializations: list[OpSpecialization] = []
@@ -111,7 +111,7 @@ class OpStrategy:
         library: str | None = None,
         symbolic: bool = True,
     ) -> None:
-        """Add an implementation under the `SpecializedCondition` contexts entered here, if any.
+        """Add an implementation under the current `SpecializedCondition` contexts.
 
         Raises:
             OpError: the name is taken in this strategy.
@@ -125,7 +125,7 @@ class OpStrategy:
 
     def _add(self, condition: SpecializedCondition | None, added: OpImplementation) -> None:
         if any(i.name == added.name for _, i in self._added):
-            raise OpError(f"a strategy has two implementations called {added.name!r}")
+            raise OpError(f"implementation {added.name!r} is added twice to a strategy: rename one")
         self._added.append((condition, added))
         for specialization in self.specializations:
             if specialization.condition == condition:
@@ -134,7 +134,7 @@ class OpStrategy:
         self.specializations.append(OpSpecialization(condition, [added]))
 
     def raised(self, by: int) -> OpStrategy:
-        """The same implementations, with versions higher by so much."""
+        """The same implementations, with versions raised by a number."""
         result = OpStrategy()
         for condition, implementation in self._added:
             result._add(condition, replace(implementation, version=implementation.version + by))
@@ -148,7 +148,7 @@ class OpStrategy:
 def evaluate(workload: Workload, target: Target) -> OpStrategy:
     """The strategy of the workload's operator for this workload and target.
 
-    It is empty where none of what the operator has can be built for the target.
+    It is empty if the operator has no implementation for the target.
     """
     op = workload.operator
     strategy = op.get_attr("FTVMStrategy")
@@ -166,10 +166,9 @@ def evaluate(workload: Workload, target: Target) -> OpStrategy:
 
 
 def find_body(generic: GenericFunc, target: Target) -> tuple[str | None, Callable[..., Any]] | None:
-    """As `GenericFunc.find`, among bodies whose implementations can be built for `target`; None without.
+    """As `GenericFunc.find`, among bodies whose implementations can be built for `target`, else None.
 
-    Those of the keys in `BUILT` are for its kinds alone. Whoever registers another key, such as `mali`,
-    answers for it.
+    Bodies of the keys in `BUILT` are for its kinds only; other keys, such as `mali`, are not checked.
     """
     built = BUILT.get(target.kind, ())
     skip = {key for keys in BUILT.values() for key in keys if key not in built}
@@ -189,13 +188,12 @@ def built_kinds(workload: Workload) -> list[str]:
 def candidates(workload: Workload, target: Target) -> list[Candidate]:
     """The implementations of a workload on a target, as data.
 
-    All of them are listed, those whose condition does not hold too: the selector decides. Left out are
-    those that decline the dimensions that are symbolic.
+    Includes those whose condition does not hold, but not those that do not support the symbolic dimensions.
     """
     found = []
     for condition, implementation in evaluate(workload, target):
         space = None
-        # A space is asked for only where the implementation can be valid: it may rely on it.
+        # Spaces are only made under their implementation's condition, which they may rely on.
         if implementation.space is not None and (
             condition is None or condition.decide() is not False
         ):
@@ -206,7 +204,7 @@ def candidates(workload: Workload, target: Target) -> list[Candidate]:
             except ScheduleError:
                 if workload.is_constant:
                     raise
-                continue  # it declines these symbols
+                continue  # it does not support these symbols
         digest = "0" if space is None else space.digest
         found.append(
             Candidate(
@@ -218,13 +216,13 @@ def candidates(workload: Workload, target: Target) -> list[Candidate]:
 
 
 def find_implementation(workload: Workload, target: Target, name: str) -> OpImplementation:
-    """The implementation of that name; raises `OpError` that lists those there are."""
+    """The implementation of a name; raise `OpError` with the existing names."""
     names = []
     for _, implementation in evaluate(workload, target):
         if implementation.name == name:
             return implementation
         names.append(implementation.name)
     raise OpError(
-        f"{workload.op} has no implementation {name!r:.80} on {target}{suggest(name, names)}; "
+        f"{workload.op} has no implementation {name!r:.80} on {target}{suggest(name, names)}: "
         f"it has: {', '.join(names) or 'none'}"
     )

@@ -1,4 +1,4 @@
-"""The operations of expressions: on numbers, and on NumPy arrays of them alike."""
+"""The operations of expressions, on numbers and on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _choose(test: Any, a: Any, b: Any) -> Any:
 
 
 def _item(value: Any, index: int) -> Any:
-    # A tuple-valued knob (a split); arrays of such values hold one column per part.
+    # A tuple-valued knob (a split); arrays of such values have one column per part.
     return value[index] if isinstance(value, tuple | list) else value[..., index]
 
 
@@ -64,7 +64,7 @@ COMPARISON: dict[str, Callable[..., Any]] = {
     "!=": operator.ne,
 }
 _LOGIC: dict[str, Callable[..., Any]] = {
-    # Bitwise forms work on bools and on arrays of them alike.
+    # Bitwise forms work on bools and on arrays of them.
     "and": operator.and_,
     "or": operator.or_,
     "not": lambda a: a ^ True,

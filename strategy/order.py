@@ -1,10 +1,9 @@
-"""The order of numbers with NaN among them, in expressions of TVM.
+"""The order of numbers including NaN, in TVM's expressions.
 
-As in NumPy, the larger and the smaller of two numbers is NaN where either is, and NaN comes behind all
-numbers in ascending order. TVM's own maximum, minimum and comparisons of keys lose it.
+As in NumPy, the larger and the smaller of two numbers are NaN if either is, and NaN is last in ascending order.
+TVM's own maximum, minimum and comparisons of keys lose it.
 
-On x86 a comparison that is false of NaN costs nothing more than another; that two operands are looked at
-costs one instruction.
+On x86 a comparison that is false for NaN costs nothing extra; checking both operands costs one instruction.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-# Of floating-point numbers: bits, and which of them infinity has.
+# Widths of floating-point numbers, and the bits of infinity.
 _INFINITIES = {
     "float16": (16, 0x7C00), "bfloat16": (16, 0x7F80), "float32": (32, 0x7F800000),
     "float64": (64, 0x7FF0000000000000),
@@ -24,7 +23,7 @@ FLOATS = frozenset(_INFINITIES)
 
 
 def larger(kept: Any, value: Any) -> Any:
-    """The larger of two expressions; NaN where either is."""
+    """The larger of two expressions; NaN if either is."""
     from tvm import tirx
 
     if str(value.ty.dtype) not in FLOATS:
@@ -33,7 +32,7 @@ def larger(kept: Any, value: Any) -> Any:
 
 
 def smaller(kept: Any, value: Any) -> Any:
-    """The smaller of two expressions; NaN where either is."""
+    """The smaller of two expressions; NaN if either is."""
     from tvm import tirx
 
     if str(value.ty.dtype) not in FLOATS:
@@ -54,22 +53,22 @@ def smallest() -> Any:
 
 
 def _reducer(combine: Callable[[Any, Any], Any], end: Callable[[str], Any]) -> Any:
-    """A reducer by a combination of two elements, which threads of a GPU can join their parts by too."""
+    """A reducer by a binary combination, which also combines parts of GPU threads."""
     from tvm import get_global_func, te
     from tvm_ffi import convert
 
-    # TVM finds again in a scheduled block only reducers that it has been told of.
+    # TVM recognises only registered reducers in scheduled blocks.
     combiner = convert(lambda kept, value: [combine(kept[0], value[0])])
     identity = convert(lambda values: [end(str(values[0].ty.dtype))])
     for kept in (combiner, identity):
-        # TVM drops its reference when the process ends, and Python by then is gone: this one stays.
+        # Keep a reference: TVM would drop the last one after Python's end.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
     get_global_func("s_tir.schedule.RegisterReducer")(1, combiner, identity)
     return te.comm_reducer(combine, lambda dtype: end(str(dtype)), name=combine.__name__)
 
 
 def join(combine: Callable[[Any, Any], Any], values: Sequence[Any]) -> Any:
-    """Several expressions, combined as if none was NaN, which it is where one is."""
+    """The combination of several expressions, NaN if one is."""
     from tvm import tirx
 
     dtype, found = str(values[0].ty.dtype), fold(combine, values)
@@ -87,35 +86,35 @@ def fold(combine: Callable[[Any, Any], Any], values: Sequence[Any]) -> Any:
 
 
 def at_least(value: Any, bound: Any) -> Any:
-    """The larger of an expression and a constant; NaN where the expression is."""
+    """The larger of an expression and a constant; NaN if the expression is."""
     from tvm import tirx
 
     return tirx.Select(value < bound, bound, value)
 
 
 def at_most(value: Any, bound: Any) -> Any:
-    """The smaller of an expression and a constant; NaN where the expression is."""
+    """The smaller of an expression and a constant; NaN if the expression is."""
     from tvm import tirx
 
     return tirx.Select(value > bound, bound, value)
 
 
 def lowest(dtype: str) -> Any:
-    """A number that none is smaller than: -infinity where the dtype has it."""
+    """The smallest number: -infinity if the dtype has it."""
     from tvm import tirx
 
     return tirx.const(-math.inf, dtype) if dtype in FLOATS else tirx.min_value(dtype)
 
 
 def highest(dtype: str) -> Any:
-    """A number that none is larger than: infinity where the dtype has it."""
+    """The largest number: infinity if the dtype has it."""
     from tvm import tirx
 
     return tirx.const(math.inf, dtype) if dtype in FLOATS else tirx.max_value(dtype)
 
 
 def sort_key(value: Any, *, nan_first: bool = False) -> Any:
-    """A signed integer that orders as the expression does: NaN last, or first, and both zeros equal."""
+    """A signed integer with the order of the expression: NaN last, or first, and both zeros equal."""
     from tvm import tirx
 
     dtype = str(value.ty.dtype)
@@ -131,7 +130,7 @@ def sort_key(value: Any, *, nan_first: bool = False) -> Any:
 
 
 def is_nan(value: Any) -> Any:
-    """Return whether an expression is NaN, by its bits: TVM takes a comparison with itself for true."""
+    """Return whether an expression is NaN, by its bits, as TVM simplifies `x == x` to true."""
     from tvm import tirx
 
     if str(value.ty.dtype) not in FLOATS:
@@ -159,6 +158,6 @@ def is_number(value: Any) -> Any:
     dtype = str(value.ty.dtype)
     if dtype not in FLOATS:
         return tirx.const(1, "bool")
-    if dtype == "bfloat16":  # TVM writes its infinity into CUDA source as a name that CUDA does not have
+    if dtype == "bfloat16":  # TVM's CUDA source would name its infinity by an undefined name
         value, dtype = tirx.Cast("float32", value), "float32"
     return value <= tirx.const(math.inf, dtype)

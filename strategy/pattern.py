@@ -3,8 +3,8 @@
     register_compute("add", compute_add)
     register_broadcast_schedule("add")
 
-The schedules are plain: what is elementwise is inlined, the outer loops run in parallel, the
-innermost in vectors. They take any function of TE computes, epilogues included.
+The schedules are plain: elementwise stages are inlined, outer loops are parallel, the innermost is vectorised. They
+support any function of TE computes, epilogues included.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from strategy.types import TensorType, Type
 
 Compute = Callable[[Any, Sequence[Any], Any], list[Any]]
 
-# Of all implementations made here: raised when a schedule, or a compute that it takes, changes.
+# Version of all implementations made here, raised when a schedule or compute changes.
 _VERSION = 4
 
-# Below this many elements, starting threads costs more than they save.
+# Number of elements from which threads pay.
 _PARALLEL_FROM = 1 << 14
 
 schedule_injective = GenericFunc("schedule_injective")
@@ -35,28 +35,28 @@ schedule_broadcast = GenericFunc("schedule_broadcast")
 schedule_reduce = GenericFunc("schedule_reduce")
 schedule_extern = GenericFunc("schedule_extern")
 
-# By operator, what `register_cpu_implementations` was given.
+# By operator, the argument of `register_cpu_implementations`.
 _added: dict[str, list[Callable[..., None]]] = {}
 
 
 def register_schedule(name: str, schedule: GenericFunc | Callable[..., Any], level: int = 10) -> None:
     """Make the strategy of an operator from its compute and a schedule.
 
-    The implementation is called after the schedule and the key of the target that it is registered
-    for, as TVM does: `injective.cpu`, or `pool.generic` where only the default fits.
+    The implementation is named after the schedule and the matching key of the target, as in TVM: `injective.cpu`, or
+    `pool.generic` for the default.
 
     Args:
-        name: of the operator.
+        name: the operator.
         schedule: `(attrs, outs, target)`; a generic function, or a plain one for all targets.
-        level: as of every attribute of an operator.
+        level: the level of the attribute.
 
     Raises:
-        OpError: the operator has no compute yet. GenericFuncError: no parameter is called `target`.
+        OpError: the operator has no compute. GenericFuncError: no parameter is called `target`.
     """
     chosen = schedule if isinstance(schedule, GenericFunc) else generic_func(schedule)
     op = get_registered_op(name)
     if op.get_attr("FTVMCompute") is None:
-        raise OpError(f"{name} has no compute: call register_compute before a schedule is registered")
+        raise OpError(f"{name} has no compute: call register_compute before registering a schedule")
     pattern = chosen.name.removeprefix("schedule_")
 
     def from_schedule(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> OpStrategy:
@@ -73,10 +73,10 @@ def register_schedule(name: str, schedule: GenericFunc | Callable[..., Any], lev
 
 
 def register_cpu_implementations(name: str, add: Callable[..., None]) -> None:
-    """Add to what a schedule made the strategy of, on processors.
+    """Add CPU implementations to a strategy made by `register_schedule`.
 
     Args:
-        name: of an operator whose strategy `register_schedule` made.
+        name: an operator whose strategy `register_schedule` made.
         add: `(strategy, attrs, inputs, out_type, target)`, adds implementations to the strategy.
     """
     _added.setdefault(name, []).append(add)
@@ -112,7 +112,7 @@ def register_reduce_schedule(name: str, level: int = 10) -> None:
 @schedule_broadcast.register("cpu")
 @schedule_reduce.register("cpu")
 def schedule_plain_cpu(attrs: Attrs, outs: Outs, target: Target) -> Any:
-    """Inline what is elementwise; every other stage runs in parallel outside, in vectors inside."""
+    """Inline elementwise stages; run others in parallel outside and in vectors inside."""
     schedule = new_schedule(outs)
     for block in inline_injective(schedule):
         spread(schedule, block, target)
@@ -121,12 +121,12 @@ def schedule_plain_cpu(attrs: Attrs, outs: Outs, target: Target) -> Any:
 
 @schedule_extern.register("cpu")
 def schedule_extern_cpu(attrs: Attrs, outs: Outs, target: Target) -> Any:
-    """Leave a compute that is written as loops, or calls a library, as it is."""
+    """Return a compute that is written as loops, or calls a library, unchanged."""
     return new_schedule(outs)
 
 
 def inline_injective(schedule: Any) -> list[Any]:
-    """Inline all blocks that can be and are no stage of their own; return the rest, in order."""
+    """Inline all possible blocks that are no marked stage; return the rest, in order."""
     from tvm.s_tir.schedule import ScheduleError
 
     root = schedule.get_sblock("root")
@@ -145,8 +145,7 @@ def inline_injective(schedule: Any) -> list[Any]:
 def spread(schedule: Any, block: Any, target: Target) -> Any:
     """Run a block in parallel over its outer loops and in vectors over its inner spatial loop.
 
-    Reduction loops go between the two. Returns the parallel loop, or None where the block has no
-    spatial loops.
+    Reduction loops go between the two. Returns the parallel loop, None if the block has no spatial loops.
     """
     from tvm import tirx
 
@@ -180,23 +179,23 @@ def spread(schedule: Any, block: Any, target: Target) -> Any:
     else:
         outer = spatial
         schedule.reorder(*outer, *reduction)
-    # A whole tensor has more rows than cores need; the innermost stays a loop over vectors.
+    # A tensor has more rows than cores; the innermost stays a loop over vectors.
     fused = outer[0]
     if work >= _PARALLEL_FROM:
         fused = schedule.fuse(*outer[:-1]) if len(outer) > 1 else outer[0]
         schedule.parallel(fused)
     if vectorized or (reduction and work == 0):
-        # With the first value set apart, the inner loop is nothing but multiply and add; and where
-        # there is nothing to reduce, the first value is all.
+        # With the initial value separate, the inner loop is only multiply and add; an empty reduction
+        # leaves the initial value.
         schedule.decompose_reduction(block, reduction[0])
     return fused
 
 
 def fuse_contiguous(schedule: Any, block: Any, loops: Sequence[Any]) -> list[Any]:
-    """Join the two innermost loops where all that is read lies along them as the output does, or not at all.
+    """Fuse the two innermost loops if every access is contiguous along both, or along neither.
 
-    Short innermost axes, such as those of a small image, then fill vectors. Returns the loops left.
-    Of three loops, TVM would not see that the joint index is one from element to element.
+    Short innermost axes, such as those of a small image, then fill vectors. Returns the remaining loops. For three
+    loops, TVM would not recognise the contiguity.
     """
     found = schedule.get(block)
     extents = [schedule.get(loop).extent for loop in loops]
@@ -207,7 +206,7 @@ def fuse_contiguous(schedule: Any, block: Any, loops: Sequence[Any]) -> list[Any
 
 
 def _lie_together(block: Any, variables: Sequence[Any], extents: Sequence[Any], count: int) -> bool:
-    """Return whether every access walks the last `count` axes from one element to the next, or none of them."""
+    """Return whether every access is contiguous along the last `count` axes, or along none of them."""
     from tvm import tirx
     from tvm_ffi import structural_walk
 
@@ -244,7 +243,7 @@ def spatial_axis(block: Any) -> Any:
 
 
 def _reads_along(block: Any, axis: Any) -> bool:
-    """Return whether some input of a reduction is read with `axis` along contiguous memory."""
+    """Return whether some input of a reduction is contiguous along `axis`."""
     from tvm import tirx
     from tvm_ffi import structural_walk
 
@@ -256,12 +255,12 @@ def _reads_along(block: Any, axis: Any) -> bool:
 
 
 def element_bytes(dtype: str) -> int:
-    """Bytes of one element as TVM stores it."""
+    """Bytes of one element in memory."""
     return 1 if dtype == "bool" else int("".join(c for c in dtype if c.isdigit())) // 8
 
 
 def in_float32(compute: Compute) -> Compute:
-    """The same compute, which accumulates in float32 where the inputs are narrower floats."""
+    """The compute with accumulation in float32 for narrower floats."""
 
     @wraps(compute)
     def wide(attrs: Any, inputs: Sequence[Any], out_type: Type) -> list[Any]:

@@ -1,8 +1,7 @@
-"""The shortest time that a call may take: what is faster was not measured.
+"""The shortest plausible time of a call.
 
-The bound is the peak of the device for the workload's operations and for the bytes that it writes.
-It is generous, so that it refuses no true time; a clock that was misread, calls that were miscounted
-and invented times are beyond it by far.
+The bound is the device's peak for the workload's operations and written bytes. It is generous, so that it refuses
+no true time; misread clocks, miscounted calls and invented times are far beyond it.
 """
 
 from __future__ import annotations
@@ -14,28 +13,28 @@ from strategy.target import Target
 from strategy.types import TensorType, TupleType
 from strategy.workload import Workload
 
-CALL_S = 1e-9  # a call of a function that does nothing
-_MARGIN = 2  # for faster clocks, and products with fewer multiplications (Strassen's)
+CALL_S = 1e-9  # a call of an empty function
+_MARGIN = 2  # for faster clocks, and algorithms with fewer multiplications (Strassen's)
 
-# Of a processor's core: two fused multiply-adds of 64 bytes in a cycle, and two stores. Libraries
-# choose their code by the processor, and so the target's vectors are no bound. Matrix units (AMX)
-# multiply eight times as many narrow numbers.
+# Per CPU core and cycle: two fused multiply-adds of 64 bytes, and two stores. The target's vectors are no bound,
+# as libraries choose their code by the CPU. Matrix units (AMX) multiply eight times as many narrow
+# numbers.
 _CORE_HZ = 6e9
 _CORE_BYTES = 2 * 64
 _MATRIX_UNIT = 8
-# Of a multiprocessor of a GPU, with tensor cores: 8192 operations on float16 in a cycle, and one
-# store of 128 bytes. None has more than 256 of them; records of one target may be of smaller devices.
+# Per GPU multiprocessor and cycle: 8192 operations on float16 with tensor cores, and one store of 128 bytes. No
+# GPU has more than 256 of them; records of a target may be from smaller devices.
 _GPU_HZ = 3e9
 _GPU_CORES = 256
-_GPU_OPERATIONS = 16384  # for each byte of an operand
+_GPU_OPERATIONS = 16384  # per byte of an operand
 _GPU_BYTES = 128
 
 
 def least_seconds(workload: Workload, target: Target) -> float:
     """The bound for one call of a workload on a target.
 
-    Of operators that are not installed and of other kinds of targets than processors and CUDA only
-    the time of a call itself is known.
+    For operators that are not installed, and kinds of targets other than CPUs and CUDA, only the time of an empty call
+    is known.
     """
     peak = _peak(workload, target)
     if peak is None or find_op(workload.op) is None:
@@ -60,7 +59,7 @@ def _peak(workload: Workload, target: Target) -> tuple[float, float] | None:
 
 
 def _least_flops(workload: Workload) -> int:
-    """Operations by the algorithm that needs fewest."""
+    """Operations of the algorithm with the fewest."""
     count = workload.operator.get_attr("FLeastFlops")
     if count is None:
         return workload.flops or 0
@@ -68,7 +67,7 @@ def _least_flops(workload: Workload) -> int:
 
 
 def _written_bytes(workload: Workload) -> int:
-    """Bytes of the outputs; of what an epilogue makes of them, one for each element."""
+    """Bytes of the outputs; with an epilogue, one byte per element."""
     out = workload.out_type
     fields = out.fields if isinstance(out, TupleType) else (out,)
     tensors = [t for t in fields if isinstance(t, TensorType)]

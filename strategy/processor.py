@@ -1,4 +1,4 @@
-"""Vector widths of processors, by LLVM's names of them."""
+"""Vector widths of CPUs by LLVM name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AVX2 = frozenset(
 
 
 def vector_bytes(arch: str) -> int:
-    """Bytes of the widest vector register that code for `arch` should use; 16 where it is not known."""
+    """Bytes of the widest vector register that code for `arch` should use; 16 if unknown."""
     if arch in _AVX512:
         return 64
     return 32 if arch in _AVX2 else 16

@@ -1,8 +1,7 @@
-"""Types of the wire and the disk: jobs, leases, results, runs; and their one codec.
+"""Types of the wire and the disk (jobs, leases, results, runs), and their codec.
 
-Every type here is a frozen value with a JSON form. `decode` checks all of it and names the field at
-fault; nothing is ever evaluated. Times are in seconds, instants are Unix times, ids are integers
-that the service gives.
+Every type is a frozen value with a JSON form. `decode` validates it and names the field at fault; nothing is ever
+evaluated. Times are in seconds, instants are Unix times, ids are integers assigned by the service.
 """
 # Over 300 lines: all types of the wire, and their one codec.
 
@@ -32,51 +31,50 @@ Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Tuner = Literal["model", "random"]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
-Id = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # of a row: what a database can look for
+Id = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # the id of a row, within the database's integers
 
 
 class WireError(ValueError):
-    """Bytes or JSON that are not of the type asked for; the message names the field."""
+    """Bytes or JSON are not of the expected type; the message names the field."""
 
 
 class ErrorKind(StrEnum):
-    """Reason that a configuration has no time. A failure has no cost."""
+    """The reason why a configuration has no time. A failure has no cost."""
 
-    INVALID = "invalid"  # not of its space, or refused by a check before building
+    INVALID = "invalid"  # not in its space, or refused by a check before building
     INSTANTIATION = "instantiation"  # compute or schedule raised
     COMPILE = "compile"
     RUNTIME = "runtime"
     CRASH = "crash"  # the child process died
     OOM = "oom"
     WRONG_ANSWER = "wrong_answer"
-    OUT_OF_BOUNDS = "out_of_bounds"  # the code reads or writes outside of its buffers
-    IMPLAUSIBLE = "implausible"  # faster than the peak of the device: no time, but a broken clock
+    OUT_OF_BOUNDS = "out_of_bounds"  # the code accesses memory outside of its buffers
+    IMPLAUSIBLE = "implausible"  # faster than the device's peak, so the clock is broken
     BUILD_TIMEOUT = "build_timeout"
     RUN_TIMEOUT = "run_timeout"
-    LOST = "lost"  # its worker never answered
+    LOST = "lost"  # its worker never reported
     CANCELLED = "cancelled"
 
 
-# Of code that must not run: a time of the same configuration, measured before, counts no more.
+# Failures that also invalidate earlier times of the same configuration.
 REFUTING = (ErrorKind.WRONG_ANSWER, ErrorKind.OUT_OF_BOUNDS)
 
 
 class Phase(StrEnum):
     SEARCH = "search"
-    CONFIRM = "confirm"  # finalists, interleaved: what selection rests on
+    CONFIRM = "confirm"  # finals, interleaved; preferred by selection
     REFERENCE = "reference"
 
 
 class TimingPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """A way to time one configuration.
+    """How to time a configuration.
 
-    A repeat calls the kernel as often as `min_repeat_s` takes and gives one sample, the mean of its
-    calls. Repeats go on until the 95 % interval of their median is within ± `spread` of it, at
-    least `min_repeats`, at most `max_repeats`, and until its own calls have taken `budget_s`: what a
-    stalled machine adds to them does not count, up to ten times as much.
+    A repeat calls the kernel for `min_repeat_s` and gives one sample, the mean of its calls. Repeats end when the 95 %
+    interval of their median is within ± `spread` of it (after at least `min_repeats`), after `max_repeats`, or when
+    the kernel's own calls have taken `budget_s`. Stalls of the host do not count, up to ten times the budget.
 
-    With `cache_flush` a processor's kernel finds what it reads and writes in no cache, but its first
-    argument, which whatever ran before it has left there. (A GPU's never finds any.)
+    With `cache_flush`, all buffers of a CPU kernel but its first argument are evicted from the caches before each call.
+    GPU kernels always run with cold caches.
     """
 
     warmup_s: Annotated[float, Meta(ge=0, le=60)] = 0.002
@@ -85,8 +83,8 @@ class TimingPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_repeats: Annotated[int, Meta(ge=1, le=10_000)] = 60
     spread: Annotated[float, Meta(gt=0, le=1)] = 0.02
     budget_s: Annotated[float, Meta(gt=0, le=3600)] = 0.06
-    # A search gives up early on what its first repeats show to be this many times slower than the
-    # best of its task so far; None refines everything alike.
+    # Timing is abandoned early if the first repeats are this many times slower than the best of the task so far;
+    # None: never.
     give_up_ratio: Annotated[float, Meta(gt=1)] | None = None
     build_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
     run_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
@@ -99,15 +97,14 @@ CONFIRM_POLICY = TimingPolicy(min_repeats=20, max_repeats=200, spread=0.01, budg
 
 # Fewer samples have no interval of the median at 95 %.
 LEAST_SAMPLES = 6
-# An interval within this share of the median on either side decides; a wider one is noise.
+# An interval within this share of the median on both sides is bounded; a wider one is noise.
 BOUND = 0.015
 
 
 class Estimate(msgspec.Struct, frozen=True):
     """A robust cost: the median of pooled samples and its 95 % interval, in seconds.
 
-    Of fewer than six samples there is no such interval: `low_s` and `high_s` are their range, which
-    of one sample is that sample.
+    Fewer than six samples have no such interval: `low_s` and `high_s` are then their range.
     """
 
     median_s: float
@@ -117,29 +114,29 @@ class Estimate(msgspec.Struct, frozen=True):
 
     @property
     def spread(self) -> float | None:
-        """Half the interval as a share of the median; None where too few samples have none."""
+        """Half the interval as a share of the median; None if there are too few samples."""
         if self.samples < LEAST_SAMPLES:
             return None
         return (self.high_s - self.low_s) / 2 / self.median_s
 
     @property
     def is_bounded(self) -> bool:
-        """The interval is there, and within `BOUND` of the median at both ends."""
+        """True if there is an interval, within `BOUND` of the median at both ends."""
         widest = max(self.high_s - self.median_s, self.median_s - self.low_s)
         return self.samples >= LEAST_SAMPLES and widest <= BOUND * self.median_s
 
     @property
     def judged(self) -> Estimate:
-        """Estimate for comparisons: itself where it is bounded, else its upper end.
+        """The estimate for comparisons: itself if it is bounded, else its upper end.
 
-        So noise is never in an implementation's favour.
+        So noise never favours an implementation.
         """
         if self.is_bounded:
             return self
         return Estimate(self.high_s, self.high_s, self.high_s, self.samples)
 
     def show_spread(self) -> str:
-        """`±1.2%`, or the number of samples where they are too few for an interval."""
+        """`±1.2%`, or the number of samples if they are too few for an interval."""
         if self.spread is None:
             return show_number(self.samples, "sample")
         return f"±{self.spread:.1%}"
@@ -148,8 +145,8 @@ class Estimate(msgspec.Struct, frozen=True):
 def estimate(samples_s: Sequence[float]) -> Estimate:
     """The median of samples with its distribution-free 95 % interval (order statistics).
 
-    Fewer than six samples have none: theirs is the whole range, which encloses the median in 50 % of
-    cases for two of them, 75 % for three, 88 % for four and 94 % for five.
+    Fewer than six samples have none but their range, which encloses the median in 50 % of cases for two of them,
+    75 % for three, 88 % for four and 94 % for five.
     """
     ordered = sorted(samples_s)
     n = len(ordered)
@@ -191,8 +188,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     devices: Annotated[tuple[Device, ...], Meta(min_length=1, max_length=64)]
-    # operator → implementation → version: what it can build. An implementation `ALL` stands for
-    # whatever the operator has, in any version; where there are no operators at all, for everything.
+    # What it can build: operator → implementation → version. The implementation `ALL` stands for all of the
+    # operator in any version; no operators at all: everything.
     operators: dict[str, dict[str, int]] = {}
     version: str = ""
 
@@ -206,7 +203,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One configuration to build and time. `index` is its place in the job, and its identity there."""
+    """One configuration to build and time. `index` identifies it within the job."""
 
     index: Count
     task_id: int
@@ -226,17 +223,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase
     entries: tuple[JobEntry, ...]
     policy: TimingPolicy
-    seed: int  # of the random inputs
+    seed: int  # the seed of the random inputs
     attempt: int = 1
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks for jobs for one device; the service waits up to `wait_s` for one to come."""
+    """A request for jobs for one device, for which the service waits up to `wait_s`."""
 
     worker_id: Id
     device: Name
     wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
-    jobs: Annotated[int, Meta(ge=1, le=64)] = 1  # at most so many, with what the device builds already
+    jobs: Annotated[int, Meta(ge=1, le=64)] = 1  # maximum number of prefetched jobs, including those being built
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,16 +246,15 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leases(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a `LeaseRequest`: empty where no job came in time."""
+    """The answer to a `LeaseRequest`, empty if no job became available in time."""
 
     leases: tuple[Lease, ...] = ()
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
-    """Keeps a lease alive. `timing` says that its configurations are built and timing begins.
+    """A renewal of a lease. `timing` requests that it becomes the device's timing lease.
 
-    A worker builds ahead under one lease while it times under another; a device has one timing
-    lease at most.
+    A worker builds under one lease while it times under another; a device has at most one timing lease.
     """
 
     token: Id
@@ -267,11 +263,11 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
 
 class Renewed(msgspec.Struct, frozen=True, kw_only=True):
     expires_in_s: float
-    cancelled: bool = False  # the run was cancelled: stop, and report what is finished
+    cancelled: bool = False  # the run was cancelled: stop, and report finished results
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of one entry of a job. Either `error` is set or there are samples."""
+    """The outcome of one entry of a job. Either `error` is set or there are samples."""
 
     entry: Count
     error: ErrorKind | None = None
@@ -280,15 +276,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     prepare_s: Seconds | None = None  # packing the constant inputs, once
     build_s: Seconds = 0.0
     check_s: Seconds = 0.0
-    run_s: Seconds = 0.0  # the time that the device was timing this entry
+    run_s: Seconds = 0.0  # time that the device spent on this entry
     code_digest: str = ""
     measured_at: float = 0.0
-    # How much the host's speed changed over its batch, where that was too much, twice: it is noisy.
+    # Drift of the host over the batch, if above the limit in both attempts: the time is noisy.
     drift: Seconds | None = None
 
     def __post_init__(self) -> None:
         if (self.error is None) == (not self.samples_s):
-            raise ValueError("a result has either samples_s or an error")
+            raise ValueError("samples_s, error: a result has exactly one of them")
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
@@ -298,11 +294,11 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
         tuple[Annotated[float, Meta(gt=0)], ...], Meta(min_length=1, max_length=1000)
     ]
     measured_at: float
-    state: dict[str, Any] = {}  # load, frequency, temperature, time stolen by other machines
+    state: dict[str, Any] = {}  # load, frequency, temperature, stolen time
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of a lease, as they come; `done` with the last. Sending one again changes nothing."""
+    """Results of a lease, in any number of parts; `done` with the last. Repetition changes nothing."""
 
     token: Id
     session: Name
@@ -316,11 +312,11 @@ class ResultsAccepted(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int
     known: int
     cancelled: bool = False
-    refused: int = 0  # of the accepted, times that cannot be: stored as failures
+    refused: int = 0  # implausible times among the accepted, stored as failures
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one lease: what a worker keeps until it is accepted, and what is stored."""
+    """Results of one lease, as spooled by the worker and stored by the service."""
 
     lease_id: Id
     results: Results
@@ -333,7 +329,7 @@ class Reports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reported(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to the results of one lease: `problem` says why they were not taken."""
+    """The answer to the results of one lease; `problem` is the reason of a refusal."""
 
     lease_id: int
     accepted: ResultsAccepted | None = None
@@ -341,7 +337,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportsAnswered(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `Reports`, in their order."""
+    """The answers to `Reports`, in order."""
 
     answers: tuple[Reported, ...]
 
@@ -351,13 +347,13 @@ if TYPE_CHECKING:
 else:
 
     class AskedWorkload(ABC):  # noqa: B024 - msgspec takes a Struct from an object only
-        """A workload that a request names: its object, or its text as `parse_workload` reads it."""
+        """A workload in a request: its object, or its text for `parse_workload`."""
 
     AskedWorkload.register(Workload)
 
 
 class RunWorkload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A workload to tune, with its candidates where the service does not know the operator."""
+    """A workload to tune, with its candidates if the service lacks the operator."""
 
     workload: AskedWorkload
     weight: Annotated[float, Meta(gt=0)] = 1.0
@@ -371,7 +367,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     target: Target
     trials: Annotated[int, Meta(ge=1, le=10_000_000)] = 128
     timeout_s: Annotated[float, Meta(gt=0)] | None = None
-    # Stop where no more than this share of the best time is expected to be gained.
+    # Stop when the expected gain of a trial is at most this share of the best time.
     until_gain: Annotated[float, Meta(gt=0, lt=1)] | None = None
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     tuner: Tuner = "model"
@@ -379,9 +375,9 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     search_policy: TimingPolicy = SEARCH_POLICY
     confirm_policy: TimingPolicy = CONFIRM_POLICY
     force: bool = False  # tune even what is tuned enough
-    priority: Annotated[int, Meta(ge=-10, le=10)] = 0  # the higher goes first; equals take turns
-    max_jobs: Annotated[int, Meta(ge=1)] | None = None  # leased at once
-    # Where its end is told: its RunStatus is POSTed there, where the service allows that host.
+    priority: Annotated[int, Meta(ge=-10, le=10)] = 0  # the highest goes first; equals take turns
+    max_jobs: Annotated[int, Meta(ge=1)] | None = None  # maximum of concurrently leased jobs
+    # The URL to which the final RunStatus is POSTed, if the service permits its host.
     webhook: Annotated[str, Meta(max_length=1000)] | None = None
 
 
@@ -399,7 +395,7 @@ _TASK_COLUMNS = (
 
 
 class ModelBest(msgspec.Struct, frozen=True, kw_only=True):
-    """The best of a task on one device model, which is empty where none is known."""
+    """The best of a task on one device model, which is empty if unknown."""
 
     device_model: str
     best: Estimate
@@ -408,9 +404,9 @@ class ModelBest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of one task of a run. `best` is of its confirm samples where there are any.
+    """Progress of one task of a run. `best` is from its confirm samples, if any.
 
-    It is of one device model, which is the same for all tasks of a workload; `models` has the best of each.
+    It is on one device model, the same for all tasks of a workload; `models` has the best on each.
     """
 
     task_id: int
@@ -448,10 +444,10 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     trials_done: int
     created_at: float
     finished_at: float | None = None
-    timing_s: float = 0.0  # of the wall time, how long devices were timing
-    workers: int = 0  # alive, for this target
-    interrupted: bool = False  # it has not ended, and the service that tuned it has
-    message: str = ""  # why it ended, or what it waits for
+    timing_s: float = 0.0  # part of the wall time that devices spent timing
+    workers: int = 0  # live workers for this target
+    interrupted: bool = False  # its service has ended before it
+    message: str = ""  # the reason of its end, or what it is waiting for
     tasks: tuple[TaskStatus, ...] = ()
 
     def _repr_html_(self) -> str:
@@ -488,7 +484,7 @@ def _refuse(expected: str, data: Any) -> Any:
 
 
 def _convert_within(data: Any, kind: type[T]) -> T:
-    """Read a part of what is read: msgspec adds the part's place only to errors that are not its own."""
+    """Decode a part of a value, as msgspec adds the part's path only to errors that are not its own."""
     try:
         return msgspec.convert(data, type=kind, dec_hook=_dec_hook)
     except msgspec.ValidationError as error:
@@ -499,7 +495,7 @@ _NESTED = re.compile(r" - at `\$([^`]*)` - at `\$([^`]*)`\Z")
 
 
 def _wire_error(error: Exception) -> WireError:
-    """The error with one path to the field, also where a part of what was read has its own."""
+    """The error with a single path to the field, also if a part has a path of its own."""
     return WireError(_NESTED.sub(r" - at `$\2\1`", str(error)))
 
 
@@ -519,12 +515,12 @@ def encode(value: Any) -> bytes:
 
 
 def to_json(value: Any) -> Any:
-    """The same as plain dicts, lists, numbers and strings."""
+    """As `encode`, in plain dicts, lists, numbers and strings."""
     return msgspec.to_builtins(value, enc_hook=_enc_hook)
 
 
 def decode(data: bytes | str, kind: type[T]) -> T:
-    """Read a wire type from JSON text; raise `WireError` that names the field at fault."""
+    """Decode a wire type from JSON text; raise `WireError` with the field at fault."""
     try:
         return msgspec.json.decode(data, type=kind, dec_hook=_dec_hook)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -532,7 +528,7 @@ def decode(data: bytes | str, kind: type[T]) -> T:
 
 
 def convert(data: Any, kind: type[T]) -> T:
-    """Read a wire type from plain dicts and lists; raise `WireError` as `decode` does."""
+    """Convert plain dicts and lists to a wire type; raise `WireError` as `decode` does."""
     try:
         return msgspec.convert(data, type=kind, dec_hook=_dec_hook)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""NumPy references: what they are written with, and the value of a graph by them."""
+"""NumPy references: helpers, and evaluation of graphs by them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def widened(array: Any) -> Any:
-    """Floating-point arrays in float64, integers and bools as they are."""
+    """Convert floating-point arrays to float64; integers and bools stay."""
     import numpy as np
 
     array = np.asarray(array)
-    # NumPy has bfloat16 from a package, as a kind of its own.
+    # bfloat16 is from another package, with a kind of its own.
     return array.astype(np.float64) if array.dtype.kind in "fV" else array
 
 
 def wide(function: Callable[..., Any]) -> Callable[[Attrs, Sequence[Any]], Any]:
-    """A reference for an operator without attributes: `function` on its inputs, widened."""
+    """A reference for an operator without attributes: `function` of its widened inputs."""
 
     def reference(attrs: Attrs, inputs: Sequence[Any]) -> Any:
         return function(*map(widened, inputs))
@@ -32,10 +32,10 @@ def wide(function: Callable[..., Any]) -> Callable[[Attrs, Sequence[Any]], Any]:
 
 
 def evaluate(expr: Expr, inputs: Mapping[str, ArrayLike]) -> Any:
-    """The value of the graph by the operators' NumPy references: slow, and right.
+    """The value of the graph by the operators' NumPy references.
 
-    Returns an array, or a tuple of what `expr` is a tuple of. Arrays keep the precision that the
-    references give (float64 where they can), not the dtype of the inferred types.
+    Returns an array, or a tuple. Arrays have the precision of the references (float64 if possible), not the inferred
+    dtype.
 
     Raises:
         ExprError: a variable has no value. OpError: an operator has no reference.
@@ -46,7 +46,7 @@ def evaluate(expr: Expr, inputs: Mapping[str, ArrayLike]) -> Any:
     for node in post_order(expr):
         if isinstance(node, Var):
             if node.name not in inputs:
-                raise ExprError(f"variable {node.name!r} has no value")
+                raise ExprError(f"variable {node.name!r} has no value: give one")
             values[node] = np.asarray(inputs[node.name])
         elif isinstance(node, Constant):
             values[node] = node.value

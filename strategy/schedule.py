@@ -1,7 +1,6 @@
 """Shared parts of CPU schedules: finding stages, epilogues, and packing.
 
-A compute marks the stages that its schedule must find with `stage(...)`, as annotations; names are
-for people, and TVM changes them.
+A compute marks the stages for its schedule with annotations by `stage(...)`, as TVM changes names.
 """
 
 from __future__ import annotations
@@ -16,41 +15,41 @@ STAGE = "plevel.stage"
 
 
 class ScheduleError(ValueError):
-    """A function that this schedule cannot take, such as an epilogue that is not elementwise."""
+    """A schedule does not support the function, such as an epilogue that is not elementwise."""
 
 
 @dataclass(frozen=True)
 class Outs:
-    """The outputs of a whole function, and its parameters in order (outputs last)."""
+    """The outputs of a function, and its parameters in order (outputs last)."""
 
     tensors: tuple[Any, ...]
     args: tuple[Any, ...]
 
 
 def stage(name: str) -> dict[str, str]:
-    """The attributes that mark a `te.compute` as the stage of that name."""
+    """The attributes that mark a `te.compute` as a stage."""
     return {STAGE: name}
 
 
 def new_schedule(outs: Outs) -> Any:
-    """A schedule of the whole function, with 64-bit indices as fusion with other functions needs."""
+    """A schedule of the function, with the 64-bit indices that fusion needs."""
     from tvm import s_tir, te
 
     return s_tir.Schedule(te.create_prim_func(list(outs.args), index_dtype_override="int64"))
 
 
 def find_stages(schedule: Any) -> dict[str, Any]:
-    """The marked stages of a function, by their names, in the order of computation."""
+    """The marked stages of a function by name, in the order of computation."""
     root = schedule.get_sblock("root")
     marks = ((b, schedule.get(b).annotations.get(STAGE)) for b in schedule.get_child_blocks(root))
     return {str(mark): block for block, mark in marks if mark is not None}
 
 
 def join_epilogue(schedule: Any) -> Any:
-    """Inline what lies between the stages and the output; return the block that writes it.
+    """Inline the blocks between the stages and the output; return the block that writes it.
 
     Raises:
-        ScheduleError: something there is not elementwise, or there are several outputs.
+        ScheduleError: a block is not elementwise, or there are several outputs.
     """
     from tvm.s_tir.schedule import ScheduleError as TvmScheduleError
 
@@ -72,7 +71,7 @@ def join_epilogue(schedule: Any) -> Any:
 
 
 def vectorize(schedule: Any, loop: Any, lanes: int) -> Any:
-    """Vectorise a loop by `lanes`, whole vectors unrolled; return the loop over vectors."""
+    """Vectorise a loop by `lanes` and unroll vectors; return the loop over vectors."""
     outer, inner = schedule.split(loop, [None, lanes])
     schedule.vectorize(inner)
     schedule.unroll(outer)
@@ -80,9 +79,9 @@ def vectorize(schedule: Any, loop: Any, lanes: int) -> Any:
 
 
 def pack_by_vectors(schedule: Any, block: Any, lanes: int, depth: int = 16) -> None:
-    """Schedule a packing […, k, lane] of rows: `depth` steps of k at a time, by whole vectors.
+    """Schedule a packing […, k, lane] of rows, in tiles of `depth` steps of k, by vectors.
 
-    The tile read stays in the first-level cache even where its rows lie a page apart.
+    The tile fits in the first-level cache even if its rows are a page apart.
     """
     *panels, k, lane = schedule.get_loops(block)
     k_outer, k_inner = schedule.split(k, [None, depth])
@@ -93,7 +92,7 @@ def pack_by_vectors(schedule: Any, block: Any, lanes: int, depth: int = 16) -> N
 
 
 def integer(config: Config, name: str) -> int:
-    """The value of a knob that is an integer."""
+    """The value of an integer knob."""
     value = config[name]
     if isinstance(value, bool) or not isinstance(value, int):
         raise ScheduleError(f"knob {name} must be an integer, got {value!r:.40}")
@@ -101,7 +100,7 @@ def integer(config: Config, name: str) -> int:
 
 
 def lanes_of(target: Target, dtype: str) -> int:
-    """Number of values of `dtype` that fit one vector register of the target."""
+    """The number of values of `dtype` in one vector register of the target."""
     return target.vector_bytes // dtype_bytes(dtype)
 
 

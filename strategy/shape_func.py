@@ -1,8 +1,8 @@
-"""Shape functions: the shapes of an operator's outputs at run time, where types leave them open.
+"""Shape functions: the shapes of an operator's outputs at run time.
 
     register_shape_func("cumsum", False, scan_shape_func)
 
-A shape function gets, for each input tensor, its shape, or where it depends on the data, the data.
+A shape function gets the shape of each input tensor, or its data if the output's shape depends on them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ShapeFunction = Callable[[Any, Sequence[Any]], Sequence[Shape]]
 
 
 class ShapeError(ValueError):
-    """Shapes at run time that an operator cannot take."""
+    """Shapes at run time do not fit an operator."""
 
 
 def register_shape_func(
@@ -31,11 +31,11 @@ def register_shape_func(
     """Register `func(attrs, inputs) -> [shape per output]`: `func`, or what it decorates.
 
     Args:
-        name: of the operator.
-        data_dependent: whether `func` gets the inputs' values instead of their shapes; one bool
-            for all inputs, or one per input.
-        func: takes and gives shapes as tuples of integers.
-        level: as of every attribute of an operator.
+        name: the operator.
+        data_dependent: True if `func` gets the inputs' values instead of their shapes; one bool for all
+            inputs, or one per input.
+        func: takes and returns shapes as tuples of integers.
+        level: the level of the attribute.
     """
     dependent = data_dependent if isinstance(data_dependent, bool) else tuple(data_dependent)
 
@@ -49,16 +49,16 @@ def register_shape_func(
 
 
 def data_dependence(op: Op, count: int) -> tuple[bool, ...]:
-    """For each of `count` input tensors, whether the shape function of `op` needs its value."""
+    """For each of `count` input tensors, True if the shape function of `op` needs its value."""
     dependent, _ = _registered(op)
     return (dependent,) * count if isinstance(dependent, bool) else dependent
 
 
 def output_shapes(op: Op, attrs: Attrs, inputs: Sequence[Any]) -> list[Shape]:
-    """The shapes of the outputs, for inputs that are shapes, or values where `op` needs them.
+    """The shapes of the outputs, given the inputs' shapes, or values if `op` needs them.
 
     Raises:
-        OpError: no shape function is registered. ShapeError: the operator cannot take these shapes.
+        OpError: no shape function is registered. ShapeError: the shapes do not fit the operator.
     """
     _, function = _registered(op)
     try:
@@ -75,9 +75,9 @@ def _registered(op: Op) -> tuple[bool | tuple[bool, ...], ShapeFunction]:
 
 
 def run_time_shape(expr: Expr, inputs: Mapping[str, Any]) -> Any:
-    """The shape of `expr` for these inputs, or a tuple of shapes where it is a tuple.
+    """The shape of `expr` for these inputs, or a tuple of shapes.
 
-    Only what some shape depends on is computed, by the operators' references.
+    Only values that shapes depend on are computed, by the operators' references.
 
     Raises:
         ExprError: a variable has no value. OpError, ShapeError: as `output_shapes`.
@@ -88,7 +88,7 @@ def run_time_shape(expr: Expr, inputs: Mapping[str, Any]) -> Any:
     for node in post_order(expr):
         if isinstance(node, Var):
             if node.name not in inputs:
-                raise ExprError(f"variable {node.name!r} has no value")
+                raise ExprError(f"variable {node.name!r} has no value: give one")
             shapes[node] = np.shape(inputs[node.name])
         elif isinstance(node, Constant):
             shapes[node] = node.value.shape
@@ -138,7 +138,7 @@ def broadcast_shape_func(attrs: Any, inputs: Sequence[Shape]) -> list[Shape]:
 
 
 def reduce_shape_func(attrs: Any, inputs: Sequence[Shape]) -> list[Shape]:
-    """The axes of `attrs.axis` (all where None) are gone, or 1 with `attrs.keepdims`."""
+    """The axes of `attrs.axis` (default: all) are removed, or 1 with `attrs.keepdims`."""
     shape = inputs[0]
     rank = len(shape)
     reduced = range(rank) if attrs.axis is None else [a % rank for a in attrs.axis]
@@ -148,17 +148,17 @@ def reduce_shape_func(attrs: Any, inputs: Sequence[Shape]) -> list[Shape]:
 
 
 def concatenate_shape_func(attrs: Any, inputs: Sequence[Shape]) -> list[Shape]:
-    """Along `attrs.axis` the extents add up; all others are equal."""
+    """The sum of extents along `attrs.axis`; all others are equal."""
     first = inputs[0]
     axis = attrs.axis % len(first)
     for shape in inputs[1:]:
         if len(shape) != len(first) or any(
             n != m for i, (n, m) in enumerate(zip(shape, first, strict=True)) if i != axis
         ):
-            raise ShapeError(f"{shape} and {first} differ elsewhere than on axis {axis}")
+            raise ShapeError(f"{shape} and {first} differ on other axes than {axis}")
     return [(*first[:axis], sum(s[axis] for s in inputs), *first[axis + 1 :])]
 
 
 def scan_shape_func(attrs: Any, inputs: Sequence[Shape]) -> list[Shape]:
-    """The shape of the input, flattened where `attrs.axis` is None."""
+    """The shape of the input, flattened if `attrs.axis` is None."""
     return [inputs[0] if attrs.axis is not None else (math.prod(inputs[0]),)]

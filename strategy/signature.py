@@ -1,4 +1,4 @@
-"""The signature of a compiled function: what a caller passes, in which order."""
+"""The signature of a compiled function: its parameters in order."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import msgspec
 
 from strategy.types import TensorType
 
-PREPARE = "prepare_"  # what the names of functions that pack a constant begin with
+PREPARE = "prepare_"  # name prefix of functions that pack a constant
 
 
 class Role(StrEnum):
-    """Role of a parameter of a lowered function."""
+    """The role of a parameter of a lowered function."""
 
     INPUT = "input"
     CONSTANT = "constant"  # never changes between calls
@@ -21,7 +21,7 @@ class Role(StrEnum):
 
 
 class Argument(msgspec.Struct, frozen=True):
-    """One parameter of a lowered function; `type` is that of the packed form where it is prepared."""
+    """One parameter of a lowered function; `type` is that of the packed form if it is prepared."""
 
     name: str
     role: Role
@@ -33,12 +33,12 @@ class Argument(msgspec.Struct, frozen=True):
 
     @property
     def preparation(self) -> str | None:
-        """The function of the same artefact that packs this argument from the input of its name."""
+        """The name of the artefact's function that packs this argument from the input of its name."""
         return PREPARE + self.name if self.role is Role.PREPARED else None
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """Calling interface of an artefact: its parameters, and the library that it calls."""
+    """The interface of an artefact: its parameters, and the library that it calls."""
 
     arguments: tuple[Argument, ...]
     threads: int

@@ -1,7 +1,7 @@
 """Configuration spaces: knobs, constraints between them, and the frozen values they span.
 
-A space is data (`to_json`): it can be sent to, sampled and searched by a service that does not know
-the operator. It is never held in memory as a list; its size may exceed 10⁹.
+A space is data (`to_json`), so that a service without the operator can sample and search it. It is never listed in
+memory; its size may exceed 10⁹.
 """
 # Over 300 lines: one class, and what walks and samples it.
 
@@ -32,22 +32,22 @@ SMALL_SIZE = 50_000  # up to which a space may be listed to sample from it
 
 
 class _OutOfSteps(Exception):
-    """A search for valid configurations tried as many values as it may."""
+    """A search for valid configurations reached its limit of tried values."""
 
 
 class ConfigSpace:
-    """The configurations that knobs span and constraints leave, with the fallback among them.
+    """The configurations of knobs that satisfy constraints, including the fallback.
 
     Args:
-        knobs: in the order in which indices count, the last one fastest.
+        knobs: in the order of indices, the last one fastest.
         constraints: comparisons over knobs; all must hold.
-        derived: expressions over knobs that a cost model should see (footprints, register use).
-        fallback: the configuration used without tuning; the first valid one where not given. A
-            function that gives it is called when it is first asked for.
+        derived: expressions over knobs as features of a cost model (footprints, register use).
+        fallback: the configuration used without tuning; default: the first valid one. A function is
+            called at the first use.
 
     Raises:
-        SpaceError: a name twice, a constraint over unknown names, or a fallback that is not valid;
-            the latter by `fallback` where it comes from a function.
+        SpaceError: a duplicate name, a constraint over unknown names, or an invalid fallback (raised by
+            `fallback` if it is from a function).
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ConfigSpace:
         self.derived = dict(derived or {})
         self._by_name = {k.name: k for k in self.knobs}
         if len(self._by_name) != len(self.knobs):
-            raise SpaceError("two knobs of a space have the same name")
+            raise SpaceError("knobs: two have the same name: rename one")
         if len(self.knobs) > MAX_KNOBS or len(self.constraints) > MAX_CONSTRAINTS:
             raise SpaceError(f"a space has at most {MAX_KNOBS} knobs and {MAX_CONSTRAINTS} constraints")
         numbers = {k.name for k in self.knobs if k.is_number}
@@ -104,15 +104,15 @@ class ConfigSpace:
             return Config(next(self._walk(lambda k: k.values, MAX_STEPS)))
         except (StopIteration, _OutOfSteps):
             raise SpaceError(
-                "no valid configuration found: the constraints exclude all, or nearly all; "
-                "if there is one, give it as the fallback"
+                "no valid configuration was found, as the constraints exclude (nearly) all: "
+                "give a valid one as the fallback"
             ) from None
 
     def __getitem__(self, name: str) -> Knob:
         return self._by_name[name]
 
     def config(self, index: int) -> Config:
-        """The configuration at `index` of `size`, which constraints may forbid (see `contains`)."""
+        """The configuration at `index` of `size`, which may violate constraints (see `contains`)."""
         if not 0 <= index < self.size:
             raise ConfigError(f"index {index} is out of range 0 … {self.size - 1}")
         values = {}
@@ -122,7 +122,7 @@ class ConfigSpace:
         return Config(values)
 
     def index(self, config: Mapping[str, Any]) -> int:
-        """Position of `config` in this space; it changes when the space does."""
+        """The index of `config` in this space, which changes with the space."""
         index = 0
         for k, digit in zip(self.knobs, self.digits(config), strict=True):
             index = index * len(k.values) + digit
@@ -137,12 +137,12 @@ class ConfigSpace:
             raise ConfigError(self._fault(config)) from None
 
     def _fault(self, config: Mapping[str, Any]) -> str | None:
-        """Return the fault in the names and values of `config`, None where there is none."""
+        """Return the fault in the names and values of `config`, None if there is none."""
         unknown = sorted(config.keys() - self._by_name.keys())
         if unknown:
             known = ", ".join(self._by_name) or "none"
             meant = suggest(unknown[0], self._by_name)
-            return f"no knob is called {unknown[0]!r:.80}{meant}; knobs: {known}"
+            return f"unknown knob {unknown[0]!r:.80}{meant}: expected {known}"
         for k in self.knobs:
             if k.name not in config:
                 return f"knob {k.name!r} is missing; it may be {k.show_values()}"
@@ -152,11 +152,10 @@ class ConfigSpace:
         return None
 
     def check(self, config: Mapping[str, Any]) -> Config:
-        """`config` itself, once it is known to be of this space.
+        """Return `config` after checking that it is in this space.
 
         Raises:
-            ConfigError: a knob is missing, unknown, or has a value it cannot have, or a constraint
-                does not hold.
+            ConfigError: a knob is missing, unknown or has another value, or a constraint does not hold.
         """
         config = config if isinstance(config, Config) else Config(config)
         fault = self._fault(config)
@@ -168,22 +167,22 @@ class ConfigSpace:
         return config
 
     def contains(self, config: Mapping[str, Any]) -> bool:
-        """Return whether `config` is of this space and its constraints hold."""
+        """Return whether `config` is in this space and satisfies the constraints."""
         config = config if isinstance(config, Config) else Config(config)
         return self._fault(config) is None and self.allows(config.plain)
 
     def allows(self, values: Mapping[str, Any]) -> bool:
-        """Return whether the constraints hold, for values known to be of the knobs."""
+        """Return whether the constraints hold, for valid values of the knobs."""
         return all(check(values) for checks in self._checks for check in checks)
 
     def __iter__(self) -> Iterator[Config]:
-        """The valid configurations, in the order of their indices, lazily."""
+        """The valid configurations in the order of indices, lazily."""
         return (Config(values) for values in self._walk(lambda k: k.values))
 
     def _walk(
         self, order: Callable[[Knob], Sequence[Value]], steps: int | None = None
     ) -> Iterator[dict[str, Value]]:
-        """The valid values of all knobs; raises `_OutOfSteps` after `steps` values tried."""
+        """Yield valid values of all knobs; raise `_OutOfSteps` after `steps` values tried."""
         values: dict[str, Value] = {}
         left = itertools.count() if steps is None else iter(range(steps))
 
@@ -205,8 +204,7 @@ class ConfigSpace:
     def count(self, limit: int = 1_000_000) -> int | None:
         """The number of valid configurations.
 
-        None where there are more than `limit`, or where finding them takes more than `4 * limit`
-        values tried.
+        None if there are more than `limit`, or finding them takes more than `4 * limit` tried values.
         """
         if not self.constraints:
             return self.size if self.size <= limit else None
@@ -218,7 +216,7 @@ class ConfigSpace:
         return n if n <= limit else None
 
     def sample(self, rng: random.Random, n: int, tries: int = 200) -> list[Config]:
-        """Up to `n` distinct valid configurations, uniformly drawn where `tries` draws each suffice.
+        """Up to `n` distinct valid configurations, drawn uniformly if `tries` draws each suffice.
 
         Where valid ones are rarer, the rest come from the list of all, if the space is small, or
         from randomised descents, which favours sparse branches. Fewer than `n` come back only from a
@@ -264,7 +262,7 @@ class ConfigSpace:
 
     @classmethod
     def from_json(cls, data: Any) -> ConfigSpace:
-        """Parse the JSON form; raise `SpaceError` that names the entry at fault."""
+        """Parse the JSON form; raise `SpaceError` with the entry at fault."""
         if not isinstance(data, Mapping) or not isinstance(data.get("knobs"), list):
             raise SpaceError("a space is an object with a list 'knobs'")
         knobs = []
@@ -292,9 +290,9 @@ class ConfigSpace:
     def digest(self) -> str:
         """8 hexadecimal digits over knobs and constraints: part of an implementation's version.
 
-        Derived features and the fallback are left out: they do not change what a record means.
+        Without derived features and the fallback, which do not affect the meaning of records.
         """
-        # The order of constraints says nothing.
+        # The order of constraints is irrelevant.
         constraints = [text for _, text in sorted([c.encoded for c in self.constraints])]
         knobs = [k.encoded for k in self.knobs]
         text = b"[[%b],[%b]]" % (b",".join(knobs), b",".join(constraints))

@@ -1,6 +1,6 @@
-"""Tables of times, as notebooks show runs, tasks and selections.
+"""Tables of times, for runs, tasks and selections in notebooks.
 
-Names and messages come from elsewhere: all are escaped.
+All names and messages are escaped, as they are untrusted.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class Times(Protocol):
 
 
 def time_cells(found: Times | None) -> tuple[str, str]:
-    """The median, and half the interval's share of it; empty where nothing was measured."""
+    """The median, and half the interval's share of it; empty if not measured."""
     if found is None:
         return "", ""
     return show_seconds(found.median_s), found.show_spread()
 
 
 def html_table(head: str, columns: Sequence[str], rows: Iterable[tuple[Sequence[str], bool]]) -> str:
-    """A table with a caption; rows that stand out are bold."""
+    """An HTML table with a caption; marked rows are bold."""
     lines = [f"<table><caption>{escape(head)}</caption>"]
     lines.append(f"<thead><tr>{''.join(f'<th>{c}</th>' for c in columns)}</tr></thead><tbody>")
     for cells, stands_out in rows:
@@ -41,9 +41,9 @@ def show_number(count: int, noun: str) -> str:
 
 
 def show_seconds(seconds: float) -> str:
-    """A time with three figures and its unit."""
+    """A time with three significant figures and its unit."""
     for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
-        if seconds * factor >= 0.9995:  # rounds to 1.00, and 1000 of the next unit is none
-            # Not 1.3 beside 1.31: zeros are figures too.
+        if seconds * factor >= 0.9995:  # rounds to 1.00, instead of 1000 of the next unit
+            # Keep trailing zeros: 1.30, not 1.3.
             return f"{seconds * factor:#.3g}".rstrip(".") + f" {unit}"
     return f"{seconds * 1e9:#.3g}".rstrip(".") + " ns"

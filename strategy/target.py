@@ -1,7 +1,7 @@
-"""Targets: what code is generated for, by kind, architecture, features and threads.
+"""Targets of code generation: kind, architecture, features and threads.
 
-`Target.parse` reads the forms that people have: `cpu` (this host), TVM's dicts, and TVM's legacy
-strings (`llvm -mcpu=znver4 -num-cores=2`, `cuda -arch=sm_90`), which TVM itself no longer reads.
+`Target.parse` reads `cpu` (this host), TVM's dicts, and TVM's legacy strings (`llvm -mcpu=znver4 -num-cores=2`,
+`cuda -arch=sm_90`), which TVM itself no longer reads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "vulkan": ("vulkan", "gpu"),
     "opencl": ("opencl", "gpu"),
 }
-# The kinds that code is built for, with the keys whose implementations are for them.
+# The kinds that code can be built for, with the keys of their implementations.
 BUILT: dict[str, tuple[str, ...]] = {"llvm": ("cpu",), "cuda": ("cuda", "gpu")}
 _CAPABILITIES = frozenset(
     "vector_bytes vector_registers l1d_bytes l2_bytes l3_bytes max_threads_per_block "
@@ -58,12 +58,12 @@ _READ = frozenset("keys device mcpu arch mattr mtriple num-cores libs model".spl
 
 
 class Target:
-    """Target of code generation.
+    """A target of code generation.
 
-    `key` (kind, architecture, features, threads) is its identity in the database; libraries, model
-    and capability (sizes in bytes, counts) are stored and used, but not part of it.
+    `key` (kind, architecture, features, threads) is its identity in the database; libraries, device model and
+    capability (sizes in bytes, counts) are stored and used, but not part of it.
 
-    `with target:` makes it the current target of this thread or task, for what is given none.
+    `with target:` makes it the current target of this thread or task, used as the default.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class Target:
     triple: str
     capability: Mapping[str, int]
 
-    # Not a dataclass: the wire codec would then write its fields instead of `to_json`.
+    # Not a dataclass, whose fields the wire codec would write instead of `to_json`.
     def __init__(
         self,
         kind: str,
@@ -99,13 +99,12 @@ class Target:
 
     @classmethod
     def parse(cls, spec: object) -> Target:
-        """Read a target from TVM's dict or legacy string, or `cpu` for this host.
+        """Parse a target from TVM's dict or legacy string, or `cpu` for this host.
 
         `cpu` takes options too: `cpu -num-cores=1`.
 
         Raises:
-            TargetError: an unknown kind or option, one without its value or given twice, or a value
-                of the wrong type.
+            TargetError: an unknown kind or option, a missing or duplicate value, or one of the wrong type.
         """
         if isinstance(spec, Target):
             return spec
@@ -137,7 +136,7 @@ class Target:
 
     @cached_property
     def vector_bytes(self) -> int:
-        """Bytes in the widest vector register that code for this target should use."""
+        """Bytes of the widest vector register that code for this target should use."""
         if "vector_bytes" in self.capability:
             return self.capability["vector_bytes"]
         named = vector_bytes(self.arch)
@@ -147,7 +146,7 @@ class Target:
 
     @cached_property
     def vector_registers(self) -> int:
-        """Number of vector registers that the architecture names."""
+        """The number of vector registers of the architecture."""
         if "vector_registers" in self.capability:
             return self.capability["vector_registers"]
         if self.vector_bytes == 64 or self.is_arm:
@@ -178,11 +177,11 @@ class Target:
 
     def with_threads(self, threads: int) -> Target:
         if threads < 1:
-            raise TargetError(f"threads = {threads}: at least 1")
+            raise TargetError(f"threads = {threads}: must be at least 1")
         return Target.parse({**self.to_json(), "num-cores": threads})
 
     def to_tvm(self) -> dict[str, Any]:
-        """The dict that `tvm.target.Target` of TVM 0.27 takes."""
+        """The dict for `tvm.target.Target` of TVM 0.27."""
         data: dict[str, Any] = {"kind": self.kind}
         if self.kind == "llvm":
             data["num-cores"] = self.threads
@@ -197,12 +196,12 @@ class Target:
         return data
 
     def to_json(self) -> dict[str, Any]:
-        """TVM's names, with `libs`, `model` and the capability beside them; `parse` reads it."""
+        """TVM's names with `libs`, `model` and the capability; the inverse of `parse`."""
         data = self.to_tvm()
         if self.kind not in KINDS:
             data["foreign"] = True
         data["keys"] = list(self.keys)
-        # For the kinds of which TVM takes less.
+        # For kinds with fewer options in TVM.
         if self.threads != 1:
             data["num-cores"] = self.threads
         if self.features:
@@ -234,7 +233,7 @@ class Target:
         return f"Target({self.key})"
 
 
-# Those that were entered and not left, the innermost last; threads and tasks have their own.
+# The stack of entered targets, the innermost last, per thread and task.
 _entered: ContextVar[tuple[Target, ...]] = ContextVar("entered", default=())
 
 
@@ -243,10 +242,10 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
     for other, name in (*_ALIASES.items(), ("arch", "mcpu")):
         if other in options:
             value = options.pop(other)
-            # TVM gives some in both ways, which then agree.
+            # TVM writes some options in both forms, with equal values.
             if str(options.setdefault(name, value)) != str(value):
                 raise TargetError(
-                    f"target.{name} = {options[name]!r:.40}, but {other}, which is the same, "
+                    f"target.{name} = {options[name]!r:.40}, but its synonym {other} "
                     f"is {value!r:.40}: leave one out"
                 )
     kind = options.pop("kind", None)
@@ -293,7 +292,7 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
 
 @cache
 def cpu_target() -> Target:
-    """The target `cpu`: this host with all the cores it may use, and the libraries it has."""
+    """The target `cpu`: this host with all usable cores, and its libraries."""
     return Target(
         "llvm", ("cpu",), host.cpu_arch(), threads=host.usable_cores(), model=host.cpu_model(),
         libs=("cblas",) if find_library("cblas") else (), capability=host.cache_sizes(),

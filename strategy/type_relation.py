@@ -1,4 +1,4 @@
-"""Type relations that many operators share, and what relations are written with."""
+"""Common type relations, and helpers of relations."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 def require_float(reporter: TypeReporter, index: int, kind: TensorType) -> None:
     """Raise `TypeRelationError` if the argument at `index` is not floating-point."""
-    reporter.check(kind.dtype in FLOATS, index, "expected a floating-point tensor; cast it first")
+    reporter.check(kind.dtype in FLOATS, index, "expected a floating-point tensor: cast it first")
 
 
 def require_number(reporter: TypeReporter, index: int, kind: TensorType) -> None:
     """Raise `TypeRelationError` if the argument at `index` is a tensor of bools."""
-    reporter.check(kind.dtype != "bool", index, "expected numbers; cast it first")
+    reporter.check(kind.dtype != "bool", index, "expected numbers: cast it first")
 
 
 def require_signed(reporter: TypeReporter, index: int, kind: TensorType) -> None:
-    """Raise `TypeRelationError` if the argument at `index` holds no negative numbers."""
+    """Raise `TypeRelationError` if the argument at `index` is unsigned."""
     signed = kind.dtype in FLOATS or kind.dtype.startswith("int")
-    reporter.check(signed, index, "expected signed numbers; cast it first")
+    reporter.check(signed, index, "expected signed numbers: cast it first")
 
 
 def require_nonempty(
     reporter: TypeReporter, index: int, kind: TensorType, axes: Iterable[int] | None = None
 ) -> None:
-    """Raise `TypeRelationError` if one of these axes of the argument at `index`, or of all, is empty."""
+    """Raise `TypeRelationError` if one of these axes (default: all) of the argument at `index` is empty."""
     for axis in range(kind.ndim) if axes is None else axes:
         known = (kind.shape[axis] >= 1).decide() is not False
         reporter.check(known, index, f"axis {axis} is empty: there is nothing to compute from")
 
 
 def sum_dtype(reporter: TypeReporter, index: int, kind: TensorType, out_dtype: str | None) -> str:
-    """The dtype in which products of the argument at `index` are given: its own where `out_dtype` is None.
+    """The dtype of products of the argument at `index`: its own if `out_dtype` is None.
 
-    Raises `TypeRelationError` for integers of 8 and 16 bits without one, in which sums of products wrap.
+    Raises `TypeRelationError` for integers of 8 and 16 bits without `out_dtype`, as sums would overflow.
     """
     if out_dtype is None:
         narrow = kind.dtype.endswith(("int8", "int16"))
-        reporter.check(not narrow, index, "sums of its products overflow; name out_dtype = int32 or int64")
+        reporter.check(not narrow, index, "sums of its products overflow: give out_dtype = int32 or int64")
         return kind.dtype
     whole = kind.dtype.startswith(("int", "uint"))
-    reporter.check(whole, index, f"out_dtype = {out_dtype} is for integers; cast the result instead")
+    reporter.check(whole, index, f"out_dtype = {out_dtype} is for integers: cast the result instead")
     fits = not kind.dtype.endswith("64") or out_dtype == "int64"
     reporter.check(fits, index, f"is wider than out_dtype = {out_dtype}")
     return out_dtype
 
 
 def require_rank(reporter: TypeReporter, index: int, kind: TensorType, rank: int, form: str) -> None:
-    """Raise `TypeRelationError` if the argument at `index` has not `rank` dimensions."""
+    """Raise `TypeRelationError` unless the argument at `index` has `rank` dimensions."""
     reporter.check(kind.ndim == rank, index, f"expected {rank} dimensions, {form}")
 
 
 def require_dtype_of(reporter: TypeReporter, index: int, other: int) -> None:
-    """Raise `TypeRelationError` if two tensors that are known differ in dtype."""
+    """Raise `TypeRelationError` if two known tensors differ in dtype."""
     mine, theirs = reporter.tensor(index), reporter.tensor(other)
     if mine is not None and theirs is not None:
         reporter.check(
@@ -70,7 +70,7 @@ def require_dtype_of(reporter: TypeReporter, index: int, other: int) -> None:
 def identity_relation(
     *, numbers: bool = True, floats: bool = False, signed: bool = False
 ) -> TypeRelation:
-    """Input and output have the same type, whichever of them is known first."""
+    """Relation of equal types of input and output, in both directions."""
 
     def relation(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
         data = reporter.tensor(0)
@@ -93,7 +93,7 @@ def identity_relation(
 
 
 def broadcast_relation(*, floats: bool = False, out_dtype: str | None = None) -> TypeRelation:
-    """Two tensors of one dtype, broadcast as NumPy does; the output's dtype is theirs or `out_dtype`."""
+    """Relation of two tensors of one dtype, broadcast as in NumPy; the output has their dtype or `out_dtype`."""
 
     def relation(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
         lhs, rhs = reporter.tensor(0), reporter.tensor(1)
@@ -117,7 +117,7 @@ def broadcast_shape(
 ) -> tuple[Dim, ...]:
     """The shape that two shapes broadcast to; a conflict is reported at `index`, which is `mine`.
 
-    Where a symbolic dimension meets another that is not 1, they are taken to be equal.
+    A symbolic dimension is assumed to be equal to another that is not 1.
     """
     rank = max(mine.ndim, other.ndim)
     one = Dim(1)
@@ -139,7 +139,7 @@ def _is_one(dim: Dim) -> bool:
 
 
 def certainly(claim: Any) -> bool:
-    """Return whether a clause over dimensions is certainly true; False where it depends on a symbol."""
+    """Return whether a clause over dimensions is certainly true; False if it depends on a symbol."""
     return claim.decide() is True
 
 
@@ -152,7 +152,7 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 
 def normal_axis(reporter: TypeReporter, index: int, axis: int, rank: int) -> int:
-    """`axis` counted from 0; reported at `index` where it is out of range."""
+    """`axis` counted from 0; an error at `index` if it is out of range."""
     reporter.check(-rank <= axis < rank, index, f"axis {axis} is out of range for {rank} dimensions")
     return axis % rank
 
@@ -160,14 +160,14 @@ def normal_axis(reporter: TypeReporter, index: int, axis: int, rank: int) -> int
 def normal_axes(
     reporter: TypeReporter, index: int, axes: Sequence[int], rank: int
 ) -> tuple[int, ...]:
-    """Axes counted from 0, in the given order; reported at `index` where one is out of range or twice."""
+    """Axes counted from 0, in the given order; an error at `index` if one is out of range or repeated."""
     normal = tuple(normal_axis(reporter, index, a, rank) for a in axes)
     reporter.check(len(set(normal)) == len(normal), index, f"axes {tuple(axes)} name one axis twice")
     return normal
 
 
 def tuple_fields(reporter: TypeReporter, index: int) -> tuple[TensorType, ...] | None:
-    """The types of the tuple at `index`, None while one is unknown; raises where it is no tuple."""
+    """The types of the tuple at `index`, None while one is unknown; raise if it is no tuple."""
     kind = reporter.types[index]
     if isinstance(kind, IncompleteType):
         return None

@@ -1,4 +1,4 @@
-"""Types of expressions: dimensions, tensors, tuples, and types not known yet."""
+"""Types of expressions: dimensions, tensors, tuples, and incomplete types."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _TENSOR = re.compile(r"\s*([a-z0-9]+)\s*\[([^\[\]]*)\]\s*\Z")
 
 
 class TypeSyntaxError(ValueError):
-    """A type, shape or dtype that cannot be read; the message names what and the remedy."""
+    """A type, shape or dtype is malformed; the message has the remedy."""
 
 
 class Dim(Expr):
     """A dimension of a shape: an integer, or a symbol, or arithmetic on them.
 
-    Comparing dimensions gives a `Clause`, whether or not they are constant, so that conditions keep
-    their identity; `int()` of a symbolic dimension raises.
+    Comparing dimensions always gives a `Clause`, also of constants, so that conditions keep their identity; `int()` of
+    a symbolic dimension raises.
     """
 
     __slots__ = ()
@@ -64,14 +64,14 @@ class Dim(Expr):
     def __int__(self) -> int:
         if self.value is None:
             raise ExpressionError(
-                f"dimension '{self}' is symbolic: it has no value before run time"
+                f"dimension '{self}' is symbolic and has no value before run time: give a number"
             )
         return int(self.value)
 
     __index__ = __int__
 
     def named(self, name: str) -> Dim:
-        """This dimension under the name of its place (`data.shape[0]`), its value kept.
+        """This dimension under the name of its position (`data.shape[0]`), with its value.
 
         A symbolic dimension keeps its own name.
         """
@@ -79,7 +79,7 @@ class Dim(Expr):
 
 
 class Type:
-    """A tensor type, a tuple of types, or one that inference has yet to find."""
+    """A tensor type, a tuple of types, or a type to be inferred."""
 
     __slots__ = ()
 
@@ -88,7 +88,7 @@ class TensorType(Type):
     """A tensor of `dtype` with `shape`, whose entries are `Dim`s.
 
     Raises:
-        TypeSyntaxError: an unknown dtype, too many dimensions, or an entry that is no dimension.
+        TypeSyntaxError: an unknown dtype, too many dimensions, or an invalid dimension.
     """
 
     __slots__ = ("dtype", "shape")
@@ -130,11 +130,11 @@ class TensorType(Type):
 
     @property
     def size(self) -> int:
-        """Number of elements; raises where a dimension is symbolic."""
+        """The number of elements; raise if a dimension is symbolic."""
         return math.prod(self.concrete_shape)
 
     def named(self, argument: str) -> TensorType:
-        """The same type, whose constant dimensions are called by their place in `argument`."""
+        """The type with constant dimensions named by their position in `argument`."""
         return TensorType(
             [d.named(f"{argument}.shape[{i}]") for i, d in enumerate(self.shape)], self.dtype
         )
@@ -153,7 +153,7 @@ class TensorType(Type):
 
 
 class TupleType(Type):
-    """A tuple of types: what operators such as concatenate take and split gives."""
+    """A tuple of types, such as inputs of concatenate and outputs of split."""
 
     __slots__ = ("fields",)
 
@@ -174,7 +174,7 @@ class TupleType(Type):
 
 
 class IncompleteType(Type):
-    """A type that inference has still to find. Each instance is its own unknown."""
+    """A type to be inferred; each instance is a distinct unknown."""
 
     __slots__ = ("name",)
 
@@ -189,7 +189,7 @@ class IncompleteType(Type):
 
 
 def may_equal(a: Type, b: Type) -> bool:
-    """Return whether two types can be the same, whatever their symbolic dimensions turn out to be."""
+    """Return whether two types can be equal for some values of their symbolic dimensions."""
     if isinstance(a, TensorType) and isinstance(b, TensorType):
         return (
             a.dtype == b.dtype

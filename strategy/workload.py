@@ -18,19 +18,19 @@ from strategy.types import Dim, TensorType, TupleType, Type
 
 MAX_INPUTS = 64
 MAX_NAME = 128
-# Names are part of keys: what separates their parts cannot be in them.
+# Names are parts of keys and cannot have separators.
 _NAME = re.compile(rf"[^\s()\[\]{{}},=+:\"]{{1,{MAX_NAME}}}")
 
 
 class WorkloadError(ValueError):
-    """A workload that no operator can take; the message names the field and the remedy."""
+    """A workload does not fit an operator; the message has the field and the remedy."""
 
 
 class Input(msgspec.Struct, frozen=True, omit_defaults=True):
     """One input: its name, its type as text (`float32[128,768]`), and whether it is constant.
 
-    A constant input never changes between calls (weights): it may be prepared once, outside of the
-    timed function.
+    A constant input never changes between calls (weights), so that it may be prepared once, outside of the timed
+    function.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Input(msgspec.Struct, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         _check_name("an input's name", self.name)
         normal = str(TensorType.parse(self.type))
-        if normal != self.type:  # one spelling, one key
+        if normal != self.type:  # normal form, for the key
             msgspec.structs.force_setattr(self, "type", normal)
 
     @property
@@ -52,10 +52,10 @@ class Input(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EpilogueStep(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An elementwise or broadcast operator composed onto what stands before it.
+    """A step of an epilogue: an elementwise or broadcast operator applied to the value so far.
 
-    `operands` are the operator's inputs in order: None is the value so far, an `Input` a further
-    parameter of the whole function (a bias, a residual).
+    `operands` are the operator's inputs in order: None is the value so far, an `Input` a further parameter of the
+    function (a bias, a residual).
     """
 
     op: str
@@ -69,10 +69,10 @@ class EpilogueStep(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
-    """An operator, its attributes, the types of its inputs, and the epilogue composed onto it.
+    """An operator, its attributes, the types of its inputs, and its epilogue.
 
-    Built by `Workload.make` for an operator that is installed here, which checks and normalises;
-    one that comes over the wire for an operator that is not installed is kept as it is.
+    `Workload.make` validates and normalises it for an installed operator; a decoded one of another operator is kept
+    unchanged.
     """
 
     op: str
@@ -97,14 +97,14 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         constants: Sequence[str] = (),
         epilogue: Sequence[EpilogueStep] = (),
     ) -> Workload:
-        """A checked workload in normal form, for an operator that is installed.
+        """Make a validated workload in normal form, for an installed operator.
 
-        Inputs are given in any order by the names of the operator's arguments; the tensors of an
-        argument of kind `Tuple` by its name and their place: `data.0`, `data.1`.
+        Inputs are given by the names of the operator's arguments, in any order; the tensors of an argument of
+        kind `Tuple` by its name and their index: `data.0`, `data.1`.
 
         Raises:
-            OpError, AttrsError, TypeSyntaxError, TypeRelationError, WorkloadError: each names the
-                field at fault and what it may be.
+            OpError, AttrsError, TypeSyntaxError, TypeRelationError, WorkloadError: the message has the field
+                at fault and its possible values.
         """
         known = get_op(op)
         if isinstance(inputs, Mapping):
@@ -117,12 +117,12 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         for name in (*given, *constants):
             if name not in names:
                 raise WorkloadError(
-                    f"{op} has no input {name!r:.80}{suggest(name, names)}; its inputs: {', '.join(names)}"
+                    f"{op} has no input {name!r:.80}{suggest(name, names)}: expected {', '.join(names)}"
                 )
         for name in names:
             if name not in given:
                 raise WorkloadError(
-                    f"{op}: input {name!r} is missing; give it as {name}=float32[…]"
+                    f"{op}: input {name!r} is missing: give it as {name}=float32[…]"
                 )
         node = attrs if isinstance(attrs, Attrs) else known.attrs_type.from_json(attrs or {})
         ordered = tuple(
@@ -133,7 +133,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         return msgspec.structs.replace(workload, epilogue=steps) if steps else workload
 
     def checked(self) -> Workload:
-        """This workload in normal form, checked against the operator installed here."""
+        """This workload in normal form, validated against the installed operator."""
         return Workload.make(self.op, self.inputs, self.attrs, epilogue=self.epilogue)
 
     @cached_property
@@ -162,7 +162,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
     @cached_property
     def input_types(self) -> tuple[TensorType, ...]:
-        """The inputs' types, their constant dimensions called by their place (`data.shape[0]`)."""
+        """The inputs' types, with constant dimensions named by position (`data.shape[0]`)."""
         return tuple(i.tensor.named(i.name) for i in self.inputs)
 
     @cached_property
@@ -172,7 +172,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
     @property
     def _argument_types(self) -> list[Type]:
-        """The inputs' types, those of an argument of kind `Tuple` as one."""
+        """The inputs' types, with one tuple type for an argument of kind `Tuple`."""
         kinds: list[Type] = []
         remaining = list(zip(self.inputs, self.input_types, strict=True))
         for a in self.operator.arguments:
@@ -186,7 +186,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
     @cached_property
     def dims(self) -> dict[str, Any]:
-        """The dimensions by their place: what conditions are decided with.
+        """The dimensions by position, for conditions.
 
         A symbolic dimension is itself.
         """
@@ -208,7 +208,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         return all(i.tensor.is_constant for i in self.inputs)
 
     def bind(self, dims: Mapping[str, int]) -> Workload:
-        """The same workload with these symbols replaced by sizes."""
+        """The workload with symbols replaced by sizes."""
         inputs = tuple(
             msgspec.structs.replace(
                 i,
@@ -219,7 +219,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         return msgspec.structs.replace(self, inputs=inputs)
 
     def match(self, concrete: Workload) -> dict[str, int] | None:
-        """Return this workload's symbols as they are in `concrete`; None where it is no instance of this."""
+        """Return the values of this workload's symbols in `concrete`, None if that is no instance."""
         same = (
             self.op == concrete.op
             and self.attrs == concrete.attrs
@@ -246,7 +246,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
     @cached_property
     def flops(self) -> int | None:
-        """Floating-point operations of one call, where the operator says."""
+        """Floating-point operations of one call, None if the operator does not define them."""
         count = self.operator.get_attr("FFlops")
         return (
             None if count is None else int(count(self.attr_node, self.input_types, self.out_type))
@@ -262,13 +262,13 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 def _checked_epilogue(
     so_far: Type, steps: Sequence[EpilogueStep]
 ) -> tuple[EpilogueStep, ...]:
-    """The steps with their attributes in normal form, once each takes the type before it."""
+    """The steps with attributes in normal form, after checking their types."""
     found = []
     for step in steps:
         op = get_op(step.op)
         if None not in step.operands:
             raise WorkloadError(
-                f"{step.op}: an epilogue's step has the value so far among its operands, as null"
+                f"{step.op}: operands: an epilogue's step needs the value so far, written as null"
             )
         attrs = op.attrs_type.from_json(step.attrs)
         so_far = op.infer_type([so_far if o is None else o.tensor for o in step.operands], attrs)

@@ -1,4 +1,4 @@
-"""Workloads as they are printed: `dense(data=float32[128,768],weight=float32[3072,768]:const)`."""
+"""Parsing of workloads' text: `dense(data=float32[128,768],weight=float32[3072,768]:const)`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _scanner = json.JSONDecoder()
 
 
 def parse_workload(text: str) -> Workload:
-    """The workload of a key, in time linear in its length; it is not checked against its operator.
+    """Parse a workload's key in linear time, without validation against its operator.
 
     Raises:
-        WorkloadError: what cannot be read, and how to write it.
-        TypeSyntaxError: the type of an input.
+        WorkloadError: malformed text, with the expected form.
+        TypeSyntaxError: a malformed type of an input.
     """
     at = 0
     calls: list[tuple[str, list[Input | None], dict[str, Any]]] = []
@@ -50,7 +50,7 @@ def parse_workload(text: str) -> Workload:
 
 
 def _remedy(op: str) -> str:
-    """Return the text to write in place of an operator's name alone, or of anything else."""
+    """Return the remedy for a text that is only an operator's name, or something else."""
     found = all_ops().get(op)
     if found is None or not found.arguments:
         return suggest(op, all_ops()) or f": write {EXAMPLE}"
@@ -58,14 +58,14 @@ def _remedy(op: str) -> str:
 
 
 def _skip(text: str, at: int) -> int:
-    """The place of the next character that is no space."""
+    """The position of the next character that is no space."""
     while at < len(text) and text[at].isspace():
         at += 1
     return at
 
 
 def _split(text: str) -> Iterator[str]:
-    """The parts between commas that stand in no brackets."""
+    """The parts between commas outside of brackets."""
     if not text.strip():
         return
     begin = depth = 0
@@ -88,12 +88,12 @@ def _operand(text: str) -> Input | None:
 
 
 def _attrs(text: str, at: int) -> tuple[dict[str, Any], int]:
-    """The JSON object that begins there, if any, and where it ends."""
+    """The JSON object at a position, if any, and the position of its end."""
     if not text.startswith("{", at):
         return {}, at
     try:
         _, end = _scanner.raw_decode(text, at)
-        # Read as in a request's body, which takes neither NaN nor half of a character.
+        # As in a request's body: no NaN, no lone surrogates.
         return msgspec.json.decode(text[at:end], type=dict[str, Any]), end
     except (ValueError, RecursionError) as error:
-        raise WorkloadError(f"attributes {text[at:]!r:.60} are no JSON object: {error}") from error
+        raise WorkloadError(f"attributes {text[at:]!r:.60} are no JSON object ({error})") from error

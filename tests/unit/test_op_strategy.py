@@ -115,7 +115,7 @@ def test_equal_conditions_are_one_specialisation() -> None:
 def test_a_name_is_given_once() -> None:
     strategy = OpStrategy()
     strategy.add_implementation(print, repr, "a")
-    with pytest.raises(OpError, match="two implementations called 'a'"):
+    with pytest.raises(OpError, match="implementation 'a' is added twice"):
         strategy.add_implementation(print, repr, "a")
     assert len(list(strategy)) == 1
 

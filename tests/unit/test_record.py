@@ -174,8 +174,8 @@ def result(**change: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("data", "kind", "message"),
     [
-        (result(samples_s=[]), Results, r"either samples_s or an error.*\$\.results\[0\]"),
-        (result(error="crash"), Results, r"either samples_s or an error.*\$\.results\[0\]"),
+        (result(samples_s=[]), Results, r"exactly one of them.*\$\.results\[0\]"),
+        (result(error="crash"), Results, r"exactly one of them.*\$\.results\[0\]"),
         (result(samples_s=[0.0]), Results, r"> 0.0.*samples_s\[0\]"),
         (result(samples_s=["1"]), Results, r"samples_s\[0\]"),
         (result(samples_s=[1.0] * 10_001), Results, "length <= 10000.*samples_s"),

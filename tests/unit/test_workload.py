@@ -271,7 +271,7 @@ def test_what_is_no_dimension(value: Any) -> None:
 def test_dimensions() -> None:
     assert int(Dim(5)) == Dim(5).__index__() == 5
     assert list(range(Dim(3))) == [0, 1, 2]
-    with pytest.raises(ValueError, match="'m' is symbolic: it has no value before run time"):
+    with pytest.raises(ValueError, match="'m' is symbolic and has no value before run time"):
         int(Dim("m"))
     named = Dim(5).named("data.shape[0]")
     assert (str(named), int(named), named.is_constant) == ("data.shape[0]", 5, True)
