@@ -1,1 +1,1 @@
-"""Code for processors: masking, passes, elementary functions, and what schedules share."""
+"""Code generation for CPUs: masking, passes, elementary functions, and common parts of schedules."""

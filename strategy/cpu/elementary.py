@@ -1,7 +1,7 @@
 """Elementary functions of float32 as arithmetic on vectors.
 
-LLVM has no vector form of `exp` and its like: it calls the C library once per element, which takes
-eight times as long. Expressions of other dtypes are left to it. All functions keep NaN.
+LLVM has no vector form of functions such as `exp` and calls the C library once per element, eight times as slowly;
+other dtypes are left to it. All functions propagate NaN.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _EXP = (
 _LOG2E = 1.44269504088896341
 # ln(2) in two parts, the first exact in float32 even times an exponent.
 _LN2 = (0.693359375, -2.12194440e-4)
-# tanh(x) is x P(x²) / Q(x²) for |x| ≤ 9, beyond which it is 1; erf(x) likewise up to 4: minimax
-# fits that TVM's `fast_tanh` and `fast_erf`, and Eigen, use.
+# tanh(x) is x P(x²) / Q(x²) for |x| ≤ 9, and 1 beyond; erf(x) likewise up to 4: the minimax fits of TVM's
+# `fast_tanh` and `fast_erf`, and of Eigen.
 _TANH = (
     (
         -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
@@ -39,17 +39,17 @@ _ERF = (
 
 
 def exp(x: Any) -> Any:
-    """The number e to the power of an expression: within one unit in the last place, subnormal results too."""
+    """The exponential of an expression, within one unit in the last place, including subnormal results."""
     from tvm import tirx
 
     if str(x.ty.dtype) != "float32":
         return tirx.exp(x)
-    bounded = _clamp(x, -104.0, 89.0)  # where the result is 0 and infinity
+    bounded = _clamp(x, -104.0, 89.0)  # beyond, the result is 0 or infinity
     n = tirx.floor(bounded * _number(_LOG2E) + _number(0.5))
     r = bounded - n * _number(_LN2[0]) - n * _number(_LN2[1])
     power = _polynomial(_EXP, r) * r * r + r + _number(1.0)
     exponent = tirx.Cast("int32", n)
-    half = exponent >> 1  # in two steps: 2ⁿ alone may be out of range where the product is not
+    half = exponent >> 1  # in two steps, as 2ⁿ may be out of range although the product is not
     return power * _power_of_two(half) * _power_of_two(exponent - half)
 
 
@@ -86,7 +86,7 @@ def _number(value: float) -> Any:
 
 
 def _clamp(x: Any, low: float, high: float) -> Any:
-    """`x` between two bounds. Comparisons, because minimum and maximum lose NaN."""
+    """`x` clamped to two bounds, by comparisons, as minimum and maximum lose NaN."""
     from tvm import tirx
 
     upper = tirx.Select(x > _number(high), _number(high), x)
@@ -107,7 +107,7 @@ def _odd_ratio(x: Any, ratio: tuple[Sequence[float], Sequence[float]]) -> Any:
 
 
 def _power_of_two(exponent: Any) -> Any:
-    """2 to an int32 in -126 … 127, put together from its bits."""
+    """2 to the power of an int32 in -126 … 127, made from its bits."""
     from tvm import tirx
 
     return tirx.reinterpret("float32", (exponent + 127) << 23)

@@ -1,17 +1,15 @@
-"""Masked vector accesses: what keeps the edges of a tile as fast as its middle.
+"""Masked vector accesses, which make the edges of a tile as fast as its interior.
 
-TVM's own vectoriser turns a vector loop with a bound check in it into scalar branches, which costs
-a fifth of the speed of shapes that no tile divides, and four times their compile time. This pass
-runs before it and rewrites
+TVM's vectoriser turns a vector loop with a bound check into scalar branches, which costs a fifth of the speed of
+shapes that no tile divides, and four times their compile time. This pass runs before it and rewrites
 
     for v in vectorized(16):
         if row < m and column + v < n:
             out[base + v] = f(acc[v], bias[column + v])
 
-into one store (and loads) under a lane mask, which AVX-512 and SVE have as instructions and which
-LLVM expands elsewhere. Loads whose lanes are a few numbers apart, as those of a window with a stride,
-become whole vectors and a shuffle of them instead of one load per lane. Loops that it does not
-understand are left to TVM.
+to one store (and loads) under a lane mask, for which AVX-512 and SVE have instructions and which LLVM expands
+elsewhere. Loads with small gaps between lanes, as of a window with a stride, become whole vectors and a shuffle
+instead of one load per lane. Unsupported loops are left to TVM.
 """
 # Over 300 lines: one pass, whose rewrites use each other's analysis.
 
@@ -22,21 +20,21 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-# Calls whose value in a lane is that of its arguments there.
+# Calls that are computed lane by lane.
 _ELEMENTWISE = frozenset(
     f"tirx.{name}"
     for name in "exp fabs floor log pow reinterpret sqrt".split()
 )
 _CHOICE = "plevel.choice"
-_FAR = 4  # vectors within which the lanes of a shuffled load lie
+_FAR = 4  # maximum number of vectors of a shuffled load
 
 
 class _NotVectorizable(Exception):
-    """This loop is left as it is."""
+    """The loop is not supported and left unchanged."""
 
 
 def mask_vector_loops(module: Any) -> Any:
-    """The module with its bound-checked vector loops masked; for modules with flat buffers."""
+    """Mask the bound-checked vector loops of a module with flat buffers."""
     import tvm
     from tvm import tirx
     from tvm_ffi import structural_map
@@ -49,7 +47,7 @@ def mask_vector_loops(module: Any) -> Any:
 
 
 def _know_loops(function: Any) -> Any:
-    """An analyzer that knows the range of each loop's variable."""
+    """An analyzer with the ranges of loop variables."""
     from tvm import sym, tirx
     from tvm.ir import Range
     from tvm_ffi import structural_walk
@@ -116,7 +114,7 @@ def _has_bounded_value(value: Any, lanes: _Lanes) -> bool:
 
 
 def _has_gap(value: Any, lanes: _Lanes) -> bool:
-    """True if a load's lanes are not contiguous, but near enough for whole vectors and a shuffle."""
+    """True if a load's lanes are not contiguous, but close enough for whole vectors and a shuffle."""
     from tvm import ir
     from tvm_ffi import structural_walk
 
@@ -134,7 +132,7 @@ def _has_gap(value: Any, lanes: _Lanes) -> bool:
 
 
 def _has_load(expression: Any) -> bool:
-    """True if the expression reads data, not indices alone."""
+    """True if the expression reads data, not only indices."""
     from tvm import ir
     from tvm_ffi import structural_walk
 
@@ -152,7 +150,7 @@ def _is_if_then_else(call: Any) -> bool:
 
 
 class _Lanes:
-    """A vector loop's variable, and the vector forms of expressions over it."""
+    """A vector loop's variable, with the vector forms of expressions over it."""
 
     def __init__(self, variable: Any, count: int, analyzer: Any) -> None:
         self.variable = variable
@@ -200,7 +198,7 @@ class _Lanes:
         )
 
     def mask(self, condition: Any) -> Any:
-        """The lanes where a bound on an index holds: `a + lane < b`, and the like with ≤, > and ≥."""
+        """The lanes that satisfy a bound on an index: `a + lane < b`, or with ≤, > or ≥."""
         from tvm import tirx
 
         kind, index, bound = type(condition), getattr(condition, "a", None), getattr(condition, "b", None)
@@ -214,7 +212,7 @@ class _Lanes:
         first = bound - self.base(index)
         if kind in (tirx.LE, tirx.GT):
             first = first + 1
-        # Counting lanes, not indices, keeps the comparison in 32 bits whatever the indices have.
+        # Comparing lanes instead of indices needs only 32 bits.
         first = tirx.min(first, self.count)
         ramp = tirx.Ramp(tirx.const(0, "int32"), 1, self.count)
         if kind in (tirx.LT, tirx.LE):
@@ -269,7 +267,7 @@ class _Lanes:
         raise _NotVectorizable
 
     def _select(self, select: Any, again: Callable[[Any], Any]) -> Any:
-        """A choice that all lanes share, by comparing numbers, or of numbers known for each lane."""
+        """A choice common to all lanes, by comparing numbers, or of constants per lane."""
         from tvm import tirx
 
         condition = select.condition
@@ -289,7 +287,7 @@ class _Lanes:
     def _load(self, load: Any, bounds: list[Any]) -> Any:
         from tvm import tirx
 
-        # TVM legalises bfloat16 later than this, and knows no masked load of it.
+        # TVM legalises bfloat16 after this pass, and has no masked loads of it.
         if len(load.indices) != 1 or (bounds and str(load.source.dtype) == "bfloat16"):
             raise _NotVectorizable
         try:
@@ -324,7 +322,7 @@ class _Lanes:
         )
 
     def _shuffled(self, load: Any, bounds: list[Any]) -> Any:
-        """Lanes that are near each other: the vectors that hold them, and a shuffle of those."""
+        """A load of lanes with small gaps: the vectors that contain them, and a shuffle."""
         from tvm import tirx
 
         distances = self.distances(load.indices[0])
@@ -348,7 +346,7 @@ class _Lanes:
         return tirx.Shuffle(vectors, [tirx.const(d, "int32") for d in distances])
 
     def _wanted(self, distances: list[int], start: int, mask: Any) -> Any:
-        """A mask of the elements of the vector at `start` that some lane under `mask` needs."""
+        """The mask of elements of the vector at `start` that active lanes of `mask` need."""
         from tvm import tirx
 
         nowhere = tirx.Broadcast(tirx.const(False, "bool"), self.count)
@@ -362,17 +360,17 @@ class _Lanes:
 
 
 def _choose(condition: Any, inside: Any, outside: Any) -> Any:
-    """`inside` in the lanes where the condition holds; opaque to TVM's passes where it holds masked loads.
+    """`inside` in the lanes that satisfy the condition; opaque to TVM's passes if it has masked loads.
 
-    Under a Select, the simplifier takes its condition for true: it drops a mask that repeats it, and the
-    load then touches what the mask kept it from.
+    Within a Select, the simplifier assumes its condition and drops a mask that repeats it, after which the load
+    would access memory outside of its buffer.
     """
     from tvm import tirx
 
     if not any(map(_has_masked_load, (inside, outside))):
         return tirx.Select(condition, inside, outside)
     dtype = str(inside.ty.dtype)
-    if dtype.startswith("bfloat16"):  # TVM legalises it later, and not within calls
+    if dtype.startswith("bfloat16"):  # TVM legalises it after this pass, but not within calls
         raise _NotVectorizable
     return tirx.call_pure_extern(dtype, _CHOICE, condition, inside, outside)
 
@@ -392,7 +390,7 @@ def _has_masked_load(expression: Any) -> bool:
 
 
 def reveal_choices(module: Any) -> Any:
-    """The module with a Select for each opaque choice; for what no pass will simplify any more."""
+    """Replace each opaque choice by a Select, after the last simplification."""
     import tvm
     from tvm import ir, tirx
     from tvm_ffi import structural_map

@@ -1,9 +1,8 @@
-"""The way from a scheduled module to a processor's code: TVM's passes that matter there, each once.
+"""The pass pipeline from a scheduled module to CPU code: TVM's relevant passes, each once.
 
-TVM's own sequence serves all kinds of targets. Two thirds of it find nothing to do in code for a
-processor (threads of a GPU, its memories, asynchronous copies), and it begins with what has to be done
-before vector loops can be masked (`strategy.cpu.masking`): run after that, it would do it all again. What
-remains here gives the same code.
+TVM's own pipeline serves all kinds of targets. Two thirds of it have no effect on CPU code (GPU threads and
+memories, asynchronous copies), and its first passes must run before vector loops are masked
+(`strategy.cpu.masking`). This pipeline gives the same code.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-# Raised whenever a change here or in `strategy.cpu.masking` changes what records of all implementations on
-# processors mean. It is added to their versions: both only rise, so that no sum comes twice.
+# Must be raised when a change here or in `strategy.cpu.masking` makes the records of all CPU implementations wrong.
+# It is added to their versions: both only rise, so no sum occurs twice.
 PROCESSOR_VERSION = 1
 
 
 @cache
 def processor_pipeline() -> str:
-    """The name under which TVM knows the pipeline, for `tvm.compile`."""
+    """The registered name of the pipeline, for `tvm.compile`."""
     from tvm.tirx import register_tir_pipeline
 
     register_tir_pipeline("plevel_processor", _pipeline)
@@ -27,7 +26,7 @@ def processor_pipeline() -> str:
 
 
 def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
-    """The passes over all, then those over the host's functions and over a device's, of which it has none."""
+    """The passes of the module, of host functions, and of device functions (none)."""
     from tvm import s_tir, tirx
     from tvm.ir.transform import Sequential, module_pass
 

@@ -1,8 +1,8 @@
-"""`pool2d_row.cpu`: pooling row by row, first down and then across.
+"""`pool2d_row.cpu`: pooling row by row, first down the columns, then across the row.
 
-What the rows of a window have in common is reduced once for all windows of a row: whole vectors of
-neighbours, without regard to the stride. Across, a window's elements are a stride apart, which vectors
-and shuffles serve. Both steps of a row stay in the first-level cache.
+The columns of all windows of a row are reduced once, by contiguous vectors without regard to the stride. Across,
+a window's elements are a stride apart, which takes vectors and shuffles. Both steps of a row stay in the
+first-level cache.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from strategy.types import TensorType, Type
 
 _DTYPES = frozenset({"float16", "float32", "float64"})
 _MOST_TASKS = 64
-_LARGEST_WINDOW = 64  # elements: all of them are written out
+_LARGEST_WINDOW = 64  # elements, which are unrolled
 
 
 def space(attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target) -> ConfigSpace:
-    """Width of a vector, unrolling of both steps, and tasks of images."""
+    """The space: vector width, unrolling of both steps, and tasks of images."""
     data = inputs[0]
     dtype = accumulator(data.dtype)
     parallel = data.size * (8 if dtype == "float64" else 4) >= PARALLEL_BYTES
@@ -63,7 +63,7 @@ def _space(images: int, full: int, threads: int) -> ConfigSpace:
 def compute(
     mean: bool, attrs: Any, inputs: Sequence[Any], out_type: TensorType, config: Config
 ) -> list[Any]:
-    """The reduction down the windows' columns, that across, and the part that is wanted."""
+    """The reduction down the windows' columns, then across, and the output's part of it."""
     from tvm import te, tirx
 
     data, lanes = inputs[0], integer(config, "lanes")
@@ -101,7 +101,7 @@ def compute(
 
 
 def _count(attrs: Any, extents: tuple[int, int], window: tuple[Any, Any], dtype: str) -> Any:
-    """Number of elements that a window's mean is over."""
+    """The number of elements of a window's mean."""
     from tvm import tirx
 
     if attrs.count_include_pad or not any(attrs.padding):
@@ -117,7 +117,7 @@ def _count(attrs: Any, extents: tuple[int, int], window: tuple[Any, Any], dtype:
 
 
 def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
-    """Images in tasks; in an image, row after row."""
+    """Schedule tasks of images, row after row."""
     sch = new_schedule(outs)
     stages = find_stages(sch)
     output = join_epilogue(sch)
@@ -142,10 +142,10 @@ def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
 
 
 def register_pool2d_rows(name: str, *, mean: bool) -> None:
-    """Register pooling row by row, of means or of the largest elements.
+    """Register pooling row by row, of means or maxima.
 
     Args:
-        name: of an operator with the attributes of pooling, whose strategy `register_schedule` made.
+        name: an operator with the attributes of pooling, whose strategy `register_schedule` made.
     """
 
     def add(strategy: OpStrategy, attrs: Any, inputs: Sequence[TensorType], out_type: Type, target: Target) -> None:

@@ -1,8 +1,8 @@
 """Common parts of operators over rows: a row is the contiguous elements along the last axis.
 
-A row is reduced into `chains` vectors of accumulators, so that no sum waits for the one before it;
-they are added up as a tree, first whole vectors and then the numbers of one. All steps of a row
-follow each other while it is in the cache, and tasks of rows run in parallel.
+A row is reduced into `chains` vectors of accumulators, to hide the latency of additions; these are combined as a
+tree, first vectors, then the lanes of one. All steps of a row run while it is in the cache, and tasks of rows in
+parallel.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
 from strategy.types import Dim, TensorType, Type
 
-# Below this many bytes, a second thread costs more than it brings.
+# Number of bytes from which a second thread pays.
 PARALLEL_BYTES = 1 << 17
 MOST_TASKS = 64
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """A commutative way to reduce: of two expressions, and the value of none.
+    """A commutative reduction: the combination of two expressions, and its identity.
 
-    A part is what a thread, a vector or its lanes have reduced; `join` makes a total of several.
+    `join` combines parts reduced by threads, vectors or lanes.
     """
 
     combine: Callable[[Any, Any], Any]
@@ -40,17 +40,17 @@ class Reduction:
 
 
 def reduction(name: str) -> Reduction:
-    """The reduction of that name: sum, prod, max or min; and `max_number`, which may lose NaN."""
+    """The reduction of a name: sum, prod, max, min, or `max_number`, which may lose NaN."""
     from tvm import tirx
 
-    # TVM asks how many parameters a combination has: its own maximum takes any number.
+    # TVM inspects the number of parameters, which its own maximum leaves open.
     def plain(combine: Callable[[Any, Any], Any], identity: Callable[[str], Any]) -> Reduction:
         return Reduction(combine, identity, lambda parts: order.fold(combine, parts))
 
     def extreme(combine: Callable[[Any, Any], Any], end: Callable[[str], Any], of_numbers: Any) -> Reduction:
         return Reduction(combine, end, lambda parts: order.join(lambda a, b: of_numbers(a, b), parts))  # noqa: PLW0108
 
-    # LLVM's maximum is its second operand where one is NaN, so that this looks at `value` alone for it.
+    # LLVM's maximum returns its second operand if one is NaN, so only `value` must be checked.
     def larger(kept: Any, value: Any) -> Any:
         return tirx.Select(order.is_number(value), tirx.max(value, kept), value)
 
@@ -79,11 +79,11 @@ def reduce_row(
     """The reduction of each row, a tensor over `rows`; `schedule_rows` knows its stages by `name`.
 
     Args:
-        how: as `reduction` has it.
-        rows: the extents of what there is a row of.
-        extent: elements of a row.
-        read: an element of a row, of the row's indices and its own.
-        finish: what is made of the total.
+        how: the reduction, by name or as a value of `reduction`.
+        rows: the extents of the axes of rows.
+        extent: the number of elements of a row.
+        read: returns an element, given the row's indices and its own.
+        finish: applied to the total.
     """
     from tvm import te, tirx
 
@@ -114,7 +114,7 @@ def reduce_row(
 
 
 def row_space(inputs: Sequence[TensorType], target: Target) -> ConfigSpace:
-    """Vectors, chains of accumulators, unrolling of the two kinds of loops, and tasks."""
+    """The space: vector width, chains of accumulators, unrolling of both kinds of loops, and tasks."""
     *leading, last = inputs[0].shape
     rows = constant_size(leading)
     dtype = "float64" if inputs[0].dtype == "float64" else "float32"
@@ -153,19 +153,19 @@ def _row_space(rows: int | None, extent: int, full: int, threads: int, parallel:
 
 
 def constant_size(extents: Sequence[Dim]) -> int | None:
-    """The number of elements, None where an extent is symbolic."""
+    """The number of elements, None if an extent is symbolic."""
     return math.prod(int(d) for d in extents) if all(d.is_constant for d in extents) else None
 
 
 def task_counts(rows: int | None) -> tuple[int, ...]:
-    """Numbers of tasks that rows can be shared out to: equal ones, and any number where rows are symbolic."""
+    """Possible numbers of tasks of rows: divisors, or any number if rows are symbolic."""
     if rows is None:
         return tuple(range(1, MOST_TASKS + 1))
     return tuple(d for d in divisors(rows) if d <= MOST_TASKS)
 
 
 def rowwise(axis: int, inputs: Sequence[TensorType]) -> bool:
-    """True if `axis` is the last one, of constant extent, of two dimensions or more, none known to be empty."""
+    """True if `axis` is the last of at least two, with a constant extent, and no extent is known to be 0."""
     data = inputs[0]
     if data.ndim < 2 or axis % data.ndim != data.ndim - 1 or not data.shape[-1].is_constant:
         return False
@@ -173,7 +173,7 @@ def rowwise(axis: int, inputs: Sequence[TensorType]) -> bool:
 
 
 def row_extents(tensor: Any) -> tuple[list[Any], int]:
-    """The extents of what there is a row of, which may be symbolic, and that of a row, of a TE tensor."""
+    """The extents of a TE tensor's axes of rows, which may be symbolic, and of a row."""
     *rows, extent = tensor.shape
     return rows, int(extent)
 
@@ -184,7 +184,7 @@ def accumulator(dtype: str) -> str:
 
 
 def reduction_accumulator(dtype: str) -> str:
-    """The dtype in which numbers of this dtype are reduced: integers in their own."""
+    """The dtype in which numbers of this dtype are reduced; integers in their own."""
     return dtype if dtype.startswith("int") else accumulator(dtype)
 
 
@@ -196,9 +196,9 @@ def reader(tensor: Any, dtype: str) -> Callable[..., Any]:
 
 
 def keep_row(rows: Sequence[Any], extent: int, value: Callable[..., Any], config: Config, name: str) -> Any:
-    """Values that a row is read for more than once, behind them zeros up to whole vectors.
+    """Values of a row that are read more than once, padded by zeros to whole vectors.
 
-    The padding lets what reads them go without bound checks on a buffer of its own.
+    The padding makes bound checks of readers unnecessary.
     """
     from tvm import te, tirx
 
@@ -216,7 +216,7 @@ def keep_row(rows: Sequence[Any], extent: int, value: Callable[..., Any], config
 
 
 def schedule_rows(outs: Outs, config: Config) -> Any:
-    """Rows in tasks; within a row the stages one after the other, the output last."""
+    """Schedule rows in tasks, and the stages of a row one after the other, the output last."""
     sch = new_schedule(outs)
     stages = find_stages(sch)
     (output,) = sch.get_output_blocks(sch.get_sblock("root"))
@@ -231,9 +231,9 @@ def schedule_rows(outs: Outs, config: Config) -> Any:
 
 
 def schedule_tasks(sch: Any, leading: Sequence[Any], config: Config) -> Any:
-    """The loops over rows as tasks that run in parallel; returns the loop over a task's rows.
+    """Make the loops over rows parallel tasks; return the loop over a task's rows.
 
-    Where the number of rows is symbolic, the outermost axis alone is shared out.
+    If the number of rows is symbolic, only the outermost axis is split into tasks.
     """
     from tvm import tirx
 

@@ -1,9 +1,9 @@
-"""The register tile that the packed implementations of `dense` share, and the panels it reads.
+"""The register tile of the packed implementations of `dense`, and its packed panels.
 
 A weight is packed into panels [ceil(n / width), k, width]: each step of k reads `width` neighbours.
 The tile is `rows` × `width` accumulators, which stay in vector registers over the whole loop of k.
-Rows and columns are padded to whole tiles: rows beyond m repeat the last one, columns beyond n are
-zeros in the packed weight, and neither is written. So every shape runs the same inner loop.
+Rows and columns are padded to whole tiles: rows beyond m repeat the last one, columns beyond n are zeros in the
+packed weight, and neither is stored. So every shape has the same inner loop.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class Extents:
 
     @classmethod
     def of(cls, inputs: Sequence[TensorType]) -> Extents:
-        """Those of data[m, k] and weight[n, k]; raises `ScheduleError` where n or k is symbolic."""
+        """The extents for data[m, k] and weight[n, k]; raise `ScheduleError` if n or k is symbolic."""
         (m, k), (n, _) = inputs[0].shape, inputs[1].shape
         for name, dim in (("n", n), ("k", k)):
             if not dim.is_constant:
-                raise ScheduleError(f"dense is lowered for a constant {name}, here it is '{dim}'")
+                raise ScheduleError(f"dense: {name} = '{dim}' is symbolic: give a constant")
         return cls(m, int(n), int(k))
 
     @property
     def rows(self) -> int:
-        """m, or 64 rows as the usual case where it is symbolic: only a fallback rests on it."""
+        """m, or 64 if it is symbolic, for the fallback only."""
         return int(self.m) if self.m.is_constant else 64
 
 
@@ -54,12 +54,12 @@ def accumulator(dtype: str) -> str:
 
 
 def round_up(value: Any, multiple: int) -> Any:
-    """The least multiple that is not less; for integers and TE expressions."""
+    """Round up to a multiple; for integers and TE expressions."""
     return (value + multiple - 1) // multiple * multiple
 
 
 def clamped_row(m: Any) -> Callable[[Any], Any]:
-    """Row indices beyond the last read the last row: their results are never written."""
+    """Clamp row indices to the last row, as results beyond it are never stored."""
     from tvm import tirx
 
     return lambda i: tirx.min(i, m - 1)
@@ -95,7 +95,7 @@ def panels(width: int, depth: int | None = None) -> Callable[[Any], Any]:
 def schedule_tile(sch: Any, block: Any, output: Any, loops: Sequence[Any], lanes: int, unroll: int) -> None:
     """Schedule one tile: `loops` are its rows, its columns and its steps, `output` its consumer.
 
-    Must come last: it takes the initialisation out of the reduction.
+    Must be called last, as it decomposes the reduction.
     """
     rows, columns, steps = loops
     outer_steps, inner_steps = sch.split(steps, [None, unroll])
@@ -114,11 +114,11 @@ def schedule_tile(sch: Any, block: Any, output: Any, loops: Sequence[Any], lanes
     sch.unroll(out_rows)
 
 
-# The parts of a space are made once for what they depend on: most shapes share most of them.
+# Parts of spaces are cached by their parameters, as most shapes share most of them.
 
 
 def up_to(name: str, offered: tuple[int, ...], most: int, kind: KnobKind = "schedule") -> Knob:
-    """A knob of the `offered` sizes, in ascending order, that are at most `most`; never empty."""
+    """A knob of the `offered` sizes (ascending) up to `most`; never empty."""
     return _sizes(name, offered, min(most, offered[-1]), kind)
 
 
@@ -128,7 +128,7 @@ def _sizes(name: str, offered: tuple[int, ...], most: int, kind: KnobKind) -> Kn
 
 
 def block_knob(name: str, offered: tuple[int, ...], extent: int, tile: Knob) -> Knob:
-    """A knob of those of the `offered` sizes of blocks in which tiles of `extent` come, of some size of `tile`."""
+    """A knob of the `offered` sizes of blocks that divide the tiles of `extent`, for some size of `tile`."""
     return _blocks(name, offered, extent, cast("tuple[int, ...]", tile.values))
 
 
@@ -139,22 +139,22 @@ def _blocks(name: str, offered: tuple[int, ...], extent: int, tiles: tuple[int, 
 
 
 def width_knob(lanes: int, n: int) -> Knob:
-    """Whole vectors, of which only the last may reach beyond n."""
+    """The constraint of whole vectors, of which only the last may exceed n."""
     return up_to("width", tuple([v * lanes for v in VECTORS]), n + lanes - 1, "layout")
 
 
 @lru_cache(maxsize=256)
 def register_constraint(registers: int, lanes: int | str) -> Clause:
-    """The accumulators, one row of weights and one broadcast number fit the vector registers.
+    """The constraint that accumulators, a row of weights and a broadcast number fit the vector registers.
 
-    `lanes` is a number, or the name of a knob.
+    `lanes` is a number or the name of a knob.
     """
     return accumulators(lanes) + _vectors(lanes) + 1 <= registers
 
 
 @lru_cache(maxsize=256)
 def accumulators(lanes: int | str) -> Expr:
-    """Number of vectors that a tile's sums take; `lanes` as for `register_constraint`."""
+    """The number of vectors of a tile's sums; `lanes` as for `register_constraint`."""
     return knob("rows") * _vectors(lanes)
 
 
@@ -164,12 +164,12 @@ def _vectors(lanes: int | str) -> Expr:
 
 @lru_cache(maxsize=4096)
 def whole_blocks(extent: int, tile: str, blocks: str) -> Clause:
-    """The tiles of `extent` come in whole blocks."""
+    """The constraint that blocks divide the tiles of `extent`."""
     return ceildiv(extent, knob(tile)) % knob(blocks) == 0
 
 
 def best_tile(extents: Extents, target: Target, dtype: str) -> tuple[int, int]:
-    """Rows and width that waste little of the shape, the registers and the loads: the untuned tile."""
+    """The rows and width of the fallback's tile, which waste little of the shape, registers and loads."""
     return best_tile_of(extents.rows, extents.n, lanes_of(target, dtype), target.vector_registers)
 
 
@@ -192,12 +192,12 @@ def best_tile_of(m: int, n: int, lanes: int, registers: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def _tiles(registers: int) -> list[tuple[int, int, float, float]]:
-    """The tiles that fit, each with the cycles of a step: those of its sums alone, and all."""
+    """The tiles that fit, each with the cycles of a step: those of its sums, and all."""
     found = []
     for rows, vectors in itertools.product(ROWS, VECTORS):
         if rows * vectors + vectors + 1 <= registers:
-            # Two multiply-adds per cycle, four cycles from one sum to the next; a load that the
-            # sums do not hide costs a part of a cycle, more where it comes from the second level.
+            # Two multiply-adds per cycle with a latency of four cycles; a load that is not hidden costs a part
+            # of a cycle, more from the second-level cache.
             ideal = rows * vectors / 2
             found.append((rows, vectors, ideal, max(ideal, 4) + 0.1 * rows + 0.3 * vectors))
     return found

@@ -1,1 +1,1 @@
-"""Code for NVIDIA's GPUs: limits, schedules, and the way from TVM's CUDA source to a cubin, on any host."""
+"""Code generation for NVIDIA's GPUs, on any host: limits, schedules, CUDA source, cubins."""

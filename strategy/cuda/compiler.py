@@ -1,8 +1,7 @@
-"""CUDA source to cubin: by nvcc where there is one, else by NVRTC from its wheel. Neither needs a GPU.
+"""Compilation of CUDA source to cubins, by nvcc if present, else NVRTC's wheel. Neither needs a GPU.
 
-The two allocate registers differently, as do their versions and flags: which compiler made a cubin is
-part of what it is. Division, square roots and exponentials keep their precision: no `--use_fast_math`,
-which TVM would set by itself.
+Compilers, their versions and flags allocate registers differently, so the compiler is part of a cubin's identity.
+Division, square roots and exponentials keep their precision: no `--use_fast_math`, which TVM would set.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from strategy.cuda.cubin import read_usage
 from strategy.cuda.program import Usage
 from strategy.fault import CompileError
 
-# 177: an unused variable, of which generated code has many.
+# 177: unused variables, which generated code has.
 _NVCC_FLAGS = ("-O3", "-std=c++17", "-diag-suppress", "177", "-Xptxas", "-v")
 _NVRTC_FLAGS = ("--std=c++17", "-default-device", "--diag-suppress=177")
 
@@ -40,7 +39,7 @@ class Compiled(msgspec.Struct, frozen=True):
 
 
 class Compiler(ABC):
-    """A compiler of CUDA C; one value per process and configuration, safe to call from threads."""
+    """A compiler of CUDA C; one value per process and configuration. Thread-safe."""
 
     @property
     @abstractmethod
@@ -52,7 +51,7 @@ class Compiler(ABC):
         """The cubin of some source for one architecture (`sm_90`).
 
         Raises:
-            CompileError: it refused the source, with its message.
+            CompileError: the compiler's message.
         """
 
 
@@ -91,7 +90,7 @@ class Nvcc(Compiler):
 
 
 def _spills(log: str) -> dict[str, int]:
-    """Bytes that each kernel spills, stores and loads, of what `ptxas -v` prints."""
+    """Bytes of spill stores and loads of each kernel, from the output of `ptxas -v`."""
     found = {}
     kernel = ""
     for line in log.splitlines():
@@ -106,7 +105,7 @@ def _spills(log: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Nvrtc(Compiler):
-    """NVIDIA's compiler as a library; it does not say what is spilled."""
+    """NVIDIA's compiler as a library, which does not report spills."""
 
     library: Path
     builtins: Path
@@ -119,7 +118,7 @@ class Nvrtc(Compiler):
             return ctypes.CDLL(str(self.library))
         except OSError as error:
             raise CompileError(
-                f"NVRTC cannot be loaded: {error}; reinstall plevel[cuda]"
+                f"NVRTC cannot be loaded ({error}): reinstall plevel[cuda]"
             ) from error
 
     @cached_property
@@ -187,11 +186,11 @@ def find_nvrtc() -> Nvrtc | None:
 
 @cache
 def find_compiler() -> Compiler:
-    """The compiler of CUDA C on this host: nvcc, else NVRTC; raises `CompileError` if neither is there."""
+    """The compiler of CUDA C on this host: nvcc, else NVRTC; raise `CompileError` if there is neither."""
     found = find_nvcc() or find_nvrtc()
     if found is None:
         raise CompileError(
-            "no CUDA compiler on this host: pip install 'plevel[cuda]' brings NVRTC, or put nvcc on PATH"
+            "this host has no CUDA compiler: pip install 'plevel[cuda]' for NVRTC, or put nvcc on PATH"
         )
     return found
 
@@ -202,21 +201,21 @@ def compile_cached(
     """The result of `compiler.compile`, cached on disk by the digest of source, architecture and compiler.
 
     Args:
-        folder: of the cache; in the user's cache directory if None.
+        folder: the cache; default: in the user's cache directory.
     """
     what = msgspec.json.encode((code, arch, compiler.identity))
     folder = _cache_folder() if folder is None else folder
     path = folder / f"{hashlib.sha256(what).hexdigest()}.msgpack"
     try:
         return msgspec.msgpack.decode(path.read_bytes(), type=Compiled)
-    except (OSError, msgspec.MsgspecError):  # not there, or half written by a host that went down
+    except (OSError, msgspec.MsgspecError):  # missing, or truncated by a crash of the host
         compiled = compiler.compile(code, arch)
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         part.write_bytes(msgspec.msgpack.encode(compiled))
         part.replace(path)
-    except OSError:  # a cache that cannot be written costs time, not the answer
+    except OSError:  # the cache is optional
         part.unlink(missing_ok=True)
     return compiled
 

@@ -1,7 +1,7 @@
 """Resource usage of the kernels in a cubin: registers, stack, shared memory, parameters.
 
-A cubin is an ELF file. `.nv.info` holds attributes of all kernels, `.nv.info.KERNEL` those of one;
-the numbers of the attributes are those that `cuobjdump -elf` prints. No tool of the toolkit is needed.
+A cubin is an ELF file. `.nv.info` has attributes of all kernels, `.nv.info.KERNEL` those of one, with the numbers
+that `cuobjdump -elf` prints. No tool of the toolkit is needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SYMBOLS = 2  # the type of a section that is a symbol table
 
 
 class CubinError(ValueError):
-    """Bytes that are no cubin."""
+    """The bytes are no cubin."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class _Section:
 def read_usage(cubin: bytes) -> dict[str, Usage]:
     """The resource usage of each kernel of a cubin, by its name.
 
-    `.nv.shared.KERNEL` counts what the system reserves, too (1 KB from sm_90 on).
+    `.nv.shared.KERNEL` includes memory reserved by the system (1 KB from sm_90 on).
 
     Raises:
         CubinError: the bytes are no ELF file of 64 bits.

@@ -28,6 +28,6 @@ def schedule_by(*rules: str) -> Callable[[Attrs, Outs, Target], Any]:
                 found = getattr(gpu, rule)().apply(function, tvm.target.Target.current(), False)
                 if isinstance(found, s_tir.Schedule):
                     return found
-        raise ScheduleError(f"no rule of dlight takes this computation ({', '.join(rules)})")
+        raise ScheduleError(f"no rule of dlight covers this computation ({', '.join(rules)})")
 
     return schedule

@@ -1,8 +1,8 @@
-"""Steps of a program as tensors of TE: calls of NVIDIA's libraries, and kernels written by hand.
+"""Steps of a program as TE tensors: calls of NVIDIA's libraries, and handwritten kernels.
 
-The step stands in the host part of the lowered function, as text, and `strategy/cuda/source.py` reads
-it from there into the program: an epilogue becomes a kernel after it, over a workspace between them.
-Whoever runs the program calls the library (`workers/cuda/library.py`); TVM does not, nor the compiler.
+A step is a text in the host part of the lowered function, which `strategy/cuda/source.py` reads into the program;
+an epilogue becomes a kernel after it, over a workspace. Libraries are called by the runner
+(`workers/cuda/library.py`), not by TVM.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from strategy.space import Config
 from strategy.target import Target
 
 CALL = "plevel_step"
-# What a step's buffers are named until the program's own names for them are known.
+# Placeholders of a step's buffers, until the program's names are known.
 LEFT, RIGHT, OUTPUT = "left", "right", "output"
 
 
 class Handwritten(msgspec.Struct, frozen=True, tag="handwritten"):
-    """A kernel in CUDA C, with dynamic shared memory alone, and its launch."""
+    """A kernel in CUDA C, with dynamic shared memory only, and its launch."""
 
     code: str
     launch: Launch
 
     def rename(self, names: Mapping[str, str]) -> Handwritten:
-        """The same launch over other buffers."""
+        """The launch over other buffers."""
         return Handwritten(self.code, self.launch.rename(names))
 
 
@@ -48,7 +48,7 @@ def call_in_place(
     text = msgspec.json.encode(step).decode()
 
     def whole(extents: Any, dtype: str) -> Any:
-        # Without an offset, which the host part would have to be told.
+        # Without an offset, which would be a parameter of the host part.
         return tirx.decl_buffer(extents, dtype, layout=None)
 
     def body(ins: Sequence[Any], outs: Sequence[Any]) -> Any:
@@ -68,7 +68,7 @@ def read_step(text: str, names: Sequence[str]) -> Step:
 
 
 def schedule_in_place(attrs: Attrs, outs: Outs, target: Target, *config: Config) -> Any:
-    """Nothing to schedule but an epilogue, over the step's finished output."""
+    """Schedule only the epilogue, over the step's output."""
     from tvm import te
 
     sch = new_schedule(outs)
@@ -102,10 +102,10 @@ def row_major_gemm(
     one_left: bool = True,
     one_right: bool = True,
 ) -> Gemm:
-    """The product left[m, k] · right[k, n] of matrices that lie by rows, as cuBLAS takes it.
+    """The product left[m, k] · right[k, n] of row-major matrices, for cuBLAS.
 
-    A matrix that lies by rows is, by columns, its transpose. So what cuBLAS must compute, by columns,
-    is outᵀ[n, m] = rightᵀ[n, k] · leftᵀ[k, m]: right comes first, and
+    A row-major matrix is, column-major, its transpose. So cuBLAS must compute, column-major,
+    outᵀ[n, m] = rightᵀ[n, k] · leftᵀ[k, m], with right first, and
 
         right stored [k, n]   is, by columns, [n, k] = rightᵀ:   as it is,   ld n
         right stored [n, k]   is, by columns, [k, n] = right:    transposed, ld k
@@ -115,7 +115,7 @@ def row_major_gemm(
 
     Args:
         transpose_left, transpose_right: whether they are stored transposed, [k, m] and [n, k].
-        one_left, one_right: whether there is one of them for all entries of the batch.
+        one_left, one_right: True if the operand is shared by all entries of the batch.
     """
     return Gemm(
         a=RIGHT, b=LEFT, c=OUTPUT, dtype=dtype, out_dtype=out_dtype,

@@ -1,8 +1,8 @@
 """Limits of GPUs by compute capability, and checks of kernels against them.
 
-The sizes are those of the CUDA C++ Programming Guide, "Compute Capabilities"; multiprocessors, L2 and
-bandwidth, which differ between devices of one capability, are those of its best-known one. What a
-target says of its own device (`multi_processors`, `l2_bytes` …) goes before the table.
+Sizes are from the CUDA C++ Programming Guide, "Compute Capabilities"; multiprocessors, L2 and bandwidth, which
+differ between devices of a capability, are those of its best-known one. A target's own values
+(`multi_processors`, `l2_bytes` …) take precedence.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ REGISTERS_PER_THREAD = 255
 
 
 class LimitError(ValueError):
-    """A kernel is beyond a limit of its architecture; the message names the limit."""
+    """A kernel exceeds a limit of its architecture; the message names the limit."""
 
 
 @dataclass(frozen=True)
 class DeviceLimits:
     """The limits of one device, or of the best-known one of a compute capability.
 
-    `shared_bytes` is what a block may use when it asks for it as dynamic shared memory.
+    `shared_bytes` is the maximum of dynamic shared memory of a block.
     """
 
     capability: int  # 90 for sm_90
@@ -66,16 +66,16 @@ OLDEST = min(_TABLE)
 
 
 def capability_of(target: Target) -> int | None:
-    """90 for a target with the architecture `sm_90` or `sm_90a`; None where it names none that is known."""
+    """90 for a target with the architecture `sm_90` or `sm_90a`; None if unknown."""
     match = re.fullmatch(r"(?:sm|compute)_(\d{2,3})[af]?", target.arch)
     return int(match[1]) if match is not None and int(match[1]) >= OLDEST else None
 
 
 def require_arch(target: Target) -> str:
-    """The architecture that cubins are made for; raises `TargetError` where the target names none."""
+    """The architecture of cubins; raise `TargetError` if the target names none."""
     if capability_of(target) is None:
         raise TargetError(
-            f"target.arch = {target.arch!r}: code needs sm_{OLDEST} or later; write cuda -arch=sm_90"
+            f"target.arch = {target.arch!r}: must be sm_{OLDEST} or later: write cuda -arch=sm_90"
         )
     return target.arch
 
@@ -83,7 +83,7 @@ def require_arch(target: Target) -> str:
 def code_arch(arch: str) -> str:
     """The architecture to compile for: sm_90a, which adds `wgmma`, for sm_90; else the same.
 
-    9.0 is the only capability of its generation, so that code for sm_90a runs wherever sm_90's does.
+    9.0 is the only capability of its generation, so code for sm_90a runs wherever code for sm_90 does.
     """
     return "sm_90a" if arch == "sm_90" else arch
 

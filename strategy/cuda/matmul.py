@@ -1,8 +1,7 @@
-"""Products of matrices on a GPU: what dense, batch_matmul and convolutions compute.
+"""Products of matrices on a GPU, for dense, batch_matmul and convolutions.
 
-A product is [batch, m, k] · [batch, n, k]ᵀ, of operands that are read through functions: so an
-operand may be a matrix, a padded one, or the windows of an image. Tiles are whole: extents are padded
-up to them, with zeros, and what lies beyond is not written.
+A product is [batch, m, k] · [batch, n, k]ᵀ of operands that are read through functions: a matrix, a padded one, or
+the windows of an image. Extents are padded to whole tiles with zeros, and results beyond are not stored.
 """
 
 from __future__ import annotations
@@ -38,13 +37,12 @@ def compute_product(
 ) -> Any:
     """The product [batch, m, n], padded to whole tiles, in the dtype in which it is summed.
 
-    With a knob `split_k`, so many parts of k are summed by blocks of their own and stored, and the
-    product, which then is not padded, is the sum of the parts.
+    With a knob `split_k`, that many parts of k are summed by separate blocks, and the product, which then is not
+    padded, is the sum of the parts.
 
     Args:
-        turns: whether the readers are given a step as two numbers, the turn of `block_k` steps and the
-            step in it: TVM cannot tell them apart again, and what depends on the turn alone would be
-            found for each step.
+        turns: pass the readers a step as two numbers, the block of `block_k` steps and the step within it,
+            so that TVM can hoist expressions of the block alone.
     """
     from tvm import te, tirx
 
@@ -111,5 +109,5 @@ _SIZES = (16, 32, 64, 128, 256)
 
 
 def block_sizes(extent: int) -> list[int]:
-    """The sizes of a block that are not twice as large as need be."""
+    """The sizes of a block that are less than twice as large as necessary."""
     return [s for s in _SIZES if s < 2 * extent] or [_SIZES[0]]

@@ -1,8 +1,8 @@
 """A compiled CUDA function as a value: what to launch with which arguments, and the code for it.
 
-A `Program` is what the host does: kernels launched and routines of NVIDIA's libraries called, in
-order, over the function's parameters and workspaces of its own. Sizes may depend on symbolic
-dimensions: then they are expressions of the small language (`strategy/condition.py`), as JSON.
+A `Program` is the host's part: launches of kernels and calls of NVIDIA's libraries, in order, over the function's
+parameters and workspaces. Sizes that depend on symbolic dimensions are expressions (`strategy/condition.py`) in
+JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Number = int | str | list[Any]  # a constant, or an expression over symbolic dim
 
 
 def evaluate(number: Number, symbols: Mapping[str, int]) -> int:
-    """The number for these values of the symbols; raises `ExpressionError` where one is missing."""
+    """The number for these values of the symbols; raise `ExpressionError` if one is missing."""
     return number if isinstance(number, int) else int(Expr.from_json(number).evaluate(symbols))
 
 
@@ -41,14 +41,14 @@ class Scalar(msgspec.Struct, frozen=True, tag="scalar"):
 
 
 class Workspace(msgspec.Struct, frozen=True):
-    """Memory that the function needs while it runs, allocated once, outside of what is timed."""
+    """Temporary memory of the function, allocated once, outside of timing."""
 
     name: str
     size_bytes: Number
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
-    """One kernel launch. `shared_bytes` are of dynamic shared memory."""
+    """One kernel launch. `shared_bytes` is dynamic shared memory."""
 
     kernel: str
     arguments: tuple[Pointer | Scalar, ...]
@@ -57,16 +57,16 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     shared_bytes: int = 0
 
     def bind(self, symbols: Mapping[str, int]) -> Launch:
-        """The same launch with all sizes known.
+        """The launch with all sizes known.
 
         Raises:
-            LimitError: the grid is larger than any device's.
+            LimitError: the grid exceeds the limits of all devices.
         """
         x, y, z = (evaluate(extent, symbols) for extent in self.grid)
         for axis, extent, most in zip("xyz", (x, y, z), GRID, strict=True):
             if not 1 <= extent <= most:
                 raise LimitError(
-                    f"{self.kernel}: a grid of {extent} blocks along {axis}, it may have 1 to {most}"
+                    f"{self.kernel}: a grid of {extent} blocks along {axis} is out of range 1 … {most}"
                 )
         arguments = tuple(
             Scalar(a.dtype, evaluate(a.value, symbols)) if isinstance(a, Scalar) else a
@@ -75,7 +75,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
         return Launch(self.kernel, arguments, (x, y, z), self.block, self.shared_bytes)
 
     def rename(self, names: Mapping[str, str]) -> Launch:
-        """The same launch over other buffers."""
+        """The launch over other buffers."""
         arguments = tuple(
             Pointer(names[a.buffer]) if isinstance(a, Pointer) else a for a in self.arguments
         )
@@ -83,11 +83,10 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
 
 
 class Gemm(msgspec.Struct, frozen=True, kw_only=True, tag="gemm"):
-    """A product by cuBLAS, as `cublasGemmStridedBatchedEx` takes it: c = op(a) · op(b), by columns.
+    """A product by `cublasGemmStridedBatchedEx`: c = op(a) · op(b), column-major.
 
-    op(a) is [m, k], op(b) is [k, n] and c is [m, n], for each entry of the batch. `ld…` is how far
-    neighbouring columns lie apart in memory, `stride_…` neighbouring entries, in elements. Sums are
-    in float32, those of float64 in float64.
+    op(a) is [m, k], op(b) is [k, n] and c is [m, n], for each entry of the batch. `ld…` is the distance of columns in
+    memory, `stride_…` that of entries, in elements. Sums are in float32, for float64 in float64.
     """
 
     a: str
@@ -113,27 +112,27 @@ class Gemm(msgspec.Struct, frozen=True, kw_only=True, tag="gemm"):
         return "cublas"
 
     def bind(self, symbols: Mapping[str, int]) -> Gemm:
-        """The same product with all sizes known.
+        """The product with all sizes known.
 
         Raises:
-            LimitError: an extent is beyond the 32 bits that cuBLAS takes.
+            LimitError: an extent exceeds cuBLAS's 32 bits.
         """
         names = ("m", "n", "k", "lda", "ldb", "ldc", "batch", "stride_a", "stride_b", "stride_c")
         sizes = {name: evaluate(getattr(self, name), symbols) for name in names}
         for name, size in sizes.items():
             if size >= 2**31 and not name.startswith("stride"):
-                raise LimitError(f"cuBLAS: {name} = {size}, it may be {2**31 - 1} at most")
+                raise LimitError(f"cuBLAS: {name} = {size} exceeds {2**31 - 1}")
         return msgspec.structs.replace(self, **sizes)
 
     def rename(self, names: Mapping[str, str]) -> Gemm:
-        """The same product over other buffers."""
+        """The product over other buffers."""
         return msgspec.structs.replace(self, a=names[self.a], b=names[self.b], c=names[self.c])
 
 
 class Convolution(msgspec.Struct, frozen=True, kw_only=True, tag="convolution"):
     """A convolution by cuDNN: shapes in the order [n, c, h, w], the algorithm by cuDNN's name for it.
 
-    How much workspace it takes, the library on the device's host says.
+    The library on the device's host determines its workspace.
     """
 
     data: str
@@ -154,11 +153,11 @@ class Convolution(msgspec.Struct, frozen=True, kw_only=True, tag="convolution"):
         return "cudnn"
 
     def bind(self, symbols: Mapping[str, int]) -> Convolution:
-        """Itself: its sizes are known."""
+        """Return itself, as its sizes are known."""
         return self
 
     def rename(self, names: Mapping[str, str]) -> Convolution:
-        """The same convolution over other buffers."""
+        """The convolution over other buffers."""
         return msgspec.structs.replace(
             self, data=names[self.data], weight=names[self.weight], output=names[self.output]
         )
@@ -168,7 +167,7 @@ LibraryCall = Gemm | Convolution
 
 
 class Program(msgspec.Struct, frozen=True):
-    """One function: its parameters in order, and what is done over them."""
+    """One function: its parameters in order, and its steps."""
 
     parameters: tuple[str, ...]
     steps: tuple[Launch | Gemm | Convolution, ...]
@@ -187,39 +186,38 @@ class Usage(msgspec.Struct, frozen=True):
     shared_bytes: int  # static
     stack_bytes: int  # per thread: local memory for arrays and spilled registers
     spill_bytes: int | None = None
-    parameters: int | None = None  # how many the kernel takes
+    parameters: int | None = None  # number of the kernel's parameters
 
 
 class CudaArtefact(msgspec.Struct, frozen=True, kw_only=True):
-    """Compiled CUDA code: all that a host with a driver needs to run it, and its source to be read.
+    """Compiled CUDA code, which a host with a driver can run, and its source for reading.
 
-    `programs` has `main`, and one `prepare_…` for each argument that is prepared. Source, compiler
-    and cubin are empty where nothing is done but to call libraries.
+    `programs` has `main`, and one `prepare_…` for each prepared argument. Source, compiler and cubin are empty if it
+    only calls libraries.
     """
 
     signature: Signature
     programs: dict[str, Program]
     source: str
     arch: str
-    compiler: str  # its name, version and flags: they decide what registers are used
+    compiler: str  # its name, version and flags, which affect the use of registers
     cubin: bytes
     usage: dict[str, Usage]
 
     @property
     def digest(self) -> str:
-        """Of what runs: the cubin, and what is done with it."""
+        """The digest of the cubin and its programs."""
         plan = msgspec.json.encode(self.programs, order="sorted")
         return hashlib.sha256(self.cubin + plan).hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write all of it to one file, which `load` reads."""
+        """Write the artefact to one file, for `load`."""
         path.write_bytes(msgspec.json.encode(self))
 
     def export(self, path: Path) -> tuple[Path, ...]:
-        """Write the cubin to `path`, and its source and all the rest beside it, to be used elsewhere.
+        """Write the cubin to `path`, with its source and a JSON file of the rest beside it.
 
-        Where nothing is done but to call libraries, the rest is all there is: it says which routines
-        are called, with what.
+        If it only calls libraries, there is only the JSON file, with the routines and their arguments.
         """
         source, plan = path.with_suffix(".cu"), path.with_suffix(".json")
         rest = {
@@ -251,29 +249,29 @@ def symbols_of(signature: Signature, shapes: Mapping[str, tuple[int, ...]]) -> d
 
 
 def check_launch(launch: Launch, static_bytes: int, limits: DeviceLimits) -> None:
-    """Raise `LimitError` if a launch is beyond what the device can do.
+    """Raise `LimitError` if a launch exceeds a limit of the device.
 
     Symbolic extents of the grid are checked when they are known.
 
     Args:
-        static_bytes: of shared memory that the kernel's source declares.
+        static_bytes: bytes of shared memory that the kernel's source declares.
     """
     name = launch.kernel
     threads = launch.block[0] * launch.block[1] * launch.block[2]
     if threads > limits.threads:
-        raise LimitError(f"{name}: {threads} threads per block, the device has {limits.threads}")
+        raise LimitError(f"{name}: {threads} threads per block exceed the device's {limits.threads}")
     for axis, found, most in zip("xyz", launch.block, BLOCK, strict=True):
         if not 1 <= found <= most:
-            raise LimitError(f"{name}: a block of {found} threads along {axis}, the most is {most}")
+            raise LimitError(f"{name}: a block of {found} threads along {axis} exceeds {most}")
     for axis, extent, most in zip("xyz", launch.grid, GRID, strict=True):
         if isinstance(extent, int) and not 1 <= extent <= most:
-            raise LimitError(f"{name}: a grid of {extent} blocks along {axis}, the most is {most}")
+            raise LimitError(f"{name}: a grid of {extent} blocks along {axis} exceeds {most}")
     if static_bytes > STATIC_SHARED_BYTES:
         raise LimitError(
-            f"{name}: {static_bytes} bytes of static shared memory, the most is {STATIC_SHARED_BYTES}"
+            f"{name}: {static_bytes} bytes of static shared memory exceed {STATIC_SHARED_BYTES}"
         )
     used = static_bytes + launch.shared_bytes
     if used > limits.shared_bytes:
         raise LimitError(
-            f"{name}: {used} bytes of shared memory, the device has {limits.shared_bytes}"
+            f"{name}: {used} bytes of shared memory exceed the device's {limits.shared_bytes}"
         )

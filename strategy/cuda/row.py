@@ -1,8 +1,8 @@
-"""Rows on a GPU: functions that reduce along one axis and use the results along it (softmax, norms).
+"""Rows on a GPU: functions with reductions along an axis whose results are used along it (softmax, norms).
 
-A row is read once and kept, by some threads together that make every reduction. Where their number
-divides it, each keeps its elements in registers; the threads of one warp then share sums without a
-barrier. Other rows are kept in shared memory, as far as they fit.
+A row is read once and kept by several threads, which make all reductions together. If their number divides it,
+each keeps its elements in registers, and the threads of a warp share sums without a barrier. Other rows are kept
+in shared memory if they fit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Implementations of operators along an axis: some threads for each row, which is read once.
+"""Implementations of operators along an axis: several threads per row, which is read once.
 
-TVM's own schedule is a rival.
+TVM's own schedule is another implementation.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def _axis(attrs: Any) -> int:
 
 
 def register_row_implementations(name: str, generic: Compute) -> None:
-    """Register what runs an operator on GPUs, whose attribute `axis` is along its rows.
+    """Register GPU implementations of an operator whose attribute `axis` is along its rows.
 
     Args:
-        name: of the operator, which has a strategy.
+        name: the operator, which must have a strategy.
         generic: its compute for all targets.
     """
 

@@ -1,7 +1,7 @@
-"""Schedules for GPUs by pattern: what is elementwise runs flat, a reduction by threads together.
+"""Schedules for GPUs by pattern: elementwise blocks over flat threads, reductions by several threads.
 
-They take any function of TE computes, epilogues included; what can be inlined is, and each block that
-is left becomes one kernel.
+They support any function of TE computes, epilogues included; possible blocks are inlined, and each remaining block
+becomes one kernel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LONG = 1 << 15
 @schedule_broadcast.register(["cuda", "gpu"])
 @schedule_reduce.register(["cuda", "gpu"])
 def schedule_plain_cuda(attrs: Attrs, outs: Outs, target: Target) -> Any:
-    """Inline what is elementwise; every other block is bound to the device's threads."""
+    """Inline elementwise blocks; bind every other block to the device's threads."""
     sch = new_schedule(outs)
     blocks = inline_injective(sch)
     for block in blocks:
@@ -79,9 +79,9 @@ def bind_flat(sch: Any, loops: list[Any], threads: int = _THREADS, lanes: int = 
 
 
 def bind_reduction(sch: Any, block: Any, limits: DeviceLimits) -> None:
-    """Sum by threads side by side: along memory where that is reduced, else over what is kept.
+    """Schedule a reduction by neighbouring threads: along contiguous memory if reduced, else over outputs.
 
-    Few and long sums are made in two kernels, parts by many blocks and then their sums.
+    Few and long sums take two kernels: parts by many blocks, then their sums.
     """
     spatial, reduced = reduction_loops(sch, block)
     along = _along_memory(sch, block)
@@ -132,7 +132,7 @@ def reduction_loops(sch: Any, block: Any) -> tuple[list[Any], list[Any]]:
     if not kinds:
         return loops, []
     if len(loops) != len(kinds):
-        raise ScheduleError(f"{sch.get(block).name_hint} is scheduled already")
+        raise ScheduleError(f"{sch.get(block).name_hint} is already scheduled")
     spatial = [loop for loop, k in zip(loops, kinds, strict=True) if k == tirx.IterVar.DataPar]
     return spatial, [
         loop for loop, k in zip(loops, kinds, strict=True) if k != tirx.IterVar.DataPar
@@ -140,7 +140,7 @@ def reduction_loops(sch: Any, block: Any) -> tuple[list[Any], list[Any]]:
 
 
 def lanes_of_block(sch: Any, block: Any) -> int:
-    """Number of elements that a thread may take in one access: 1 where some dtype has no such vectors."""
+    """The number of elements of one access of a thread: 1 if a dtype has no such vectors."""
     found = sch.get(block)
     dtypes = {str(r.source.dtype) for r in (*found.reads, *found.writes)}
     if not dtypes <= {"float32", "int32", "float16", "float64"}:
@@ -187,5 +187,5 @@ def _product(sch: Any, loops: list[Any]) -> int | None:
 
 
 def _power_of_two(value: int) -> int:
-    """The least power of two that is not less."""
+    """Round up to a power of two."""
     return 1 << max(0, value - 1).bit_length()

@@ -1,8 +1,8 @@
-"""From a scheduled module to CUDA source and the launches that go with it; no GPU is needed.
+"""Generation of CUDA source and launches from a scheduled module, without a GPU.
 
-TVM splits a scheduled function into kernels and a host function that launches them. The host function
-is read as a plan, statement by statement, and refused where it does anything but launch kernels and
-call libraries: such a function would need TVM's runtime beside the driver.
+TVM splits a scheduled function into kernels and a host function. The host function is read statement by statement
+as a plan, and refused if it does more than launch kernels and call libraries, as it would then need TVM's
+runtime.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _DYNAMIC = "tirx.use_dyn_shared_memory"
 
 
 class PlanError(ValueError):
-    """A scheduled function whose host part does more than launch kernels."""
+    """The host part of a scheduled function does more than launch kernels."""
 
 
 @dataclass(frozen=True)
 class CudaSource:
-    """CUDA C of some functions, and how each is run."""
+    """CUDA C of functions, with the program of each."""
 
     code: str
     programs: dict[str, Program]
 
 
 def tvm_target(target: Target) -> Any:
-    """TVM's target with its host, and the limits that TVM's own schedules ask for."""
+    """TVM's target with its host, and the limits that TVM's own schedules need."""
     import tvm
 
     limits = limits_of(target)
@@ -63,14 +63,14 @@ def tvm_target(target: Target) -> Any:
 
 
 def emit_cuda(module: Any, target: Target, parameters: dict[str, tuple[str, ...]]) -> CudaSource:
-    """The CUDA source of a scheduled module, whose launches are within the target's limits.
+    """The CUDA source of a scheduled module, after checking its launches against the target's limits.
 
     Args:
-        parameters: what the parameters of each function are called in its program, in order.
+        parameters: the names of each function's parameters in its program, in order.
 
     Raises:
         PlanError: a function does more on the host than launch kernels, or nothing on the device.
-        LimitError: a launch is beyond the device's limits.
+        LimitError: a launch exceeds a limit of the device.
     """
     import tvm
     from tvm.s_tir.analysis import calculate_allocated_bytes
@@ -103,7 +103,7 @@ def emit_cuda(module: Any, target: Target, parameters: dict[str, tuple[str, ...]
 
 
 def _shared_bytes(count: Any, kernels: dict[str, Any], launch: Launch) -> int:
-    """Bytes of static shared memory that a kernel declares; those written by hand have none."""
+    """Bytes of static shared memory that a kernel declares; 0 for handwritten ones."""
     if launch.kernel not in kernels:
         return 0
     found = count(kernels[launch.kernel])
@@ -112,7 +112,7 @@ def _shared_bytes(count: Any, kernels: dict[str, Any], launch: Launch) -> int:
 
 
 def _split(module: Any, target: Any) -> tuple[Any, Any]:
-    """The module with kernels split off, and what turns the kernels into a module to print."""
+    """The module with kernels split off, and a function that makes the kernels' printable module."""
     import tvm
     from tvm.tirx import transform
 
@@ -136,7 +136,7 @@ def _split(module: Any, target: Any) -> tuple[Any, Any]:
 
 
 class _Reader:
-    """Reads one host function."""
+    """Reader of one host function."""
 
     def __init__(self, function: Any, kernels: dict[str, Any], parameters: tuple[str, ...]) -> None:
         self._function = function
@@ -145,7 +145,7 @@ class _Reader:
         self._buffers: dict[Any, str] = {}  # by the variable of the buffer
         self._bound: dict[Any, Any] = {}
         self._workspaces: list[Workspace] = []
-        self.code = ""  # of kernels that are written by hand
+        self.code = ""  # source of handwritten kernels
         self._steps: list[Launch | LibraryCall] = []
 
     def read(self) -> Program:
@@ -168,7 +168,7 @@ class _Reader:
         elif kind == "Evaluate" and _is_step(statement.value):
             self._step(statement.value)
         elif kind != "Evaluate" or _called(statement.value) is not None:
-            raise PlanError(f"the host part has a {kind}, which is no launch: {statement!s:.200}")
+            raise PlanError(f"the host part has a {kind}, not a launch: {statement!s:.200}")
 
     def _allocate(self, buffer: Any) -> None:
         if buffer.scope() != "global":
@@ -229,7 +229,7 @@ class _Reader:
             self._steps.append(step)
 
     def _number(self, expression: Any) -> Number:
-        """An integer expression of TVM as a number or an expression of ours."""
+        """A TVM integer expression as a number, or an expression in JSON."""
         kind = type(expression).__name__
         if kind == "IntImm":
             return int(expression)
@@ -257,7 +257,7 @@ def _statements(body: Any) -> Iterator[Any]:
 
 
 def _called(value: Any) -> str | None:
-    """The name of the operator that an expression calls, None where it is no call."""
+    """The name of the operator that an expression calls, None if it is no call."""
     return (
         str(value.op.name) if type(value).__name__ == "Call" and hasattr(value.op, "name") else None
     )

@@ -1,8 +1,8 @@
-"""Implementations that are CUDA C, written by hand, with their knobs as macros.
+"""Implementations in handwritten CUDA C, with their knobs as macros.
 
-Where a schedule cannot say what a kernel does (a scan, a selection), its `schedule` returns a
-`Template` in place of a scheduled module; all else of an implementation stays the same: space,
-constraints, version, records. Its `compute` only says what the outputs are (`outputs_of`).
+If a kernel cannot be expressed as a schedule (a scan, a selection), `schedule` returns a `Template` instead of a
+scheduled module; space, constraints, version and records are those of any implementation. `compute` only
+declares the outputs (`outputs_of`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from strategy.cuda.program import Launch, Program, Workspace
 from strategy.schedule import Outs, ScheduleError
 from strategy.types import TensorType, TupleType, Type
 
-# How a dtype is called in CUDA C.
+# Names of dtypes in CUDA C.
 C_TYPES = {
     "float64": "double", "float32": "float", "float16": "half", "bfloat16": "nv_bfloat16",
     "int64": "long long", "int32": "int", "int16": "short", "int8": "signed char",
@@ -26,12 +26,12 @@ C_TYPES = {
 
 @dataclass(frozen=True)
 class Template:
-    """CUDA C, the macros that stand before it, and how its kernels are launched.
+    """CUDA C, its macros, and the launches of its kernels.
 
     Args:
-        source: of kernels declared `extern "C" __global__`.
-        macros: names and what they stand for: knobs, extents, types.
-        parameters: what launches call the function's arguments, in their order.
+        source: kernels declared `extern "C" __global__`.
+        macros: values by name: knobs, extents, types.
+        parameters: the names of the function's arguments in launches, in order.
         shared_bytes: static shared memory that each kernel declares, for the check before compiling.
     """
 
@@ -60,14 +60,14 @@ def outputs_of(out_type: Type) -> list[Any]:
     found = []
     for kind in kinds:
         if not isinstance(kind, TensorType) or not kind.is_constant:
-            raise ScheduleError(f"a template is made for constant shapes, here an output is {kind}")
+            raise ScheduleError(f"a template needs constant shapes, but an output is {kind}")
         found.append(te.placeholder(kind.concrete_shape, kind.dtype, name="output"))
     return found
 
 
 def refuse_epilogue(outs: Outs, inputs: Sequence[Any] = ()) -> None:
-    """Raise `ScheduleError` if something follows the template's own outputs."""
+    """Raise `ScheduleError` if an epilogue follows the template's outputs."""
     from tvm import te
 
     if not all(isinstance(t.op, te.PlaceholderOp) for t in outs.tensors):
-        raise ScheduleError("a kernel written by hand takes no epilogue")
+        raise ScheduleError("a handwritten kernel takes no epilogue")

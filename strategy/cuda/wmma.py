@@ -1,10 +1,10 @@
-"""Tensor cores through `nvcuda::wmma`: what a schedule's 16 × 16 × 16 tiles are replaced by.
+"""Tensor cores through `nvcuda::wmma`: intrinsics for a schedule's 16 × 16 × 16 tiles.
 
-TVM has the same in `tvm.s_tir.tensor_intrin.cuda`, with all that else there is for tensor cores: 25 s
-to import. These five are made when they are first used, in a tenth of a second.
+TVM has them in `tvm.s_tir.tensor_intrin.cuda` with many others, which take 25 s to import. These five are made at
+their first use, in a tenth of a second.
 """
 
-# TVMScript is read as text: its decorator ships no types.
+# TVMScript's decorator has no types.
 # mypy: disable-error-code="untyped-decorator"
 
 from __future__ import annotations
