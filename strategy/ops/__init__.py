@@ -1,7 +1,7 @@
-"""The operators: importing this package imports all of its modules, and each registers what is in it.
+"""The operators: importing this package imports all of its modules, which register them.
 
-Modules are imported in the order of their names. Those of one operator build on each other by importing
-each other, so that the order in which implementations are offered rests on nothing else.
+Modules are imported in the order of their names, and import the modules that they build on, which determines the
+order of implementations.
 """
 
 from importlib import import_module

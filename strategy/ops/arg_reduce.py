@@ -1,4 +1,4 @@
-"""argmax and argmin: where the largest and the smallest elements over axes are."""
+"""argmax and argmin: indices of the largest and the smallest elements over axes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def argmax(
 
     Args:
         data: a tensor of numbers.
-        axis: the axes to reduce; all of them where None. Several are counted as one, flattened.
+        axis: the axes to reduce; default: all. Several are counted as one, flattened.
         keepdims: keep the reduced axes, with extent 1.
         dtype: data type of the indices.
     """
@@ -108,7 +108,7 @@ def argmin(
 
     Args:
         data: a tensor of numbers.
-        axis: the axes to reduce; all of them where None. Several are counted as one, flattened.
+        axis: the axes to reduce; default: all. Several are counted as one, flattened.
         keepdims: keep the reduced axes, with extent 1.
         dtype: data type of the indices.
     """

@@ -135,7 +135,7 @@ register_pool2d_rows("avg_pool2d", mean=True)
 def avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad / count of each window, summed over the windows that an element is in].
 
-    A convolution with a window of ones gives the same back to its data, image by image.
+    The gradient of a convolution with a window of ones is the same.
     """
     import numpy as np
 

@@ -43,8 +43,8 @@ def _register(
         gradient: as `register_gradient` takes it, but in the shape of the output: it is summed to
             the shapes of the operands here. None where nothing flows.
         floats: whether it takes floating-point tensors only.
-        out_dtype: of the result; that of the operands where None.
-        element: the value of an element; what `tvm.topi` computes under the same name where None.
+        out_dtype: of the result; default: that of the operands.
+        element: the value of an element; default: `tvm.topi`'s function of the same name.
 
     Returns:
         The function that calls it.
@@ -152,7 +152,7 @@ def _divide_grad(orig: Call, grad: Expr) -> list[Expr]:
 
 
 def _power_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """[grad y x^(y - 1), grad x^y log(x)], where the latter is 0 at x = 0 as its limit is."""
+    """Return [grad y x^(y - 1), grad x^y log(x)]; the latter is 0, its limit, at x = 0."""
     x, y = orig.args
     ones, zeros = call("ones_like", orig), call("zeros_like", orig)
     positive = where(greater(x, call("zeros_like", x)), x + zeros, ones)
@@ -160,7 +160,7 @@ def _power_grad(orig: Call, grad: Expr) -> list[Expr]:
 
 
 def _choice_grad(chosen: Callable[[Call], Expr]) -> Callable[[Call, Expr], list[Expr]]:
-    """The gradient of an operator that gives x where `chosen` holds, else y."""
+    """The gradient of an operator that is x where `chosen` holds, else y."""
 
     def rule(orig: Call, grad: Expr) -> list[Expr]:
         left, zeros = chosen(orig), call("zeros_like", grad)

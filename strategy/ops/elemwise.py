@@ -1,7 +1,6 @@
 """Operators of one tensor, element by element.
 
-A line of the tables below is all there is to know of one: what it computes, NumPy's form of it, and
-its gradient.
+Each is a line of the tables below: its compute, NumPy's form, and its gradient.
 """
 # Over 300 lines: a table of operators that share their relations and schedules.
 
@@ -46,9 +45,9 @@ def _register(
 
     Args:
         reference: NumPy's form, of one array.
-        gradient: the derivative of the whole with respect to the input; None where nothing flows.
+        gradient: the derivative with respect to the input; None: no gradient.
         data: the kind of tensors that it takes, a key of `_RELATIONS`.
-        vector: the value of an element; what `tvm.topi` computes under the same name where None.
+        vector: the value of an element; default: `tvm.topi`'s function of the same name.
     """
     (
         register_op(name)
@@ -86,7 +85,7 @@ def _function(name: str, description: str, data: str) -> Unary:
 
 
 def _quiet(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """NumPy's form without its warnings: infinities and NaN are right answers here."""
+    """NumPy's form without its warnings, as infinities and NaN are valid results."""
 
     def reference(x: Any) -> Any:
         import numpy as np
@@ -98,7 +97,7 @@ def _quiet(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _numpy(name: str) -> Callable[[Any], Any]:
-    """NumPy's function of that name, looked up when it is called."""
+    """NumPy's function of a name, looked up at each call."""
 
     def function(x: Any) -> Any:
         import numpy as np
@@ -233,7 +232,7 @@ def _register_fill(name: str, description: str, value: int) -> Unary:
         .add_argument("data", "Tensor", "The tensor whose type the result has.")
         .set_support_level(1)
         .add_type_rel("Identity", identity_relation(numbers=False))
-        # Elementwise, but no epilogue: what it would follow is never read, and so never computed.
+        # Elementwise, but no epilogue, as its input's values are never read.
         .set_attr("TOpPattern", TOpPattern.kInjective)
         .example({"data": "float32[5,19]"})
     )
@@ -346,7 +345,7 @@ def reference_cast(attrs: CastAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
     data = widened(inputs[0])
-    # A narrow float keeps the precision of the reference; what reads it rounds.
+    # A narrow float keeps the precision of the reference; its reader rounds.
     wide_float = attrs.dtype.startswith(("float", "bfloat"))
     return data.astype(np.float64 if wide_float else attrs.dtype)
 

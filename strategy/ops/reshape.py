@@ -74,7 +74,7 @@ class ExpandDimsAttrs(Attrs):
 class SqueezeAttrs(Attrs):
     """Attributes of squeeze. `axis` may be given as one integer."""
 
-    axis: tuple[int, ...] | None = field(None, "The axes of extent 1 to take away; all of them where None")
+    axis: tuple[int, ...] | None = field(None, "The axes of extent 1 to take away; default: all")
 
     def __init__(self, **values: Any) -> None:
         axis = values.get("axis")
@@ -278,6 +278,6 @@ def squeeze(data: Expr, axis: int | tuple[int, ...] | None = None) -> Expr:
 
     Args:
         data: the input tensor.
-        axis: the axes to take away; all of extent 1 where None.
+        axis: the axes to take away; default: all of extent 1.
     """
     return call("squeeze", data, axis=axis)

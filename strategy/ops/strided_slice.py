@@ -21,8 +21,8 @@ class StridedSliceAttrs(Attrs):
 
     begin: tuple[int, ...] = field(description="The first index of each axis, from the end if negative")
     end: tuple[int, ...] = field(description="Where each axis stops, itself not included")
-    strides: tuple[int, ...] | None = field(None, "The steps, backwards if negative; all 1 where None")
-    axes: tuple[int, ...] | None = field(None, "The axes that are sliced; the first ones where None")
+    strides: tuple[int, ...] | None = field(None, "The steps, backwards if negative; default: all 1")
+    axes: tuple[int, ...] | None = field(None, "The axes that are sliced; default: the first ones")
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
@@ -204,8 +204,8 @@ def strided_slice(
         data: the input tensor; the axes that are sliced have constant extents.
         begin: the first index of each axis; negative ones count from the end.
         end: where each axis stops, itself not included. What lies outside of the axis is cut off.
-        strides: the steps, backwards where negative; all 1 where None.
-        axes: the axes that are sliced; the first ones where None.
+        strides: the steps, backwards if negative; default: all 1.
+        axes: the axes that are sliced; default: the first ones.
     """
     optional = {"strides": strides, "axes": axes}
     return call(

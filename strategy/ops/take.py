@@ -19,7 +19,7 @@ from strategy.types import TensorType, Type
 class TakeAttrs(Attrs):
     """Attributes of take."""
 
-    axis: int | None = field(None, "The axis that is indexed; the flattened input where None")
+    axis: int | None = field(None, "The axis that is indexed; default: the flattened input")
     mode: str = field(
         "clip", "Indices out of range: the nearest that is in range, or modulo the extent",
         choices=("clip", "wrap"),
@@ -211,7 +211,7 @@ def take(data: Expr, indices: Expr, axis: int | None = None, mode: str = "clip")
     Args:
         data: the tensor that is indexed.
         indices: integers; the result has their shape in place of the axis.
-        axis: the axis that is indexed; the flattened input where None.
+        axis: the axis that is indexed; default: the flattened input.
         mode: of indices that are out of range: "clip" takes the nearest that is not (negative ones
             are 0), "wrap" counts modulo the extent.
     """

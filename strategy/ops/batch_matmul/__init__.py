@@ -1,7 +1,7 @@
 """batch_matmul: a product of matrices for each entry of a batch.
 
     batch_matmul.cpu         every dtype, with symbolic dimensions too
-    batch_matmul_pack.cpu    register tiles; y packed into panels where it is given transposed
+    batch_matmul_pack.cpu    register tiles; y packed into panels if it is transposed
     batch_matmul_cblas.cpu   the vendor's CBLAS, entries of the batch in parallel
 """
 

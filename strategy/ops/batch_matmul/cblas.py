@@ -75,7 +75,7 @@ def compute(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: TensorType
 
 
 def schedule(attrs: BatchMatmulAttrs, outs: Outs, target: Target) -> Any:
-    """Nothing to schedule but an epilogue, over the library's finished output."""
+    """Schedule only the epilogue, over the library's output."""
     from tvm import te
 
     if isinstance(outs.tensors[0].op, te.ExternOp):

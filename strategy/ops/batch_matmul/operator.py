@@ -1,4 +1,4 @@
-"""batch_matmul: what it takes and gives, its NumPy reference, gradient and Python function."""
+"""batch_matmul: types, NumPy reference, gradient and Python function."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BatchMatmulAttrs(Attrs):
     transpose_a: bool = field(False, "The matrices of x are given transposed")
     transpose_b: bool = field(True, "The matrices of y are given transposed")
     out_dtype: str | None = field(
-        None, "Data type in which integers are summed; that of the data where None", choices=("int32", "int64")
+        None, "Data type in which integers are summed; default: that of the data", choices=("int32", "int64")
     )
 
 
@@ -68,7 +68,7 @@ def batch_matmul_rel(types: Sequence[Type], attrs: BatchMatmulAttrs, reporter: T
 (
     register_op("batch_matmul")
     .describe(
-        "The product of two matrices for each entry of a batch; y is transposed unless told otherwise."
+        "The product of two matrices for each entry of a batch; y is transposed by default."
     )
     .add_argument("x", "Tensor", "[batch, m, k]")
     .add_argument("y", "Tensor", "[batch, n, k]")

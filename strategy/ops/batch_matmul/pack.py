@@ -1,7 +1,7 @@
 """`batch_matmul_pack.cpu`: the register tile of `dense`, for each entry of a batch.
 
-Rows of x are read where they lie. Vectors run along n: where y is given as [b, k, n] they are read
-where they lie too, where it is transposed it is packed into panels [b, ceil(n / width), k, width].
+Rows of x are read in place. Vectors run along n: y as [b, k, n] is read in place, too; a transposed y is packed into
+panels [b, ceil(n / width), k, width].
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _PACK_APART = Knob("pack_apart", [False, True])
 def space(
     attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
-    """Tile, unrolling, how many tasks columns and rows are shared out to, and where y is packed.
+    """The space: tile, unrolling, tasks of columns and rows, and the place of packing y.
 
-    Tasks pack what they read for themselves, or all is packed before (`pack_apart`).
+    Tasks pack their own panels, or all is packed before (`pack_apart`).
     """
     batch, (m, n) = out_type.shape[0], (int(d) for d in out_type.shape[1:])
     depth = int(inputs[0].shape[1 if attrs.transpose_a else 2])

@@ -1,4 +1,4 @@
-"""conv2d: what models call most, with an implementation for each kind of window.
+"""conv2d, with implementations for different kinds of windows.
 
     conv2d_nchw.cpu                every window, dtype and grouping, with all dimensions symbolic too
     conv2d_nchw_im2col.cpu         one group: windows unfolded into columns, then a product

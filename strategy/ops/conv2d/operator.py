@@ -1,4 +1,4 @@
-"""conv2d: what it takes and gives, its NumPy reference, and its Python function."""
+"""conv2d: types, NumPy reference, and Python function."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Conv2DAttrs(Attrs):
     channels: int | None = field(None, "Output channels, for a weight without a type", lower=1)
     kernel_size: tuple[int, int] | None = field(None, "Window, for a weight without a type", lower=1)
     out_dtype: str | None = field(
-        None, "Data type in which integers are summed; that of the data where None", choices=("int32", "int64")
+        None, "Data type in which integers are summed; default: that of the data", choices=("int32", "int64")
     )
 
     def __init__(self, **values: Any) -> None:
@@ -53,7 +53,7 @@ class Conv2DAttrs(Attrs):
         super().__init__(**values)
 
     def to_json(self) -> dict[str, Any]:
-        """Without what the weight's type says once it is known: one workload has one key."""
+        """The attributes without those that a known type of the weight determines, for unique keys."""
         data = super().to_json()
         return {k: v for k, v in data.items() if k not in ("channels", "kernel_size")}
 
@@ -141,7 +141,7 @@ def flops_conv2d(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: Ten
 
 
 def least_flops(attrs: Conv2DAttrs, data: TensorType, weight: TensorType, out: TensorType) -> int:
-    """Operations where each output costs one place of its window, and padding none.
+    """A lower bound: operations of one position of the window per output, without padding.
 
     That is the limit of winograd's algorithms for large tiles; F(4×4, 3×3) saves four of nine places.
     """
@@ -193,10 +193,10 @@ def conv2d(
         padding: zeros around the data: one number, (vertical, horizontal), or (top, left, bottom,
             right).
         dilation: distance of the window's elements.
-        groups: input and output channels are split into this many groups, each of which sees its own
+        groups: input and output channels are split into this many groups, each of which reads its own
             input channels only; as many as channels is a depthwise convolution.
-        channels: number of output channels; needed where the weight has no type.
-        kernel_size: height and width of the window; needed where the weight has no type.
+        channels: number of output channels; needed if the weight has no type.
+        kernel_size: height and width of the window; needed if the weight has no type.
         out_dtype: "int32" or "int64", in which integers are summed; needed for those of 8 and 16 bits.
     """
     return call(

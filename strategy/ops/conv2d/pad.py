@@ -9,9 +9,9 @@ from strategy.schedule import stage
 
 
 def pad_zeros(data: Any, padding: tuple[int, int, int, int]) -> Any:
-    """The TE tensor [n, c, h, w] with zeros at top, left, bottom and right; itself where there are none.
+    """The TE tensor [n, c, h, w] with zeros at top, left, bottom and right; itself without padding.
 
-    A stage of its own: a bound check per multiplication would cost more than the copy.
+    A separate stage, as bound checks in the product would cost more than the copy.
     """
     from tvm import topi
 

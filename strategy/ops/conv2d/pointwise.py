@@ -1,4 +1,4 @@
-"""`conv2d_nchw_1x1.cpu`: a window of one pixel is a product of the weight and the image as it lies."""
+"""`conv2d_nchw_1x1.cpu`: with 1×1 windows, a product of the weight and the image in place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from strategy.types import TensorType
 
 
 def leaves_pixels(attrs: Conv2DAttrs) -> bool:
-    """Return whether stride and padding leave each pixel where it is."""
+    """Return whether stride and padding keep all pixels in place."""
     return attrs.strides == (1, 1) and not any(attrs.padding)
 
 

@@ -1,8 +1,8 @@
-"""The product that convolutions become: weight[o, k] · columns[k, p], with pixels in the vector lanes.
+"""Convolutions as products: weight[o, k] · columns[k, p], with pixels in the vector lanes.
 
-The weight is packed into tiles [ceil(o / rows), k, rows], whose numbers are broadcast; vectors of
-pixels lie as the image does, so the result needs no turning. Rows and columns are padded to whole
-tiles: rows are zeros in the packed weight, pixels beyond the last are masked.
+The weight is packed into tiles [ceil(o / rows), k, rows], whose numbers are broadcast; vectors of pixels have the
+image's layout, so the result needs no transposition. Rows and columns are padded to whole tiles: rows are zeros
+in the packed weight, pixels beyond the last are masked.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Geometry:
 
     @property
     def depth(self) -> int:
-        """Terms of the sum for one number of the output."""
+        """The number of terms of an output element's sum."""
         return self.channels * self.kernel_h * self.kernel_w
 
     @property

@@ -1,4 +1,4 @@
-"""`conv2d_nchw_spatial_pack.cpu`: the sum as it is written, with output channels in the vector lanes.
+"""`conv2d_nchw_spatial_pack.cpu`: direct convolution, with output channels in the vector lanes.
 
 The weight is packed into panels [ceil(o / width), c, kh, kw, width]; the image is read where it lies,
 each number broadcast to all lanes. So small images fill the vectors as well as large ones, and nothing

@@ -2,7 +2,7 @@
 
 F(m×m, 3×3) takes (m + 2)² multiplications for m² outputs where direct takes 9 m²: 4 and 2.25 for one
 output. After Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015). The weight's
-transform is a preparation: done once where the weight is constant.
+transform is a preparation, done once for a constant weight.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def compute(
     tiles = batch * down * across
     rows, width = integer(config, "rows"), integer(config, "width")
     top, left, _, _ = attrs.padding
-    # Whole tiles: what lies beyond the data is zero, and what is computed from it is left out.
+    # Whole tiles: zeros beyond the data, whose results are not stored.
     height, breadth = down * tile + 2, across * tile + 2
     missing = (height - int(data.shape[2]) - top, breadth - int(data.shape[3]) - left)
     padded = pad_zeros(data, (top, left, max(0, missing[0]), max(0, missing[1])))

@@ -28,8 +28,8 @@ _FLOATS = ("float32", "float64", "float16", "bfloat16")
 class DenseAttrs(Attrs):
     """Attributes of `dense`."""
 
-    units: int | None = field(None, "Number of output features; that of the weight where None", lower=1)
-    out_dtype: str | None = field(None, "Dtype of the output; that of the data where None", choices=_FLOATS)
+    units: int | None = field(None, "Number of output features; default: that of the weight", lower=1)
+    out_dtype: str | None = field(None, "Dtype of the output; default: that of the data", choices=_FLOATS)
 
 
 def dense(data: Expr, weight: Expr, *, units: int | None = None, out_dtype: str | None = None) -> Call:
@@ -37,7 +37,7 @@ def dense(data: Expr, weight: Expr, *, units: int | None = None, out_dtype: str 
 
     Args:
         units: n, where the weight's type is to be inferred from it.
-        out_dtype: dtype of the result; that of the data where None.
+        out_dtype: dtype of the result; default: that of the data.
     """
     return call("dense", data, weight, units=units, out_dtype=out_dtype)
 

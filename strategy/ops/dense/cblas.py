@@ -15,7 +15,7 @@ _ROW_MAJOR, _NO_TRANS, _TRANS = 101, 111, 112
 
 
 def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType) -> list[Any]:
-    """A call of sgemm, or of sgemv for one row, where sgemm is several times slower."""
+    """A call of sgemm, or of sgemv for one row, for which sgemm is several times slower."""
     import tvm
     from tvm import te, tirx
 
@@ -58,7 +58,7 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType) -> list[A
 
 
 def schedule(attrs: Attrs, outs: Outs, target: Target) -> Any:
-    """Nothing to schedule but an epilogue, over the library's finished output."""
+    """Schedule only the epilogue, over the library's output."""
     from tvm import te
 
     sch = new_schedule(outs)

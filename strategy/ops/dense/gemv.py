@@ -1,7 +1,7 @@
-"""`dense_gemv.cpu`: one row, where reading the weight once is all that counts.
+"""`dense_gemv.cpu`: one row, bound by reading the weight once.
 
-The weight is packed into wide panels that are read from one end to the other. Sums of consecutive
-steps of k go to `chains` sets of accumulators, so that no sum waits for the one before it.
+The weight is packed into wide panels that are read sequentially. Consecutive steps of k are summed in `chains` sets
+of accumulators, to hide the latency of additions.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: C
     data, weight = inputs
     m, k = data.shape
     if not isinstance(m, tirx.IntImm) or int(m) != 1:
-        raise ScheduleError(f"dense_gemv takes one row, here m is {m}")
+        raise ScheduleError(f"dense_gemv needs one row, but m is {m}")
     n, depth = int(out_type.shape[1]), int(k)
     width, chains = integer(config, "width"), integer(config, "chains")
     dtype = accumulator(data.dtype)

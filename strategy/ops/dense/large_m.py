@@ -1,8 +1,8 @@
 """`dense_large_m.cpu`: many rows, blocked for every level of the cache, after GotoBLAS.
 
-A block of the data, `m_block` tiles × `depth` steps, is packed for each task and stays in the second
-level cache, while panels of the weight pass through the first. Sums over blocks of k are kept per
-task and written once, with the epilogue.
+A block of the data, `m_block` tiles × `depth` steps, is packed by each task and stays in the second-level cache,
+while panels of the weight stream through the first. Sums over blocks of k are kept per task and stored once, with
+the epilogue.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _UNROLL = Knob("unroll", [1, 2, 4])
 def space(
     attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> ConfigSpace:
-    """Tile, blocks in m, n and k, how the data is packed, and what changes fastest in a block.
+    """The space: tile, blocks in m, n and k, packing of the data, and the innermost loop of a block.
 
     The data is packed `by` rows or by steps of k; `inner` names the loop next to the tile: rows (a
     panel stays in the first-level cache) or panels (the data of a tile does).
@@ -102,7 +102,7 @@ def space(
             up_to("m_block", _BLOCKS, most_tiles),
             up_to("n_block", _BLOCKS, -(-extents.n // lanes)),
             _INNER,
-            # Half vectors for processors that slow down for full ones.
+            # Half vectors for CPUs that lower their frequency for full ones.
             up_to("lanes", (lanes // 2, lanes), lanes),
             _UNROLL,
         ],
@@ -137,7 +137,7 @@ def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[
 
 
 def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
-    """Packed data, sums per block of k, their sum, and what of it is within m × n."""
+    """Packed data, sums per block of k, their sum, and its part within m × n."""
     from tvm import te
 
     data, weight = inputs

@@ -1,7 +1,7 @@
-"""`dense_nopack.cpu`: rows of the data times rows of the weight as they lie, nothing packed.
+"""`dense_nopack.cpu`: rows of the data times rows of the weight in place, without packing.
 
-Both are contiguous along k, so a vector holds `lanes` consecutive steps of k: a tile of `rows` × `cols`
-dot products runs over k side by side, and the lanes of each are added at its end, by halves.
+Both are contiguous along k, so a vector has `lanes` consecutive steps of k: a tile of `rows` × `cols` dot products
+runs over k together, and the lanes of each are summed at its end, by halves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`dense_pack.cpu`: the weight packed into panels, the data read where it lies."""
+"""`dense_pack.cpu`: the weight packed into panels, the data read in place."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def space(
 ) -> ConfigSpace:
     """Tile, unrolling, and how tiles are grouped into tasks.
 
-    A task is `n_block` panels × the m-th part of the rows that `m_tasks` says; within it, `inner`
-    names what changes fastest: rows (the panel stays in cache) or panels (the rows do).
+    A task is `n_block` panels × one of `m_tasks` parts of the rows; within it, `inner` is the innermost loop: rows (the
+    panel stays in cache) or panels (the rows do).
     """
     extents = Extents.of(inputs)
     dtype = accumulator(inputs[0].dtype)
@@ -92,7 +92,7 @@ def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[
 
 
 def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
-    """The product over whole tiles, and what of it is within m × n."""
+    """The product over whole tiles, and its part within m × n."""
     from tvm import te
 
     data, weight = inputs

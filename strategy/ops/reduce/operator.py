@@ -31,7 +31,7 @@ from strategy.types import Dim, TensorType, Type
 class ReduceAttrs(Attrs):
     """Attributes of reductions. `axis` may be given as one integer."""
 
-    axis: tuple[int, ...] | None = field(None, "The axes to reduce; all of them where None")
+    axis: tuple[int, ...] | None = field(None, "The axes to reduce; default: all")
     keepdims: bool = field(False, "Keep the reduced axes, with extent 1")
 
     def __init__(self, **values: Any) -> None:
@@ -243,7 +243,7 @@ def sum(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = 
 
     Args:
         data: a tensor of numbers.
-        axis: the axes to reduce; all of them where None.
+        axis: the axes to reduce; default: all.
         keepdims: keep the reduced axes, with extent 1.
     """
     return call("sum", data, axis=axis, keepdims=keepdims)
@@ -254,7 +254,7 @@ def mean(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool =
 
     Args:
         data: a floating-point tensor.
-        axis: the axes to reduce; all of them where None.
+        axis: the axes to reduce; default: all.
         keepdims: keep the reduced axes, with extent 1.
     """
     return call("mean", data, axis=axis, keepdims=keepdims)
@@ -265,7 +265,7 @@ def max(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = 
 
     Args:
         data: a tensor of numbers.
-        axis: the axes to reduce; all of them where None.
+        axis: the axes to reduce; default: all.
         keepdims: keep the reduced axes, with extent 1.
     """
     return call("max", data, axis=axis, keepdims=keepdims)
@@ -276,7 +276,7 @@ def min(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = 
 
     Args:
         data: a tensor of numbers.
-        axis: the axes to reduce; all of them where None.
+        axis: the axes to reduce; default: all.
         keepdims: keep the reduced axes, with extent 1.
     """
     return call("min", data, axis=axis, keepdims=keepdims)
@@ -287,7 +287,7 @@ def prod(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool =
 
     Args:
         data: a tensor of numbers.
-        axis: the axes to reduce; all of them where None.
+        axis: the axes to reduce; default: all.
         keepdims: keep the reduced axes, with extent 1.
     """
     return call("prod", data, axis=axis, keepdims=keepdims)

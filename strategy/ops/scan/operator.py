@@ -33,8 +33,8 @@ from strategy.types import DTYPES, TensorType, Type
 class ScanopAttrs(Attrs):
     """Attributes of cumsum and cumprod."""
 
-    axis: int | None = field(None, "The axis to operate over; the flattened input where None")
-    dtype: str | None = field(None, "Output data type; the input's where None", choices=DTYPES)
+    axis: int | None = field(None, "The axis to operate over; default: the flattened input")
+    dtype: str | None = field(None, "Output data type; default: the input's", choices=DTYPES)
     exclusive: bool = field(False, "The first element is not included")
 
 

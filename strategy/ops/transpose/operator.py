@@ -38,7 +38,7 @@ from strategy.types import TensorType, Type
 class TransposeAttrs(Attrs):
     """Attributes of transpose."""
 
-    axes: tuple[int, ...] | None = field(None, "The input's axes in their new order; reversed where None")
+    axes: tuple[int, ...] | None = field(None, "The input's axes in their new order; default: reversed")
 
 
 def _order(attrs: TransposeAttrs, rank: int) -> tuple[int, ...]:
@@ -213,6 +213,6 @@ def transpose(data: Expr, axes: Sequence[int] | None = None) -> Expr:
 
     Args:
         data: the input tensor.
-        axes: the input's axes in their new order; reversed where None.
+        axes: the input's axes in their new order; default: reversed.
     """
     return call("transpose", data, axes=None if axes is None else tuple(axes))
