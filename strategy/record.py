@@ -67,7 +67,7 @@ class Phase(StrEnum):
 
 
 class TimingPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How to time a configuration.
+    """A timing policy of one configuration.
 
     A repeat calls the kernel for `min_repeat_s` and gives one sample, the mean of its calls. Repeats end when the 95 %
     interval of their median is within ± `spread` of it (after at least `min_repeats`), after `max_repeats`, or when
