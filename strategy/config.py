@@ -16,11 +16,11 @@ Value = bool | int | float | str | tuple[int, ...]
 
 
 class ConfigError(ValueError):
-    """A configuration that is not of its space; the message names the knob and what it may be."""
+    """A configuration is not in its space; the message has the knob and its values."""
 
 
 class SpaceError(ValueError):
-    """A space that is malformed, too large to read, or empty."""
+    """A space is malformed, too large, or empty."""
 
 
 def read_value(value: Any) -> Value:
@@ -86,7 +86,7 @@ class Config(Mapping[str, Value]):
 
     @property
     def plain(self) -> Mapping[str, Value]:
-        """The same as a plain mapping, which reads faster."""
+        """The values as a plain mapping, which is faster to read."""
         return self._items
 
     def replace(self, **values: Any) -> Config:

@@ -19,7 +19,7 @@ KnobKind = Literal["schedule", "layout"]
 
 
 class Knob:
-    """One choice: a name and its values in a meaningful order.
+    """A tuning parameter: a name and its values in a meaningful order.
 
     `kind` is `layout` where the value changes what is computed on (a packing), `schedule` where it
     only changes how.
@@ -33,7 +33,7 @@ class Knob:
             raise SpaceError(f"knob {name}: kind is 'schedule' or 'layout', got {kind!r:.40}")
         self.name = name
         self.kind: KnobKind = kind
-        # Taken one by one: the permutations of a dozen axes would fill the memory.
+        # Lazily, as the permutations of a dozen axes would fill the memory.
         given = tuple(itertools.islice(values, MAX_VALUES + 1))
         if not given:
             raise SpaceError(f"knob {name} has no values")
@@ -50,19 +50,19 @@ class Knob:
 
     @cached_property
     def position(self) -> dict[tuple[type, Value], int]:
-        """Position of each value.
+        """The position of each value.
 
-        True == 1 == 1.0 in Python: keyed by type as well, so that a bool is no integer.
+        Keyed by type as well, as True == 1 == 1.0 in Python.
         """
         return {(type(v), v): i for i, v in enumerate(self.values)}
 
     @cached_property
     def encoded(self) -> bytes:
-        """Its part of the text that a space's digest is taken of."""
+        """Its part of the text of a space's digest."""
         return msgspec.json.encode((self.name, self.kind, self.values))
 
     def has(self, value: Value) -> bool:
-        """Return whether this is one of its values, of the same type."""
+        """Return whether this is one of its values, with the same type."""
         if len(self.types) == 1:
             return type(value) in self.types and value in self.values
         return (type(value), value) in self.position
@@ -70,7 +70,7 @@ class Knob:
     def check_use(self, what: Clause | Expr) -> None:
         """Raises `SpaceError` where a knob of texts or tuples stands where a number must.
 
-        Arithmetic on them would be Python's: a text times a large number fills the memory.
+        Python's arithmetic on them is dangerous: a text times a large number fills the memory.
         """
         tuples = self.types == {tuple}
         allowed = {"const", "var", "==", "!="} | ({"item"} if tuples else set())
@@ -102,7 +102,7 @@ class Knob:
 
 
 def knob(name: str) -> Expr:
-    """The knob of that name in a constraint or a derived feature."""
+    """A knob in a constraint or a derived feature."""
     return Expr.var(name)
 
 
@@ -121,7 +121,7 @@ def split(
     max_factor: int | None = None,
     kind: KnobKind = "schedule",
 ) -> Knob:
-    """A knob whose values are the ways to write `extent` as a product of `parts` factors.
+    """A knob whose values are the factorisations of `extent` into `parts` factors.
 
     The outermost comes first, as in AutoTVM's `define_split(policy="factors")`; `max_factor` bounds
     the innermost.
@@ -140,5 +140,5 @@ def split(
 
 
 def reorder(name: str, axes: Sequence[str]) -> Knob:
-    """A knob whose values are the permutations of `axes`, as tuples of their positions."""
+    """A knob whose values are the permutations of `axes`, as tuples of positions."""
     return Knob(name, itertools.permutations(range(len(axes))))

@@ -27,8 +27,8 @@ __all__ = [
 
 MAX_KNOBS = 100
 MAX_CONSTRAINTS = 200
-MAX_STEPS = 1_000_000  # values tried in a search for valid configurations
-SMALL_SIZE = 50_000  # up to which a space may be listed to sample from it
+MAX_STEPS = 1_000_000  # maximum of values tried in a search for valid configurations
+SMALL_SIZE = 50_000  # maximum size of a space that is listed for sampling
 
 
 class _OutOfSteps(Exception):
@@ -70,7 +70,7 @@ class ConfigSpace:
         for what in expressions:
             for name in what.variables() - numbers:
                 if name not in self._by_name:
-                    raise SpaceError(f"'{what}' is over {name!r:.80}, which is no knob of this space")
+                    raise SpaceError(f"'{what}': {name!r:.80} is no knob of this space")
                 self._by_name[name].check_use(what)
         self._given = fallback
         if fallback is not None and not callable(fallback):

@@ -43,7 +43,7 @@ _CAPABILITIES = frozenset(
     "max_shared_memory_per_block registers_per_block multi_processors thread_warp_size "
     "bandwidth_bytes_per_s".split()
 )
-# What others, and older TVM, call the same.
+# Other names, of older TVM versions and other tools.
 _ALIASES = {
     "target": "mtriple",
     "num_cores": "num-cores",
@@ -52,7 +52,7 @@ _ALIASES = {
     "shared_memory_per_block": "max_shared_memory_per_block",
     "l2_cache_size_bytes": "l2_bytes",
 }
-# TVM's own bookkeeping, which says nothing about the code.
+# TVM's options that do not affect the code.
 _IGNORED = SWITCHES | frozenset("tag host mfloat-abi runtime executor".split())
 _READ = frozenset("keys device mcpu arch mattr mtriple num-cores libs model".split())
 
@@ -255,11 +255,11 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
         base = cpu_target()
     elif kind in KINDS:
         base = Target(kind, KINDS[kind])
-    elif options.pop("foreign", None) in (True, "1"):  # it is known by another tool's logs only
+    elif options.pop("foreign", None) in (True, "1"):  # of another tool's logs only
         base = Target(read_name("kind", kind))
     else:
         meant = suggest(kind, ("cpu", *KINDS))
-        raise TargetError(f"unknown target {kind!r:.40}{meant}; known: cpu (this host), {', '.join(KINDS)}")
+        raise TargetError(f"unknown target {kind!r:.40}{meant}: expected cpu (this host), {', '.join(KINDS)}")
     keys = read_words("keys", options.pop("keys", ()))
     device = options.pop("device", None)
     if device and (not keys or kind not in ("cpu", *KINDS)):
@@ -286,7 +286,7 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
     unknown = sorted(options.keys() - _IGNORED)
     if unknown:
         meant = suggest(unknown[0], _READ | _ALIASES.keys() | _CAPABILITIES | SWITCHES)
-        raise TargetError(f"target {kind}: unknown option {unknown[0]!r:.40}{meant or '; leave it out'}")
+        raise TargetError(f"target {kind}: unknown option {unknown[0]!r:.40}{meant or ': leave it out'}")
     return target
 
 

@@ -8,7 +8,7 @@ import shlex
 from typing import Any
 
 SWITCHES = frozenset("link-params system-lib".split())
-# An empty list says that there are none: `cpu -libs=`.
+# Options whose empty list means none: `cpu -libs=`.
 _LISTS = frozenset("libs mattr".split())
 # Names make up a target's key, whose parts "/" separates.
 _NAME = re.compile(r"[^\s/]{1,128}")
@@ -17,7 +17,7 @@ MAX_TEXT = 4096
 
 
 class TargetError(ValueError):
-    """A target that cannot be read; the message names the field and the remedy."""
+    """A target is malformed; the message has the field and the remedy."""
 
 
 def read_options(spec: str) -> Any:
@@ -47,7 +47,7 @@ def _read_words(spec: str) -> dict[str, Any]:
         name, equals, value = word.lstrip("-").partition("=")
         if not word.startswith("-") or not name:
             raise TargetError(
-                f"target {spec!r:.80}: {word!r:.40} is not an option; write -name=value"
+                f"target {spec!r:.80}: {word!r:.40} is no option: write -name=value"
             )
         if not equals and words and not words[-1].startswith("-"):
             value = words.pop()
@@ -55,14 +55,14 @@ def _read_words(spec: str) -> dict[str, Any]:
             value = "1"
         if not value and (not equals or name not in _LISTS):
             raise TargetError(
-                f"target {spec!r:.80}: {word!r:.40} has no value; write -{name}=value, or leave it out"
+                f"target {spec!r:.80}: {word!r:.40} has no value: write -{name}=value, or leave it out"
             )
         options.append((name, value))
     return _once(options)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The options as a mapping; raises `TargetError` where one is given twice."""
+    """The options as a mapping; raise `TargetError` if one is given twice."""
     options: dict[str, Any] = {}
     for name, value in pairs:
         if name in options:
