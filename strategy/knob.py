@@ -21,8 +21,7 @@ KnobKind = Literal["schedule", "layout"]
 class Knob:
     """A tuning parameter: a name and its values in a meaningful order.
 
-    `kind` is `layout` where the value changes what is computed on (a packing), `schedule` where it
-    only changes how.
+    `kind` is `layout` if the value changes the layout of operands (a packing), `schedule` otherwise.
     """
 
     def __init__(self, name: str, values: Iterable[Any], kind: KnobKind = "schedule") -> None:

@@ -18,11 +18,11 @@ from strategy.record import RunState
 
 # Time without a live run before training begins, as it would disturb timing.
 QUIET_S = 30.0
-GROWTH = 1.25  # records on those of the newest model, from which another is worth training
+GROWTH = 1.25  # ratio of records to the newest model's, from which a new model is trained
 
 
 class Trainer(Background):
-    """One thread that starts one training process at a time, and ends it where a run begins.
+    """One thread that runs one training process at a time, and stops it when a run begins.
 
     Models become due by runs that finish while the service lives, or by request; imported records alone
     start no training. Requested models are trained as soon as no run is live.

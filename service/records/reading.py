@@ -135,7 +135,7 @@ class _Child:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "service.records.reading_child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is for the parent, which then ends it
+            start_new_session=True,  # Ctrl-C goes to the parent, which ends it
         )  # fmt: skip
         assert self._process.stdin is not None
         assert self._process.stdout is not None

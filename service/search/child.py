@@ -123,7 +123,7 @@ class ChildModel:
                 [sys.executable, "-m", "service.search.child"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C is for the parent, which then ends it
+                start_new_session=True,  # Ctrl-C goes to the parent, which ends it
             )  # fmt: skip
         return self._child
 

@@ -39,7 +39,7 @@ class Background(ABC):
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after the step that it is in."""
+        """End the thread after the current step."""
         self._stopping.set()
         self._bell.notify()
         if self._thread is not None:

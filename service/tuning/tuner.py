@@ -53,7 +53,7 @@ class Proposal:
 
 
 class Tuner(Background):
-    """Tunes every live run of a database until stopped.
+    """Tuner of all live runs of a database.
 
     Args:
         store: the database.

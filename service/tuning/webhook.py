@@ -30,7 +30,7 @@ from strategy.record import encode
 TRIES = 12  # within about three hours
 TIMEOUT_S = 10.0
 LONGEST_S = 3600.0  # between two tries
-CLAIM_S = 60.0  # until another service may take what one was sending when it died
+CLAIM_S = 60.0  # until another service may send what one was sending when it died
 
 
 def check(url: str, hosts: str) -> None:
@@ -72,7 +72,7 @@ def subscribe(connection: sa.Connection, run_id: int, url: str) -> None:
 
 
 class Postman(Background):
-    """One thread that sends what is due.
+    """Sender of due webhooks, in one thread.
 
     Args:
         store: the database.

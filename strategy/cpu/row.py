@@ -261,7 +261,7 @@ def schedule_stages(sch: Any, stages: dict[str, Any], config: Config, extent: in
 
 
 def schedule_partial(sch: Any, block: Any, config: Config, extent: int | None = None) -> None:
-    """The accumulators of a row: in registers over all of its steps."""
+    """Schedule the accumulators of a row, in registers over all of its steps."""
     sch.set_scope(block, 0, "local")
     *_, width, steps = sch.get_loops(block)
     outer, inner = sch.split(steps, [None, integer(config, "unroll")])

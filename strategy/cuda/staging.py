@@ -164,7 +164,7 @@ class ByHand:
     """A product, [batch, m, k] · [batch, n, k]ᵀ.
 
     Args:
-        one_left, one_right: whether there is one of them for all entries of the batch.
+        one_left, one_right: True if the operand is shared by all entries of the batch.
         operands: how they are read, and where the output lies.
     """
 

@@ -1,4 +1,4 @@
-"""Operators of several tensors that broadcast as NumPy's do, and what undoes a broadcast."""
+"""Operators of several tensors that broadcast as in NumPy, and sums that undo a broadcast."""
 # Over 300 lines: a table of operators that share their relations and schedules.
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _broadcast(tensor: Any, index: Sequence[Any]) -> Any:
 
 
 def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """NumPy's form without its warnings: infinities and NaN are right answers here."""
+    """NumPy's form without its warnings, as infinities and NaN are valid results."""
 
     def reference(x: Any, y: Any) -> Any:
         import numpy as np

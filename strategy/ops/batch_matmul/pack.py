@@ -115,7 +115,7 @@ def prepare(attrs: BatchMatmulAttrs, inputs: Sequence[TensorType], config: Confi
 
 
 def compute(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
-    """The products over whole tiles, and what of them is within m × n."""
+    """The products over whole tiles, and their part within m × n."""
     from tvm import te, tirx
 
     x, y = inputs
