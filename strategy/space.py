@@ -145,10 +145,10 @@ class ConfigSpace:
             return f"unknown knob {unknown[0]!r:.80}{meant}: expected {known}"
         for k in self.knobs:
             if k.name not in config:
-                return f"knob {k.name!r} is missing; it may be {k.show_values()}"
+                return f"knob {k.name!r} is missing: give one of {k.show_values()}"
             value = config[k.name]
             if not k.has(value):
-                return f"{k.name}={value!r:.80} is not a value of this knob; it may be {k.show_values()}"
+                return f"{k.name}={value!r:.80} is not a value of this knob: give one of {k.show_values()}"
         return None
 
     def check(self, config: Mapping[str, Any]) -> Config:

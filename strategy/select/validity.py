@@ -27,7 +27,7 @@ def valid_candidates(workload: Workload, target: Target, known: Sequence[Candida
     if not valid:
         raise SelectionError(
             f"no implementation of {workload.op} is valid for {workload} on {target}"
-            f": the conditions of all {len(known)} fail"
+            f": {len(known)} exist, but their conditions fail"
         )
     return valid
 

@@ -67,7 +67,7 @@ def test_arrays_become_constants_from_either_side():
 
 
 def test_a_number_needs_a_dtype():
-    with pytest.raises(ExprError, match=r"multiply: rhs is 2, not an expression; .*const\(value"):
+    with pytest.raises(ExprError, match=r"multiply: rhs is 2, not an expression: .*const\(value"):
         typed("float64[2]") * 2
     assert of(typed("float64[2]") * const(2, "float64")) == "float64[2]"
     assert (str(const(2).type), str(const(2.0).type)) == ("int32[]", "float32[]")

@@ -230,7 +230,7 @@ def test_a_target_is_immutable() -> None:
 @pytest.mark.parametrize(
     ("spec", "named"),
     [
-        ("llvm -mcpu", "'-mcpu' has no value; write -mcpu=value"),
+        ("llvm -mcpu", "'-mcpu' has no value: write -mcpu=value"),
         ("llvm -mcpu -num-cores=2", "'-mcpu' has no value"),
         ("llvm -num-cores", "'-num-cores' has no value"),
         ("llvm -mattr", "'-mattr' has no value"), ("cuda -libs", "'-libs' has no value"),
@@ -247,7 +247,7 @@ def test_a_target_is_immutable() -> None:
         ('{"kind": "llvm", "mcpu": "a", "mcpu": "b"}', "'mcpu' is given twice"),
         ("llvm -num-cores=2 -threads=3", "target.num-cores = '2', but its synonym threads is '3'"),
         ("llvm -mcpu=znver4 -arch=znver5", "target.mcpu = 'znver4', but its synonym arch is 'znver5'"),
-        ("llvm -target=a -mtriple=b", "target.mtriple = 'b', but target"),
+        ("llvm -target=a -mtriple=b", "target.mtriple = 'b', but its synonym target"),
         ("llvm -", "'-' is no option"), ("llvm --", "'--' is no option"),
         ("llvm -=x", "'-=x' is no option"), ("llvm -mcpu znver4 znver5", "'znver5' is no option"),
         ("lvm", "unknown target 'lvm', did you mean llvm?"), ("Cuda", "unknown target 'Cuda', did you mean cuda?"),

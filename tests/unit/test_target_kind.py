@@ -50,7 +50,7 @@ def test_where_nothing_can_be_built_one_error_says_what_there_is(text: str) -> N
                 f"no implementation of {name} can be built for {target}; "
                 "it has implementations for targets of kind llvm and cuda"
             )
-        with pytest.raises(OpError, match=f"{name} has no implementation 'x' on .*; it has: none"):
+        with pytest.raises(OpError, match=f"{name} has no implementation 'x' on .*: it has: none"):
             find_implementation(workload, target, "x")
 
 

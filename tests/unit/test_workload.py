@@ -184,7 +184,7 @@ def test_an_instance_differs_in_its_symbols_alone(change: dict[str, Any]) -> Non
          "unknown operator 'densee', did you mean dense\\?; known: .*dense"),
         (lambda: Workload.make("dense", {"data": "float32[8,32]"}), WorkloadError, "input 'weight' is missing"),
         (lambda: Workload.make("dense", {"date": "float32[8,32]"}), WorkloadError,
-         "no input 'date', did you mean data\\?; its inputs: data, weight"),
+         "no input 'date', did you mean data\\?: expected data, weight"),
         (lambda: Workload.make("dense", dense().inputs, constants=["bias"]), WorkloadError, "no input 'bias'"),
         (lambda: Workload.make("dense", [Input("data", "float32[8,32]")] * 2), WorkloadError,
          "the same name: data, data"),
