@@ -131,7 +131,7 @@ def test_symbolic_rows_are_right_for_every_size(target: Target, name: str) -> No
 
 
 def test_gemv_declines_symbolic_rows(target: Target) -> None:
-    with pytest.raises(InstantiationError, match="takes one row, here m is m"):
+    with pytest.raises(InstantiationError, match="needs one row, but m is m"):
         lower(workload("m", 8, 8), target, "dense_gemv.cpu")
 
 
