@@ -21,7 +21,7 @@ from strategy.cuda.source import PlanError
 from strategy.fault import CompileError, InstantiationError, find_fault
 from strategy.op import OpError
 from strategy.op_strategy import Candidate, candidates
-from strategy.record import ErrorKind, JobEntry, convert
+from strategy.record import ErrorKind, JobEntry, Result, convert
 from strategy.select import holds
 from strategy.space import ConfigError
 from strategy.target import Target
@@ -51,6 +51,13 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorKind | None = None
     message: str = ""
     build_s: float = 0.0
+
+    def failure(self) -> Result:
+        """The result of an entry that was not timed."""
+        return Result(
+            entry=self.entry, error=self.error, message=self.message, build_s=self.build_s,
+            code_digest=self.code_digest, measured_at=time.time(),
+        )  # fmt: skip
 
 
 class RefusedError(ValueError):

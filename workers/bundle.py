@@ -13,7 +13,6 @@ import hmac
 import io
 import secrets
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -136,7 +135,7 @@ def run_bundle(
     with tempfile.TemporaryDirectory(prefix="plevel-bundle-") as folder:
         for number, part in enumerate(bundle.parts):
             yield from _spaces(part)
-            results = [_failed(b) for b in part.built if b.error is not None]
+            results = [b.failure() for b in part.built if b.error is not None]
             built = []
             for entry in part.built:
                 if entry.error is None:
@@ -148,13 +147,6 @@ def run_bundle(
                 line = _record(part, result, device, environment)
                 line |= {"session": f"{session}-{number}", "worker": worker}
                 yield msgspec.json.encode(line) + b"\n"
-
-
-def _failed(built: Built) -> Result:
-    return Result(
-        entry=built.entry, error=built.error, message=built.message, build_s=built.build_s,
-        code_digest=built.code_digest, measured_at=time.time(),
-    )  # fmt: skip
 
 
 def _spaces(part: Part) -> Iterator[bytes]:

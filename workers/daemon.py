@@ -210,11 +210,7 @@ class Daemon:
 
     def _report_failed(self, held: Held, built: Built) -> None:
         if built.error is not None:
-            result = Result(
-                entry=built.entry, error=built.error, message=built.message, build_s=built.build_s,
-                code_digest=built.code_digest, measured_at=time.time(),
-            )  # fmt: skip
-            self._holdings.report(held, result)
+            self._holdings.report(held, built.failure())
 
     # Timing
 

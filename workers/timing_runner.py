@@ -233,7 +233,4 @@ def _lost(built: Built, error: Died | Late) -> Result:
         kind, message = ErrorKind.OUT_OF_BOUNDS, f"{outside} ({error.cause})"
     else:
         kind = ErrorKind.OOM if error.out_of_memory else ErrorKind.CRASH
-    return Result(
-        entry=built.entry, error=kind, message=shorten(message), build_s=built.build_s,
-        code_digest=built.code_digest, measured_at=time.time(),
-    )  # fmt: skip
+    return msgspec.structs.replace(built, error=kind, message=shorten(message)).failure()

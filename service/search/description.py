@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import numpy as np
 
-from service.search.features import Digits, Matrix, SpaceFeatures
+from service.search.features import Digits, Matrix, SpaceFeatures, is_number
 from strategy.space import ConfigSpace
 from strategy.workload import Workload
 
@@ -85,7 +84,3 @@ def repeated(extents: Sequence[Sequence[int]]) -> set[int]:
     """The indices of dimensions that equal an earlier one in all workloads."""
     shortest = min(map(len, extents), default=0)
     return {j for j in range(shortest) if any(all(e[i] == e[j] for e in extents) for i in range(j))}
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float)

@@ -64,13 +64,13 @@ def columns_of(space: ConfigSpace, digits: Digits) -> dict[str, NDArray[Any]]:
     return {k.name: _array(k)[digits[:, i]] for i, k in enumerate(space.knobs)}
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float)  # includes bool
 
 
 def _array(knob: Knob) -> NDArray[Any]:
     """The knob's values, as operands of expressions."""
-    if all(_is_number(v) for v in knob.values):
+    if all(is_number(v) for v in knob.values):
         return np.array(knob.values)
     lengths = {len(v) if isinstance(v, tuple) else 0 for v in knob.values}
     if len(lengths) == 1 and lengths != {0}:
