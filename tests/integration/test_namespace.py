@@ -36,8 +36,10 @@ from strategy.select import Reason
 from strategy.space import ConfigSpace, Knob
 from strategy.workload import Input, Workload
 from tests.integration.scene import FAST, TARGET, WORKLOAD, Scene, configs, request, timed
-from tests.integration.test_auth import _enqueue, bearer, routes, serving
+from tests.integration.test_auth import _enqueue, bearer, routes
 from tests.integration.test_import import made
+from tests.limit import HANG_S
+from tests.serve import serve
 
 ROWS = [made(i, (1.0 + i,)) for i in range(4)]
 MADE = Candidate(FAST.implementation, "1.0", 5)  # what `made` measures
@@ -164,7 +166,7 @@ def test_a_token_of_a_namespace_allows_no_more_than_that(store: Store) -> None:
 
 @pytest.fixture
 def http(store: Store, url: str) -> Iterator[httpx.Client]:
-    with serving(url) as client:
+    with serve(url) as place, httpx.Client(base_url=place, timeout=HANG_S) as client:
         yield client
 
 
