@@ -4,6 +4,7 @@ A row is reduced into `chains` vectors of accumulators, to hide the latency of a
 tree, first vectors, then the lanes of one. All steps of a row run while it is in the cache, and tasks of rows in
 parallel.
 """
+# Over 300 lines: one way to take rows, as computation, space and schedule.
 
 from __future__ import annotations
 
