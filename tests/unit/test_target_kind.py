@@ -47,7 +47,7 @@ def test_where_nothing_can_be_built_one_error_says_what_there_is(text: str) -> N
             with pytest.raises(SelectionError) as caught:
                 select(workload, target, NO_RECORDS, policy=policy)
             assert str(caught.value) == (
-                f"no implementation of {name} can be built for {target}; "
+                f"no implementation of {name} can be built for {target}: "
                 "it has implementations for targets of kind llvm and cuda"
             )
         with pytest.raises(OpError, match=f"{name} has no implementation 'x' on .*: it has: none"):
