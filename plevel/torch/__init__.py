@@ -1,8 +1,9 @@
-"""PyTorch models: extraction of their workloads.
+"""PyTorch models with plevel's kernels: extraction of workloads, and a backend of `torch.compile`.
 
     import plevel.torch
 
     found = plevel.torch.extract(model, inputs)
+    fast = torch.compile(model, backend="plevel")
 
 Importing this package loads no PyTorch; using it does.
 """
@@ -20,7 +21,10 @@ __all__ = ["ExtractError", "Extraction", "extract"]
 _HOMES = {
     "ExtractError": "plevel.torch.extraction",
     "Extraction": "plevel.torch.extraction",
+    "Report": "plevel.torch.explanation",
+    "explain": "plevel.torch.explanation",
     "extract": "plevel.torch.extraction",
+    "tune": "plevel.torch.tuning",
 }
 
 

@@ -14,7 +14,7 @@ from strategy.compile.fusion import Group, describe
 from strategy.workload import Workload
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Site:
     """A product in a graph, with the operators after it that its kernel computes too.
 

@@ -84,6 +84,10 @@ def test_the_client_needs_only_the_base_install() -> None:
     run_without(names, "import plevel.cli.main, plevel\nplevel.Client, plevel.Embedded")
 
 
+def test_only_the_use_of_models_imports_pytorch() -> None:
+    run_without(("torch",), "import plevel, strategy.select, plevel.cli.main, plevel.torch")
+
+
 def _imports_at_import(tree: ast.Module) -> set[str]:
     """Top-level packages that a module imports when it is imported: not those inside functions."""
     found: set[str] = set()

@@ -1,0 +1,184 @@
+"""The backend of `torch.compile`: Inductor, with plevel's kernels in its frozen graph where they are faster.
+
+    fast = torch.compile(model, backend="plevel", options={"database": "http://farm:8765"})
+    with torch.inference_mode():
+        y = fast(x)
+
+Importing this module has Inductor freeze graphs (`torch._inductor.config.freezing`): whether parameters are
+constants is decided before a backend is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch._inductor.config
+from torch.fx import GraphModule
+
+from plevel.torch import confirmation
+from plevel.torch.confirmation import Kept, Verdict
+from plevel.torch.explanation import Report, make_report, note, owned
+from plevel.torch.frozen import compile_frozen
+from plevel.torch.plan import Plan, make_plan
+from strategy.select import NO_RECORDS, Database
+
+logger = logging.getLogger("plevel.torch")
+torch._inductor.config.freezing = True
+
+
+class OptionError(TypeError):
+    """An option that the backend does not have, or of the wrong type."""
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`options` of `torch.compile`.
+
+    Args:
+        database: a service, a database or an SQLite file; this user's own where not given.
+        lock: a lock file: what is locked is taken from it, the rest from `database` if that is named.
+        confirm: whether kernels stay only where the timed graph is faster with them.
+    """
+
+    database: str | None = None
+    lock: str | None = None
+    confirm: bool = True
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any] | None) -> Options:
+        """Raises `OptionError`, which names the option."""
+        plain = {k: str(v) if isinstance(v, Path) else v for k, v in (given or {}).items()}
+        try:
+            return msgspec.convert(plain, cls)
+        except msgspec.ValidationError as error:
+            raise OptionError(
+                f"options of backend 'plevel': {error}; they are database, lock and confirm"
+            ) from error
+
+
+def plevel(
+    module: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compiles one graph of Dynamo's.
+
+    Whatever fails on the way leaves the graph to Inductor alone, with one warning. So does a graph that
+    may need gradients, without one.
+
+    Raises:
+        OptionError: an option that there is not, or `mode`, which is Inductor's.
+    """
+    wanted = Options.read(options)
+    if mode is not None:
+        raise OptionError(f"mode {mode!r:.40}: it is Inductor's: leave it out, and give options")
+    if torch.is_grad_enabled():
+        return _alone(module, inputs, "gradients are enabled: call it under torch.inference_mode()")
+    if torch._inductor.config.cpp_wrapper:
+        return _alone(
+            module,
+            inputs,
+            "torch._inductor.config.cpp_wrapper is set, and kernels are called from Python",
+        )
+    try:
+        return _compile(module, inputs, wanted)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        logger.debug("the graph is left to Inductor", exc_info=True)
+        warnings.warn(f"plevel: a graph is left to Inductor: {reason}", stacklevel=2)
+        return _alone(module, inputs, reason)
+
+
+def _alone(module: GraphModule, inputs: Sequence[Any], why: str) -> Callable[..., Any]:
+    from torch._inductor.compile_fx import compile_fx
+
+    note(Report(note=f"left to Inductor: {why}", parameters=owned(module)), module)
+    logger.info("left to Inductor: %s", why)
+    found: Callable[..., Any] = compile_fx(module, inputs)
+    return found
+
+
+def _compile(module: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    plan: Plan | None = None
+    verdict: Verdict | None = None
+    kept: Kept = frozenset()
+
+    def visit(frozen: GraphModule) -> None:
+        nonlocal plan, verdict, kept
+        with _database(options) as database:
+            plan = make_plan(frozen, database)
+        kept = frozenset(plan.kernels)
+        if options.confirm:
+            verdict = confirmation.read_verdict(plan)
+            # Without a verdict this is Inductor alone, to compare with.
+            kept = frozenset(w for w in kept if verdict and w.key in verdict.kept)
+        plan.apply(frozen, kept)
+
+    found = compile_frozen(module, inputs, visit)
+    if plan is None:
+        raise RuntimeError(
+            "Inductor did not freeze the graph: its passes are others than those of PyTorch 2.13"
+        )
+    planned = plan
+    if planned.errors:
+        (workload, why), *more = planned.errors.items()
+        others = f", and {len(more)} more workloads" if more else ""
+        warnings.warn(f"plevel: {workload}{others} left to Inductor: {why}", stacklevel=3)
+    if options.confirm and verdict is None and planned.kernels:
+
+        def make(wanted: Kept) -> Callable[..., Any]:
+            if not wanted:
+                return found
+            return compile_frozen(module, inputs, lambda frozen: planned.apply(frozen, wanted))
+
+        with (
+            torch.utils._python_dispatch._disable_current_modes(),
+            torch.random.fork_rng(devices=()),
+        ):
+            chosen, verdict = confirmation.confirm(planned, make, inputs, list(module.buffers()))
+        confirmation.write_verdict(planned, verdict)
+        kept = frozenset(w for w in planned.kernels if w.key in verdict.kept)
+        found = chosen
+    note(make_report(planned, kept, verdict, module), module)
+    return found
+
+
+@contextmanager
+def _database(options: Options) -> Iterator[Database]:
+    """The database that the options name, else that of the environment, else this user's own."""
+    from plevel.cli.location import locate
+    from plevel.database import plevel_database
+    from plevel.embedded import sqlite_path
+
+    with ExitStack() as stack:
+        places = [p for p in (options.lock, options.database) if p is not None]
+        if not places:
+            own = locate(None, None)
+            path = None if own.database is None else sqlite_path(own.database)
+            places = [own.url or own.database or ""] if path is None or path.exists() else []
+        found = [stack.enter_context(plevel_database(place)) for place in places]
+        yield _FirstOf(found) if len(found) > 1 else found[0] if found else NO_RECORDS
+
+
+class _FirstOf:
+    """The database among several that knows a workload first."""
+
+    def __init__(self, databases: Sequence[Database]) -> None:
+        self._databases = databases
+
+    def measured(self, *asked: Any) -> Any:
+        return next((m for d in self._databases if (m := d.measured(*asked))), ())
+
+    def instances(self, *asked: Any) -> Any:
+        return next((i for d in self._databases if (i := d.instances(*asked))), ())
+
+    def history(self, *asked: Any) -> Any:
+        return ()

@@ -1,0 +1,160 @@
+"""Confirmation in context: the whole graph timed with kernels and without, and the verdict kept on disk.
+
+A kernel that is faster alone may lose in a graph, by conversions of layouts, caches and threads. So ours
+stay only where the graph is faster beyond the interval of its measurement: family by family, then workload
+by workload.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from plevel.torch.plan import Plan
+from plevel.torch.store import folder
+from strategy.record import Estimate, estimate
+from strategy.workload import Workload
+
+ROUNDS = 15
+LEAST_ROUNDS = 7
+BURST_S = 0.02
+LIMIT_S = 10.0  # of one comparison, once it has the least rounds
+SHARE = 0.05  # of the arithmetic that a workload needs to be tried by itself
+WORKLOADS = 4  # tried by themselves
+TOLERANCE = 1e-3  # relative error of an output, between two ways of summing
+
+Compiled = Callable[..., Any]
+Kept = frozenset[Workload]
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One comparison: what was exchanged, and the ratio of the graph's times, new to old."""
+
+    workloads: tuple[str, ...]
+    added: bool
+    ratio: Estimate
+    kept: bool
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The workloads whose kernels stay in a graph, by key, and the comparisons that said so."""
+
+    kept: tuple[str, ...]
+    steps: tuple[Step, ...] = ()
+    refused: str = ""
+
+
+def read_verdict(plan: Plan) -> Verdict | None:
+    """The verdict on the same graph, kernels, machine, threads and PyTorch; None where there is none."""
+    with suppress(OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(_path(plan).read_bytes(), type=Verdict)
+    return None
+
+
+def write_verdict(plan: Plan, verdict: Verdict) -> None:
+    partial = _path(plan).with_suffix(".part")
+    partial.write_bytes(msgspec.json.encode(verdict))
+    partial.replace(_path(plan))
+
+
+def _path(plan: Plan) -> Path:
+    return folder() / f"verdict-{plan.key}.json"
+
+
+def confirm(
+    plan: Plan, make: Callable[[Kept], Compiled], inputs: Sequence[Any], buffers: Sequence[Any]
+) -> tuple[Compiled, Verdict]:
+    """The fastest form of the graph that was found, and why.
+
+    Args:
+        make: compiles the graph with the kernels of these workloads in place.
+        inputs: what the graph is called with; it is called with copies.
+        buffers: the model's state, which a call may change: it is put back then, and nothing is replaced.
+    """
+    alone = make(frozenset())
+    given = [i.clone() if isinstance(i, torch.Tensor) else i for i in inputs]
+    expected, changed = _call(alone, given, buffers)
+    if changed:
+        return alone, Verdict(
+            (), refused="the graph changes the model's buffers, so it is not timed"
+        )
+    best, kept = alone, frozenset[Workload]()
+    steps: list[Step] = []
+    families = plan.families()
+    for exchanged in [*families, *_singles(plan, families)]:
+        wanted = kept ^ exchanged
+        candidate = make(wanted)
+        found, _ = _call(candidate, given, buffers)
+        if not _agree(found, expected):
+            return alone, Verdict((), tuple(steps), refused="its outputs differ from Inductor's")
+        ratio = compare(best, candidate, given)
+        won = ratio.high_s < 1
+        keys = tuple(sorted(w.key for w in exchanged))
+        steps.append(Step(keys, exchanged <= wanted, ratio, won))
+        if won:
+            best, kept = candidate, wanted
+    return best, Verdict(tuple(sorted(w.key for w in kept)), tuple(steps))
+
+
+def _singles(plan: Plan, families: Sequence[Kept]) -> list[Kept]:
+    """Workloads to try by themselves: the largest of families that have more than one."""
+    several = frozenset[Workload]().union(*(f for f in families if len(f) > 1))
+    large = [
+        frozenset([found.workload])
+        for found in sorted(plan.extraction.workloads, key=plan.extraction.share, reverse=True)
+        if found.workload in several and plan.extraction.share(found) >= SHARE
+    ]
+    return large[:WORKLOADS]
+
+
+def _call(
+    function: Compiled, inputs: Sequence[Any], buffers: Sequence[Any]
+) -> tuple[list[Any], bool]:
+    """The outputs as they are at once, and whether buffers were changed, which are put back then."""
+    before = [b.clone() for b in buffers]
+    found = [o.clone() if isinstance(o, torch.Tensor) else o for o in function(*inputs)]
+    changed = False
+    for buffer, old in zip(buffers, before, strict=True):
+        if not torch.equal(buffer, old):
+            buffer.copy_(old)
+            changed = True
+    return found, changed
+
+
+def _agree(found: Sequence[Any], expected: Sequence[Any]) -> bool:
+    return all(
+        (a - b).norm().item() <= TOLERANCE * (b.norm().item() or 1.0)
+        for a, b in zip(found, expected, strict=True)
+        if isinstance(b, torch.Tensor) and b.is_floating_point()
+    )
+
+
+def compare(old: Compiled, new: Compiled, inputs: Sequence[Any]) -> Estimate:
+    """The ratio of the time of `new` to that of `old`, of bursts in turns, whose order alternates."""
+    calls = math.ceil(BURST_S / max(_burst(old, inputs, 2), _burst(new, inputs, 2), 1e-7))
+    ratios: list[float] = []
+    end = time.perf_counter() + LIMIT_S
+    while len(ratios) < LEAST_ROUNDS or (len(ratios) < ROUNDS and time.perf_counter() < end):
+        if len(ratios) % 2:
+            second = _burst(new, inputs, calls)
+            first = _burst(old, inputs, calls)
+        else:
+            first = _burst(old, inputs, calls)
+            second = _burst(new, inputs, calls)
+        ratios.append(second / first)
+    return estimate(ratios)
+
+
+def _burst(function: Compiled, inputs: Sequence[Any], calls: int) -> float:
+    """Seconds of one call."""
+    begin = time.perf_counter()
+    for _ in range(calls):
+        function(*inputs)
+    return (time.perf_counter() - begin) / calls

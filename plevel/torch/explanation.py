@@ -1,0 +1,110 @@
+"""Reports of compiled graphs: which kernels are in place, and why."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from plevel.torch.confirmation import Verdict
+from plevel.torch.plan import Plan
+from strategy.workload import Workload
+
+_reports: list[Report] = []
+MAX_REPORTS = 256
+
+
+@dataclass(frozen=True)
+class Row:
+    """A workload of a graph. `implementation` is empty where it is left to Inductor."""
+
+    workload: Workload
+    occurrences: int
+    share: float
+    implementation: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer for one graph: its workloads, what is not covered, and what was timed.
+
+    `note` says why the graph was left to Inductor as a whole, and is empty where it was not.
+    """
+
+    rows: tuple[Row, ...] = ()
+    missed: Mapping[str, float] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    note: str = ""
+    parameters: frozenset[int] = frozenset()
+
+    @property
+    def replaced(self) -> int:
+        """Number of places in the graph that kernels of plevel compute."""
+        return sum(row.occurrences for row in self.rows if row.implementation)
+
+    def __str__(self) -> str:
+        lines = [self.note] if self.note else []
+        for row in self.rows:
+            lines.append(f"{row.occurrences:3d} x {100 * row.share:5.1f} %  {row.workload}")
+            lines.append(f"{'':13}  {row.implementation or 'Inductor'}: {row.reason}")
+        lines += [
+            f"{'':6}{100 * share:5.1f} %  {name}: not covered"
+            for name, share in self.missed.items()
+        ]
+        for step in self.verdict.steps if self.verdict else ():
+            what = f"{'with' if step.added else 'without'} {', '.join(step.workloads)}"
+            interval = f"{step.ratio.low_s:.3f} to {step.ratio.high_s:.3f}"
+            done = "kept" if step.kept else "not kept"
+            lines.append(
+                f"timed: {step.ratio.median_s:.3f} of the time before ({interval}), {done}: {what}"
+            )
+        return "\n".join(lines)
+
+
+def make_report(
+    plan: Plan, kept: frozenset[Workload], verdict: Verdict | None, model: Any
+) -> Report:
+    rows = []
+    for found in plan.extraction.workloads:
+        kernel = plan.kernels.get(found.workload)
+        if kernel is None:
+            name, why = "", plan.errors[found.workload]
+        elif found.workload in kept:
+            name, why = kernel.selection.implementation, kernel.selection.explanation
+        else:
+            refused = verdict.refused if verdict else ""
+            name, why = "", refused or "the whole graph is not faster with it"
+        rows.append(Row(found.workload, found.occurrences, plan.extraction.share(found), name, why))
+    total = plan.extraction.flops or 1
+    missed = {m.name: m.flops / total for m in plan.extraction.missed}
+    return Report(tuple(rows), missed, verdict, parameters=owned(model))
+
+
+def owned(model: Any) -> frozenset[int]:
+    """The identities of a module's parameters and buffers."""
+    return frozenset(id(t) for t in (*model.parameters(), *model.buffers()))
+
+
+def note(report: Report, model: Any) -> None:
+    """Keeps a report for as long as the model's parameters live."""
+    _reports.append(report)
+    del _reports[:-MAX_REPORTS]
+    for tensor in (*model.parameters(), *model.buffers()):
+        weakref.finalize(tensor, _forget, report)
+
+
+def _forget(report: Report) -> None:
+    if report in _reports:
+        _reports.remove(report)
+
+
+def explain(model: Any = None) -> tuple[Report, ...]:
+    """The reports of the graphs compiled for a model, or of all where none is named, in the order of compiling."""
+    if not isinstance(model, torch.nn.Module):
+        return tuple(_reports)
+    wanted = owned(model)
+    return tuple(r for r in _reports if r.parameters & wanted)

@@ -1,0 +1,66 @@
+"""The runtime in C (`runtime.c`): compiled once for this Python, and loaded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from functools import cache
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from typing import Any
+
+from plevel.torch.store import digest_of, folder
+
+_NAME = "plevel_torch_runtime"
+
+
+class NativeError(RuntimeError):
+    """The runtime cannot be compiled here; the message says what is missing."""
+
+
+@cache
+def native() -> Any:
+    """The module: `load`, `prepare` and `run`, on tensors of PyTorch.
+
+    Raises:
+        NativeError: no C compiler, or it failed.
+    """
+    import torch
+
+    source = Path(__file__).with_name("runtime.c")
+    include = sysconfig.get_paths()["include"]
+    path = folder() / f"runtime-{digest_of(source.read_text(), sys.version, include)}.so"
+    if not path.exists():
+        _compile(source, include, path)
+    loader = ExtensionFileLoader(_NAME, str(path))
+    spec = spec_from_loader(_NAME, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    # The function by which Inductor's own kernels get at the data of a tensor.
+    module.bind(torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr)
+    return module
+
+
+def _compile(source: Path, include: str, path: Path) -> None:
+    compiler = (
+        os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    )
+    if not compiler:
+        raise NativeError("no C compiler: install gcc or clang, or set CC")
+    with tempfile.TemporaryDirectory(dir=path.parent) as made:
+        partial = Path(made) / path.name
+        command = [
+            compiler, "-O2", "-fPIC", "-shared", "-fopenmp", f"-I{include}", str(source), "-o", str(partial),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise NativeError(
+                f"{' '.join(command)} failed (CC names another compiler): {done.stderr.strip()[-2000:]}"
+            )
+        partial.replace(path)

@@ -1,0 +1,95 @@
+"""The operator `plevel::run`, and its lowering to a call with Inductor's own output buffer.
+
+Its arguments are the kernel's digest and the output's extents, so that the text of a graph, which is what
+Inductor's caches go by, says which kernel runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from plevel.torch.kernel import Kernel
+from plevel.torch.native import native
+from strategy.signature import Argument, Role
+from strategy.types import TensorType
+
+_FLOAT = 2  # DLPack's code
+_loaded: set[str] = set()
+
+
+def load(kernel: Kernel) -> None:
+    """Makes a kernel callable in this process."""
+    if kernel.digest not in _loaded:
+        types = tuple(_type(a.tensor) for a in kernel.signature.arguments)
+        native().load(kernel.digest, str(kernel.path), types)
+        _loaded.add(kernel.digest)
+
+
+def pack(kernel: Kernel, argument: Argument, source: Any) -> Any:
+    """A constant as the kernel takes it: packed by the kernel's own function where it has one."""
+    given = torch.empty(source.shape).copy_(source)  # aligned, as code for vectors needs it
+    if argument.role is not Role.PREPARED:
+        return given
+    packed = torch.empty(argument.tensor.concrete_shape)
+    native().prepare(
+        kernel.digest, f"__tvm_ffi_{argument.preparation}",
+        given, _described(given), packed, _type(argument.tensor),
+    )  # fmt: skip
+    return packed
+
+
+def _type(kind: TensorType) -> tuple[int, int, tuple[int, ...]]:
+    if kind.dtype != "float32":
+        raise ValueError(f"{kind}: float32 is what the runtime passes on")
+    return _FLOAT, 32, tuple(int(extent) for extent in kind.concrete_shape)
+
+
+def _described(tensor: Any) -> tuple[int, int, tuple[int, ...]]:
+    return _FLOAT, 32, tuple(tensor.shape)
+
+
+@cache
+def operator() -> Any:
+    """The overload `plevel::run(Tensor[] inputs, str kernel, int[] shape) -> Tensor`, with its lowering."""
+    library = torch.library.Library("plevel", "DEF")
+    library.define("run(Tensor[] inputs, str kernel, int[] shape) -> Tensor")
+    library.impl("run", _run, "CPU")
+    library.impl("run", lambda inputs, kernel, shape: inputs[0].new_empty(shape), "Meta")
+    operator._library = library  # type: ignore[attr-defined]  # it ends with its last reference
+    found = torch.ops.plevel.run.default
+    _register_lowering(found)
+    return found
+
+
+def _run(inputs: Sequence[Any], kernel: str, shape: Sequence[int]) -> Any:
+    """The form of the dispatcher, for what runs the graph without compiling it."""
+    out = torch.empty(shape)
+    native().run(*(tensor.contiguous() for tensor in inputs), kernel, out=out)
+    return out
+
+
+def _register_lowering(overload: Any) -> None:
+    from torch._inductor import ir
+    from torch._inductor.lowering import register_lowering
+    from torch._inductor.select_algorithm import extern_kernels
+
+    extern_kernels.plevel_run = native().run
+
+    def lowering(inputs: Sequence[Any], kernel: str, shape: Sequence[int]) -> Any:
+        given = [
+            ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(i)) for i in inputs
+        ]
+        strides = ir.FlexibleLayout.contiguous_strides(shape)
+        layout = ir.FixedLayout(torch.device("cpu"), torch.float32, list(shape), strides)
+        return ir.TensorBox.create(
+            ir.ExternKernelOut(
+                layout=layout, inputs=given, constant_args=(kernel,),
+                python_kernel_name="extern_kernels.plevel_run", op_overload=overload,
+            )
+        )  # fmt: skip
+
+    register_lowering(overload, type_promotion_kind=None)(lowering)

@@ -1,0 +1,233 @@
+// Calls of plevel's kernels from Inductor's code: no TVM, no DLPack, and PyTorch's own OpenMP threads.
+//
+// A kernel is a linked library with `__tvm_ffi_main` and its packing functions. Its hooks into TVM's runtime
+// are weak pointers, set here: parallel loops run on the OpenMP pool that ATen, oneDNN and Inductor's own loops
+// use (two pools on the same cores cost 2.7 times as much), and workspaces are kept by each thread.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <dlfcn.h>
+#include <omp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DLTENSOR_POINTER = 7, CPU = 1, ALIGNMENT = 64, MOST_ARGUMENTS = 72, MOST_AXES = 8 };
+
+// DLTensor and TVMFFIAny, as dlpack.h and tvm/ffi/c_api.h have them.
+typedef struct {
+  void *data;
+  struct { int32_t type, id; } device;
+  int32_t ndim;
+  struct { uint8_t code, bits; uint16_t lanes; } dtype;
+  int64_t *shape, *strides;
+  uint64_t byte_offset;
+} Tensor;
+typedef struct { int32_t type_index; uint32_t padding; union { int64_t i; double d; void *p; } v; } Any;
+typedef int (*Function)(void *, const Any *, int32_t, Any *);
+typedef int (*Body)(int task, void *group, void *data);
+
+typedef struct {
+  void *library;
+  Function main;
+  int count;  // of arguments, the output included, which comes last
+  Tensor tensors[MOST_ARGUMENTS];
+  int64_t shapes[MOST_ARGUMENTS][MOST_AXES];
+  size_t bytes[MOST_ARGUMENTS];
+} Kernel;
+
+static void *(*address_of)(PyObject *);  // PyTorch's: the data of a tensor
+static PyObject *kernels;                // digest -> capsule of a Kernel
+
+static int launch(Body body, void *data, int tasks) {
+  int threads = omp_get_max_threads();
+  struct { void *sync; int32_t tasks; } group = {NULL, tasks > 0 ? tasks : threads};
+  int failed = 0;
+  if (threads == 1 || group.tasks == 1 || omp_in_parallel()) {
+    for (int t = 0; t < group.tasks; ++t) failed |= body(t, &group, data);
+    return failed;
+  }
+#pragma omp parallel for schedule(static, 1) num_threads(threads) reduction(| : failed)
+  for (int t = 0; t < group.tasks; ++t) failed |= body(t, &group, data);
+  return failed;
+}
+
+// Blocks of workspace are kept by the thread that took them, in a list, and taken again where they fit.
+typedef struct Block { struct Block *next; uint64_t bytes; } Block;
+static __thread Block *spare;
+
+static void *take(uint64_t bytes) {
+  for (Block **at = &spare; *at; at = &(*at)->next)
+    if ((*at)->bytes >= bytes && (*at)->bytes <= 2 * bytes + 4096) {
+      Block *found = *at;
+      *at = found->next;
+      return (char *)found + ALIGNMENT;
+    }
+  uint64_t rounded = (bytes + 4095) & ~(uint64_t)4095;
+  Block *made = aligned_alloc(ALIGNMENT, ALIGNMENT + rounded);
+  if (!made) return NULL;
+  made->bytes = rounded;
+  return (char *)made + ALIGNMENT;
+}
+static void give_back(void *memory) {
+  Block *block = (Block *)((char *)memory - ALIGNMENT);
+  block->next = spare;
+  spare = block;
+}
+static void *alloc_workspace(int device, int id, uint64_t bytes, int code, int bits) { return take(bytes); }
+static int free_workspace(int device, int id, void *memory) {
+  give_back(memory);
+  return 0;
+}
+
+static Kernel *kernel_of(PyObject *digest) {
+  PyObject *capsule = PyDict_GetItemWithError(kernels, digest);
+  if (!capsule) {
+    if (!PyErr_Occurred()) PyErr_Format(PyExc_KeyError, "no kernel %R is loaded", digest);
+    return NULL;
+  }
+  return PyCapsule_GetPointer(capsule, NULL);
+}
+
+// describe((code, bits, shape)) into a tensor, its shape and its bytes.
+static int describe(PyObject *type, Tensor *tensor, int64_t *shape, size_t *bytes) {
+  int code, bits;
+  PyObject *extents;
+  if (!PyArg_ParseTuple(type, "iiO!", &code, &bits, &PyTuple_Type, &extents)) return -1;
+  Py_ssize_t axes = PyTuple_GET_SIZE(extents);
+  if (axes > MOST_AXES) {
+    PyErr_Format(PyExc_ValueError, "%zd axes: at most %d", axes, MOST_AXES);
+    return -1;
+  }
+  *bytes = (size_t)bits / 8;
+  for (Py_ssize_t axis = 0; axis < axes; ++axis) {
+    shape[axis] = PyLong_AsLongLong(PyTuple_GET_ITEM(extents, axis));
+    *bytes *= (size_t)shape[axis];
+  }
+  if (PyErr_Occurred()) return -1;
+  *tensor = (Tensor){NULL, {CPU, 0}, (int32_t)axes, {(uint8_t)code, (uint8_t)bits, 1}, shape, NULL, 0};
+  return 0;
+}
+
+static void set_hook(void *library, const char *name, void *function) {
+  void **hook = dlsym(library, name);
+  if (hook) *hook = function;
+}
+
+// load(digest, path, types): types of the arguments, the output's last.
+static PyObject *load(PyObject *self, PyObject *args) {
+  PyObject *digest, *types;
+  const char *path;
+  if (!PyArg_ParseTuple(args, "UsO!", &digest, &path, &PyTuple_Type, &types)) return NULL;
+  Py_ssize_t count = PyTuple_GET_SIZE(types);
+  if (count > MOST_ARGUMENTS) return PyErr_Format(PyExc_ValueError, "%zd arguments: at most %d", count, MOST_ARGUMENTS);
+  Kernel *kernel = calloc(1, sizeof(Kernel));
+  if (!kernel) return PyErr_NoMemory();
+  kernel->count = (int)count;
+  for (int i = 0; i < count; ++i)
+    if (describe(PyTuple_GET_ITEM(types, i), &kernel->tensors[i], kernel->shapes[i], &kernel->bytes[i])) goto failed;
+  kernel->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!kernel->library) {
+    PyErr_SetString(PyExc_OSError, dlerror());
+    goto failed;
+  }
+  kernel->main = (Function)dlsym(kernel->library, "__tvm_ffi_main");
+  if (!kernel->main) {
+    PyErr_Format(PyExc_OSError, "%s has no function main", path);
+    goto failed;
+  }
+  set_hook(kernel->library, "__TVMBackendParallelLaunch", (void *)launch);
+  set_hook(kernel->library, "__TVMBackendAllocWorkspace", (void *)alloc_workspace);
+  set_hook(kernel->library, "__TVMBackendFreeWorkspace", (void *)free_workspace);
+  // Kernels stay for as long as the process: compiled graphs hold their digests, not references.
+  PyObject *capsule = PyCapsule_New(kernel, NULL, NULL);
+  if (!capsule || PyDict_SetItem(kernels, digest, capsule)) return NULL;
+  Py_DECREF(capsule);
+  Py_RETURN_NONE;
+failed:
+  free(kernel);
+  return NULL;
+}
+
+// prepare(digest, function, given, its type, packed, its type): packs a constant by the kernel's own function.
+static PyObject *prepare(PyObject *self, PyObject *args) {
+  PyObject *digest, *tensors[2], *types[2];
+  const char *name;
+  if (!PyArg_ParseTuple(args, "UsOOOO", &digest, &name, &tensors[0], &types[0], &tensors[1], &types[1])) return NULL;
+  Kernel *kernel = kernel_of(digest);
+  if (!kernel) return NULL;
+  Function function = (Function)dlsym(kernel->library, name);
+  if (!function) return PyErr_Format(PyExc_OSError, "the kernel has no function %s", name);
+  Tensor given[2];
+  int64_t shapes[2][MOST_AXES];
+  size_t bytes;
+  Any any[2], result = {0};
+  for (int i = 0; i < 2; ++i) {
+    if (describe(types[i], &given[i], shapes[i], &bytes)) return NULL;
+    given[i].data = address_of(tensors[i]);
+    any[i] = (Any){DLTENSOR_POINTER, 0, {.p = &given[i]}};
+  }
+  int failed;
+  Py_BEGIN_ALLOW_THREADS;
+  failed = function(NULL, any, 2, &result);
+  Py_END_ALLOW_THREADS;
+  if (failed) return PyErr_Format(PyExc_RuntimeError, "%s failed", name);
+  Py_RETURN_NONE;
+}
+
+// run(inputs..., digest, out=buffer): all contiguous; what is not aligned is copied.
+static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+  if (!names || PyTuple_GET_SIZE(names) != 1 || count < 1)
+    return PyErr_Format(PyExc_TypeError, "run(inputs..., digest, out=buffer)");
+  const Kernel *kernel = kernel_of(args[count - 1]);
+  if (!kernel) return NULL;
+  int last = kernel->count - 1;
+  if (count - 1 != last) return PyErr_Format(PyExc_TypeError, "%d inputs, got %zd", last, count - 1);
+  Tensor tensors[MOST_ARGUMENTS];
+  Any any[MOST_ARGUMENTS], result = {0};
+  void *copies[MOST_ARGUMENTS];
+  int copied = 0;
+  for (int i = 0; i <= last; ++i) {
+    void *data = address_of(args[i < last ? i : count]);
+    tensors[i] = kernel->tensors[i];
+    if ((uintptr_t)data % ALIGNMENT) {
+      void *copy = copies[copied++] = take(kernel->bytes[i]);
+      if (!copy) return PyErr_NoMemory();
+      if (i < last) memcpy(copy, data, kernel->bytes[i]);
+      tensors[i].data = copy;
+    } else {
+      tensors[i].data = data;
+    }
+    any[i] = (Any){DLTENSOR_POINTER, 0, {.p = &tensors[i]}};
+  }
+  int failed;
+  Py_BEGIN_ALLOW_THREADS;
+  failed = kernel->main(NULL, any, kernel->count, &result);
+  Py_END_ALLOW_THREADS;
+  void *out = address_of(args[count]);
+  if (tensors[last].data != out) memcpy(out, tensors[last].data, kernel->bytes[last]);
+  while (copied) give_back(copies[--copied]);
+  if (failed) return PyErr_Format(PyExc_RuntimeError, "the kernel %U failed", args[count - 1]);
+  Py_RETURN_NONE;
+}
+
+// bind(address): of PyTorch's function that gives the data of a tensor.
+static PyObject *bind(PyObject *self, PyObject *address) {
+  address_of = (void *(*)(PyObject *))PyLong_AsVoidPtr(address);
+  if (PyErr_Occurred()) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"bind", bind, METH_O, NULL},
+    {"load", load, METH_VARARGS, NULL},
+    {"prepare", prepare, METH_VARARGS, NULL},
+    {"run", (PyCFunction)(void *)run, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {NULL, NULL, 0, NULL}};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "plevel_torch_runtime", NULL, -1, methods};
+
+PyMODINIT_FUNC PyInit_plevel_torch_runtime(void) {
+  PyObject *module = PyModule_Create(&definition);
+  kernels = PyDict_New();
+  if (!module || !kernels) return NULL;
+  return module;
+}

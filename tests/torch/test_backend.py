@@ -1,0 +1,239 @@
+"""The backend of `torch.compile`: what it replaces, that the numbers stay, and what it leaves alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the torch extra is not installed")
+
+from torch._dynamo.exc import BackendCompilerFailed
+
+from plevel.torch import explain, kernel
+from plevel.torch.backend import OptionError, plevel
+from plevel.torch.kernel import kernel_digest
+from tests.torch import models
+
+ROOT = Path(__file__).parents[2]
+ALL = {"confirm": False}
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(model, options=ALL):
+    return torch.compile(model, backend=plevel, options=options)
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("make", [models.transformer, models.convolutions])
+def test_products_are_replaced_and_the_numbers_stay(make):
+    model, inputs = make()
+    with torch.inference_mode():
+        close(compiled(model)(*inputs), model(*inputs))
+    (report,) = explain(model)
+    assert all(row.implementation for row in report.rows)
+    assert report.replaced == {"transformer": 6, "convolutions": 3}[make.__name__]
+    assert str(report).count("highest plevel") == len(report.rows)
+
+
+class Shared(torch.nn.Module):
+    """Both orders of a sum, a sum of two products, weights used twice, and rows that are not aligned."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(32, 32, bias=False), torch.nn.Linear(32, 32)
+
+    def forward(self, x):
+        x = x[1:]
+        left = x + self.a(x)
+        right = self.a(left) + left
+        return self.a(right) + self.b(right), (self.b(right[:, ::2].repeat(1, 2)) * right).relu()
+
+
+def test_shared_weights_residuals_and_views():
+    torch.manual_seed(1)
+    model, x = Shared().eval(), torch.randn(34, 33)[:, 1:].contiguous()
+    with torch.inference_mode():
+        close(compiled(model)(x), model(x))
+        close(compiled(model)(x + 1), model(x + 1))
+    assert explain(model)[0].replaced == 5
+
+
+def test_a_call_writes_the_buffer_of_inductor_and_copies_what_is_not_aligned():
+    from plevel.torch import operation
+    from plevel.torch.plan import model_target
+    from strategy.select import NO_RECORDS, select
+    from strategy.workload import Workload
+
+    workload = Workload.make("relu", {"data": "float32[3,16]"})
+    kernels, errors = kernel.build([select(workload, model_target(), NO_RECORDS)])
+    assert not errors
+    built = kernels[workload]
+    operation.load(built)
+    run = operation.native().run
+    data = torch.randn(4 * 16 + 1)
+    for offset in (0, 1):
+        given = data[offset : offset + 48].view(3, 16)
+        out = torch.full((49 + 16,), 7.0)
+        run(given, built.digest, out=out[offset : offset + 48].view(3, 16))
+        close(out[offset : offset + 48].view(3, 16), given.relu())
+        assert (out[offset + 48 :] == 7).all()
+        close(torch.ops.plevel.run([given], built.digest, [3, 16]), given.relu())
+    with pytest.raises(KeyError, match="no kernel 'other' is loaded"):
+        run(data, "other", out=data)
+    with pytest.raises(TypeError, match="1 inputs, got 2"):
+        run(data, data, built.digest, out=data)
+
+
+def test_the_digest_tells_selections_apart():
+    import msgspec
+
+    from plevel.torch.plan import model_target
+    from strategy.select import NO_RECORDS, select
+    from strategy.workload import Workload
+
+    workload = Workload.make("dense", {"data": "float32[8,8]", "weight": "float32[8,8]"}, constants=["weight"])
+    one = select(workload, model_target(), NO_RECORDS)
+    others = [
+        msgspec.structs.replace(one, version="0.0"),
+        msgspec.structs.replace(one, implementation="other"),
+        msgspec.structs.replace(one, target=one.target.with_threads(one.target.threads + 1)),
+        msgspec.structs.replace(one, workload=workload.bind({}), config=type(one.config)({"other": 1})),
+    ]
+    assert len({kernel_digest(s) for s in (one, *others)}) == 5
+    assert kernel_digest(one) == kernel_digest(msgspec.structs.replace(one, explanation="for another reason"))
+
+
+def test_training_passes_through_untouched():
+    model, inputs = models.transformer()
+    close(compiled(model)(*inputs), model(*inputs))
+    compiled(model)(*inputs).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    assert all("gradients are enabled" in r.note and not r.rows for r in explain(model))
+
+
+def test_several_threads_call_at_once():
+    model, inputs = models.transformer()
+    with torch.inference_mode():
+        expected = model(*inputs)
+        function = compiled(model)
+        function(*inputs)
+    found: list[object] = []
+
+    def work():
+        with torch.inference_mode():
+            found.extend(function(*inputs) for _ in range(20))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 80
+    for one in found:
+        close(one, expected)
+
+
+def test_a_batch_of_another_size_is_right_though_it_is_left_to_inductor():
+    model = models.Block().eval()
+    function = compiled(model)
+    with torch.inference_mode():
+        for rows in (8, 12, 20):
+            x = torch.randn(rows, 64)
+            close(function(x), model(x))
+    first, *more = explain(model)
+    assert first.replaced == 2
+    assert more
+    assert all(r.replaced == 0 for r in more)
+
+
+def test_an_error_falls_back_with_one_warning(monkeypatch: pytest.MonkeyPatch):
+    def broken(module, database):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr("plevel.torch.backend.make_plan", broken)
+    model, inputs = models.transformer()
+    with torch.inference_mode(), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        close(compiled(model)(*inputs), model(*inputs))
+    assert [str(w.message) for w in seen if "plevel" in str(w.message)] == [
+        "plevel: a graph is left to Inductor: OSError: the disk is gone"
+    ]
+    assert "the disk is gone" in explain(model)[0].note
+
+
+def test_a_kernel_that_cannot_be_built_leaves_its_workload_to_inductor(monkeypatch: pytest.MonkeyPatch):
+    ask, asked = kernel._ask, []
+
+    def fail_first(child, wanted, made):
+        asked.append(wanted)
+        if "gelu" in wanted.selection.workload.key:
+            os.kill(child.pid, signal.SIGKILL)
+        return ask(child, wanted, made)
+
+    monkeypatch.setattr(kernel, "_ask", fail_first)
+    torch.manual_seed(2)
+    model, x = models.Block(48, 80).eval(), torch.randn(40, 48)
+    with torch.inference_mode(), pytest.warns(UserWarning, match=r"gelu\(\.\) left to Inductor"):
+        close(compiled(model)(x), model(x))
+    (report,) = explain(model)
+    assert len(asked) == 2
+    assert report.replaced == 1
+
+
+@pytest.mark.parametrize("options", [{"databse": "x"}, {"confirm": "perhaps"}])
+def test_a_wrong_option_of_the_installed_backend_is_refused_by_name(options: dict):
+    model, inputs = models.transformer()
+    with torch.inference_mode(), pytest.raises(BackendCompilerFailed, match="options of backend 'plevel'") as error:
+        torch.compile(model, backend="plevel", options=options)(*inputs)
+    assert isinstance(error.value.inner_exception, OptionError)
+
+
+def test_a_second_process_finds_kernels_and_inductors_cache(tmp_path: Path):
+    code = """
+import torch, json
+from torch._dynamo.utils import counters
+from tests.torch import models
+from torch._dynamo.exc import BackendCompilerFailed
+
+from plevel.torch import explain, kernel
+from plevel.torch.backend import plevel
+
+built = []
+build = kernel._build_all
+kernel._build_all = lambda missing: built.extend(missing) or build(missing)
+model, inputs = models.transformer()
+with torch.inference_mode():
+    out = torch.compile(model, backend=plevel, options={"confirm": False})(*inputs)
+    torch.testing.assert_close(out, model(*inputs), atol=2e-5, rtol=2e-5)
+print(json.dumps([len(built), counters["inductor"]["fxgraph_cache_hit"], explain(model)[0].replaced]))
+"""
+    import json
+
+    environment = os.environ | {
+        "XDG_CACHE_HOME": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    seen = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        seen.append(json.loads(done.stdout.splitlines()[-1]))
+    assert seen == [[4, 0, 6], [0, 1, 6]]

@@ -1,0 +1,109 @@
+"""Confirmation in the whole graph: only what wins stays, and the verdict is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the torch extra is not installed")
+
+from plevel.torch import confirmation, explain
+from plevel.torch.backend import plevel
+from strategy.record import estimate
+from tests.torch import models
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def run(model, inputs):
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        found = torch.compile(model, backend=plevel)(*inputs)
+        torch.testing.assert_close(found, model(*inputs), atol=2e-5, rtol=2e-5)
+    return explain(model)[-1]
+
+
+@pytest.fixture
+def ratios(monkeypatch: pytest.MonkeyPatch):
+    """The ratio that each comparison finds, in turn: no test depends on times."""
+    left: list[list[float]] = []
+    monkeypatch.setattr(confirmation, "compare", lambda old, new, inputs: estimate(left.pop(0)))
+    return left
+
+
+def test_a_family_that_wins_stays_and_the_verdict_is_not_asked_for_again(ratios):
+    model, inputs = models.transformer()
+    ratios += [[0.8] * 9, [1.2] * 9, [1.1] * 9, [1.1] * 9, [1.1] * 9, [1.1] * 9]
+    report = run(model, inputs)
+    assert {row.workload.op for row in report.rows if row.implementation} == {"dense"}
+    assert report.replaced == 4
+    dense, matmul, *singles = report.verdict.steps
+    assert (dense.added, dense.kept, len(dense.workloads)) == (True, True, 2)
+    assert (matmul.added, matmul.kept) == (True, False)
+    assert [s.added for s in singles if "dense" in s.workloads[0]] == [False, False]
+    ratios.clear()
+    again = run(model, inputs)  # a comparison would fail
+    assert again.replaced == 4
+    assert again.verdict == report.verdict
+    assert "0.800 of the time before" in str(again)
+
+
+def test_what_does_not_win_beyond_its_interval_goes(ratios):
+    torch.manual_seed(3)
+    model, x = models.Block(40, 72).eval(), torch.randn(24, 40)
+    uncertain = [0.7, 0.7, 0.7, 0.7, 0.7, 1.1, 1.1, 1.1, 1.1]
+    ratios += [uncertain, [1.0] * 9, [0.9] * 9]
+    report = run(model, (x,))
+    assert [s.kept for s in report.verdict.steps] == [False, False, True]
+    assert report.replaced == 1
+    assert "the whole graph is not faster with it" in str(report)
+
+
+def test_wrong_numbers_are_refused(ratios, monkeypatch: pytest.MonkeyPatch):
+    from plevel.torch import operation
+
+    pack = operation.pack
+    monkeypatch.setattr(operation, "pack", lambda *given: pack(*given) * 1.01)
+    torch.manual_seed(4)
+    model, x = models.Block(56, 72).eval(), torch.randn(24, 56)
+    report = run(model, (x,))
+    assert report.replaced == 0
+    assert "its outputs differ from Inductor's" in str(report)
+
+
+def test_a_graph_that_changes_its_buffers_is_not_timed(ratios):
+    class Counting(models.Block):
+        def __init__(self) -> None:
+            super().__init__(32, 40)
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x):
+            self.count += 1
+            return super().forward(x) * self.count
+
+    model = Counting().eval()
+    x = torch.randn(8, 32)
+    with torch.inference_mode():
+        first = torch.compile(model, backend=plevel)(x)
+        assert model.count.item() == 1
+        model.count.zero_()
+        torch.testing.assert_close(first, model(x), atol=2e-5, rtol=2e-5)
+    assert explain(model)[-1].replaced == 0
+
+
+def test_comparisons_alternate_and_give_the_ratio():
+    calls = []
+
+    def old():
+        calls.append("old")
+
+    def new():
+        calls.append("new")
+
+    found = confirmation.compare(old, new, ())
+    assert found.samples >= confirmation.LEAST_ROUNDS
+    assert abs(calls.count("old") - calls.count("new")) < 10

@@ -1,0 +1,60 @@
+"""Tuning of a model, and a backend that selects by what was measured, from the database and from a lock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the torch extra is not installed")
+
+from plevel.database import plevel_database
+from plevel.torch import explain, tune
+from plevel.torch.backend import plevel
+from plevel.torch.plan import model_target
+from strategy.select import Reason, select
+from strategy.select.lock import Lock
+from tests.torch import models
+
+
+def reasons(model, inputs, **options):
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        found = torch.compile(model, backend=plevel, options={"confirm": False, **options})(*inputs)
+        torch.testing.assert_close(found, model(*inputs), atol=2e-5, rtol=2e-5)
+    return [row.reason for row in explain(model)[-1].rows]
+
+
+@pytest.mark.full
+def test_a_model_is_tuned_and_its_kernels_are_those_measured(tmp_path: Path):
+    torch.manual_seed(5)
+    model, inputs = models.Block(32, 48).eval(), (torch.randn(16, 32),)
+    database = tmp_path / "records.db"
+    seen = []
+    run = tune(model, inputs, trials=8, database=str(database), report=seen.append)
+    assert run.state == "done"
+    assert seen
+    assert seen[-1].id == run.id
+    target = model_target()
+    with plevel_database(database) as records:
+        workloads = [row.workload for row in explain_rows(model, inputs, database)]
+        assert len(workloads) == 2
+        selections = [select(w, target, records) for w in workloads]
+    assert all(s.reason is Reason.MEASURED for s in selections)
+    measured = reasons(model, inputs, database=database)
+    assert all("measured" in reason for reason in measured)
+    lock = tmp_path / "plevel.lock"
+    lock.write_text(Lock.make(selections).write())
+    database.unlink()
+    assert reasons(model, inputs, lock=lock) == measured
+
+
+def explain_rows(model, inputs, database):
+    reasons(model, inputs, database=database)
+    return explain(model)[-1].rows
+
+
+def test_a_database_that_is_not_there_falls_back(tmp_path: Path):
+    model, inputs = models.Block(24, 48).eval(), (torch.randn(16, 24),)
+    with pytest.warns(UserWarning, match="left to Inductor: UnreachableError: .*no such file"):
+        assert reasons(model, inputs, database=tmp_path / "none.db") == []
