@@ -83,9 +83,8 @@ def check_any(store: Store, form: Writable, wanted: Wanted) -> None:
     with store.read() as connection:
         if connection.scalar(matching) is None:
             check_names(
-                connection, op=wanted.op, implementation=wanted.implementation,
-                namespace=wanted.namespace,
-            )  # fmt: skip
+                connection, op=wanted.op, implementation=wanted.implementation, namespace=wanted.namespace
+            )
             raise NotFoundError(
                 f"no record matches that can be written as {form}: GET /v1/records and /v1/coverage list what "
                 "exists"

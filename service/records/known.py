@@ -5,8 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from service.errors import InvalidError
-from service.store.namespace import DEFAULT
-from service.store.tables import run, task, token, workload
+from service.store.tables import task, workload
 from strategy.installed import installed
 from strategy.suggestion import suggest
 
@@ -20,19 +19,23 @@ def check_names(
 ) -> None:
     """Check the names of a filter that nothing matches.
 
+    The namespace itself is not checked: it exists as soon as something is stored in it, and may be asked
+    before. Names on record are those of its tasks, of all namespaces' where it is None.
+
     Raises:
         InvalidError: one is neither installed nor on record, and near to one that is.
     """
     listed = installed()
     implementations = {name for of in listed.values() for name in of}
-    for field, given, own, columns in (
-        ("op", op, listed.keys(), [workload.c.op]),
-        ("implementation", implementation, implementations, [task.c.implementation]),
-        ("namespace", namespace, {DEFAULT}, [task.c.namespace, run.c.namespace, token.c.namespace]),
+    for field, given, own, column in (
+        ("op", op, listed.keys(), workload.c.op),
+        ("implementation", implementation, implementations, task.c.implementation),
     ):
         if not given or given in own:
             continue
-        on_record = sa.union(*(sa.select(column).where(column.is_not(None)) for column in columns))
+        on_record = sa.select(column).join_from(task, workload, workload.c.id == task.c.workload_id).distinct()
+        if namespace is not None:
+            on_record = on_record.where(task.c.namespace == namespace)
         known = {*own, *connection.scalars(on_record)}
         meant = suggest(given, known)
         if given not in known and meant:

@@ -220,7 +220,7 @@ def test_a_lock_is_sorted_and_whole(lock: Path) -> None:
     changed = json.loads(text)
     changed["selections"][0]["implementation"] = "dense_mine.cpu"
     for bad, message in (
-        (json.dumps(changed), "lock again"), ("[]", "not a lock file"), ("{", "not a lock file"),
+        (json.dumps(changed), "write it again"), ("[]", "not a lock file"), ("{", "not a lock file"),
         ('{"digest":"","selections":[],"version":2}', "update plevel"),
     ):  # fmt: skip
         with pytest.raises(LockError, match=message):

@@ -16,9 +16,9 @@ LISTS = ("/v1/records", "/v1/records:export", "/v1/records/best", "/v1/coverage"
 PAGES = ("/records", "/tasks")
 MISTYPED = {
     "op=dens": "dense", "op=filtr": "filter", "implementation=dense_pak.cpu": "dense_pack.cpu",
-    "implementation=filter_tild.cpu": "filter_tiled.cpu", "namespace=visoin": "vision",
+    "implementation=filter_tild.cpu": "filter_tiled.cpu",
 }  # fmt: skip
-PERHAPS = ("op=filter", "op=dense", "op=xyzzy", "implementation=dense_pack.cpu", "namespace=vision")
+PERHAPS = ("op=filter", "op=dense", "op=xyzzy", "implementation=dense_pack.cpu", "namespace=vision-2")
 
 
 @pytest.fixture

@@ -169,7 +169,7 @@ def test_coverage_says_how_far_tasks_are(store: Store) -> None:
         assert fast.best is not None
         slow = by_task[SLOW.implementation, SLOW.version]
         assert (slow.trials, slow.best, slow.measured_at, slow.stale) == (0, None, None, False)
-        assert coverage.cover(c, Tasks(op="other")).tasks == ()
+        assert coverage.cover(c, Tasks(op="xyzzy")).tasks == ()
         seen: list[Any] = []
         cursor: int | None = 0
         while cursor is not None:
