@@ -1,4 +1,4 @@
-"""Whole models: `torch.compile` with plevel's kernels beside Inductor with freezing, and eager PyTorch.
+"""Race of models: `torch.compile` with plevel's kernels beside Inductor with freezing, and eager PyTorch.
 
     python benchmarks/models.py [--threads N] [--database URL|FILE] [--seconds S] [MODEL...]
 
