@@ -1,174 +1,186 @@
-"""Race of models: `torch.compile` with plevel's kernels beside Inductor with freezing, and eager PyTorch.
+"""Race of models: `torch.compile` with plevel's kernels beside eager PyTorch, Inductor, ONNX Runtime and OpenVINO.
 
-    python benchmarks/models.py [--threads N] [--database URL|FILE] [--seconds S] [MODEL...]
+    python benchmarks/models.py [--threads N] [--database URL|FILE] [--trials N] [--seconds S] [MODEL...]
 
-Models are written with torch.nn alone, of the sizes of BERT (two layers, 128 tokens), a multilayer
-perceptron, ResNet-18 and a LLaMA layer (128 tokens), with random weights, in float32. `all` has every product that
-plevel has a kernel for, `confirmed` only what the confirmation kept. Medians of interleaved bursts, in
-milliseconds, and the ratio of Inductor's time to each. Without a database nothing is tuned. Needs torch==2.13.0.
+Models are those of torchvision and transformers and a multilayer perceptron, with random weights, in float32.
+Inductor freezes, as plevel's backend does (`--max-autotune` has it tune its products, too). `all` has every
+product that plevel has a kernel for, `confirmed` only what the confirmation kept. `--trials` tunes each
+model's workloads first, as many times as it has distinct workloads, into `--database`. Medians of interleaved
+bursts; the first call of a burst is not counted, as the other pools' threads are still awake then. Without a
+database nothing is tuned. Needs torch==2.13.0, torchvision==0.28.0 and transformers; peers that are not installed
+(onnxruntime with onnxscript, openvino) are left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.result import Cell, save
 
-Made = tuple[nn.Module, tuple[Any, ...]]
+Made = tuple[nn.Module, tuple[torch.Tensor, ...]]
 
 
-class Attention(nn.Module):
-    def __init__(self, width: int, heads: int, *, causal: bool = False, bias: bool = True) -> None:
+class FirstOutput(nn.Module):
+    """A model of transformers that gives a tensor instead of its record of outputs."""
+
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
-        self.query, self.key, self.value, self.out = (
-            nn.Linear(width, width, bias=bias) for _ in range(4)
-        )
+        self.model = model
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parts = (
-            f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for f in (self.query, self.key, self.value)
-        )
-        y = scaled_dot_product_attention(*parts, is_causal=self.causal)
-        return self.out(y.transpose(1, 2).flatten(2))
+        (found, *_) = self.model(inputs_embeds=x, use_cache=False, return_dict=False)
+        return found
 
 
-class Encoder(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.attention = Attention(width, heads)
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+def bert(tokens: int) -> Made:
+    from transformers import BertConfig, BertModel
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x + self.attention(x))
-        return self.second(x + self.down(nn.functional.gelu(self.up(x))))
+    config = BertConfig(attn_implementation="sdpa")
+    return FirstOutput(BertModel(config, add_pooling_layer=False)), (torch.randn(1, tokens, 768),)
 
 
-class Decoder(nn.Module):
-    def __init__(self, width: int, heads: int, inner: int) -> None:
-        super().__init__()
-        self.attention = Attention(width, heads, causal=True, bias=False)
-        self.first, self.second = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.gate, self.up = (
-            nn.Linear(width, inner, bias=False),
-            nn.Linear(width, inner, bias=False),
-        )
-        self.down = nn.Linear(inner, width, bias=False)
+def llama(tokens: int) -> Made:
+    """A layer of the sizes of LLaMA-7B."""
+    from transformers import LlamaConfig, LlamaModel
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.first(x))
-        y = self.second(x)
-        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
-
-
-class Residual(nn.Module):
-    def __init__(self, given: int, channels: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(given, channels, 3, stride, 1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, 1, 1, bias=False), nn.BatchNorm2d(channels),
-        )  # fmt: skip
-        self.skip: nn.Module = nn.Identity()
-        if stride > 1:
-            self.skip = nn.Sequential(
-                nn.Conv2d(given, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
-            )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.relu(self.body(x) + self.skip(x))
-
-
-def bert() -> Made:
-    return nn.Sequential(Encoder(768, 12), Encoder(768, 12)), (torch.randn(1, 128, 768),)
+    config = LlamaConfig(num_hidden_layers=1, vocab_size=16, attn_implementation="sdpa")
+    return FirstOutput(LlamaModel(config)), (torch.randn(1, tokens, config.hidden_size),)
 
 
 def mlp() -> Made:
-    sizes = [1024, 4096, 4096, 4096, 1000]
     layers: list[nn.Module] = []
-    for a, b in pairwise(sizes):
+    for a, b in pairwise([1024, 4096, 4096, 4096, 1000]):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers[:-1]), (torch.randn(64, 1024),)
 
 
-def resnet() -> Made:
-    layers: list[nn.Module] = [
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(),
-        nn.MaxPool2d(3, 2, 1),
-    ]
-    given = 64
-    for channels in (64, 128, 256, 512):
-        layers += [
-            Residual(given, channels, 1 if channels == 64 else 2),
-            Residual(channels, channels, 1),
-        ]
-        given = channels
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)), (
-        torch.randn(1, 3, 224, 224),
-    )
+def vision(name: str, batch: int = 1) -> Made:
+    import torchvision
+
+    return torchvision.models.get_model(name), (torch.randn(batch, 3, 224, 224),)
 
 
-def llama() -> Made:
-    return Decoder(2048, 32, 5632), (torch.randn(1, 128, 2048),)
+MODELS: dict[str, Callable[[], Made]] = {
+    "bert-128": partial(bert, 128),
+    "vit-b16": partial(vision, "vit_b_16"),
+    "mlp-64": mlp,
+    "resnet18": partial(vision, "resnet18"),
+    "resnet50": partial(vision, "resnet50"),
+    "resnet50-8": partial(vision, "resnet50", 8),
+    "mobilenet-v2": partial(vision, "mobilenet_v2"),
+    "efficientnet-b0": partial(vision, "efficientnet_b0"),
+    "llama-128": partial(llama, 128),
+    "llama-1": partial(llama, 1),
+}
 
 
-MODELS: dict[str, Callable[[], Made]] = {"bert": bert, "mlp": mlp, "resnet": resnet, "llama": llama}
+def compilers(
+    database: str | None, max_autotune: bool
+) -> Iterator[tuple[str, Callable[[nn.Module], Any]]]:
+    from plevel.torch.backend import plevel
+
+    place = {} if database is None else {"database": database}
+    options = {"max_autotune": True} if max_autotune else {}
+    yield "Inductor", partial(torch.compile, dynamic=False, options=options)
+    for label, confirm in (("all", False), ("confirmed", True)):
+        options = {"confirm": confirm, **place}
+        yield label, partial(torch.compile, dynamic=False, backend=plevel, options=options)
+
+
+def peers(model: nn.Module, x: torch.Tensor, threads: int) -> Iterator[tuple[str, Any]]:
+    """ONNX Runtime and OpenVINO as calls of one input, each of the same exported file."""
+    try:
+        import onnxruntime
+
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            path = str(Path(folder) / "model.onnx")
+            torch.onnx.export(model, (x,), path, dynamo=True, verbose=False)
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = threads
+            session = onnxruntime.InferenceSession(path, options)
+            name, given = session.get_inputs()[0].name, x.numpy()
+            yield "ONNX Runtime", lambda: torch.from_numpy(session.run(None, {name: given})[0])
+            import openvino
+
+            settings = {
+                "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads,
+                "PERFORMANCE_HINT": "LATENCY",
+            }  # fmt: skip
+            compiled = openvino.Core().compile_model(path, "CPU", settings)
+            request = compiled.create_infer_request()
+
+            def infer() -> torch.Tensor:
+                request.infer([given], share_inputs=True)
+                return torch.from_numpy(request.get_output_tensor(0).data)
+
+            yield "OpenVINO", infer
+    except ImportError as error:
+        print(f"  {error}: without it")
 
 
 def contenders(
-    name: str, database: str | None
+    name: str, given: argparse.Namespace
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
-    """The calls to time, and the seconds that each took to compile."""
-    from plevel.torch.backend import plevel
-
+    """The calls to time, and the seconds that the first call of each compiled took."""
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
     model.eval()
-    place = {} if database is None else {"database": database}
-    backends: dict[str, dict[str, Any]] = {
-        "inductor": {},
-        "all": {"backend": plevel, "options": {"confirm": False, **place}},
-        "confirmed": {"backend": plevel, "options": {"confirm": True, **place}},
-    }
     expected = model(*inputs)
     calls: dict[str, Callable[[], Any]] = {"eager": partial(model, *inputs)}
-    compiled_s = {}
+    spent = {}
     torch._dynamo.reset()
-    for label, given in backends.items():
+    for label, compiler in compilers(given.database, given.max_autotune):
         begin = time.perf_counter()
-        function = torch.compile(model, dynamic=False, **given)
-        found = function(*inputs)
-        compiled_s[label] = time.perf_counter() - begin
-        assert (found - expected).norm() <= 1e-4 * expected.norm(), (
-            f"{name}: {label} differs from eager"
-        )
+        function = compiler(model)
+        function(*inputs)
+        spent[label] = time.perf_counter() - begin
         calls[label] = partial(function, *inputs)
-    return calls, compiled_s
+    begin = time.perf_counter()
+    for label, function in peers(model, *inputs, given.threads):
+        calls[label] = function
+        spent[label] = time.perf_counter() - begin
+    for label, call in calls.items():
+        assert (call() - expected).norm() <= 1e-4 * expected.norm(), f"{name}: {label} is wrong"
+    return calls, spent
+
+
+def tune(name: str, trials: int, database: str) -> float:
+    """Trials for each distinct workload; seconds."""
+    import plevel.torch
+
+    model, inputs = MODELS[name]()
+    begin = time.perf_counter()
+    count = len(plevel.torch.extract(model.eval(), inputs).workloads)
+    print(f"{name}: {count} workloads extracted in {time.perf_counter() - begin:.1f} s", flush=True)
+    begin = time.perf_counter()
+    plevel.torch.tune(model, inputs, trials=trials * count, database=database)
+    return time.perf_counter() - begin
 
 
 def measure(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Medians of bursts in turns, of a sixteenth of a second each."""
+    """Medians of bursts in turns, of a sixteenth of a second each and three calls at least."""
     samples: dict[str, list[float]] = {label: [] for label in calls}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(samples["eager"]) < 5:
         for label, call in calls.items():
+            call()
             count, begin = 0, time.perf_counter()
-            while time.perf_counter() - begin < 1 / 16:
+            while count < 3 or time.perf_counter() - begin < 1 / 16:
                 call()
                 count += 1
             samples[label].append((time.perf_counter() - begin) / count)
@@ -184,30 +196,44 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--database")
+    parser.add_argument("--trials", type=int, default=0, help="for each distinct workload")
     parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--max-autotune", action="store_true")
     given = parser.parse_args()
+    if unknown := set(given.models) - set(MODELS):
+        parser.error(f"no model {', '.join(sorted(unknown))}: there are {', '.join(MODELS)}")
+    if given.trials and given.database is None:
+        parser.error("--trials needs --database, the place for what is measured")
     torch.set_num_threads(given.threads)
     if given.database is None:  # nor this user's own
         for name in ("PLEVEL_URL", "PLEVEL_DATABASE"):
             os.environ.pop(name, None)
         os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp()
-    print(f"{'model':8}{'':12}{'ms':>9}{'Inductor /':>12}{'compile s':>11}")
+    tuned = {n: tune(n, given.trials, given.database) for n in given.models if given.trials}
     rows: list[list[Cell]] = []
     with torch.inference_mode():
         for name in given.models:
-            calls, compiled_s = contenders(name, given.database)
+            calls, spent = contenders(name, given)
             found = measure(calls, given.seconds)
+            del calls
+            gc.collect()
             for label, median_s in found.items():
-                ratio, spent = found["inductor"] / median_s, compiled_s.get(label)
-                shown = "" if spent is None else f"{spent:.1f}"
+                ratio = median_s / found["confirmed"]
+                first = f"{spent[label]:.1f} s" if label in spent else ""
                 print(
-                    f"{name:8}{label:12}{1e3 * median_s:9.2f}{ratio:12.2f}{shown:>11}", flush=True
+                    f"{name:16}{label:14}{1e3 * median_s:9.2f} ms {ratio:6.2f}{first:>10}",
+                    flush=True,
                 )
-                rows.append([name, label, median_s, ratio, spent])
+                row: list[Cell] = [name, label, median_s, ratio, spent.get(label)]
+                rows.append([*row, tuned.get(name) if label == "confirmed" else None])
+    columns = {
+        "model": "", "": "", "median": "s", "of plevel's, confirmed": "×",
+        "until the first call is done": "s", "tuned in": "s",
+    }  # fmt: skip
+    note = f"{given.trials} trials for each distinct workload" if given.trials else "untuned"
     save(
-        {"model": "", "": "", "median": "s", "times as fast as Inductor": "×", "first call": "s"}, rows,
-        variant=f"{given.threads}-threads", peer="Inductor with freezing, and eager PyTorch",
-        note="untuned" if given.database is None else "tuned",
+        columns, rows, variant=f"{given.threads}-threads", note=note,
+        peer="eager PyTorch, Inductor with freezing, ONNX Runtime, OpenVINO (pinned to float32)",
     )  # fmt: skip
 
 
