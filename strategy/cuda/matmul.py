@@ -42,7 +42,7 @@ def compute_product(
 
     Args:
         turns: pass the readers a step as two numbers, the block of `block_k` steps and the step within it,
-            so that TVM can hoist expressions of the block alone.
+            so that TVM can hoist what depends on the block alone.
     """
     from tvm import te, tirx
 
@@ -109,5 +109,5 @@ _SIZES = (16, 32, 64, 128, 256)
 
 
 def block_sizes(extent: int) -> list[int]:
-    """The sizes of a block that are less than twice as large as necessary."""
+    """Block sizes less than twice the extent."""
     return [s for s in _SIZES if s < 2 * extent] or [_SIZES[0]]

@@ -116,11 +116,11 @@ def takes_mma(
 def mma_space(
     limits: DeviceLimits, m: int | None, n: int, *, gathered: bool = False
 ) -> ConfigSpace:
-    """Tiles of blocks and warps, how many steps of k are on their way, and how tiles are grouped.
+    """Tiles of blocks and warps, stages of the copy pipeline, and the grouping of tiles.
 
     Args:
         m: None where it is symbolic.
-        gathered: whether threads hold what the right operand has at one step, each of one row.
+        gathered: whether each thread gathers one row of the right operand.
     """
     rows = 64 if m is None else m
     block_m, block_n, block_k, warp_m, warp_n, stages = (
@@ -169,10 +169,10 @@ def mma_space(
 
 
 def _fallback(m: int, n: int, limits: DeviceLimits, *, gathered: bool) -> dict[str, int]:
-    """The largest tile that leaves a block for each multiprocessor, or else a small one.
+    """The largest tile with a block for each multiprocessor, else a small one.
 
-    As many steps are on their way as leave room for two blocks, four of the largest tile. What threads
-    hold of a gathered operand takes registers: they have fewer sums.
+    As many stages as leave room for two blocks on a multiprocessor, four for the largest tile. A gathered
+    operand takes registers, so its threads have fewer accumulators.
     """
     for block in (128, 64, 32):
         high, wide = min(block, block_sizes(m)[-1]), min(block, block_sizes(n)[-1])

@@ -28,9 +28,9 @@ _SIZES = (32, 64, 128, 256, 512, 1024)
 def row_space(
     limits: DeviceLimits, rows: int | None, length: int | None, dtype: str, loaded: str
 ) -> ConfigSpace:
-    """Threads of a row, elements that each takes side by side, unrolling, and where a row is kept.
+    """Threads of a row, vector width, unrolling, and the memory that keeps a row.
 
-    `keep` is in shared memory; `registers` in those of the threads, with as many `rows` to a block.
+    `keep` is shared memory; `registers` those of the threads, with `rows` rows in a block.
 
     Args:
         rows: how many there are, and `length` of each; None where it is symbolic.
@@ -84,7 +84,7 @@ def row_space(
 def _fallback(
     rows: int | None, length: int | None, held: list[tuple[int, int]], limits: DeviceLimits
 ) -> dict[str, Any]:
-    """The fewest threads that hold 32 elements each at most (8, of few rows), by the widest accesses."""
+    """The fewest threads with at most 32 elements each (8 if rows are few), by the widest accesses."""
     if not held:
         return {}
     most = 32 if rows is None or rows >= 4 * limits.multiprocessors else 8
@@ -100,7 +100,7 @@ def _fallback(
 
 
 def schedule_rows(outs: Outs, axis: int, config: Config) -> Any:
-    """Make one kernel of reductions over an axis of the output, and of what is computed from them.
+    """Make one kernel of reductions over an axis of the output and the elements computed from them.
 
     Raises:
         ScheduleError: a part of the function is no reduction over this axis.
@@ -162,14 +162,14 @@ def _copy(sch: Any, outs: Outs, blocks: list[Any], scope: str) -> Any:
 def _keep_in_registers(
     sch: Any, outs: Outs, axis: int, blocks: list[Any], config: Config
 ) -> Any:
-    """A row by `threads` threads: its elements, and what they are reduced to, stay in registers."""
+    """A row by `threads` threads, with its elements and its reductions in registers."""
     from tvm import s_tir, tirx
 
     threads, vector, rows = (integer(config, n) for n in ("threads", "vector", "rows"))
     copied = _copy(sch, outs, blocks, "local")
 
     def cut(axis: int) -> Any:
-        """The axis as three, at the end: turns, threads and lanes."""
+        """Split the axis into three, innermost: turns, threads and lanes."""
 
         def places(*at: Any) -> Any:
             e = at[axis]

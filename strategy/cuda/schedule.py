@@ -150,7 +150,7 @@ def lanes_of_block(sch: Any, block: Any) -> int:
 
 
 def compares(sch: Any, block: Any) -> bool:
-    """True if a block compares elements: CUDA has vectors of four of the results at most."""
+    """True if a block compares elements: CUDA's vectors of the results have at most four lanes."""
     from tvm import tirx
     from tvm_ffi import structural_walk
 

@@ -1,6 +1,6 @@
 """Common parts of hand-written CUDA products that copy tiles ahead of their use by `cp.async`.
 
-Both operands lie along k, a row after the other. Tiles of BLOCK_K steps of k are copied to shared
+Both operands are contiguous along k. Tiles of BLOCK_K steps of k are copied to shared
 memory into STAGES places in turn, 16 bytes at a time, so that k is a multiple of 8. What follows the
 product runs in a kernel of its own.
 """
@@ -148,10 +148,10 @@ __device__ __forceinline__ unsigned after(unsigned stage, unsigned first) {
 
 @dataclass(frozen=True)
 class Operands:
-    """CUDA C of a type that copies both operands and says where the output lies, as `Tile` does.
+    """CUDA C of a type that copies both operands and addresses the output, as `Tile` does.
 
     Args:
-        macros: what stands in its source.
+        macros: names in its source, with their values.
     """
 
     name: str = "Tile"
@@ -165,7 +165,7 @@ class ByHand:
 
     Args:
         one_left, one_right: True if the operand is shared by all entries of the batch.
-        operands: how they are read, and where the output lies.
+        operands: the type that reads them and addresses the output.
     """
 
     batch: Number
@@ -198,7 +198,7 @@ def product_by_hand(
 
     Args:
         source: of `kernel`, which takes both operands, the output and m; OPERANDS in it is the type.
-        knobs: what stands for BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, and what the source has besides.
+        knobs: values of BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP and the source's other macros.
     """
     macros: dict[str, int | str] = {
         **knobs, **of.operands.macros, "THREADS": threads,

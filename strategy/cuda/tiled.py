@@ -37,9 +37,9 @@ def tiled_space(
     """Block, thread and load shapes for `schedule_tiled`; m is None where it is symbolic.
 
     Args:
-        batch: how many products there are at once; 1 where it is symbolic.
-        along_k: whether both operands lie in memory along k.
-        vector: how many elements of an operand one access may read, as far as they lie in memory.
+        batch: number of products; 1 where it is symbolic.
+        along_k: whether both operands are contiguous along k.
+        vector: maximum elements of an operand in one access, where they are contiguous.
         split: whether the product is one of `compute_product` that may be summed in parts.
     """
     size, loaded = element_bytes(accumulator(dtype)), element_bytes(dtype)
@@ -107,7 +107,7 @@ _THREADS = {8: (4, 2), 16: (4, 4), 32: (8, 4), 64: (8, 8)}
 def _tiled_fallback(
     m: int, n: int, k: int, batch: int, splits: list[int], vector: int, limits: DeviceLimits
 ) -> dict[str, int]:
-    """The tile and the parts of k that take the least time, roughly: in products of a multiprocessor."""
+    """The tile and the parts of k of least estimated time, in products of a multiprocessor."""
 
     def cost(high: int, wide: int, parts: int) -> float:
         tiles = batch * -(-m // high) * -(-n // wide)
@@ -169,8 +169,8 @@ def schedule_tiled(
 
     Args:
         loops: over batch, rows and columns of the block that reads the product.
-        a_along_k, b_along_k: whether the operand lies in memory along k: neighbouring threads load
-            what are neighbours there.
+        a_along_k, b_along_k: whether the operand is contiguous along k: neighbouring threads load
+            neighbouring elements.
         b_lanes: how many elements of b, at most, a thread may load at once.
     """
     stages = find_stages(sch)
@@ -254,8 +254,8 @@ def _in_vectors(sch: Any, j: Any, block_n: int) -> bool:
 def _spread(sch: Any, block: Any, threads: int, vector: int, along_k: bool) -> Any:
     """Run the loops over a tile, [row, step], on all threads; return the loop over a thread's lanes.
 
-    A thread's rows (steps, where the operand lies along rows) follow each other, so that what it
-    has loaded is an array without gaps.
+    A thread's rows (steps, if the operand is contiguous along rows) are consecutive, so that what it
+    loads is an array without gaps.
     """
     row, *_, step = sch.get_loops(block)[1 - len(sch.get(block).iter_vars) :]
     slow, fast = (row, step) if along_k else (step, row)

@@ -1,9 +1,9 @@
 """Products of matrices by Hopper's `wgmma`, which reads both operands from shared memory; sm_90 alone.
 
-CUDA C by hand. A warpgroup of four warps starts products that run while it copies what comes next
-(`strategy/cuda/staging.py`); it waits for those of the step before, so that one group is always on its
-way. Operands are where the PTX ISA puts them, "Asynchronous Warpgroup Level Matrix Shared Memory
-Layout": rows of 128 bytes along k in the 128-byte swizzle, whose atom is eight rows.
+CUDA C by hand. A warpgroup of four warps starts products that run while it copies the next tiles
+(`strategy/cuda/staging.py`); it waits for those of the previous step, so that one group is always in flight. Operands
+are where the PTX ISA puts them, "Asynchronous Warpgroup Level Matrix Shared Memory Layout": rows of 128 bytes along k
+in the 128-byte swizzle, whose atom is eight rows.
 """
 
 from __future__ import annotations
@@ -100,11 +100,11 @@ def takes_wgmma(
 def wgmma_space(
     limits: DeviceLimits, m: int | None, n: int, *, gathered: bool = False
 ) -> ConfigSpace:
-    """Tiles of blocks, their warpgroups, how many steps of k are on their way, and how tiles are grouped.
+    """Tiles of blocks, their warpgroups, stages of the copy pipeline, and the grouping of tiles.
 
     Args:
         m: None where it is symbolic.
-        gathered: whether threads hold what the right operand has at one step, each of one row.
+        gathered: whether each thread gathers one row of the right operand.
     """
     rows = 256 if m is None else m
     block_m, block_n, groups = (knob(name) for name in ("block_m", "block_n", "groups"))
@@ -138,12 +138,12 @@ def wgmma_space(
 
 
 def _sizes(sizes: tuple[int, ...], extent: int) -> list[int]:
-    """The sizes up to the first that holds all of it."""
+    """The sizes up to the first that covers the extent."""
     return [s for i, s in enumerate(sizes) if i == 0 or sizes[i - 1] < extent]
 
 
 def _fallback(m: int, n: int, limits: DeviceLimits, *, gathered: bool) -> dict[str, int]:
-    """The largest tile that leaves a block for most multiprocessors, or else a small one."""
+    """The largest tile with a block for most multiprocessors, else a small one."""
     tallest, widest = _sizes((64, 128), m)[-1], _sizes((32, 64, 128, 256), n)[-1]
     for tile_m, tile_n in ((128, 256), (128, 128), (64, 128), (64, 64)):
         high, wide = min(tile_m, tallest), min(tile_n, widest)
@@ -168,7 +168,7 @@ def wgmma_product(of: ByHand, config: Config) -> Handwritten:
 
 
 def _multiply(n: int, kind: str) -> str:
-    """One instruction, over as many sums as its width takes: sum += a[64, 16] · b[n, 16]ᵀ."""
+    """One instruction, over as many accumulators as its width has: sum += a[64, 16] · b[n, 16]ᵀ."""
     count = n // 2
     names = ", ".join(f"%{i}" for i in range(count))
     return (
