@@ -139,6 +139,12 @@ def is_nan(value: Any) -> Any:
     return size > infinity
 
 
+def is_infinite(value: Any) -> Any:
+    """Return whether an expression is an infinity."""
+    _, size, infinity = _bits(value)
+    return size == infinity
+
+
 def _bits(value: Any) -> tuple[Any, Any, Any]:
     """The bits of a floating-point expression as a signed integer, those without the sign, and those of infinity."""
     from tvm import tirx

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
@@ -20,6 +20,11 @@ def require_float(reporter: TypeReporter, index: int, kind: TensorType) -> None:
 def require_number(reporter: TypeReporter, index: int, kind: TensorType) -> None:
     """Raise `TypeRelationError` if the argument at `index` is a tensor of bools."""
     reporter.check(kind.dtype != "bool", index, "expected numbers: cast it first")
+
+
+def require_bool(reporter: TypeReporter, index: int, kind: TensorType) -> None:
+    """Raise `TypeRelationError` unless the argument at `index` is a tensor of bools."""
+    reporter.check(kind.dtype == "bool", index, "expected bools: compare, or cast it first")
 
 
 def require_signed(reporter: TypeReporter, index: int, kind: TensorType) -> None:
@@ -67,41 +72,44 @@ def require_dtype_of(reporter: TypeReporter, index: int, other: int) -> None:
         )
 
 
+Requirement = Callable[[TypeReporter, int, TensorType], None]
+# What each asks for, in words.
+KINDS: dict[Requirement, str] = {
+    require_number: "numbers", require_signed: "signed numbers", require_float: "floating-point numbers",
+    require_bool: "bools",
+}  # fmt: skip
+
+
 def identity_relation(
-    *, numbers: bool = True, floats: bool = False, signed: bool = False
+    require: Requirement | None = require_number, *, out_dtype: str | None = None
 ) -> TypeRelation:
-    """Relation of equal types of input and output, in both directions."""
+    """Relation of equal types of input and output, in both directions unless the output has `out_dtype`."""
 
     def relation(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
-        data = reporter.tensor(0)
-        if data is None:
-            out = reporter.tensor(1)
-            if out is None:
-                return False
+        data, out = reporter.tensor(0), reporter.tensor(1)
+        if data is None and out is not None and out_dtype is None:
             reporter.assign(0, out)
             data = out
-        if floats:
-            require_float(reporter, 0, data)
-        elif signed:
-            require_signed(reporter, 0, data)
-        elif numbers:
-            require_number(reporter, 0, data)
-        reporter.assign(1, data)
+        if data is None:
+            return False
+        if require is not None:
+            require(reporter, 0, data)
+        reporter.assign(1, TensorType(data.shape, out_dtype or data.dtype))
         return True
 
     return relation
 
 
-def broadcast_relation(*, floats: bool = False, out_dtype: str | None = None) -> TypeRelation:
+def broadcast_relation(
+    require: Requirement = require_number, *, out_dtype: str | None = None
+) -> TypeRelation:
     """Relation of two tensors of one dtype, broadcast as in NumPy; the output has their dtype or `out_dtype`."""
 
     def relation(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
         lhs, rhs = reporter.tensor(0), reporter.tensor(1)
         for index, kind in ((0, lhs), (1, rhs)):
-            if kind is not None and floats:
-                require_float(reporter, index, kind)
-            elif kind is not None:
-                require_number(reporter, index, kind)
+            if kind is not None:
+                require(reporter, index, kind)
         if lhs is None or rhs is None:
             return False
         require_dtype_of(reporter, 1, 0)

@@ -36,6 +36,8 @@ _ERF = (
         -1.42647390514189e-02,
     ),
 )  # fmt: skip
+# atanh(s) is s P(s²): the series, for |s| ≤ 1/3.
+_ATANH = tuple(1 / (2 * n + 1) for n in range(7, -1, -1))
 
 
 def exp(x: Any) -> Any:
@@ -69,6 +71,22 @@ def erf(x: Any) -> Any:
     if str(x.ty.dtype) != "float32":
         return tirx.erf(x)
     return _odd_ratio(_clamp(x, -4.0, 4.0), _ERF)
+
+
+def log1p_of_power(x: Any) -> Any:
+    """log(1 + exp(x)) of an expression, without overflow, and exact where it is nearly 0."""
+    from tvm import tirx
+
+    dtype = str(x.ty.dtype)
+    zero = tirx.const(0, dtype)
+    power = exp(-tirx.abs(x))
+    if dtype == "float32":
+        # log(1 + p) is 2 atanh(p / (2 + p)), of a number up to 1/3.
+        ratio = power / (power + _number(2.0))
+        rest = ratio * _number(2.0) * _polynomial(_ATANH, ratio * ratio)
+    else:
+        rest = tirx.log1p(power)
+    return tirx.Select(x > zero, x + rest, tirx.Select(x <= zero, rest, x))
 
 
 def sigmoid(x: Any) -> Any:

@@ -16,9 +16,13 @@ from strategy.pattern import in_float32, register_broadcast_schedule, register_r
 from strategy.reference import wide
 from strategy.shape_func import broadcast_shape_func, like_shape_func, register_shape_func
 from strategy.type_relation import (
+    KINDS,
+    Requirement,
     broadcast_relation,
     broadcast_shape,
+    require_bool,
     require_dtype_of,
+    require_float,
     require_number,
 )
 from strategy.types import TensorType, Type
@@ -32,7 +36,7 @@ def _register(
     reference: Callable[..., Any],
     gradient: Callable[[Call, Expr], list[Expr]] | None = None,
     *,
-    floats: bool = False,
+    require: Requirement = require_number,
     out_dtype: str | None = None,
     element: Callable[[Any, Any], Any] | None = None,
 ) -> Binary:
@@ -42,23 +46,23 @@ def _register(
         reference: NumPy's form, of two arrays.
         gradient: as `register_gradient` takes it, but in the shape of the output: it is summed to
             the shapes of the operands here. None where nothing flows.
-        floats: whether it takes floating-point tensors only.
+        require: holds for each of the operands.
         out_dtype: of the result; default: that of the operands.
         element: the value of an element; default: `tvm.topi`'s function of the same name.
 
     Returns:
         The function that calls it.
     """
-    relation = broadcast_relation(floats=floats, out_dtype=out_dtype)
+    own = "bool" if require is require_bool else "float32"
     (
         register_op(name)
         .describe(description)
         .add_argument("lhs", "Tensor", "The left operand.")
         .add_argument("rhs", "Tensor", "The right operand.")
         .set_support_level(1)
-        .add_type_rel("Broadcast", relation)
+        .add_type_rel("Broadcast", broadcast_relation(require, out_dtype=out_dtype))
         .set_attr("TOpPattern", TOpPattern.kBroadcast)
-        .example({"lhs": "float32[5,19]", "rhs": "float32[19]"})
+        .example({"lhs": f"{own}[5,19]", "rhs": f"{own}[19]"})
     )
 
     def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
@@ -88,10 +92,10 @@ def _register(
     register_broadcast_schedule(name)
     register_shape_func(name, False, broadcast_shape_func)
     register_gradient(name, rule)
-    kind = "floating-point" if floats else "of numbers"
+    kind = KINDS[require]
     function.__name__ = function.__qualname__ = name
     function.__doc__ = (
-        f"{description} They broadcast as NumPy's do.\n\nArgs:\n    lhs: the left operand, {kind}.\n"
+        f"{description} They broadcast as NumPy's do.\n\nArgs:\n    lhs: the left operand, a tensor of {kind}.\n"
         "    rhs: the right operand, of the same dtype.\n"
     )
     return function
@@ -131,12 +135,71 @@ def _minimum(x: Any, y: Any) -> Any:
 
 
 def _power(x: Any, y: Any) -> Any:
-    """In float32 where the operands are narrower."""
+    from tvm import tirx
+
+    return tirx.power(x, y)
+
+
+def _in_float32(element: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The element of operands narrower than float32 by that of float32."""
+
+    def wide(x: Any, y: Any) -> Any:
+        dtype = str(x.ty.dtype)
+        if dtype not in ("float16", "bfloat16"):
+            return element(x, y)
+        return element(x.astype("float32"), y.astype("float32")).astype(dtype)
+
+    return wide
+
+
+def _divisor(y: Any) -> tuple[Any, Any, Any]:
+    """The conditions that a whole divisor is 0 and that it is -1, and a divisor that never traps in place of both.
+
+    The smallest number divided by -1 is out of range, which a processor traps as it does a division by 0.
+    """
+    from tvm import tirx
+
+    dtype = str(y.ty.dtype)
+    none = y == tirx.const(0, dtype)
+    minus = tirx.const(0, "bool") if dtype.startswith("u") else y == tirx.const(-1, dtype)
+    return none, minus, tirx.Select(tirx.any(none, minus), tirx.const(1, dtype), y)
+
+
+def _remainder(x: Any, y: Any) -> tuple[Any, Any]:
+    """The exact remainder of floating-point numbers with the sign of x, and whether y has the other sign."""
     from tvm import tirx
 
     dtype = str(x.ty.dtype)
-    wide = "float64" if dtype == "float64" else "float32"
-    return tirx.power(x.astype(wide), y.astype(wide)).astype(dtype)
+    zero = tirx.const(0, dtype)
+    rest = tirx.call_pure_extern(dtype, "fmod" if dtype == "float64" else "fmodf", x, y)
+    return rest, tirx.any(tirx.all(rest < zero, y > zero), tirx.all(rest > zero, y < zero))
+
+
+@_in_float32
+def _floor_mod(x: Any, y: Any) -> Any:
+    from tvm import tirx
+
+    dtype = str(x.ty.dtype)
+    if dtype.startswith(("int", "uint")):
+        none, minus, divisor = _divisor(y)
+        return tirx.Select(tirx.any(none, minus), tirx.const(0, dtype), tirx.floormod(x, divisor))
+    rest, other = _remainder(x, y)
+    return tirx.Select(other, rest + y, rest)
+
+
+@_in_float32
+def _floor_divide(x: Any, y: Any) -> Any:
+    """Of floating-point numbers from the remainder, as a rounded quotient may be the next integer."""
+    from tvm import tirx
+
+    dtype = str(x.ty.dtype)
+    zero, one = tirx.const(0, dtype), tirx.const(1, dtype)
+    if dtype.startswith(("int", "uint")):
+        none, minus, divisor = _divisor(y)
+        return tirx.Select(none, zero, tirx.Select(minus, zero - x, tirx.floordiv(x, divisor)))
+    rest, other = _remainder(x, y)
+    quotient = tirx.nearbyint((x - rest) / y) - tirx.Select(other, one, zero)
+    return tirx.Select(y == zero, x / y, quotient)
 
 
 def _differ(x: Any, y: Any) -> Any:
@@ -183,11 +246,19 @@ multiply = _register(
 )  # fmt: skip
 divide = _register(
     "divide", "The quotient of two tensors, element by element.", lambda x, y: x / y, _divide_grad,
-    floats=True,
+    require=require_float,
+)  # fmt: skip
+floor_divide = _register(
+    "floor_divide", "The quotient of two tensors, element by element, rounded down; 0 of integers divided by 0.",
+    lambda x, y: x // y, element=_floor_divide,
+)  # fmt: skip
+floor_mod = _register(
+    "floor_mod", "The remainder of floor_divide, with the sign of rhs; 0 of integers divided by 0.",
+    lambda x, y: x % y, lambda orig, grad: [grad, -(grad * floor_divide(*orig.args))], element=_floor_mod,
 )  # fmt: skip
 power = _register(
     "power", "Elements of lhs to the power of those of rhs.", lambda x, y: x**y, _power_grad,
-    floats=True, element=_power,
+    require=require_float, element=_in_float32(_power),
 )  # fmt: skip
 maximum = _register(
     "maximum", "The larger of two tensors' elements; where they are equal, the gradient is rhs's.",
@@ -212,11 +283,33 @@ greater_equal = _register(
 )
 
 
+def _register_logical(name: str, description: str) -> Binary:
+    """Register NumPy's function of that name, of bools."""
+
+    def reference(x: Any, y: Any) -> Any:
+        import numpy as np
+
+        return getattr(np, name)(x, y)
+
+    def element(x: Any, y: Any) -> Any:
+        from tvm import tirx
+
+        both, either = tirx.all(x, y), tirx.any(x, y)
+        return {"logical_and": both, "logical_or": either, "logical_xor": tirx.all(either, tirx.Not(both))}[name]
+
+    return _register(name, description, reference, require=require_bool, element=element)
+
+
+logical_and: Binary = _register_logical("logical_and", "Whether both elements are true.")
+logical_or: Binary = _register_logical("logical_or", "Whether an element of either is true.")
+logical_xor: Binary = _register_logical("logical_xor", "Whether exactly one of the elements is true.")
+
+
 def where_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
     """A condition of bools and two tensors of one dtype, all broadcast together."""
     condition, x, y = (reporter.tensor(i) for i in range(3))
     if condition is not None:
-        reporter.check(condition.dtype == "bool", 0, "expected bools; compare, or cast it first")
+        require_bool(reporter, 0, condition)
     if condition is None or x is None or y is None:
         return False
     require_dtype_of(reporter, 2, 1)

@@ -7,7 +7,7 @@ Each is a line of the tables below: its compute, NumPy's form, and its gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
@@ -16,84 +16,98 @@ from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.broadcast import equal, greater, greater_equal, less_equal, where
-from strategy.order import at_least, at_most
+from strategy.order import at_least, at_most, is_infinite, is_nan
 from strategy.pattern import in_float32, register_broadcast_schedule, register_injective_schedule
-from strategy.reference import wide, widened
+from strategy.reference import widened
 from strategy.shape_func import elemwise_shape_func, register_shape_func
-from strategy.type_relation import identity_relation
+from strategy.type_relation import (
+    KINDS,
+    Requirement,
+    identity_relation,
+    require_bool,
+    require_float,
+    require_number,
+    require_signed,
+)
 from strategy.types import DTYPES, TensorType, Type
 
-Unary = Callable[[Expr], Expr]
-
-_RELATIONS = {
-    "floating-point": identity_relation(floats=True),
-    "numeric": identity_relation(),
-    "signed": identity_relation(signed=True),
-}
+Unary = Callable[..., Expr]
 
 
-def _register(
+def register_unary(
     name: str,
     description: str,
     reference: Callable[..., Any],
-    gradient: Callable[[Call, Expr], Expr] | None,
+    gradient: Callable[[Call, Expr], Expr] | None = None,
     *,
-    data: str = "floating-point",
-    vector: Callable[[Any], Any] | None = None,
+    require: Requirement = require_float,
+    out_dtype: str | None = None,
+    vector: Callable[..., Any] | None = None,
+    attrs: type[Attrs] = Attrs,
+    examples: Sequence[Mapping[str, Any]] = ({},),
 ) -> Unary:
     """Register an operator, and return the function that calls it.
 
     Args:
-        reference: NumPy's form, of one array.
-        gradient: the derivative with respect to the input; None: no gradient.
-        data: the kind of tensors that it takes, a key of `_RELATIONS`.
-        vector: the value of an element; default: `tvm.topi`'s function of the same name.
+        reference: NumPy's form, of one array; and of the attributes if there are any.
+        gradient: the derivative with respect to the input; None: nothing flows.
+        require: holds for the input.
+        out_dtype: of the result; default: that of the input.
+        vector: the value of an element, of its arguments as `reference`; default: `tvm.topi`'s
+            function of the same name.
+        attrs: the attributes' type.
+        examples: the attributes of each.
     """
-    (
+    own = "bool" if require is require_bool else "float32"
+    op = (
         register_op(name)
         .describe(description)
         .add_argument("data", "Tensor", "The input tensor.")
+        .set_attrs_type(attrs)
         .set_support_level(1)
-        .add_type_rel("Identity", _RELATIONS[data])
+        .add_type_rel("Identity", identity_relation(require, out_dtype=out_dtype))
         .set_attr("TOpPattern", TOpPattern.kElemWise)
-        .example({"data": "float32[5,19]"})
     )
+    for example in examples:
+        op.example({"data": f"{own}[5,19]"}, example)
+
+    def further(attrs: Attrs) -> tuple[Attrs, ...]:
+        return (attrs,) if attrs.fields() else ()
 
     def compute(attrs: Attrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
         from tvm import te, topi
 
         tensor = inputs[0]
-        if vector is not None:
-            return [te.compute(tensor.shape, lambda *i: vector(tensor(*i)), name=name, tag=topi.tag.ELEMWISE)]
-        return [getattr(topi, name)(tensor)]
+        if vector is None:
+            return [getattr(topi, name)(tensor)]
+
+        def element(*i: Any) -> Any:
+            return vector(tensor(*i), *further(attrs))
+
+        return [te.compute(tensor.shape, element, name=name, tag=topi.tag.ELEMWISE)]
+
+    def answer(attrs: Attrs, inputs: Sequence[Any]) -> Any:
+        import numpy as np
+
+        with np.errstate(all="ignore"):  # infinities and NaN are valid results
+            return reference(widened(inputs[0]), *further(attrs))
 
     register_compute(name, in_float32(compute) if vector is not None else compute)
-    register_reference(name, wide(reference))
+    register_reference(name, answer)
     register_broadcast_schedule(name)
     register_shape_func(name, False, elemwise_shape_func)
     register_gradient(name, lambda orig, grad: [gradient and gradient(orig, grad)])
-    return _function(name, description, f"a {data} tensor")
+    return _function(name, description, f"a tensor of {KINDS[require]}", attrs)
 
 
-def _function(name: str, description: str, data: str) -> Unary:
-    def function(data: Expr) -> Expr:
-        return call(name, data)
+def _function(name: str, description: str, data: str, attrs: type[Attrs] = Attrs) -> Unary:
+    def function(data: Expr, **attrs: Any) -> Expr:
+        return call(name, data, **attrs)
 
+    further = (f"    {f.name}: {f.description[:1].lower()}{f.description[1:]}.\n" for f in attrs.fields().values())
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{description}\n\nArgs:\n    data: {data}.\n"
+    function.__doc__ = f"{description}\n\nArgs:\n    data: {data}.\n{''.join(further)}"
     return function
-
-
-def _quiet(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """NumPy's form without its warnings, as infinities and NaN are valid results."""
-
-    def reference(x: Any) -> Any:
-        import numpy as np
-
-        with np.errstate(all="ignore"):
-            return function(x)
-
-    return reference
 
 
 def _numpy(name: str) -> Callable[[Any], Any]:
@@ -104,10 +118,10 @@ def _numpy(name: str) -> Callable[[Any], Any]:
 
         return getattr(np, name)(x)
 
-    return _quiet(function)
+    return function
 
 
-def _reference_sigmoid(x: Any) -> Any:
+def reference_sigmoid(x: Any) -> Any:
     import numpy as np
 
     # Either form alone overflows on one side.
@@ -115,7 +129,7 @@ def _reference_sigmoid(x: Any) -> Any:
     return np.where(x >= 0, 1, small) / (1 + small)
 
 
-def _reference_erf(x: Any) -> Any:
+def reference_erf(x: Any) -> Any:
     """By the series up to 3, beyond which the continued fraction of 1 - erf converges fast."""
     import numpy as np
 
@@ -134,25 +148,13 @@ def _reference_erf(x: Any) -> Any:
     return np.where(np.isnan(x), x, np.copysign(found, x))
 
 
-def _reference_gelu(x: Any) -> Any:
-    return x / 2 * (1 + _reference_erf(x / math.sqrt(2)))
-
-
-def _gelu(x: Any) -> Any:
-    from tvm import tirx
-
-    dtype = str(x.ty.dtype)
-    half, one = tirx.const(0.5, dtype), tirx.const(1, dtype)
-    return x * half * (one + elementary.erf(x * tirx.const(math.sqrt(0.5), dtype)))
-
-
 def _relu(x: Any) -> Any:
     from tvm import tirx
 
     return at_least(x, tirx.const(0, str(x.ty.dtype)))
 
 
-def _like(node: Expr, value: float) -> Expr:
+def like(node: Expr, value: float) -> Expr:
     """A constant of the dtype of a node."""
     return const(value, node.tensor_type.dtype)
 
@@ -169,59 +171,95 @@ def _relu_grad(orig: Call, grad: Expr) -> Expr:
 
 def _erf_grad(orig: Call, grad: Expr) -> Expr:
     x = orig.args[0]
-    return grad * exp(-(x * x)) * _like(x, 2 / math.sqrt(math.pi))
+    return grad * exp(-(x * x)) * like(x, 2 / math.sqrt(math.pi))
 
 
-def _gelu_grad(orig: Call, grad: Expr) -> Expr:
-    """Return grad (Φ(x) + x φ(x)), with the distribution and the density of the normal distribution."""
-    x = orig.args[0]
-    distribution = (erf(x * _like(x, math.sqrt(0.5))) + _like(x, 1)) * _like(x, 0.5)
-    density = exp(x * x * _like(x, -0.5)) * _like(x, 1 / math.sqrt(2 * math.pi))
-    return grad * (distribution + x * density)
+def _vector(name: str) -> Callable[[Any], Any]:
+    """TVM's function of an expression."""
+
+    def function(x: Any) -> Any:
+        from tvm import tirx
+
+        return getattr(tirx, name)(x)
+
+    return function
 
 
-reference_sigmoid = wide(_quiet(_reference_sigmoid))
+def _sign(x: Any) -> Any:
+    """NaN stays as it is, as 0 does."""
+    from tvm import tirx
 
-abs = _register("abs", "The absolute value of each element.", _numpy("abs"), _abs_grad, data="numeric")
-negative = _register(
+    zero, one, minus = (tirx.const(n, str(x.ty.dtype)) for n in (0, 1, -1))
+    return tirx.Select(x < zero, minus, tirx.Select(x > zero, one, x))
+
+
+abs = register_unary("abs", "The absolute value of each element.", _numpy("abs"), _abs_grad, require=require_number)
+negative = register_unary(
     "negative", "The negative of each element.", lambda x: -x, lambda orig, grad: -grad,
-    data="signed",
+    require=require_signed,
 )
-exp = _register(
+exp = register_unary(
     "exp", "The exponential of each element.", _numpy("exp"),
     lambda orig, grad: grad * orig, vector=elementary.exp,
 )  # fmt: skip
-log = _register(
+log = register_unary(
     "log", "The natural logarithm of each element.", _numpy("log"),
     lambda orig, grad: grad / orig.args[0],
 )  # fmt: skip
-sqrt = _register(
+sqrt = register_unary(
     "sqrt", "The square root of each element.", _numpy("sqrt"),
     lambda orig, grad: grad / (orig + orig),
 )  # fmt: skip
-rsqrt = _register(
-    "rsqrt", "1 / sqrt(x) of each element.", _quiet(lambda x: 1 / x**0.5),
+rsqrt = register_unary(
+    "rsqrt", "1 / sqrt(x) of each element.", lambda x: 1 / x**0.5,
     lambda orig, grad: -(grad * orig / (orig.args[0] + orig.args[0])),
 )  # fmt: skip
-sigmoid = _register(
-    "sigmoid", "The logistic function of each element: 1 / (1 + exp(-x)).", _quiet(_reference_sigmoid),
+sigmoid = register_unary(
+    "sigmoid", "The logistic function of each element: 1 / (1 + exp(-x)).", reference_sigmoid,
     lambda orig, grad: grad * orig * (ones_like(orig) - orig), vector=elementary.sigmoid,
 )  # fmt: skip
-tanh = _register(
+tanh = register_unary(
     "tanh", "The hyperbolic tangent of each element.", _numpy("tanh"),
     lambda orig, grad: grad * (ones_like(orig) - orig * orig), vector=elementary.tanh,
 )  # fmt: skip
-erf = _register(
-    "erf", "The error function of each element.", _quiet(_reference_erf), _erf_grad,
+erf = register_unary(
+    "erf", "The error function of each element.", reference_erf, _erf_grad,
     vector=elementary.erf,
 )  # fmt: skip
-gelu = _register(
-    "gelu", "x Φ(x) of each element, with the normal distribution Φ: the exact form, by erf.",
-    _quiet(_reference_gelu), _gelu_grad, vector=_gelu,
+sin = register_unary(
+    "sin", "The sine of each element.", _numpy("sin"),
+    lambda orig, grad: grad * cos(orig.args[0]), vector=_vector("sin"),
 )  # fmt: skip
-relu = _register(
+cos: Unary = register_unary(
+    "cos", "The cosine of each element.", _numpy("cos"),
+    lambda orig, grad: -(grad * sin(orig.args[0])), vector=_vector("cos"),
+)  # fmt: skip
+floor = register_unary(
+    "floor", "The largest integer that is not above each element.", _numpy("floor"), vector=_vector("floor")
+)
+ceil = register_unary(
+    "ceil", "The smallest integer that is not below each element.", _numpy("ceil"), vector=_vector("ceil")
+)
+round = register_unary(
+    "round", "The integer that is nearest to each element; the even one of two, as ONNX's.", _numpy("rint"),
+    vector=_vector("nearbyint"),
+)  # fmt: skip
+sign = register_unary(
+    "sign", "-1, 0 or 1 as each element is negative, zero or positive; NaN of NaN.", _numpy("sign"),
+    require=require_signed, vector=_sign,
+)  # fmt: skip
+isnan: Unary = register_unary(
+    "isnan", "Whether each element is NaN.", _numpy("isnan"), out_dtype="bool", vector=is_nan
+)
+isinf: Unary = register_unary(
+    "isinf", "Whether each element is an infinity.", _numpy("isinf"), out_dtype="bool", vector=is_infinite
+)
+logical_not: Unary = register_unary(
+    "logical_not", "Whether each element is false.", _numpy("logical_not"), require=require_bool, vector=_vector("Not")
+)
+relu = register_unary(
     "relu", "Each element, zero where it is negative.", lambda x: x.clip(0), _relu_grad,
-    data="numeric", vector=_relu,
+    require=require_number, vector=_relu,
 )
 
 
@@ -231,7 +269,7 @@ def _register_fill(name: str, description: str, value: int) -> Unary:
         .describe(description)
         .add_argument("data", "Tensor", "The tensor whose type the result has.")
         .set_support_level(1)
-        .add_type_rel("Identity", identity_relation(numbers=False))
+        .add_type_rel("Identity", identity_relation(None))
         # Elementwise, but no epilogue, as its input's values are never read.
         .set_attr("TOpPattern", TOpPattern.kInjective)
         .example({"data": "float32[5,19]"})
@@ -372,8 +410,8 @@ def clip_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad where x is within the bounds, else 0]."""
     assert isinstance(orig.attrs, ClipAttrs)
     x, zeros = orig.args[0], zeros_like(grad)
-    below = where(less_equal(x, _like(x, orig.attrs.a_max)), grad, zeros)
-    return [where(greater_equal(x, _like(x, orig.attrs.a_min)), below, zeros)]
+    below = where(less_equal(x, like(x, orig.attrs.a_max)), grad, zeros)
+    return [where(greater_equal(x, like(x, orig.attrs.a_min)), below, zeros)]
 
 
 def cast(data: Expr, dtype: str) -> Expr:

@@ -6,11 +6,12 @@ import numpy as np
 
 from strategy.compile import compile as compile_graph
 from strategy.expr import Constant, Var
+from strategy.ops.activation import gelu
 from strategy.ops.batch_matmul import batch_matmul
 from strategy.ops.bias_add import bias_add
 from strategy.ops.conv2d import conv2d
 from strategy.ops.dense import dense
-from strategy.ops.elemwise import gelu, relu
+from strategy.ops.elemwise import relu
 from strategy.reference import evaluate
 
 from .test_conv2d import TARGET

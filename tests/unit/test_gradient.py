@@ -16,6 +16,7 @@ from strategy.expr import Constant, Expr, Tuple, TupleGetItem, Var, call
 from strategy.gradient import GradientError, gradient, register_gradient
 from strategy.inference import infer_type
 from strategy.op import register_op, register_reference
+from strategy.ops.activation import gelu
 from strategy.ops.avg_pool2d import avg_pool2d, global_avg_pool2d
 from strategy.ops.batch_matmul import batch_matmul
 from strategy.ops.bias_add import bias_add
@@ -39,7 +40,6 @@ from strategy.ops.elemwise import (
     clip,
     erf,
     exp,
-    gelu,
     log,
     negative,
     ones_like,
@@ -450,10 +450,11 @@ def test_examples(op):
         if not moved or not flowing(out):
             continue
         # No two elements are so near each other, or a number where the slope jumps, that a step passes it.
-        places = {i.name: rng.permutation(np.linspace(-1, 0.99, i.tensor.size)) for i in moved}
+        places = {i.name: rng.permutation(np.linspace(-0.99, 0.98, i.tensor.size)) for i in moved}
         at = {i.name: places[i.name].reshape(i.tensor.concrete_shape) for i in moved}
         with np.errstate(all="ignore"):
-            if not all(np.isfinite(evaluate(part, at)).all() for part in flowing(out)):
+            steep = op.startswith("floor_")  # near 0 a step passes many jumps
+            if steep or not all(np.isfinite(evaluate(part, at)).all() for part in flowing(out)):
                 at = {name: value + 1.5 for name, value in at.items()}  # of positive numbers only
         kinds = [infer_type(part) for part in flowing(out)]
         weights = [Constant(rng.uniform(-1, 1, k.concrete_shape).astype(k.dtype)) for k in kinds]

@@ -203,11 +203,11 @@ PACKAGE = """
 from strategy.op import TOpPattern, get_op, register_compute, register_op
 from strategy.op_strategy import OpStrategy
 from strategy.pattern import register_broadcast_schedule
-from strategy.type_relation import identity_relation
+from strategy.type_relation import identity_relation, require_float
 
 register_op("swish").describe("x * sigmoid(x)").set_num_inputs(1).add_argument(
     "data", "Tensor", "The input tensor."
-).add_type_rel("Identity", identity_relation(floats=True)).set_attr("TOpPattern", TOpPattern.kElemWise)
+).add_type_rel("Identity", identity_relation(require_float)).set_attr("TOpPattern", TOpPattern.kElemWise)
 
 @register_compute("swish")
 def compute_swish(attrs, inputs, out_type):

@@ -1,0 +1,28 @@
+"""Division rounded down of numbers that trap or round: zeros, the smallest integer, infinities."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from strategy.compile import compile as compile_graph
+from strategy.expr import Tuple, Var
+from strategy.ops.broadcast import floor_divide, floor_mod
+
+LEAST = np.iinfo("int32").min
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers"),
+    [
+        ("int32", [0, -1, 1, 3, -3, LEAST]),
+        ("float32", [0.0, 1, -1, 0.1, np.inf, -np.inf, np.nan, 7.3, 1e30, -2.5]),
+    ],
+)
+def test_pairs_have_numpys_quotient_and_remainder(dtype: str, numbers: list[float]) -> None:
+    x, y = (a.ravel().copy() for a in np.meshgrid(np.array(numbers, dtype), np.array(numbers, dtype)))
+    lhs, rhs = (Var(name, f"{dtype}[{x.size}]") for name in ("lhs", "rhs"))
+    quotient, rest = compile_graph(Tuple([floor_divide(lhs, rhs), floor_mod(lhs, rhs)]), "cpu")(x, y)
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(quotient, x // y, rtol=1e-6)
+        np.testing.assert_allclose(rest, x % y, rtol=1e-6)
