@@ -197,6 +197,17 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         }
 
     @property
+    def anchor(self) -> Workload:
+        """The same call without an epilogue."""
+        return self.shorter[-1] if self.epilogue else self
+
+    @cached_property
+    def shorter(self) -> tuple[Workload, ...]:
+        """The same call with a shorter epilogue, the longest first and the call alone last."""
+        lengths = reversed(range(len(self.epilogue)))
+        return tuple(msgspec.structs.replace(self, epilogue=self.epilogue[:n]) for n in lengths)
+
+    @property
     def symbols(self) -> frozenset[str]:
         """The names of the symbolic dimensions."""
         symbolic = [d for d in self.dims.values() if isinstance(d, Dim)]

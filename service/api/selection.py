@@ -54,7 +54,8 @@ Etag = Annotated[str | None, Header(alias="if-none-match", max_length=1000)]
     "/select",
     **describe(
         "Select an implementation", takes=SelectRequest, gives=Selection,
-        note="By measurements first, then a cost model, then the static priority level; the answer has the "
+        note="By measurements first, then those of the same call with a shorter epilogue, then a cost model, then "
+        "the static priority level; the answer has the "
         "reason and the rivals. The target `cpu` means the host of this service. An answer has an ETag: with "
         "If-None-Match an unchanged answer is 304. The header Location names the run that "
         "`tune_on_miss` created or found.",
@@ -72,7 +73,7 @@ def choose(
         database = RecordDatabase(connection, as_of=body.as_of, namespace=within)
         found = _select(database, body, asked, "workload")
     headers = {}
-    if body.tune_on_miss and found.reason in (Reason.PLEVEL, Reason.PREDICTED):
+    if body.tune_on_miss and found.reason not in (Reason.MEASURED, Reason.TRANSFERRED):
         who.check(TokenScope.SUBMIT)
         headers["location"] = f"/v1/runs/{_tune(context, who, within, body)}"
     return reply_tagged(found, known, headers)

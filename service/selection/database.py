@@ -40,7 +40,7 @@ class RecordDatabase:
         as_of: float | None = None, namespace: str = DEFAULT,
     ) -> None:  # fmt: skip
         self.connection = connection
-        self._together = {w.digest for w in together}
+        self._together = {one.digest for w in together for one in (w, *w.shorter)}
         self._as_of = as_of
         self._namespace = namespace
         self._known: dict[str, dict[str, list[Any]]] = {}

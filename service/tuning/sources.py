@@ -35,8 +35,8 @@ def find_sources(
     """Sources of transfer learning for a task, the most similar first.
 
     They are records of the same implementation in this namespace, imported ones of that name included: of the
-    task itself if they do not count as trials, of its other versions, and of other targets and shapes. Up to
-    `SOURCES` of this shape come first, then up to `SHAPES` others.
+    task itself if they do not count as trials, of its other versions, and of other epilogues, targets and shapes.
+    Up to `SOURCES` of this shape come first, then up to `SHAPES` others.
 
     Args:
         connection: the database.
@@ -73,17 +73,22 @@ def _enough(source: Source) -> list[Source]:
 
 
 def find_champions(connection: sa.Connection, task_id: int) -> list[Config]:
-    """The best configurations of other versions of a task, on any device, the newest version first.
+    """The best configurations of other versions of a task, then those of its call with other epilogues.
 
-    They are stale; if the task's space still has them, by value, they are good first trials.
+    On any device, the newest tasks first. If the task's space has them, by value, they are good first trials.
     """
     own = connection.execute(_tasks().where(task.c.id == task_id)).one()
-    same = ("workload_id", "target_id", "implementation", "namespace")
+    call = convert(own.body, Workload).anchor.key
     rows = connection.scalars(
         sa.select(best.c.config)
         .join(task, task.c.id == best.c.task_id)
-        .where(*(task.c[n] == getattr(own, n) for n in same), task.c.id != task_id)
-        .order_by(task.c.id.desc(), best.c.median_s)
+        .join(workload, workload.c.id == task.c.workload_id)
+        .where(
+            *(task.c[n] == getattr(own, n) for n in ("target_id", "implementation", "namespace")),
+            task.c.id != task_id,
+            sa.or_(workload.c.key == call, workload.c.key.startswith(f"{call}+", autoescape=True)),
+        )
+        .order_by(task.c.workload_id != own.workload_id, task.c.id.desc(), best.c.median_s)
         .limit(MOST_CHAMPIONS)
     )
     return list(dict.fromkeys(map(Config, rows)))
@@ -134,9 +139,9 @@ def _read_shape(connection: sa.Connection, of: Workload, one: Any) -> Source:
 
 
 def _is_another_shape(asked: Workload, other: Workload) -> bool:
-    """Return whether dimensions are comparable, and not all equal."""
+    """Return whether dimensions are comparable, and not all equal: an epilogue changes no knob's meaning."""
     ranks = [[len(_extents(i.tensor)) for i in w.inputs] for w in (asked, other)]
-    return asked.key != other.key and ranks[0] == ranks[1] and 0 not in ranks[0]
+    return asked.anchor.key != other.anchor.key and ranks[0] == ranks[1] and 0 not in ranks[0]
 
 
 def _extents(type_: TensorType) -> tuple[int, ...]:

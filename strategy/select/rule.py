@@ -1,13 +1,13 @@
 """The selection rule: which implementation, with which configuration, and why.
 
-Measurements decide first, at one level of match; then a cost model with sufficient accuracy; then the static
-priority level (plevel). `choose` is a pure function of candidates and measurements, so that a service, a client
-with a lock file and a test give the same answer.
+Measurements decide first, at one level of match; then those of the same call with a shorter epilogue; then a cost
+model with sufficient accuracy; then the static priority level (plevel). `choose` is a pure function of candidates and
+measurements, so that a service, a client with a lock file and a test give the same answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from strategy.op_strategy import Candidate, candidates
@@ -40,7 +40,10 @@ def select(
     known = candidates(workload, target) if offered is None else list(offered)
     if policy == "tvm":
         return choose_as_tvm(workload, target, known, database.history(workload))
-    return choose(workload, target, known, database.measured(workload, target, device), ranker)
+    shorter = ((w, database.measured(w, target, device)) for w in workload.shorter)
+    return choose(
+        workload, target, known, database.measured(workload, target, device), ranker, shorter
+    )
 
 
 def choose(
@@ -49,29 +52,39 @@ def choose(
     known: Sequence[Candidate],
     measured: Sequence[Measured],
     ranker: Ranker | None = None,
+    shorter: Iterable[tuple[Workload, Sequence[Measured]]] = (),
 ) -> Selection:
-    """The rule of `docs/architecture.md`, "Selection, constant shapes"."""
+    """The rule of `docs/architecture.md`, "Selection, constant shapes".
+
+    Args:
+        shorter: measurements of the same call with shorter epilogues, the longest first; read only where
+            the workload itself has none.
+    """
     valid = valid_candidates(workload, target, known)
-    by_level = current(valid, measured)
-    # Measurements on the device model itself are preferred to those of others, however few; max() keeps
-    # the first of equals, so that the device's own records win a tie.
-    own = max((Level.DEVICE, Level.MODEL), key=lambda x: len(by_level[x]))
-    level = next((x for x in (own, Level.TARGET, Level.TRANSFERRED) if by_level[x]), own)
-    best = by_level[level]
+    level, best = _of_one_level(valid, measured)
     if best:
-        lowest = min(best.values(), key=lambda m: m.estimate.judged.median_s)
-        close = [c for c in valid if c.implementation in best
-                 and best[c.implementation].estimate.judged.low_s <= lowest.estimate.judged.high_s]  # fmt: skip
-        winner = max(close, key=lambda c: c.plevel)
+        winner, lowest, close = _fastest(valid, best)
         unmeasured = tuple(c.implementation for c in valid if c.implementation not in best)
         return Selection(
             workload=workload, target=target, implementation=winner.implementation,
             version=winner.version, config=best[winner.implementation].config,
             reason=Reason.TRANSFERRED if level is Level.TRANSFERRED else Reason.MEASURED, level=level,
-            explanation=_explain_measured(winner, best, lowest, len(close), level, unmeasured),
+            explanation=_explain_measured(winner, best, lowest, close, level, unmeasured),
             partial=bool(unmeasured), unmeasured=unmeasured,
             rivals=rank_rivals(known, valid, best),
         )  # fmt: skip
+    for anchor, found in shorter:
+        level, best = _of_one_level(valid, found)
+        if best:
+            winner, lowest, close = _fastest(valid, best)
+            why = _explain_measured(winner, best, lowest, close, level, ())
+            return Selection(
+                workload=workload, target=target, implementation=winner.implementation,
+                version=winner.version, config=best[winner.implementation].config,
+                reason=Reason.ANCHOR, level=None, rivals=rank_rivals(known, valid, {}),
+                explanation=f"nothing is measured for this workload; of {anchor}, the same call with a "
+                f"shorter epilogue, {why}",
+            )  # fmt: skip
     predictions = [] if ranker is None else list(ranker.rank(workload, target, valid))
     if predictions:
         first = predictions[0]
@@ -92,6 +105,31 @@ def choose(
         f"the highest plevel ({winner.plevel}) of {len(valid)} valid, with its fallback configuration",
         rivals=rank_rivals(known, valid, {}),
     )  # fmt: skip
+
+
+def _of_one_level(
+    valid: Sequence[Candidate], measured: Sequence[Measured]
+) -> tuple[Level, dict[str, Measured]]:
+    """The level that decides, and the best of each implementation there; none where no level has any."""
+    by_level = current(valid, measured)
+    # Measurements on the device model itself are preferred to those of others, however few; max() keeps
+    # the first of equals, so that the device's own records win a tie.
+    own = max((Level.DEVICE, Level.MODEL), key=lambda x: len(by_level[x]))
+    level = next((x for x in (own, Level.TARGET, Level.TRANSFERRED) if by_level[x]), own)
+    return level, by_level[level]
+
+
+def _fastest(
+    valid: Sequence[Candidate], best: Mapping[str, Measured]
+) -> tuple[Candidate, Measured, int]:
+    """The selected implementation, the lowest median, and how many have intervals that overlap its."""
+    lowest = min(best.values(), key=lambda m: m.estimate.judged.median_s)
+    close = [
+        c for c in valid
+        if c.implementation in best
+        and best[c.implementation].estimate.judged.low_s <= lowest.estimate.judged.high_s
+    ]  # fmt: skip
+    return max(close, key=lambda c: c.plevel), lowest, len(close)
 
 
 def choose_as_tvm(

@@ -20,6 +20,7 @@ from strategy.workload import Workload
 class Reason(StrEnum):
     MEASURED = "measured"
     TRANSFERRED = "transferred"
+    ANCHOR = "anchor"
     PREDICTED = "predicted"
     PLEVEL = "plevel"
 

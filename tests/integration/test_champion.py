@@ -1,9 +1,10 @@
-"""The best of another version is tried first, where the space still has it."""
+"""The best of another version, and of another epilogue, is tried first, where the space has it."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 
 from service.search.child import InlineModel
 from service.search.search import Search
@@ -12,8 +13,9 @@ from service.tuning import sources
 from service.tuning.tuning_run import load
 from strategy.op_strategy import Candidate
 from strategy.space import Config, ConfigSpace, Knob
-from tests.integration.scene import FAST, WORKLOAD, Scene
-from tests.integration.test_sources import asked, measured
+from strategy.workload import EpilogueStep
+from tests.integration.scene import FAST, WORKLOAD, Scene, configs
+from tests.integration.test_sources import asked, measured, shape
 
 BEST = Config({"x": 8, "y": 3})  # by the formula of the scene
 
@@ -53,6 +55,24 @@ def test_it_is_carried_by_value(space: tuple[Knob, ...], expected: list[Config])
     assert [first][: len(expected)] == expected
     assert len({first, *others}) == 6
     assert BEST not in search.ask(6)
+
+
+def test_then_those_of_the_call_with_other_epilogues(store: Store) -> None:
+    x, y = Knob("x", range(12)), Knob("y", range(12))
+    relu, tanh = (EpilogueStep(name, (None,)) for name in ("relu", "tanh"))
+    rows = [Config({"x": i, "y": 3}) for i in range(8)]
+    for i, (steps, begin) in enumerate((((), version(1, x, y)), ((tanh,), FAST), ((relu,), version(2, x, y)))):
+        workload = msgspec.structs.replace(WORKLOAD, epilogue=steps)
+        measured(store, asked(workload, begin), rows[: 8 - i])
+    measured(store, asked(shape(64, 128)), configs(8))
+    scene = Scene.make(store, asked(msgspec.structs.replace(WORKLOAD, epilogue=(relu,)), force=True))
+    with store.read() as c:
+        (task_id,) = scene.tasks.values()
+        assert [found["x"] for found in sources.find_champions(c, task_id)] == [5, 6, 7]
+        # Their knobs mean the same: only another shape is learnt from by its dimensions.
+        read = sources.find_sources(c, task_id, sa.false())
+    assert [len(s.configs) for s in read if s.workload is None] == [8]
+    assert [s.workload for s in read if s.workload] == [shape(64, 128)]
 
 
 def test_a_run_begins_with_it(store: Store) -> None:
