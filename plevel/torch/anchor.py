@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch.fx import GraphModule, Node
 
-from plevel.torch.node import EXPANDS, Source, aten, constant, extents, is_call, is_plain
+from plevel.torch.node import (
+    EXPANDS,
+    Joined,
+    Number,
+    Origin,
+    Source,
+    aten,
+    constant,
+    extents,
+    is_call,
+    is_plain,
+)
 from strategy.expr import Call, Constant, Expr, Var, call
 
 
@@ -17,7 +29,7 @@ class Reader:
     """Inputs of calls, with the nodes of the graph that they stand for."""
 
     module: GraphModule
-    sources: dict[Expr, Source] = field(default_factory=dict)
+    sources: dict[Expr, Origin] = field(default_factory=dict)
 
     def read(self, node: Node, axes: tuple[int, ...] | None = None) -> Expr:
         """The node's value, its axes permuted, as an input: a constant where it is a frozen parameter."""
@@ -27,14 +39,22 @@ class Reader:
         """The node's elements in another shape, as an input."""
         return self._take(Source(node, tuple(range(len(extents(node)))), shape))
 
+    def number(self, value: float) -> Expr:
+        return self._note(Number(value))
+
+    def join(self, parts: Sequence[Expr]) -> Expr:
+        """Constants one after the other, as one."""
+        return self._note(Joined(tuple(s for p in parts if isinstance(s := self.sources[p], Source))))
+
     def _take(self, source: Source) -> Expr:
-        tensor = constant(self.module, source.node)
-        made: Expr = (
-            Var(source.node.name, f"float32[{','.join(map(str, source.extents))}]")
-            if tensor is None
-            else Constant(source.of(tensor).numpy())
-        )
-        self.sources[made] = source
+        if constant(self.module, source.node) is not None:
+            return self._note(source)
+        return self._note(source, Var(source.node.name, f"float32[{','.join(map(str, source.extents))}]"))
+
+    def _note(self, origin: Origin, made: Expr | None = None) -> Expr:
+        # A constant's value is not read here, and takes no memory.
+        made = made or Constant(np.broadcast_to(np.float32(0), origin.extents))
+        self.sources[made] = origin
         return made
 
 

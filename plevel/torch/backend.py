@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from plevel.torch.explanation import Report, make_report, note, owned
 from plevel.torch.frozen import compile_frozen
 from plevel.torch.plan import Plan, make_plan
 from strategy.select import NO_RECORDS, Database
+from strategy.select.lock import Lock
 
 logger = logging.getLogger("plevel.torch")
 torch._inductor.config.freezing = True
@@ -114,12 +115,12 @@ def _compile(module: GraphModule, inputs: Sequence[Any], options: Options) -> Ca
     def visit(frozen: GraphModule) -> None:
         nonlocal plan, verdict, kept
         with _database(options) as database:
-            plan = make_plan(frozen, database)
-        kept = frozenset(plan.kernels)
+            plan = make_plan(frozen, database, _read_lock(options))
+        kept = plan.preferred()
         if options.confirm:
             verdict = confirmation.read_verdict(plan)
             # Without a verdict this is Inductor alone, to compare with.
-            kept = frozenset(w for w in kept if verdict and w.key in verdict.kept)
+            kept = frozenset(w for w in plan.kernels if verdict and w.key in verdict.kept)
         plan.apply(frozen, kept)
 
     found = compile_frozen(module, inputs, visit)
@@ -153,32 +154,22 @@ def _compile(module: GraphModule, inputs: Sequence[Any], options: Options) -> Ca
 
 @contextmanager
 def _database(options: Options) -> Iterator[Database]:
-    """The database that the options name, else that of the environment, else this user's own."""
+    """The database that the options name, else that of the environment, else this user's own; none beside a lock."""
     from plevel.cli.location import locate
     from plevel.database import plevel_database
     from plevel.embedded import sqlite_path
 
-    with ExitStack() as stack:
-        places = [p for p in (options.lock, options.database) if p is not None]
-        if not places:
-            own = locate(None, None)
-            path = None if own.database is None else sqlite_path(own.database)
-            places = [own.url or own.database or ""] if path is None or path.exists() else []
-        found = [stack.enter_context(plevel_database(place)) for place in places]
-        yield _FirstOf(found) if len(found) > 1 else found[0] if found else NO_RECORDS
+    if options.database is None and options.lock is not None:
+        yield NO_RECORDS
+        return
+    place = options.database
+    if place is None:
+        own = locate(None, None)
+        path = None if own.database is None else sqlite_path(own.database)
+        place = (own.url or own.database) if path is None or path.exists() else None
+    with nullcontext(NO_RECORDS) if place is None else plevel_database(place) as found:
+        yield found
 
 
-class _FirstOf:
-    """The database among several that knows a workload first."""
-
-    def __init__(self, databases: Sequence[Database]) -> None:
-        self._databases = databases
-
-    def measured(self, *asked: Any) -> Any:
-        return next((m for d in self._databases if (m := d.measured(*asked))), ())
-
-    def instances(self, *asked: Any) -> Any:
-        return next((i for d in self._databases if (i := d.instances(*asked))), ())
-
-    def history(self, *asked: Any) -> Any:
-        return ()
+def _read_lock(options: Options) -> Lock | None:
+    return None if options.lock is None else Lock.read(Path(options.lock).read_bytes())

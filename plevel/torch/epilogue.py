@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.fx import Node
 
+from plevel.torch.activation import find_activation
 from plevel.torch.anchor import Anchor, Reader
-from plevel.torch.node import aten, extents, is_call, is_plain, only_user, through_reshapes
+from plevel.torch.node import aten, extents, is_plain, only_user, through_reshapes
 from strategy.expr import Call, call
 
-_UNARY = {aten.relu.default: "relu", aten.sigmoid.default: "sigmoid", aten.tanh.default: "tanh"}
 _BINARY = {aten.add.Tensor: "add", aten.mul.Tensor: "multiply"}
+_SCALED: Mapping[Any, tuple[str, Callable[[float], float]]] = {
+    aten.add.Tensor: ("add", lambda c: c),
+    aten.add.Scalar: ("add", lambda c: c),
+    aten.sub.Tensor: ("add", lambda c: -c),
+    aten.mul.Tensor: ("multiply", lambda c: c),
+    aten.mul.Scalar: ("multiply", lambda c: c),
+    aten.div.Tensor: ("multiply", lambda c: 1 / c),
+}
 
 
 def extend(reader: Reader, anchor: Anchor, claimed: set[Node]) -> tuple[tuple[Call, ...], Node]:
@@ -25,7 +33,7 @@ def extend(reader: Reader, anchor: Anchor, claimed: set[Node]) -> tuple[tuple[Ca
     calls, node = anchor.calls, anchor.node
     while True:
         seen = through_reshapes(node)
-        found = _gelu(calls[-1], seen) or _clip(calls[-1], seen) or _simple(calls[-1], seen)
+        found = find_activation(calls[-1], seen) or _scaled(reader, calls[-1], seen)
         found = found or _binary(reader, calls[-1], seen)
         if found is None or found[1] in claimed:
             return calls, node
@@ -33,17 +41,16 @@ def extend(reader: Reader, anchor: Anchor, claimed: set[Node]) -> tuple[tuple[Ca
         claimed.add(node)
 
 
-def _simple(value: Call, node: Node) -> tuple[Call, Node] | None:
-    user = only_user(node, *_UNARY)
-    return (call(_UNARY[user.target], value), user) if user is not None else None
-
-
-def _clip(value: Call, node: Node) -> tuple[Call, Node] | None:
-    low = only_user(node, aten.clamp_min.default)
-    high = None if low is None else only_user(low, aten.clamp_max.default)
-    if low is None or high is None:
+def _scaled(reader: Reader, value: Call, node: Node) -> tuple[Call, Node] | None:
+    """A sum or product with a number."""
+    user = only_user(node, *_SCALED)
+    if user is None or user.kwargs or user.args[0] is not node or user.args[1] in (0, node):
         return None
-    return call("clip", value, a_min=float(low.args[1]), a_max=float(high.args[1])), high
+    number = user.args[1]
+    if not isinstance(number, int | float):
+        return None
+    name, turned = _SCALED[user.target]
+    return call(name, value, reader.number(turned(float(number)))), user
 
 
 def _binary(reader: Reader, value: Call, node: Node) -> tuple[Call, Node] | None:
@@ -56,25 +63,3 @@ def _binary(reader: Reader, value: Call, node: Node) -> tuple[Call, Node] | None
         return None
     shape = tuple(int(d) for d in value.tensor_type.shape)
     return call(_BINARY[user.target], value, reader.read_as(other, shape)), user
-
-
-def _gelu(value: Call, node: Node) -> tuple[Call, Node] | None:
-    """x/2 · (1 + erf(x/√2)), as PyTorch decomposes it."""
-    users = list(node.users)
-    if len(users) != 2 or not all(is_call(u, aten.mul.Tensor) for u in users):
-        return None
-    for half, root in (users, users[::-1]):
-        if not (_is_number(half.args[1], 0.5) and _is_number(root.args[1], math.sqrt(0.5))):
-            continue
-        erf = only_user(root, aten.erf.default)
-        one = None if erf is None else only_user(erf, aten.add.Tensor)
-        last = None if one is None else only_user(one, aten.mul.Tensor)
-        if one is None or last is None or not _is_number(one.args[1], 1):
-            continue
-        if half in last.args and list(half.users) == [last]:
-            return call("gelu", value), last
-    return None
-
-
-def _is_number(found: Any, wanted: float) -> bool:
-    return isinstance(found, int | float) and math.isclose(found, wanted, rel_tol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +44,7 @@ class Report:
 
     @property
     def replaced(self) -> int:
-        """Number of places in the graph that kernels of plevel compute."""
+        """Number of kernels of plevel that one call of the graph runs."""
         return sum(row.occurrences for row in self.rows if row.implementation)
 
     def __str__(self) -> str:
@@ -69,16 +70,22 @@ def make_report(
     plan: Plan, kept: frozenset[Workload], verdict: Verdict | None, model: Any
 ) -> Report:
     rows = []
+    taken: Counter[Workload] = Counter()
+    for found in plan.extraction.workloads:
+        taken.update(found.parts if found.workload in kept else {})
     for found in plan.extraction.workloads:
         kernel = plan.kernels.get(found.workload)
-        if kernel is None:
+        left = found.occurrences - taken[found.workload]
+        if not left:
+            name, why = "", "each is merged with others of the same operand"
+        elif kernel is None:
             name, why = "", plan.errors[found.workload]
         elif found.workload in kept:
             name, why = kernel.selection.implementation, kernel.selection.explanation
         else:
             refused = verdict.refused if verdict else ""
             name, why = "", refused or "the whole graph is not faster with it"
-        rows.append(Row(found.workload, found.occurrences, plan.extraction.share(found), name, why))
+        rows.append(Row(found.workload, left or found.occurrences, plan.extraction.share(found), name, why))
     total = plan.extraction.flops or 1
     missed = {m.name: m.flops / total for m in plan.extraction.missed}
     return Report(tuple(rows), missed, verdict, parameters=owned(model))

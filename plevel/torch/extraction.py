@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 from plevel.torch.frozen import compile_frozen
+from plevel.torch.merging import find_merged
 from plevel.torch.node import flops
 from plevel.torch.site import find_sites
 from strategy.workload import Workload
@@ -23,11 +24,16 @@ class ExtractError(ValueError):
 
 @dataclass(frozen=True)
 class Extracted:
-    """A workload of a model. `flops` are those of one call."""
+    """A workload of a model. `flops` are those of one call.
+
+    `parts` are the workloads of the products that it merges, with how many of them all its occurrences
+    merge. It is an alternative to them, empty for others.
+    """
 
     workload: Workload
     occurrences: int
     flops: int
+    parts: Mapping[Workload, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -49,14 +55,18 @@ class Extraction:
     @property
     def flops(self) -> int:
         """Floating-point operations of all products of one call of the model."""
-        return sum(w.occurrences * w.flops for w in self.workloads) + sum(
-            m.flops for m in self.missed
-        )
+        products = sum(w.occurrences * w.flops for w in self.workloads if not w.parts)
+        return products + sum(m.flops for m in self.missed)
 
     @property
     def covered(self) -> float:
         """Share of the arithmetic that the workloads have, 1 where there is none."""
         return 1 - sum(m.flops for m in self.missed) / self.flops if self.flops else 1.0
+
+    @property
+    def merged(self) -> frozenset[Workload]:
+        """The workloads that merge several products, each also there by itself."""
+        return frozenset(w.workload for w in self.workloads if w.parts)
 
     def share(self, found: Extracted) -> float:
         return found.occurrences * found.flops / self.flops if self.flops else 0.0
@@ -111,36 +121,44 @@ def _is_read(error: BaseException | None) -> bool:
 
 def extract_graph(module: GraphModule) -> Extraction:
     """The workloads of one frozen graph."""
-    sites = find_sites(module)
-    counted = dict(flops(module))
-    covered = {site.anchor for site in sites}
-    size = {site.workload: counted.get(site.anchor, 0) for site in sites}
-    times = Counter(site.workload for site in sites)
-    left = [(node, n) for node, n in counted.items() if node not in covered]
+    sites, counted = find_sites(module), dict(flops(module))
+    of = {node: site.workload for site in sites for node in site.anchors}
+    found: dict[Workload, Extracted] = {}
+    for site in [*sites, *find_merged(module)]:
+        parts = Counter(of[node] for node in site.anchors) if len(site.anchors) > 1 else Counter()
+        size = sum(counted.get(node, 0) for node in site.anchors)
+        _add(found, Extracted(site.workload, 1, size, parts))
+    left = [(node, n) for node, n in counted.items() if node not in of]
     names = Counter(str(node.target) for node, _ in left)
     missed = [
         Missed(name, count, sum(n for node, n in left if str(node.target) == name))
         for name, count in names.items()
     ]
-    return Extraction(tuple(Extracted(w, n, size[w]) for w, n in times.items()), tuple(missed))
+    return Extraction(tuple(found.values()), tuple(missed))
+
+
+def _add(found: dict[Workload, Extracted], more: Extracted) -> None:
+    before = found.get(more.workload)
+    if before is None or (before.parts and not more.parts):
+        found[more.workload] = more  # a single product of the same workload goes before merged ones
+    elif bool(before.parts) == bool(more.parts):
+        parts = Counter(before.parts) + Counter(more.parts)
+        times = before.occurrences + more.occurrences
+        found[more.workload] = Extracted(more.workload, times, more.flops, parts)
 
 
 def _joined(graphs: Sequence[Extraction]) -> Extraction:
-    times: Counter[Workload] = Counter()
-    size: dict[Workload, int] = {}
+    found: dict[Workload, Extracted] = {}
     missed: dict[str, Missed] = {}
     for graph in graphs:
-        for found in graph.workloads:
-            times[found.workload] += found.occurrences
-            size[found.workload] = found.flops
+        for one in graph.workloads:
+            _add(found, one)
         for m in graph.missed:
             before = missed.get(m.name, Missed(m.name, 0, 0))
             missed[m.name] = Missed(
                 m.name, before.occurrences + m.occurrences, before.flops + m.flops
             )
-    workloads = sorted(
-        (Extracted(w, n, size[w]) for w, n in times.items()), key=lambda e: -e.occurrences * e.flops
-    )
+    workloads = sorted(found.values(), key=lambda e: -e.occurrences * e.flops)
     return Extraction(tuple(workloads), tuple(sorted(missed.values(), key=lambda m: -m.flops)))
 
 

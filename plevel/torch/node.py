@@ -27,10 +27,42 @@ class Source:
         found = extents(self.node)
         return self.shape or tuple(found[axis] for axis in self.axes)
 
-    def of(self, value: Any) -> Any:
-        """The input, of the node's value as a tensor."""
+    def constant(self, module: GraphModule) -> Any:
+        """The input as a tensor where the node is a frozen parameter, else None."""
+        value = constant(module, self.node)
+        if value is None:
+            return None
         turned = value.permute(self.axes)
         return turned if self.shape is None else turned.reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of the graph as a kernel's input of one element."""
+
+    value: float
+    extents: tuple[int, ...] = (1,)
+
+    def constant(self, module: GraphModule) -> Any:
+        return torch.full(self.extents, self.value)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Frozen parameters one after the other, as one input."""
+
+    parts: tuple[Source, ...]
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        first = self.parts[0].extents
+        return sum(p.extents[0] for p in self.parts), *first[1:]
+
+    def constant(self, module: GraphModule) -> Any:
+        return torch.cat([p.constant(module) for p in self.parts])
+
+
+Origin = Source | Number | Joined
 
 
 def constant(module: GraphModule, node: Any) -> Any:

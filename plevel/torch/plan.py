@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule
 
-from plevel.torch.extraction import Extraction, extract_graph
+from plevel.torch.extraction import Extracted, Extraction, extract_graph
 from plevel.torch.kernel import Kernel, build
+from plevel.torch.merging import find_merged
 from plevel.torch.node import extents
 from plevel.torch.replacement import replace
 from plevel.torch.site import find_sites
 from plevel.torch.store import digest_of
 from strategy.host import cpu_model
-from strategy.op_strategy import candidates
-from strategy.select import Database, SelectionError, select
+from strategy.op_strategy import Candidate, candidates
+from strategy.select import Database, Selection, SelectionError, select
+from strategy.select.lock import Lock
 from strategy.target import Target, cpu_target
 from strategy.workload import Workload
 
@@ -37,20 +41,47 @@ class Plan:
     key: str
 
     def apply(self, module: GraphModule, kept: Collection[Workload]) -> None:
-        """Puts the kernels of these workloads into a frozen form of the graph."""
-        sites = [s for s in find_sites(module) if s.workload in kept]
-        replace(module, {site: self.kernels[site.workload] for site in sites})
+        """Puts the kernels of these workloads into a frozen form of the graph; a merged product before its parts."""
+        wanted = self.extraction.merged.intersection(kept)
+        merged = [s for s in find_merged(module) if s.workload in wanted]
+        taken = {node for site in merged for node in site.anchors}
+        single = [
+            s for s in find_sites(module) if s.workload in kept and taken.isdisjoint(s.anchors)
+        ]
+        replace(module, {site: self.kernels[site.workload] for site in (*merged, *single)})
 
     def families(self) -> list[frozenset[Workload]]:
-        """The workloads by operator, the largest share of the arithmetic first."""
+        """The workloads by operator, the largest share of the arithmetic first; then those that merge products."""
+        merged = self.extraction.merged
         by_op: dict[str, list[Workload]] = {}
         shares: dict[str, float] = {}
         for found in self.extraction.workloads:
-            if found.workload in self.kernels:
+            if found.workload in self.kernels and found.workload not in merged:
                 op = found.workload.op
                 by_op.setdefault(op, []).append(found.workload)
                 shares[op] = shares.get(op, 0.0) + self.extraction.share(found)
-        return [frozenset(by_op[op]) for op in sorted(by_op, key=lambda op: -shares[op])]
+        families = [frozenset(by_op[op]) for op in sorted(by_op, key=lambda op: -shares[op])]
+        together = merged.intersection(self.kernels)
+        return [*families, together] if together else families
+
+    def preferred(self) -> frozenset[Workload]:
+        """The workloads to replace where nothing is timed: products are merged where that was measured to be faster."""
+        times = {w: _median(kernel) for w, kernel in self.kernels.items()}
+
+        def is_slower(found: Extracted) -> bool:
+            apart = sum(n * times.get(part, math.nan) for part, n in found.parts.items())
+            return not found.occurrences * times.get(found.workload, math.nan) < apart
+
+        slower = {f.workload for f in self.extraction.workloads if f.parts and is_slower(f)}
+        return frozenset(self.kernels) - slower
+
+
+def _median(kernel: Kernel) -> float:
+    """The measured seconds of a kernel's selection; NaN where it was not measured."""
+    selected = kernel.selection
+    own = (r.estimate for r in selected.rivals if r.implementation == selected.implementation)
+    estimate = next(own, None)
+    return math.nan if estimate is None else estimate.median_s
 
 
 def model_target() -> Target:
@@ -58,8 +89,8 @@ def model_target() -> Target:
     return cpu_target().with_threads(torch.get_num_threads())
 
 
-def make_plan(module: GraphModule, database: Database) -> Plan:
-    """The kernels that the database selects for a frozen graph, built."""
+def make_plan(module: GraphModule, database: Database, lock: Lock | None = None) -> Plan:
+    """The kernels of a frozen graph, built: those of the lock, for the rest those that the database selects."""
     extraction = extract_graph(module)
     target = model_target()
     selections, errors = [], {}
@@ -67,7 +98,8 @@ def make_plan(module: GraphModule, database: Database) -> Plan:
         # A library with threads of its own would take the cores from PyTorch's.
         offered = [c for c in candidates(found.workload, target) if c.library is None]
         try:
-            selections.append(select(found.workload, target, database, offered=offered))
+            locked = None if lock is None else _find_locked(lock, found.workload, target, offered)
+            selections.append(locked or select(found.workload, target, database, offered=offered))
         except SelectionError as error:
             errors[found.workload] = str(error)
     kernels, failed = build(selections)
@@ -75,6 +107,18 @@ def make_plan(module: GraphModule, database: Database) -> Plan:
         _text(module), sorted(k.digest for k in kernels.values()), cpu_model(), target.threads, str(torch.__version__)
     )  # fmt: skip
     return Plan(extraction, kernels, errors | failed, key)
+
+
+def _find_locked(
+    lock: Lock, workload: Workload, target: Target, offered: Sequence[Candidate]
+) -> Selection | None:
+    """The selection of the lock, if its implementation is still the one that is installed."""
+    versions = {c.implementation: c.version for c in offered}
+    with suppress(SelectionError):
+        locked = lock.find(workload, target)
+        if versions.get(locked.implementation) == locked.version:
+            return locked.selection()
+    return None
 
 
 def _text(module: GraphModule) -> list[str]:

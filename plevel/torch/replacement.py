@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from plevel.torch import operation
 from plevel.torch.kernel import Kernel
-from plevel.torch.node import Source, aten, constant, extents
+from plevel.torch.node import RESHAPES, Origin, Source, aten, extents, is_call
 from plevel.torch.site import Site
 
 
@@ -19,31 +19,61 @@ def replace(module: GraphModule, kernels: Mapping[Site, Kernel]) -> None:
     overload = operation.operator()
     # Sites name nodes of the graph as it was.
     moved: dict[Node, Node] = {}
-    packed: dict[tuple[Node, str, str], Node] = {}
+    packed: dict[tuple[Origin, str, str], Node] = {}
     for site, kernel in kernels.items():
         operation.load(kernel)
-        with module.graph.inserting_before(site.output):
+        with module.graph.inserting_before(site.outputs[0]):
             inputs = []
             for argument in kernel.inputs:
-                source = site.sources[argument.name]
-                value = constant(module, source.node)
-                if value is None:
-                    inputs.append(_given(module.graph, source, _latest(source.node, moved)))
-                    continue
+                origin = site.sources[argument.name]
                 # A weight that several sites of one kernel share is packed once.
-                key = source.node, kernel.digest, argument.name
-                if key not in packed:
-                    tensor = operation.pack(kernel, argument, source.of(value))
-                    packed[key] = _constant(module, tensor, site.output, first=_first(module.graph))
-                inputs.append(packed[key])
+                key = origin, kernel.digest, argument.name
+                if key in packed:
+                    inputs.append(packed[key])
+                elif (value := origin.constant(module)) is not None:
+                    tensor = operation.pack(kernel, argument, value)
+                    packed[key] = _constant(module, tensor, site.outputs[0], first=_first(module.graph))
+                    inputs.append(packed[key])
+                elif isinstance(origin, Source):
+                    inputs.append(_given(module.graph, origin, _latest(origin.node, moved)))
             made = module.graph.call_function(overload, (inputs, kernel.digest, list(site.shape)))
-            _set_type(made, site.output, site.shape)
-            out = made
-            if extents(site.output) != site.shape:
-                out = _reshape(module.graph, made, extents(site.output))
-        site.output.replace_all_uses_with(out)
-        moved[site.output] = out
+            _set_type(made, site.outputs[0], site.shape)
+            values = _split(module.graph, made, site)
+        for output, value in zip(site.outputs, values, strict=True):
+            output.replace_all_uses_with(value)
+            moved[output] = value
+            if len(values) > 1:
+                _restride(value)
     module.graph.eliminate_dead_code()
+
+
+def _split(graph: Graph, made: Node, site: Site) -> list[Node]:
+    """The values of a site's outputs, of its kernel's."""
+    if len(site.outputs) == 1:
+        wanted = extents(site.outputs[0])
+        return [made if wanted == site.shape else _reshape(graph, made, wanted)]
+    values, begin = [], 0
+    for output in site.outputs:
+        end = begin + extents(output)[-1]
+        part = graph.call_function(aten.slice.Tensor, (made, len(site.shape) - 1, begin, end))
+        _infer_type(part)
+        values.append(part)
+        begin = end
+    return values
+
+
+def _restride(node: Node) -> None:
+    """Corrects the strides of the views of a value, to which Inductor holds the operators that read them."""
+    for user in node.users:
+        if is_call(user, *RESHAPES, aten.permute.default):
+            _infer_type(user)
+            _restride(user)
+
+
+def _infer_type(node: Node) -> None:
+    args = torch.fx.map_arg(node.args, lambda n: n.meta["val"])
+    with args[0].fake_mode:
+        node.meta["val"] = node.target(*args)
 
 
 def _latest(node: Node, moved: Mapping[Node, Node]) -> Node:

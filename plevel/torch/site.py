@@ -2,48 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 
 from plevel.torch.anchor import Reader, find_anchor
 from plevel.torch.epilogue import extend
-from plevel.torch.node import Source
+from plevel.torch.node import Origin
 from strategy.compile.fusion import Group, describe
+from strategy.expr import Call
 from strategy.workload import Workload
 
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """A product in a graph, with the operators after it that its kernel computes too.
+    """Products in a graph, with the operators after them that one kernel computes too.
 
     Args:
-        anchor: the node of the product itself.
-        output: the last node that the kernel computes.
-        shape: of the kernel's output; `output` may have its elements in another shape.
+        anchors: the nodes of the products themselves: one, or several merged into one.
+        outputs: the last nodes that the kernel computes, side by side in its output if they are several.
+        shape: of the kernel's output; the only one of `outputs` may have its elements in another shape.
         sources: by the names of the workload's inputs.
     """
 
     workload: Workload
-    anchor: Node
-    output: Node
+    anchors: tuple[Node, ...]
+    outputs: tuple[Node, ...]
     shape: tuple[int, ...]
-    sources: Mapping[str, Source]
+    sources: Mapping[str, Origin]
 
 
 def find_sites(module: GraphModule) -> list[Site]:
-    """The sites of a graph whose nodes have their values' types (`meta["val"]`), in the graph's order."""
+    """The sites of one product each, of a graph whose nodes have their values' types (`meta["val"]`), in order."""
     found: list[Site] = []
     claimed: set[Node] = set()
     for node in module.graph.nodes:
         reader = Reader(module)
         anchor = find_anchor(reader, node)
-        if anchor is None:
-            continue
-        calls, output = extend(reader, anchor, claimed)
-        workload, operands = describe(Group(list(calls)))
-        sources = {name: reader.sources[expr] for name, (expr, _) in operands.items()}
-        shape = tuple(int(extent) for extent in calls[-1].tensor_type.shape)
-        found.append(Site(workload, node, output, shape, sources))
+        if anchor is not None:
+            calls, output = extend(reader, anchor, claimed)
+            found.append(make_site(reader, calls, (node,), (output,)))
     return found
+
+
+def make_site(
+    reader: Reader, calls: Sequence[Call], anchors: tuple[Node, ...], outputs: tuple[Node, ...]
+) -> Site:
+    workload, operands = describe(Group(list(calls)))
+    sources = {name: reader.sources[expr] for name, (expr, _) in operands.items()}
+    shape = tuple(int(extent) for extent in calls[-1].tensor_type.shape)
+    return Site(workload, anchors, outputs, shape, sources)

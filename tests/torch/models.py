@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -40,3 +41,49 @@ def convolutions() -> tuple[nn.Module, tuple[Any, ...]]:
         nn.Conv2d(32, 32, 3, groups=4),
     )  # fmt: skip
     return layers.eval(), (torch.randn(1, 3, 20, 20),)
+
+
+class Activations(nn.Module):
+    """A product before each activation and number, as PyTorch has it and as people write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 48, bias=False)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        f = nn.functional
+        tanh = math.sqrt(2 / math.pi)
+        made = [
+            f.silu, lambda y: y * torch.sigmoid(y), f.hardswish, f.hardsigmoid,
+            lambda y: f.gelu(y, approximate="tanh"),
+            lambda y: 0.5 * y * (1 + torch.tanh(tanh * (y + 0.044715 * torch.pow(y, 3)))),
+            f.gelu, lambda y: y.clamp(-0.125, 0.7), lambda y: (y / 8 - 3).relu() * 0.5, lambda y: y * torch.tanh(y),
+        ]  # fmt: skip
+        return [act(self.linear(x[i : i + 20])) for i, act in enumerate(made)]
+
+
+def activations() -> tuple[nn.Module, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    return Activations().eval(), (torch.randn(30, 32),)
+
+
+class Decoder(nn.Module):
+    """Attention and a gated layer of a LLaMA: products that share their operand."""
+
+    def __init__(self, width: int = 32, inner: int = 48) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(width, width), nn.Linear(width, 16), nn.Linear(width, 16)
+        self.gate, self.up = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, t, width = x.shape
+        q, k, v = (f(x).view(n, t, -1, 16).transpose(1, 2) for f in (self.q, self.k, self.v))
+        found = nn.functional.scaled_dot_product_attention(q, k.expand_as(q), v.expand_as(q))
+        y = x + found.transpose(1, 2).reshape(n, t, width)
+        return y + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+def decoder() -> tuple[nn.Module, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    return Decoder().eval(), (torch.randn(2, 12, 32),)

@@ -40,15 +40,20 @@ def close(found, expected):
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("make", [models.transformer, models.convolutions])
+@pytest.mark.parametrize(
+    "make", [models.transformer, models.convolutions, models.activations, models.decoder]
+)
 def test_products_are_replaced_and_the_numbers_stay(make):
     model, inputs = make()
     with torch.inference_mode():
         close(compiled(model)(*inputs), model(*inputs))
     (report,) = explain(model)
-    assert all(row.implementation for row in report.rows)
-    assert report.replaced == {"transformer": 6, "convolutions": 3}[make.__name__]
-    assert str(report).count("highest plevel") == len(report.rows)
+    replaced = {"transformer": 6, "convolutions": 3, "activations": 10, "decoder": 6}[make.__name__]
+    assert report.replaced == replaced
+    single = [row for row in report.rows if row.implementation]
+    assert str(report).count("highest plevel") == len(single)
+    # Products are merged where that was timed or measured.
+    assert len(report.rows) - len(single) == (2 if make is models.decoder else 0)
 
 
 class Shared(torch.nn.Module):
@@ -163,7 +168,7 @@ def test_a_batch_of_another_size_is_right_though_it_is_left_to_inductor():
 
 
 def test_an_error_falls_back_with_one_warning(monkeypatch: pytest.MonkeyPatch):
-    def broken(module, database):
+    def broken(*given):
         raise OSError("the disk is gone")
 
     monkeypatch.setattr("plevel.torch.backend.make_plan", broken)

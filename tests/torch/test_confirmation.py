@@ -52,6 +52,17 @@ def test_a_family_that_wins_stays_and_the_verdict_is_not_asked_for_again(ratios)
     assert "0.800 of the time before" in str(again)
 
 
+def test_products_of_one_operand_are_merged_where_that_wins(ratios):
+    model, inputs = models.decoder()
+    ratios += [[0.8] * 9, [0.9] * 9, *[[1.1] * 9] * 4]
+    report = run(model, inputs)
+    assert report.replaced == 3
+    shown = {(row.workload.inputs[1].tensor.concrete_shape[0], row.reason) for row in report.rows}
+    merged = "each is merged with others of the same operand"
+    assert {(16, merged), (48, merged)} <= shown
+    assert [len(s.workloads) for s in report.verdict.steps[:2]] == [5, 2]
+
+
 def test_what_does_not_win_beyond_its_interval_goes(ratios):
     torch.manual_seed(3)
     model, x = models.Block(40, 72).eval(), torch.randn(24, 40)

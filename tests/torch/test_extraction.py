@@ -66,7 +66,8 @@ class Residuals(torch.nn.Module):
 def test_equal_calculations_are_one_workload_whatever_their_place_and_order():
     found = keys(extract(Residuals().eval(), (torch.randn(32, 32),)))
     product = "dense(data=float32[32,32],weight=float32[32,32]:const)"
-    assert found == {f"{product}+add(.,add0.rhs=float32[32,32])": 3, product: 1}
+    merged = "dense(data=float32[32,32],weight=float32[64,32]:const)"
+    assert found == {f"{product}+add(.,add0.rhs=float32[32,32])": 3, product: 1, merged: 1}
 
 
 def test_a_model_with_several_graphs_is_read_whole():
@@ -131,3 +132,31 @@ def test_the_command_refuses_what_is_no_model(tmp_path: Path, capsys: pytest.Cap
     assert done.value.code == 2
     assert "name package.module:function" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_activations_are_read_whatever_the_way_they_are_written():
+    (model, (x,)) = models.activations()
+    product = "dense(data=float32[20,32],weight=float32[48,32]:const)"
+    scale, shift = (f"{name}{{}}.rhs=float32[1]:const".format for name in ("multiply", "add"))
+    assert keys(extract(model, (x,))) == {
+        f"{product}+gelu(.)": 1,
+        product + '+clip(.){"a_max":0.7,"a_min":-0.125}': 1,
+        f"{product}+multiply(.,{scale(0)})+add(.,{shift(1)})+relu(.)+multiply(.,{scale(3)})": 1,
+        f'{product}+add(.,{shift(0)})+clip(.){{"a_max":6.0,"a_min":0.0}}+multiply(.,{scale(2)})': 1,
+        product: 6,  # their values are used twice, in no activation that there is
+    }
+
+
+def test_products_of_one_operand_are_also_offered_as_one():
+    found = extract(*models.decoder())
+    dense = "dense(data=float32[24,32],weight=float32[{},32]:const)".format
+    bias = "+bias_add(.,bias_add0.bias=float32[{}]:const)".format
+    merged = {w.workload.key: {p.key: n for p, n in w.parts.items()} for w in found.workloads if w.parts}
+    gated = dense(48) + "+multiply(.,multiply0.rhs=float32[24,48])"
+    assert merged == {
+        dense(64) + bias(64): {dense(32) + bias(32): 1, dense(16) + bias(16): 2},
+        dense(96): {gated: 1, dense(48): 1},
+    }
+    alone = [w for w in found.workloads if not w.parts]
+    assert sum(found.share(w) for w in alone) == pytest.approx(found.covered)
+    assert [m.name for m in found.missed] == ["aten._scaled_dot_product_flash_attention_for_cpu.default"]

@@ -1,0 +1,85 @@
+"""Activations of a value in a frozen graph, as PyTorch decomposes them and as people write them.
+
+What is computed from one value and numbers alone is read as a formula, `div(x,add(exp(neg(x)),1.0))`, and
+compared with those of plevel's operators.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch.fx import Node
+
+from plevel.torch.node import extents, is_plain
+from strategy.expr import Call, call
+
+MOST = 16  # nodes of one formula
+
+_NUMBER = r"-?[\d.]+(?:e[+-]\d+)?"
+_FORMULAS: list[tuple[re.Pattern[str], str, dict[str, Any]]] = [
+    (re.compile(formula), name, attrs)
+    for formula, name, attrs in (
+        (r"relu\(x\)", "relu", {}),
+        (r"sigmoid\(x\)", "sigmoid", {}),
+        (r"tanh\(x\)", "tanh", {}),
+        (rf"clamp_max\(clamp_min\(x,(?P<a_min>{_NUMBER})\),(?P<a_max>{_NUMBER})\)", "clip", {}),
+        (r"mul\(add\(erf\(mul\(x,0\.7071067\d*\)\),1\.0\),mul\(x,0\.5\)\)", "gelu", {}),
+    )
+]
+
+
+def find_activation(value: Call, node: Node) -> tuple[Call, Node] | None:
+    """The longest activation of a node's value, and the node that it ends in."""
+    cone = _cone(node)
+    for last in reversed(cone):
+        formula = _formula(last, node)
+        for pattern, name, attrs in _FORMULAS:
+            found = pattern.fullmatch(formula)
+            if found and _is_closed(last, node):
+                read = {key: float(number) for key, number in found.groupdict().items()}
+                return call(name, value, **attrs, **read), last
+    return None
+
+
+def _cone(node: Node) -> list[Node]:
+    """The nodes that are computed from this one and numbers alone, each after its inputs."""
+    found = [node]
+    for member in found:  # grows meanwhile
+        found += [
+            user
+            for user in member.users
+            if user not in found and user.op == "call_function" and not user.kwargs and is_plain(user)
+            and extents(user) == extents(node) and set(user.all_input_nodes) <= set(found)
+        ]  # fmt: skip
+        if len(found) > MOST:
+            break
+    return found[1:]
+
+
+def _formula(last: Node, x: Node) -> str:
+    """The value of a node of the cone of `x` as text; the operands of sums and products in one order."""
+
+    def show(given: Any) -> str:
+        if given is x:
+            return "x"
+        if isinstance(given, Node):
+            return _formula(given, x)
+        return str(float(given)) if isinstance(given, int | float) else f"?{given}"
+
+    args = [show(arg) for arg in last.args]
+    name = getattr(last.target, "overloadpacket", last.target).__name__
+    if name in ("add", "mul"):
+        args.sort(key=lambda text: (not text[-1].isalpha() and text[-1] != ")", text))
+    return f"{name}({','.join(args)})"
+
+
+def _is_closed(last: Node, x: Node) -> bool:
+    """Return whether no node between both is read elsewhere."""
+    inside, waiting = {x}, [last]
+    while waiting:
+        node = waiting.pop()
+        if node not in inside:
+            inside.add(node)
+            waiting += node.all_input_nodes
+    return all(set(node.users) <= inside for node in inside - {last})

@@ -1,0 +1,45 @@
+"""Products of one left operand as one product, their constant weights one after the other.
+
+The queries, keys and values of attention, and both halves of a gated layer: the operand is read once, and
+threads start once. Which form is faster is decided by confirmation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.fx import GraphModule
+
+from plevel.torch.anchor import Anchor, Reader, find_anchor
+from plevel.torch.node import Origin
+from plevel.torch.site import Site, make_site
+from strategy.expr import Constant, call
+
+
+def find_merged(module: GraphModule) -> list[Site]:
+    """The sites of a graph that compute several products, in the graph's order."""
+    reader = Reader(module)
+    alike: dict[tuple[Origin, tuple[str, ...]], list[Anchor]] = {}
+    for node in module.graph.nodes:
+        anchor = find_anchor(reader, node)
+        if anchor is not None and anchor.calls[0].op.name == "dense" and _is_linear(anchor):
+            names = tuple(c.op.name for c in anchor.calls)
+            alike.setdefault((reader.sources[anchor.calls[0].args[0]], names), []).append(anchor)
+    return [_merge(reader, anchors) for anchors in alike.values() if len(anchors) > 1]
+
+
+def _is_linear(anchor: Anchor) -> bool:
+    """Return whether the product is of a constant weight, with a constant bias or none."""
+    return all(
+        c.op.name in ("dense", "bias_add") and isinstance(c.args[1], Constant) for c in anchor.calls
+    )
+
+
+def _merge(reader: Reader, anchors: Sequence[Anchor]) -> Site:
+    first = anchors[0].calls[0]
+    calls = [call("dense", first.args[0], reader.join([a.calls[0].args[1] for a in anchors]))]
+    if len(anchors[0].calls) > 1:
+        bias = reader.join([a.calls[1].args[1] for a in anchors])
+        calls.append(call("bias_add", calls[0], bias, axis=1))
+    nodes = tuple(a.node for a in anchors)
+    return make_site(reader, calls, nodes, nodes)
