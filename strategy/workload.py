@@ -1,4 +1,5 @@
 """Workloads: an operator with its attributes and the types of its inputs."""
+# Over 300 lines: the identity of a workload, its types, and what covers what, are one contract.
 
 from __future__ import annotations
 

@@ -17,16 +17,13 @@ from strategy.expr import Call, call
 MOST = 16  # nodes of one formula
 
 _NUMBER = r"-?[\d.]+(?:e[+-]\d+)?"
-_FORMULAS: list[tuple[re.Pattern[str], str, dict[str, Any]]] = [
-    (re.compile(formula), name, attrs)
-    for formula, name, attrs in (
-        (r"relu\(x\)", "relu", {}),
-        (r"sigmoid\(x\)", "sigmoid", {}),
-        (r"tanh\(x\)", "tanh", {}),
-        (rf"clamp_max\(clamp_min\(x,(?P<a_min>{_NUMBER})\),(?P<a_max>{_NUMBER})\)", "clip", {}),
-        (r"mul\(add\(erf\(mul\(x,0\.7071067\d*\)\),1\.0\),mul\(x,0\.5\)\)", "gelu", {}),
-    )
-]
+_FORMULAS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    (r"relu\(x\)", "relu", {}),
+    (r"sigmoid\(x\)", "sigmoid", {}),
+    (r"tanh\(x\)", "tanh", {}),
+    (rf"clamp_max\(clamp_min\(x,(?P<a_min>{_NUMBER})\),(?P<a_max>{_NUMBER})\)", "clip", {}),
+    (r"mul\(add\(erf\(mul\(x,0\.7071067\d*\)\),1\.0\),mul\(x,0\.5\)\)", "gelu", {}),
+)
 
 
 def find_activation(value: Call, node: Node) -> tuple[Call, Node] | None:
@@ -35,7 +32,7 @@ def find_activation(value: Call, node: Node) -> tuple[Call, Node] | None:
     for last in reversed(cone):
         formula = _formula(last, node)
         for pattern, name, attrs in _FORMULAS:
-            found = pattern.fullmatch(formula)
+            found = re.fullmatch(pattern, formula)
             if found and _is_closed(last, node):
                 read = {key: float(number) for key, number in found.groupdict().items()}
                 return call(name, value, **attrs, **read), last
