@@ -8,6 +8,8 @@
 Groups of rows, float32, batch 1 (weights and biases are constant):
 
 - resnet50, depthwise, pointwise: the distinct convolutions of ResNet-50, and those of MobileNetV2.
+- windows: convolutions of other networks: of 32 groups (ResNeXt-50), dilated (DeepLab), first layers
+  (YOLOv5, VGG, ViT), 1×1 with stride 2, and batches of 8.
 - bert, llama: the products of attention, scores and values, for prompts and for one new token. Nothing
   is constant, so packing is inside the timed function.
 - epilogues: products with what BERT-base and ResNet-50 put after them, tuned and timed as one function.
@@ -70,15 +72,19 @@ def _float32(shape: Shape) -> str:
 
 
 def _conv2d(
-    channels: int, size: int, out: int, window: int, stride: int = 1, groups: int = 1, after: tuple[str, ...] = ()
+    channels: int, size: int, out: int, window: int, stride: int = 1, groups: int = 1, after: tuple[str, ...] = (),
+    *, dilation: int = 1, batch: int = 1, padding: int | None = None,
 ) -> Row:
-    """A convolution with 'same' padding of a square image."""
-    kind = "dw" if groups > 1 else f"→{out}"
+    """A convolution of a square image; its padding is that of a window centred on each pixel, if not given."""
+    kind = "dw" if groups == channels else f"→{out}"
     step = f"/{stride}" if stride > 1 else ""
-    name = f"{channels}{kind}@{size},{window}×{window}{step}" + "".join(f"+{s}" for s in after)
-    shapes = {"data": (1, channels, size, size), "weight": (out, channels // groups, window, window)}
-    known = {"bias": (out, 1, 1), "residual": (1, out, size // stride, size // stride)}
-    attrs = {"strides": stride, "padding": window // 2, "groups": groups}
+    parts = {"g": groups if kind != "dw" else 1, "d": dilation, "b": batch}
+    more = "".join(f",{letter}{value}" for letter, value in parts.items() if value > 1)
+    name = f"{channels}{kind}@{size},{window}×{window}{step}{more}" + "".join(f"+{s}" for s in after)
+    shapes = {"data": (batch, channels, size, size), "weight": (out, channels // groups, window, window)}
+    known = {"bias": (out, 1, 1), "residual": (batch, out, size // stride, size // stride)}
+    sides = window // 2 * dilation if padding is None else padding
+    attrs = {"strides": stride, "padding": sides, "dilation": dilation, "groups": groups}
     return Row(name, "conv2d", shapes, attrs, ("weight",), after, {s: known[s] for s in after if s in known})
 
 
@@ -142,6 +148,19 @@ GROUPS = {
             (320, 7, 1280),
         )
     ],
+    "windows": [
+        *(_conv2d(c, size, c, 3, stride, 32) for c, size, stride in (
+            (128, 56, 1), (256, 56, 2), (256, 28, 1), (512, 14, 1), (1024, 7, 1),
+        )),
+        _conv2d(240, 28, 240, 1, groups=3),
+        _conv2d(256, 28, 256, 3, dilation=2), _conv2d(512, 28, 512, 3, dilation=4),
+        _conv2d(64, 56, 64, 3, dilation=2), _conv2d(1024, 28, 256, 3, dilation=12),
+        _conv2d(3, 640, 32, 6, 2, padding=2), _conv2d(3, 224, 64, 3), _conv2d(3, 224, 32, 3, 2),
+        _conv2d(4, 64, 320, 3), _conv2d(3, 227, 96, 11, 4, padding=0), _conv2d(3, 224, 768, 16, 16, padding=0),
+        _conv2d(512, 28, 1024, 1, 2), _conv2d(64, 56, 128, 1, 2),
+        _conv2d(64, 56, 64, 3, batch=8), _conv2d(512, 7, 512, 3, batch=8), _conv2d(512, 7, 2048, 1, batch=8),
+        _conv2d(3, 224, 64, 7, 2, batch=8),
+    ],
     "bert": [r for length in (128, 384, 512) for r in _attention("bert", 12, 64, length, length)],
     "llama": [
         row
@@ -183,7 +202,9 @@ def _anchors(torch: Any) -> dict[str, Callable[..., Any]]:
     """PyTorch's function for each operator, of (attributes, first input, other inputs)."""
     functional = torch.nn.functional
     return {
-        "conv2d": lambda a, x, w: functional.conv2d(x, w, None, a["strides"], a["padding"], 1, a["groups"]),
+        "conv2d": lambda a, x, w: functional.conv2d(
+            x, w, None, a["strides"], a["padding"], a["dilation"], a["groups"]
+        ),
         "dense": lambda a, x, w: functional.linear(x, w),
         "batch_matmul": lambda a, x, y: torch.bmm(x, y.transpose(1, 2) if a["transpose_b"] else y),
         "softmax": lambda a, x: functional.softmax(x, -1),
@@ -263,7 +284,7 @@ def _mkldnn_call(torch: Any, row: Row, attrs: dict[str, Any], tensors: dict[str,
 
     out, per_group, window, _ = row.inputs["weight"]
     module = torch.nn.Conv2d(
-        per_group * attrs["groups"], out, window, attrs["strides"], attrs["padding"],
+        per_group * attrs["groups"], out, window, attrs["strides"], attrs["padding"], attrs["dilation"],
         groups=attrs["groups"], bias=False,
     ).eval()  # fmt: skip
     prepacked = mkldnn.to_mkldnn(module)

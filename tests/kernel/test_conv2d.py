@@ -29,9 +29,9 @@ GENERAL = {DIRECT, IM2COL, SPATIAL}
 # One workload for each implementation, ragged in every extent.
 EXAMPLES = {
     DIRECT: ("float32[1,6,9,11]", "float32[10,3,3,2]", {"groups": 2}),
-    IM2COL: ("float32[2,5,12,11]", "float32[19,5,3,3]", {"padding": 1, "strides": [1, 2]}),
-    SPATIAL: ("float32[2,5,12,11]", "float32[19,5,3,3]", {"padding": 1, "strides": [1, 2]}),
-    POINTWISE: ("float32[2,7,5,11]", "float32[19,7,1,1]", {}),
+    IM2COL: ("float32[2,6,12,11]", "float32[38,3,3,3]", {"padding": 1, "strides": [1, 2], "groups": 2}),
+    SPATIAL: ("float32[2,6,12,11]", "float32[38,3,3,3]", {"padding": 1, "strides": [1, 2], "groups": 2}),
+    POINTWISE: ("float32[2,6,5,11]", "float32[38,3,1,1]", {"groups": 2}),
     DEPTHWISE: ("float32[2,6,12,21]", "float32[12,1,3,3]", {"padding": 1, "strides": 2, "groups": 6}),
     F2: ("float32[2,5,9,11]", "float32[19,5,3,3]", {"padding": 1}),
     F4: ("float32[1,17,9,22]", "float32[19,17,3,3]", {"padding": [1, 0, 2, 1]}),
@@ -71,7 +71,9 @@ def space_of(workload: Workload, name: str) -> ConfigSpace:
 CASES = [
     ("float32[1,3,15,17]", "float32[5,3,3,3]",
      {"strides": [2, 1], "padding": [1, 2, 0, 1], "dilation": [1, 2]}, GENERAL),
-    ("float32[2,4,9,8]", "float32[6,2,3,2]", {"groups": 2}, {DIRECT}),
+    ("float32[2,4,9,8]", "float32[6,2,3,2]", {"groups": 2}, GENERAL),
+    ("float32[1,12,5,11]", "float32[38,6,1,1]", {"groups": 2}, {*GENERAL, POINTWISE}),
+    ("float32[2,8,9,21]", "float32[8,2,3,3]", {"groups": 4, "padding": 1, "dilation": 2}, GENERAL),
     ("float64[2,4,9,8]", "float64[8,1,3,3]", {"groups": 4, "padding": 1}, {DIRECT, DEPTHWISE}),
     ("float32[2,4,9,8]", "float32[4,1,5,3]", {"groups": 4, "strides": 2}, {DIRECT, DEPTHWISE}),
     ("float32[2,4,15,17]", "float32[8,4,3,3]", {"padding": 1}, {*GENERAL, F2}),
@@ -142,19 +144,18 @@ def test_the_ends_of_every_knob(name, full):
     image=st.tuples(st.integers(5, 12), st.integers(5, 20)), channels=st.sampled_from([1, 2, 17, 32]),
     out_channels=st.sampled_from([1, 3, 16, 37]), kernel=st.sampled_from([(1, 1), (3, 3), (2, 5)]),
     strides=st.tuples(st.integers(1, 3), st.integers(1, 3)), padding=st.tuples(*[st.integers(0, 2)] * 4),
-    dilation=st.sampled_from([(1, 1), (2, 1)]), plain=st.booleans(), depthwise=st.booleans(),
+    dilation=st.sampled_from([(1, 1), (2, 1)]), plain=st.booleans(), groups=st.sampled_from([1, 3]),
     seed=st.integers(0, 2**32),
 )  # fmt: skip
 def test_any_configuration_of_any_shape(
-    image, channels, out_channels, kernel, strides, padding, dilation, plain, depthwise, seed
+    image, channels, out_channels, kernel, strides, padding, dilation, plain, groups, seed
 ):
-    groups = channels if depthwise else 1
     attrs = {"strides": strides, "padding": padding, "dilation": dilation, "groups": groups}
     if plain:
         attrs |= {"strides": 1, "dilation": 1} | ({"padding": 0} if kernel == (1, 1) else {})
     workload = make(
-        f"float32[1,{channels},{image[0]},{image[1]}]",
-        f"float32[{out_channels * groups},{channels // groups},{kernel[0]},{kernel[1]}]",
+        f"float32[1,{channels * groups},{image[0]},{image[1]}]",
+        f"float32[{out_channels * groups},{channels},{kernel[0]},{kernel[1]}]",
         attrs,
         ("weight",) if seed % 2 else (),
     )

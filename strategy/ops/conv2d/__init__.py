@@ -1,9 +1,9 @@
 """conv2d, with implementations for different kinds of windows.
 
     conv2d_nchw.cpu                every window, dtype and grouping, with all dimensions symbolic too
-    conv2d_nchw_im2col.cpu         one group: windows unfolded into columns, then a product
-    conv2d_nchw_spatial_pack.cpu   one group: output channels in the lanes, nothing unfolded
-    conv2d_nchw_1x1.cpu            one group, windows of one pixel: a product of what lies there
+    conv2d_nchw_im2col.cpu         windows unfolded into columns, then a product
+    conv2d_nchw_spatial_pack.cpu   output channels in the lanes, nothing unfolded
+    conv2d_nchw_1x1.cpu            windows of one pixel: a product of what lies there
     conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    one group, 3×3 without stride or dilation
     depthwise_conv2d_nchw.cpu      as many groups as channels
 
@@ -52,7 +52,7 @@ def conv2d_strategy_cpu(
     ):
         return strategy
     if not all(d.is_constant for d in data.shape[2:]):
-        if attrs.groups == 1:
+        if not depthwise.is_depthwise(attrs, inputs):
             _add_spatial_pack(strategy)
         return strategy
     if depthwise.is_depthwise(attrs, inputs):
@@ -60,17 +60,17 @@ def conv2d_strategy_cpu(
             depthwise.compute, depthwise.schedule, "depthwise_conv2d_nchw.cpu", 15,
             version=3, space=depthwise.space,
         )  # fmt: skip
-    if attrs.groups == 1:
-        _add_ungrouped(strategy, attrs, data, weight)
+    else:
+        _add_products(strategy, attrs, data, weight)
     return strategy
 
 
-def _add_ungrouped(
+def _add_products(
     strategy: OpStrategy, attrs: Conv2DAttrs, data: TensorType, weight: TensorType
 ) -> None:
-    # Over few channels sums are short, and turning the tiles of a spatial pack takes as long: on a tie
-    # the first is taken.
-    few = int(data.shape[1]) < 8
+    # Over few channels sums are short, and turning the tiles of a spatial pack takes as long, as do winograd's
+    # transforms: on a tie the first is taken.
+    few = int(weight.shape[1]) < 8
     strategy.add_implementation(
         im2col.compute, im2col.schedule, "conv2d_nchw_im2col.cpu", 11 if few else 10,
         space=im2col.space, prepare=im2col.prepare,
@@ -84,10 +84,10 @@ def _add_ungrouped(
                 space=pointwise.space, prepare=pointwise.prepare,
             )  # fmt: skip
     # Winograd's tiles go over the images of a batch.
-    if data.shape[0].is_constant and attrs.strides == attrs.dilation == (1, 1):
+    if attrs.groups == 1 and data.shape[0].is_constant and attrs.strides == attrs.dilation == (1, 1):
         square = (kernel_h == 3) & (kernel_w == 3)
         with SpecializedCondition(square):
-            _add_winograd(strategy, F2, 13)
+            _add_winograd(strategy, F2, 10 if few else 13)
         # Few channels do not average out the rounding of its transforms; small images fill no tile.
         with SpecializedCondition(square & (channels >= 16) & (height >= 8) & (width >= 8)):
             _add_winograd(strategy, F4, 14)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategy.attrs import Attrs
 from strategy.cpu.tile import (
     ROWS,
     accumulators,
@@ -116,13 +115,13 @@ def space(
     )
 
 
-def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
+def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
     """The weight is packed into tiles [ceil(o / rows), c * kh * kw, rows]."""
-    return {1: pack_rows(integer(config, "rows"))}
+    return {1: pack_rows(integer(config, "rows"), attrs.groups)}
 
 
 def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
-    """Padding, the columns [n, c * kh * kw, h, w], and their product with the weight."""
+    """Padding, the columns [n, g, c * kh * kw, h, w], and their product with the weight."""
     from tvm import te
 
     data, weight = inputs
@@ -131,10 +130,10 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
     padded = pad_zeros(data, attrs.padding)
     (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
     columns = te.compute(
-        (geometry.batch, geometry.depth, geometry.out_h, out_w),
-        lambda n, k, h, w: padded[
+        (geometry.batch, geometry.groups, geometry.depth, geometry.out_h, out_w),
+        lambda n, g, k, h, w: padded[
             n,
-            k // (kernel_h * kernel_w),
+            g * geometry.channels + k // (kernel_h * kernel_w),
             h * stride_h + k // kernel_w % kernel_h * dilation_h,
             w * stride_w + k % kernel_w * dilation_w,
         ],
@@ -142,8 +141,8 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
         attrs=stage("columns"),
     )
 
-    def column(n: Any, k: Any, p: Any) -> Any:
-        return columns[n, k, p // out_w, p % out_w]
+    def column(n: Any, g: Any, k: Any, p: Any) -> Any:
+        return columns[n, g, k, p // out_w, p % out_w]
 
     return [product(geometry, weight, column, config, str(data.dtype))]
 
@@ -153,14 +152,14 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     image_rows = integer(config, "image_rows")
     pixels = image_rows * int(outs.tensors[0].shape[3])
     panels = -(-pixels // integer(config, "width"))
-    sch, stages, task = schedule_product(outs, target, config, panels)
+    sch, stages, task = schedule_product(outs, target, config, attrs.groups, panels)
     columns, padded = stages["columns"], stages.get("padded")
     lanes = lanes_of(target, str(outs.args[0].dtype))
     if padded is not None and config["pad"] == "inline":
         sch.compute_inline(padded)
     if config["columns_apart"]:
-        n, k, *_ = sch.get_loops(columns)
-        sch.parallel(sch.fuse(n, k))
+        n, g, k, *_ = sch.get_loops(columns)
+        sch.parallel(sch.fuse(n, g, k))
     else:
         sch.compute_at(columns, task, preserve_unit_loops=True)
     _, vector = sch.split(sch.get_loops(columns)[-1], [None, lanes])

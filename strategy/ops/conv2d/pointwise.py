@@ -78,25 +78,25 @@ def space(
     )
 
 
-def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
+def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
     """The weight is packed into tiles [ceil(o / rows), c, rows]."""
-    return {1: pack_rows(integer(config, "rows"))}
+    return {1: pack_rows(integer(config, "rows"), attrs.groups)}
 
 
 def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
-    """The product of the weight's tiles with the image [n, c, h * w]."""
+    """The product of the weight's tiles with the image [n, c, h * w], in each group."""
     data, weight = inputs
     geometry = Geometry.of_tensors(attrs, data, weight, out_type)
     width = geometry.out_w
 
-    def column(n: Any, k: Any, p: Any) -> Any:
-        return data[n, k, p // width, p % width]
+    def column(n: Any, g: Any, k: Any, p: Any) -> Any:
+        return data[n, g * geometry.channels + k, p // width, p % width]
 
     return [product(geometry, weight, column, config, str(data.dtype))]
 
 
-def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
+def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of channels × pixels in parallel; in each, one register tile after the other."""
-    sch, stages, _ = schedule_product(outs, target, config, integer(config, "p_block"))
+    sch, stages, _ = schedule_product(outs, target, config, attrs.groups, integer(config, "p_block"))
     schedule_packing(sch, stages)
     return sch

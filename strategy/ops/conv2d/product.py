@@ -34,13 +34,14 @@ USUAL = 56  # rows and columns of an image of any size: only a fallback rests on
 
 @dataclass(frozen=True)
 class Geometry:
-    """The extents of a convolution with one group: those of the weight are constant.
+    """The extents of a convolution, with the channels of one group: those of the weight are constant.
 
     A symbolic batch or image is made of variables of TE in computes; where a space is made, a batch is 1 and
     an extent of the image `USUAL`.
     """
 
     batch: Any
+    groups: int
     channels: int
     out_channels: int
     kernel_h: int
@@ -55,7 +56,8 @@ class Geometry:
             for d, usual in zip(out_type.shape, (1, 0, USUAL, USUAL), strict=True)
         )
         out_channels, channels, kernel_h, kernel_w = inputs[1].concrete_shape
-        return cls(batch, channels, out_channels, kernel_h, kernel_w, out_h, out_w)
+        groups = int(inputs[0].shape[1]) // channels
+        return cls(batch, groups, channels, out_channels // groups, kernel_h, kernel_w, out_h, out_w)
 
     @classmethod
     def of_tensors(cls, attrs: Conv2DAttrs, data: Any, weight: Any, out_type: TensorType) -> Geometry:
@@ -68,8 +70,10 @@ class Geometry:
             )
             for i, extent in enumerate(out_type.shape[2:])
         )  # fmt: skip
-        out_channels = int(out_type.shape[1])
-        return cls(data.shape[0], channels, out_channels, kernel_h, kernel_w, out_h, out_w)
+        out_channels = int(out_type.shape[1]) // attrs.groups
+        return cls(
+            data.shape[0], attrs.groups, channels, out_channels, kernel_h, kernel_w, out_h, out_w
+        )
 
     @property
     def depth(self) -> int:
@@ -81,23 +85,22 @@ class Geometry:
         return self.out_h * self.out_w
 
 
-def pack_rows(rows: int) -> Callable[[Any], Any]:
-    """The packing of weight[o, c, kh, kw] into tiles [ceil(o / rows), c, kh, kw, rows]."""
+def pack_rows(rows: int, groups: int) -> Callable[[Any], Any]:
+    """The packing of weight[o, c, kh, kw] into tiles [ceil(o / rows), c, kh, kw, rows], of each group."""
 
     def pack(weight: Any) -> Any:
         from tvm import te, tirx
 
         out_channels, channels, kernel_h, kernel_w = (int(extent) for extent in weight.shape)
+        own = out_channels // groups
+        tiles = -(-own // rows)
 
         def read(tile: Any, c: Any, y: Any, x: Any, row: Any) -> Any:
-            o = tile * rows + row
-            if out_channels % rows == 0:
-                return weight[o, c, y, x]
-            return tirx.if_then_else(
-                o < out_channels, weight[o, c, y, x], tirx.const(0, weight.dtype)
-            )
+            o = tile % tiles * rows + row
+            number = weight[tile // tiles * own + o, c, y, x]
+            return number if own % rows == 0 else tirx.if_then_else(o < own, number, tirx.const(0, weight.dtype))
 
-        shape = (-(-out_channels // rows), channels, kernel_h, kernel_w, rows)
+        shape = (groups * tiles, channels, kernel_h, kernel_w, rows)
         return te.compute(shape, read, name="weight_tiles", attrs=stage("weight_tiles"))
 
     return pack
@@ -106,61 +109,76 @@ def pack_rows(rows: int) -> Callable[[Any], Any]:
 def product(
     geometry: Geometry,
     weight: Any,
-    column: Callable[[Any, Any, Any], Any],
+    column: Callable[[Any, Any, Any, Any], Any],
     config: Config,
     dtype: str,
 ) -> Any:
-    """The sums of the weight's tiles with `column(n, k, p)`, where p counts the output's pixels."""
+    """The sums of the weight's tiles with `column(n, g, k, p)`, where p counts the output's pixels."""
     from tvm import te, tirx
 
     rows, width = integer(config, "rows"), integer(config, "width")
     pixels, out_w = geometry.pixels, geometry.out_w
     r = te.reduce_axis((0, geometry.depth), name="r")
     wide, window = accumulator(dtype), geometry.kernel_h * geometry.kernel_w
+    out_channels = geometry.out_channels
+    per_group = -(-out_channels // rows)
 
-    def term(n: Any, o: Any, p: Any) -> Any:
-        number = column(n, r, p)
+    def term(n: Any, g: Any, o: Any, p: Any) -> Any:
+        number = column(n, g, r, p)
         if pixels % width:
             number = tirx.if_then_else(p < pixels, number, tirx.const(0, dtype))
         c, y, x = r // window, r // geometry.kernel_w % geometry.kernel_h, r % geometry.kernel_w
-        weighted = weight[o // rows, c, y, x, o % rows].astype(wide) * number.astype(wide)
+        weighted = weight[g * per_group + o // rows, c, y, x, o % rows].astype(wide) * number.astype(wide)
         return te.sum(weighted, axis=r)
 
     tiles = te.compute(
-        (geometry.batch, round_up(geometry.out_channels, rows), round_up(pixels, width)),
+        (geometry.batch, geometry.groups, round_up(out_channels, rows), round_up(pixels, width)),
         term,
         name="tiles",
         attrs=stage("tiles"),
     )
     return te.compute(
-        (geometry.batch, geometry.out_channels, geometry.out_h, out_w),
-        lambda n, o, h, w: tiles[n, o, h * out_w + w].astype(dtype),
+        (geometry.batch, geometry.groups * out_channels, geometry.out_h, out_w),
+        lambda n, o, h, w: tiles[n, o // out_channels, o % out_channels, h * out_w + w].astype(dtype),
         name="conv2d",
     )
 
 
+def split_groups(outs: Outs, groups: int, places: Callable[[Any, Any], tuple[Any, ...]]) -> tuple[Any, Any]:
+    """The schedule, and its output over [n, g, o, …], where `places` are those of a pixel's row and column."""
+    from tvm import s_tir
+
+    sch = new_schedule(outs)
+    output = join_epilogue(sch)
+    own = int(outs.tensors[0].shape[1]) // groups
+    sch.transform_block_layout(output, lambda n, o, h, w: (n, o // own, o % own, *places(h, w)))
+    if groups > 1:
+        # Else (g * own + o) // own stays as it is, and hides what the output reads.
+        sch = s_tir.Schedule(s_tir.transform.StmtSimplify()(sch.mod))
+        (output,) = sch.get_output_blocks(sch.get_sblock("root"))
+    return sch, output
+
+
 def schedule_product(
-    outs: Outs, target: Target, config: Config, p_block: int
+    outs: Outs, target: Target, config: Config, groups: int, p_block: int
 ) -> tuple[Any, dict[str, Any], Any]:
     """Tasks of channels × pixels in parallel; in each, one register tile after the other.
 
     Returns the schedule, the stages before the tiles, which are still to be scheduled, and the loop
     over tasks.
     """
-    sch = new_schedule(outs)
-    stages = find_stages(sch)
-    output = join_epilogue(sch)
-    tiles = stages.pop("tiles")
     out_w = int(outs.tensors[0].shape[3])
-    sch.transform_block_layout(output, lambda n, o, h, w: (n, o, h * out_w + w))
+    sch, output = split_groups(outs, groups, lambda h, w: (h * out_w + w,))
+    stages = find_stages(sch)
+    tiles = stages.pop("tiles")
     sch.set_scope(tiles, 0, "local")
-    n, o, p, steps = sch.get_loops(tiles)
+    n, g, o, p, steps = sch.get_loops(tiles)
     o_task, o_tile, rows = sch.split(o, [None, integer(config, "o_block"), integer(config, "rows")])
     p_task, panel, columns = sch.split(p, [None, p_block, integer(config, "width")])
     inner = (panel, o_tile) if config["inner"] == "channels" else (o_tile, panel)
-    sch.reorder(n, p_task, o_task, *inner, rows, columns, steps)
+    sch.reorder(n, g, p_task, o_task, *inner, rows, columns, steps)
     sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
-    task = sch.fuse(n, p_task, o_task)
+    task = sch.fuse(n, g, p_task, o_task)
     sch.parallel(task)
     lanes = lanes_of(target, str(outs.args[0].dtype))
     schedule_tile(sch, tiles, output, (rows, columns, steps), lanes, integer(config, "unroll"))

@@ -27,14 +27,12 @@ from strategy.cpu.tile import (
 )
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import pad_zeros, pick_pixels, schedule_padding
-from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, pack_rows
+from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, pack_rows, split_groups
 from strategy.schedule import (
     Outs,
     find_stages,
     integer,
-    join_epilogue,
     lanes_of,
-    new_schedule,
     stage,
     vectorize,
 )
@@ -94,15 +92,15 @@ def space(
     )
 
 
-def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
+def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
     """The weight is packed into panels [ceil(o / width), c, kh, kw, width]."""
-    return {1: pack_rows(integer(config, "width"))}
+    return {1: pack_rows(integer(config, "width"), attrs.groups)}
 
 
 def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
-    """The sums of whole tiles [n, p, o], a copy of them in memory, and what of it is in the output.
+    """The sums of whole tiles [n, g, p, o], a copy of them in memory, and what of it is in the output.
 
-    [n, h, p, o], with p the pixels of a row, for an image of any size.
+    [n, g, h, p, o], with p the pixels of a row, for an image of any size.
     """
     from tvm import te, tirx
 
@@ -122,51 +120,55 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
     x = te.reduce_axis((0, geometry.kernel_w), name="x")
     wide = accumulator(dtype)
 
-    def term(n: Any, *place: Any) -> Any:
+    own = geometry.out_channels
+    per_group = -(-own // width)
+
+    def term(n: Any, g: Any, *place: Any) -> Any:
         *line, p, o = place
         if any_size or pixels % rows:
             p = tirx.min(p, pixels - 1)
         h, w = (*line, p) if any_size else (p // out_w, p % out_w)
-        number = padded[n, c, h * stride_h + y * dilation_h, w * stride_w + x * dilation_w]
-        return te.sum(
-            number.astype(wide) * weight[o // width, c, y, x, o % width].astype(wide), axis=[c, y, x]
-        )
+        number = padded[
+            n, g * geometry.channels + c, h * stride_h + y * dilation_h, w * stride_w + x * dilation_w
+        ]
+        weighted = number.astype(wide) * weight[g * per_group + o // width, c, y, x, o % width].astype(wide)
+        return te.sum(weighted, axis=[c, y, x])
 
     lines = [geometry.out_h] if any_size else []
-    shape = (geometry.batch, *lines, round_up(pixels, rows), round_up(geometry.out_channels, width))
+    shape = (geometry.batch, geometry.groups, *lines, round_up(pixels, rows), round_up(own, width))
     tiles = te.compute(shape, term, name="tiles", attrs=stage("tiles"))
     kept = te.compute(shape, lambda *place: tiles[place], name="kept", attrs=stage("kept"))
-    return [
-        te.compute(
-            (geometry.batch, geometry.out_channels, geometry.out_h, out_w),
-            lambda n, o, h, w: kept[(n, h, w, o) if any_size else (n, h * out_w + w, o)].astype(dtype),
-            name="conv2d",
-        )
-    ]
+
+    def out(n: Any, o: Any, h: Any, w: Any) -> Any:
+        line = (h, w) if any_size else (h * out_w + w,)
+        return kept[(n, o // own, *line, o % own)].astype(dtype)
+
+    full = (geometry.batch, geometry.groups * own, geometry.out_h, out_w)
+    return [te.compute(full, out, name="conv2d")]
 
 
 def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of channels × pixels in parallel; in each, one register tile after the other."""
-    sch = new_schedule(outs)
+    from tvm import tirx
+
+    any_size = not all(isinstance(extent, tirx.IntImm) for extent in outs.tensors[0].shape[2:])
+    out_w = outs.tensors[0].shape[3]
+    sch, output = split_groups(outs, attrs.groups, lambda h, w: (h, w) if any_size else (h * out_w + w,))
     stages = find_stages(sch)
-    output = join_epilogue(sch)
     lanes = lanes_of(target, str(outs.args[0].dtype))
     if "padded" in stages:
         schedule_padding(sch, stages["padded"], lanes)
     if "weight_tiles" in stages:
         sch.parallel(sch.get_loops(stages["weight_tiles"])[0])
     tiles, kept = stages["tiles"], stages["kept"]
-    n, *line, p, o = sch.get_loops(kept)
-    if not line:
-        out_w = int(outs.tensors[0].shape[3])
-        sch.transform_block_layout(output, lambda n, o, h, w: (n, o, h * out_w + w))
+    n, g, *line, p, o = sch.get_loops(kept)
     p_task, p_tile, rows = sch.split(p, [None, integer(config, "p_block"), integer(config, "rows")])
     o_task, panel, columns = sch.split(o, [None, integer(config, "o_block"), integer(config, "width")])
     inner = (panel, p_tile) if config["inner"] == "pixels" else (p_tile, panel)
-    sch.reorder(n, *line, o_task, p_task, *inner, rows, columns)
+    sch.reorder(n, g, *line, o_task, p_task, *inner, rows, columns)
     sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
     sch.compute_at(tiles, inner[1], preserve_unit_loops=True)
-    sch.parallel(sch.fuse(n, *line, o_task, p_task))
+    sch.parallel(sch.fuse(n, g, *line, o_task, p_task))
     sch.set_scope(tiles, 0, "local")
     vectorize(sch, columns, lanes)
     sch.unroll(rows)
