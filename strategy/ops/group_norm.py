@@ -232,12 +232,16 @@ def schedule_group_norm_row(attrs: GroupNormAttrs, outs: Outs, target: Target, c
     return sch
 
 
+def is_row_by_row(data: TensorType, axis: int) -> bool:
+    """True if all extents from the axis on are constant, and none is 0."""
+    known = all(d.is_constant for d in data.shape[axis % data.ndim :])
+    return known and all(int(d) >= 1 for d in data.shape if d.is_constant)
+
+
 def _add_row(
     strategy: OpStrategy, attrs: GroupNormAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> None:
-    data = inputs[0]
-    known = all(d.is_constant for d in data.shape[attrs.axis % data.ndim :])
-    if known and all(int(d) >= 1 for d in data.shape if d.is_constant):
+    if is_row_by_row(inputs[0], attrs.axis):
         strategy.add_implementation(
             compute_group_norm_row, schedule_group_norm_row, "group_norm_row.cpu", 12, version=2,
             space=group_norm_row_space,
@@ -249,10 +253,14 @@ register_cpu_implementations("group_norm", _add_row)
 
 @register_gradient("group_norm")
 def group_norm_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """The gradient of each input."""
+    assert isinstance(orig.attrs, GroupNormAttrs)
+    return differentiate(orig.attrs, orig.args, grad)
+
+
+def differentiate(attrs: GroupNormAttrs, inputs: Sequence[Expr], grad: Expr) -> list[Expr]:
     """Return [(g - mean(g) - n mean(g n)) / deviation, grad n, grad] with n the norm and g = grad gamma."""
-    attrs = orig.attrs
-    assert isinstance(attrs, GroupNormAttrs)
-    x, gamma, beta = orig.args
+    x, gamma, beta = inputs
     rank = x.tensor_type.ndim
     axis = attrs.axis % rank
 

@@ -1,0 +1,128 @@
+"""batch_norm: the channels of a tensor, scaled and shifted by the mean and variance that training has left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs, field
+from strategy.expr import Call, Expr, call, const
+from strategy.gradient import register_gradient
+from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.ops.bias_add import along, vector_grad, vector_relation
+from strategy.pattern import in_float32, register_broadcast_schedule
+from strategy.reference import widened
+from strategy.shape_func import elemwise_shape_func, register_shape_func
+from strategy.type_relation import require_float
+from strategy.types import Type
+
+
+class BatchNormAttrs(Attrs):
+    """Attributes of batch_norm."""
+
+    axis: int = field(1, "The axis of the channels")
+    epsilon: float = field(1e-5, "Added to the variance", lower=0)
+
+
+def batch_norm_rel(types: Sequence[Type], attrs: BatchNormAttrs, reporter: TypeReporter) -> bool:
+    """The type of the data; the vectors have its extent along the axis."""
+    data = vector_relation(reporter, (1, 2, 3, 4), attrs.axis)
+    if data is None:
+        return False
+    require_float(reporter, 0, data)
+    reporter.assign(5, data)
+    return True
+
+
+(
+    register_op("batch_norm")
+    .describe(
+        "(x - moving_mean) / sqrt(moving_var + epsilon) * gamma + beta for each channel: Relay's nn.batch_norm in "
+        "inference, whose result is one tensor."
+    )
+    .add_argument("data", "Tensor", "The input tensor.")
+    .add_argument("gamma", "Tensor", "The scale of each channel.")
+    .add_argument("beta", "Tensor", "What is added to each channel.")
+    .add_argument("moving_mean", "Tensor", "The mean of each channel.")
+    .add_argument("moving_var", "Tensor", "The variance of each channel.")
+    .set_attrs_type(BatchNormAttrs)
+    .set_support_level(1)
+    .add_type_rel("BatchNorm", batch_norm_rel)
+    .set_attr("TOpPattern", TOpPattern.kBroadcast)
+    .example(
+        {"data": "float32[2,5,19]", **dict.fromkeys(("gamma", "beta", "moving_mean", "moving_var"), "float32[5]")},
+        {"epsilon": 1.5},  # as variances of tests may be negative
+    )
+)
+
+
+@register_compute("batch_norm")
+@in_float32
+def compute_batch_norm(attrs: BatchNormAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import te, tirx, topi
+
+    data, gamma, beta, mean, variance = inputs
+    axis, epsilon = attrs.axis % len(data.shape), tirx.const(attrs.epsilon, data.dtype)
+
+    def element(*i: Any) -> Any:
+        c = i[axis]
+        return (data(*i) - mean[c]) * (gamma[c] / tirx.sqrt(variance[c] + epsilon)) + beta[c]
+
+    return [te.compute(data.shape, element, name="batch_norm", tag=topi.tag.BROADCAST)]
+
+
+@register_reference("batch_norm")
+def reference_batch_norm(attrs: BatchNormAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    data, *vectors = map(widened, inputs)
+    shape = [1] * data.ndim
+    shape[attrs.axis] = -1
+    gamma, beta, mean, variance = (v.reshape(shape) for v in vectors)
+    with np.errstate(all="ignore"):
+        return (data - mean) / np.sqrt(variance + attrs.epsilon) * gamma + beta
+
+
+register_broadcast_schedule("batch_norm")
+register_shape_func("batch_norm", False, elemwise_shape_func)
+
+
+@register_gradient("batch_norm")
+def batch_norm_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Return [grad gamma r, grad offset r, grad, -grad gamma r, -grad gamma offset r³ / 2], summed to each input."""
+    attrs = orig.attrs
+    assert isinstance(attrs, BatchNormAttrs)
+    x, gamma, beta, mean, variance = orig.args
+    axis, dtype = attrs.axis, x.tensor_type.dtype
+    scale, offset = (along(v, axis, x.tensor_type.ndim) for v in (_inverse(variance, attrs.epsilon), mean))
+    norm = (x - offset) * scale
+    slope = grad * along(gamma, axis, x.tensor_type.ndim) * scale
+    return [
+        slope,
+        vector_grad(grad * norm, gamma, axis),
+        vector_grad(grad, beta, axis),
+        vector_grad(-slope, mean, axis),
+        vector_grad(slope * norm * scale * const(-0.5, dtype), variance, axis),
+    ]
+
+
+def _inverse(variance: Expr, epsilon: float) -> Expr:
+    """1 / sqrt(variance + epsilon)."""
+    return call("rsqrt", variance + const(epsilon, variance.tensor_type.dtype))
+
+
+def batch_norm(
+    data: Expr, gamma: Expr, beta: Expr, moving_mean: Expr, moving_var: Expr, axis: int = 1, epsilon: float = 1e-5
+) -> Expr:
+    """Bring each channel to mean 0 and variance 1 by the statistics of training, then scale and shift.
+
+    Args:
+        data: a floating-point tensor.
+        gamma: the scale of each channel, a vector.
+        beta: what is added to each channel, a vector.
+        moving_mean: the mean of each channel, a vector.
+        moving_var: the variance of each channel, a vector.
+        axis: the axis of the channels.
+        epsilon: added to the variance.
+    """
+    return call("batch_norm", data, gamma, beta, moving_mean, moving_var, axis=axis, epsilon=epsilon)

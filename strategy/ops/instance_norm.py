@@ -1,0 +1,157 @@
+"""instance_norm: each channel of each entry of a batch brought to mean 0 and variance 1, then scaled and shifted.
+
+A channel is a group of its own, so that all is done as by group_norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs, field
+from strategy.cuda.schedule import schedule_plain_cuda
+from strategy.expr import Call, Expr, call
+from strategy.generic_func import GenericFunc
+from strategy.gradient import register_gradient
+from strategy.op import (
+    TOpPattern,
+    TypeReporter,
+    register_compute,
+    register_op,
+    register_reference,
+    register_terms,
+)
+from strategy.op_strategy import OpStrategy
+from strategy.ops.bias_add import vector_relation
+from strategy.ops.group_norm import (
+    GroupNormAttrs,
+    compute_group_norm,
+    compute_group_norm_row,
+    differentiate,
+    group_norm_rel,
+    group_norm_row_space,
+    group_norm_terms,
+    is_row_by_row,
+    reference_group_norm,
+    schedule_group_norm_row,
+)
+from strategy.pattern import register_cpu_implementations, register_schedule, schedule_plain_cpu
+from strategy.schedule import Outs
+from strategy.shape_func import elemwise_shape_func, register_shape_func
+from strategy.space import Config, ConfigSpace
+from strategy.target import Target
+from strategy.types import TensorType, Type
+
+
+class InstanceNormAttrs(Attrs):
+    """Attributes of instance_norm."""
+
+    axis: int = field(1, "The axis of the channels; those before it are the batch")
+    epsilon: float = field(1e-5, "Added to the variance", lower=0)
+
+
+def _groups(attrs: InstanceNormAttrs, shape: Sequence[Any]) -> GroupNormAttrs:
+    """The attributes of the group_norm that this is."""
+    return GroupNormAttrs(num_groups=int(shape[attrs.axis]), axis=attrs.axis, epsilon=attrs.epsilon)
+
+
+def instance_norm_rel(types: Sequence[Type], attrs: InstanceNormAttrs, reporter: TypeReporter) -> bool:
+    """As group_norm's, of a constant number of channels."""
+    data = vector_relation(reporter, (1, 2), attrs.axis)
+    if data is None:
+        return False
+    channels = data.shape[attrs.axis]
+    known = channels.is_constant and int(channels) > 0
+    reporter.check(known, 0, f"axis {attrs.axis}, of the channels, must have a known extent of at least 1")
+    return group_norm_rel(types, _groups(attrs, data.shape), reporter)
+
+
+(
+    register_op("instance_norm")
+    .describe(
+        "(x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance of each channel of each entry "
+        "of the batch, as Relay's nn.instance_norm."
+    )
+    .add_argument("data", "Tensor", "The input tensor.")
+    .add_argument("gamma", "Tensor", "The scale of each channel.")
+    .add_argument("beta", "Tensor", "What is added to each channel.")
+    .set_attrs_type(InstanceNormAttrs)
+    .set_support_level(1)
+    .add_type_rel("InstanceNorm", instance_norm_rel)
+    .set_attr("TOpPattern", TOpPattern.kOpaque)
+    .example({"data": "float32[2,3,5,19]", "gamma": "float32[3]", "beta": "float32[3]"})
+)
+
+
+@register_compute("instance_norm")
+def compute_instance_norm(attrs: InstanceNormAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    return list(compute_group_norm(_groups(attrs, inputs[0].shape), inputs, out_type))
+
+
+@register_reference("instance_norm")
+def reference_instance_norm(attrs: InstanceNormAttrs, inputs: Sequence[Any]) -> Any:
+    return reference_group_norm(_groups(attrs, inputs[0].shape), inputs)
+
+
+@register_terms("instance_norm")
+def instance_norm_terms(attrs: InstanceNormAttrs, inputs: Sequence[TensorType], out_type: Type) -> int:
+    return group_norm_terms(_groups(attrs, inputs[0].shape), inputs, out_type)
+
+
+schedule_instance_norm = GenericFunc("schedule_instance_norm")
+schedule_instance_norm.register("cpu", schedule_plain_cpu)
+schedule_instance_norm.register(["cuda", "gpu"], schedule_plain_cuda)
+register_schedule("instance_norm", schedule_instance_norm)
+register_shape_func("instance_norm", False, elemwise_shape_func)
+
+
+def compute_instance_norm_row(
+    attrs: InstanceNormAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
+) -> list[Any]:
+    """Channel by channel."""
+    return compute_group_norm_row(_groups(attrs, inputs[0].shape), inputs, out_type, config)
+
+
+def instance_norm_row_space(
+    attrs: InstanceNormAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> ConfigSpace:
+    """The space of all operators over rows."""
+    return group_norm_row_space(_groups(attrs, inputs[0].shape), inputs, out_type, target)
+
+
+def schedule_instance_norm_row(attrs: InstanceNormAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Channel by channel, its elements in vectors."""
+    return schedule_group_norm_row(_groups(attrs, outs.args[0].shape), outs, target, config)
+
+
+def _add_row(
+    strategy: OpStrategy, attrs: InstanceNormAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> None:
+    if is_row_by_row(inputs[0], attrs.axis):
+        strategy.add_implementation(
+            compute_instance_norm_row, schedule_instance_norm_row, "instance_norm_row.cpu", 12,
+            space=instance_norm_row_space,
+        )  # fmt: skip
+
+
+register_cpu_implementations("instance_norm", _add_row)
+
+
+@register_gradient("instance_norm")
+def instance_norm_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """As group_norm's."""
+    assert isinstance(orig.attrs, InstanceNormAttrs)
+    return differentiate(_groups(orig.attrs, orig.tensor_type.shape), orig.args, grad)
+
+
+def instance_norm(data: Expr, gamma: Expr, beta: Expr, axis: int = 1, epsilon: float = 1e-5) -> Expr:
+    """Bring each channel of each entry of the batch to mean 0 and variance 1, then scale and shift.
+
+    Args:
+        data: a floating-point tensor, [batch, channels, ...], of a constant number of channels.
+        gamma: the scale of each channel, a vector.
+        beta: what is added to each channel, a vector.
+        axis: the axis of the channels; those before it are the batch.
+        epsilon: added to the variance.
+    """
+    return call("instance_norm", data, gamma, beta, axis=axis, epsilon=epsilon)
