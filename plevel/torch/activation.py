@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from plevel.torch.node import extents, is_plain
@@ -17,12 +18,22 @@ from strategy.expr import Call, call
 MOST = 16  # nodes of one formula
 
 _NUMBER = r"-?[\d.]+(?:e[+-]\d+)?"
+_CUBE = r"(?:mul\(mul\(x,x\),x\)|pow\(x,3\.0\))"
+_INNER = rf"mul\(add\(mul\({_CUBE},0\.044715\),x\),0\.797884\d*\)"
+_SOFTPLUS = r"where\(gt\(x,20\.0\),x,log1p\(exp\(x\)\)\)"
+_CLIPPED = r"clamp_max\(clamp_min\(add\(x,3\.0\),0\.0\),6\.0\)"
 _FORMULAS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (r"relu\(x\)", "relu", {}),
     (r"sigmoid\(x\)", "sigmoid", {}),
     (r"tanh\(x\)", "tanh", {}),
     (rf"clamp_max\(clamp_min\(x,(?P<a_min>{_NUMBER})\),(?P<a_max>{_NUMBER})\)", "clip", {}),
     (r"mul\(add\(erf\(mul\(x,0\.7071067\d*\)\),1\.0\),mul\(x,0\.5\)\)", "gelu", {}),
+    (rf"mul\(add\(tanh\({_INNER}\),1\.0\),mul\(x,0\.5\)\)", "gelu", {"approximate": "tanh"}),
+    (r"div\(x,add\(exp\(neg\(x\)\),1\.0\)\)|mul\(sigmoid\(x\),x\)", "silu", {}),
+    (rf"div\(mul\({_CLIPPED},x\),6\.0\)", "hardswish", {}),
+    (rf"div\({_CLIPPED},6\.0\)", "hardsigmoid", {"alpha": 1 / 6}),
+    (rf"where\(gt\(x,0\.0\),x,mul\(x,(?P<alpha>{_NUMBER})\)\)", "leaky_relu", {}),
+    (rf"mul\(tanh\({_SOFTPLUS}\),x\)", "mish", {}),
 )
 
 
@@ -31,6 +42,8 @@ def find_activation(value: Call, node: Node) -> tuple[Call, Node] | None:
     cone = _cone(node)
     for last in reversed(cone):
         formula = _formula(last, node)
+        if not is_plain(last):
+            continue
         for pattern, name, attrs in _FORMULAS:
             found = re.fullmatch(pattern, formula)
             if found and _is_closed(last, node):
@@ -46,8 +59,9 @@ def _cone(node: Node) -> list[Node]:
         found += [
             user
             for user in member.users
-            if user not in found and user.op == "call_function" and not user.kwargs and is_plain(user)
-            and extents(user) == extents(node) and set(user.all_input_nodes) <= set(found)
+            if user not in found and user.op == "call_function" and not user.kwargs
+            and isinstance(user.meta.get("val"), torch.Tensor) and extents(user) == extents(node)
+            and set(user.all_input_nodes) <= set(found)
         ]  # fmt: skip
         if len(found) > MOST:
             break

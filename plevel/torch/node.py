@@ -112,8 +112,12 @@ def flops(module: GraphModule) -> Iterator[tuple[Node, int]]:
     """The nodes whose floating-point operations PyTorch counts, with that number."""
     from torch.utils.flop_counter import flop_registry
 
+    # Attention of processors is the one that it leaves out.
+    known = flop_registry | {
+        aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention]
+    }
     for node in module.graph.nodes:
-        count = flop_registry.get(getattr(node.target, "overloadpacket", None))
+        count = known.get(getattr(node.target, "overloadpacket", None))
         out = node.meta.get("val")
         if count is None or out is None:
             continue
