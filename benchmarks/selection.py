@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from benchmarks.result import save
 from strategy.op_strategy import candidates
 from strategy.record import estimate
-from strategy.select import History, Level, Measured, Selection, Selector, select
+from strategy.select import Advised, History, Level, Measured, Selection, Selector, select
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -54,6 +54,9 @@ class Records:
         self, workload: Workload, target: Target, device: str | None
     ) -> Sequence[Measured]:
         return self._measured.get(workload.key, ())
+
+    def advised(self, workload: Workload, target: Target, device: str | None) -> Sequence[Advised]:
+        return ()
 
     def instances(
         self, workload: Workload, target: Target, device: str | None

@@ -331,6 +331,7 @@ class Client:
         *,
         name: str = "",
         target: str | None = None,
+        device_model: str = "",
         put_aside: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
         """Stream a tuning log to the service; return the summary of its import.
@@ -338,7 +339,8 @@ class Client:
         Args:
             parts: the content of the file, in pieces.
             name: the file's name, which helps to detect the format.
-            target: the target of a Kernel Tuner file.
+            target: the target of a file that names only a device, or none.
+            device_model: the device model of a file that names none, as Triton's.
             put_aside: called with each of the first 10,000 rejected entries: `line`, `reason`,
                 `detail`, `text`.
 
@@ -348,6 +350,8 @@ class Client:
         params: dict[str, Any] = {"name": name, "rejects": 0 if put_aside is None else 10_000}
         if target is not None:
             params["target"] = target
+        if device_model:
+            params["device_model"] = device_model
         timeout = httpx.Timeout(30.0, read=None)
         summary = self._ask(
             "POST", "/v1/records:import", dict[str, Any], again=False, content=parts, params=params,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from plevel.client import Client, UnreachableError
 from plevel.direct import open_store, read_namespace, read_token
 from service.store.namespace import DEFAULT
-from strategy.select import Evidence, History, Measured, RevisedDatabase
+from strategy.select import Advised, Evidence, History, Measured, RevisedDatabase
 from strategy.select.lock import Lock, LockDatabase
 from strategy.target import Target
 from strategy.workload import Workload
@@ -88,6 +88,9 @@ class _Cached:
         self, workload: Workload, target: Target, device: str | None
     ) -> Sequence[Measured]:
         return self._ask(workload, target, device).measured
+
+    def advised(self, workload: Workload, target: Target, device: str | None) -> Sequence[Advised]:
+        return self._ask(workload, target, device).advised
 
     def instances(
         self, workload: Workload, target: Target, device: str | None

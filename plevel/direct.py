@@ -232,6 +232,7 @@ class Direct:
         *,
         name: str = "",
         target: str | None = None,
+        device_model: str = "",
         put_aside: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> Row:
         """Read a tuning log into the database; return the summary. See `Client.import_records`.
@@ -253,7 +254,7 @@ class Direct:
 
         on = None if target is None else Target.parse(target)
         try:
-            items = read(Source(_Parts(parts), name), target=on)
+            items = read(Source(_Parts(parts), name), target=on, device_model=device_model)
         except FormatError as error:
             raise ServiceError(422, "The request is not valid", str(error)) from error
         return import_items(self._store, items, tell, namespace=self._namespace).to_json()
@@ -266,6 +267,8 @@ class Direct:
         from service.records.filter import Wanted
 
         which = Wanted(namespace=self._namespace, **wanted)
+        with _told():
+            exporter.check_any(self._store, cast("exporter.Writable", form), which)
         return exporter.export(self._store, cast("exporter.Writable", form), which)
 
     def models(self) -> Rows:

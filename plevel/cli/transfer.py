@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -32,10 +34,18 @@ def import_files(
     target: Annotated[
         str | None,
         typer.Option(
-            "--target", "-t", metavar="TARGET", help="The target of Kernel Tuner files.",
+            "--target", "-t", metavar="TARGET",
+            help="The target of files that name only a device, or none.",
             autocompletion=option.complete_target,
         ),
     ] = None,
+    device_model: Annotated[
+        str,
+        typer.Option(
+            "--device-model", metavar="MODEL", show_default=False,
+            help="The device model of files that name none, as Triton's: 'NVIDIA H100'.",
+        ),
+    ] = "",
     rejects: Annotated[
         Path | None,
         typer.Option("--rejects", metavar="FILE", help="Write rejected entries to this file."),
@@ -47,8 +57,8 @@ def import_files(
 ) -> None:
     """Read tuning logs into the database.
 
-    Records that exist already are skipped. The format is detected: AutoTVM, Kernel Tuner,
-    MetaSchedule, or plevel's own.
+    Records that exist already are skipped. The format is detected: AutoTVM, Kernel Tuner, MetaSchedule,
+    Triton, Helion, vLLM, TunableOp, AITER, FlashInfer, or plevel's own.
 
     Example: plevel import tophub/*.log --rejects rejected.ndjson
     """
@@ -75,7 +85,7 @@ def import_files(
             name, size = str(group[-1]), sum(path.stat().st_size for path in group)
             with follow_reading(make_console(stderr=True), name, size) as advance:
                 summary = records.import_records(
-                    _pieces(group, advance), name=name, target=on,
+                    _pieces(group, advance), name=name, target=on, device_model=device_model,
                     put_aside=partial(_note, aside, group),
                 )  # fmt: skip
             _add(totals, summary)
@@ -190,13 +200,7 @@ def export(
         "op": op, "implementation": implementation, "source": source, "run_id": run, "task_id": task,
     }  # fmt: skip
     with place.connect() as records:
-        if not _any(records, wanted):
-            given = ", ".join(f"{name} {value}" for name, value in wanted.items() if value is not None)
-            raise CommandError(
-                f"no record matches{f' ({given})' if given else ''}, nothing was written: 'plevel records' "
-                "and 'plevel coverage' list what exists"
-            )
-        parts = records.export_records(form, **wanted)
+        parts = _begin(records, form, wanted)
         if form == "metaschedule":
             assert out is not None
             _write_pair(out, parts)
@@ -213,15 +217,24 @@ def export(
         tell(f"wrote {out}", {"file": str(out), "format": form}, as_json=as_json)
 
 
-def _any(records: Client | Direct, wanted: Mapping[str, Any]) -> bool:
-    """Return whether any record matches; the first page may be empty and have a `next`."""
-    cursor: int | None = 0
-    while cursor is not None:
-        page = records.records(limit=1, cursor=cursor, **wanted)
-        if page["records"]:
-            return True
-        cursor = page["next"]
-    return False
+def _begin(records: Client | Direct, form: str, wanted: Mapping[str, Any]) -> Iterator[bytes]:
+    """The parts of an export, once it is known that any record matches."""
+    from plevel.client import ServiceError
+
+    first = None
+    try:
+        parts = records.export_records(form, **wanted)
+        first = next(parts, None)
+    except ServiceError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+    if first is None:
+        given = ", ".join(f"{name} {value}" for name, value in wanted.items() if value is not None)
+        raise CommandError(
+            f"no record matches{f' ({given})' if given else ''}, nothing was written: 'plevel records' "
+            "and 'plevel coverage' list what exists"
+        )
+    return itertools.chain([first], parts)
 
 
 def _write_pair(folder: Path, parts: Iterator[bytes]) -> None:

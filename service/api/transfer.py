@@ -72,8 +72,9 @@ _DESCRIBED = (
         "Import records", gives=Imported, errors=(422,),
         note="The body is a log of any format in docs/formats.md, read as it arrives; `name` helps to detect "
         "the format if the content does not suffice. Bad lines are rejected and counted; `rejects` limits "
-        "how many the answer shows. Importing a file again adds nothing. `target` is that of a Kernel Tuner "
-        "file, which names only a device. MetaSchedule's two files are sent in one body, the workloads first.",
+        "how many the answer shows. Importing a file again adds nothing. `target` or `device_model` is that of "
+        "a file that names none, as Triton's, or only a device, as Kernel Tuner's. MetaSchedule's two files are "
+        "sent in one body, the workloads first.",
     )
     | {"openapi_extra": {"requestBody": {"required": True, "content": _BODY}}}
 )  # fmt: skip
@@ -88,9 +89,10 @@ async def import_records(
     name: Annotated[str, Query(max_length=500)] = "",
     format: Format | None = None,
     target: Annotated[str | None, Query(max_length=4096)] = None,
+    device_model: Annotated[str, Query(max_length=200)] = "",
     rejects: Annotated[int, Query(ge=0, le=MAX_SHOWN)] = 0,
 ) -> Response:
-    order = Order(name, format, None if target is None else Target.parse(target))
+    order = Order(name, format, None if target is None else Target.parse(target), device_model)
     length = request.headers.get("content-length", "")
     small = length.isascii() and length.isdigit() and int(length) <= SMALL
     if small:

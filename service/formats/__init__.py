@@ -7,11 +7,23 @@ the file in memory, evaluate nothing, and never raise because of its content.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path, PurePath
 
-from service.formats import autotvm, kernel_tuner, metaschedule, native
+from service.formats import (
+    autotvm,
+    flashinfer,
+    foreign,
+    helion,
+    kernel_tuner,
+    metaschedule,
+    native,
+    rocm_aiter,
+    triton,
+    tunableop,
+    vllm,
+)
 from service.formats.admission import admitted
 from service.formats.entry import Attachment, ImportedRecord, Item, Reason, Rejected, Summary, Task
 from service.formats.source import Joined, Source
@@ -45,6 +57,13 @@ class Format(StrEnum):
     AUTOTVM = "autotvm"
     KERNEL_TUNER = "kernel_tuner"
     METASCHEDULE = "metaschedule"
+    FOREIGN = "foreign"
+    TRITON = "triton"
+    HELION = "helion"
+    VLLM = "vllm"
+    TUNABLEOP = "tunableop"
+    AITER = "aiter"
+    FLASHINFER = "flashinfer"
 
 
 class FormatError(ValueError):
@@ -53,12 +72,19 @@ class FormatError(ValueError):
 
 _HEAD = 1 << 16
 _METASCHEDULE = re.compile(rb'\[\s*(?:"-?[0-9]{1,20}"\s*,\s*"|[0-9]{1,20}\s*,\s*\[)')
+_FOREIGN = re.compile(rb'\{\s*"kind"\s*:\s*"foreign"')
 _PICKLED = re.compile(rb"[a-z][^\t{]{0,1000}\t[A-Za-z0-9+/=]+\t")
 # One document over many lines, none of which identifies it.
 _DOCUMENT = re.compile(
     rb'"(?:tune_params|tune_params_keys|device_name|kernel_name|cache)"\s*:'
     rb'|"results"\s*:\s*\[\s*\{\s*"(?:timestamp|configuration|objectives|times|invalidity)"\s*:'
 )
+# Objects that a part of their first bytes identifies.
+_OBJECTS = {
+    Format.HELION: helion.HEAD,
+    Format.FLASHINFER: re.compile(rb'"flashinfer_version"|\{\s*"\(\'[^"]*"\s*:\s*\[\s*"'),
+    Format.VLLM: re.compile(rb'^\{\s*"(?:triton_version|\d+)"\s*:[^\0]{0,200}?"?BLOCK_SIZE_M"?'),
+}
 _NAMES = {
     "database_workload.json": Format.METASCHEDULE,
     "database_tuning_record.json": Format.METASCHEDULE,
@@ -78,8 +104,14 @@ def detect(head: bytes, name: str = "") -> Format:
         found = _of_line(line.lstrip())
         if found is not None:
             return found
-    if head[:1] == b"{" and _DOCUMENT.search(head):
-        return Format.KERNEL_TUNER
+    if head[:1] == b"{":
+        for form, pattern in _OBJECTS.items():
+            if pattern.search(head):
+                return form
+        if vllm.NAME.fullmatch(PurePath(name).name.removesuffix(".gz")):
+            return Format.VLLM
+        if _DOCUMENT.search(head):
+            return Format.KERNEL_TUNER
     by_name = _NAMES.get(PurePath(name).name.removesuffix(".gz"))
     if by_name is not None:
         return by_name
@@ -109,6 +141,14 @@ def grouped(paths: Sequence[Path]) -> list[list[Path]]:
 def _of_line(line: bytes) -> Format | None:
     if line.startswith((b'{"kind":"plevel-records"', b'{"kind":"record"', b'{"kind":"attachment"')):
         return Format.PLEVEL
+    if line.startswith(b'{"kind":"foreign"') or _FOREIGN.match(line):
+        return Format.FOREIGN
+    if line[:1] == b"{" and b'"configs_timings"' in line:
+        return Format.TRITON
+    if tunableop.LINE.match(line):
+        return Format.TUNABLEOP
+    if rocm_aiter.HEADER.match(line):
+        return Format.AITER
     if line[:1] == b"{" and (
         (b'"input"' in line and b'"result"' in line)
         or all(key in line for key in (b'"i"', b'"r"', b'"v"'))
@@ -120,19 +160,25 @@ def _of_line(line: bytes) -> Format | None:
 
 
 def read(
-    source: Source, form: Format | None = None, target: Target | None = None
+    source: Source,
+    form: Format | None = None,
+    target: Target | None = None,
+    device_model: str = "",
 ) -> Iterator[Item]:
     """Yield all items of a file in order; items that databases cannot store are rejected.
 
     Args:
         source: the file.
         form: its format; by default it is detected.
-        target: the target of a Kernel Tuner file, which names only a device.
+        target: the target of a file that names only a device, or none.
+        device_model: the device model of a file that names none.
 
     Raises:
         FormatError: the format is not given and cannot be detected.
     """
     form = detect(source.head, source.name) if form is None else form
+    if form in _PLACED:
+        return admitted(_PLACED[form](source, target, device_model))
     if form is Format.KERNEL_TUNER:
         return admitted(kernel_tuner.read(source, target))
     readers = {
@@ -141,3 +187,15 @@ def read(
         Format.METASCHEDULE: metaschedule.read,
     }
     return admitted(readers[form](source))
+
+
+# Files that may not name their device.
+_PLACED: dict[Format, Callable[[Source, Target | None, str], Iterator[Item]]] = {
+    Format.FOREIGN: foreign.read,
+    Format.TRITON: triton.read,
+    Format.HELION: helion.read,
+    Format.VLLM: vllm.read,
+    Format.TUNABLEOP: tunableop.read,
+    Format.AITER: rocm_aiter.read,
+    Format.FLASHINFER: flashinfer.read,
+}

@@ -128,8 +128,9 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True, tag="attachment", ta
 class ImportedRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt of one configuration, from any source.
 
-    Either `error` is set or there are samples. `source` is `plevel`, or the format of its first import; `extra` is
-    a JSON object of the fields that only that format has and an exact export needs.
+    Either `error` is set or there are samples; with neither it is advice: a tool's winner without a time. `source`
+    is `plevel`, or the format of its first import; `extra` is a JSON object of the fields that only that format has
+    and an exact export needs.
     """
 
     source: str
@@ -158,6 +159,10 @@ class ImportedRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def config(self) -> Config:
         return Config(json.loads(self.config_key))
+
+    @property
+    def is_advice(self) -> bool:
+        return self.error is None and not self.samples_s
 
     @property
     def config_digest(self) -> str:

@@ -65,6 +65,7 @@ class _Record(
         tuple[Annotated[float, Meta(gt=0, lt=MAX_COST_S)], ...], Meta(max_length=10_000)
     ] = ()
     error: ErrorKind | None = None
+    advice: bool = False  # a winner without a time
     message: Annotated[str, Meta(max_length=20_000)] = ""
     measured_at: float = 0.0
     device_model: Text = ""
@@ -158,8 +159,8 @@ class _Reader:
         return made
 
     def _record(self, line: _Record) -> ImportedRecord:
-        if (line.error is None) == (not line.samples_s):
-            raise RejectError(Reason.FIELD, "samples_s, error: a record has exactly one of them")
+        if (line.error is not None) + bool(line.samples_s) + line.advice != 1:
+            raise RejectError(Reason.FIELD, "samples_s, error, advice: a record has exactly one of them")
         return ImportedRecord(
             source=line.source, task=self._get(line.task, Task),
             config_key=config_key(line.config), samples_s=line.samples_s, error=line.error,
@@ -195,8 +196,8 @@ def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[bytes]:
 def _line(item: ImportedRecord, task: msgspec.Raw) -> _Record:
     return _Record(
         source=item.source, task=task, config=msgspec.json.decode(item.config_key),
-        samples_s=item.samples_s, error=item.error, message=item.message,
-        measured_at=item.measured_at, device_model=item.device_model,
+        samples_s=item.samples_s, error=item.error, advice=item.is_advice,
+        message=item.message, measured_at=item.measured_at, device_model=item.device_model,
         device=_raw(item.device) if item.device else NONE, phase=item.phase,
         session=item.session, worker=item.worker, run=item.run, seed=item.seed,
         policy=_raw(item.policy) if item.policy else NONE,

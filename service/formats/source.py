@@ -100,7 +100,7 @@ class Source:
     """
 
     def __init__(self, stream: Stream, name: str = "") -> None:
-        self.name = name
+        self.name = name.replace("\0", "")
         self._stream = stream
         self._fault: Rejected | None = None
         first = read_fully(stream, CHUNK)
@@ -159,9 +159,12 @@ class Source:
         return self._fault
 
     def read_lines(
-        self, read: Callable[[bytes], Item | None], limit: int = MAX_LINE
+        self, read: Callable[[bytes], Item | Sequence[Item] | None], limit: int = MAX_LINE
     ) -> Iterator[Item]:
-        """Yield what `read` makes of each line that is not blank; reject the lines at which it fails."""
+        """Yield what `read` makes of each line that is not blank; reject the lines at which it fails.
+
+        Rejected entries among several items of a line get its number.
+        """
         for found in self.lines(limit):
             if isinstance(found, Rejected):
                 yield found
@@ -176,7 +179,11 @@ class Source:
                     error = RejectError(Reason.TRUNCATED, "the file ends in the middle of this line")
                 yield reject(number, error, line)
             else:
-                if item is not None:
+                if isinstance(item, Sequence):
+                    for one in item:
+                        rejected = isinstance(one, Rejected)
+                        yield msgspec.structs.replace(one, line=number) if rejected else one
+                elif item is not None:
                     yield item
 
     def lines(self, limit: int = MAX_LINE) -> Iterator[tuple[int, bytes] | Rejected]:
@@ -240,6 +247,8 @@ def check(text: bytes) -> None:
             text.decode()
         except UnicodeDecodeError as error:
             raise RejectError(Reason.JSON, f"not UTF-8: {error}") from error
+    if b"\0" in text:
+        raise RejectError(Reason.JSON, "a character that databases cannot store: \\u0000")
     if text.count(b"[") + text.count(b"{") > MAX_DEPTH:
         depth = 0
         for found in _BRACKET.finditer(text):

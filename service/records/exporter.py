@@ -5,6 +5,7 @@ An attachment precedes the first record that needs it. Purged records are omitte
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ from service.records.known import check_names
 from service.store.db import Store
 from service.store.namespace import key_within
 from service.store.tables import (
+    advice,
     attachment,
     device,
     environment,
@@ -81,7 +83,10 @@ def check_any(store: Store, form: Writable, wanted: Wanted) -> None:
     if form == "metaschedule":
         matching = matching.where(record.c.source == form)
     with store.read() as connection:
-        if connection.scalar(matching) is None:
+        found = connection.scalar(matching)
+        if found is None and form == "native":
+            found = connection.scalar(_advice(wanted, 0).with_only_columns(advice.c.id).limit(1))
+        if found is None:
             check_names(
                 connection, op=wanted.op, implementation=wanted.implementation, namespace=wanted.namespace
             )
@@ -123,11 +128,14 @@ def _export(store: Store, form: Writable, wanted: Wanted) -> Iterator[bytes]:
                 if not isinstance(line, Rejected) and line[0] == which:
                     yield line[1]
         return
+    items = export_items(store, wanted, last)
+    if form == "native":
+        items = itertools.chain(items, export_advice(store, wanted))
     writers: dict[str, Callable[[Items], Iterator[bytes]]] = {
         "native": native.write, "autotvm": autotvm.write, "kernel_tuner": kernel_tuner.write,
         "csv": table.write, "parquet": parquet.write,
     }  # fmt: skip
-    yield from writers[form](export_items(store, wanted, last))
+    yield from writers[form](items)
 
 
 def newest(store: Store) -> int:
@@ -147,11 +155,45 @@ def export_items(
         # A transaction for each page, so that slow readers hold none.
         with store.read() as connection:
             rows = connection.execute(_page(wanted, cursor, last)).all()
-            items = exporter.items(connection, rows)
+            items = exporter.items(connection, rows, _record)
         yield from items
         if len(rows) < PAGE:
             return
         cursor = rows[-1].id
+
+
+def export_advice(store: Store, wanted: Wanted = ALL) -> Iterator[ImportedRecord | Attachment]:
+    """The advice, in the order of arrival."""
+    exporter = _Exporter()
+    cursor = 0
+    while True:
+        with store.read() as connection:
+            rows = connection.execute(_advice(wanted, cursor)).all()
+            items = exporter.items(connection, rows, _advice_of)
+        yield from items
+        if len(rows) < PAGE:
+            return
+        cursor = rows[-1].id
+
+
+def _advice(wanted: Wanted, cursor: int) -> sa.Select[Any]:
+    return (
+        sa.select(advice, device.c.model, environment.c.body.label("environment"))
+        .join(task, task.c.id == advice.c.task_id)
+        .outerjoin(device, device.c.id == advice.c.device_id)
+        .outerjoin(environment, environment.c.id == advice.c.environment_id)
+        .where(advice.c.id > cursor, *wanted.of_advice)
+        .order_by(advice.c.id)
+        .limit(PAGE)
+    )
+
+
+def _advice_of(r: Any, known: Task) -> ImportedRecord:
+    return ImportedRecord(
+        source=r.source, task=known, config_key=Config(r.config).key, measured_at=r.measured_at,
+        device_model=r.model or "", worker=r.origin_worker or "", environment=r.environment or {},
+        extra=(r.extra or "").encode(),
+    )  # fmt: skip
 
 
 def _page(wanted: Wanted, cursor: int, last: int) -> sa.Select[Any]:
@@ -180,7 +222,10 @@ class _Exporter:
         self._attached: set[tuple[str, str]] = set()
 
     def items(
-        self, connection: sa.Connection, rows: Sequence[Any]
+        self,
+        connection: sa.Connection,
+        rows: Sequence[Any],
+        make: Callable[[Any, Task], ImportedRecord],
     ) -> list[ImportedRecord | Attachment]:
         found: list[ImportedRecord | Attachment] = []
         for row in rows:
@@ -188,7 +233,7 @@ class _Exporter:
             if known is None:
                 known, attachments = self._task(connection, row)
                 found += attachments
-            found.append(_record(row, known))
+            found.append(make(row, known))
         return found
 
     def _task(self, connection: sa.Connection, row: Any) -> tuple[Task, list[Attachment]]:

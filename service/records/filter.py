@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from service.records.known import check_names
 from service.store.namespace import DEFAULT
-from service.store.tables import device, record, target, task, worker, workload
+from service.store.tables import advice, device, record, target, task, worker, workload
 from strategy.record import Phase
 
 
@@ -43,11 +43,28 @@ class Wanted:
     @property
     def conditions(self) -> list[sa.ColumnElement[bool]]:
         """The conditions, for a query that joins `task` to `record`."""
+        phase = None if self.phase is None else str(self.phase)
+        equal = [(self.run_id, record.c.run_id), (phase, record.c.phase)]
+        found = [column == value for value, column in equal if value is not None]
+        if self.error == "any":
+            found.append(record.c.error.is_not(None))
+        elif self.error == "none":
+            found.append(record.c.error.is_(None))
+        elif self.error is not None:
+            found.append(record.c.error == str(self.error))
+        return found + self._of(record)
+
+    @property
+    def of_advice(self) -> list[sa.ColumnElement[bool]]:
+        """The conditions, for a query that joins `task` to `advice`, which has no runs, phases or errors."""
+        if (self.run_id, self.phase, self.error) != (None, None, None):
+            return [sa.false()]
+        return self._of(advice)
+
+    def _of(self, table: sa.Table) -> list[sa.ColumnElement[bool]]:
         equal = [
             (self.namespace, task.c.namespace), (self.implementation, task.c.implementation),
-            (self.source, record.c.source), (self.run_id, record.c.run_id),
-            (self.task_id, record.c.task_id),
-            (None if self.phase is None else str(self.phase), record.c.phase),
+            (self.source, table.c.source), (self.task_id, table.c.task_id),
         ]  # fmt: skip
         found = [column == value for value, column in equal if value is not None]
         if self.op is not None:
@@ -62,22 +79,17 @@ class Wanted:
             found.append(task.c.target_id.in_(of_key))
         if self.device is not None:
             named = sa.select(device.c.id).where(device.c.identity == self.device, device.c.slot != "")
-            found.append(record.c.device_id.in_(named))
+            found.append(table.c.device_id.in_(named))
         if self.worker is not None:
-            named = sa.select(worker.c.id).where(worker.c.name == self.worker)
-            found.append(
-                sa.or_(record.c.worker_id.in_(named), record.c.origin_worker == self.worker)
-            )
-        if self.error == "any":
-            found.append(record.c.error.is_not(None))
-        elif self.error == "none":
-            found.append(record.c.error.is_(None))
-        elif self.error is not None:
-            found.append(record.c.error == str(self.error))
+            by = table.c.origin_worker == self.worker
+            if table is record:
+                named = sa.select(worker.c.id).where(worker.c.name == self.worker)
+                by = sa.or_(record.c.worker_id.in_(named), by)
+            found.append(by)
         if self.since is not None:
-            found.append(record.c.measured_at >= self.since)
+            found.append(table.c.measured_at >= self.since)
         if self.until is not None:
-            found.append(record.c.measured_at < self.until)
+            found.append(table.c.measured_at < self.until)
         return found
 
 

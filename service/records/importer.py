@@ -20,7 +20,7 @@ from service.records.known_id import MAX_KNOWN, KnownIds
 from service.store.db import Store
 from service.store.namespace import DEFAULT, key_within
 from service.store.sql import insert, put_rows
-from service.store.tables import attachment, record
+from service.store.tables import advice, attachment, record
 
 BATCH = 4000  # records at most
 BATCH_BYTES = 8 << 20  # approximate size in memory
@@ -33,6 +33,9 @@ _attempt = operator.itemgetter(
     *map(_place, ("task_id", "variant_id", "device_id", "mean_s", "config_digest", "config"))
 )
 _MEAN = _place("mean_s")
+# Of the same columns, those of an advice.
+_ADVICE = tuple(advice.c[c.name] for c in COLUMNS if c.name in advice.c)
+_advised = operator.itemgetter(*(_place(c.name) for c in _ADVICE))
 
 
 def import_items(
@@ -139,15 +142,28 @@ class Importer:
             connection, self._ids.put_tasks(connection, [item for item, _ in rows.values()], where)
         )
         # The lock excludes other writers of these tasks, and an identity belongs to one task.
-        known = _known(connection, rows.keys())
+        known = _known(connection, record, rows.keys())
+        if any(item.is_advice for item, _ in rows.values()):
+            known |= _known(connection, advice, rows.keys())
         if known:
             rows = {identity: row for identity, row in rows.items() if identity not in known}
         if not rows:
             return frozenset()
-        whole = [(*own, *self._ids.put_places(connection, item, where)) for item, own in rows.values()]
-        put_rows(connection, COLUMNS, whole, "(identity) DO NOTHING", clock=record.c.recorded_at)
-        best.refresh(connection, [best.Change(*_changed(row)) for row in whole])
-        tvm_history.lower(connection, [_attempt(row) for row in whole if row[_MEAN] is not None])
+        whole, advised = [], []
+        for item, own in rows.values():
+            row = (*own, *self._ids.put_places(connection, item, where))
+            if item.is_advice:
+                advised.append(_advised(row))
+            else:
+                whole.append(row)
+        if advised:
+            put_rows(
+                connection, _ADVICE, advised, "(identity) DO NOTHING", clock=advice.c.recorded_at
+            )
+        if whole:
+            put_rows(connection, COLUMNS, whole, "(identity) DO NOTHING", clock=record.c.recorded_at)
+            best.refresh(connection, [best.Change(*_changed(row)) for row in whole])
+            tvm_history.lower(connection, [_attempt(row) for row in whole if row[_MEAN] is not None])
         return frozenset(rows)
 
 
@@ -158,9 +174,11 @@ def _put_attachments(connection: sa.Connection, given: Sequence[Attachment], whe
         connection.execute(insert(connection, attachment).on_conflict_do_nothing(), values)
 
 
-def _known(connection: sa.Connection, identities: Collection[bytes]) -> frozenset[bytes]:
+def _known(
+    connection: sa.Connection, table: sa.Table, identities: Collection[bytes]
+) -> frozenset[bytes]:
     """The identities that exist already."""
-    query = "SELECT identity FROM record WHERE identity"
+    query = f"SELECT identity FROM {table.name} WHERE identity"  # noqa: S608
     if connection.dialect.name == "sqlite":
         query += f" IN ({', '.join('?' * len(identities))})"
         given: tuple[Any, ...] = tuple(identities)

@@ -135,7 +135,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         parts = _Parts(log, requests, out, begin)
         end = wire.End()
         try:
-            for item in read(Source(parts, order.name), order.form, order.target):
+            for item in read(Source(parts, order.name), order.form, order.target, order.device_model):
                 out.add(item)
                 begin()
         except FormatError as error:

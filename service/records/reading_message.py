@@ -17,6 +17,7 @@ class Order(msgspec.Struct, frozen=True):
     name: str = ""
     form: Format | None = None
     target: Target | None = None
+    device_model: str = ""
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True):

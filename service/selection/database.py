@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import sqlalchemy as sa
 
 from service.predict.ranker import ModelRanker
 from service.records import tvm_history
-from service.records.as_of import Best, best_at
+from service.records.as_of import best_at
+from service.selection.statement import advice_of_given, best_of_given, foreign_of_given
 from service.store.namespace import DEFAULT
-from service.store.sql import given_table, values_of
-from service.store.tables import Scope, best, device, task, worker_device
+from service.store.sql import values_of
+from service.store.tables import Scope, advice, device, worker_device
 from service.store.tables import target as target_table
 from service.store.tables import workload as workload_table
 from strategy.op_strategy import Candidate
 from strategy.record import Estimate, convert
-from strategy.select import History, Level, Measured
+from strategy.select import Advised, History, Level, Measured
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.workload import Input, Workload
@@ -80,12 +81,39 @@ class RecordDatabase:
         if self._as_of is not None:
             rows: Iterable[Any] = best_at(self.connection, digests, self._as_of, self._namespace)
         else:
-            rows = self._of(_best_of_given, digests)
+            rows = self._of(best_of_given, digests)
         return ((row.digest, row) for row in rows)
 
     def _of(self, query: Callable[[str], sa.Select[Any]], digests: set[str]) -> Sequence[Any]:
         rows = {"rows": values_of((d,) for d in sorted(digests)), "namespace": self._namespace}
         return self.connection.execute(query(self.connection.dialect.name), rows).all()
+
+    def advised(self, workload: Workload, target: Target, device: str | None) -> list[Advised]:
+        """The newest advice of each implementation, version, target and device model, the newest first."""
+        _, model = self._place(device, target)
+        found: dict[tuple[Any, ...], Advised] = {}
+        for r in self._read("advice", workload, self._read_advice):
+            key, keys = self._targets.get(r.target_id) or self._target(r.target_id)
+            if key == target.key:
+                level = Level.MODEL if model and r.model == model else Level.TARGET
+            elif key.partition("/")[0] == target.kind and not keys.isdisjoint(target.keys):
+                level = Level.TRANSFERRED
+            else:
+                continue
+            found.setdefault(
+                (r.implementation, r.version, key, r.model),
+                Advised(
+                    implementation=r.implementation, version=r.version, config=Config(r.config),
+                    level=level, source=r.source, target=key, model=r.model or "",
+                ),
+            )  # fmt: skip
+        return list(found.values())
+
+    def _read_advice(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
+        query = advice_of_given(self.connection.dialect.name)
+        if self._as_of is not None:
+            query = query.where(advice.c.recorded_at <= self._as_of)
+        return ((row.digest, row) for row in self._of(lambda _: query, digests))
 
     def instances(
         self, workload: Workload, target: Target, device: str | None
@@ -204,7 +232,7 @@ class RecordDatabase:
         return list(found.values())
 
     def _read_foreign(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
-        return ((row.digest, row) for row in self._of(_foreign_of_given, digests))
+        return ((row.digest, row) for row in self._of(foreign_of_given, digests))
 
 
 def warm(connection: sa.Connection) -> None:
@@ -227,38 +255,3 @@ def _like(workload: Workload) -> str:
 
 def _literal(text: str) -> str:
     return re.sub("[!%_]", r"!\g<0>", text)
-
-
-_OF_NAMESPACE = task.c.namespace == sa.bindparam("namespace")
-
-
-# Built once, as building them would take most of a selection's time.
-@cache
-def _best_of_given(dialect: str) -> sa.Select[Any]:
-    given = given_table(dialect, [workload_table.c.digest])
-    return _best_of().join(given, given.c.digest == workload_table.c.digest)
-
-
-@cache
-def _foreign_of_given(dialect: str) -> sa.Select[Any]:
-    given = given_table(dialect, [workload_table.c.digest])
-    columns = ("target_id", "implementation", "version", "plevel", "library", "space")
-    return (
-        sa.select(workload_table.c.digest, *task.c[columns])
-        .join(task, task.c.workload_id == workload_table.c.id)
-        .join(given, given.c.digest == workload_table.c.digest)
-        .where(task.c.implementation.contains(":"), _OF_NAMESPACE)
-        .order_by(task.c.id)
-    )
-
-
-def _best_of() -> sa.Select[Any]:
-    """Rows with the columns of `Best`."""
-    found = {c.name: c for table in (best, task, workload_table) for c in table.c}
-    return (
-        sa.select(*(found[name] for name in Best._fields))
-        .join(task, task.c.id == best.c.task_id)
-        .join(workload_table, workload_table.c.id == task.c.workload_id)
-        .where(_OF_NAMESPACE)
-        .order_by(task.c.id, best.c.scope_value)
-    )

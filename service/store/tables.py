@@ -469,6 +469,27 @@ attachment = sa.Table(
     sa.Column("text", sa.Text(), nullable=False),
 )
 
+# Winners of other tools' tuning without a time: never in `record`, `best`, `history` or training.
+advice = sa.Table(
+    "advice",
+    metadata,
+    _id(),
+    # As a record's (`service.formats.ImportedRecord.identity`).
+    sa.Column("identity", sa.LargeBinary(16), nullable=False, unique=True),
+    sa.Column("source", sa.String(200), nullable=False),
+    _ref("task_id", "task"),
+    _ref("variant_id", "target_variant"),
+    _ref("device_id", "device", nullable=True),
+    _ref("environment_id", "environment", nullable=True),
+    sa.Column("origin_worker", sa.String(200), nullable=True),
+    sa.Column("config", Json, nullable=False),
+    sa.Column("config_digest", Digest, nullable=False),
+    sa.Column("extra", sa.Text(), nullable=True),  # JSON of fields that only the source's format has
+    _instant("measured_at"),
+    _instant("recorded_at"),
+    sa.Index(None, "task_id"),
+)
+
 purge = sa.Table(
     "purge",
     metadata,

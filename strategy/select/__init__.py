@@ -6,6 +6,7 @@ symbolic shapes.
 
 from strategy.select.evidence import (
     NO_RECORDS,
+    Advised,
     Database,
     Evidence,
     History,
@@ -25,7 +26,7 @@ from strategy.select.selector import RevisedDatabase, Selector
 from strategy.select.validity import SelectionError, holds, require_some
 
 __all__ = [
-    "NO_RECORDS", "Database", "Evidence", "History", "Instance", "Level", "Measured", "NoRecords",
+    "NO_RECORDS", "Advised", "Database", "Evidence", "History", "Instance", "Level", "Measured", "NoRecords",
     "Policy", "Prediction", "Ranker", "Reason", "RevisedDatabase", "Rival", "Selection",
     "SelectionError", "Selector",
     "choose", "choose_as_tvm", "current", "doubtful", "holds", "require_some", "select", "unsettled",

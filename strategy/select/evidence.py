@@ -37,6 +37,18 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""  # the device model, empty if unknown
 
 
+class Advised(msgspec.Struct, frozen=True, kw_only=True):
+    """Another tool's winner without a time, at one level of match."""
+
+    implementation: str
+    version: str
+    config: Config
+    level: Level
+    source: str  # the format of its first import
+    target: str = ""
+    model: str = ""  # the device model, empty if unknown
+
+
 class History(msgspec.Struct, frozen=True, kw_only=True):
     """A record for TVM's own rule: the mean cost, under a device model and target keys."""
 
@@ -69,6 +81,10 @@ class Database(Protocol):
         """
         ...
 
+    def advised(self, workload: Workload, target: Target, device: str | None) -> Sequence[Advised]:
+        """Winners without a time of other tools' implementations, the newest first."""
+        ...
+
     def instances(
         self, workload: Workload, target: Target, device: str | None
     ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
@@ -86,6 +102,9 @@ class NoRecords:
     revision = 0  # it never changes (`RevisedDatabase`)
 
     def measured(self, workload: Workload, target: Target, device: str | None) -> Sequence[Measured]:
+        return ()
+
+    def advised(self, workload: Workload, target: Target, device: str | None) -> Sequence[Advised]:
         return ()
 
     def instances(
@@ -112,6 +131,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     measured: tuple[Measured, ...] = ()
     history: tuple[History, ...] = ()
+    advised: tuple[Advised, ...] = ()
     instances: tuple[Instance, ...] = ()  # only of a symbolic workload, whose other fields are empty
 
     @classmethod
@@ -123,6 +143,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
             return cls(
                 measured=tuple(database.measured(workload, target, device)),
                 history=tuple(database.history(workload)),
+                advised=tuple(database.advised(workload, target, device)),
             )
         found = database.instances(workload, target, device)
         return cls(instances=tuple(Instance(workload=w, measured=tuple(m)) for w, m in found))
@@ -165,12 +186,22 @@ def current(
     return best
 
 
-def _is_current(candidate: Candidate, m: Measured) -> bool:
+def _is_current(candidate: Candidate, m: Measured | Advised) -> bool:
     if m.level is not Level.TRANSFERRED:
         return m.version == candidate.version
     # Another target's space may differ, but the code must be the same and the configuration valid here.
     same_code = m.version.partition(".")[0] == candidate.version.partition(".")[0]
     return same_code and (candidate.space is None or candidate.space.contains(m.config))
+
+
+def advice_of(valid: Sequence[Candidate], advised: Sequence[Advised]) -> Advised | None:
+    """The newest advice of the finest level, of a valid candidate's current version."""
+    by_name = {c.implementation: c for c in valid}
+    fitting = [
+        a for a in advised
+        if (c := by_name.get(a.implementation)) is not None and _is_current(c, a)
+    ]  # fmt: skip
+    return min(fitting, key=lambda a: list(Level).index(a.level), default=None)
 
 
 def doubtful(estimates: Mapping[str, Estimate]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from strategy.record import Estimate, WireError, convert, to_json
-from strategy.select.evidence import History, Level, Measured
+from strategy.select.evidence import Advised, History, Level, Measured
 from strategy.select.selection import Reason, Rival, Selection
 from strategy.select.validity import SelectionError
 from strategy.space import Config
@@ -150,6 +150,9 @@ class LockDatabase:
             return self._lock.find(workload, target).measured(device)
         except SelectionError:
             return ()
+
+    def advised(self, workload: Workload, target: Target, device: str | None) -> Sequence[Advised]:
+        return ()  # a lock has the selection itself
 
     def instances(
         self, workload: Workload, target: Target, device: str | None

@@ -1,8 +1,9 @@
 """The selection rule: which implementation, with which configuration, and why.
 
-Measurements decide first, at one level of match; then those of the same call with a shorter epilogue; then a cost
-model with sufficient accuracy; then the static priority level (plevel). `choose` is a pure function of candidates and
-measurements, so that a service, a client with a lock file and a test give the same answer.
+Measurements decide first, at one level of match; then those of the same call with a shorter epilogue; then another
+tool's winner without a time, if its implementation is a candidate; then a cost model with sufficient accuracy; then
+the static priority level (plevel). `choose` is a pure function of candidates and evidence, so that a service, a client
+with a lock file and a test give the same answer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ from typing import Literal
 
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import BOUND, Estimate
-from strategy.select.evidence import Database, History, Level, Measured, Ranker, current, doubtful
+from strategy.select.evidence import (
+    Advised,
+    Database,
+    History,
+    Level,
+    Measured,
+    Ranker,
+    advice_of,
+    current,
+    doubtful,
+)
 from strategy.select.selection import Reason, Selection, rank_rivals
 from strategy.select.validity import valid_candidates
 from strategy.table import show_seconds
@@ -41,8 +52,10 @@ def select(
     if policy == "tvm":
         return choose_as_tvm(workload, target, known, database.history(workload))
     shorter = ((w, database.measured(w, target, device)) for w in workload.shorter)
+    tools = any(c.foreign for c in known)
+    advised = database.advised(workload, target, device) if tools else ()
     return choose(
-        workload, target, known, database.measured(workload, target, device), ranker, shorter
+        workload, target, known, database.measured(workload, target, device), ranker, shorter, advised
     )
 
 
@@ -53,6 +66,7 @@ def choose(
     measured: Sequence[Measured],
     ranker: Ranker | None = None,
     shorter: Iterable[tuple[Workload, Sequence[Measured]]] = (),
+    advised: Sequence[Advised] = (),
 ) -> Selection:
     """The rule of `docs/architecture.md`, "Selection, constant shapes".
 
@@ -85,6 +99,15 @@ def choose(
                 explanation=f"nothing is measured for this workload; of {anchor}, the same call with a "
                 f"shorter epilogue, {why}",
             )  # fmt: skip
+    advice = advice_of(valid, advised)
+    if advice is not None:
+        return Selection(
+            workload=workload, target=target, implementation=advice.implementation,
+            version=advice.version, config=advice.config, reason=Reason.ADVISED, level=advice.level,
+            explanation=f"nothing is measured for this workload; {advice.implementation} has advice, a winner "
+            f"without a time of {advice.source}'s, {_place(advice)}",
+            rivals=rank_rivals(known, valid, {}),
+        )  # fmt: skip
     predictions = [] if ranker is None else list(ranker.rank(workload, target, valid))
     if predictions:
         first = predictions[0]
@@ -179,12 +202,7 @@ def _explain_measured(
     unmeasured: Sequence[str],
 ) -> str:
     own = best[winner.implementation].estimate
-    where = {
-        Level.DEVICE: "on this device",
-        Level.MODEL: "on devices of this model",
-        Level.TARGET: f"on devices of another model ({lowest.model})" if lowest.model else "on this target",
-        Level.TRANSFERRED: f"on another target ({', '.join(filter(None, (lowest.target, lowest.model)))})",
-    }[level]
+    where = _place(lowest)
     if close == 1:
         lead = "median" if own.is_bounded else "time"
         text = f"{winner.implementation} has the lowest {lead} measured {where}: {_show_estimate(own)}"
@@ -211,6 +229,16 @@ def _explain_measured(
     if unmeasured:
         text += f"; not measured: {', '.join(unmeasured)}"
     return text
+
+
+def _place(found: Measured | Advised) -> str:
+    """The devices of an evidence's level."""
+    return {
+        Level.DEVICE: "on this device",
+        Level.MODEL: "on devices of this model",
+        Level.TARGET: f"on devices of another model ({found.model})" if found.model else "on this target",
+        Level.TRANSFERRED: f"on another target ({', '.join(filter(None, (found.target, found.model)))})",
+    }[found.level]
 
 
 def _show_estimate(found: Estimate) -> str:

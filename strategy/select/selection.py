@@ -21,6 +21,7 @@ class Reason(StrEnum):
     MEASURED = "measured"
     TRANSFERRED = "transferred"
     ANCHOR = "anchor"
+    ADVISED = "advised"  # another tool's winner, without a time
     PREDICTED = "predicted"
     PLEVEL = "plevel"
 

@@ -23,6 +23,7 @@ from service.store import migration
 from service.store.db import Store
 from service.store.tables import (
     TokenScope,
+    advice,
     attachment,
     best,
     device,
@@ -85,6 +86,12 @@ def url_0006(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     The same records are in `other` with a module of their own, and one is in `bare` without any.
     """
     return _thaw("0006", request, tmp_path)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url_0007(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The same after its upgrade to 0007."""
+    return _thaw("0007", request, tmp_path)
 
 
 def _thaw(revision: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
@@ -371,3 +378,23 @@ def test_schema_0006_is_gone_back_to_without_modules(url_0005: str) -> None:
     migration.downgrade(url_0005, "0006")
     assert migration.current(url_0005) == "0006"
     assert migration.upgrade(url_0005) == migration.head()
+
+
+def test_schema_0007_is_carried_forward_and_gone_back_to_without_advice(url_0007: str) -> None:
+    sample = DATA / "foreign" / "E=128,N=384,device_name=NVIDIA_H20-3e.json"
+    assert migration.current(url_0007) == "0007"
+    assert migration.upgrade(url_0007) == migration.head()
+    store = Store(url_0007)
+    try:
+        before = len(_rows(store, record))
+        with sample.open("rb") as file:
+            assert import_items(store, read(Source(file, sample.name))).new == 3
+        assert len(_rows(store, advice)) == 3
+        assert len(_rows(store, record)) == before
+        assert_derived(store)
+    finally:
+        store.close()
+    with pytest.raises(SchemaError, match="3 winners without a time"):
+        migration.downgrade(url_0007, "0007")
+    migration.downgrade(url_0007, "0007", lose=True)
+    assert migration.upgrade(url_0007) == migration.head()

@@ -1,0 +1,66 @@
+"""Statements of the selection's database, built once: building them would take most of a selection's time."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.records.as_of import Best
+from service.store.sql import given_table
+from service.store.tables import advice, best, device, task
+from service.store.tables import workload as workload_table
+
+_OF_NAMESPACE = task.c.namespace == sa.bindparam("namespace")
+
+
+@cache
+def best_of_given(dialect: str) -> sa.Select[Any]:
+    """The best of workloads, with the columns of `Best`."""
+    given = given_table(dialect, [workload_table.c.digest])
+    return _best_of().join(given, given.c.digest == workload_table.c.digest)
+
+
+@cache
+def foreign_of_given(dialect: str) -> sa.Select[Any]:
+    """The tasks of other tools' implementations of workloads."""
+    given = given_table(dialect, [workload_table.c.digest])
+    columns = ("target_id", "implementation", "version", "plevel", "library", "space")
+    return (
+        sa.select(workload_table.c.digest, *task.c[columns])
+        .join(task, task.c.workload_id == workload_table.c.id)
+        .join(given, given.c.digest == workload_table.c.digest)
+        .where(task.c.implementation.contains(":"), _OF_NAMESPACE)
+        .order_by(task.c.id)
+    )
+
+
+@cache
+def advice_of_given(dialect: str) -> sa.Select[Any]:
+    """The advice for workloads, the newest first."""
+    given = given_table(dialect, [workload_table.c.digest])
+    return (
+        sa.select(
+            workload_table.c.digest, *task.c["target_id", "implementation", "version"],
+            *advice.c["config", "source"], device.c.model,
+        )
+        .join_from(advice, task, task.c.id == advice.c.task_id)
+        .join(workload_table, workload_table.c.id == task.c.workload_id)
+        .join(given, given.c.digest == workload_table.c.digest)
+        .outerjoin(device, device.c.id == advice.c.device_id)
+        .where(_OF_NAMESPACE)
+        .order_by(advice.c.measured_at.desc(), advice.c.id.desc())
+    )  # fmt: skip
+
+
+def _best_of() -> sa.Select[Any]:
+    """Rows with the columns of `Best`."""
+    found = {c.name: c for table in (best, task, workload_table) for c in table.c}
+    return (
+        sa.select(*(found[name] for name in Best._fields))
+        .join(task, task.c.id == best.c.task_id)
+        .join(workload_table, workload_table.c.id == task.c.workload_id)
+        .where(_OF_NAMESPACE)
+        .order_by(task.c.id, best.c.scope_value)
+    )
