@@ -15,9 +15,9 @@ TORCH_STAMP := $(VENV)/.plevel-torch
 # The build for processors: the one of the same version on PyPI brings gigabytes of CUDA.
 TORCH := torch==2.13.0+cpu
 EXTRAS := service,worker,postgres,parquet,plot,docs,dev
-# A process for each core, up to four: half of what tests do is to wait for processes that they start. Each
-# takes whole files, as fixtures of a module are shared, in their order, as the longest come first.
-TEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# One process more than there are cores, up to four: a quarter of what tests do is to wait for processes that they
+# start. Each takes whole files, as fixtures of a module are shared, in their order, as the longest come first.
+TEST := $(BIN)/python -m pytest -n $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # The first Python on PATH that is new enough; make PYTHON=… names another.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
