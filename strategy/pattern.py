@@ -260,7 +260,7 @@ def element_bytes(dtype: str) -> int:
 
 
 def in_float32(compute: Compute) -> Compute:
-    """The compute with accumulation in float32 for narrower floats."""
+    """The compute with accumulation in float32 for narrower floats; bools stay."""
 
     @wraps(compute)
     def wide(attrs: Any, inputs: Sequence[Any], out_type: Type) -> list[Any]:
@@ -268,7 +268,7 @@ def in_float32(compute: Compute) -> Compute:
 
         if not isinstance(out_type, TensorType) or out_type.dtype not in ("float16", "bfloat16"):
             return compute(attrs, inputs, out_type)
-        inputs = [topi.cast(t, "float32") for t in inputs]
+        inputs = [t if t.dtype == "bool" else topi.cast(t, "float32") for t in inputs]
         outputs = compute(attrs, inputs, TensorType(out_type.shape, "float32"))
         return [topi.cast(t, out_type.dtype) for t in outputs]
 

@@ -49,6 +49,10 @@ CASES = [
      "conv2d_nchw_spatial_pack.cpu"),
     ("conv2d", {"data": "float64[2,3,h,11]", "weight": "float64[3,3,5,5]"}, {"dilation": 2, "padding": 4},
      "conv2d_nchw_spatial_pack.cpu"),
+    ("attention", {"query": "float32[2,4,h,8]", "key": "float32[2,2,w,8]", "value": "float32[2,2,w,8]"}, {},
+     "attention_tile.cpu"),
+    ("attention_bias", {"query": "float32[m,4,1,8]", "key": "float32[m,2,w,8]", "value": "float32[m,2,w,16]",
+     "bias": "bool[w]"}, {}, "attention_row.cpu"),
 ]  # fmt: skip
 SIZES = {"m": (1, 2, 7, 64, 131), "h": (3, 8, 1, 30, 13), "w": (40, 3, 5, 17, 64)}
 

@@ -1,0 +1,8 @@
+"""Scaled dot-product attention: products of queries, keys and values in one pass."""
+
+from __future__ import annotations
+
+from strategy.ops.attention import row, tile
+from strategy.ops.attention.operator import AttentionAttrs, attention
+
+__all__ = ["AttentionAttrs", "attention", "row", "tile"]
