@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import signal
 import socket
@@ -55,6 +56,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--max-temperature", type=float, metavar="C", help="wait while a sensor is hotter, in °C"
     )
+    parser.add_argument(
+        "--lifetime", type=float, default=math.inf, metavar="S",
+        help="end after so many seconds; no job is leased that takes longer than what is left",
+    )  # fmt: skip
+    parser.add_argument(
+        "--idle-exit", type=float, default=math.inf, metavar="S", help="end after so many seconds without a job"
+    )
+    parser.add_argument(
+        "--grace", type=float, default=90.0, metavar="S",
+        help="seconds to finish what is being timed after SIGTERM; default: %(default)g",
+    )  # fmt: skip
     parser.add_argument("--log", choices=get_args(Form), default="text", help="json has the ids of runs and jobs")
     parser.add_argument("--verbose", action="store_true", help="log debug messages")
     return parser.parse_args(arguments)
@@ -111,7 +123,8 @@ def serve(options: argparse.Namespace, slot: str) -> int:
         )
     daemon = Daemon(
         client, spool, describe_worker(options.name, device, _version()), assigned, stop,
-        hottest_c=options.max_temperature,
+        hottest_c=options.max_temperature, lifetime_s=options.lifetime,
+        idle_exit_s=options.idle_exit, grace_s=options.grace,
     )  # fmt: skip
     draining = threading.Event()
 

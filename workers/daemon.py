@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import queue
 import socket
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,7 @@ class _Batch:
     """A built job, queued for the timing thread."""
 
     held: Held
-    leased_at: float  # time.monotonic
+    leased_at: float  # by the daemon's clock
     built: tuple[Built, ...]
     taken: threading.Event
 
@@ -63,6 +65,11 @@ class Daemon:
         stop: ends everything promptly.
         imports: modules that the fork server loads for children.
         hottest_c: the temperature in °C above which batches wait; None: no limit.
+        lifetime_s: seconds after which unfinished jobs are released; no job is leased that takes longer than
+            what is left, to judge by those before it.
+        idle_exit_s: seconds without a job after which it drains.
+        grace_s: seconds that `drain` leaves to the job being timed.
+        clock: seconds, as of `time.monotonic`.
     """
 
     def __init__(
@@ -74,6 +81,10 @@ class Daemon:
         stop: threading.Event,
         imports: tuple[str, ...] = ("numpy", "tvm"),
         hottest_c: float | None = None,
+        lifetime_s: float = math.inf,
+        idle_exit_s: float = math.inf,
+        grace_s: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._info = info
@@ -82,6 +93,11 @@ class Daemon:
         self._stop = stop
         self._imports = imports
         self._hottest_c = hottest_c
+        self._idle_exit_s = idle_exit_s
+        self._grace_s = grace_s
+        self._clock = clock
+        self._stop_at = clock() + lifetime_s
+        self._longest_s = 0.0  # of a job, from its lease to its end
         self._draining = threading.Event()
         self._holdings = Holdings(client, spool)
         self._turn = Turn()
@@ -108,9 +124,10 @@ class Daemon:
             self._serve(server, folder)
 
     def drain(self) -> None:
-        """Finish the job being timed, release the one being built, and end."""
+        """Finish the job being timed, within the grace period, release the one being built, and end."""
         if self._registered is None:
             self._stop.set()
+        self._stop_at = min(self._stop_at, self._clock() + self._grace_s)
         self._draining.set()
         self._batches.put(None)
         for held in self._holdings.all():
@@ -136,16 +153,33 @@ class Daemon:
         for thread in (leasing, timing, keeping):
             thread.start()
         # When draining, the timing thread ends after the current job.
+        busy_at = self._clock()
         while not self._stop.is_set() and timing.is_alive():
             timing.join(0.2)
+            busy_at = self._keep_limits(busy_at)
         self._draining.set()
         for held in self._holdings.all():
             held.ended.set()
         self._batches.put(None)
         timing.join(GOODBYE_S)
+        self._stop.set()
+        keeping.join(GOODBYE_S)  # a service is not asked again by a worker that has left
         self._say_goodbye()
         pool.close()
         runner.close()
+
+    def _keep_limits(self, busy_at: float) -> float:
+        """Drain a worker that is idle, stop one whose time is over; return when it last had a job."""
+        now = self._clock()
+        if now >= self._stop_at:
+            log.info("stopping: the time to finish is over, %d jobs are released", len(self._holdings.all()))
+            self._stop.set()
+        elif self._holdings.all():
+            return now
+        elif now - busy_at >= self._idle_exit_s and not self._draining.is_set():
+            log.info("draining: no job for %g s", self._idle_exit_s)
+            self.drain()
+        return busy_at
 
     def _guard(self, work: Any, resource: Any) -> None:
         """Run one of the two threads; an unexpected error in one ends the worker."""
@@ -167,7 +201,11 @@ class Daemon:
 
     def _lease_and_build(self, pool: BuilderPool) -> None:
         while not self._draining.is_set():
-            for lease in self._next_leases():
+            left_s = self._stop_at - self._clock() - self._longest_s
+            if left_s <= 0:
+                log.info("draining: a job takes up to %.0f s, longer than what is left", self._longest_s)
+                break
+            for lease in self._next_leases(min(_LEASE_WAIT_S, left_s)):
                 held = self._holdings.add(lease)
                 if self._draining.is_set():
                     self._holdings.release(held)
@@ -179,9 +217,9 @@ class Daemon:
         assert self._registered is not None
         return self._registered
 
-    def _next_leases(self) -> tuple[Lease, ...]:
+    def _next_leases(self, wait_s: float) -> tuple[Lease, ...]:
         request = LeaseRequest(
-            worker_id=self._identity().worker_id, device=self._device.identity, wait_s=_LEASE_WAIT_S
+            worker_id=self._identity().worker_id, device=self._device.identity, wait_s=wait_s
         )
         try:
             return self._client.lease(request)
@@ -196,7 +234,7 @@ class Daemon:
         return ()
 
     def _build(self, held: Held, pool: BuilderPool) -> None:
-        leased_at = time.monotonic()
+        leased_at = self._clock()
         built = pool.build(held.lease.job, held.ended, lambda b: self._report_failed(held, b))
         if held.ended.is_set():
             self._holdings.leave(held)
@@ -215,7 +253,7 @@ class Daemon:
     # Timing
 
     def _time(self, runner: TimingRunner) -> None:
-        since = time.monotonic()
+        since = self._clock()
         while (batch := self._batches.get()) is not None:
             held = batch.held
             self.spent["waiting for a job"] += max(0.0, batch.leased_at - since)
@@ -228,6 +266,7 @@ class Daemon:
                         since = self._spend("asking the service", since)
                         self._time_batch(batch, runner)
                         since = self._spend("loading and reporting", since)
+                        self._longest_s = max(self._longest_s, since - batch.leased_at)
             finally:
                 batch.taken.set()
             if held.ended.is_set():
@@ -248,7 +287,7 @@ class Daemon:
 
     def _spend(self, what: str, since: float) -> float:
         """Attribute the time since `since` to `what`; return the current time."""
-        now = time.monotonic()
+        now = self._clock()
         self.spent[what] += now - since
         return now
 
@@ -276,7 +315,7 @@ class Daemon:
 
     def _time_batch(self, batch: _Batch, runner: TimingRunner) -> None:
         held, job = batch.held, batch.held.lease.job
-        began = time.monotonic()
+        began = self._clock()
         outcomes: Counter[str] = Counter()
         timed: list[Result] = []
 
@@ -305,7 +344,7 @@ class Daemon:
         outcomes["not built"] = len(job.entries) - len(batch.built)
         shown = ", ".join(f"{count} {what}" for what, count in outcomes.items() if count)
         log.info(
-            "%s: %s in %.2f s, %.2f s of it timing", held, shown, time.monotonic() - began,
+            "%s: %s in %.2f s, %.2f s of it timing", held, shown, self._clock() - began,
             sum(result.run_s for result in timed), extra=held.ids,
         )
 

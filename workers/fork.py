@@ -150,7 +150,7 @@ def serve_forks(fileno: int, imports: list[str]) -> None:
     # Become the parent of orphans, so that they can be found and killed.
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the daemon decides
+        signal.signal(number, signal.SIG_IGN)  # children, too: the daemon decides
     # TVM loads PyTorch if it is installed: 1.2 s and 200 MB that no child uses.
     sys.modules["torch"] = None  # type: ignore[assignment]
     try:
@@ -235,8 +235,6 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
         os.environ.update(limits.environment)
         if limits.cores:
             os.sched_setaffinity(0, limits.cores)

@@ -37,11 +37,22 @@ def worker(
     name: Annotated[
         str | None, typer.Option("--name", help="The worker's name; default: the host's.")
     ] = None,
+    lifetime: Annotated[
+        str | None,
+        typer.Option("--lifetime", metavar="AGE", help="End after 55m, 2h …; what is unfinished is given back."),
+    ] = None,
+    idle_exit: Annotated[
+        str | None, typer.Option("--idle-exit", metavar="AGE", help="End after so long without a job: 5m …")
+    ] = None,
+    grace: Annotated[
+        str, typer.Option("--grace", metavar="AGE", help="Time to finish what is being timed after SIGTERM.")
+    ] = "90s",
     as_json: Annotated[bool, typer.Option("--json", help="As --log json.")] = False,
 ) -> None:
     """Build and time jobs of a service on this machine.
 
     It works until Ctrl-C or SIGTERM, then finishes what it is timing; a second signal stops it at once.
+    With a --lifetime it leases no job that takes longer than what is left, to judge by those before it.
 
     Example: plevel worker --url http://farm:8765 --threads 8
     """
@@ -49,6 +60,11 @@ def worker(
     if place.url is None:
         raise UsageError("--url: missing: name a service, as http://host:8765, or set PLEVEL_URL")
     option.check_choice("--log", log, ("text", "json"))
+    ages = {"--lifetime": lifetime, "--idle-exit": idle_exit, "--grace": grace}
+    seconds = {name: option.read_age(name, age) for name, age in ages.items() if age is not None}
+    for limit in ("--lifetime", "--idle-exit"):
+        if seconds.get(limit) == 0:
+            raise UsageError(f"{limit} {ages[limit]}: it would end before its first job: write a longer time")
     from plevel.embedded import require_worker
 
     require_worker()
@@ -67,4 +83,6 @@ def worker(
         arguments += ["--max-temperature", str(hottest)]
     if name is not None:
         arguments += ["--name", name]
+    for limit, value in seconds.items():
+        arguments += [limit, str(value)]
     raise typer.Exit(main(arguments))

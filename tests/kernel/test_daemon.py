@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,17 +159,17 @@ class Running:
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[[Script], Running]]:
+def serve(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     running: list[Running] = []
 
-    def serve(script: Script) -> Running:
+    def serve(script: Script, **limits: Any) -> Running:
         stop = threading.Event()
         client = Client(
             URL, stop, rng=random.Random(0), transport=httpx.MockTransport(script)
         )
         spool = Spool(tmp_path / "spool", URL)
         info = describe_worker("w", DEVICE, "")
-        daemon = Daemon(client, spool, info, CORES, stop, imports=("numpy", "tvm", "hostile"))
+        daemon = Daemon(client, spool, info, CORES, stop, imports=("numpy", "tvm", "hostile"), **limits)
 
         def run() -> None:
             daemon.run(1.0)
@@ -228,6 +229,58 @@ def test_draining_finishes_what_is_timed_and_gives_back_what_is_not(
     assert script.results[1].keys() == {0, 1}
     assert "release 2" in script.events and "lease 3" not in script.events
     assert script.events[-1] == "gone"
+
+
+def test_draining_gives_back_what_is_not_finished_within_the_grace_period(
+    serve: Callable[..., Running],
+) -> None:
+    script = Script([job(1, "wrong", "hangs"), job(2, "build_hangs")])
+    running = serve(script, grace_s=0.2)
+    script.wait_for(script.happened("time 1", "lease 2"))
+    script.wait_for(lambda: 1 in script.results)
+    running.daemon.drain()
+    running.ends()
+    assert script.results[1].keys() == {0}
+    assert not script.done
+    assert {"release 1", "release 2"} <= set(script.events) and script.events[-1] == "gone"
+
+
+def test_a_worker_without_jobs_ends(serve: Callable[..., Running]) -> None:
+    script = Script([job(1, "slow"), job(2, "good")])
+    running = serve(script, idle_exit_s=0.2)
+    running.ends()
+    assert script.done == [1, 2] and script.events[-1] == "gone"
+
+
+def test_no_job_is_leased_that_may_outlast_the_lifetime(
+    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = Script([job(1, "waits"), job(2, "good"), job(3, "good")])
+    monkeypatch.setenv(hostile.GATE, str(tmp_path / "gate"))
+    script.at["lease 2"] = (tmp_path / "gate").touch
+    shift = 0.0
+
+    def pass_by() -> None:
+        nonlocal shift
+        shift = 4000.0
+
+    script.at["time 1"] = pass_by  # so that it took longer than what is left of the lifetime
+    running = serve(script, lifetime_s=7200.0, clock=lambda: time.monotonic() + shift)
+    running.ends()
+    assert script.done == [1, 2]
+    assert "lease 3" not in script.events and script.events[-1] == "gone"
+
+
+def test_the_end_of_the_lifetime_gives_back_what_is_not_finished(
+    serve: Callable[..., Running],
+) -> None:
+    script = Script([job(1, "hangs")])
+    shift = 0.0
+    running = serve(script, lifetime_s=7200.0, clock=lambda: time.monotonic() + shift)
+    script.wait_for(script.happened("time 1"))
+    shift = 7200.0
+    running.ends()
+    assert not script.done and script.events[-2:] == ["release 1", "gone"]
 
 
 def test_stopping_leaves_a_job_at_once_and_keeps_what_is_finished(

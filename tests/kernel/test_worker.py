@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -179,6 +180,7 @@ def test_a_late_child_is_told_from_a_dead_one(server: ForkServer) -> None:
     while child.stage != 5:
         assert time.monotonic() < give_up
         time.sleep(0.01)
+    os.kill(child.pid, signal.SIGTERM)  # a batch system signals every process of a job: the daemon decides
     with pytest.raises(Late):
         child.receive(0.3)
     assert not child.alive

@@ -287,6 +287,13 @@ def test_usage_errors_name_the_field(
         pytest.param(
             ("worker", "--url", "http://x", "--log", "xml"), ["--log", "json"], id="log of a worker"
         ),
+        pytest.param(
+            ("worker", "--url", "http://x", "--lifetime", "1 hour"), ["--lifetime '1 hour'", "30m"],
+            id="lifetime",
+        ),
+        pytest.param(
+            ("worker", "--url", "http://x", "--idle-exit", "0s"), ["--idle-exit 0s", "longer"], id="idle at once"
+        ),
         pytest.param(("tune", *DENSE, "--timeout", "inf"), ["--timeout", "inf"], id="for ever"),
         pytest.param(
             ("runs", "--namespace", "A B"), ["--namespace", "'A B'", "a-z"], id="namespace"
