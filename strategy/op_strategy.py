@@ -185,13 +185,17 @@ def built_kinds(workload: Workload) -> list[str]:
     return [kind for kind, keys in BUILT.items() if candidates(workload, Target(kind, keys))]
 
 
-def candidates(workload: Workload, target: Target) -> list[Candidate]:
-    """The implementations of a workload on a target, as data.
+def candidates(
+    workload: Workload, target: Target, *, libraries: bool = True
+) -> list[Candidate]:
+    """The implementations of a workload on a target, as data; those that call a library if `libraries`.
 
     Includes those whose condition does not hold, but not those that do not support the symbolic dimensions.
     """
     found = []
     for condition, implementation in evaluate(workload, target):
+        if implementation.library is not None and not libraries:
+            continue
         space = None
         # Spaces are only made under their implementation's condition, which they may rely on.
         if implementation.space is not None and (

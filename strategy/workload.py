@@ -185,6 +185,11 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
                 kinds.append(remaining.pop(0)[1])
         return [*kinds, *(t for _, t in remaining)]
 
+    @property
+    def _operands(self) -> tuple[Input | None, ...]:
+        """The inputs, then those of the epilogue with None for the value so far."""
+        return (*self.inputs, *(o for s in self.epilogue for o in s.operands))
+
     @cached_property
     def dims(self) -> dict[str, Any]:
         """The dimensions by position, for conditions.
@@ -221,27 +226,35 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
     def bind(self, dims: Mapping[str, int]) -> Workload:
         """The workload with symbols replaced by sizes."""
-        inputs = tuple(
-            msgspec.structs.replace(
-                i,
-                type=str(TensorType([d.substitute(dims) for d in i.tensor.shape], i.tensor.dtype)),
-            )
-            for i in self.inputs
+
+        def bound(given: Input) -> Input:
+            kind = given.tensor
+            shape = [d.substitute(dims) for d in kind.shape]
+            return msgspec.structs.replace(given, type=str(TensorType(shape, kind.dtype)))
+
+        steps = tuple(
+            msgspec.structs.replace(s, operands=tuple(o and bound(o) for o in s.operands))
+            for s in self.epilogue
         )
-        return msgspec.structs.replace(self, inputs=inputs)
+        return msgspec.structs.replace(self, inputs=tuple(map(bound, self.inputs)), epilogue=steps)
 
     def match(self, concrete: Workload) -> dict[str, int] | None:
         """Return the values of this workload's symbols in `concrete`, None if that is no instance."""
         same = (
             self.op == concrete.op
             and self.attrs == concrete.attrs
-            and self.epilogue == concrete.epilogue
+            and [(s.op, s.attrs, len(s.operands)) for s in self.epilogue]
+            == [(s.op, s.attrs, len(s.operands)) for s in concrete.epilogue]
             and len(self.inputs) == len(concrete.inputs)
         )
         if not same:
             return None
         binding: dict[str, int] = {}
-        for own, other in zip(self.inputs, concrete.inputs, strict=True):
+        for own, other in zip(self._operands, concrete._operands, strict=True):
+            if own is None or other is None:
+                if own is not other:
+                    return None
+                continue
             mine, theirs = own.tensor, other.tensor
             if (own.name, own.constant, mine.dtype, mine.ndim) != (
                 other.name, other.constant, theirs.dtype, theirs.ndim

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from plevel.torch.node import (
     EXPANDS,
+    Extent,
     Joined,
     Number,
     Origin,
@@ -20,6 +21,7 @@ from plevel.torch.node import (
     extents,
     is_call,
     is_plain,
+    is_static,
 )
 from strategy.expr import Call, Constant, Expr, Var, call
 
@@ -30,12 +32,13 @@ class Reader:
 
     module: GraphModule
     sources: dict[Expr, Origin] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)  # of symbolic extents, in the order of reading
 
     def read(self, node: Node, axes: tuple[int, ...] | None = None) -> Expr:
         """The node's value, its axes permuted, as an input: a constant where it is a frozen parameter."""
         return self._take(Source(node, axes or tuple(range(len(extents(node))))))
 
-    def read_as(self, node: Node, shape: tuple[int, ...]) -> Expr:
+    def read_as(self, node: Node, shape: tuple[Extent, ...]) -> Expr:
         """The node's elements in another shape, as an input."""
         return self._take(Source(node, tuple(range(len(extents(node)))), shape))
 
@@ -49,11 +52,16 @@ class Reader:
     def _take(self, source: Source) -> Expr:
         if constant(self.module, source.node) is not None:
             return self._note(source)
-        return self._note(source, Var(source.node.name, f"float32[{','.join(map(str, source.extents))}]"))
+        extents = ",".join(str(e) if isinstance(e, int) else self._name(e) for e in source.extents)
+        return self._note(source, Var(source.node.name, f"float32[{extents}]"))
+
+    def _name(self, extent: str) -> str:
+        """The same for equal calculations, whatever the graph calls its sizes."""
+        return self.names.setdefault(extent, "mnpqrstuvw"[len(self.names)])
 
     def _note(self, origin: Origin, made: Expr | None = None) -> Expr:
         # A constant's value is not read here, and takes no memory.
-        made = made or Constant(np.broadcast_to(np.float32(0), origin.extents))
+        made = made or Constant(np.broadcast_to(np.float32(0), tuple(map(int, origin.extents))))
         self.sources[made] = origin
         return made
 
@@ -69,7 +77,7 @@ class Anchor:
 def find_anchor(reader: Reader, node: Node) -> Anchor | None:
     """The product that a node computes; None for other nodes, and for products that plevel has no operator for."""
     read = _READERS.get(node.target) if node.op == "call_function" else None
-    if read is None or not is_plain(node):
+    if read is None or not is_plain(node) or not all(isinstance(e, int) for e in extents(node)[1:]):
         return None
     calls = read(reader, node)
     return None if calls is None else Anchor(node, calls)
@@ -99,7 +107,7 @@ def _dense(reader: Reader, data: Any, weight: Any) -> tuple[Call, ...] | None:
 
 
 def _biased(
-    reader: Reader, calls: tuple[Call, ...], bias: Node, shape: tuple[int, ...]
+    reader: Reader, calls: tuple[Call, ...], bias: Node, shape: tuple[Extent, ...]
 ) -> tuple[Call, ...] | None:
     if extents(bias) == (shape[1],):
         return (*calls, call("bias_add", calls[-1], reader.read(bias), axis=1))
@@ -112,8 +120,8 @@ def _bmm(reader: Reader, node: Node) -> tuple[Call, ...] | None:
     operands: list[Expr] = []
     turned: list[bool] = []
     for given in map(_same_elements, node.args):
-        if not is_plain(given):
-            return None
+        if not (is_plain(given) and is_static(given)):
+            return None  # of symbolic sizes there is only a plain loop
         swapped = is_call(given, aten.permute.default) and list(given.args[1]) == [0, 2, 1]
         source = _same_elements(given.args[0]) if swapped else given
         if not is_plain(source):

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import torch
 import torch._inductor.config
+from torch._dynamo.exc import RestartAnalysis
 from torch.fx import GraphModule
 
 from plevel.torch import confirmation
@@ -91,6 +92,8 @@ def plevel(
         )
     try:
         return _compile(module, inputs, wanted)
+    except RestartAnalysis:  # PyTorch traces the graph again
+        raise
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
         logger.debug("the graph is left to Inductor", exc_info=True)
@@ -154,15 +157,12 @@ def _compile(module: GraphModule, inputs: Sequence[Any], options: Options) -> Ca
 
 @contextmanager
 def _database(options: Options) -> Iterator[Database]:
-    """The database that the options name, else that of the environment, else this user's own; none beside a lock."""
+    """The database that the options name, else their lock, else that of the environment, else this user's own."""
     from plevel.cli.location import locate
     from plevel.database import plevel_database
     from plevel.embedded import sqlite_path
 
-    if options.database is None and options.lock is not None:
-        yield NO_RECORDS
-        return
-    place = options.database
+    place = options.database or options.lock
     if place is None:
         own = locate(None, None)
         path = None if own.database is None else sqlite_path(own.database)

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
+from plevel.torch.node import hint
 from plevel.torch.plan import Plan
 from plevel.torch.store import folder
 from strategy.record import Estimate, estimate
@@ -79,7 +80,7 @@ def confirm(
         buffers: the model's state, which a call may change: it is put back then, and nothing is replaced.
     """
     alone = make(frozenset())
-    given = [i.clone() if isinstance(i, torch.Tensor) else i for i in inputs]
+    given = [i.clone() if isinstance(i, torch.Tensor) else hint(i) for i in inputs]
     expected, changed = _call(alone, given, buffers)
     if changed:
         return alone, Verdict(

@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from plevel.torch.activation import find_activation
 from plevel.torch.anchor import Anchor, Reader
-from plevel.torch.node import aten, extents, is_plain, only_user, through_reshapes
+from plevel.torch.node import Extent, aten, extents, is_plain, only_user, through_reshapes
 from strategy.expr import Call, call
 
 _BINARY = {aten.add.Tensor: "add", aten.mul.Tensor: "multiply"}
@@ -34,7 +34,7 @@ def extend(reader: Reader, anchor: Anchor, claimed: set[Node]) -> tuple[tuple[Ca
     while True:
         seen = through_reshapes(node)
         found = find_activation(calls[-1], seen) or _scaled(reader, calls[-1], seen)
-        found = found or _binary(reader, calls[-1], seen)
+        found = found or _binary(reader, calls[-1], seen, extents(anchor.node))
         if found is None or found[1] in claimed:
             return calls, node
         calls, node = (*calls, found[0]), found[1]
@@ -53,7 +53,9 @@ def _scaled(reader: Reader, value: Call, node: Node) -> tuple[Call, Node] | None
     return call(name, value, reader.number(turned(float(number)))), user
 
 
-def _binary(reader: Reader, value: Call, node: Node) -> tuple[Call, Node] | None:
+def _binary(
+    reader: Reader, value: Call, node: Node, shape: tuple[Extent, ...]
+) -> tuple[Call, Node] | None:
     """A sum or product with a tensor of the same extents, which may be seen through a reshape."""
     user = only_user(node, *_BINARY)
     if user is None or user.kwargs or extents(user) != extents(node):
@@ -61,5 +63,4 @@ def _binary(reader: Reader, value: Call, node: Node) -> tuple[Call, Node] | None
     other = user.args[1] if user.args[0] is node else user.args[0]
     if other is node or not is_plain(other) or extents(other) != extents(node):
         return None
-    shape = tuple(int(d) for d in value.tensor_type.shape)
     return call(_BINARY[user.target], value, reader.read_as(other, shape)), user

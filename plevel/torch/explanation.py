@@ -81,9 +81,10 @@ def make_report(
         elif kernel is None:
             name, why = "", plan.errors[found.workload]
         elif found.workload in kept:
-            name, why = kernel.selection.implementation, kernel.selection.explanation
+            name, why = kernel.implementation, kernel.explanation
         else:
-            refused = verdict.refused if verdict else ""
+            unknown = "" if verdict else "its products are not measured to be slower apart"
+            refused = verdict.refused if verdict else unknown
             name, why = "", refused or "the whole graph is not faster with it"
         rows.append(Row(found.workload, left or found.occurrences, plan.extraction.share(found), name, why))
     total = plan.extraction.flops or 1

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import msgspec
 
 from plevel.torch.store import digest_of, folder
+from plevel.torch.table_builder import BuildTable, Interface
 from strategy.host import usable_cores
-from strategy.record import JobEntry, convert, to_json
+from strategy.record import JobEntry, to_json
 from strategy.select import Selection
-from strategy.signature import Argument, Signature
+from strategy.select.dispatch import DispatchTable
+from strategy.signature import Argument
 from strategy.workload import Workload
-from workers.builder import Build, Built
+from workers.builder import Build
 from workers.fork import Limits
 from workers.sandbox import Child, Died, ForkServer, Late
 
 BUILD_TIMEOUT_S = 120.0
+_ONE = Limits(module="workers.builder")
+_TABLE = Limits(module="plevel.torch.table_builder", forks=True)
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A library on disk: the file's name is the digest of its selection."""
+    """A library on disk: the file's name is the digest of its selection, or of its table for symbolic sizes."""
 
-    selection: Selection
+    selection: Selection | DispatchTable
     path: Path
 
     @cached_property
@@ -37,25 +43,55 @@ class Kernel:
         return self.path.stem
 
     @cached_property
-    def signature(self) -> Signature:
+    def _interface(self) -> Interface:
         return msgspec.json.decode(
-            self.path.with_name(self.path.name + ".json").read_bytes(), type=Signature
+            self.path.with_name(self.path.name + ".json").read_bytes(), type=Interface
         )
 
     @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """Those of the library's function, the output last."""
+        return self._interface.arguments
+
+    @property
     def inputs(self) -> tuple[Argument, ...]:
-        """The arguments but for the output, which comes last."""
-        return self.signature.arguments[:-1]
+        """The arguments but for the output."""
+        return self.arguments[:-1]
+
+    @property
+    def packs(self) -> Mapping[str, str]:
+        """The workload's inputs of packed arguments that are named otherwise."""
+        return self._interface.packs
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The workload's symbolic dimensions."""
+        return self.selection.dims if isinstance(self.selection, DispatchTable) else ()
+
+    @property
+    def implementation(self) -> str:
+        s = self.selection
+        return self._interface.implementation if isinstance(s, DispatchTable) else s.implementation
+
+    @property
+    def explanation(self) -> str:
+        s = self.selection
+        return self._interface.explanation if isinstance(s, DispatchTable) else s.explanation
 
 
-def kernel_digest(s: Selection) -> str:
+def kernel_digest(s: Selection | DispatchTable) -> str:
     """The digest that tells a kernel from all others, in the graph, in Inductor's caches and on disk."""
-    return digest_of(
-        s.workload.key, s.target.to_json(), s.implementation, s.version, s.config.to_json()
-    )
+    if isinstance(s, DispatchTable):
+        rows = [(r.holds, r.implementation, r.version, r.config.to_json()) for r in s.rows]
+        chosen: list[Any] = [list(map(str, s.conditions)), *rows]
+    else:
+        chosen = [s.implementation, s.version, s.config.to_json()]
+    return digest_of(s.workload.key, s.target.to_json(), *chosen)
 
 
-def build(selections: Iterable[Selection]) -> tuple[dict[Workload, Kernel], dict[Workload, str]]:
+def build(
+    selections: Iterable[Selection | DispatchTable],
+) -> tuple[dict[Workload, Kernel], dict[Workload, str]]:
     """The kernels of selections, and the reasons of those that cannot be built, by their workloads.
 
     Only what is not on disk is built.
@@ -73,16 +109,18 @@ def _build_all(missing: Sequence[Kernel]) -> list[tuple[Kernel, str | None]]:
         ForkServer(Path(made)) as server,
         ThreadPoolExecutor(min(usable_cores(), len(missing))) as threads,
     ):
-        idle: SimpleQueue[Child] = SimpleQueue()
+        idle: dict[str, SimpleQueue[Child]] = defaultdict(SimpleQueue)
 
         def make(kernel: Kernel) -> tuple[Kernel, str | None]:
+            # The entry of a table is C code, whose compiler starts programs.
+            limits = _TABLE if kernel.dims else _ONE
             try:
-                child = idle.get_nowait()
+                child = idle[limits.module].get_nowait()
             except Empty:
-                child = server.spawn(Limits(module="workers.builder"))
+                child = server.spawn(limits)
             error = _ask(child, kernel, Path(made))
             if child.alive:
-                idle.put(child)
+                idle[limits.module].put(child)
             return kernel, error
 
         try:
@@ -90,28 +128,32 @@ def _build_all(missing: Sequence[Kernel]) -> list[tuple[Kernel, str | None]]:
         except BaseException:  # Ctrl-C, above all: what is not begun yet is not waited for
             threads.shutdown(wait=False, cancel_futures=True)
             raise
-        while not idle.empty():
-            idle.get().kill()
+        for children in idle.values():
+            while not children.empty():
+                children.get().kill()
     return done
 
 
 def _ask(child: Child, kernel: Kernel, made: Path) -> str | None:
     """Has a child build one kernel; the reason where it could not."""
-    s = kernel.selection
-    entry = JobEntry(
-        index=0, task_id=0, implementation=s.implementation, version=s.version, config=s.config
-    )
     path = made / kernel.path.name
     try:
-        child.send(
-            to_json(Build(workload=s.workload, target=s.target, entry=entry, path=str(path)))
-        )
-        built = convert(child.receive(BUILD_TIMEOUT_S), Built)
+        child.send(to_json(_request(kernel.selection, str(path))))
+        answer = child.receive(BUILD_TIMEOUT_S)
     except (Died, Late) as error:
         return str(error)
-    if built.error is not None:
-        return f"{built.error}: {built.message}"
+    if answer.get("error"):
+        return f"{answer['error']} {answer.get('message', '')}".strip()
     # The signature first: a library without one would be taken for a kernel.
     for name in (f"{path.name}.json", path.name):
         (made / name).replace(kernel.path.with_name(name))
     return None
+
+
+def _request(s: Selection | DispatchTable, path: str) -> Build | BuildTable:
+    if isinstance(s, DispatchTable):
+        return BuildTable(table=s, path=path)
+    entry = JobEntry(
+        index=0, task_id=0, implementation=s.implementation, version=s.version, config=s.config
+    )
+    return Build(workload=s.workload, target=s.target, entry=entry, path=path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from plevel.torch.anchor import Anchor, Reader, find_anchor
 from plevel.torch.node import Origin
@@ -18,14 +18,14 @@ from strategy.expr import Constant, call
 
 def find_merged(module: GraphModule) -> list[Site]:
     """The sites of a graph that compute several products, in the graph's order."""
-    reader = Reader(module)
-    alike: dict[tuple[Origin, tuple[str, ...]], list[Anchor]] = {}
+    alike: dict[tuple[Origin, tuple[str, ...]], list[Node]] = {}
     for node in module.graph.nodes:
+        reader = Reader(module)
         anchor = find_anchor(reader, node)
         if anchor is not None and anchor.calls[0].op.name == "dense" and _is_linear(anchor):
             names = tuple(c.op.name for c in anchor.calls)
-            alike.setdefault((reader.sources[anchor.calls[0].args[0]], names), []).append(anchor)
-    return [_merge(reader, anchors) for anchors in alike.values() if len(anchors) > 1]
+            alike.setdefault((reader.sources[anchor.calls[0].args[0]], names), []).append(node)
+    return [_merge(Reader(module), nodes) for nodes in alike.values() if len(nodes) > 1]
 
 
 def _is_linear(anchor: Anchor) -> bool:
@@ -35,11 +35,11 @@ def _is_linear(anchor: Anchor) -> bool:
     )
 
 
-def _merge(reader: Reader, anchors: Sequence[Anchor]) -> Site:
+def _merge(reader: Reader, nodes: Sequence[Node]) -> Site:
+    anchors = [a for node in nodes if (a := find_anchor(reader, node)) is not None]
     first = anchors[0].calls[0]
     calls = [call("dense", first.args[0], reader.join([a.calls[0].args[1] for a in anchors]))]
     if len(anchors[0].calls) > 1:
         bias = reader.join([a.calls[1].args[1] for a in anchors])
         calls.append(call("bias_add", calls[0], bias, axis=1))
-    nodes = tuple(a.node for a in anchors)
-    return make_site(reader, calls, nodes, nodes)
+    return make_site(reader, calls, tuple(nodes), tuple(nodes))

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 aten = torch.ops.aten
 RESHAPES = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
 EXPANDS = aten.expand.default
+Extent = int | str  # a symbolic one is the text of its expression
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,10 @@ class Source:
 
     node: Node
     axes: tuple[int, ...]
-    shape: tuple[int, ...] | None = None
+    shape: tuple[Extent, ...] | None = None
 
     @property
-    def extents(self) -> tuple[int, ...]:
+    def extents(self) -> tuple[Extent, ...]:
         found = extents(self.node)
         return self.shape or tuple(found[axis] for axis in self.axes)
 
@@ -41,10 +42,10 @@ class Number:
     """A number of the graph as a kernel's input of one element."""
 
     value: float
-    extents: tuple[int, ...] = (1,)
+    extents: tuple[Extent, ...] = (1,)
 
     def constant(self, module: GraphModule) -> Any:
-        return torch.full(self.extents, self.value)
+        return torch.full((1,), self.value)
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class Joined:
     parts: tuple[Source, ...]
 
     @property
-    def extents(self) -> tuple[int, ...]:
+    def extents(self) -> tuple[Extent, ...]:
         first = self.parts[0].extents
-        return sum(p.extents[0] for p in self.parts), *first[1:]
+        return sum(int(p.extents[0]) for p in self.parts), *first[1:]
 
     def constant(self, module: GraphModule) -> Any:
         return torch.cat([p.constant(module) for p in self.parts])
@@ -76,19 +77,40 @@ def constant(module: GraphModule, node: Any) -> Any:
 
 
 def is_plain(node: Any) -> bool:
-    """Return whether the node's value is a float32 tensor of the host, with known extents and elements."""
+    """Return whether the node's value is a float32 tensor of the host, with elements."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return (
         isinstance(value, torch.Tensor)
         and value.dtype == torch.float32
         and value.device.type == "cpu"
         and value.layout == torch.strided
-        and all(isinstance(extent, int) and extent > 0 for extent in value.shape)
+        and 0 not in extents(node)
     )
 
 
-def extents(node: Node) -> tuple[int, ...]:
-    return tuple(node.meta["val"].shape)
+def extents(node: Node) -> tuple[Extent, ...]:
+    """The shape of a node's value. Comparing symbolic sizes themselves would make guards."""
+    return tuple(map(extent_of, node.meta["val"].shape))
+
+
+def extent_of(size: Any) -> Extent:
+    if isinstance(size, int):
+        return size
+    expression = size.node.expr
+    return int(expression) if expression.is_number else str(expression)
+
+
+def is_static(node: Node) -> bool:
+    return all(isinstance(extent, int) for extent in extents(node))
+
+
+def hint(value: Any) -> Any:
+    """A size, or a tensor of no memory, with the sizes of the call that is compiled for."""
+    if isinstance(value, torch.SymInt):
+        return value.node.hint
+    if isinstance(value, torch.Tensor):
+        return torch.empty([hint(size) for size in value.shape], device="meta")
+    return value
 
 
 def is_call(node: Any, *targets: Any) -> bool:
@@ -121,5 +143,6 @@ def flops(module: GraphModule) -> Iterator[tuple[Node, int]]:
         out = node.meta.get("val")
         if count is None or out is None:
             continue
-        values = [a.meta["val"] if isinstance(a, Node) else a for a in node.args]
+        values = [hint(a.meta["val"] if isinstance(a, Node) else a) for a in node.args]
+        out = [hint(o) for o in out] if isinstance(out, tuple) else hint(out)
         yield node, int(count(*values, **node.kwargs, out_val=out))

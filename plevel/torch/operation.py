@@ -24,7 +24,7 @@ _loaded: set[str] = set()
 def load(kernel: Kernel) -> None:
     """Makes a kernel callable in this process."""
     if kernel.digest not in _loaded:
-        types = tuple(_type(a.tensor) for a in kernel.signature.arguments)
+        types = tuple(_type(a.tensor, kernel.dims) for a in kernel.arguments)
         native().load(kernel.digest, str(kernel.path), types)
         _loaded.add(kernel.digest)
 
@@ -42,10 +42,12 @@ def pack(kernel: Kernel, argument: Argument, source: Any) -> Any:
     return packed
 
 
-def _type(kind: TensorType) -> tuple[int, int, tuple[int, ...]]:
+def _type(kind: TensorType, dims: Sequence[str] = ()) -> tuple[int, int, tuple[int, ...]]:
+    """The type as the runtime takes it: a symbolic extent as -1 less its place among the kernel's."""
     if kind.dtype != "float32":
         raise ValueError(f"{kind}: float32 is what the runtime passes on")
-    return _FLOAT, 32, tuple(int(extent) for extent in kind.concrete_shape)
+    shape = (int(e) if e.is_constant else -1 - dims.index(str(e)) for e in kind.shape)
+    return _FLOAT, 32, tuple(shape)
 
 
 def _described(tensor: Any) -> tuple[int, int, tuple[int, ...]]:
@@ -54,21 +56,21 @@ def _described(tensor: Any) -> tuple[int, int, tuple[int, ...]]:
 
 @cache
 def operator() -> Any:
-    """The overload `plevel::run(Tensor[] inputs, str kernel, int[] shape) -> Tensor`, with its lowering."""
+    """The overload of `plevel::run`, with its lowering; `dims` are the kernel's symbolic extents."""
     library = torch.library.Library("plevel", "DEF")
-    library.define("run(Tensor[] inputs, str kernel, int[] shape) -> Tensor")
+    library.define("run(Tensor[] inputs, str kernel, SymInt[] shape, SymInt[] dims) -> Tensor")
     library.impl("run", _run, "CPU")
-    library.impl("run", lambda inputs, kernel, shape: inputs[0].new_empty(shape), "Meta")
+    library.impl("run", lambda inputs, kernel, shape, dims: inputs[0].new_empty(shape), "Meta")
     operator._library = library  # type: ignore[attr-defined]  # it ends with its last reference
     found = torch.ops.plevel.run.default
     _register_lowering(found)
     return found
 
 
-def _run(inputs: Sequence[Any], kernel: str, shape: Sequence[int]) -> Any:
+def _run(inputs: Sequence[Any], kernel: str, shape: Sequence[int], dims: Sequence[int]) -> Any:
     """The form of the dispatcher, for what runs the graph without compiling it."""
     out = torch.empty(shape)
-    native().run(*(tensor.contiguous() for tensor in inputs), kernel, out=out)
+    native().run(*(tensor.contiguous() for tensor in inputs), kernel, *dims, out=out)
     return out
 
 
@@ -79,7 +81,7 @@ def _register_lowering(overload: Any) -> None:
 
     extern_kernels.plevel_run = native().run
 
-    def lowering(inputs: Sequence[Any], kernel: str, shape: Sequence[int]) -> Any:
+    def lowering(inputs: Sequence[Any], kernel: str, shape: Sequence[Any], dims: Sequence[Any]) -> Any:
         given = [
             ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(i)) for i in inputs
         ]
@@ -87,7 +89,7 @@ def _register_lowering(overload: Any) -> None:
         layout = ir.FixedLayout(torch.device("cpu"), torch.float32, list(shape), strides)
         return ir.TensorBox.create(
             ir.ExternKernelOut(
-                layout=layout, inputs=given, constant_args=(kernel,),
+                layout=layout, inputs=given, constant_args=(kernel, *dims),
                 python_kernel_name="extern_kernels.plevel_run", op_overload=overload,
             )
         )  # fmt: skip

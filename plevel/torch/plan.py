@@ -20,6 +20,7 @@ from plevel.torch.store import digest_of
 from strategy.host import cpu_model
 from strategy.op_strategy import Candidate, candidates
 from strategy.select import Database, Selection, SelectionError, select
+from strategy.select.dispatch import DispatchTable, dispatch
 from strategy.select.lock import Lock
 from strategy.target import Target, cpu_target
 from strategy.workload import Workload
@@ -79,6 +80,8 @@ class Plan:
 def _median(kernel: Kernel) -> float:
     """The measured seconds of a kernel's selection; NaN where it was not measured."""
     selected = kernel.selection
+    if isinstance(selected, DispatchTable):
+        return math.nan
     own = (r.estimate for r in selected.rivals if r.implementation == selected.implementation)
     estimate = next(own, None)
     return math.nan if estimate is None else estimate.median_s
@@ -93,13 +96,11 @@ def make_plan(module: GraphModule, database: Database, lock: Lock | None = None)
     """The kernels of a frozen graph, built: those of the lock, for the rest those that the database selects."""
     extraction = extract_graph(module)
     target = model_target()
-    selections, errors = [], {}
+    selections: list[Selection | DispatchTable] = []
+    errors = {}
     for found in extraction.workloads:
-        # A library with threads of its own would take the cores from PyTorch's.
-        offered = [c for c in candidates(found.workload, target) if c.library is None]
         try:
-            locked = None if lock is None else _find_locked(lock, found.workload, target, offered)
-            selections.append(locked or select(found.workload, target, database, offered=offered))
+            selections.append(_choose(found.workload, target, database, lock))
         except SelectionError as error:
             errors[found.workload] = str(error)
     kernels, failed = build(selections)
@@ -107,6 +108,17 @@ def make_plan(module: GraphModule, database: Database, lock: Lock | None = None)
         _text(module), sorted(k.digest for k in kernels.values()), cpu_model(), target.threads, str(torch.__version__)
     )  # fmt: skip
     return Plan(extraction, kernels, errors | failed, key)
+
+
+def _choose(
+    workload: Workload, target: Target, database: Database, lock: Lock | None
+) -> Selection | DispatchTable:
+    """By the lock, else by the database; without libraries, whose threads would take the cores from PyTorch's."""
+    if not workload.is_constant:
+        return dispatch(workload, target, database, libraries=False)
+    offered = candidates(workload, target, libraries=False)
+    locked = None if lock is None else _find_locked(lock, workload, target, offered)
+    return locked or select(workload, target, database, offered=offered)
 
 
 def _find_locked(

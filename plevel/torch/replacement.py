@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from plevel.torch import operation
 from plevel.torch.kernel import Kernel
-from plevel.torch.node import RESHAPES, Origin, Source, aten, extents, is_call
+from plevel.torch.node import RESHAPES, Extent, Origin, Source, aten, extent_of, extents, is_call
 from plevel.torch.site import Site
 
 
@@ -22,23 +23,24 @@ def replace(module: GraphModule, kernels: Mapping[Site, Kernel]) -> None:
     packed: dict[tuple[Origin, str, str], Node] = {}
     for site, kernel in kernels.items():
         operation.load(kernel)
+        graph = _Before(module.graph, site.outputs[0])
         with module.graph.inserting_before(site.outputs[0]):
             inputs = []
             for argument in kernel.inputs:
-                origin = site.sources[argument.name]
+                origin = site.sources[kernel.packs.get(argument.name, argument.name)]
                 # A weight that several sites of one kernel share is packed once.
                 key = origin, kernel.digest, argument.name
                 if key in packed:
                     inputs.append(packed[key])
                 elif (value := origin.constant(module)) is not None:
                     tensor = operation.pack(kernel, argument, value)
-                    packed[key] = _constant(module, tensor, site.outputs[0], first=_first(module.graph))
+                    packed[key] = _constant(module, tensor, site.outputs[0])
                     inputs.append(packed[key])
                 elif isinstance(origin, Source):
-                    inputs.append(_given(module.graph, origin, _latest(origin.node, moved)))
-            made = module.graph.call_function(overload, (inputs, kernel.digest, list(site.shape)))
-            _set_type(made, site.outputs[0], site.shape)
-            values = _split(module.graph, made, site)
+                    inputs.append(graph.view(_latest(origin.node, moved), origin.axes, origin.extents))
+            dims = graph.sizes([site.extents[name] for name in kernel.dims])
+            made = graph.call(overload, inputs, kernel.digest, graph.sizes(site.shape), dims)
+            values = _split(graph, made, site)
         for output, value in zip(site.outputs, values, strict=True):
             output.replace_all_uses_with(value)
             moved[output] = value
@@ -47,17 +49,57 @@ def replace(module: GraphModule, kernels: Mapping[Site, Kernel]) -> None:
     module.graph.eliminate_dead_code()
 
 
-def _split(graph: Graph, made: Node, site: Site) -> list[Node]:
+@dataclass(frozen=True)
+class _Before:
+    """Calls in a graph before a node, with the types of their values."""
+
+    graph: Graph
+    node: Node
+
+    def call(self, target: Any, *args: Any) -> Node:
+        made = self.graph.call_function(target, args)
+        _infer_type(made, self.node)
+        return made
+
+    def view(self, node: Node, axes: tuple[int, ...], shape: Sequence[Extent]) -> Node:
+        """A value with its axes permuted, then in another shape."""
+        if axes != tuple(range(len(axes))):
+            node = self.call(aten.permute.default, node, list(axes))
+        if extents(node) != tuple(shape):
+            node = self.call(aten.reshape.default, node, self.sizes(shape))
+        return node
+
+    def sizes(self, wanted: Sequence[Extent]) -> list[Any]:
+        """Extents as arguments of a call: the symbolic ones as the nodes that have them."""
+        return [extent if isinstance(extent, int) else self._size(extent) for extent in wanted]
+
+    def _size(self, wanted: str) -> Node:
+        for node in self.graph.nodes:
+            if node is self.node:
+                break
+            value = node.meta.get("val")
+            if isinstance(value, torch.SymInt) and extent_of(value) == wanted:
+                return node
+            if isinstance(value, torch.Tensor) and wanted in extents(node):
+                return self.call(aten.sym_size.int, node, extents(node).index(wanted))
+        raise ValueError(f"no value before {self.node} has the size {wanted}")
+
+
+def _infer_type(node: Node, like: Node) -> None:
+    """Sets the type of a node's value from those of its arguments."""
+    args = torch.fx.map_arg(node.args, lambda n: n.meta["val"])
+    with like.meta["val"].fake_mode:
+        node.meta["val"] = node.target(*args)
+
+
+def _split(graph: _Before, made: Node, site: Site) -> list[Node]:
     """The values of a site's outputs, of its kernel's."""
     if len(site.outputs) == 1:
-        wanted = extents(site.outputs[0])
-        return [made if wanted == site.shape else _reshape(graph, made, wanted)]
+        return [graph.view(made, tuple(range(len(site.shape))), extents(site.outputs[0]))]
     values, begin = [], 0
     for output in site.outputs:
-        end = begin + extents(output)[-1]
-        part = graph.call_function(aten.slice.Tensor, (made, len(site.shape) - 1, begin, end))
-        _infer_type(part)
-        values.append(part)
+        end = begin + int(extents(output)[-1])
+        values.append(graph.call(aten.slice.Tensor, made, len(site.shape) - 1, begin, end))
         begin = end
     return values
 
@@ -66,14 +108,8 @@ def _restride(node: Node) -> None:
     """Corrects the strides of the views of a value, to which Inductor holds the operators that read them."""
     for user in node.users:
         if is_call(user, *RESHAPES, aten.permute.default):
-            _infer_type(user)
+            _infer_type(user, user)
             _restride(user)
-
-
-def _infer_type(node: Node) -> None:
-    args = torch.fx.map_arg(node.args, lambda n: n.meta["val"])
-    with args[0].fake_mode:
-        node.meta["val"] = node.target(*args)
 
 
 def _latest(node: Node, moved: Mapping[Node, Node]) -> Node:
@@ -82,30 +118,7 @@ def _latest(node: Node, moved: Mapping[Node, Node]) -> Node:
     return node
 
 
-def _given(graph: Graph, source: Source, node: Node) -> Node:
-    if source.axes != tuple(range(len(source.axes))):
-        turned = graph.call_function(aten.permute.default, (node, list(source.axes)))
-        _set_type(turned, node, tuple(extents(node)[axis] for axis in source.axes))
-        node = turned
-    return node if extents(node) == source.extents else _reshape(graph, node, source.extents)
-
-
-def _reshape(graph: Graph, node: Node, shape: tuple[int, ...]) -> Node:
-    made = graph.call_function(aten.reshape.default, (node, list(shape)))
-    _set_type(made, node, shape)
-    return made
-
-
-def _set_type(node: Node, like: Node, shape: tuple[int, ...]) -> None:
-    with like.meta["val"].fake_mode:
-        node.meta["val"] = torch.empty(shape)
-
-
-def _first(graph: Graph) -> Node:
-    return next(iter(graph.nodes))
-
-
-def _constant(module: GraphModule, tensor: Any, like: Node, *, first: Node) -> Node:
+def _constant(module: GraphModule, tensor: Any, like: Node) -> Node:
     """A frozen parameter more, before all other nodes."""
     from torch._inductor.freezing_utils import maybe_set_is_frozen_param
 
@@ -113,7 +126,7 @@ def _constant(module: GraphModule, tensor: Any, like: Node, *, first: Node) -> N
     name = f"_plevel_{count}"
     module.register_buffer(name, tensor)
     maybe_set_is_frozen_param(tensor)
-    with module.graph.inserting_before(first):
+    with module.graph.inserting_before(next(iter(module.graph.nodes))):
         node = module.graph.get_attr(name)
     node.meta["val"] = like.meta["val"].fake_mode.from_tensor(tensor, static_shapes=True)
     return node

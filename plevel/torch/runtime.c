@@ -30,6 +30,7 @@ typedef struct {
   void *library;
   Function main;
   int count;  // of arguments, the output included, which comes last
+  int dims;   // symbolic extents: in a shape, -1 - i stands for the i-th
   Tensor tensors[MOST_ARGUMENTS];
   int64_t shapes[MOST_ARGUMENTS][MOST_AXES];
   size_t bytes[MOST_ARGUMENTS];
@@ -125,6 +126,9 @@ static PyObject *load(PyObject *self, PyObject *args) {
   kernel->count = (int)count;
   for (int i = 0; i < count; ++i)
     if (describe(PyTuple_GET_ITEM(types, i), &kernel->tensors[i], kernel->shapes[i], &kernel->bytes[i])) goto failed;
+  for (int i = 0; i < count; ++i)
+    for (int axis = 0; axis < kernel->tensors[i].ndim; ++axis)
+      if (-kernel->shapes[i][axis] > kernel->dims) kernel->dims = (int)-kernel->shapes[i][axis];
   kernel->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!kernel->library) {
     PyErr_SetString(PyExc_OSError, dlerror());
@@ -174,14 +178,38 @@ static PyObject *prepare(PyObject *self, PyObject *args) {
   Py_RETURN_NONE;
 }
 
-// run(inputs..., digest, out=buffer): all contiguous; what is not aligned is copied.
+// A copy of a kernel with sizes for its symbolic extents.
+static int set_sizes(Kernel *sized, const Kernel *kernel, PyObject *const *sizes) {
+  *sized = *kernel;
+  for (int i = 0; i < kernel->count; ++i) {
+    Tensor *tensor = &sized->tensors[i];
+    tensor->shape = sized->shapes[i];
+    sized->bytes[i] = tensor->dtype.bits / 8;
+    for (int axis = 0; axis < tensor->ndim; ++axis) {
+      int64_t *extent = &sized->shapes[i][axis];
+      if (*extent < 0) *extent = PyLong_AsLongLong(sizes[-1 - *extent]);
+      sized->bytes[i] *= (size_t)*extent;
+    }
+  }
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+// run(inputs..., digest, dims..., out=buffer): all contiguous; what is not aligned is copied.
 static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
-  if (!names || PyTuple_GET_SIZE(names) != 1 || count < 1)
-    return PyErr_Format(PyExc_TypeError, "run(inputs..., digest, out=buffer)");
-  const Kernel *kernel = kernel_of(args[count - 1]);
+  int inputs = 0;
+  while (inputs < count && !PyUnicode_Check(args[inputs])) ++inputs;
+  if (!names || PyTuple_GET_SIZE(names) != 1 || inputs == count)
+    return PyErr_Format(PyExc_TypeError, "run(inputs..., digest, dims..., out=buffer)");
+  const Kernel *kernel = kernel_of(args[inputs]);
   if (!kernel) return NULL;
   int last = kernel->count - 1;
-  if (count - 1 != last) return PyErr_Format(PyExc_TypeError, "%d inputs, got %zd", last, count - 1);
+  if (inputs != last || count - inputs - 1 != kernel->dims)
+    return PyErr_Format(PyExc_TypeError, "%d inputs and %d sizes, got %d and %zd", last, kernel->dims, inputs, count - inputs - 1);
+  Kernel sized;
+  if (kernel->dims) {
+    if (set_sizes(&sized, kernel, args + inputs + 1)) return NULL;
+    kernel = &sized;
+  }
   Tensor tensors[MOST_ARGUMENTS];
   Any any[MOST_ARGUMENTS], result = {0};
   void *copies[MOST_ARGUMENTS];
@@ -206,7 +234,7 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count, Py
   void *out = address_of(args[count]);
   if (tensors[last].data != out) memcpy(out, tensors[last].data, kernel->bytes[last]);
   while (copied) give_back(copies[--copied]);
-  if (failed) return PyErr_Format(PyExc_RuntimeError, "the kernel %U failed", args[count - 1]);
+  if (failed) return PyErr_Format(PyExc_RuntimeError, "the kernel %U failed", args[inputs]);
   Py_RETURN_NONE;
 }
 

@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 
 from plevel.torch.anchor import Reader, find_anchor
 from plevel.torch.epilogue import extend
-from plevel.torch.node import Origin
+from plevel.torch.node import Extent, Origin, extents
 from strategy.compile.fusion import Group, describe
 from strategy.expr import Call
 from strategy.workload import Workload
@@ -24,13 +24,15 @@ class Site:
         outputs: the last nodes that the kernel computes, side by side in its output if they are several.
         shape: of the kernel's output; the only one of `outputs` may have its elements in another shape.
         sources: by the names of the workload's inputs.
+        extents: by the names of the workload's symbolic dimensions.
     """
 
     workload: Workload
     anchors: tuple[Node, ...]
     outputs: tuple[Node, ...]
-    shape: tuple[int, ...]
+    shape: tuple[Extent, ...]
     sources: Mapping[str, Origin]
+    extents: Mapping[str, Extent]
 
 
 def find_sites(module: GraphModule) -> list[Site]:
@@ -51,5 +53,8 @@ def make_site(
 ) -> Site:
     workload, operands = describe(Group(list(calls)))
     sources = {name: reader.sources[expr] for name, (expr, _) in operands.items()}
-    shape = tuple(int(extent) for extent in calls[-1].tensor_type.shape)
-    return Site(workload, anchors, outputs, shape, sources)
+    shape = extents(anchors[0])
+    if len(anchors) > 1:
+        shape = *shape[:-1], sum(int(extents(node)[-1]) for node in anchors)
+    symbols = {name: extent for extent, name in reader.names.items()}
+    return Site(workload, anchors, outputs, shape, sources, symbols)

@@ -213,10 +213,10 @@ def _parameters(
     found: dict[tuple[str, ...], Parameter] = {}
     for i, row in enumerate(rows):
         for a in row.lowered.arguments:
-            p = found.setdefault(_identity(row, a), Parameter(a.name, a, i))
+            p = found.setdefault(identity(row, a), Parameter(a.name, a, i))
             if p.argument.tensor.is_constant and not a.tensor.is_constant:
                 # A row may be for one size only: the entry has the dimensions that are symbolic in another.
-                found[_identity(row, a)] = Parameter(a.name, a, p.row)
+                found[identity(row, a)] = Parameter(a.name, a, p.row)
     ordered = sorted(found.items(), key=lambda item: item[1].argument.role is Role.OUTPUT)
     names: dict[str, int] = {c_name(d): 1 for d in dims}
     parameters = []
@@ -226,10 +226,10 @@ def _parameters(
         unique = base if names[base] == 1 else f"{base}{names[base]}"
         parameters.append(Parameter(unique, p.argument, p.row))
     place = {key: i for i, (key, _) in enumerate(ordered)}
-    return parameters, [[place[_identity(row, a)] for a in row.lowered.arguments] for row in rows]
+    return parameters, [[place[identity(row, a)] for a in row.lowered.arguments] for row in rows]
 
 
-def _identity(row: LibraryRow, argument: Argument) -> tuple[str, ...]:
+def identity(row: LibraryRow, argument: Argument) -> tuple[str, ...]:
     """Arguments that rows can share: the same input, or the same packing of it."""
     if argument.preparation is None:
         return (argument.name, argument.role)

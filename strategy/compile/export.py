@@ -13,15 +13,19 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from strategy.compile.c_text import c_word
-from strategy.compile.entry import Entry, LibraryRow
+from strategy.compile.entry import Entry, LibraryRow, identity
 from strategy.compile.lower import Lowered, lower
 from strategy.extern import find_library
-from strategy.fault import CompileError
+from strategy.fault import CompileError, InstantiationError
+from strategy.select import Reason
 from strategy.select.dispatch import DispatchTable, Row
-from strategy.space import ConfigError
+from strategy.space import Config, ConfigError
 from strategy.workload import Workload
 
 
@@ -53,6 +57,42 @@ def table_rows(table: DispatchTable) -> list[LibraryRow]:
             )
         )
     return rows
+
+
+def pack_once(table: DispatchTable) -> DispatchTable:
+    """The table with one packing of each constant for all of its rows, where an implementation is valid in all.
+
+    A row keeps its implementation where that can pack as the common one does, with the knobs that they share
+    alike; elsewhere it takes the common one.
+    """
+    names = set(table.rows[0].valid).intersection(*(row.valid for row in table.rows))
+    usable = [c for c in table.candidates if c.implementation in names]
+    if not usable:
+        return table
+    first = max(usable, key=lambda c: c.plevel)
+    common = Row(
+        holds=(), example={}, valid=(), implementation=first.implementation, version=first.version,
+        config=first.fallback, reason=Reason.PLEVEL,
+    )  # fmt: skip
+    common = next((row for row in table.rows if row.implementation in names), common)
+    wanted = _packings(lower(table.workload, table.target, common.implementation, common.config))
+
+    def packed(row: Row) -> Row:
+        shared = {name: common.config.get(name, value) for name, value in row.config.items()}
+        for config in (row.config, Config(shared)):
+            tried = msgspec.structs.replace(row, config=config)
+            with suppress(InstantiationError, ConfigError):
+                if _packings(lower_row(table, tried)) == wanted:
+                    return tried
+        chosen = {n: getattr(common, n) for n in ("implementation", "version", "config", "reason")}
+        return msgspec.structs.replace(row, **chosen, ratio={})
+
+    return msgspec.structs.replace(table, rows=tuple(map(packed, table.rows)))
+
+
+def _packings(lowered: Lowered) -> set[tuple[str, ...]]:
+    row = LibraryRow(lowered)
+    return {identity(row, a) for a in lowered.arguments if a.preparation is not None}
 
 
 def export_library(

@@ -138,13 +138,14 @@ def dispatch(
     *,
     device: str | None = None,
     offered: Sequence[Candidate] | None = None,
+    libraries: bool = True,
 ) -> DispatchTable:
-    """The dispatch table of a workload with symbolic dimensions.
+    """The dispatch table of a workload with symbolic dimensions; with vendor libraries if `libraries`.
 
     Raises:
         SelectionError: some shapes have no valid implementation, or there are too many conditions.
     """
-    known = candidates(workload, target) if offered is None else list(offered)
+    known = candidates(workload, target, libraries=libraries) if offered is None else offered
     require_some(workload, target, known)
     bound = [_bind(c, workload) for c in known if c.symbolic]
     usable = tuple(c for c in bound if c.condition is None or c.condition.decide() is not False)
@@ -174,7 +175,7 @@ def dispatch(
         pinned = table.pinned(holds)
         if set(pinned) == set(symbols) and offered is None:
             # A row of a single shape is an ordinary selection.
-            rows.append(_concrete_row(table, holds, pinned, database, device))
+            rows.append(_concrete_row(table, holds, pinned, database, device, libraries))
         else:
             rows.append(_row(table, holds, example, by_combination.get(holds, ())))
     return msgspec.structs.replace(table, rows=tuple(rows))
@@ -256,9 +257,10 @@ def _concrete_row(
     dims: dict[str, int],
     database: Database,
     device: str | None,
+    libraries: bool,
 ) -> Row:
     shape = table.workload.bind(dims)
-    own = candidates(shape, table.target)
+    own = candidates(shape, table.target, libraries=libraries)
     measured = database.measured(shape, table.target, device)
     answer = choose(shape, table.target, own, measured)
     shapes: tuple[ShapeOnRecord, ...] = ()

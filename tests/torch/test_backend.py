@@ -14,9 +14,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
-from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.exc import BackendCompilerFailed, RestartAnalysis
 
-from plevel.torch import explain, kernel
+from plevel.torch import explain, kernel, operation, store
 from plevel.torch.backend import OptionError, plevel
 from plevel.torch.kernel import kernel_digest
 from tests.torch import models
@@ -98,10 +98,10 @@ def test_a_call_writes_the_buffer_of_inductor_and_copies_what_is_not_aligned():
         run(given, built.digest, out=out[offset : offset + 48].view(3, 16))
         close(out[offset : offset + 48].view(3, 16), given.relu())
         assert (out[offset + 48 :] == 7).all()
-        close(torch.ops.plevel.run([given], built.digest, [3, 16]), given.relu())
+        close(torch.ops.plevel.run([given], built.digest, [3, 16], []), given.relu())
     with pytest.raises(KeyError, match="no kernel 'other' is loaded"):
         run(data, "other", out=data)
-    with pytest.raises(TypeError, match="1 inputs, got 2"):
+    with pytest.raises(TypeError, match="1 inputs and 0 sizes, got 2 and 0"):
         run(data, data, built.digest, out=data)
 
 
@@ -154,17 +154,52 @@ def test_several_threads_call_at_once():
         close(one, expected)
 
 
-def test_a_batch_of_another_size_is_right_though_it_is_left_to_inductor():
+def test_one_kernel_serves_all_sizes_with_one_packing_of_its_weight():
+    torch.manual_seed(6)
     model = models.Block().eval()
     function = compiled(model)
     with torch.inference_mode():
-        for rows in (8, 12, 20):
+        for rows in (8, 12, 40):
             x = torch.randn(rows, 64)
             close(function(x), model(x))
-    first, *more = explain(model)
-    assert first.replaced == 2
-    assert more
-    assert all(r.replaced == 0 for r in more)
+        torch._dynamo.reset()
+        function = torch.compile(model, backend=plevel, options=ALL, dynamic=True)
+        for shape in ((2, 5, 64), (3, 7, 64)):
+            x = torch.randn(shape)
+            close(function(x), model(x))
+    static, dynamic, several = explain(model)
+    keys = [row.workload.key for row in dynamic.rows]
+    assert "data=float32[m,64]" in keys[0]
+    assert keys[1].endswith("+add(.,add1.rhs=float32[m,64])")
+    # Whatever the graph calls its sizes.
+    assert [row.workload.key for row in several.rows] == keys
+    assert (static.replaced, dynamic.replaced, several.replaced) == (2, 2, 2)
+    assert all("m == 1" in row.reason for row in dynamic.rows)
+    interfaces = [(store.folder() / f"{digest}.so.json").read_text() for digest in operation._loaded]
+    assert all(interface.count('"role":"prepared"') <= 1 for interface in interfaces)
+
+
+def test_a_convolution_of_all_batch_sizes():
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.Hardswish()).eval()
+    function = compiled(model)
+    with torch.inference_mode():
+        for batch in (2, 3):
+            x = torch.randn(batch, 3, 12, 12)
+            torch._dynamo.mark_dynamic(x, 0)
+            close(function(x), model(x))
+    (report,) = explain(model)
+    assert report.replaced == 1
+    assert "float32[m,3,12,12]" in str(report)
+
+
+def test_a_graph_that_is_traced_again_is_no_error(monkeypatch: pytest.MonkeyPatch):
+    def again(*given):
+        raise RestartAnalysis
+
+    monkeypatch.setattr("plevel.torch.backend._compile", again)
+    with torch.inference_mode(), pytest.raises(RestartAnalysis):
+        plevel(torch.fx.symbolic_trace(models.Block()), [torch.randn(8, 64)])
 
 
 def test_an_error_falls_back_with_one_warning(monkeypatch: pytest.MonkeyPatch):

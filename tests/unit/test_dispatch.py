@@ -18,7 +18,7 @@ from strategy.select.dispatch import DispatchTable, Row, dispatch
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import Dim
-from strategy.workload import Input, Workload
+from strategy.workload import EpilogueStep, Input, Workload
 
 TARGET = Target.parse("llvm -mcpu=znver4 -num-cores=2")
 SPACE = ConfigSpace([Knob("tile", [1, 2, 4])], fallback={"tile": 2})
@@ -62,6 +62,30 @@ class Records:
 
     def history(self, w: Workload) -> Sequence[History]:
         return []
+
+
+def test_sizes_of_an_epilogue_are_bound_and_matched_with_the_rest() -> None:
+    def dense(rows: int | str, residual: int | str) -> Workload:
+        step = EpilogueStep("add", (None, Input("add0.rhs", f"float32[{residual},128]")))
+        types = {"data": f"float32[{rows},64]", "weight": "float32[128,64]"}
+        return Workload.make("dense", types, constants=["weight"], epilogue=[step])
+
+    symbolic, concrete = dense("m", "m"), dense(8, 8)
+    assert symbolic.bind({"m": 8}) == concrete
+    assert symbolic.match(concrete) == {"m": 8}
+    assert symbolic.match(dense(8, 1)) is None
+    assert symbolic.match(concrete.anchor) is None
+
+
+def test_libraries_can_be_left_out() -> None:
+    types = {"data": "float32[m,64]", "weight": "float32[128,64]"}
+    asked = Workload.make("dense", types, constants=["weight"])
+    target = Target.parse("llvm -mcpu=znver4 -num-cores=2 -libs=cblas")
+    found = {
+        every: {name for row in dispatch(asked, target, NOTHING, libraries=every).rows for name in row.valid}
+        for every in (True, False)
+    }
+    assert found[True] - found[False] == {"dense_cblas.cpu"}
 
 
 NOTHING = Records({})
