@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from strategy.attrs import Attrs, field
 from strategy.cpu import elementary
 from strategy.expr import Call, Expr
-from strategy.ops.broadcast import greater, less, where
+from strategy.ops.broadcast import (
+    greater,
+    in_float32_element,
+    less,
+    register_binary,
+    where,
+)
 from strategy.ops.elemwise import (
     erf,
     exp,
@@ -22,6 +29,7 @@ from strategy.ops.elemwise import (
     zeros_like,
 )
 from strategy.order import at_least, at_most
+from strategy.type_relation import require_float
 
 # gelu by tanh is x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))).
 _ROOT, _CUBE = math.sqrt(2 / math.pi), 0.044715
@@ -89,6 +97,18 @@ def _silu_grad(orig: Call, grad: Expr) -> Expr:
     x = orig.args[0]
     part = sigmoid(x)
     return grad * part * (ones_like(x) + x * (ones_like(x) - part))
+
+
+def _gate_grad(chosen: Callable[[Expr], Expr]) -> Callable[[Call, Expr], list[Expr]]:
+    """The gradient of an activation of the left operand times the right one."""
+
+    def rule(orig: Call, grad: Expr) -> list[Expr]:
+        gate = chosen(orig.args[0])
+        assert isinstance(gate, Call)
+        (slope,) = gate.op.get_attr("FPrimalGradient")(gate, grad * orig.args[1])
+        return [slope, grad * gate]
+
+    return rule
 
 
 def _hardswish(x: Any) -> Any:
@@ -187,3 +207,12 @@ softplus = register_unary(
 mish = register_unary(
     "mish", "x tanh(log(1 + exp(x))) of each element x.", _reference_mish, _mish_grad, vector=_mish
 )
+swiglu = register_binary(
+    "swiglu", "silu(lhs) rhs, element by element: a gated product.", lambda x, y: x * reference_sigmoid(x) * y,
+    _gate_grad(silu), require=require_float, element=in_float32_element(lambda x, y: _silu(x) * y),
+)  # fmt: skip
+geglu = register_binary(
+    "geglu", "gelu(lhs) rhs, element by element, with the exact gelu: a gated product.",
+    lambda x, y: _reference_gelu(x, GeluAttrs(approximate="none")) * y, _gate_grad(gelu), require=require_float,
+    element=in_float32_element(lambda x, y: _gelu(x, GeluAttrs(approximate="none")) * y),
+)  # fmt: skip

@@ -30,7 +30,7 @@ from strategy.types import TensorType, Type
 Binary = Callable[[Expr, Expr], Expr]
 
 
-def _register(
+def register_binary(
     name: str,
     description: str,
     reference: Callable[..., Any],
@@ -140,7 +140,7 @@ def _power(x: Any, y: Any) -> Any:
     return tirx.power(x, y)
 
 
-def _in_float32(element: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def in_float32_element(element: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """The element of operands narrower than float32 by that of float32."""
 
     def wide(x: Any, y: Any) -> Any:
@@ -175,7 +175,7 @@ def _remainder(x: Any, y: Any) -> tuple[Any, Any]:
     return rest, tirx.any(tirx.all(rest < zero, y > zero), tirx.all(rest > zero, y < zero))
 
 
-@_in_float32
+@in_float32_element
 def _floor_mod(x: Any, y: Any) -> Any:
     from tvm import tirx
 
@@ -187,7 +187,7 @@ def _floor_mod(x: Any, y: Any) -> Any:
     return tirx.Select(other, rest + y, rest)
 
 
-@_in_float32
+@in_float32_element
 def _floor_divide(x: Any, y: Any) -> Any:
     """Of floating-point numbers from the remainder, as a rounded quotient may be the next integer."""
     from tvm import tirx
@@ -232,53 +232,53 @@ def _choice_grad(chosen: Callable[[Call], Expr]) -> Callable[[Call, Expr], list[
     return rule
 
 
-add = _register(
+add = register_binary(
     "add", "The sum of two tensors, element by element.", lambda x, y: x + y,
     lambda orig, grad: [grad, grad],
 )  # fmt: skip
-subtract = _register(
+subtract = register_binary(
     "subtract", "The difference of two tensors, element by element.", lambda x, y: x - y,
     lambda orig, grad: [grad, -grad],
 )  # fmt: skip
-multiply = _register(
+multiply = register_binary(
     "multiply", "The product of two tensors, element by element.", lambda x, y: x * y,
     lambda orig, grad: [grad * orig.args[1], grad * orig.args[0]],
 )  # fmt: skip
-divide = _register(
+divide = register_binary(
     "divide", "The quotient of two tensors, element by element.", lambda x, y: x / y, _divide_grad,
     require=require_float,
 )  # fmt: skip
-floor_divide = _register(
+floor_divide = register_binary(
     "floor_divide", "The quotient of two tensors, element by element, rounded down; 0 of integers divided by 0.",
     lambda x, y: x // y, element=_floor_divide,
 )  # fmt: skip
-floor_mod = _register(
+floor_mod = register_binary(
     "floor_mod", "The remainder of floor_divide, with the sign of rhs; 0 of integers divided by 0.",
     lambda x, y: x % y, lambda orig, grad: [grad, -(grad * floor_divide(*orig.args))], element=_floor_mod,
 )  # fmt: skip
-power = _register(
+power = register_binary(
     "power", "Elements of lhs to the power of those of rhs.", lambda x, y: x**y, _power_grad,
-    require=require_float, element=_in_float32(_power),
+    require=require_float, element=in_float32_element(_power),
 )  # fmt: skip
-maximum = _register(
+maximum = register_binary(
     "maximum", "The larger of two tensors' elements; where they are equal, the gradient is rhs's.",
     _maximum, _choice_grad(lambda orig: greater(*orig.args)), element=larger,
 )  # fmt: skip
-minimum = _register(
+minimum = register_binary(
     "minimum", "The smaller of two tensors' elements; where they are equal, the gradient is rhs's.",
     _minimum, _choice_grad(lambda orig: less(*orig.args)), element=smaller,
 )  # fmt: skip
-equal = _register("equal", "Whether elements are equal.", operator.eq, out_dtype="bool")
-not_equal = _register(
+equal = register_binary("equal", "Whether elements are equal.", operator.eq, out_dtype="bool")
+not_equal = register_binary(
     "not_equal", "Whether elements differ, as NaN does from itself.", operator.ne, out_dtype="bool",
     element=_differ,
 )  # fmt: skip
-less: Binary = _register("less", "Whether elements of lhs are smaller.", operator.lt, out_dtype="bool")
-less_equal = _register(
+less: Binary = register_binary("less", "Whether elements of lhs are smaller.", operator.lt, out_dtype="bool")
+less_equal = register_binary(
     "less_equal", "Whether elements of lhs are not larger.", operator.le, out_dtype="bool"
 )
-greater: Binary = _register("greater", "Whether elements of lhs are larger.", operator.gt, out_dtype="bool")
-greater_equal = _register(
+greater: Binary = register_binary("greater", "Whether elements of lhs are larger.", operator.gt, out_dtype="bool")
+greater_equal = register_binary(
     "greater_equal", "Whether elements of lhs are not smaller.", operator.ge, out_dtype="bool"
 )
 
@@ -297,7 +297,7 @@ def _register_logical(name: str, description: str) -> Binary:
         both, either = tirx.all(x, y), tirx.any(x, y)
         return {"logical_and": both, "logical_or": either, "logical_xor": tirx.all(either, tirx.Not(both))}[name]
 
-    return _register(name, description, reference, require=require_bool, element=element)
+    return register_binary(name, description, reference, require=require_bool, element=element)
 
 
 logical_and: Binary = _register_logical("logical_and", "Whether both elements are true.")

@@ -24,7 +24,13 @@ from strategy.order import largest, smallest
 from strategy.pattern import in_float32, register_reduce_schedule
 from strategy.reference import widened
 from strategy.shape_func import reduce_shape_func, register_shape_func
-from strategy.type_relation import normal_axes, require_float, require_nonempty, require_number
+from strategy.type_relation import (
+    Requirement,
+    normal_axes,
+    require_float,
+    require_nonempty,
+    require_number,
+)
 from strategy.types import Dim, TensorType, Type
 
 
@@ -58,14 +64,14 @@ def reduced_shape(attrs: ReduceAttrs, reporter: TypeReporter, data: TensorType) 
     return [d for i, d in enumerate(data.shape) if i not in gone]
 
 
-def reduce_relation(*, floats: bool = False, nonempty: bool = False) -> TypeRelation:
+def reduce_relation(require: Requirement = require_number, *, nonempty: bool = False) -> TypeRelation:
     """The input's type without the reduced axes, or with extent 1 there."""
 
     def relation(types: Sequence[Type], attrs: ReduceAttrs, reporter: TypeReporter) -> bool:
         data = reporter.tensor(0)
         if data is None:
             return False
-        (require_float if floats else require_number)(reporter, 0, data)
+        require(reporter, 0, data)
         shape = reduced_shape(attrs, reporter, data)
         if nonempty:
             require_nonempty(reporter, 0, data, reduced_axes(attrs, data.ndim))
@@ -75,7 +81,7 @@ def reduce_relation(*, floats: bool = False, nonempty: bool = False) -> TypeRela
     return relation
 
 
-def _register(name: str, description: str, reference: Callable[..., Any], **taken: bool) -> None:
+def _register(name: str, description: str, reference: Callable[..., Any], **taken: Any) -> None:
     (
         register_op(name)
         .describe(description)
@@ -113,7 +119,7 @@ def _mean(x: Any, axis: Any, keepdims: bool) -> Any:
 
 
 _register("sum", "The sum over axes.", _sum)
-_register("mean", "The arithmetic mean over axes.", _mean, floats=True)
+_register("mean", "The arithmetic mean over axes.", _mean, require=require_float)
 _register("max", "The largest element over axes.", lambda x, **how: x.max(**how), nonempty=True)
 _register("min", "The smallest element over axes.", lambda x, **how: x.min(**how), nonempty=True)
 _register("prod", "The product over axes.", _prod)
@@ -188,7 +194,7 @@ for _name in ("sum", "mean", "max", "min", "prod"):
     register_reduce_schedule(_name)
 
 
-def _kept(orig: Call, node: Expr) -> Expr:
+def kept(orig: Call, node: Expr) -> Expr:
     """A result of the reduction `orig` with the reduced axes as extents of 1."""
     attrs = orig.attrs
     assert isinstance(attrs, ReduceAttrs)
@@ -200,7 +206,7 @@ def _kept(orig: Call, node: Expr) -> Expr:
 @register_gradient("sum")
 def sum_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad, broadcast to the input]."""
-    return [_kept(orig, grad) * ones_like(orig.args[0])]
+    return [kept(orig, grad) * ones_like(orig.args[0])]
 
 
 @register_gradient("mean")
@@ -209,7 +215,7 @@ def mean_grad(orig: Call, grad: Expr) -> list[Expr]:
     assert isinstance(orig.attrs, ReduceAttrs)
     ones = ones_like(orig.args[0])
     count = call("sum", ones, axis=orig.attrs.axis, keepdims=True)
-    return [_kept(orig, grad) / count * ones]
+    return [kept(orig, grad) / count * ones]
 
 
 @register_gradient("max")
@@ -218,9 +224,9 @@ def extreme_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad where the element is that was taken, shared out where several are equal]."""
     assert isinstance(orig.attrs, ReduceAttrs)
     x = orig.args[0]
-    taken = cast(equal(x, _kept(orig, orig)), x.tensor_type.dtype)
+    taken = cast(equal(x, kept(orig, orig)), x.tensor_type.dtype)
     count = call("sum", taken, axis=orig.attrs.axis, keepdims=True)
-    return [_kept(orig, grad) / count * taken]
+    return [kept(orig, grad) / count * taken]
 
 
 @register_gradient("prod")
@@ -235,7 +241,7 @@ def prod_grad(orig: Call, grad: Expr) -> list[Expr]:
     # A zero among the others makes their product zero.
     found = call("sum", where(zero, ones, zeros), axis=orig.attrs.axis, keepdims=True)
     other_zeros = found - where(zero, ones, zeros)
-    return [_kept(orig, grad) * where(equal(other_zeros, zeros), others, zeros)]
+    return [kept(orig, grad) * where(equal(other_zeros, zeros), others, zeros)]
 
 
 def sum(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Expr:

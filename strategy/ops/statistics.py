@@ -1,0 +1,191 @@
+"""Statistics over axes: variance, std and logsumexp of numbers, any and all of bools."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strategy.attrs import field
+from strategy.cpu.elementary import exp
+from strategy.expr import Call, Expr, call, const
+from strategy.gradient import register_gradient
+from strategy.op import TOpPattern, register_compute, register_op, register_reference
+from strategy.ops.reduce.operator import ReduceAttrs, kept, mean, reduce_relation, reduced_axes
+from strategy.order import is_infinite
+from strategy.pattern import in_float32, register_reduce_schedule
+from strategy.reference import widened
+from strategy.shape_func import reduce_shape_func, register_shape_func
+from strategy.type_relation import Requirement, require_bool, require_float
+from strategy.types import Type
+
+
+class VarianceAttrs(ReduceAttrs):
+    """Attributes of variance and std."""
+
+    unbiased: bool = field(False, "Divide by the number of elements less 1")
+
+
+def _register(
+    name: str,
+    description: str,
+    compute: Callable[[Any, Any], Any],
+    reference: Callable[..., Any],
+    gradient: Callable[[Call, Expr], Expr] | None = None,
+    *,
+    require: Requirement = require_float,
+    attrs: type[ReduceAttrs] = ReduceAttrs,
+    nonempty: bool = True,
+) -> Callable[..., Expr]:
+    """Register a statistic, and return the function that calls it.
+
+    Args:
+        compute: of the attributes and a TE tensor, with the reduced axes kept.
+        reference: NumPy's form, of an array and the attributes as arguments, with the reduced axes kept.
+        gradient: the derivative with respect to the input; None: nothing flows.
+    """
+    own = "bool" if require is require_bool else "float32"
+    (
+        register_op(name)
+        .describe(description)
+        .add_argument("data", "Tensor", "The input tensor.")
+        .set_attrs_type(attrs)
+        .set_support_level(4)
+        .add_type_rel("Reduce", reduce_relation(require, nonempty=nonempty))
+        .set_attr("TOpPattern", TOpPattern.kCommReduce)
+        .example({"data": f"{own}[3,5,19]"}, {"axis": [1]})
+        .example({"data": f"{own}[5,19]"}, {"axis": [1], "keepdims": True})
+    )
+
+    def computed(attrs: Any, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+        from tvm import topi
+
+        found = compute(attrs, inputs[0])
+        axes = list(reduced_axes(attrs, len(inputs[0].shape)))
+        return [found if attrs.keepdims else topi.squeeze(found, axes)]
+
+    def answer(attrs: Any, inputs: Sequence[Any]) -> Any:
+        import numpy as np
+
+        data = widened(inputs[0])
+        axes = reduced_axes(attrs, data.ndim)
+        with np.errstate(all="ignore"):
+            found = reference(data, attrs, axes)
+        return found if attrs.keepdims else found.squeeze(axes)
+
+    register_compute(name, in_float32(computed))
+    register_reference(name, answer)
+    register_reduce_schedule(name)
+    register_shape_func(name, False, reduce_shape_func)
+    register_gradient(name, lambda orig, grad: [gradient and gradient(orig, kept(orig, grad))])
+
+    def function(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, **more: Any) -> Expr:
+        return call(name, data, axis=axis, keepdims=keepdims, **more)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"{description}\n\nArgs:\n    data: the input tensor.\n" + "".join(
+        f"    {f.name}: {f.description[:1].lower()}{f.description[1:]}.\n" for f in attrs.fields().values()
+    )
+    return function
+
+
+def _size(attrs: ReduceAttrs, shape: Sequence[Any]) -> Any:
+    """The number of elements over the reduced axes."""
+    return math.prod(shape[axis] for axis in reduced_axes(attrs, len(shape)))
+
+
+def _count(attrs: VarianceAttrs, shape: Sequence[Any]) -> Any:
+    """The number of elements that a variance divides by."""
+    return _size(attrs, shape) - attrs.unbiased
+
+
+def _variance(attrs: VarianceAttrs, data: Any) -> Any:
+    """In two passes: as a difference of sums it would lose its digits."""
+    from tvm import te, tirx, topi
+
+    axes = list(reduced_axes(attrs, len(data.shape)))
+    number = tirx.Cast(data.dtype, tirx.convert(_size(attrs, data.shape)))
+    total = topi.sum(data, axes, keepdims=True)
+
+    def squared(*i: Any) -> Any:
+        offset = data(*i) - total(*(0 if a in axes else x for a, x in enumerate(i))) / number
+        return offset * offset
+
+    squares = topi.sum(te.compute(data.shape, squared, name="squares"), axes, keepdims=True)
+    return topi.divide(squares, tirx.Cast(data.dtype, tirx.convert(_count(attrs, data.shape))))
+
+
+def _std(attrs: VarianceAttrs, data: Any) -> Any:
+    from tvm import topi
+
+    return topi.sqrt(_variance(attrs, data))
+
+
+def _logsumexp(attrs: ReduceAttrs, data: Any) -> Any:
+    """Elements are lessened by the largest, unless it is infinite."""
+    from tvm import te, tirx, topi
+
+    axes = list(reduced_axes(attrs, len(data.shape)))
+    largest = topi.max(data, axes, keepdims=True)
+
+    def least(*i: Any) -> Any:
+        found = largest(*(0 if a in axes else x for a, x in enumerate(i)))
+        return tirx.Select(is_infinite(found), tirx.const(0, data.dtype), found)
+
+    powers = te.compute(data.shape, lambda *i: exp(data(*i) - least(*i)), name="powers")
+    total = topi.sum(powers, axes, keepdims=True)
+    return te.compute(total.shape, lambda *i: tirx.log(total(*i)) + least(*i), name="logsumexp")
+
+
+def _reference_variance(x: Any, attrs: VarianceAttrs, axes: tuple[int, ...]) -> Any:
+    offset = x - x.mean(axis=axes, keepdims=True)
+    return (offset * offset).sum(axis=axes, keepdims=True) / _count(attrs, x.shape)
+
+
+def _reference_logsumexp(x: Any, attrs: ReduceAttrs, axes: tuple[int, ...]) -> Any:
+    import numpy as np
+
+    largest = x.max(axis=axes, keepdims=True)
+    least = np.where(np.isinf(largest), 0, largest)
+    return np.log(np.exp(x - least).sum(axis=axes, keepdims=True)) + least
+
+
+def _offset(orig: Call) -> Expr:
+    """The offsets from the mean, divided by the number that a variance divides by."""
+    attrs, x = orig.attrs, orig.args[0]
+    assert isinstance(attrs, VarianceAttrs)
+    count: Expr = call("sum", call("ones_like", x), axis=attrs.axis, keepdims=True)
+    if attrs.unbiased:
+        count = count - const(1, x.tensor_type.dtype)
+    return (x - mean(x, attrs.axis, keepdims=True)) / count
+
+
+def _bools(name: str) -> Callable[[Any, Any], Any]:
+    def compute(attrs: ReduceAttrs, data: Any) -> Any:
+        from tvm import topi
+
+        return getattr(topi, name)(data, list(reduced_axes(attrs, len(data.shape))), keepdims=True)
+
+    return compute
+
+
+variance = _register(
+    "variance", "The variance over axes.", _variance, _reference_variance,
+    lambda orig, grad: grad * _offset(orig) * const(2, orig.tensor_type.dtype), attrs=VarianceAttrs,
+)  # fmt: skip
+std = _register(
+    "std", "The standard deviation over axes.", _std, lambda *given: _reference_variance(*given) ** 0.5,
+    lambda orig, grad: grad * _offset(orig) / kept(orig, orig), attrs=VarianceAttrs,
+)  # fmt: skip
+logsumexp = _register(
+    "logsumexp", "log(sum(exp(x))) over axes, computed without overflow.", _logsumexp, _reference_logsumexp,
+    lambda orig, grad: grad * call("exp", orig.args[0] - kept(orig, orig)),
+)  # fmt: skip
+any = _register(
+    "any", "Whether an element over axes is true.", _bools("any"), lambda x, attrs, axes: x.any(axes, keepdims=True),
+    require=require_bool, nonempty=False,
+)  # fmt: skip
+all = _register(
+    "all", "Whether all elements over axes are true.", _bools("all"), lambda x, attrs, axes: x.all(axes, keepdims=True),
+    require=require_bool, nonempty=False,
+)  # fmt: skip
