@@ -289,6 +289,44 @@ class Client:
         found = self._ask("POST", "/v1/select:batch", _Answers, json=body)
         return [a.selection or _refusal(a.problem or {}) for a in found.answers]
 
+    def foreign_best(
+        self,
+        tool: str,
+        workload: Workload | str,
+        *,
+        device_model: str = "",
+        architecture: str = "",
+        version: str | None = None,
+        limit: int = 5,
+        failures: bool = False,
+    ) -> dict[str, Any]:
+        """The best known configurations of another tool's kernel: `answers`, and `failed` if asked for.
+
+        A device of the same model comes first, then of the same architecture, then others; of one model the fastest,
+        then winners without a time. `version`, a digest of the kernel's source, excludes other sources.
+        """
+        given = {
+            "workload": str(workload), "device_model": device_model, "architecture": architecture,
+            "version": version, "limit": limit, "failures": failures,
+        }  # fmt: skip
+        params = {k: v for k, v in given.items() if v not in (None, "")}
+        return self._ask("GET", f"/v1/foreign/{tool}/best", dict[str, Any], params=params)
+
+    def foreign_best_many(
+        self, tool: str, questions: Iterable[Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """As `foreign_best`, for many: each question is a mapping of its arguments."""
+        body = to_json({"requests": list(questions)})
+        path = f"/v1/foreign/{tool}/best:batch"
+        return self._ask("POST", path, _Lists, json=body)["answers"]
+
+    def iter_foreign(self, tool: str, **wanted: Any) -> Iterator[dict[str, Any]]:
+        """Yield the kernels of a tool, the newest first, each with its best and its candidates' spread.
+
+        `wanted` names filters: `kernel`, `device_model`; and `limit`, the kernels of one page.
+        """
+        return self._pages(f"/v1/foreign/{tool}/list", "kernels", wanted, first=None)
+
     def iter_records(self, **wanted: Any) -> Iterator[dict[str, Any]]:
         """Yield the matching records in the order of arrival, page by page.
 
@@ -313,13 +351,18 @@ class Client:
         """
         return self._pages("/v1/coverage", "tasks", wanted)
 
-    def _pages(self, path: str, of: str, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def _pages(
+        self, path: str, of: str, wanted: Mapping[str, Any], first: int | None = 0
+    ) -> Iterator[dict[str, Any]]:
         params = {"limit": 500, **{k: v for k, v in wanted.items() if v is not None}}
-        cursor: int | None = 0
-        while cursor is not None:
-            page = self._ask("GET", path, dict[str, Any], params={**params, "cursor": cursor})
+        if first is not None:
+            params["cursor"] = first
+        while True:
+            page = self._ask("GET", path, dict[str, Any], params=params)
             yield from page[of]
-            cursor = page["next"]
+            if page["next"] is None:
+                return
+            params["cursor"] = page["next"]
 
     def curve(self, task_id: int) -> list[dict[str, Any]]:
         """The trials of a task's search that improved on all previous ones: `trial`, `median_s`, `recorded_at`."""

@@ -15,6 +15,7 @@ from service.access.auth import Authority
 from service.api import (
     coverage,
     fleet,
+    foreign,
     health,
     lease,
     model,
@@ -96,7 +97,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )  # fmt: skip
     app.state.context = context
     for part in (
-        run, selection, transfer, coverage, record, model, worker, lease, fleet, token, health,
+        run, selection, transfer, coverage, foreign, record, model, worker, lease, fleet, token, health,
     ):
         app.include_router(part.router)
     problem.install(app)

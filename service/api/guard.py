@@ -21,7 +21,7 @@ _ADMIN = ("/v1/tokens", "/v1/audit")  # reading them, too
 # Paths that respect namespaces. The others span all, and refuse tokens restricted to one.
 _NAMESPACED = (
     "/v1/runs", "/v1/select", "/v1/dispatch", "/v1/evidence", "/v1/records", "/v1/tasks/",
-    "/v1/coverage", "/v1/jobs/", "/v1/workers", "/v1/pauses", "/openapi.json", "/docs",
+    "/v1/coverage", "/v1/foreign/", "/v1/jobs/", "/v1/workers", "/v1/pauses", "/openapi.json", "/docs",
 )  # fmt: skip
 
 
@@ -31,7 +31,7 @@ def needed(method: str, path: str) -> TokenScope | None:
         return None
     if path.startswith(_ADMIN):
         return TokenScope.ADMIN
-    if method in ("GET", "HEAD") or path in _READ_BY_POST:
+    if method in ("GET", "HEAD") or path in _READ_BY_POST or path.startswith("/v1/foreign/"):
         return TokenScope.READ
     if path.startswith(_WORKER):
         return TokenScope.WORKER

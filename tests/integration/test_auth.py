@@ -68,7 +68,7 @@ SUBMIT = {
 }  # fmt: skip
 READ_BY_POST = {
     ("POST", "/v1/select"), ("POST", "/v1/select:batch"), ("POST", "/v1/dispatch"),
-    ("POST", "/v1/evidence"),
+    ("POST", "/v1/evidence"), ("POST", "/v1/foreign/1/best:batch"),
 }  # fmt: skip
 ADMIN = {
     ("GET", "/v1/tokens"), ("POST", "/v1/tokens"), ("DELETE", "/v1/tokens/1"), ("GET", "/v1/audit"),

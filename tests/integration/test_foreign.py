@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from plevel.client import Client, ServiceError
 from service.formats import Source, Summary, native, read
 from service.records import exporter
 from service.records.filter import Wanted
@@ -23,6 +25,7 @@ from strategy.select import Reason as Why
 from strategy.target import Target
 from strategy.workload import Workload
 from tests.integration.derived import assert_derived
+from tests.integration.process import Service
 
 DATA = Path(__file__).parents[1] / "data" / "foreign"
 MOE = "E=128,N=384,device_name=NVIDIA_H20-3e.json"
@@ -148,3 +151,92 @@ def test_an_own_line_without_samples_is_no_advice(store: Store) -> None:
     (rejected,) = native.read(Source(io.BytesIO(bare)))
     assert "exactly one" in rejected.detail
     assert line == b""
+
+
+def line(model: str, *candidates: Any, **more: Any) -> bytes:
+    """A foreign line of one matmul of Triton's."""
+    base = {
+        "kind": "foreign", "tool": "triton", "kernel": "matmul", "attrs": {"key": [64, "fp16"]},
+        "version": "aa", "device_model": model, "worker": "host7",
+        "candidates": [
+            {"config": {"B": b}} | (
+                {"error": took} if isinstance(took, str) else {} if took is None
+                else {"samples_s": [took]}
+            )
+            for b, took in candidates
+        ],
+    }  # fmt: skip
+    return json.dumps(base | more).encode() + b"\n"
+
+
+MATMUL = Workload("triton.matmul", (), {"key": [64, "fp16"]})
+LINES = (
+    line("NVIDIA H200", (1, 2e-3), (2, 1e-3), (3, None))
+    + line("NVIDIA H100", (1, 5e-3), (2, 6e-3), (2, 4e-3), (8, "oom"), (9, None))
+    + line("NVIDIA A100-SXM4-80GB", (4, 1e-4))
+    + line("NVIDIA H100", (7, 1e-6), version="other")
+    + line("NVIDIA H100", (5, 1e-6), (5, "wrong_answer"))
+)
+
+
+@pytest.fixture
+def client(service: Service, request: pytest.FixtureRequest) -> Iterator[Client]:
+    with Client(str(service.http.base_url), namespace=f"f{abs(hash(request.node.name))}") as found:
+        for one in LINES.splitlines(keepends=True):
+            found.import_records([one], name="lines.ndjson")
+        yield found
+
+
+def test_devices_of_the_same_model_come_first_then_of_the_same_architecture(client: Client) -> None:
+    found = client.foreign_best(
+        "triton", MATMUL, device_model="NVIDIA H100", version="aa", limit=20, failures=True
+    )
+    assert [(a["likeness"], a["config"]["B"], a["median_s"]) for a in found["answers"]] == [
+        ("model", 1, 5e-3), ("model", 2, 5e-3), ("model", 9, None),
+        ("architecture", 2, 1e-3), ("architecture", 1, 2e-3), ("architecture", 3, None),
+        ("other", 4, 1e-4),
+    ]  # fmt: skip
+    first = found["answers"][0]
+    assert (first["worker"], first["source"], first["version"]) == ("host7", "triton", "aa")
+    assert first["recorded_at"] > 1.7e9
+    assert sorted(c["B"] for c in found["failed"]) == [5, 8]
+    # Without a version any source counts; the limit cuts.
+    (best,) = client.foreign_best("triton", str(MATMUL), device_model="NVIDIA H100", limit=1)["answers"]
+    assert best["config"] == {"B": 7}
+    # A model that nobody has, of a given architecture.
+    other = client.foreign_best("triton", MATMUL, architecture="sm_80", limit=1)["answers"]
+    assert [a["config"] for a in other] == [{"B": 4}]
+    assert client.foreign_best("helion", MATMUL) == {"answers": [], "failed": []}
+
+
+def test_many_questions_are_one_request(client: Client) -> None:
+    asked = {"workload": str(MATMUL), "device_model": "NVIDIA A100-SXM4-80GB", "limit": 1}
+    one, none = client.foreign_best_many("triton", [asked, {"workload": "triton.none()"}])
+    assert [a["config"] for a in one["answers"]] == [{"B": 4}]
+    assert none["answers"] == []
+    with pytest.raises(ServiceError, match="limit"):
+        client.foreign_best_many("triton", [{**asked, "limit": 0}])
+
+
+def test_kernels_are_listed_the_newest_first_page_by_page(client: Client) -> None:
+    found = list(client.iter_foreign("triton", limit=1))
+    assert [(k["best"]["device_model"], k["best"]["config"]["B"]) for k in found] == [
+        ("NVIDIA H100", 7), ("NVIDIA A100-SXM4-80GB", 4), ("NVIDIA H100", 1), ("NVIDIA H200", 2),
+    ]  # fmt: skip
+    own = next(k for k in found if k["best"]["device_model"] == "NVIDIA H200")
+    assert (own["candidates"], own["failures"], own["slowest_s"]) == (3, 0, 2e-3)
+    wanted = {"kernel": "matmul", "device_model": "NVIDIA A100-SXM4-80GB"}
+    assert len(list(client.iter_foreign("triton", **wanted))) == 1
+    assert list(client.iter_foreign("triton", kernel="other")) == []
+
+
+def test_an_unchanged_answer_is_not_sent_again(service: Service, client: Client) -> None:
+    namespace = client._http.params["namespace"]
+    params = {"workload": str(MATMUL), "namespace": namespace}
+    first = service.http.get("/v1/foreign/triton/best", params=params)
+    tag = {"if-none-match": first.headers["etag"]}
+    assert service.http.get("/v1/foreign/triton/best", params=params, headers=tag).status_code == 304
+    client.import_records([line("NVIDIA H100", (11, 1e-7))], name="x.ndjson")
+    assert service.http.get("/v1/foreign/triton/best", params=params, headers=tag).status_code == 200
+    for path in ("/v1/foreign/Triton/list", "/v1/foreign/triton/best?workload=x"):
+        assert service.http.get(path).status_code == 422

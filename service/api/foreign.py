@@ -1,0 +1,112 @@
+"""Routes of other tools' kernels: the best known configurations of a problem, and the kernels on record."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Header, Path, Query, Response
+
+from service.access.auth import Within
+from service.api.wire import body_of, describe, reply_tagged
+from service.context import Ctx
+from service.records import foreign
+from service.records.foreign import ForeignBest, ForeignList, ForeignQuestion
+from strategy.record import convert
+
+router = APIRouter(prefix="/v1/foreign/{tool}", tags=["foreign"])
+
+Tool = Annotated[str, Path(pattern="^[a-z][a-z0-9_]{0,30}$")]
+Etag = Annotated[str | None, Header(alias="if-none-match", max_length=1000)]
+_RANKING = (
+    "Answers are ranked by device: of the same model, of the same architecture, others; among those of one model "
+    "the fastest come first, then winners without a time. An answer has an ETag: with If-None-Match an unchanged "
+    "one is 304."
+)
+
+
+class ForeignQuestions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A batch of independent questions."""
+
+    requests: Annotated[tuple[ForeignQuestion, ...], msgspec.Meta(min_length=1, max_length=1000)]
+
+
+class ForeignAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers in the order of the questions."""
+
+    answers: tuple[ForeignBest, ...]
+
+
+@router.get(
+    "/best",
+    **describe(
+        "The best configurations of a tool's kernel", gives=ForeignBest, errors=(422,),
+        note=f'`workload` is the text of the problem: `triton.matmul(){{"key": […]}}`. {_RANKING}',
+    ),
+)  # fmt: skip
+def find_best(
+    context: Ctx,
+    within: Within,
+    tool: Tool,
+    workload: Annotated[str, Query(max_length=20_000)],
+    device_model: Annotated[str, Query(max_length=200)] = "",
+    architecture: Annotated[str, Query(max_length=100)] = "",
+    version: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Annotated[int, Query(ge=1, le=foreign.MAX_ANSWERS)] = 5,
+    failures: bool = False,
+    known: Etag = None,
+) -> Response:
+    asked = convert(
+        {
+            "workload": workload, "device_model": device_model, "architecture": architecture,
+            "version": version, "limit": limit, "failures": failures,
+        },
+        ForeignQuestion,
+    )  # fmt: skip
+    with context.store.read() as connection:
+        found = foreign.find_best(connection, tool, asked, within)
+    return reply_tagged(found, known)
+
+
+@router.post(
+    "/best:batch",
+    **describe(
+        "The best configurations of many kernels", takes=ForeignQuestions, gives=ForeignAnswers,
+        note=f"All are answered from the records of one moment. {_RANKING}",
+    ),
+)  # fmt: skip
+def find_many(
+    context: Ctx,
+    within: Within,
+    tool: Tool,
+    body: Annotated[ForeignQuestions, body_of(ForeignQuestions)],
+    known: Etag = None,
+) -> Response:
+    with context.store.read() as connection:
+        answers = tuple(foreign.find_best(connection, tool, one, within) for one in body.requests)
+    return reply_tagged(ForeignAnswers(answers=answers), known)
+
+
+@router.get(
+    "/list",
+    **describe(
+        "The kernels of a tool", gives=ForeignList, errors=(422,),
+        note="The newest first, each problem and device model with its best and the spread of its candidates.",
+    ),
+)  # fmt: skip
+def list_kernels(
+    context: Ctx,
+    within: Within,
+    tool: Tool,
+    kernel: Annotated[str | None, Query(max_length=200)] = None,
+    device_model: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[int | None, Query(ge=0)] = None,
+    known: Etag = None,
+) -> Response:
+    with context.store.read() as connection:
+        found = foreign.list_kernels(
+            connection, tool, within, kernel=kernel, device_model=device_model, limit=limit,
+            cursor=cursor,
+        )  # fmt: skip
+    return reply_tagged(found, known)

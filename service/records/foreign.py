@@ -1,0 +1,285 @@
+"""Results of other tools' kernels: the best known configurations, ranked by the likeness of their devices.
+
+Times of different device models are never compared: answers are in groups of one task and device model, the likest
+first. Within a group measured configurations precede advice.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+import sqlalchemy as sa
+from msgspec import Meta
+
+from service.formats.gpu import arch_of_model
+from service.records.best import standing
+from service.store.tables import advice, device, record, target, task, workload
+from strategy.record import REFUTING, AskedWorkload
+from strategy.space import Config
+
+MAX_ANSWERS = 1000
+_REFUTING = frozenset(k.value for k in REFUTING)
+
+
+class Likeness(StrEnum):
+    """Likeness of a result's device to the asked one, the closest first."""
+
+    MODEL = "model"
+    ARCHITECTURE = "architecture"
+    OTHER = "other"
+
+
+class ForeignQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A question for the best configurations of one problem of another tool's kernel.
+
+    `architecture` (`sm_90`, `gfx942`) is derived from a well-known `device_model`. `version`, a digest of the
+    kernel's source, excludes results of other known sources. `failures` asks for the configurations that
+    failed on devices of this model, too.
+    """
+
+    workload: AskedWorkload
+    device_model: Annotated[str, Meta(max_length=200)] = ""
+    architecture: Annotated[str, Meta(max_length=100)] = ""
+    version: Annotated[str, Meta(max_length=200)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_ANSWERS)] = 5
+    failures: bool = False
+
+
+class ForeignAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One configuration, with its origin and age.
+
+    `median_s` is null for advice, a winner without a time. `source` is the format of its first import, `worker` the
+    host that reported it, `extra` the fields that only the tool's format has. `measured_at` is 0 if it is not known.
+    """
+
+    implementation: str
+    version: str
+    config: Config
+    median_s: float | None
+    likeness: Likeness
+    device_model: str
+    target: str
+    source: str
+    worker: str
+    measured_at: float
+    recorded_at: float
+    extra: dict[str, Any] | None
+
+
+class ForeignBest(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers, the likest device first, and of it the fastest; failed configurations if asked for."""
+
+    answers: tuple[ForeignAnswer, ...]
+    failed: tuple[Config, ...] = ()
+
+
+class ForeignKernel(msgspec.Struct, frozen=True, kw_only=True):
+    """A kernel's problem on one device model: its best, and the spread of its candidates."""
+
+    task_id: int
+    workload: str
+    best: ForeignAnswer | None
+    candidates: int
+    failures: int
+    slowest_s: float | None
+
+
+class ForeignList(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of kernels, the newest first; `next` is the cursor of the following page."""
+
+    kernels: tuple[ForeignKernel, ...]
+    next: int | None
+
+
+class _Group:
+    """The results of one task on one device model."""
+
+    def __init__(self, of: Any, model: str) -> None:
+        self.task = of
+        self.model = model
+        self.times: dict[str, list[Any]] = defaultdict(list)
+        self.failed: dict[str, Any] = {}
+        self.advised: list[Any] = []
+
+    def add(self, row: Any) -> None:
+        if row.error is None:
+            self.times[row.config_digest].append(row)
+        else:
+            self.failed[row.config_digest] = row
+
+    def close(self) -> None:
+        """Leave out what gave a wrong answer once, and failures of what ran another time."""
+        for digest, row in list(self.failed.items()):
+            if row.error in _REFUTING:
+                self.times.pop(digest, None)
+            elif digest in self.times:
+                del self.failed[digest]
+
+    @property
+    def newest(self) -> float:
+        rows = [*(rows[-1] for rows in self.times.values()), *self.advised]
+        return max((r.recorded_at for r in rows), default=0.0)
+
+    def ranked(self) -> list[tuple[float | None, Any]]:
+        """Time and newest row of each configuration: the measured ones, the fastest first, then advice."""
+        timed = [
+            (statistics.median(r.median_s for r in rows), rows[-1]) for rows in self.times.values()
+        ]
+        timed.sort(key=lambda found: (found[0], found[1].config_digest))
+        seen = set(self.times) | set(self.failed)
+        advised = [r for r in reversed(self.advised) if r.config_digest not in seen]
+        return [*timed, *((None, r) for r in advised)]
+
+
+def find_best(
+    connection: sa.Connection, tool: str, asked: ForeignQuestion, namespace: str
+) -> ForeignBest:
+    """The best known configurations of a problem."""
+    tasks = connection.execute(
+        _tasks(tool, namespace).where(workload.c.digest == asked.workload.digest)
+    ).all()
+    if asked.version is not None:
+        tasks = [t for t in tasks if t.version in (asked.version, "unknown")]
+    arch = asked.architecture or arch_of_model(asked.device_model)
+    likest = list(Likeness)
+    groups = _groups(connection, tasks)
+    rank = {
+        id(g): likest.index(_likeness(g, asked.device_model, arch)) for g in groups
+    }  # fmt: skip
+    groups.sort(key=lambda g: (rank[id(g)], -g.newest, -g.task.id))
+    found = [(g, *one) for g in groups for one in g.ranked()][: asked.limit]
+    chosen = _details(connection, [row for _, _, row in found])
+    answers = tuple(
+        _answer(g, took, row, chosen, likest[rank[id(g)]]) for g, took, row in found
+    )
+    failed: Sequence[Any] = ()
+    if asked.failures:
+        own = [r for g in groups if rank[id(g)] == 0 for r in g.failed.values()][:MAX_ANSWERS]
+        failed = [config for config, _ in _details(connection, own).values()]
+    return ForeignBest(answers=answers, failed=tuple(Config(c) for c in failed))
+
+
+def list_kernels(
+    connection: sa.Connection,
+    tool: str | None,
+    namespace: str,
+    *,
+    kernel: str | None = None,
+    device_model: str | None = None,
+    limit: int = 100,
+    cursor: int | None = None,
+) -> ForeignList:
+    """A page of the kernels of one tool, or of all that have results of other tools."""
+    query = _tasks(tool, namespace)
+    if kernel is not None:
+        query = query.where(task.c.implementation.endswith(f":{kernel}", autoescape=True))
+    if cursor is not None:
+        query = query.where(task.c.id < cursor)
+    tasks = connection.execute(query.order_by(task.c.id.desc()).limit(limit + 1)).all()
+    last = tasks[limit - 1].id if len(tasks) > limit else None
+    groups = [
+        g for g in _groups(connection, tasks[:limit]) if device_model in (None, g.model)
+    ]  # fmt: skip
+    groups.sort(key=lambda g: (-g.task.id, -g.newest, g.model))
+    first = [(g, g.ranked()) for g in groups]
+    chosen = _details(connection, [ranked[0][1] for _, ranked in first if ranked])
+    kernels = tuple(
+        ForeignKernel(
+            task_id=g.task.id, workload=g.task.key,
+            best=_answer(g, *ranked[0], chosen, Likeness.MODEL) if ranked else None,
+            candidates=len(ranked), failures=len(g.failed),
+            slowest_s=max((t for t, _ in ranked if t is not None), default=None),
+        )
+        for g, ranked in first
+    )  # fmt: skip
+    return ForeignList(kernels=kernels, next=last)
+
+
+def _tasks(tool: str | None, namespace: str) -> sa.Select[Any]:
+    of_tool = (
+        task.c.implementation.contains(":") if tool is None
+        else task.c.implementation.startswith(f"{tool}:", autoescape=True)
+    )  # fmt: skip
+    return (
+        sa.select(
+            *task.c["id", "implementation", "version"], workload.c.key,
+            target.c.key.label("target"), target.c.body.label("body"),
+        )
+        .join(workload, workload.c.id == task.c.workload_id)
+        .join(target, target.c.id == task.c.target_id)
+        .where(of_tool, task.c.namespace == namespace)
+    )  # fmt: skip
+
+
+def _groups(connection: sa.Connection, tasks: Iterable[Any]) -> list[_Group]:
+    by_id = {t.id: t for t in tasks}
+    groups: dict[tuple[int, str], _Group] = {}
+    if not by_id:
+        return []
+
+    def group_of(row: Any) -> _Group:
+        place = row.task_id, row.model or ""
+        return groups.setdefault(place, _Group(by_id[row.task_id], place[1]))
+
+    for table, more in ((record, ("error", "median_s")), (advice, ())):
+        query = (
+            sa.select(
+                *table.c["id", "task_id", "config_digest", "recorded_at", *more], device.c.model
+            )
+            .outerjoin(device, device.c.id == table.c.device_id)
+            .where(table.c.task_id.in_(list(by_id)))
+            .order_by(table.c.id)
+        )
+        for row in connection.execute(query.where(standing()) if table is record else query):
+            if table is record:
+                group_of(row).add(row)
+            else:
+                group_of(row).advised.append(row)
+    for group in groups.values():
+        group.close()
+    return list(groups.values())
+
+
+def _likeness(group: _Group, model: str, arch: str) -> Likeness:
+    if model and group.model == model:
+        return Likeness.MODEL
+    own = group.task.body.get("arch") or group.task.body.get("mcpu") or arch_of_model(group.model)
+    return Likeness.ARCHITECTURE if arch and own == arch else Likeness.OTHER
+
+
+def _details(
+    connection: sa.Connection, rows: Iterable[Any]
+) -> dict[tuple[bool, int], tuple[Any, Any]]:
+    """The configuration and the remaining columns of rows, by kind and id."""
+    found = {}
+    by_kind: dict[bool, list[int]] = {True: [], False: []}
+    for row in rows:
+        by_kind[_is_record(row)].append(row.id)
+    names = ("id", "config", "source", "origin_worker", "measured_at", "extra")
+    for is_record, ids in by_kind.items():
+        table = record if is_record else advice
+        query = sa.select(*table.c[names]).where(table.c.id.in_(ids))
+        for r in connection.execute(query) if ids else ():
+            found[is_record, r.id] = r.config, r
+    return found
+
+
+def _is_record(row: Any) -> bool:
+    return "median_s" in row._fields
+
+
+def _answer(
+    group: _Group, took: float | None, row: Any, chosen: Any, likeness: Likeness
+) -> ForeignAnswer:
+    config, more = chosen[_is_record(row), row.id]
+    return ForeignAnswer(
+        implementation=group.task.implementation, version=group.task.version, config=Config(config),
+        median_s=took, likeness=likeness, device_model=group.model, target=group.task.target,
+        source=more.source, worker=more.origin_worker or "", measured_at=more.measured_at,
+        recorded_at=row.recorded_at, extra=msgspec.json.decode(more.extra) if more.extra else None,
+    )  # fmt: skip
