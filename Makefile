@@ -12,6 +12,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.plevel-installed
 TORCH_STAMP := $(VENV)/.plevel-torch
+HOOKS_STAMP := $(VENV)/.plevel-hooks
 # The build for processors: the one of the same version on PyPI brings gigabytes of CUDA.
 TORCH := torch==2.13.0+cpu
 EXTRAS := service,worker,postgres,parquet,plot,docs,dev
@@ -55,7 +56,7 @@ check: $(STAMP)
 test: $(STAMP) $(TORCH_STAMP)
 	$(TEST)
 
-test-full: $(STAMP) $(TORCH_STAMP)
+test-full: $(STAMP) $(TORCH_STAMP) $(HOOKS_STAMP)
 	$(TEST) --full
 
 # No error where it cannot be had: its tests are skipped then, and say so.
@@ -63,6 +64,12 @@ $(TORCH_STAMP): $(STAMP)
 	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --retries 0 --timeout 10 \
 	 --extra-index-url https://download.pytorch.org/whl/cpu '$(TORCH)' 2>/dev/null && touch $@ \
 	 || echo >&2 "$(TORCH) cannot be installed from here: the tests of tests/torch are skipped"
+
+# Without their dependencies, as Helion's would replace PyTorch.
+$(HOOKS_STAMP): $(TORCH_STAMP)
+	@$(BIN)/python -m pip install --quiet --no-compile --no-deps --disable-pip-version-check --retries 0 --timeout 10 \
+	 'triton>=3.8' 'helion>=1.5' 2>/dev/null && touch $@ \
+	 || echo >&2 "Triton and Helion cannot be installed from here: the tests of their hooks are skipped"
 
 # BECAUSE: why records of before still hold, where code has changed and no version has.
 operators: $(STAMP)
