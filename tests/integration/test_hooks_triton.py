@@ -27,7 +27,7 @@ TIMES = {16: 3.0, 32: 1.0, 64: 2.0, 128: math.inf, 256: 0.5}
 
 
 @triton.jit
-def scale(x, n, BLOCK: "triton.language.constexpr") -> None:  # noqa: N803
+def scale(x, n, BLOCK: triton.language.constexpr) -> None:
     pass
 
 
@@ -70,7 +70,7 @@ class _Launch:
         self.fn = fn
         self._measured = measured
 
-    def run(self, *args: Any, BLOCK: int, **kwargs: Any) -> None:  # noqa: N803
+    def run(self, *args: Any, BLOCK: int, **kwargs: Any) -> None:
         self._measured.append(BLOCK)
 
 
