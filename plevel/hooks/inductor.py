@@ -58,7 +58,7 @@ def uninstall() -> None:
     _installed.clear()
 
 
-class Choices(LookupTableChoices):
+class Choices(LookupTableChoices):  # type: ignore[misc]
     """Inductor's choices, of templates and configurations that the service knows for a product."""
 
     def uuid(self) -> str:

@@ -15,15 +15,16 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import platformdirs
 
 from plevel.client import Client, ServiceError, UnreachableError
 
+T = TypeVar("T")
 ANSWER_S = 2.0  # of a question
 REST_S = 30.0  # after a failure, before the service is asked again
 LAST_S = 5.0  # at the end of the process, for what was not sent yet
@@ -96,7 +97,11 @@ class Reporter:
 
     def best(self, tool: str, **question: Any) -> dict[str, Any] | None:
         """The answer of `Client.foreign_best`, None if the service is away."""
-        return self._ask(lambda client: client.foreign_best(tool, **question))
+
+        def read(client: Client) -> dict[str, Any]:
+            return client.foreign_best(tool, **question)
+
+        return self._ask(read)
 
     def kernels(self, tool: str, limit: int, **wanted: Any) -> list[dict[str, Any]]:
         """The newest kernels of `Client.iter_foreign`, none if the service is away."""
@@ -107,7 +112,7 @@ class Reporter:
 
         return self._ask(read) or []
 
-    def _ask(self, read: Any) -> Any:
+    def _ask(self, read: Callable[[Client], T]) -> T | None:
         with self._ask_lock:
             if time.monotonic() < self._away_until:
                 return None
@@ -145,7 +150,7 @@ class Reporter:
             return
         self._waiting.put(None)
         self._thread.join(LAST_S)
-        left = [self._sending]
+        left: list[bytes | None] = [self._sending]
         with contextlib.suppress(queue.Empty):
             while True:
                 left.append(self._waiting.get_nowait())
