@@ -8,7 +8,7 @@ from collections.abc import Container
 from functools import cache
 from pathlib import Path
 
-from strategy.processor import vector_bytes
+from strategy.processor import has_instructions, vector_bytes
 
 # (vendor, family) → [(models, LLVM name)], the newest LLVM name for each generation.
 _X86: dict[tuple[str, int], list[tuple[Container[int], str]]] = {
@@ -82,7 +82,8 @@ def cpu_arch() -> str:
         if model in models and vector_bytes(name) == vector_bytes(level):
             if name == "cascadelake" and "avx512_vnni" not in flags:
                 return "skylake-avx512"
-            return name
+            hidden = {"avx512_vnni", "avx512_bf16"} - flags
+            return level if any(has_instructions(name, f.replace("_", "")) for f in hidden) else name
     return level
 
 

@@ -1,4 +1,4 @@
-"""Vector widths of CPUs by LLVM name."""
+"""Vector widths and dot-product instructions of CPUs by LLVM name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,19 @@ _AVX2 = frozenset(
     "haswell broadwell skylake core-avx2 znver1 znver2 znver3 bdver4 alderlake raptorlake meteorlake "
     "arrowlake lunarlake pantherlake sierraforest grandridge gracemont x86-64-v3".split()
 )
+_BF16 = frozenset("cooperlake sapphirerapids emeraldrapids graniterapids graniterapids-d znver4 znver5".split())
+# By LLVM's name of the feature.
+_INSTRUCTIONS = {
+    "avx512bf16": _BF16,
+    "avx512vnni": _BF16 | frozenset("cascadelake icelake-client icelake-server tigerlake rocketlake".split()),
+    "bf16": frozenset("neoverse-v1 neoverse-n2 neoverse-v2".split()),
+    "dotprod": frozenset("neoverse-n1 neoverse-v1 neoverse-n2 neoverse-v2 cortex-a76 cortex-a78".split()),
+}
+
+
+def has_instructions(arch: str, feature: str) -> bool:
+    """Return whether processors of `arch` have the instructions of a feature; false if unknown."""
+    return arch in _INSTRUCTIONS.get(feature, ())
 
 
 def vector_bytes(arch: str) -> int:

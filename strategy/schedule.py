@@ -106,4 +106,4 @@ def lanes_of(target: Target, dtype: str) -> int:
 
 def dtype_bytes(dtype: str) -> int:
     """Bytes of one number."""
-    return {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}[dtype]
+    return int("".join(filter(str.isdigit, dtype))) // 8

@@ -3,6 +3,7 @@
 `Target.parse` reads `cpu` (this host), TVM's dicts, and TVM's legacy strings (`llvm -mcpu=znver4 -num-cores=2`,
 `cuda -arch=sm_90`), which TVM itself no longer reads.
 """
+# Over 300 lines: one value, with all its forms and what follows from them.
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from typing import Any, Self
 
 from strategy import host
 from strategy.extern import find_library
-from strategy.processor import vector_bytes
+from strategy.processor import has_instructions, vector_bytes
 from strategy.suggestion import suggest
 from strategy.target_text import (
     SWITCHES,
@@ -152,6 +153,11 @@ class Target:
         if self.vector_bytes == 64 or self.is_arm:
             return 32
         return 16
+
+    def has(self, feature: str) -> bool:
+        """Return whether code for this target may use the instructions of LLVM's `feature`."""
+        named = has_instructions(self.arch, feature) and f"-{feature}" not in self.features
+        return named or f"+{feature}" in self.features
 
     @property
     def is_gpu(self) -> bool:

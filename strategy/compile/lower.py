@@ -241,7 +241,7 @@ def _transform_function(source: Any, packed: Any, target: Target) -> Any:
             bind_flat(schedule, schedule.get_loops(block))
             continue
         loops = schedule.get_loops(block)
-        if len(loops) > 1:
+        if len(loops) > 1 and schedule.get(block).init is None:  # the innermost loop of a sum is its reduction
             _, inner = schedule.split(loops[-1], [None, lanes_of(target, str(packed.dtype))])
             schedule.vectorize(inner)
         schedule.parallel(loops[0])

@@ -85,7 +85,7 @@ def odd_inputs(workload: Workload, seed: int) -> dict[str, Array] | None:
     if workload.op == "conv2d":
         return None  # Winograd's transforms spread an infinity over a tile, as NaN
     for name, array in found.items():
-        if epsilon(kinds[name]):
+        if epsilon(kinds[name]) and array.ndim:  # a number alone, such as a scale, stays
             odd = rng.random(array.shape) < (rng.random(array.shape[:1] + (1,) * (array.ndim - 1)) * 0.3)
             array[odd] = rng.choice(ODD, array.shape).astype(array.dtype)[odd]
     return found if any(map(epsilon, kinds.values())) else None

@@ -13,6 +13,7 @@ from strategy.target import Target, cpu_target
 
 AVX2 = "fpu sse4_2 avx2 fma bmi2"
 AVX512 = f"{AVX2} avx512f avx512bw avx512vl avx512dq"
+DOTS = f"{AVX512} avx512_vnni avx512_bf16"
 
 
 @pytest.fixture
@@ -29,14 +30,15 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     ("vendor", "family", "model", "flags", "arch"),
     [
         ("AuthenticAMD", "23", "49", AVX2, "znver2"), ("AuthenticAMD", "23", "1", AVX2, "znver1"),
-        ("AuthenticAMD", "25", "1", AVX2, "znver3"), ("AuthenticAMD", "25", "17", AVX512, "znver4"),
-        ("AuthenticAMD", "26", "2", AVX512, "znver5"), ("GenuineIntel", "6", "63", AVX2, "haswell"),
+        ("AuthenticAMD", "25", "1", AVX2, "znver3"), ("AuthenticAMD", "25", "17", DOTS, "znver4"),
+        ("AuthenticAMD", "26", "2", DOTS, "znver5"), ("GenuineIntel", "6", "63", AVX2, "haswell"),
         ("GenuineIntel", "6", "85", AVX512, "skylake-avx512"),
         ("GenuineIntel", "6", "85", AVX512 + " avx512_vnni", "cascadelake"),
-        ("GenuineIntel", "6", "143", AVX512, "sapphirerapids"), ("GenuineIntel", "6", "151", AVX2, "alderlake"),
+        ("GenuineIntel", "6", "143", DOTS, "sapphirerapids"), ("GenuineIntel", "6", "151", AVX2, "alderlake"),
         # A processor that nobody has listed yet, and virtual machines that hide what it has.
         ("GenuineIntel", "6", "250", AVX512, "x86-64-v4"), ("GenuineIntel", "6", "250", AVX2, "x86-64-v3"),
         ("AuthenticAMD", "25", "17", AVX2, "x86-64-v3"), ("GenuineIntel", "6", "143", "sse2", "x86-64"),
+        ("AuthenticAMD", "25", "17", AVX512 + " avx512_vnni", "x86-64-v4"),
         ("", "x", "y", "", "x86-64"),
     ],
 )  # fmt: skip

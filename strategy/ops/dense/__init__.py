@@ -1,4 +1,4 @@
-"""`dense`: data[m, k] · weight[n, k]ᵀ → [m, n], with five implementations on CPU."""
+"""`dense`: data[m, k] · weight[n, k]ᵀ → [m, n], with six implementations on CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strategy.op import (
     register_strategy,
 )
 from strategy.op_strategy import OpStrategy
-from strategy.ops.dense import cblas, gemv, large_m, nopack, pack
+from strategy.ops.dense import cblas, dot, gemv, large_m, nopack, pack
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
@@ -116,6 +116,8 @@ def dense_strategy(
         strategy.add_implementation(
             gemv.compute, gemv.schedule, "dense_gemv.cpu", 12, space=gemv.space, prepare=gemv.prepare
         )
+    if (instruction := dot.dot_of(inputs, target)) is not None:
+        dot.add(strategy, instruction, "dense_dot.cpu", 14)
     if "cblas" in target.libs and inputs[0].dtype == out_type.dtype == "float32":
         strategy.add_implementation(
             cblas.compute, cblas.schedule, "dense_cblas.cpu", 15, library="cblas"

@@ -1,0 +1,129 @@
+"""Dot-product instructions: each lane adds the products of two or four neighbouring narrow numbers to its sum.
+
+A weight is packed so that a vector holds, for each lane, its neighbours along k; those of the data are broadcast to
+all lanes. An instruction that takes unsigned data gets signed data with 128 added, and the other way round: both are
+one operation on the broadcast word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from strategy.target import Target
+
+
+@dataclass(frozen=True)
+class Dot:
+    """An instruction of a processor's `feature`, by LLVM's name, and its dtypes."""
+
+    feature: str
+    intrinsic: str
+    lanes: int
+    data: str
+    weight: str
+    sums: str
+
+    @property
+    def group(self) -> int:
+        """Neighbours that one lane takes at a time."""
+        return 4 if self.weight == "int8" else 2
+
+    def shift(self, dtype: str) -> int:
+        """The number that is added to data of `dtype` before it is multiplied."""
+        return {("int8", "uint8"): 128, ("uint8", "int8"): -128}.get((dtype, self.data), 0)
+
+    @property
+    def packed(self) -> str:
+        """The dtype of a packed weight: the bits of bfloat16, as TVM widens what a function keeps of it."""
+        return "int8" if self.weight == "int8" else "uint16"
+
+    def number(self, packed: Any) -> Any:
+        """A number of a packed weight, in the dtype of the sums."""
+        from tvm import tirx
+
+        if self.packed != self.weight:
+            packed = tirx.reinterpret(self.weight, packed)
+        return packed.astype(self.sums)
+
+    @property
+    def source(self) -> str:
+        """LLVM code of the instruction as `symbol`, on vectors of words: TVM has no vectors of bfloat16."""
+        sums = f"<{self.lanes} x {'i32' if self.sums == 'int32' else 'float'}>"
+        words = f"<{self.lanes} x i32>"
+        narrow = f"<{self.lanes * self.group} x {'i8' if self.weight == 'int8' else 'bfloat'}>"
+        return f"""
+declare {sums} @{self.intrinsic}({sums}, {narrow}, {narrow})
+define linkonce_odr hidden {sums} @{self.symbol}({sums} %s, {words} %a, {words} %b) alwaysinline nounwind {{
+  %x = bitcast {words} %a to {narrow}
+  %y = bitcast {words} %b to {narrow}
+  %r = call {sums} @{self.intrinsic}({sums} %s, {narrow} %x, {narrow} %y)
+  ret {sums} %r
+}}
+"""
+
+    @property
+    def symbol(self) -> str:
+        return f"plevel_dot_{self.feature}_{self.weight}"
+
+
+_DOTS = (
+    Dot("avx512bf16", "llvm.x86.avx512bf16.dpbf16ps.512", 16, "bfloat16", "bfloat16", "float32"),
+    Dot("avx512vnni", "llvm.x86.avx512.vpdpbusd.512", 16, "uint8", "int8", "int32"),
+    Dot("bf16", "llvm.aarch64.neon.bfdot.v4f32.v8bf16", 4, "bfloat16", "bfloat16", "float32"),
+    Dot("dotprod", "llvm.aarch64.neon.sdot.v4i32.v16i8", 4, "int8", "int8", "int32"),
+)
+
+
+def find_dot(target: Target, weight: str) -> Dot | None:
+    """The target's instruction for weights of a dtype, None without one."""
+    return next((d for d in _DOTS if d.weight == weight and target.has(d.feature)), None)
+
+
+def use_dot(sch: Any, dot: Dot, dtype: str, task: Any, lane: Any) -> None:
+    """Replace the loop over lanes, with that over neighbours in it, by the instruction, for data of `dtype`."""
+    sch.annotate(task, "pragma_import_llvm", dot.source)
+    sch.tensorize(lane, _intrinsic(dot, dtype))
+
+
+@cache
+def _intrinsic(dot: Dot, dtype: str) -> str:
+    """The registered name of the instruction and what it computes, for data of `dtype`."""
+    from tvm import script
+    from tvm.s_tir import TensorIntrin
+
+    lanes, group, shift = dot.lanes, dot.group, dot.shift(dtype)
+    number = f"T.cast(A[vk], '{dot.sums}')" + (f" + {shift}" if shift else "")
+    word = f"T.reinterpret(A.vload([0], '{dtype}x{group}'), dtype='int32')"
+    if shift:
+        word = f"T.bitwise_xor({word}, T.int32({0x80808080 - 2**32}))"
+    head = f"""
+@T.prim_func(s_tir=True)
+def main(
+    A: T.Buffer(({group},), "{dtype}", offset_factor=1),
+    B: T.Buffer(({lanes}, {group}), "{dot.packed}", offset_factor=1),
+    C: T.Buffer(({lanes},), "{dot.sums}", offset_factor=1, scope="local"),
+) -> None:
+    with T.sblock("root"):
+        T.reads(C[0:{lanes}], A[0:{group}], B[0:{lanes}, 0:{group}])
+        T.writes(C[0:{lanes}])
+"""
+    weight = "B[vi, vk]" if dot.packed == dot.weight else f"T.reinterpret(B[vi, vk], dtype='{dot.weight}')"
+    meaning = f"""
+        for i in T.serial(0, {lanes}):
+            for k in T.serial(0, {group}):
+                with T.sblock("update"):
+                    vi, vk = T.axis.remap("SR", [i, k])
+                    C[vi] = C[vi] + ({number}) * T.cast({weight}, "{dot.sums}")
+"""
+    code = f"""
+        C[T.ramp(T.int32(0), 1, {lanes})] = T.call_pure_extern(
+            "{dot.sums}x{lanes}", "{dot.symbol}", C.vload([0], "{dot.sums}x{lanes}"),
+            T.broadcast({word}, {lanes}),
+            T.reinterpret(B.vload([0, 0], "{dot.packed}x{lanes * group}"), dtype="int32x{lanes}"),
+        )
+"""
+    name = f"{dot.symbol}_{dtype}"
+    TensorIntrin.register(name, script.from_source(head + meaning), script.from_source(head + code))
+    return name

@@ -1,0 +1,222 @@
+"""`dense_dot.cpu`, `qdense_dot.cpu`: products by the processor's dot-product instructions.
+
+As `dense_pack.cpu`, with a weight packed for the instruction: [panel, k / group, width, group], where a group is the
+neighbours along k that a lane takes at a time. A zero point of the data, and what the instruction adds to it, is taken
+off by the sums of the weight's rows, whose bytes are one step more of k in the packed weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.cpu.dot import Dot, find_dot, use_dot
+from strategy.cpu.tile import (
+    ROWS,
+    Extents,
+    accumulators,
+    best_tile_of,
+    block_knob,
+    clamped_row,
+    largest_divisor,
+    register_constraint,
+    round_up,
+    up_to,
+    whole_blocks,
+    width_knob,
+)
+from strategy.op_strategy import OpStrategy
+from strategy.schedule import (
+    Outs,
+    find_stages,
+    integer,
+    join_epilogue,
+    new_schedule,
+    stage,
+    vectorize,
+)
+from strategy.space import Config, ConfigSpace, Knob
+from strategy.target import Target
+from strategy.types import TensorType
+
+_BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 32, 48, 64)
+_UNROLL = (1, 2, 4, 8)
+_INNER = Knob("inner", ["rows", "panels"])
+
+
+def dot_of(inputs: Sequence[TensorType], target: Target) -> Dot | None:
+    """The target's instruction for these dtypes; None without one, or if k is not whole groups."""
+    dot, k, n = find_dot(target, inputs[1].dtype), inputs[0].shape[1], inputs[1].shape[0]
+    if dot is None or not (k.is_constant and n.is_constant) or int(k) % dot.group:
+        return None
+    return dot
+
+
+def add(strategy: OpStrategy, dot: Dot, name: str, plevel: int) -> None:
+    """Add the implementation by an instruction to a strategy."""
+    strategy.add_implementation(
+        partial(compute, dot), partial(schedule, dot), name, plevel,
+        space=partial(space, dot), prepare=partial(prepare, dot),
+    )  # fmt: skip
+
+
+def space(
+    dot: Dot, attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+) -> ConfigSpace:
+    """Tile, unrolling, and how tiles are grouped into tasks, as in `dense_pack.cpu`."""
+    extents, lanes = Extents.of(inputs), dot.lanes
+    steps = extents.k // dot.group
+
+    def fallback() -> dict[str, Any]:
+        rows, width = best_tile_of(extents.rows, extents.n, lanes, target.vector_registers)
+        tiles = -(-extents.rows // rows)
+        split_rows = -(-extents.n // width) < target.threads and extents.m.is_constant
+        return {
+            "rows": rows,
+            "width": width,
+            "unroll": largest_divisor(_UNROLL, steps, 4),
+            "n_block": 1,
+            "m_tasks": largest_divisor(_BLOCKS, tiles, target.threads) if split_rows else 1,
+            "inner": "rows",
+        }
+
+    high, wide = up_to("rows", ROWS, 2 * extents.rows), width_knob(lanes, extents.n)
+    m_tasks = block_knob("m_tasks", _BLOCKS, int(extents.m), high) if extents.m.is_constant else Knob("m_tasks", [1])
+    constraints = [
+        register_constraint(target.vector_registers, lanes),
+        whole_blocks(extents.n, "width", "n_block"),
+    ]
+    if extents.m.is_constant:
+        constraints.append(whole_blocks(int(extents.m), "rows", "m_tasks"))
+    return ConfigSpace(
+        [
+            wide,
+            high,
+            Knob("unroll", [u for u in _UNROLL if steps % u == 0]),
+            block_knob("n_block", _BLOCKS, extents.n, wide),
+            m_tasks,
+            _INNER,
+        ],
+        constraints,
+        derived={"accumulators": accumulators(lanes)},
+        fallback=fallback,
+    )
+
+
+def prepare(
+    dot: Dot, attrs: Attrs, inputs: Sequence[TensorType], config: Config
+) -> dict[int, Callable[[Any], Any]]:
+    """The weight is packed into panels [ceil(n / width), k / group, width, group], with its rows' sums if integers."""
+    width, group = integer(config, "width"), dot.group
+
+    def pack(weight: Any) -> Any:
+        from tvm import te, tirx
+
+        n, k = (int(extent) for extent in weight.shape)
+        steps = k // group
+        zero = tirx.const(0, dot.packed)
+
+        def number(panel: Any, step: Any, lane: Any, place: Any) -> Any:
+            column = panel * width + lane
+            read = weight[column, step * group + place]
+            read = read if weight.dtype == dot.packed else tirx.reinterpret(dot.packed, read)
+            return read if n % width == 0 else tirx.if_then_else(column < n, read, zero)
+
+        if dot.sums != "int32":
+            shape = (-(-n // width), steps, width, group)
+            return te.compute(shape, number, name="panels", attrs=stage("panels"))
+        r = te.reduce_axis((0, k), name="r")
+        sums = te.compute(
+            (n,), lambda j: te.sum(weight[j, r].astype("int32"), axis=r), name="sums", attrs=stage("sums")
+        )
+
+        def number_or_byte(panel: Any, step: Any, lane: Any, place: Any) -> Any:
+            flat = lane * group + place  # the bytes of a number are `width` apart
+            column = panel * width + flat % width
+            byte = (sums[column] >> (flat // width * 8)).astype(weight.dtype)
+            byte = byte if n % width == 0 else tirx.if_then_else(column < n, byte, zero)
+            return tirx.if_then_else(step < steps, number(panel, step, lane, place), byte)
+
+        shape = (-(-n // width), steps + 1, width, group)
+        return te.compute(shape, number_or_byte, name="panels", attrs=stage("panels"))
+
+    return {1: pack}
+
+
+def compute(
+    dot: Dot, attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config
+) -> list[Any]:
+    """The product over whole tiles, and its part within m × n, less the zero point's share."""
+    from tvm import te
+
+    data, weight = inputs
+    m, k = data.shape
+    n, steps, group = int(out_type.shape[1]), int(k) // dot.group, dot.group
+    rows, width = integer(config, "rows"), integer(config, "width")
+    row, shift = clamped_row(m), dot.shift(str(data.dtype))
+    zero_point = getattr(attrs, "input_zero_point", 0) + shift
+    r, t = te.reduce_axis((0, steps), name="r"), te.reduce_axis((0, group), name="t")
+
+    def term(i: Any, j: Any) -> Any:
+        number = data[row(i), r * group + t].astype(dot.sums)
+        number = number + shift if shift else number
+        return te.sum(number * dot.number(weight[j // width, r, j % width, t]), axis=[r, t])
+
+    tiles = te.compute((round_up(m, rows), round_up(n, width)), term, name="tiles", attrs=stage("tiles"))
+
+    def byte(j: Any, place: int) -> Any:
+        flat = place * width + j % width
+        return weight[j // width, steps, flat // group, flat % group].astype("uint8").astype("int32") << place * 8
+
+    total = tiles
+    if zero_point:
+        total = te.compute(
+            tiles.shape,
+            lambda i, j: tiles[i, j] - zero_point * sum((byte(j, place) for place in range(1, 4)), byte(j, 0)),
+            name="total",
+            attrs=stage("total"),
+        )
+    return [te.compute((m, n), lambda i, j: total[i, j].astype(out_type.dtype), name="dense")]
+
+
+def schedule(dot: Dot, attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Tasks of panels × rows in parallel; in each, one register tile after the other."""
+    sch = new_schedule(outs)
+    stages = find_stages(sch)
+    output = join_epilogue(sch)
+    tiles = stages["tiles"]
+    for name in ("sums", "panels"):
+        if name in stages:
+            sch.parallel(sch.get_loops(stages[name])[0])
+    anchor = stages.get("total", tiles)
+    for block in dict.fromkeys((tiles, anchor)):
+        sch.set_scope(block, 0, "local")
+    i, j, *sums = sch.get_loops(anchor)
+    m_task, row_tile, rows = sch.split(i, [integer(config, "m_tasks"), None, integer(config, "rows")])
+    n_task, panel, columns = sch.split(j, [None, integer(config, "n_block"), integer(config, "width")])
+    order = (panel, row_tile) if config["inner"] == "rows" else (row_tile, panel)
+    sch.reorder(n_task, m_task, *order, rows, columns, *sums)
+    sch.reverse_compute_at(output, order[1], preserve_unit_loops=True)
+    if anchor is not tiles:
+        sch.compute_at(tiles, order[1], preserve_unit_loops=True)
+    task = sch.fuse(n_task, m_task)
+    sch.parallel(task)
+    for block in (output,) if anchor is tiles else (output, anchor):
+        *_, out_rows, out_columns = sch.get_loops(block)
+        vectorize(sch, out_columns, dot.lanes)
+        sch.unroll(out_rows)
+    rows, columns, steps, group = sch.get_loops(tiles)[-4:]
+    vectors, lane = sch.split(columns, [None, dot.lanes])
+    outer, inner = sch.split(steps, [None, integer(config, "unroll")])
+    sch.reorder(outer, inner, rows, vectors, lane, group)
+    for loop in (inner, rows, vectors):
+        sch.unroll(loop)
+    start = sch.decompose_reduction(tiles, outer)
+    *_, start_rows, start_vectors, start_lane = sch.get_loops(start)
+    sch.vectorize(start_lane)
+    sch.unroll(start_rows)
+    sch.unroll(start_vectors)
+    use_dot(sch, dot, str(outs.args[0].dtype), task, lane)
+    return sch

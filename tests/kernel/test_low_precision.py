@@ -1,0 +1,122 @@
+"""Products by dot-product instructions, and quantised operators: integers exactly, bfloat16 as float64 says."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategy.compile.lower import lower
+from strategy.op_strategy import candidates, evaluate
+from strategy.signature import Role
+from strategy.target import Target
+from strategy.workload import EpilogueStep, Input, Workload
+from workers.reference import compare, numpy_dtype, random_inputs, reference, tolerances
+
+TARGET = Target.parse("cpu").with_threads(2)
+ZEN4 = Target.parse("llvm -mcpu=znver4 -num-cores=2")
+NEOVERSE = Target.parse("llvm -mcpu=neoverse-v1 -mtriple=aarch64-linux-gnu -num-cores=2")
+
+
+def product(data: str, weight: str, constant: bool = True, epilogue: Any = (), **attrs: Any) -> Workload:
+    op = "dense" if data.startswith("bfloat16") else "qdense"
+    constants = ["weight"] if constant else []
+    return Workload.make(op, {"data": data, "weight": weight}, attrs, constants, epilogue)
+
+
+def whole_range(workload: Workload, seed: int) -> dict[str, Any]:
+    """Random inputs, with bytes of their whole range."""
+    rng, found = np.random.default_rng(seed), random_inputs(workload, seed)
+    for name, value in found.items():
+        if value.dtype.itemsize == 1:
+            info = np.iinfo(value.dtype)
+            found[name] = rng.integers(info.min, info.max + 1, value.shape).astype(value.dtype)
+    return found
+
+
+def check(workload: Workload, name: str, config: Any = None) -> None:
+    import tvm
+
+    inputs = whole_range(workload, 5)
+    (right,) = reference(workload, inputs)
+    artefact = lower(workload, TARGET, name, config).compile()
+    *given, out = artefact.arguments
+    assert out.role is Role.OUTPUT
+    output = tvm.runtime.tensor(np.full(right.shape, 77).astype(numpy_dtype(out.tensor.dtype)))
+    artefact.main(*(artefact.prepare(a, tvm.runtime.tensor(inputs[a.name])) for a in given), output)
+    compare(output.numpy(), np.asarray(right), tolerances(workload, inputs, [right])[0])
+
+
+def dot_space(workload: Workload) -> tuple[str, Any]:
+    found = {c.implementation: c.space for c in candidates(workload, TARGET)}
+    name = f"{workload.op}_dot.cpu"
+    if name not in found:
+        pytest.skip("this processor has no dot-product instructions")
+    return name, found[name]
+
+
+@settings(max_examples=10)
+@given(
+    m=st.sampled_from([1, 3, 16, 37]), n=st.sampled_from([1, 16, 50]), groups=st.sampled_from([1, 2, 9, 32]),
+    kind=st.sampled_from(["bfloat16", "uint8", "int8"]), zero_point=st.sampled_from([0, 100]),
+    constant=st.booleans(), seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_any_configuration_of_any_shape(m, n, groups, kind, zero_point, constant, seed):
+    k = groups * 4
+    attrs = {} if kind == "bfloat16" else {"input_zero_point": zero_point}
+    weight = "bfloat16" if kind == "bfloat16" else "int8"
+    workload = product(f"{kind}[{m},{k}]", f"{weight}[{n},{k}]", constant, **attrs)
+    name, space = dot_space(workload)
+    check(workload, name, space.sample(random.Random(seed), 1)[0])
+
+
+def steps(n: int, *ops: str) -> list[EpilogueStep]:
+    """Steps with a scale for each column, and one zero point."""
+    scale, zero = Input("scale", f"float32[{n}]", constant=True), Input("zero", "int32[]", constant=True)
+    to = Input("to", "float32[]", constant=True)
+    given = {
+        "requantize": (None, scale, zero, to, zero),
+        "dequantize": (None, scale, zero),
+        "relu": (None,),
+    }
+    return [EpilogueStep(op, given[op]) for op in ops]
+
+
+@pytest.mark.parametrize("ops", [("requantize",), ("dequantize", "relu")])
+def test_an_epilogue_joins_the_integer_product(ops):
+    workload = product("int8[19,32]", "int8[37,32]", epilogue=steps(37, *ops), input_zero_point=-7)
+    names = [i.name for _, i in evaluate(workload, TARGET)]
+    assert "reduce.cpu" in names
+    for name in names:
+        check(workload, name)
+
+
+def test_the_instruction_is_used_where_the_target_has_it():
+    for target, integer, real in ((ZEN4, "vpdpbusd", "vdpbf16ps"), (NEOVERSE, "sdot", "bfdot")):
+        for kind, opcode in (("bfloat16", real), ("int8", integer), ("uint8", integer)):
+            weight = "bfloat16" if kind == "bfloat16" else "int8"
+            workload = product(f"{kind}[8,64]", f"{weight}[32,64]")
+            code = lower(workload, target, f"{workload.op}_dot.cpu").compile(checks=False)
+            assert opcode in code.executable.mod.inspect_source("s")
+
+
+@pytest.mark.parametrize("spec", ["-mcpu=x86-64-v4", "-mcpu=skylake-avx512", "-mcpu=znver4 -mattr=-avx512vnni"])
+def test_elsewhere_it_is_not_offered(spec):
+    workload = product("uint8[8,64]", "int8[32,64]")
+    for target, offered in ((Target.parse(f"llvm {spec}"), False), (ZEN4, True)):
+        assert ("qdense_dot.cpu" in {i.name for _, i in evaluate(workload, target)}) == offered
+    assert "qdense_dot.cpu" not in {i.name for _, i in evaluate(product("int8[8,62]", "int8[32,62]"), ZEN4)}
+
+
+@pytest.mark.parametrize("m", [1, 16, 128])
+def test_a_tenth_of_the_space_is_valid(m):
+    for kind, weight in (("bfloat16", "bfloat16"), ("uint8", "int8")):
+        workload = product(f"{kind}[{m},768]", f"{weight}[3072,768]")
+        spaces = {c.implementation: c.space for c in candidates(workload, ZEN4)}
+        space = spaces[f"{workload.op}_dot.cpu"]
+        size = np.prod([len(k.values) for k in space.knobs])
+        assert space.count(limit=100_000) >= 0.1 * size
