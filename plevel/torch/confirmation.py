@@ -19,7 +19,7 @@ import torch
 
 from plevel.torch.node import hint
 from plevel.torch.plan import Plan
-from plevel.torch.store import folder
+from plevel.torch.store import folder, touch
 from strategy.record import Estimate, estimate
 from strategy.workload import Workload
 
@@ -55,6 +55,7 @@ class Verdict(msgspec.Struct, frozen=True):
 def read_verdict(plan: Plan) -> Verdict | None:
     """The verdict on the same graph, kernels, machine, threads and PyTorch; None where there is none."""
     with suppress(OSError, msgspec.MsgspecError):
+        touch(_path(plan))
         return msgspec.json.decode(_path(plan).read_bytes(), type=Verdict)
     return None
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from plevel.torch.store import digest_of, folder
+from plevel.torch.store import digest_of, folder, prune, touch
 from plevel.torch.table_builder import BuildTable, Interface
 from strategy.host import usable_cores
 from strategy.record import JobEntry, to_json
@@ -99,7 +99,10 @@ def build(
     kept = folder()
     kernels = {s.workload: Kernel(s, kept / f"{kernel_digest(s)}.so") for s in selections}
     missing = [k for k in kernels.values() if not k.path.exists()]
+    for kernel in kernels.values():
+        touch(kernel.path)
     errors = {k.selection.workload: e for k, e in _build_all(missing) if e} if missing else {}
+    prune()
     return {w: k for w, k in kernels.items() if w not in errors}, errors
 
 

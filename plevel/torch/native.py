@@ -14,7 +14,7 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
-from plevel.torch.store import digest_of, folder
+from plevel.torch.store import digest_of, folder, touch
 
 _NAME = "plevel_torch_runtime"
 
@@ -35,6 +35,7 @@ def native() -> Any:
     source = Path(__file__).with_name("runtime.c")
     include = sysconfig.get_paths()["include"]
     path = folder() / f"runtime-{digest_of(source.read_text(), sys.version, include)}.so"
+    touch(path)
     if not path.exists():
         _compile(source, include, path)
     loader = ExtensionFileLoader(_NAME, str(path))

@@ -1,12 +1,23 @@
-"""Folder of what is built once for this user: kernels, the runtime, and verdicts, each by its digest."""
+"""Folder of what is built once for this user: kernels, the runtime, and verdicts, each by its digest.
+
+Its size is bounded: what was not used for longest goes first.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+LIMIT_BYTES = 2**30
+YOUNG_S = 86_400.0
+SIGNATURE = ".so.json"  # of a kernel, beside it
 
 
 def folder() -> Path:
@@ -16,6 +27,36 @@ def folder() -> Path:
     found = user_cache_path("plevel", appauthor=False) / "torch"
     found.mkdir(parents=True, exist_ok=True)
     return found
+
+
+def touch(path: Path) -> None:
+    """Notes that a file is used."""
+    with suppress(OSError):
+        os.utime(path)
+
+
+def prune(limit_bytes: int = LIMIT_BYTES) -> None:
+    """Removes what was not used for longest until the rest is within the limit, but nothing used within a day.
+
+    A process that has loaded a kernel keeps it. What a killed process left half made goes after a day, too.
+    """
+    before = time.time() - YOUNG_S
+    found = []
+    for path in folder().iterdir():
+        with suppress(OSError):  # another process prunes, too
+            status = path.stat()
+            if path.is_dir():
+                if status.st_mtime < before:
+                    shutil.rmtree(path, ignore_errors=True)
+            elif not path.name.endswith(SIGNATURE):
+                found.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in found)
+    for used, size, path in sorted(found):
+        if total <= limit_bytes or used >= before:
+            break
+        path.unlink(missing_ok=True)
+        path.with_name(path.name + ".json").unlink(missing_ok=True)  # after it: a kernel has a signature
+        total -= size
 
 
 def digest_of(*parts: Any) -> str:
