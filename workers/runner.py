@@ -94,10 +94,10 @@ class Runner:
         self._send_reference()
 
     def toolchain(self) -> dict[str, Any]:
-        """Versions of LLVM and of the libraries that this process has loaded."""
+        """Versions of LLVM and of the libraries that this process has loaded, and the pool that runs its loops."""
         from tvm.target.codegen import llvm_version_major
 
-        found: dict[str, Any] = {"llvm": str(llvm_version_major())}
+        found: dict[str, Any] = {"llvm": str(llvm_version_major()), "thread_pool": "tvm"}
         for role in sorted(self._libraries):
             found[role] = load_library(role).describe()
         return found

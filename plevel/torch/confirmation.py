@@ -21,6 +21,7 @@ from plevel.torch.node import hint
 from plevel.torch.plan import Plan
 from plevel.torch.store import folder, touch
 from strategy.record import Estimate, estimate
+from strategy.table import show_number
 from strategy.workload import Workload
 
 ROUNDS = 15
@@ -45,11 +46,15 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The workloads whose kernels stay in a graph, by key, and the comparisons that said so."""
+    """The workloads whose kernels stay in a graph, by key, and the comparisons that said so.
+
+    `pool` names the threads that ran all of them.
+    """
 
     kept: tuple[str, ...]
     steps: tuple[Step, ...] = ()
     refused: str = ""
+    pool: str = ""
 
 
 def read_verdict(plan: Plan) -> Verdict | None:
@@ -102,7 +107,8 @@ def confirm(
         steps.append(Step(keys, exchanged <= wanted, ratio, won))
         if won:
             best, kept = candidate, wanted
-    return best, Verdict(tuple(sorted(w.key for w in kept)), tuple(steps))
+    pool = f"openmp, {show_number(torch.get_num_threads(), 'thread')}"
+    return best, Verdict(tuple(sorted(w.key for w in kept)), tuple(steps), pool=pool)
 
 
 def _singles(plan: Plan, families: Sequence[Kept]) -> list[Kept]:

@@ -60,8 +60,9 @@ class Report:
             what = f"{'with' if step.added else 'without'} {', '.join(step.workloads)}"
             interval = f"{step.ratio.low_s:.3f} to {step.ratio.high_s:.3f}"
             done = "kept" if step.kept else "not kept"
+            pool = f" on {self.verdict.pool}" if self.verdict and self.verdict.pool else ""
             lines.append(
-                f"timed: {step.ratio.median_s:.3f} of the time before ({interval}), {done}: {what}"
+                f"timed{pool}: {step.ratio.median_s:.3f} of the time before ({interval}), {done}: {what}"
             )
         return "\n".join(lines)
 

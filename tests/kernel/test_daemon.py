@@ -215,6 +215,7 @@ def test_jobs_are_built_ahead_timed_in_turn_and_reported(
     assert events[-1] == "gone"
     assert script.environment["TVM_NUM_THREADS"] == 1
     assert script.environment["tvm"] and script.environment["llvm"]
+    assert script.environment["thread_pool"] == "tvm"
 
 
 def test_draining_finishes_what_is_timed_and_gives_back_what_is_not(

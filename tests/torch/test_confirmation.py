@@ -49,6 +49,7 @@ def test_a_family_that_wins_stays_and_the_verdict_is_not_asked_for_again(ratios)
     again = run(model, inputs)  # a comparison would fail
     assert again.replaced == 4
     assert again.verdict == report.verdict
+    assert f"timed on openmp, {torch.get_num_threads()} thread" in str(again)
     assert "0.800 of the time before" in str(again)
 
 
