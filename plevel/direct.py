@@ -191,6 +191,23 @@ class Direct:
 
         return self._pages(partial(coverage.list_best, scope=scope), "best", wanted)
 
+    def iter_foreign(self, tool: str, *, limit: int = 500, **wanted: Any) -> Iterator[Row]:
+        """Yield the kernels of another tool. See `Client.iter_foreign`."""
+        if self._store is None:
+            return
+        from service.records import foreign
+
+        cursor: int | None = None
+        while True:
+            with self._read() as connection:
+                page = foreign.list_kernels(
+                    connection, tool, self._namespace, limit=limit, cursor=cursor, **wanted
+                )
+            yield from to_json(page.kernels)
+            if page.next is None:
+                return
+            cursor = page.next
+
     def iter_coverage(self, **wanted: Any) -> Iterator[Row]:
         """Yield the tuning state of each task that matches. See `Client.iter_coverage`."""
         from service.records import coverage

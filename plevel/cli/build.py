@@ -13,9 +13,9 @@ import typer
 from plevel.cli import location, option
 from plevel.cli.chosen import Chosen, Implementation, Knobs, described, lower_chosen, require_known
 from plevel.cli.error import CommandError, UsageError
+from plevel.cli.file import whole
 from plevel.cli.lock import find_locked, read_lock
 from plevel.cli.model_file import read_model
-from plevel.cli.transfer import whole
 
 if TYPE_CHECKING:
     from strategy.compile.entry import LibraryRow

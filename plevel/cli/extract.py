@@ -9,7 +9,7 @@ import typer
 
 from plevel.cli import option
 from plevel.cli.error import CommandError, UsageError
-from plevel.cli.transfer import whole
+from plevel.cli.file import whole
 
 if TYPE_CHECKING:
     from plevel.torch.extraction import Extraction

@@ -10,7 +10,7 @@ import typer
 
 from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
-from plevel.cli.transfer import whole
+from plevel.cli.file import whole
 
 if TYPE_CHECKING:
     from strategy.select import Selection

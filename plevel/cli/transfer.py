@@ -6,7 +6,6 @@ import contextlib
 import gc
 import itertools
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -18,12 +17,13 @@ import typer
 
 from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
+from plevel.cli.file import whole
 
 if TYPE_CHECKING:
     from plevel.client import Client
     from plevel.direct import Direct
 
-_FORMATS = ("native", "autotvm", "kernel_tuner", "metaschedule", "csv", "parquet")
+_FORMATS = ("native", "autotvm", "kernel_tuner", "metaschedule", "csv", "parquet", "vllm-moe")
 _PIECE = 1 << 18
 
 
@@ -159,7 +159,13 @@ def export(
         Path | None,
         typer.Option(
             "--out", "-o", metavar="FILE", show_default=False,
-            help="The file to write instead of standard output; a folder for metaschedule.",
+            help="The file to write instead of standard output; a folder for metaschedule and vllm-moe.",
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", metavar="MODEL", help="The device model of vllm-moe: 'NVIDIA H100 80GB HBM3'.",
         ),
     ] = None,
     op: option.OfOp = None,
@@ -181,14 +187,29 @@ def export(
     """Write records as plevel's own NDJSON, or for other tools.
 
     plevel's own format can be imported again without loss. A Kernel Tuner file holds one task: name it with
-    --task. If no record matches, nothing is written, and the exit code is 1.
+    --task. vllm-moe writes what VLLM_TUNED_CONFIG_FOLDER reads, for one device model; rows that nobody tuned are
+    pinned, and provenance.json says which are measured, advised, transferred or predicted. If no record matches,
+    nothing is written, and the exit code is 1.
 
     Example: plevel export --op dense -o dense.ndjson
     """
     option.check_choice("--format", form, _FORMATS)
+    if (form == "vllm-moe") != (device is not None):
+        raise UsageError(
+            "--format vllm-moe: name the device model with --device" if device is None
+            else "--device: only --format vllm-moe is for one device model: leave it out"
+        )  # fmt: skip
+    if form in ("metaschedule", "vllm-moe") and out is None:
+        raise UsageError(f"--format {form}: writes several files: name a folder with --out")
+    if device is not None:
+        assert out is not None
+        from plevel.cli import moe
+
+        place = location.locate(url, database, namespace)
+        with place.connect() as records:
+            moe.write(out, records.iter_foreign("vllm", kernel="fused_moe"), device, as_json=as_json)
+        return
     if form == "metaschedule":
-        if out is None:
-            raise UsageError("--format metaschedule: writes two files: name a folder with --out")
         source = source or "metaschedule"
     elif out is not None:
         option.check_out(out)
@@ -249,15 +270,3 @@ def _write_pair(folder: Path, parts: Iterator[bytes]) -> None:
             *lines, rest = (rest + part).split(b"\n")
             for line in lines:
                 (workloads if line.startswith(b'["') else tuning).write(line + b"\n")
-
-
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces `path` once it is complete."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            yield file
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
