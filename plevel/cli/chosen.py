@@ -72,7 +72,7 @@ def lower_chosen(
     from strategy.compile.lower import lower
 
     if locked is not None:
-        _require_version(locked)
+        require_version(locked)
         name, values = locked.implementation, locked.config
         return Chosen(lower(workload, target, name, values), name, values, locked.explanation)
     if implementation is None:
@@ -86,7 +86,7 @@ def lower_chosen(
     return Chosen(lower(workload, target, implementation, values), implementation, values, None)
 
 
-def _require_version(locked: Locked) -> None:
+def require_version(locked: Locked) -> None:
     """Raise `CommandError` if the lock has another version than would be built."""
     from strategy.op_strategy import candidates
 

@@ -18,6 +18,7 @@ from plevel.cli import (
     build,
     bundle,
     db,
+    deploy,
     doctor,
     extract,
     fleet,
@@ -69,7 +70,9 @@ _PANELS: dict[str, dict[str, Any]] = {
         "tune": tune.tune, "select": select.select, "lock": lock.lock, "check": lock.check,
         "extract": extract.extract, "ops": ops.ops,
     },
-    "Compile": {"build": build.build, "show": show.show, "measure": measure.measure},
+    "Compile": {
+        "build": build.build, "compile": deploy.compile_model, "show": show.show, "measure": measure.measure,
+    },
     "Records": {
         "runs": listing.runs, "coverage": listing.coverage, "records": listing.records,
         "plot": plot.plot, "model": model.app, "import": transfer.import_files,

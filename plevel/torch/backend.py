@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,12 @@ import torch._inductor.config
 from torch._dynamo.exc import RestartAnalysis
 from torch.fx import GraphModule
 
+from plevel.kernel_selection import open_records
 from plevel.torch import confirmation
 from plevel.torch.confirmation import Kept, Verdict
 from plevel.torch.explanation import Report, make_report, note, owned
 from plevel.torch.frozen import compile_frozen
 from plevel.torch.plan import Plan, make_plan
-from strategy.select import NO_RECORDS, Database
 from strategy.select.lock import Lock
 
 logger = logging.getLogger("plevel.torch")
@@ -117,7 +116,7 @@ def _compile(module: GraphModule, inputs: Sequence[Any], options: Options) -> Ca
 
     def visit(frozen: GraphModule) -> None:
         nonlocal plan, verdict, kept
-        with _database(options) as database:
+        with open_records(options.database or options.lock) as database:
             plan = make_plan(frozen, database, _read_lock(options))
         kept = plan.preferred()
         if options.confirm:
@@ -153,22 +152,6 @@ def _compile(module: GraphModule, inputs: Sequence[Any], options: Options) -> Ca
         found = chosen
     note(make_report(planned, kept, verdict, module), module)
     return found
-
-
-@contextmanager
-def _database(options: Options) -> Iterator[Database]:
-    """The database that the options name, else their lock, else that of the environment, else this user's own."""
-    from plevel.cli.location import locate
-    from plevel.database import plevel_database
-    from plevel.embedded import sqlite_path
-
-    place = options.database or options.lock
-    if place is None:
-        own = locate(None, None)
-        path = None if own.database is None else sqlite_path(own.database)
-        place = (own.url or own.database) if path is None or path.exists() else None
-    with nullcontext(NO_RECORDS) if place is None else plevel_database(place) as found:
-        yield found
 
 
 def _read_lock(options: Options) -> Lock | None:

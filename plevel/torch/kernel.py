@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
 
 from plevel.torch.store import digest_of, folder, prune, touch
 from plevel.torch.table_builder import BuildTable, Interface
-from strategy.host import usable_cores
-from strategy.record import JobEntry, to_json
+from strategy.record import JobEntry
 from strategy.select import Selection
 from strategy.select.dispatch import DispatchTable
 from strategy.signature import Argument
 from strategy.workload import Workload
 from workers.builder import Build
 from workers.fork import Limits
-from workers.sandbox import Child, Died, ForkServer, Late
+from workers.pool import ask_all
 
 BUILD_TIMEOUT_S = 120.0
 _ONE = Limits(module="workers.builder")
@@ -107,49 +103,26 @@ def build(
 
 
 def _build_all(missing: Sequence[Kernel]) -> list[tuple[Kernel, str | None]]:
-    with (
-        tempfile.TemporaryDirectory(dir=folder()) as made,
-        ForkServer(Path(made)) as server,
-        ThreadPoolExecutor(min(usable_cores(), len(missing))) as threads,
-    ):
-        idle: dict[str, SimpleQueue[Child]] = defaultdict(SimpleQueue)
-
-        def make(kernel: Kernel) -> tuple[Kernel, str | None]:
+    with tempfile.TemporaryDirectory(dir=folder()) as made:
+        paths = [Path(made) / kernel.path.name for kernel in missing]
+        requests = [
             # The entry of a table is C code, whose compiler starts programs.
-            limits = _TABLE if kernel.dims else _ONE
-            try:
-                child = idle[limits.module].get_nowait()
-            except Empty:
-                child = server.spawn(limits)
-            error = _ask(child, kernel, Path(made))
-            if child.alive:
-                idle[limits.module].put(child)
-            return kernel, error
-
-        try:
-            done = list(threads.map(make, missing))
-        except BaseException:  # Ctrl-C, above all: what is not begun yet is not waited for
-            threads.shutdown(wait=False, cancel_futures=True)
-            raise
-        for children in idle.values():
-            while not children.empty():
-                children.get().kill()
-    return done
+            (_TABLE if k.dims else _ONE, _request(k.selection, str(path)))
+            for k, path in zip(missing, paths, strict=True)
+        ]
+        answers = ask_all(requests, BUILD_TIMEOUT_S)
+        return [(k, _keep(k, p, a)) for k, p, a in zip(missing, paths, answers, strict=True)]
 
 
-def _ask(child: Child, kernel: Kernel, made: Path) -> str | None:
-    """Has a child build one kernel; the reason where it could not."""
-    path = made / kernel.path.name
-    try:
-        child.send(to_json(_request(kernel.selection, str(path))))
-        answer = child.receive(BUILD_TIMEOUT_S)
-    except (Died, Late) as error:
-        return str(error)
+def _keep(kernel: Kernel, path: Path, answer: Any) -> str | None:
+    """Keep one built kernel; the reason where it could not be built."""
+    if isinstance(answer, Exception):
+        return str(answer)
     if answer.get("error"):
         return f"{answer['error']} {answer.get('message', '')}".strip()
     # The signature first: a library without one would be taken for a kernel.
     for name in (f"{path.name}.json", path.name):
-        (made / name).replace(kernel.path.with_name(name))
+        path.with_name(name).replace(kernel.path.with_name(name))
     return None
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule
 
+from plevel.kernel_selection import select_kernel
 from plevel.torch.extraction import Extracted, Extraction, extract_graph
 from plevel.torch.kernel import Kernel, build
 from plevel.torch.merging import find_merged
@@ -18,8 +18,7 @@ from plevel.torch.replacement import replace
 from plevel.torch.site import find_sites
 from plevel.torch.store import digest_of
 from strategy.host import cpu_model
-from strategy.op_strategy import Candidate, candidates
-from strategy.select import Database, Selection, SelectionError, select
+from strategy.select import Database, Selection, SelectionError
 from strategy.select.dispatch import DispatchTable, dispatch
 from strategy.select.lock import Lock
 from strategy.target import Target, cpu_target
@@ -116,21 +115,7 @@ def _choose(
     """By the lock, else by the database; without libraries, whose threads would take the cores from PyTorch's."""
     if not workload.is_constant:
         return dispatch(workload, target, database, libraries=False)
-    offered = candidates(workload, target, libraries=False)
-    locked = None if lock is None else _find_locked(lock, workload, target, offered)
-    return locked or select(workload, target, database, offered=offered)
-
-
-def _find_locked(
-    lock: Lock, workload: Workload, target: Target, offered: Sequence[Candidate]
-) -> Selection | None:
-    """The selection of the lock, if its implementation is still the one that is installed."""
-    versions = {c.implementation: c.version for c in offered}
-    with suppress(SelectionError):
-        locked = lock.find(workload, target)
-        if versions.get(locked.implementation) == locked.version:
-            return locked.selection()
-    return None
+    return select_kernel(workload, target, database, lock)
 
 
 def _text(module: GraphModule) -> list[str]:

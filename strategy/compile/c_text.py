@@ -55,11 +55,17 @@ def c_type(dtype: str) -> str:
     return _C_TYPES.get(dtype, f"{dtype}_t")
 
 
+def dlpack_type(dtype: str) -> tuple[int, int]:
+    """DLPack's code of a type, and its bits."""
+    letters = dtype.rstrip("0123456789")
+    return _DTYPE_CODES[letters], int(dtype[len(letters) :] or 8)
+
+
 def c_tensor(variable: str, pointer: str, kind: TensorType) -> list[str]:
     """Declarations of a tensor over a pointer."""
     extents = [c_expression(d) for d in kind.shape] or ["1"]
-    letters = kind.dtype.rstrip("0123456789")
-    dtype = f"{{{_DTYPE_CODES[letters]}, {kind.dtype[len(letters) :] or 8}, 1}}"
+    code, bits = dlpack_type(kind.dtype)
+    dtype = f"{{{code}, {bits}, 1}}"
     return [
         f"  int64_t {variable}_shape[] = {{{', '.join(extents)}}};",
         f"  Tensor {variable} = {{(void *){pointer}, {{CPU, 0}}, {kind.ndim}, {dtype}, {variable}_shape, NULL, 0}};",

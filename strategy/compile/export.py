@@ -127,7 +127,7 @@ def export_library(
     if bundle:
         for library in libraries:
             if library.resolve() != (path.parent / library.name).resolve():
-                _place(library, path.parent / library.name)
+                place(library, path.parent / library.name)
     header_path = path.with_suffix(".h")
     header_path.write_text(entry.header())
     return header_path
@@ -157,27 +157,34 @@ def _merge(rows: Sequence[LibraryRow]) -> Lowered:
 
 
 def _link(made: Path, path: Path, libraries: Iterable[Path], *, beside: bool) -> None:
+    inputs = ["entry.c", "rows.o"]
+    for library in libraries:
+        inputs += [str(library), f"-Wl,-rpath,{'$ORIGIN' if beside else library.parent}"]
+    place(link(inputs, made), path)
+
+
+def link(inputs: Sequence[str], folder: Path) -> Path:
+    """A shared library of C sources and objects, made in the folder, which `inputs` are relative to.
+
+    Raises:
+        CompileError: there is no C compiler, or it failed.
+    """
     compiler = (
         os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     )
     if not compiler:
         raise CompileError("no C compiler: install gcc or clang, or set CC")
-    target = made / "library.so"
-    command = [
-        compiler, "-O2", "-fPIC", "-shared", "-fopenmp", "entry.c", "rows.o", "-o", str(target)
-    ]
-    for library in libraries:
-        command += [str(library), f"-Wl,-rpath,{'$ORIGIN' if beside else library.parent}"]
-    command.append("-lm")
-    done = subprocess.run(command, cwd=made, capture_output=True, text=True, check=False)
+    made = folder / "library.so"
+    command = [compiler, "-O2", "-fPIC", "-shared", "-fopenmp", *inputs, "-o", str(made), "-lm"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CompileError(
             f"{' '.join(command)} failed (set CC for another compiler): {done.stderr.strip()[-2000:]}"
         )
-    _place(target, path)
+    return made
 
 
-def _place(source: Path, path: Path) -> None:
+def place(source: Path, path: Path) -> None:
     """Copy a library atomically, so that a failure or a full disk keeps the old one."""
     partial = path.with_name(f".{path.name}.partial")
     try:

@@ -44,12 +44,14 @@ class Group:
         return Group([c for c in calls if isinstance(c, Call)])
 
 
-def fuse(expr: Expr) -> list[Group]:
+def fuse(
+    expr: Expr, may_join: Callable[[Group, Call], bool] = lambda group, call: True
+) -> list[Group]:
     """The functions of a typed graph, in an order in which they can run.
 
     An anchor (`kOutEWiseFusable`), or a chain of elementwise and broadcast operators, takes the elementwise and
     broadcast operators that follow it, as long as intermediate values have no other use and the shape stays the
-    same.
+    same, and `may_join` allows it.
     """
     nodes = post_order(expr)
     uses: dict[Expr, set[Expr | None]] = {n: set() for n in nodes}
@@ -62,7 +64,7 @@ def fuse(expr: Expr) -> list[Group]:
     for node in nodes:
         if not isinstance(node, Call):
             continue
-        group = _extendable(node, ends, uses)
+        group = _extendable(node, ends, uses, may_join)
         if group is None:
             group = Group()
             groups.append(group)
@@ -76,7 +78,10 @@ def fuse(expr: Expr) -> list[Group]:
 
 
 def _extendable(
-    node: Call, ends: dict[Expr, Group], uses: dict[Expr, set[Expr | None]]
+    node: Call,
+    ends: dict[Expr, Group],
+    uses: dict[Expr, set[Expr | None]],
+    may_join: Callable[[Group, Call], bool],
 ) -> Group | None:
     """The group that `node` joins: preferably one with an anchor, else the first that ends in an input."""
     if node.op.get_attr("TOpPattern") not in _EPILOGUES or not isinstance(node.checked_type, TensorType):
@@ -89,6 +94,7 @@ def _extendable(
         and ends[arg].anchor.op.get_attr("TOpPattern") in _HEADS
         and isinstance(arg.checked_type, TensorType)
         and _same_shape(arg.checked_type, node.checked_type)
+        and may_join(ends[arg], node)
     ]
     anchored = [g for g in found if g.anchor.op.get_attr("TOpPattern") == TOpPattern.kOutEWiseFusable]
     return next(iter(anchored or found), None)

@@ -20,6 +20,7 @@ from plevel.torch import explain, kernel, operation, store
 from plevel.torch.backend import OptionError, plevel
 from plevel.torch.kernel import kernel_digest
 from tests.torch import models
+from workers import pool
 
 ROOT = Path(__file__).parents[2]
 ALL = {"confirm": False}
@@ -218,15 +219,15 @@ def test_an_error_falls_back_with_one_warning(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_kernel_that_cannot_be_built_leaves_its_workload_to_inductor(monkeypatch: pytest.MonkeyPatch):
-    ask, asked = kernel._ask, []
+    ask, asked = pool._ask, []
 
-    def fail_first(child, wanted, made):
+    def fail_first(child, wanted, timeout_s):
         asked.append(wanted)
-        if "gelu" in wanted.selection.workload.key:
+        if "gelu" in wanted.workload.key:
             os.kill(child.pid, signal.SIGKILL)
-        return ask(child, wanted, made)
+        return ask(child, wanted, timeout_s)
 
-    monkeypatch.setattr(kernel, "_ask", fail_first)
+    monkeypatch.setattr(pool, "_ask", fail_first)
     torch.manual_seed(2)
     model, x = models.Block(48, 80).eval(), torch.randn(40, 48)
     with torch.inference_mode(), pytest.warns(UserWarning, match=r"gelu\(\.\) left to Inductor"):

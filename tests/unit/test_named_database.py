@@ -28,7 +28,8 @@ DENSE = ("dense", "-i", "data=float32[8,8]", "-i", "weight=float32[8,8]", "--tar
 # The arguments that each command needs, beside its database.
 READING: dict[str, tuple[str, ...]] = {
     "select": DENSE, "lock": ("{}/x.toml", "-o", "{}/x.lock"), "check": ("--against", "{}/x.lock"),
-    "build": (*DENSE, "-o", "{}/x.so"), "show": DENSE, "runs": (), "coverage": (), "records": (),
+    "build": (*DENSE, "-o", "{}/x.so"), "compile": ("{}/x.pt2", "-o", "{}/x.so"),
+    "show": DENSE, "runs": (), "coverage": (), "records": (),
     "plot": ("1",), "export": (), "workers": (), "status": (), "cancel": ("1",), "why": ("1",),
     "model list": (), "model train": ("dense", "--target", "llvm"), "model show": ("1",),
     "db current": (), "db check": (), "db downgrade": ("0005",),

@@ -1,0 +1,129 @@
+"""`plevel compile`: a whole model as one shared library that needs neither its framework nor Python."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from plevel.cli import location, option
+from plevel.cli.chosen import require_known, require_version
+from plevel.cli.error import CommandError, UsageError
+from plevel.cli.lock import read_lock
+
+if TYPE_CHECKING:
+    from plevel.deployment import Deployed
+
+
+def compile_model(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE.pt2", show_default=False, help="A program of torch.export.save.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FILE.so", show_default=False,
+            help="The library, with the header FILE.h and the manifest FILE.json.",
+        ),
+    ],
+    target: option.TargetSpec = "cpu",
+    threads: option.Threads = None,
+    lock: Annotated[
+        Path | None,
+        typer.Option(
+            "--lock", metavar="FILE", show_default=False,
+            help="Take the selections of a lock file; what it lacks from --database if that is named.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="The name of the C function; default: plevel_FILE."),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Run it, and compare its values with the framework's.")
+    ] = False,
+    url: option.Url = None,
+    database: option.Database = None,
+    as_json: option.AsJson = False,
+) -> None:  # fmt: skip
+    """Compile a model into one shared library with its weights.
+
+    Each part of the model runs by the implementation that the database selects. The library has one C
+    function of the model's inputs and outputs, and needs neither PyTorch nor Python.
+
+    Example: plevel compile model.pt2 -o model.so --verify
+    """
+    from plevel.cli.output import tell
+    from plevel.comparison import ComparisonError, compare
+    from plevel.deployment import deploy
+    from plevel.embedded import require_worker
+    from plevel.importing import ExtraError, import_model
+    from plevel.kernel_selection import open_records
+    from strategy.compile.c_text import c_word, is_free
+    from strategy.fault import CompileError
+    from strategy.network.graph import NetworkError
+    from strategy.select import Reason
+    from workers.sandbox import SandboxError
+
+    option.check_out(out)
+    if out.suffix != ".so":
+        raise UsageError(f"--out {out}: name a file.so: its header and its manifest stand beside it")
+    where = option.read_target(target, threads)
+    if where.kind != "llvm":
+        raise UsageError(f"--target {where}: models are compiled for processors: use cpu, or llvm -mcpu=…")
+    function = f"plevel_{c_word(out.stem.removeprefix('lib'))}" if name is None else name
+    if not is_free(function):
+        raise UsageError(
+            f"--name {function!r:.80}: no C identifier: use letters, digits and underscores, and no keyword"
+        )
+    locked, lock_path = (None, None) if lock is None else (read_lock(lock), str(lock))
+    for entry in () if locked is None else locked.selections:
+        if entry.target == where:
+            require_version(entry)
+    if url is not None or database is not None:
+        place = location.locate(url, database)
+        database = place.url or place.database
+    require_worker()
+    require_known(where)
+    warnings.filterwarnings("ignore", "`isinstance.treespec", FutureWarning)  # PyTorch's, of itself
+    try:
+        with open_records(database or lock_path) as records:
+            imported = import_model(model)
+            made = deploy(
+                imported.network, where, records, out, name=function, about=model.name, lock=locked
+            )
+    except NetworkError as error:
+        raise UsageError(f"{model}: {error}") from error
+    except (CompileError, ExtraError, SandboxError) as error:
+        raise CommandError(f"{model}: {error}") from error
+    files = [made.library, made.header, made.manifest]
+    found: dict[str, Any] = {"function": function, "files": [str(f) for f in files]}
+    kernels = [s for s in made.description.steps if s.workload is not None]
+    measured = sum(s.reason in (Reason.MEASURED, Reason.TRANSFERRED) for s in kernels)
+    found |= {"kernels": len(kernels), "measured": measured}
+    said = (
+        f"{out}: {len(kernels)} kernels, {measured} of them measured; "
+        f"{made.plan.weight_bytes / 1e6:.1f} MB of weights, {made.plan.arena_bytes / 1e6:.1f} MB of buffers"
+    )
+    if verify:
+        try:
+            compared = compare(made, imported.reference(_values(made)))
+        except (ComparisonError, NetworkError, SandboxError) as error:
+            for file in files:
+                file.unlink(missing_ok=True)
+            raise CommandError(f"--verify: {error}; {out} is removed") from error
+        found["verified"] = compared
+        said += (
+            f"\nits outputs agree within {compared.error:.1e} of their largest value; of {compared.values} values "
+            f"{compared.worst} is the worst ({compared.worst_error:.1e})"
+        )
+    tell(said, found, as_json=as_json)
+
+
+def _values(made: Deployed) -> list[str]:
+    return [s.value for s in made.description.steps if s.value is not None]

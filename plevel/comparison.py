@@ -1,0 +1,116 @@
+"""Comparison of a deployed library with the framework that its model is of, value by value."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plevel.deployment import Deployed
+from strategy.network.plan import Buffer, Port
+from workers.fork import Limits
+from workers.network_runner import Array, RunNetwork
+from workers.pool import ask_all
+
+RUN_TIMEOUT_S = 300.0
+TOLERANCE = 1e-3  # of the largest difference, over the largest value of the reference
+
+
+class ComparisonError(RuntimeError):
+    """The library fails, or gives other values; the message names the worst one."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Inputs of a model, and what its own framework gives: its outputs, and values by their names."""
+
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Relative errors: of the outputs, and of the value with the largest among `values`."""
+
+    error: float
+    worst: str
+    worst_error: float
+    values: int
+
+
+def compare(deployed: Deployed, reference: Reference) -> Comparison:
+    """Run the library in a child, and compare what it and its steps give.
+
+    Raises:
+        ComparisonError: it fails or crashes, or an output differs by more than `TOLERANCE`.
+    """
+    plan = deployed.plan
+    wanted = {
+        i: (step.names[0], step.buffers[-step.outputs])
+        for i, step in enumerate(plan.steps)
+        if step.names[0] in reference.values
+    }
+    with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
+        made = Path(folder)
+
+        def file(name: str, of: Port | Buffer) -> Array:
+            return Array(str(made / f"{name}.npy"), of.type.dtype, of.type.concrete_shape)
+
+        inputs = [file(f"input{i}", port) for i, port in enumerate(plan.inputs)]
+        for array, value in zip(inputs, reference.inputs, strict=True):
+            np.save(array.path, np.asarray(value, array.dtype, order="C"))
+        outputs = [file(f"output{i}", port) for i, port in enumerate(plan.outputs)]
+        steps = {i: file(f"step{i}", buffer) for i, (_, buffer) in wanted.items()}
+        request = RunNetwork(
+            library=str(deployed.library.resolve()), function=deployed.description.function,
+            inputs=tuple(inputs), outputs=tuple(outputs),
+            steps=tuple(steps.get(i) for i in range(len(plan.steps))),
+        )  # fmt: skip
+        (answer,) = ask_all([(Limits(module="workers.network_runner"), request)], RUN_TIMEOUT_S)
+        if answer != 0:
+            raise ComparisonError(f"the library fails: {answer}")
+        errors = {
+            name: error_of(np.load(steps[i].path), reference.values[name])
+            for i, (name, _) in wanted.items()
+            if name is not None
+        }
+        at_end = [
+            error_of(np.load(a.path), r) for a, r in zip(outputs, reference.outputs, strict=True)
+        ]
+    names = {p.name: e for p, e in zip(plan.outputs, at_end, strict=True)}
+    worst = max(errors or names, key=(errors or names).__getitem__)
+    found = Comparison(max(at_end), worst, (errors or names)[worst], len(errors))
+    if not found.error <= TOLERANCE:
+        raise ComparisonError(
+            f"an output differs by {found.error:.1e} of its largest value, and at most {TOLERANCE:.0e} may be; "
+            f"the worst value is {found.worst} ({found.worst_error:.1e})"
+        )
+    return found
+
+
+def error_of(found: Any, reference: Any) -> float:
+    """The largest difference over the reference's largest value; infinite where one is NaN and the other is not."""
+    a, b = (np.asarray(v, np.float64).reshape(-1) for v in (found, reference))
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    if same.all():
+        return 0.0
+    difference = np.abs(a - b)[~same].max()
+    finite = np.abs(b[np.isfinite(b)])
+    scale = finite.max() if finite.size else 0.0
+    return float("inf") if not np.isfinite(difference) else float(difference / (scale or 1.0))
+
+
+def make_inputs(ports: Sequence[Port], seed: int = 0) -> list[Any]:
+    """Arrays for inputs: normally distributed, and of integers 0 or 1, which index most tables."""
+    random = np.random.default_rng(seed)
+    return [
+        random.standard_normal(p.type.concrete_shape).astype(p.type.dtype)
+        if p.type.dtype.startswith("float")
+        else random.integers(0, 2, p.type.concrete_shape).astype(p.type.dtype)
+        for p in ports
+    ]

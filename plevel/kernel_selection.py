@@ -1,0 +1,47 @@
+"""Selection of the kernels of whole models: by a lock, by records, else by plevel; on OpenMP's threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+
+from strategy.op_strategy import candidates
+from strategy.select import NO_RECORDS, Database, Selection, SelectionError, select
+from strategy.select.lock import Lock
+from strategy.target import Target
+from strategy.workload import Workload
+
+
+def select_kernel(
+    workload: Workload, target: Target, database: Database, lock: Lock | None
+) -> Selection:
+    """The lock's selection, if its implementation is still the one that is installed, else the database's.
+
+    Raises:
+        SelectionError: no implementation is valid.
+    """
+    # A library with threads of its own would take the cores from OpenMP's.
+    offered = candidates(workload, target, libraries=False)
+    if lock is not None:
+        versions = {c.implementation: c.version for c in offered}
+        with suppress(SelectionError):
+            locked = lock.find(workload, target)
+            if versions.get(locked.implementation) == locked.version:
+                return locked.selection()
+    return select(workload, target, database, offered=offered)
+
+
+@contextmanager
+def open_records(named: str | None) -> Iterator[Database]:
+    """The named database or lock file, else the database of the environment, else this user's own."""
+    from plevel.cli.location import locate
+    from plevel.database import plevel_database
+    from plevel.embedded import sqlite_path
+
+    place = named
+    if place is None:
+        own = locate(None, None)
+        path = None if own.database is None else sqlite_path(own.database)
+        place = (own.url or own.database) if path is None or path.exists() else None
+    with nullcontext(NO_RECORDS) if place is None else plevel_database(place) as found:
+        yield found

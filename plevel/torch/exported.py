@@ -1,0 +1,172 @@
+"""Exported programs of PyTorch as networks."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from plevel.comparison import Reference
+from plevel.torch.aten import OPERATORS
+from strategy.expr import Constant, Expr, Tuple, Var
+from strategy.network.graph import Network, NetworkError
+from strategy.types import DTYPES
+
+aten = torch.ops.aten
+# Kept as they are: plevel has an operator for them, or better parts than PyTorch's decomposition.
+_WHOLE = (
+    aten.linear.default, aten.matmul.default, aten.scaled_dot_product_attention.default, aten.silu.default,
+    aten.hardswish.default, aten.hardsigmoid.default, aten.mish.default, aten.relu6.default,
+)  # fmt: skip
+
+
+def load_program(path: Path) -> ExportedProgram:
+    """The program in a file of `torch.export.save`; raise `NetworkError` if there is none."""
+    try:
+        return torch.export.load(path)
+    except Exception as error:
+        raise NetworkError(
+            f"{path} is no exported program ({type(error).__name__}): write one with torch.export.save"
+        ) from error
+
+
+def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
+    """The network of an exported program, and the program in the operators whose values it names.
+
+    Raises:
+        NetworkError: operators that there are no parts for, all at once; symbolic sizes; changed buffers.
+    """
+    table = torch.export.default_decompositions()
+    for kept in _WHOLE:
+        table.pop(kept, None)
+    plain = program.run_decompositions(table)
+    _refuse_unknown(plain)
+    values: dict[Any, Any] = {}
+    names: dict[Expr, str] = {}
+    inputs = []
+    for spec, node in zip(plain.graph_signature.input_specs, _nodes(plain, "placeholder"), strict=True):
+        if spec.kind is InputKind.USER_INPUT:
+            if not isinstance(node.meta.get("val"), torch.Tensor):
+                raise NetworkError(f"input {node.name} is no tensor: export the model with tensors alone")
+            values[node] = Var(node.name, _type(node))
+            inputs.append(values[node])
+        elif node.users:
+            values[node] = _constant(_held(plain, spec))
+        names.update({values[node]: node.name} if node in values else {})
+    for node in _nodes(plain, "call_function"):
+        args = torch.fx.map_arg(node.args, lambda n: values[n])
+        kwargs = torch.fx.map_arg(node.kwargs, lambda n: values[n])
+        try:
+            values[node] = _call(node, args, kwargs)
+        except ValueError as error:
+            raise NetworkError(f"{node.name} ({node.target}): {error}") from error
+        if isinstance(values[node], Expr) and not isinstance(values[node], Tuple):
+            names[values[node]] = node.name
+    return Network(tuple(inputs), _outputs(plain, values), names), plain
+
+
+def _nodes(program: ExportedProgram, kind: str) -> list[Any]:
+    return [node for node in program.graph.nodes if node.op == kind]
+
+
+def _call(node: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if node.target is operator.getitem:
+        return args[0][args[1]]
+    found = OPERATORS[str(node.target)](*args, **kwargs)
+    value = node.meta.get("val")
+    if isinstance(found, Expr) and isinstance(value, torch.Tensor) and str(found.tensor_type) != _type(node):
+        raise NetworkError(f"{found.tensor_type} in place of {_type(node)}: types that plevel does not mix")
+    return found
+
+
+def _refuse_unknown(program: ExportedProgram) -> None:
+    for node in program.graph.nodes:
+        shape = getattr(node.meta.get("val"), "shape", ())
+        if not all(isinstance(extent, int) for extent in shape):
+            raise NetworkError(
+                f"{node.name} has a symbolic size ({', '.join(map(str, shape))}): "
+                "export the model without dynamic_shapes"
+            )
+    unknown = Counter(
+        str(node.target)
+        for node in _nodes(program, "call_function")
+        if str(node.target) not in OPERATORS and node.target is not operator.getitem
+    )
+    if unknown:
+        listed = ", ".join(f"{name} ({n})" for name, n in unknown.most_common())
+        raise NetworkError(f"{len(unknown)} operators that plevel has no kernel for: {listed}")
+
+
+def _held(program: ExportedProgram, spec: Any) -> Any:
+    """A parameter, buffer or constant."""
+    held = program.state_dict if spec.target in program.state_dict else program.constants
+    if spec.target not in held:
+        raise NetworkError(f"{spec.arg.name} ({spec.kind.name.lower()}) has no value: export the model anew")
+    return held[spec.target]
+
+
+def _constant(tensor: Any) -> Constant:
+    return Constant(tensor.detach().contiguous().cpu().numpy())
+
+
+def _type(node: Any) -> str:
+    value = node.meta["val"]
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise NetworkError(f"{node.name} is of {dtype}, which plevel has no kernels for")
+    return f"{dtype}[{','.join(map(str, value.shape))}]"
+
+
+def _outputs(program: ExportedProgram, values: dict[Any, Any]) -> dict[str, Expr]:
+    (node,) = _nodes(program, "output")
+    found = []
+    for spec, value in zip(program.graph_signature.output_specs, node.args[0], strict=True):
+        if spec.kind is not OutputKind.USER_OUTPUT:
+            raise NetworkError(
+                f"it changes {spec.target} ({spec.kind.name.lower()}) when it runs: export it in eval mode"
+            )
+        if not isinstance(value, torch.fx.Node):
+            raise NetworkError(f"it returns {value!r:.40}, which is no tensor: return tensors alone")
+        found.append(values[value])
+    if len(found) == 1:
+        return {"output": found[0]}
+    return {f"output{i}": value for i, value in enumerate(found)}
+
+
+def run_program(program: ExportedProgram, plain: ExportedProgram, wanted: Sequence[str]) -> Reference:
+    """PyTorch's own values for the program's example inputs.
+
+    Args:
+        plain: the program in the operators of its network, of which the `wanted` nodes' values are kept.
+
+    Raises:
+        NetworkError: the program has no example inputs.
+    """
+    if program.example_inputs is None:
+        raise NetworkError("it has no example inputs to compare with: export the model with inputs")
+    args, kwargs = program.example_inputs
+    given, _ = torch.utils._pytree.tree_flatten((args, kwargs))
+    values: dict[str, Any] = {}
+
+    class Keeper(torch.fx.Interpreter):  # type: ignore[misc]
+        def run_node(self, node: Any) -> Any:
+            found = super().run_node(node)
+            if node.name in names:
+                values[node.name] = found.detach().numpy()
+            return found
+
+    names, left = set(wanted), iter(given)
+    inputs = [
+        next(left) if spec.kind is InputKind.USER_INPUT else _held(plain, spec)
+        for spec in plain.graph_signature.input_specs
+    ]
+    with torch.no_grad():
+        Keeper(plain.graph_module).run(*inputs)
+        outputs, _ = torch.utils._pytree.tree_flatten(program.module()(*args, **kwargs))
+    return Reference([g.numpy() for g in given], [o.numpy() for o in outputs], values)

@@ -1,0 +1,147 @@
+"""Layers that importers of models share, as calls of plevel's operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from strategy.expr import Constant, Expr, Tuple, call
+from strategy.network.graph import NetworkError
+from strategy.network.normal import extents
+
+
+def number(value: float, like: Expr) -> Constant:
+    """A number of the dtype of another value."""
+    return Constant(np.asarray(value, like.tensor_type.dtype))
+
+
+def reshape(x: Expr, shape: Sequence[int]) -> Expr:
+    """The elements in another shape, of which one extent may be -1."""
+    known = -math.prod(shape)
+    given = tuple(math.prod(extents(x)) // known if n == -1 else int(n) for n in shape)
+    return x if given == extents(x) else call("reshape", x, newshape=given)
+
+
+def transpose(x: Expr, axes: Sequence[int]) -> Expr:
+    if isinstance(x, Constant):
+        return Constant(np.ascontiguousarray(x.value.transpose(axes)))
+    return call("transpose", x, axes=tuple(int(a) for a in axes))
+
+
+def swap(x: Expr) -> Expr:
+    """Matrices transposed."""
+    rank = len(extents(x))
+    return transpose(x, (*range(rank - 2), rank - 1, rank - 2))
+
+
+def broadcast(x: Expr, shape: Sequence[int]) -> Expr:
+    """The value in the shape that it broadcasts to."""
+    wanted = tuple(int(n) for n in shape)
+    if extents(x) == wanted:
+        return x
+    if isinstance(x, Constant):
+        return Constant(np.ascontiguousarray(np.broadcast_to(x.value, wanted)))
+    if math.prod(extents(x)) == math.prod(wanted):
+        return reshape(x, wanted)
+    kind = x.tensor_type.dtype
+    if kind == "bool":
+        raise NetworkError("bools are expanded, for which plevel has no operator")
+    return call("add", x, Constant(np.zeros(wanted, kind)))
+
+
+def linear(x: Expr, weight: Expr, bias: Expr | None = None) -> Expr:
+    """The product of the last axis with a weight [outputs, inputs], and a bias."""
+    shape = extents(x)
+    rows = reshape(x, (math.prod(shape[:-1]), shape[-1]))
+    found: Expr = call("dense", rows, weight)
+    if bias is not None:
+        found = add_bias(found, bias)
+    return reshape(found, (*shape[:-1], extents(weight)[0]))
+
+
+def add_bias(x: Expr, bias: Expr) -> Expr:
+    """A sum with an entry for each of axis 1, or of all elements."""
+    if extents(bias) == (extents(x)[1],):
+        return call("bias_add", x, bias, axis=1)
+    return call("add", x, bias)
+
+
+def matmul(x: Expr, y: Expr) -> Expr:
+    """The product as NumPy's `matmul`."""
+    if len(extents(x)) == 1:
+        found = matmul(reshape(x, (1, -1)), y)
+        return reshape(found, (*extents(found)[:-2], extents(found)[-1]))
+    if len(extents(y)) == 1:
+        found = matmul(x, reshape(y, (-1, 1)))
+        return reshape(found, extents(found)[:-1])
+    if len(extents(y)) == 2:
+        return linear(x, swap(y))
+    batch = np.broadcast_shapes(extents(x)[:-2], extents(y)[:-2])
+    operands = [
+        reshape(broadcast(o, (*batch, *extents(o)[-2:])), (-1, *extents(o)[-2:])) for o in (x, y)
+    ]
+    found = call("batch_matmul", *operands, transpose_a=False, transpose_b=False)
+    return reshape(found, (*batch, extents(x)[-2], extents(y)[-1]))
+
+
+def convolution(
+    x: Expr,
+    weight: Expr,
+    bias: Expr | None,
+    *,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Expr:
+    """A convolution of one or two dimensions; `padding` has all begins, then all ends."""
+    if len(extents(x)) == 3:
+        (begin, end), lifted = padding, [(*extents(v)[:2], 1, extents(v)[2]) for v in (x, weight)]
+        found = convolution(
+            reshape(x, lifted[0]), reshape(weight, lifted[1]), bias, strides=(1, *strides),
+            padding=(0, begin, 0, end), dilation=(1, *dilation), groups=groups,
+        )  # fmt: skip
+        n, c, _, width = extents(found)
+        return reshape(found, (n, c, width))
+    if len(extents(x)) != 4:
+        raise NetworkError(f"a convolution of {len(extents(x)) - 2} dimensions: plevel has one and two")
+    found = call(
+        "conv2d", x, weight, strides=tuple(strides), padding=tuple(padding),
+        dilation=tuple(dilation), groups=groups,
+    )  # fmt: skip
+    return found if bias is None else add_bias(found, bias)
+
+
+def batch_norm(x: Expr, scale: Any, shift: Any, mean: Any, variance: Any, epsilon: float) -> Expr:
+    """(x - mean) / sqrt(variance + epsilon) * scale + shift, with constants of each channel."""
+    if not all(v is None or isinstance(v, Constant) for v in (scale, shift, mean, variance)):
+        raise NetworkError("a batch norm whose statistics are not constant")
+    factor = 1 / np.sqrt(variance.value.astype(np.float64) + epsilon)
+    factor = factor if scale is None else factor * scale.value
+    summand = (0 if shift is None else shift.value) - mean.value * factor
+    shape = (-1, *(1,) * (len(extents(x)) - 2))
+    dtype = x.tensor_type.dtype
+    scaled = call("multiply", x, Constant(factor.reshape(shape).astype(dtype)))
+    return call("add", scaled, Constant(summand.reshape(shape).astype(dtype)))
+
+
+def attention(q: Expr, k: Expr, v: Expr, mask: Expr | None, *, scale: float, causal: bool) -> Expr:
+    """softmax(q kᵀ · scale + mask) v; a mask of bools says where to look."""
+    scores = call("multiply", matmul(q, swap(k)), number(scale, q))
+    if causal:
+        rows, columns = extents(scores)[-2:]
+        mask = Constant(np.tril(np.ones((rows, columns), bool)))
+    if isinstance(mask, Constant) and mask.value.dtype == bool:
+        mask = Constant(np.where(mask.value, 0, -np.inf).astype(q.tensor_type.dtype))
+    if mask is not None and mask.tensor_type.dtype == "bool":
+        scores = call("where", mask, scores, number(-np.inf, q))
+    elif mask is not None:
+        scores = call("add", scores, mask)
+    return matmul(call("softmax", scores, axis=-1), v)
+
+
+def concatenate(parts: Sequence[Expr], axis: int) -> Expr:
+    return parts[0] if len(parts) == 1 else call("concatenate", Tuple(list(parts)), axis=axis)

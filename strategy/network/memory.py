@@ -1,0 +1,33 @@
+"""Offsets of buffers in one arena: buffers that are never alive at the same time share memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Life:
+    """A buffer: its size, and the first and the last step at which its contents count."""
+
+    bytes: int
+    first: int
+    last: int
+
+    def overlaps(self, other: Life) -> bool:
+        return self.first <= other.last and other.first <= self.last
+
+
+def place(lives: Sequence[Life], alignment: int) -> tuple[list[int], int]:
+    """The offset of each buffer, and the arena's size: the largest first, at the lowest offset that is free."""
+    offsets = [0] * len(lives)
+    placed: list[int] = []
+    for index in sorted(range(len(lives)), key=lambda i: -lives[i].bytes):
+        offset = 0
+        for other in sorted(placed, key=lambda i: offsets[i]):
+            if lives[index].overlaps(lives[other]) and offset + lives[index].bytes > offsets[other]:
+                offset = max(offset, -(-(offsets[other] + lives[other].bytes) // alignment) * alignment)
+        offsets[index] = offset
+        placed.append(index)
+    end = max((offsets[i] + life.bytes for i, life in enumerate(lives)), default=0)
+    return offsets, -(-end // alignment) * alignment

@@ -1,0 +1,312 @@
+"""Normal form of a network: equal calculations become equal workloads, however a model spells them.
+
+Constants are computed; factors and summands of channels move into the weights and the bias before them (batch
+norms); reshapes move behind elementwise operators, so that these are the epilogue of a product; transposes meet.
+"""
+# Over 300 lines: the rules of one normal form.
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from strategy.attrs import Attrs
+from strategy.expr import Call, Constant, Expr, Tuple, TupleGetItem, call, post_order
+from strategy.network.graph import Network
+from strategy.op import Op, TOpPattern
+
+_RESHAPES = frozenset({"reshape", "squeeze", "expand_dims"})
+_PRODUCTS = frozenset({"dense", "conv2d"})  # whose second input has the outputs' channels first
+_FOLDED = 1 << 28  # elements of a constant that is computed beforehand
+
+
+def normalize(network: Network) -> Network:
+    """The same network in normal form."""
+    made = _Normal(network)
+    outputs = {name: made.of(node) for name, node in network.outputs.items()}
+    return Network(network.inputs, outputs, made.names)
+
+
+def extents(node: Expr) -> tuple[int, ...]:
+    return node.tensor_type.concrete_shape
+
+
+class _Normal:
+    """The normal forms of a network's nodes; `uses` counts the readers of each."""
+
+    def __init__(self, network: Network) -> None:
+        self.names: dict[Expr, str] = {}
+        self.uses: Counter[Expr] = Counter()
+        nodes = post_order(network.root)
+        self._readers = Counter(i for n in nodes for i in n.inputs)
+        self._made: dict[Expr, Expr] = {}
+        for node in nodes[:-1]:
+            found = self._rebuilt(node)
+            self._made[node] = found
+            self.uses[found] += self._readers[node]
+            if node in network.names:
+                self._name(found, network.names[node])
+
+    def of(self, node: Expr) -> Expr:
+        return self._made[node]
+
+    def _name(self, node: Expr, name: str) -> None:
+        """Name a node, and what it only shows in another shape."""
+        self.names.setdefault(node, name)
+        if isinstance(node, Call) and node.op.name == "reshape":
+            self._name(node.args[0], name)
+
+    def _rebuilt(self, node: Expr) -> Expr:
+        inputs = [self._made[i] for i in node.inputs]
+        if isinstance(node, Call):
+            for i in inputs:
+                self.uses[i] -= 1  # of the node that is now rebuilt
+            found = self.call(node.op, inputs, node.attrs)
+            for i in inputs:
+                self.uses[i] += 1
+            return found
+        if isinstance(node, TupleGetItem):
+            return inputs[0].fields[node.index] if isinstance(inputs[0], Tuple) else TupleGetItem(inputs[0], node.index)
+        return Tuple(inputs) if isinstance(node, Tuple) else node
+
+    def call(self, op: Op, args: list[Expr], attrs: Attrs, without: Rule | None = None) -> Expr:
+        """The normal form of a call whose arguments have theirs."""
+        plain = Call(op, args, attrs)
+        for rule in _RULES:
+            found = None if rule is without else rule(self, plain)
+            if found is not None:
+                return found
+        return plain
+
+    def make(self, name: str, *args: Expr, **attrs: Any) -> Expr:
+        made = call(name, *args, **attrs)
+        return self.call(made.op, list(made.args), made.attrs)
+
+    def reshaped(self, node: Expr, shape: tuple[int, ...]) -> Expr:
+        while isinstance(node, Call) and node.op.name == "reshape":
+            node = node.args[0]
+        if extents(node) == shape:
+            return node
+        if isinstance(node, Constant):
+            return Constant(node.value.reshape(shape))
+        return call("reshape", node, newshape=shape)
+
+    def is_only(self, node: Expr) -> bool:
+        """Return whether nobody else reads the node."""
+        return self.uses[node] <= 0
+
+
+Rule = Callable[[_Normal, Call], Expr | None]
+
+
+def _compute(normal: _Normal, node: Call) -> Expr | None:
+    """A constant in place of a call of constants."""
+    from strategy.types import TensorType
+
+    kind, reference = node.checked_type, node.op.get_attr("FReference")
+    arrays: list[Any] = []
+    for arg in node.args:
+        fields = arg.fields if isinstance(arg, Tuple) else [arg]
+        if not all(isinstance(f, Constant) for f in fields):
+            return None
+        arrays += [f.value for f in fields if isinstance(f, Constant)]
+    if reference is None or not isinstance(kind, TensorType) or kind.size > _FOLDED:
+        return None
+    found = np.asarray(reference(node.attrs, arrays), kind.dtype, order="C")
+    return Constant(found.reshape(kind.concrete_shape))
+
+
+def _reshape(normal: _Normal, node: Call) -> Expr | None:
+    return normal.reshaped(node.args[0], extents(node)) if node.op.name in _RESHAPES else None
+
+
+def _behind(node: Expr) -> Expr | None:
+    """The node that a reshape shows in another shape."""
+    return node.args[0] if isinstance(node, Call) and node.op.name == "reshape" else None
+
+
+def _sink_unary(normal: _Normal, node: Call) -> Expr | None:
+    """The operator before the reshape."""
+    if node.op.get_attr("TOpPattern") != TOpPattern.kElemWise or len(node.args) != 1:
+        return None
+    source = _behind(node.args[0])
+    if source is None or not normal.is_only(node.args[0]):
+        return None
+    return normal.reshaped(normal.call(node.op, [source], node.attrs), extents(node))
+
+
+def _sink_binary(normal: _Normal, node: Call) -> Expr | None:
+    """The operator before the reshape of one operand, where the other can be broadcast or reshaped to it."""
+    if node.op.get_attr("TOpPattern") != TOpPattern.kBroadcast or len(node.args) != 2:
+        return None
+    # Of two reshapes that of a product, whose epilogue the operator can be.
+    for place in sorted((0, 1), key=lambda i: not _is_product(_behind(node.args[i]))):
+        arg, other = node.args[place], node.args[1 - place]
+        source = _behind(arg)
+        if source is None or not normal.is_only(arg) or extents(arg) != extents(node):
+            continue
+        fitting = _fit(normal, other, extents(node), extents(source))
+        if fitting is None:
+            continue
+        operands = [source, fitting] if place == 0 else [fitting, source]
+        # A reshape of the other operand now would be sunk the other way, and so on.
+        stays = _behind(fitting) is not None
+        made = normal.call(node.op, operands, node.attrs, without=_sink_binary if stays else None)
+        return normal.reshaped(made, extents(node))
+    return None
+
+
+def _is_product(node: Expr | None) -> bool:
+    return isinstance(node, Call) and node.op.name in (*_PRODUCTS, "batch_matmul", "bias_add")
+
+
+def _fit(
+    normal: _Normal, other: Expr, shape: tuple[int, ...], wanted: tuple[int, ...]
+) -> Expr | None:
+    """An operand that broadcasts to `wanted` as it now does to `shape`."""
+    given = extents(other)
+    if given == shape:
+        return normal.reshaped(other, wanted)
+    significant = given[next((i for i, n in enumerate(given) if n != 1), len(given)) :]
+    if not significant:
+        return normal.reshaped(other, ())
+    if len(significant) == 1 and significant[0] == shape[-1] == wanted[-1]:
+        return normal.reshaped(other, significant)
+    return None
+
+
+def _by_number(normal: _Normal, node: Call) -> Expr | None:
+    """A sum or product with a number for a difference or quotient."""
+    if node.op.name not in ("subtract", "divide"):
+        return None
+    value, by = node.args
+    if not isinstance(by, Constant) or by.value.size != 1 or by.value.dtype.kind != "f":
+        return None
+    if node.op.name == "subtract":
+        return normal.make("add", value, Constant(-by.value))
+    return normal.make("multiply", value, Constant(np.asarray(1 / by.value, by.value.dtype)))
+
+
+def _channels(node: Call) -> tuple[Call, Expr] | None:
+    """A value with channels on axis 1, and a constant's entry for each of them, that a binary operator joins."""
+    for value, other in (node.args, node.args[::-1]) if len(node.args) == 2 else ():
+        if not isinstance(other, Constant) or not isinstance(value, Call):
+            continue
+        if value.op.name not in (*_PRODUCTS, "bias_add"):
+            continue
+        shape = extents(value)
+        flat = (1,) * (len(shape) - other.value.ndim) + other.value.shape
+        if extents(node) == shape and flat == (1, shape[1], *(1,) * (len(shape) - 2)):
+            return value, Constant(np.ascontiguousarray(other.value.reshape(-1)))
+    return None
+
+
+def _add_bias(normal: _Normal, node: Call) -> Expr | None:
+    """bias_add after a product for a sum with a constant of each channel, joined with a bias before it."""
+    if node.op.name == "bias_add":
+        value, bias = node.args
+        if not (isinstance(value, Call) and value.op.name == "bias_add" and isinstance(bias, Constant)):
+            return None
+        pair: tuple[Call, Expr] | None = (value, bias) if node.attrs == value.attrs else None
+    else:
+        pair = _channels(node) if node.op.name in ("add", "subtract") else None
+    if pair is None:
+        return None
+    value, summand = pair
+    assert isinstance(summand, Constant)
+    if node.op.name == "subtract":
+        if node.args[0] is not value:
+            return None
+        summand = Constant(-summand.value)
+    if value.op.name != "bias_add":
+        return normal.make("bias_add", value, summand, axis=1)
+    before = value.args[1]
+    if not isinstance(before, Constant) or not normal.is_only(value):
+        return None
+    return normal.make("bias_add", value.args[0], Constant(before.value + summand.value), axis=1)
+
+
+def _scale_weight(normal: _Normal, node: Call) -> Expr | None:
+    """A product with scaled weights for a factor of each channel after it."""
+    pair = _channels(node) if node.op.name in ("multiply", "divide") else None
+    if pair is None or not normal.is_only(pair[0]):
+        return None
+    value, constant = pair
+    assert isinstance(constant, Constant)
+    if node.op.name == "divide":
+        if node.args[0] is not value:
+            return None
+        constant = Constant(1 / constant.value)
+    product = value.args[0] if value.op.name == "bias_add" else value
+    if not isinstance(product, Call) or product.op.name not in _PRODUCTS:
+        return None
+    data, weight = product.args
+    if not isinstance(weight, Constant) or (product is not value and normal.uses[product] > 1):
+        return None
+    factor = constant.value.reshape(-1, *(1,) * (weight.value.ndim - 1))
+    scaled: Expr = Call(product.op, [data, Constant(weight.value * factor)], product.attrs)
+    if product is value:
+        return scaled
+    bias = value.args[1]
+    if not isinstance(bias, Constant):
+        return None
+    return Call(value.op, [scaled, Constant(bias.value * constant.value)], value.attrs)
+
+
+def _axes(node: Expr) -> tuple[int, ...] | None:
+    """The order of axes of a transpose, None for other nodes."""
+    if not (isinstance(node, Call) and node.op.name == "transpose"):
+        return None
+    rank, axes = len(extents(node)), node.attrs.to_json().get("axes")
+    return tuple(range(rank))[::-1] if axes is None else tuple(a % rank for a in axes)
+
+
+def _transpose(normal: _Normal, node: Call) -> Expr | None:
+    """One transpose of two, and none that keeps the order."""
+    axes = _axes(node)
+    if axes is None:
+        return None
+    inner, source = _axes(node.args[0]), node.args[0]
+    if inner is not None and isinstance(source, Call):
+        return normal.make("transpose", source.args[0], axes=tuple(inner[a] for a in axes))
+    moved = [a for a in axes if extents(source)[a] != 1]
+    if moved == sorted(moved):  # the elements stay in their order
+        return normal.reshaped(source, extents(node))
+    return None
+
+
+def _turn_operand(normal: _Normal, node: Call) -> Expr | None:
+    """The attribute of batch_matmul for a transpose of an operand's matrices."""
+    if node.op.name != "batch_matmul":
+        return None
+    args = list(node.args)
+    given = node.attrs.to_json()
+    turned = [given.get("transpose_a", False), given.get("transpose_b", True)]
+    for place, arg in enumerate(args):
+        inner = _swapped(normal, arg)
+        if inner is not None:
+            args[place], turned[place] = inner, not turned[place]
+    if args == list(node.args):
+        return None
+    return normal.make("batch_matmul", *args, transpose_a=turned[0], transpose_b=turned[1])
+
+
+def _swapped(normal: _Normal, node: Expr) -> Expr | None:
+    """The same matrices not transposed, where the node transposes them last; its batch may be reshaped."""
+    source = _behind(node) or node
+    axes = _axes(source)
+    if axes is None or not isinstance(source, Call) or extents(source)[-2:] != extents(node)[-2:]:
+        return None
+    if axes[-2] < axes[-1]:
+        return None
+    back = (*axes[:-2], axes[-1], axes[-2])
+    made = normal.make("transpose", source.args[0], axes=back)
+    return normal.reshaped(made, (extents(node)[0], extents(node)[2], extents(node)[1]))
+
+
+_RULES: tuple[Rule, ...] = (
+    _compute, _reshape, _by_number, _sink_unary, _sink_binary, _add_bias, _scale_weight, _transpose, _turn_operand,
+)  # fmt: skip

@@ -1,0 +1,235 @@
+"""The plan of a network: its kernels in order, and the place of each of their buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from strategy.compile.artefact import ALIGNMENT
+from strategy.compile.c_text import dlpack_type
+from strategy.compile.fusion import Group, Operand, describe, resolve
+from strategy.expr import Call, Constant, Expr
+from strategy.network.graph import Network
+from strategy.network.memory import Life, place
+from strategy.signature import Role, Signature
+from strategy.types import TensorType, TupleType
+from strategy.workload import Workload
+
+
+class Area(IntEnum):
+    """The memory that a buffer is in."""
+
+    ARENA = 0
+    WEIGHTS = 1
+    PORT = 2  # an input or output of the network
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor in memory: `at` is its offset in bytes, or the index of an input or output."""
+
+    area: Area
+    at: int
+    type: TensorType
+
+
+@dataclass(frozen=True)
+class Step:
+    """A kernel's call, or the copy of the first buffer to the second where there is no workload.
+
+    Args:
+        buffers: in the order of the kernel's arguments.
+        outputs: how many of them, at the end, it writes.
+        names: of the network's values that it gives, by output, where they have one.
+    """
+
+    workload: Workload | None
+    buffers: tuple[Buffer, ...]
+    outputs: int
+    names: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A constant in memory: an array as it is, or as the kernel of a workload takes it."""
+
+    node: Constant
+    offset: int
+    bytes: int
+    packed_for: tuple[Workload, str] | None = None
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of the network; `staged` is where an unaligned one is copied to in the arena."""
+
+    name: str
+    type: TensorType
+    staged: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps in order, with their memory."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    steps: tuple[Step, ...]
+    weights: tuple[Weight, ...]
+    arena_bytes: int
+
+    @property
+    def weight_bytes(self) -> int:
+        return max((w.offset + w.bytes for w in self.weights), default=0)
+
+
+def bytes_of(kind: TensorType) -> int:
+    return kind.size * dlpack_type(kind.dtype)[1] // 8
+
+
+def make_plan(
+    network: Network, groups: Sequence[Group], signatures: Mapping[Workload, Signature]
+) -> Plan:
+    """The plan of a normal network with these kernels."""
+    return _Planner(network, groups, signatures).plan()
+
+
+@dataclass
+class _Value:
+    """A tensor that a step or the caller writes: its type, its port if it is one, and its life."""
+
+    type: TensorType
+    port: int | None = None
+    first: int = -1
+    last: int = -1
+
+
+@dataclass
+class _Planner:
+    network: Network
+    groups: Sequence[Group]
+    signatures: Mapping[Workload, Signature]
+    values: dict[Operand, _Value] = field(default_factory=dict)
+    weights: dict[tuple[object, ...], Weight] = field(default_factory=dict)
+    weight_end: int = 0
+
+    def plan(self) -> Plan:
+        network = self.network
+        count = len(network.inputs)
+        for i, v in enumerate(network.inputs):
+            self.values[v, None] = _Value(v.tensor_type, i)
+        copies = self._claim_ports(count)
+        drafts = [d for n, g in enumerate(self.groups) if (d := self._draft(n, g))]
+        end = len(self.groups)
+        outputs = []
+        for i, (name, node) in enumerate(network.outputs.items()):
+            kind = node.tensor_type
+            if i in copies:
+                made = _Value(kind, count + i, end, end)
+                drafts.append((None, [self._read(_base(node), end), made], 1, (name,)))
+            else:
+                made = self.values[_base(node)]
+                made.last = end
+            outputs.append(made)
+        staged = [self.values[v, None] for v in network.inputs] + outputs
+        known = {id(v): v for v in (*self.values.values(), *outputs)}
+        places, size = place([Life(bytes_of(v.type), v.first, v.last) for v in known.values()], ALIGNMENT)
+        offset = dict(zip(known, places, strict=True))
+
+        def buffer(value: _Value | Weight) -> Buffer:
+            if isinstance(value, Weight):
+                kind = value.node.type if value.packed_for is None else self._packed_type(value)
+                return Buffer(Area.WEIGHTS, value.offset, kind)
+            if value.port is not None:
+                return Buffer(Area.PORT, value.port, value.type)
+            return Buffer(Area.ARENA, offset[id(value)], value.type)
+
+        nodes = {v.name: v for v in network.inputs} | dict(network.outputs)
+        ports = [
+            Port(name, node.tensor_type, offset[id(v)])
+            for (name, node), v in zip(nodes.items(), staged, strict=True)
+        ]
+        steps = tuple(Step(w, tuple(map(buffer, found)), n, named) for w, found, n, named in drafts)
+        return Plan(tuple(ports[:count]), tuple(ports[count:]), steps, tuple(self.weights.values()), size)
+
+    def _claim_ports(self, count: int) -> set[int]:
+        """Have kernels write into outputs; the outputs that are copied to, as they are the values of others."""
+        copies = set()
+        for i, node in enumerate(self.network.outputs.values()):
+            base = _base(node)
+            if isinstance(base[0], Call) and base not in self.values:
+                self.values[base] = _Value(_type(base), count + i)
+            else:
+                copies.add(i)
+        return copies
+
+    def _draft(
+        self, number: int, group: Group
+    ) -> tuple[Workload | None, list[_Value | Weight], int, tuple[str | None, ...]] | None:
+        if is_view(group):
+            return None
+        workload, sources = describe(group)
+        found: list[_Value | Weight] = []
+        kind = group.output.checked_type
+        fields = len(kind.fields) if isinstance(kind, TupleType) else None
+        results = [(group.output, i) for i in range(fields)] if fields else [(group.output, None)]
+        for argument in self.signatures[workload].arguments:
+            if argument.role is Role.OUTPUT:
+                continue
+            node, index = _base(sources[argument.name])
+            if isinstance(node, Constant):
+                packed = (workload, argument.name) if argument.role is Role.PREPARED else None
+                found.append(self._weight(node, argument.tensor, packed))
+            else:
+                found.append(self._read((node, index), number))
+        for result in results:
+            value = self.values.setdefault(result, _Value(_type(result)))
+            value.first, value.last = number, max(number, value.last)
+            found.append(value)
+        named = tuple(self.network.names.get(node) if index is None else None for node, index in results)
+        return workload, found, len(results), named
+
+    def _read(self, operand: Operand, step: int) -> _Value | Weight:
+        if isinstance(operand[0], Constant):
+            return self._weight(operand[0], operand[0].type, None)
+        value = self.values[operand]
+        value.last = max(value.last, step)
+        return value
+
+    def _weight(
+        self, node: Constant, kind: TensorType, packed: tuple[Workload, str] | None
+    ) -> Weight:
+        key = (id(node.value), packed) if packed else (id(node.value),)
+        if key not in self.weights:
+            self.weights[key] = Weight(node, self.weight_end, bytes_of(kind), packed)
+            self.weight_end = -(-(self.weight_end + bytes_of(kind)) // ALIGNMENT) * ALIGNMENT
+        return self.weights[key]
+
+    def _packed_type(self, weight: Weight) -> TensorType:
+        assert weight.packed_for is not None
+        workload, name = weight.packed_for
+        return next(a.tensor for a in self.signatures[workload].arguments if a.name == name)
+
+
+def is_view(group: Group) -> bool:
+    """Return whether the group only shows a value in another shape."""
+    return group.anchor.op.name == "reshape" and len(group.calls) == 1
+
+
+def _base(found: Operand | Expr) -> Operand:
+    """The value that is in memory, behind reshapes and tuples' entries."""
+    node, index = resolve(found) if isinstance(found, Expr) else found
+    while isinstance(node, Call) and node.op.name == "reshape":
+        node, index = resolve(node.args[0])
+    return node, index
+
+
+def _type(operand: Operand) -> TensorType:
+    node, index = operand
+    kind = node.checked_type
+    if index is not None:
+        assert isinstance(kind, TupleType)
+        kind = kind.fields[index]
+    assert isinstance(kind, TensorType)
+    return kind

@@ -1,0 +1,233 @@
+"""Whole models as one library: from C, from ctypes and from tvm_ffi, beside PyTorch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the torch extra is not installed")
+
+from torch import nn
+
+from plevel import comparison
+from plevel.cli.main import main
+from tests.docs.page import ROOT, read_blocks
+from tests.limit import HANG_S
+from tests.torch import models
+
+TARGET = ("--target", "cpu", "--threads", "2")
+
+
+class Seeing(nn.Module):
+    """A picture as tokens by a convolution with batch norm, then attention, then classes."""
+
+    def __init__(self, width: int = 32, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)
+        )
+        self.norm, self.qkv = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.block, self.last = models.Block(width, 2 * width), nn.Linear(width, 5)
+
+    def forward(self, picture, scale):
+        x = self.stem(picture).flatten(2).transpose(1, 2)
+        parts = self.qkv(self.norm(x)).chunk(3, -1)
+        q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in parts)
+        x = x + nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = self.block(x) * scale
+        return self.last(x.mean(1)), x.argmax(-1)
+
+
+def seeing():
+    torch.manual_seed(0)
+    model = Seeing().eval()
+    model.stem[1].running_mean.normal_()
+    model.stem[1].running_var.uniform_(0.5, 2)
+    return model, (torch.randn(2, 3, 16, 16), torch.tensor(0.5))
+
+
+def save(path: Path, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Path:
+    torch.export.save(torch.export.export(model, inputs), path)
+    return path
+
+
+def compile_model(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as done:
+        main(["compile", *map(str, arguments), *TARGET])
+    return int(done.value.code or 0)
+
+
+PROGRAM = """
+#include <stdio.h>
+#include "seeing.h"
+static float picture[2 * 3 * 16 * 16 + 1], scale, classes[10];
+static int64_t largest[2 * 16];
+int main(void) {
+  FILE *file = fopen("inputs", "rb");
+  /* A picture that is not aligned, and one that may be. */
+  if (!file || fread(picture + 1, 4, 1536, file) != 1536 || fread(&scale, 4, 1, file) != 1) return 2;
+  if (plevel_seeing(picture + 1, &scale, classes, largest)) return 1;
+  for (int i = 0; i < 10; ++i) printf("%.9g\\n", classes[i]);
+  for (int i = 0; i < 32; ++i) printf("%d\\n", (int)largest[i]);
+  return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("seeing")
+    model, inputs = seeing()
+    path = save(folder / "model.pt2", model, inputs)
+    assert compile_model(path, "-o", folder / "seeing.so", "--verify") == 0
+    with torch.no_grad():
+        expected = [o.numpy() for o in model(*inputs)]
+    return folder, [i.numpy() for i in inputs], expected
+
+
+def test_a_c_program_needs_the_library_and_its_header_only(built) -> None:
+    folder, inputs, (classes, largest) = built
+    (folder / "main.c").write_text(PROGRAM)
+    (folder / "inputs").write_bytes(b"".join(i.tobytes() for i in inputs))
+    command = ["cc", "-Wall", "-Werror", "-std=c99", "main.c", "seeing.so", "-Wl,-rpath,$ORIGIN", "-o", "main"]
+    subprocess.run(command, cwd=folder, check=True, timeout=HANG_S)
+    done = subprocess.run(
+        ["./main"], cwd=folder, check=True, capture_output=True, text=True, timeout=HANG_S
+    )
+    found = [float(line) for line in done.stdout.split()]
+    np.testing.assert_allclose(found[:10], classes.ravel(), rtol=1e-4, atol=1e-5)
+    assert found[10:] == largest.ravel().tolist()
+    needed = subprocess.run(["ldd", "seeing.so"], cwd=folder, check=True, capture_output=True, text=True)
+    assert not any(word in needed.stdout for word in ("tvm", "torch", "python"))
+
+
+def documented_loader() -> str:
+    """The class of docs/models.md."""
+    blocks = read_blocks((ROOT / "docs" / "models.md").read_text())
+    (found,) = (b.body for b in blocks if b.language == "python" and "class Model" in b.body)
+    return found.rpartition("\n\n\n")[0]
+
+
+THREADS = """
+import concurrent.futures, sys
+folder = sys.argv[1]
+model = Model(folder + "/seeing.so")
+inputs = [np.load(f"{folder}/in{i}.npy") for i in range(2)]
+with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    for classes, largest in pool.map(lambda i: model(inputs[0] * (1 + i % 3), inputs[1]), range(24)):
+        print(*classes.ravel())
+assert "torch" not in sys.modules and "tvm" not in sys.modules
+"""
+
+
+def test_python_needs_ctypes_only_and_threads_have_buffers_of_their_own(built) -> None:
+    folder, inputs, (classes, _) = built
+    for i, array in enumerate(inputs):
+        np.save(folder / f"in{i}.npy", array)
+    program = [sys.executable, "-c", documented_loader() + THREADS, str(folder)]
+    done = subprocess.run(program, check=True, capture_output=True, text=True, timeout=HANG_S)
+    rows = [np.array(line.split(), float) for line in done.stdout.splitlines()]
+    np.testing.assert_allclose(rows[0], classes.ravel(), rtol=1e-4, atol=1e-5)
+    assert all((rows[i] == rows[i % 3]).all() for i in range(24))
+    assert not np.allclose(rows[0], rows[1])
+
+
+def test_tvm_ffi_calls_the_function_main_and_a_wrong_tensor_is_an_error(built) -> None:
+    folder, inputs, (classes, _) = built
+    program = """
+import sys, numpy as np
+sys.modules["torch"] = None  # which tvm_ffi loads where it can
+import tvm_ffi
+folder = sys.argv[1]
+module = tvm_ffi.load_module(folder + "/seeing.so")
+tensors = [np.load(f"{folder}/in{i}.npy") for i in range(2)] + [np.empty((2, 5), "float32"), np.empty((2, 16), "int64")]
+module["main"](*map(tvm_ffi.from_dlpack, tensors))
+print(*tensors[2].ravel())
+tensors[0] = tensors[0][:, :, ::2]
+try:
+    module["main"](*map(tvm_ffi.from_dlpack, tensors))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    for i, array in enumerate(inputs):
+        np.save(folder / f"in{i}.npy", array)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], check=False, capture_output=True, text=True, timeout=HANG_S
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()[:2]
+    np.testing.assert_allclose(np.array(first.split(), float), classes.ravel(), rtol=1e-4, atol=1e-5)
+    assert "ValueError" in second
+    assert "shape" in second
+
+
+def test_the_manifest_says_what_runs_and_why(built) -> None:
+    folder, _, _ = built
+    about = json.loads((folder / "seeing.json").read_text())
+    assert about["function"] == "plevel_seeing"
+    assert about["inputs"] == [
+        {"name": "picture", "dtype": "float32", "shape": [2, 3, 16, 16]},
+        {"name": "scale", "dtype": "float32", "shape": []},
+    ]
+    assert [o["dtype"] for o in about["outputs"]] == ["float32", "int64"]
+    convolution = next(s for s in about["steps"] if s["workload"].startswith("conv2d"))
+    assert convolution["workload"].endswith("+bias_add(.,bias_add0.bias=float32[32]:const)+relu(.)")
+    assert convolution["implementation"].startswith("conv2d")
+    assert "nothing is measured" in convolution["because"]
+    sizes = [np.prod(s, dtype=int) * 4 for s in ((2, 32, 8, 8), (2, 32, 4, 4))]
+    assert about["arena_bytes"] < 2 * sum(sizes) + 20 * 2 * 16 * 96 * 4, "buffers are reused"
+
+
+def test_a_wrong_value_is_found_and_named_and_the_library_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    path = save(tmp_path / "model.pt2", model, (torch.randn(3, 16),))
+    monkeypatch.setattr(comparison, "error_of", lambda found, reference: 0.5 if found.shape[-1] == 8 else 0.25)
+    assert compile_model(path, "-o", tmp_path / "model.so", "--verify") == 1
+    assert "the worst value is relu (5.0e-01)" in capsys.readouterr().err
+    assert not list(tmp_path.glob("model.[shj]*"))
+
+
+class Unknown(nn.Module):
+    def forward(self, x):
+        return torch.fft.rfft(torch.sort(x)[0]).real + torch.sort(x.cos())[0][:, :5]
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+def exported(model: nn.Module, **dynamic: object):
+    return torch.export.export(model.eval(), (torch.randn(4, 8),), **dynamic)
+
+
+@pytest.mark.parametrize(
+    "model, dynamic, message",
+    [
+        (Unknown(), {}, "operators that plevel has no kernel for: aten.sort.default (2)"),
+        (Counting(), {}, "changes calls"),
+        (nn.Linear(8, 4), {"dynamic_shapes": ({0: torch.export.Dim("m")},)}, "symbolic size"),
+    ],
+)
+def test_what_cannot_be_compiled_is_named_in_one_line(
+    model: nn.Module, dynamic: dict[str, object], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.export.save(exported(model, **dynamic), tmp_path / "model.pt2")
+    assert compile_model(tmp_path / "model.pt2", "-o", tmp_path / "model.so") == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "model.so").exists()

@@ -1,0 +1,97 @@
+"""Building of a network's kernels: the child that compiles a workload to an object, and packs its constants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from strategy.compile.lower import Lowered, lower
+from strategy.fault import CompileError, InstantiationError, find_fault
+from strategy.record import convert
+from strategy.signature import PREPARE, Role, Signature
+from strategy.space import Config
+from strategy.target import Target, cpu_target
+from strategy.workload import Workload
+from workers.builder import shorten
+from workers.fork import Channel
+
+
+class Packing(msgspec.Struct, frozen=True):
+    """A constant of a workload, in a file of NumPy's, and the file for its packed bytes."""
+
+    argument: str
+    source: str
+    packed: str
+
+
+class BuildKernel(msgspec.Struct, frozen=True, kw_only=True):
+    """A request: an implementation with its configuration, and the object's path and function."""
+
+    workload: Workload
+    target: Target
+    implementation: str
+    config: Config
+    path: str
+    symbol: str
+    packings: tuple[Packing, ...] = ()
+
+
+class BuiltKernel(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer: the kernel's signature, or an error."""
+
+    signature: Signature | None = None
+    error: str = ""
+
+
+def serve(channel: Channel) -> None:
+    """The child's loop."""
+    while True:
+        request = convert(channel.receive(), BuildKernel)
+        channel.mark(0)
+        channel.send(build(request))
+
+
+def build(request: BuildKernel) -> BuiltKernel:
+    """Build one kernel, and pack those constants that it takes packed."""
+    try:
+        lowered = lower(request.workload, request.target, request.implementation, request.config)
+        _write(lowered, request)
+        _pack(lowered, request)
+    except (InstantiationError, CompileError) as error:
+        return BuiltKernel(error=shorten(str(error)))
+    except Exception as error:
+        fault = find_fault(error)
+        at = f"{fault}: " if fault else ""
+        return BuiltKernel(error=shorten(f"{at}{type(error).__name__}: {error}"))
+    return BuiltKernel(signature=lowered.signature)
+
+
+def _write(lowered: Lowered, request: BuildKernel) -> None:
+    import tvm
+
+    function = lowered.module["main"].with_attr("global_symbol", request.symbol)
+    module = tvm.IRModule({request.symbol: function})
+    replace(lowered, module=module).compile(checks=False).write_object(Path(request.path))
+
+
+def _pack(lowered: Lowered, request: BuildKernel) -> None:
+    """Pack on this host, whatever host the kernel is for."""
+    import numpy as np
+    import tvm
+
+    wanted = [p for p in request.packings if PREPARE + p.argument in _prepared(lowered)]
+    if not wanted:
+        return
+    functions = {v: f for v, f in lowered.module.functions.items() if v.name_hint in _prepared(lowered)}
+    host: Any = replace(lowered, module=tvm.IRModule(functions), target=cpu_target()).compile()
+    for packing in wanted:
+        argument = next(a for a in lowered.arguments if a.name == packing.argument)
+        packed = host.prepare(argument, tvm.runtime.tensor(np.load(packing.source)))
+        Path(packing.packed).write_bytes(packed.numpy().tobytes())
+
+
+def _prepared(lowered: Lowered) -> frozenset[str]:
+    return frozenset(a.preparation or "" for a in lowered.arguments if a.role is Role.PREPARED)

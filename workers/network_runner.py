@@ -1,0 +1,61 @@
+"""Running of a network's library: the child that calls it on arrays, and keeps what its steps give."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from strategy.record import convert
+from workers.fork import Channel
+
+
+class Array(msgspec.Struct, frozen=True):
+    """An array in a file of NumPy's."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class RunNetwork(msgspec.Struct, frozen=True, kw_only=True):
+    """A request: the files of the inputs, and those to write: of the outputs, and of some of the steps."""
+
+    library: str
+    function: str
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    steps: tuple[Array | None, ...]
+
+
+def serve(channel: Channel) -> None:
+    """The child's loop; the answer is the function's result."""
+    while True:
+        request = convert(channel.receive(), RunNetwork)
+        channel.mark(0)
+        channel.send(run(request))
+
+
+def run(request: RunNetwork) -> int:
+    """Call the library once, and write what it and its steps give."""
+    library = ctypes.CDLL(request.library)
+
+    def keep(number: int, output: int) -> None:
+        step = request.steps[number]
+        if step is not None:
+            found = np.empty(step.shape, step.dtype)
+            ctypes.memmove(found.ctypes.data, output, found.nbytes)
+            np.save(step.path, found)
+
+    trace = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(keep)
+    library[f"{request.function}_trace"](trace)
+    inputs = [np.load(a.path) for a in request.inputs]
+    outputs = [np.empty(a.shape, a.dtype) for a in request.outputs]
+    arrays: list[Any] = [*inputs, *outputs]
+    code = int(library[request.function](*(ctypes.c_void_p(a.ctypes.data) for a in arrays)))
+    for given, array in zip(request.outputs, outputs, strict=True):
+        np.save(Path(given.path), array)
+    return code
