@@ -1,4 +1,4 @@
-"""concatenate joins tensors along an axis, split takes one apart."""
+"""concatenate and stack join tensors along an axis, split takes one apart."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.expr import Call, Expr, ExprError, Tuple, TupleGetItem, call
+from strategy.expr import Call, Expr, ExprError, Tuple, TupleGetItem, call, const
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.ops.take import take
 from strategy.pattern import register_injective_schedule
 from strategy.reference import widened
 from strategy.shape_func import concatenate_shape_func, register_shape_func
 from strategy.type_relation import normal_axis, tuple_fields
-from strategy.types import Dim, TensorType, TupleType, Type
+from strategy.types import Dim, TensorType, TupleType, Type, may_equal
 
 
 class ConcatenateAttrs(Attrs):
     """Attributes of concatenate."""
 
     axis: int = field(0, "The axis along which the tensors are joined")
+
+
+class StackAttrs(Attrs):
+    """Attributes of stack."""
+
+    axis: int = field(0, "The new axis, counted in the result")
 
 
 class SplitAttrs(Attrs):
@@ -52,6 +59,19 @@ def concatenate_rel(types: Sequence[Type], attrs: ConcatenateAttrs, reporter: Ty
     return True
 
 
+def stack_rel(types: Sequence[Type], attrs: StackAttrs, reporter: TypeReporter) -> bool:
+    """The number of tensors, all of one type, is the extent of a new axis."""
+    fields = tuple_fields(reporter, 0)
+    if fields is None:
+        return False
+    for number, other in enumerate(fields[1:], start=1):
+        reporter.check(may_equal(other, fields[0]), 0, f"entry {number} is {other}, but the first {fields[0]}")
+    axis = normal_axis(reporter, 0, attrs.axis, fields[0].ndim + 1)
+    shape = fields[0].shape
+    reporter.assign(1, TensorType((*shape[:axis], Dim(len(fields)), *shape[axis:]), fields[0].dtype))
+    return True
+
+
 def split_rel(types: Sequence[Type], attrs: SplitAttrs, reporter: TypeReporter) -> bool:
     """A tuple of the parts between the indices."""
     data = reporter.tensor(0)
@@ -79,6 +99,16 @@ def split_rel(types: Sequence[Type], attrs: SplitAttrs, reporter: TypeReporter) 
     .example({"data.0": "float32[5,19]", "data.1": "float32[5,3]"}, {"axis": 1})
 )
 (
+    register_op("stack")
+    .describe("Joins tensors of one type along a new axis.")
+    .add_argument("data", "Tuple", "The tensors to join.")
+    .set_attrs_type(StackAttrs)
+    .set_support_level(3)
+    .add_type_rel("Stack", stack_rel)
+    .set_attr("TOpPattern", TOpPattern.kInjective)
+    .example({"data.0": "float32[5,19]", "data.1": "float32[5,19]"}, {"axis": 1})
+)
+(
     register_op("split")
     .describe("Takes a tensor apart along an axis.")
     .add_argument("data", "Tensor", "The input tensor.")
@@ -97,6 +127,13 @@ def compute_concatenate(attrs: ConcatenateAttrs, inputs: Sequence[Any], out_type
     return [topi.concatenate(tuple(inputs), axis=attrs.axis)]
 
 
+@register_compute("stack")
+def compute_stack(attrs: StackAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import topi
+
+    return [topi.stack(list(inputs), attrs.axis)]
+
+
 @register_compute("split")
 def compute_split(attrs: SplitAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     from tvm import topi
@@ -109,6 +146,13 @@ def reference_concatenate(attrs: ConcatenateAttrs, inputs: Sequence[Any]) -> Any
     import numpy as np
 
     return np.concatenate([widened(x) for x in inputs], axis=attrs.axis)
+
+
+@register_reference("stack")
+def reference_stack(attrs: StackAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    return np.stack([widened(t) for t in inputs], attrs.axis)
 
 
 @register_reference("split")
@@ -130,7 +174,13 @@ def split_shape_func(attrs: SplitAttrs, inputs: Sequence[tuple[int, ...]]) -> li
 
 
 register_shape_func("concatenate", False, concatenate_shape_func)
-for _name in ("concatenate", "split"):
+@register_shape_func("stack", False)
+def stack_shape_func(attrs: StackAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    axis = attrs.axis % (len(inputs[0]) + 1)
+    return [(*inputs[0][:axis], len(inputs), *inputs[0][axis:])]
+
+
+for _name in ("concatenate", "split", "stack"):
     register_injective_schedule(_name)
 
 
@@ -149,6 +199,14 @@ def concatenate_grad(orig: Call, grad: Expr) -> list[Expr]:
     return [Tuple([TupleGetItem(parts, i) for i in range(len(extents))])]
 
 
+@register_gradient("stack")
+def stack_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Return [the parts of grad], one tuple for the one input."""
+    assert isinstance(orig.attrs, StackAttrs)
+    count = int(orig.tensor_type.shape[orig.attrs.axis])
+    return [Tuple([take(grad, const(i, "int32"), orig.attrs.axis) for i in range(count)])]
+
+
 @register_gradient("split")
 def split_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [the parts of grad, joined]."""
@@ -164,6 +222,16 @@ def concatenate(data: Expr | Sequence[Expr], axis: int = 0) -> Expr:
         axis: the axis along which they are joined.
     """
     return call("concatenate", data if isinstance(data, Expr) else Tuple(list(data)), axis=axis)
+
+
+def stack(data: Expr | Sequence[Expr], axis: int = 0) -> Expr:
+    """Join tensors of one type along a new axis.
+
+    Args:
+        data: the tensors, as a sequence or as one expression that is a tuple.
+        axis: the new axis, counted in the result.
+    """
+    return call("stack", data if isinstance(data, Expr) else Tuple(list(data)), axis=axis)
 
 
 def concat(*args: Expr) -> Expr:

@@ -1,0 +1,111 @@
+"""one_hot: a vector for each index, whose entry of that index alone is on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.attrs import Attrs, field
+from strategy.expr import Expr, call
+from strategy.gradient import register_gradient
+from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.pattern import register_injective_schedule
+from strategy.shape_func import register_shape_func
+from strategy.types import DTYPES, TensorType, Type
+
+
+class OneHotAttrs(Attrs):
+    """Attributes of one_hot."""
+
+    depth: int = field(description="The extent of the new axis", lower=1)
+    axis: int = field(-1, "The new axis, counted in the result")
+    on_value: float = field(1.0, "The value of the entry that an index names")
+    off_value: float = field(0.0, "The value of all others")
+    dtype: str = field("float32", "Data type of the result", choices=DTYPES)
+
+
+def _shape(attrs: OneHotAttrs, shape: Sequence[Any]) -> list[Any]:
+    axis = attrs.axis % (len(shape) + 1)
+    return [*shape[:axis], attrs.depth, *shape[axis:]]
+
+
+def one_hot_rel(types: Sequence[Type], attrs: OneHotAttrs, reporter: TypeReporter) -> bool:
+    """The shape of the indices with the depth as a further axis."""
+    indices = reporter.tensor(0)
+    if indices is None:
+        return False
+    reporter.check(indices.dtype.startswith(("int", "uint")), 0, "expected integers: cast it first")
+    rank = indices.ndim + 1
+    reporter.check(-rank <= attrs.axis < rank, 0, f"axis {attrs.axis} is out of range for {rank} dimensions")
+    for name in ("on_value", "off_value"):
+        value = getattr(attrs, name)
+        fits = attrs.dtype.startswith(("float", "bfloat")) or value.is_integer()
+        reporter.check(fits, 0, f"{name} = {value:g} is no {attrs.dtype}")
+    reporter.assign(1, TensorType(_shape(attrs, indices.shape), attrs.dtype))
+    return True
+
+
+(
+    register_op("one_hot")
+    .describe("For each index, a vector that is on_value at the index and off_value elsewhere, also if it is beyond.")
+    .add_argument("indices", "Tensor", "Integers.")
+    .set_attrs_type(OneHotAttrs)
+    .set_support_level(10)
+    .add_type_rel("OneHot", one_hot_rel)
+    .set_attr("TOpPattern", TOpPattern.kInjective)
+    .example({"indices": "int32[5,3]"}, {"depth": 7})
+    .example({"indices": "int32[19]"}, {"depth": 5, "axis": 0, "off_value": -1, "dtype": "int8"})
+)
+
+
+@register_compute("one_hot")
+def compute_one_hot(attrs: OneHotAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
+    from tvm import te, tirx
+
+    indices = inputs[0]
+    axis = attrs.axis % (len(indices.shape) + 1)
+    on, off = (tirx.const(v if attrs.dtype.startswith(("float", "bfloat")) else int(v), attrs.dtype)
+               for v in (attrs.on_value, attrs.off_value))  # fmt: skip
+
+    def element(*i: Any) -> Any:
+        index = tirx.Cast("int64", indices(*i[:axis], *i[axis + 1 :]))
+        return tirx.Select(index == tirx.Cast("int64", i[axis]), on, off)
+
+    return [te.compute(tuple(_shape(attrs, indices.shape)), element, name="one_hot")]
+
+
+@register_reference("one_hot")
+def reference_one_hot(attrs: OneHotAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    indices = np.expand_dims(np.asarray(inputs[0], np.int64), attrs.axis)
+    places = np.arange(attrs.depth).reshape([-1 if n == attrs.axis % indices.ndim else 1 for n in range(indices.ndim)])
+    found = np.where(indices == places, attrs.on_value, attrs.off_value)
+    return found if attrs.dtype.startswith(("float", "bfloat")) else found.astype(attrs.dtype)
+
+
+register_injective_schedule("one_hot")
+register_gradient("one_hot", lambda orig, grad: [None])
+
+
+@register_shape_func("one_hot", False)
+def one_hot_shape_func(attrs: OneHotAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return [tuple(_shape(attrs, inputs[0]))]
+
+
+def one_hot(
+    indices: Expr, depth: int, axis: int = -1, on_value: float = 1, off_value: float = 0, dtype: str = "float32"
+) -> Expr:
+    """For each index, a vector that is on at the index alone.
+
+    Args:
+        indices: integers.
+        depth: the extent of the new axis.
+        axis: the new axis, counted in the result.
+        on_value: the value of the entry that an index names.
+        off_value: the value of all others.
+        dtype: the data type of the result.
+    """
+    return call(
+        "one_hot", indices, depth=depth, axis=axis, on_value=on_value, off_value=off_value, dtype=dtype
+    )
