@@ -1,7 +1,8 @@
-"""Products of a frozen ATen graph as calls of plevel's operators."""
+"""Products and attention of a frozen ATen graph as calls of plevel's operators."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from torch.fx import GraphModule, Node
 
 from plevel.torch.node import (
+    ATTENTION,
     EXPANDS,
     Extent,
     Joined,
@@ -155,9 +157,33 @@ def _convolution(reader: Reader, node: Node) -> tuple[Call, ...] | None:
     return _biased(reader, (found,), bias, extents(node)) if is_plain(bias) else None
 
 
+def _attention(reader: Reader, node: Node) -> tuple[Call, ...] | None:
+    """The first value of PyTorch's attention on processors, where nothing reads the second."""
+    of, place = node.args
+    if not (place == 0 and is_call(of, ATTENTION) and len(of.users) == 1):
+        return None
+    query, key, value, *rest = of.args
+    dropout, is_causal = (*rest, *(0.0, False)[len(rest) :])
+    mask = of.kwargs.get("attn_mask")
+    given = [_same_elements(n) for n in (query, key, value)] + ([] if mask is None else [_broadcast(mask)])
+    if dropout or not all(is_plain(n) and is_static(n) for n in given):
+        return None
+    name = "attention" if mask is None else "attention_bias"
+    scale = of.kwargs.get("scale")
+    return (call(name, *map(reader.read, given), is_causal=is_causal, scale=scale),)
+
+
+def _broadcast(node: Any) -> Any:
+    """The node behind expansions, of the same number of axes."""
+    while is_call(node, EXPANDS) and len(extents(node)) == len(extents(node.args[0])):
+        node = node.args[0]
+    return node
+
+
 _READERS: Mapping[Any, Any] = {
     aten.mm.default: _mm,
     aten.addmm.default: _addmm,
     aten.bmm.default: _bmm,
     aten.convolution.default: _convolution,
+    operator.getitem: _attention,
 }

@@ -11,6 +11,7 @@ from plevel.torch.activation import find_activation
 from plevel.torch.anchor import Anchor, Reader
 from plevel.torch.node import Extent, aten, extents, is_plain, only_user, through_reshapes
 from strategy.expr import Call, call
+from strategy.op import TOpPattern
 
 _BINARY = {aten.add.Tensor: "add", aten.mul.Tensor: "multiply"}
 _SCALED: Mapping[Any, tuple[str, Callable[[float], float]]] = {
@@ -31,6 +32,8 @@ def extend(reader: Reader, anchor: Anchor, claimed: set[Node]) -> tuple[tuple[Ca
             products belongs to one of them.
     """
     calls, node = anchor.calls, anchor.node
+    if calls[0].op.get_attr("TOpPattern") != TOpPattern.kOutEWiseFusable:
+        return calls, node
     while True:
         seen = through_reshapes(node)
         found = find_activation(calls[-1], seen) or _scaled(reader, calls[-1], seen)

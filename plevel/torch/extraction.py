@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from plevel.torch.frozen import compile_frozen
 from plevel.torch.merging import find_merged
-from plevel.torch.node import flops
+from plevel.torch.node import flops, name_of
 from plevel.torch.site import find_sites
 from strategy.workload import Workload
 
@@ -129,9 +129,9 @@ def extract_graph(module: GraphModule) -> Extraction:
         size = sum(counted.get(node, 0) for node in site.anchors)
         _add(found, Extracted(site.workload, 1, size, parts))
     left = [(node, n) for node, n in counted.items() if node not in of]
-    names = Counter(str(node.target) for node, _ in left)
+    names = Counter(name_of(node) for node, _ in left)
     missed = [
-        Missed(name, count, sum(n for node, n in left if str(node.target) == name))
+        Missed(name, count, sum(n for node, n in left if name_of(node) == name))
         for name, count in names.items()
     ]
     return Extraction(tuple(found.values()), tuple(missed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from torch.fx import GraphModule, Node
 aten = torch.ops.aten
 RESHAPES = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
 EXPANDS = aten.expand.default
+ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 Extent = int | str  # a symbolic one is the text of its expression
 
 
@@ -131,12 +133,12 @@ def through_reshapes(node: Node) -> Node:
 
 
 def flops(module: GraphModule) -> Iterator[tuple[Node, int]]:
-    """The nodes whose floating-point operations PyTorch counts, with that number."""
+    """The nodes with the values whose floating-point operations PyTorch counts, with that number."""
     from torch.utils.flop_counter import flop_registry
 
     # Attention of processors is the one that it leaves out.
     known = flop_registry | {
-        aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention]
+        ATTENTION.overloadpacket: flop_registry[aten._scaled_dot_product_flash_attention]
     }
     for node in module.graph.nodes:
         count = known.get(getattr(node.target, "overloadpacket", None))
@@ -145,4 +147,11 @@ def flops(module: GraphModule) -> Iterator[tuple[Node, int]]:
             continue
         values = [hint(a.meta["val"] if isinstance(a, Node) else a) for a in node.args]
         out = [hint(o) for o in out] if isinstance(out, tuple) else hint(out)
-        yield node, int(count(*values, **node.kwargs, out_val=out))
+        made = int(count(*values, **node.kwargs, out_val=out))
+        first = (u for u in node.users if u.target is operator.getitem and u.args[1] == 0)
+        yield next(first, node), made
+
+
+def name_of(node: Node) -> str:
+    """The operator that computes a node's value."""
+    return str(node.args[0].target if node.target is operator.getitem else node.target)

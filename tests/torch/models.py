@@ -77,10 +77,14 @@ class Decoder(nn.Module):
         self.gate, self.up = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
         self.down = nn.Linear(inner, width, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, mask: torch.Tensor | None = None, *, is_causal: bool = False
+    ) -> torch.Tensor:
         n, t, width = x.shape
         q, k, v = (f(x).view(n, t, -1, 16).transpose(1, 2) for f in (self.q, self.k, self.v))
-        found = nn.functional.scaled_dot_product_attention(q, k.expand_as(q), v.expand_as(q))
+        found = nn.functional.scaled_dot_product_attention(
+            q, k.expand_as(q), v.expand_as(q), attn_mask=mask, is_causal=is_causal
+        )
         y = x + found.transpose(1, 2).reshape(n, t, width)
         return y + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -164,4 +165,11 @@ def test_products_of_one_operand_are_also_offered_as_one():
     }
     alone = [w for w in found.workloads if not w.parts]
     assert sum(found.share(w) for w in alone) == pytest.approx(found.covered)
-    assert [m.name for m in found.missed] == ["aten._scaled_dot_product_flash_attention_for_cpu.default"]
+    heads = ",".join(f"{name}=float32[2,2,12,16]" for name in ("query", "key", "value"))
+    assert f"attention({heads})" in keys(found)
+    assert found.covered == 1
+    decoder, (x,) = models.decoder()
+    causal = keys(extract(functools.partial(decoder, is_causal=True), (x,)))
+    assert f'attention({heads}){{"is_causal":true}}' in causal
+    masked = keys(extract(decoder, (x, torch.zeros(2, 1, 1, 12))))
+    assert f"attention_bias({heads},bias=float32[2,1,1,12])" in masked
