@@ -163,7 +163,7 @@ def _attention(reader: Reader, node: Node) -> tuple[Call, ...] | None:
     if not (place == 0 and is_call(of, ATTENTION) and len(of.users) == 1):
         return None
     query, key, value, *rest = of.args
-    dropout, is_causal = (*rest, *(0.0, False)[len(rest) :])
+    dropout, is_causal = rest[0] if rest else 0.0, len(rest) > 1 and rest[1]
     mask = of.kwargs.get("attn_mask")
     given = [_same_elements(n) for n in (query, key, value)] + ([] if mask is None else [_broadcast(mask)])
     if dropout or not all(is_plain(n) and is_static(n) for n in given):

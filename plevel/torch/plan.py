@@ -18,7 +18,7 @@ from plevel.torch.replacement import replace
 from plevel.torch.site import find_sites
 from plevel.torch.store import digest_of
 from strategy.host import cpu_model
-from strategy.select import Database, Selection, SelectionError
+from strategy.select import Database, Selection
 from strategy.select.dispatch import DispatchTable, dispatch
 from strategy.select.lock import Lock
 from strategy.target import Target, cpu_target
@@ -100,7 +100,7 @@ def make_plan(module: GraphModule, database: Database, lock: Lock | None = None)
     for found in extraction.workloads:
         try:
             selections.append(_choose(found.workload, target, database, lock))
-        except SelectionError as error:
+        except Exception as error:  # a strategy's, for this workload alone
             errors[found.workload] = str(error)
     kernels, failed = build(selections)
     key = digest_of(

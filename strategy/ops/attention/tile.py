@@ -52,10 +52,11 @@ def _space(m: int, n: int, width: int, lanes: int, registers: int) -> ConfigSpac
 
     def fallback() -> dict[str, Any]:
         few = max(v for v in vectors if v <= 2)
-        tile = max(t for t in _TILES if t * few + few < registers)
+        block = max(b for b in blocks if b <= 128)
+        tile = max(t for t in _TILES if t * few + few < registers and t <= block)
         return {
             "vectors": few, "keys": tile, "columns": max(c for c in columns if c * few + few < registers),
-            "block": max(b for b in blocks if b <= 128), "unroll": 1,
+            "block": block, "unroll": 1,
         }  # fmt: skip
 
     return ConfigSpace(
