@@ -13,6 +13,7 @@ Groups of rows, float32, batch 1 (weights and biases are constant):
 - bert, llama: the products of attention, scores and values, for prompts and for one new token. Nothing
   is constant, so packing is inside the timed function.
 - epilogues: products with what BERT-base and ResNet-50 put after them, tuned and timed as one function.
+- narrow: products in float32, bfloat16, and 8-bit integers with zero points, requantised (PyTorch's quantised linear).
 - memory: operators that memory bounds, at sizes of BERT-base and ResNet-50.
 
 Each implementation is tuned for `--trials` trials; what is selected and the best of each are then
@@ -41,7 +42,8 @@ Shape = tuple[int, ...]
 class Row(NamedTuple):
     """One workload as plain values: an operator, its inputs' shapes, attributes, and what follows it.
 
-    `after` names steps of `relu`, `gelu`, and `bias`, `mask`, `residual`, which add a tensor.
+    `after` names steps of `relu`, `gelu`, and `bias`, `mask`, `residual`, which add a tensor. `dtype` is that of the
+    inputs; int8 stands for uint8 data by int8 weights, whose sums are requantised to uint8.
     """
 
     name: str
@@ -51,11 +53,18 @@ class Row(NamedTuple):
     constants: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     added: dict[str, Shape] = {}  # noqa: RUF012
+    dtype: str = "float32"
 
     def workload(self) -> Workload:
-        from strategy.workload import Workload
+        from strategy.workload import EpilogueStep, Input, Workload
 
-        types = {name: _float32(shape) for name, shape in self.inputs.items()}
+        if self.dtype == "int8":
+            types = {n: _typed(s, "uint8" if n == "data" else "int8") for n, s in self.inputs.items()}
+            known = {"scale": "float32[]", "zero": "int32[]", "out_scale": "float32[]", "out_zero": "int32[]"}
+            given = [Input(name, text, constant=True) for name, text in known.items()]
+            step = EpilogueStep("requantize", (None, *given), {"out_dtype": "uint8"})
+            return Workload.make("qdense", types, self.attrs, self.constants, [step])
+        types = {name: _typed(shape, self.dtype) for name, shape in self.inputs.items()}
         return Workload.make(self.op, types, self.attrs, self.constants, [self._step(s) for s in self.after])
 
     def _step(self, what: str) -> EpilogueStep:
@@ -63,12 +72,12 @@ class Row(NamedTuple):
 
         if what not in self.added:
             return EpilogueStep(what, (None,))
-        operand = Input(what, _float32(self.added[what]), constant=what == "bias")
+        operand = Input(what, _typed(self.added[what]), constant=what == "bias")
         return EpilogueStep("add", (None, operand))
 
 
-def _float32(shape: Shape) -> str:
-    return f"float32[{','.join(map(str, shape))}]"
+def _typed(shape: Shape, dtype: str = "float32") -> str:
+    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def _conv2d(
@@ -88,11 +97,12 @@ def _conv2d(
     return Row(name, "conv2d", shapes, attrs, ("weight",), after, {s: known[s] for s in after if s in known})
 
 
-def _dense(m: int, n: int, k: int, after: tuple[str, ...]) -> Row:
-    name = f"{m}×{n}×{k}" + "".join(f"+{s}" for s in after)
+def _dense(m: int, n: int, k: int, after: tuple[str, ...] = (), dtype: str = "float32") -> Row:
+    name = f"{m}×{n}×{k}" + "".join(f"+{s}" for s in after) + ("" if after else f",{dtype}")
     known = {"bias": (n,), "residual": (m, n)}
     shapes = {"data": (m, k), "weight": (n, k)}
-    return Row(name, "dense", shapes, {}, ("weight",), after, {s: known[s] for s in after if s in known})
+    attrs = {"input_zero_point": 3} if dtype == "int8" else {}
+    return Row(name, "dense", shapes, attrs, ("weight",), after, {s: known[s] for s in after if s in known}, dtype)
 
 
 def _scores(model: str, heads: int, m: int, n: int, k: int, after: tuple[str, ...] = ()) -> Row:
@@ -175,6 +185,13 @@ GROUPS = {
         _conv2d(256, 14, 1024, 1, after=("bias", "residual", "relu")),
         _scores("bert", 12, 384, 384, 64, after=("mask",)),
     ],
+    "narrow": [
+        _dense(m, n, k, dtype=dtype)
+        for m, n, k in (
+            (128, 3072, 768), (128, 768, 3072), (512, 1024, 1024), (16, 4096, 4096), (1, 4096, 4096), (1, 11008, 4096),
+        )
+        for dtype in ("float32", "bfloat16", "int8")
+    ],
     "memory": [
         *(_plain("softmax", shape) for shape in ((12, 128, 128), (12, 384, 384), (1, 1000), (64, 1000))),
         *(_plain("layer_norm", (rows, 768), (768,), (768,)) for rows in (16, 128, 384)),
@@ -229,6 +246,9 @@ def _torch_calls(row: Row, threads: int, _best: dict[str, Any]) -> dict[str, Cal
     generator = torch.Generator().manual_seed(0)
     shapes = row.inputs | row.added
     tensors = {n: torch.rand(*s, generator=generator) * 2 - 1 for n, s in shapes.items()}
+    if row.dtype == "int8":
+        return _quantized_calls(torch, tensors["data"], tensors["weight"])
+    tensors = {n: t.to(getattr(torch, row.dtype)) for n, t in tensors.items()}
     attrs = {name: tuple(v) if isinstance(v, list) else v for name, v in row.attrs.items()}
     anchor = _anchors(torch)[row.op]
     constant = {*row.constants, *({"bias"} & row.added.keys())}
@@ -260,6 +280,20 @@ def _torch_calls(row: Row, threads: int, _best: dict[str, Any]) -> dict[str, Cal
         calls[name] = lambda frozen=frozen, inputs=inputs: frozen(*inputs)
     if is_image and not row.after:
         calls["mkldnn"] = _mkldnn_call(torch, row, attrs, tensors)
+    return calls
+
+
+def _quantized_calls(torch: Any, data: Any, weight: Any) -> dict[str, Call]:
+    """PyTorch's quantised linear by each of its engines."""
+    calls: dict[str, Call] = {}
+    for engine in torch.backends.quantized.supported_engines:
+        if engine not in ("none", "qnnpack"):
+            torch.backends.quantized.engine = engine
+            image = torch.quantize_per_tensor(data, 0.01, 3, torch.quint8)
+            packed = torch.ops.quantized.linear_prepack(
+                torch.quantize_per_tensor(weight, 0.01, 0, torch.qint8), None
+            )
+            calls[engine] = lambda image=image, packed=packed: torch.ops.quantized.linear(image, packed, 0.1, 5)
     return calls
 
 

@@ -79,6 +79,7 @@ CASES = [
     ("float32[2,4,15,17]", "float32[8,4,3,3]", {"padding": 1}, {*GENERAL, F2}),
     ("float32[1,16,8,8]", "float32[8,16,3,3]", {}, {*GENERAL, F2, F4}),
     ("float64[1,16,8,9]", "float64[2,16,3,3]", {"padding": [1, 0, 2, 1]}, {*GENERAL, F2, F4}),
+    ("float32[2,16,18,33]", "float32[5,16,3,3]", {"padding": [2, 1, 3, 2], "dilation": [2, 3]}, {*GENERAL, F2, F4}),
     ("float32[1,5,1,1]", "float32[3,5,1,1]", {}, {*GENERAL, POINTWISE}),
     ("float64[2,16,7,7]", "float64[33,16,1,1]", {}, {*GENERAL, POINTWISE}),
     ("float32[1,16,7,7]", "float32[33,16,1,1]", {"strides": 2}, GENERAL),
@@ -97,7 +98,7 @@ def test_the_fallback_is_right(case):
         check(workload, name)
 
 
-@pytest.mark.parametrize("attrs", [{"strides": 2}, {"dilation": 2}, {"strides": [1, 2]}, {"groups": 2}])
+@pytest.mark.parametrize("attrs", [{"strides": 2}, {"strides": [1, 2]}, {"groups": 2}])
 def test_winograd_is_only_where_it_can_be(attrs):
     channels = 32 // attrs.get("groups", 1)
     names = valid(make("float32[1,32,9,9]", f"float32[4,{channels},3,3]", attrs))

@@ -4,7 +4,7 @@
     conv2d_nchw_im2col.cpu         windows unfolded into columns, then a product
     conv2d_nchw_spatial_pack.cpu   output channels in the lanes, nothing unfolded
     conv2d_nchw_1x1.cpu            windows of one pixel: a product of what lies there
-    conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    one group, 3×3 without stride or dilation
+    conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    one group, 3×3 without stride
     depthwise_conv2d_nchw.cpu      as many groups as channels
 
 All but winograd's take a symbolic batch, and conv2d_nchw_spatial_pack.cpu an image of any size.
@@ -84,12 +84,15 @@ def _add_products(
                 space=pointwise.space, prepare=pointwise.prepare,
             )  # fmt: skip
     # Winograd's tiles go over the images of a batch.
-    if attrs.groups == 1 and data.shape[0].is_constant and attrs.strides == attrs.dilation == (1, 1):
+    if attrs.groups == 1 and data.shape[0].is_constant and attrs.strides == (1, 1):
         square = (kernel_h == 3) & (kernel_w == 3)
+        # Dilation divides the image into as many.
+        least = [8 * d for d in attrs.dilation]
+        tiny = any(int(extent) * 2 < d for extent, d in zip((height, width), least, strict=True) if d > 8)
         with SpecializedCondition(square):
-            _add_winograd(strategy, F2, 10 if few else 13)
+            _add_winograd(strategy, F2, 10 if few or tiny else 13)
         # Few channels do not average out the rounding of its transforms; small images fill no tile.
-        with SpecializedCondition(square & (channels >= 16) & (height >= 8) & (width >= 8)):
+        with SpecializedCondition(square & (channels >= 16) & (height >= least[0]) & (width >= least[1])):
             _add_winograd(strategy, F4, 14)
 
 

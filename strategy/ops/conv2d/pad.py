@@ -38,6 +38,25 @@ def pick_pixels(data: Any, attrs: Conv2DAttrs, out_h: Any, out_w: Any) -> Any:
     return te.compute((batch, channels, out_h, out_w), pixel, name="padded", attrs=stage("padded"))
 
 
+def pick_phases(data: Any, attrs: Conv2DAttrs, height: int, width: int) -> Any:
+    """Images of every d-th row and column of the padded image, where windows have no dilation: [n d d, c, h, w]."""
+    from tvm import te, tirx
+
+    top, left, *_ = attrs.padding
+    dilation_h, dilation_w = attrs.dilation
+    batch, channels, data_h, data_w = data.shape
+    phases = dilation_h * dilation_w
+
+    def pixel(n: Any, c: Any, h: Any, w: Any) -> Any:
+        y = h * dilation_h + n // dilation_w % dilation_h - top
+        x = w * dilation_w + n % dilation_w - left
+        inside = tirx.all(y >= 0, y < data_h, x >= 0, x < data_w)
+        return tirx.if_then_else(inside, data[n // phases, c, y, x], tirx.const(0, data.dtype))
+
+    shape = (batch * phases, channels, height, width)
+    return te.compute(shape, pixel, name="padded", attrs=stage("padded"))
+
+
 def schedule_padding(sch: Any, padded: Any, lanes: int) -> None:
     """Copy channels in parallel, rows by vectors."""
     n, c, _, x = sch.get_loops(padded)

@@ -2,7 +2,8 @@
 
 F(m×m, 3×3) takes (m + 2)² multiplications for m² outputs where direct takes 9 m²: 4 and 2.25 for one
 output. After Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015). The weight's
-transform is a preparation, done once for a constant weight.
+transform is a preparation, done once for a constant weight. Where the window is dilated by d, every d-th row
+and column is an image of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from strategy.cpu.tile import (
     width_knob,
 )
 from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.ops.conv2d.pad import pad_zeros, schedule_padding
+from strategy.ops.conv2d.pad import pad_zeros, pick_phases, schedule_padding
 from strategy.ops.conv2d.product import BLOCKS, Geometry
 from strategy.ops.conv2d.transform import KERNEL, Transform, coefficient, combine
 from strategy.schedule import (
@@ -47,7 +48,7 @@ _ORDER = Knob("order", ["points", "channels"])
 
 def space(
     transform: Transform,
-    attrs: Attrs,
+    attrs: Conv2DAttrs,
     inputs: Sequence[TensorType],
     out_type: TensorType,
     target: Target,
@@ -58,7 +59,8 @@ def space(
     """
     geometry = Geometry.of(inputs, out_type)
     lanes = lanes_of(target, inputs[0].dtype)
-    tiles = _tiles(transform, geometry)
+    (down, across), (dilation_h, dilation_w) = _grid(transform, attrs, out_type), attrs.dilation
+    tiles = int(geometry.batch) * dilation_h * dilation_w * down * across
 
     def fallback() -> dict[str, Any]:
         rows, width = best_tile_of(geometry.out_channels, tiles, lanes, target.vector_registers)
@@ -92,8 +94,12 @@ def space(
     )
 
 
-def _tiles(transform: Transform, geometry: Geometry) -> int:
-    return int(geometry.batch) * transform.count(geometry.out_h) * transform.count(geometry.out_w)
+def _grid(transform: Transform, attrs: Conv2DAttrs, out_type: TensorType) -> tuple[int, int]:
+    """Tiles down and across an image of every d-th row and column."""
+    down, across = (
+        transform.count(-(-int(extent) // d)) for extent, d in zip(out_type.shape[2:], attrs.dilation, strict=True)
+    )
+    return down, across
 
 
 def prepare(
@@ -142,14 +148,19 @@ def compute(
     batch, out_channels, out_h, out_w = out_type.concrete_shape
     channels, dtype = int(data.shape[1]), str(data.dtype)
     tile, alpha = transform.tile, transform.alpha
-    down, across = transform.count(out_h), transform.count(out_w)
+    down, across = _grid(transform, attrs, out_type)
+    dilation_h, dilation_w = attrs.dilation
+    whole, batch = batch, batch * dilation_h * dilation_w
     tiles = batch * down * across
     rows, width = integer(config, "rows"), integer(config, "width")
     top, left, _, _ = attrs.padding
     # Whole tiles: zeros beyond the data, whose results are not stored.
     height, breadth = down * tile + 2, across * tile + 2
-    missing = (height - int(data.shape[2]) - top, breadth - int(data.shape[3]) - left)
-    padded = pad_zeros(data, (top, left, max(0, missing[0]), max(0, missing[1])))
+    if batch > whole:
+        padded = pick_phases(data, attrs, height, breadth)
+    else:
+        missing = (height - int(data.shape[2]) - top, breadth - int(data.shape[3]) - left)
+        padded = pad_zeros(data, (top, left, max(0, missing[0]), max(0, missing[1])))
 
     columns = te.compute(
         (batch, channels, down, alpha, breadth),
@@ -205,7 +216,17 @@ def compute(
         ]
         return sum(terms[1:], terms[0])
 
-    return [te.compute((batch, out_channels, out_h, out_w), gather, name="conv2d_winograd")]
+    if batch == whole:
+        return [te.compute((batch, out_channels, out_h, out_w), gather, name="conv2d_winograd")]
+    phases = te.compute(
+        (batch, out_channels, down * tile, across * tile), gather, name="phases", attrs=stage("phases")
+    )
+
+    def join(n: Any, o: Any, h: Any, w: Any) -> Any:
+        image = (n * dilation_h + h % dilation_h) * dilation_w + w % dilation_w
+        return phases[image, o, h // dilation_h, w // dilation_w]
+
+    return [te.compute((whole, out_channels, out_h, out_w), join, name="conv2d_winograd")]
 
 
 def schedule(
@@ -224,7 +245,10 @@ def schedule(
             sch.parallel(outer[0])
     _schedule_data(sch, stages, full)
     _schedule_product(sch, stages, full, config)
-    _schedule_output(sch, stages["inverse"], output, transform, full)
+    _schedule_output(sch, stages["inverse"], stages.get("phases", output), transform, full)
+    if "phases" in stages:
+        n, o, *_ = sch.get_loops(output)
+        sch.parallel(sch.fuse(n, o))
     return sch
 
 
