@@ -285,8 +285,9 @@ class Direct:
 
         which = Wanted(namespace=self._namespace, **wanted)
         with _told():
+            parts = exporter.export(self._store, cast("exporter.Writable", form), which)
             exporter.check_any(self._store, cast("exporter.Writable", form), which)
-        return exporter.export(self._store, cast("exporter.Writable", form), which)
+        return parts
 
     def models(self) -> Rows:
         """The cost models with their accuracy, the newest first."""

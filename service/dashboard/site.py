@@ -13,6 +13,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from service.dashboard import (
     device,
     docs,
+    foreign,
     model,
     op,
     overview,
@@ -35,7 +36,7 @@ static = APIRouter(include_in_schema=False)
 
 def install(app: FastAPI) -> None:
     """Add the pages to an application whose error handlers are installed already."""
-    for part in (overview, start, run, task, op, selection, device, model, record, upload, docs):
+    for part in (overview, start, run, task, op, selection, device, foreign, model, record, upload, docs):
         app.include_router(part.router)
     app.include_router(static)
     for kind, handler in list(app.exception_handlers.items()):

@@ -23,6 +23,7 @@ from strategy.record import REFUTING, AskedWorkload
 from strategy.space import Config
 
 MAX_ANSWERS = 1000
+MAX_ROWS = 50_000  # the newest results that one answer is derived from
 _REFUTING = frozenset(k.value for k in REFUTING)
 
 
@@ -167,14 +168,14 @@ def find_best(
 def list_kernels(
     connection: sa.Connection,
     tool: str | None,
-    namespace: str,
+    namespace: str | None,
     *,
     kernel: str | None = None,
     device_model: str | None = None,
     limit: int = 100,
     cursor: int | None = None,
 ) -> ForeignList:
-    """A page of the kernels of one tool, or of all that have results of other tools."""
+    """A page of the kernels of one tool, or of all; of one namespace, or of all."""
     query = _tasks(tool, namespace)
     if kernel is not None:
         query = query.where(task.c.implementation.endswith(f":{kernel}", autoescape=True))
@@ -200,7 +201,7 @@ def list_kernels(
     return ForeignList(kernels=kernels, next=last)
 
 
-def _tasks(tool: str | None, namespace: str) -> sa.Select[Any]:
+def _tasks(tool: str | None, namespace: str | None) -> sa.Select[Any]:
     of_tool = (
         task.c.implementation.contains(":") if tool is None
         else task.c.implementation.startswith(f"{tool}:", autoescape=True)
@@ -212,7 +213,7 @@ def _tasks(tool: str | None, namespace: str) -> sa.Select[Any]:
         )
         .join(workload, workload.c.id == task.c.workload_id)
         .join(target, target.c.id == task.c.target_id)
-        .where(of_tool, task.c.namespace == namespace)
+        .where(of_tool, sa.true() if namespace is None else task.c.namespace == namespace)
     )  # fmt: skip
 
 
@@ -233,9 +234,11 @@ def _groups(connection: sa.Connection, tasks: Iterable[Any]) -> list[_Group]:
             )
             .outerjoin(device, device.c.id == table.c.device_id)
             .where(table.c.task_id.in_(list(by_id)))
-            .order_by(table.c.id)
+            .order_by(table.c.id.desc())
+            .limit(MAX_ROWS)
         )
-        for row in connection.execute(query.where(standing()) if table is record else query):
+        rows = connection.execute(query.where(standing()) if table is record else query).all()
+        for row in reversed(rows):
             if table is record:
                 group_of(row).add(row)
             else:

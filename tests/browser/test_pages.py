@@ -13,7 +13,7 @@ from tests.browser.visitor import WIDTHS, Site
 MAX_PAGE_BYTES = 300_000
 SYMBOLIC = "dense(data=float32[m,768],weight=float32[3072,768]:const)"
 CONCRETE = SYMBOLIC.replace("[m,", "[128,")
-EMPTY = ["/", "/runs", "/ops", "/select", "/devices", "/models", "/records", "/tasks"]
+EMPTY = ["/", "/runs", "/ops", "/select", "/devices", "/foreign", "/models", "/records", "/tasks"]
 
 
 def _select(workload: str, **more: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -240,3 +241,28 @@ def test_an_unchanged_answer_is_not_sent_again(service: Service, client: Client)
     assert service.http.get("/v1/foreign/triton/best", params=params, headers=tag).status_code == 200
     for path in ("/v1/foreign/Triton/list", "/v1/foreign/triton/best?workload=x"):
         assert service.http.get(path).status_code == 422
+
+
+def test_the_pages_show_kernels_their_spread_and_origin(service: Service, client: Client) -> None:
+    sample = (DATA / MOE).read_bytes()
+    client.import_records([sample], name=MOE)
+    html = {"accept": "text/html"}
+    page = service.http.get("/foreign", params={"device": "NVIDIA H200"}, headers=html)
+    assert page.status_code == 200
+    for shown in ("triton", "matmul", "NVIDIA H200", "1.00 ms", "2.00×", "host7"):
+        assert shown in page.text, shown
+    advised = service.http.get("/foreign?tool=vllm", headers=html).text
+    assert "advice" in advised
+    assert "fused_moe" in advised
+    for task in set(re.findall(r"/tasks/\d+", advised)):
+        assert service.http.get(task, headers=html).status_code == 200
+    assert "No result of another tool matches" in service.http.get("/foreign?tool=none", headers=html).text
+    latest = service.http.get("/foreign", headers={**html, "hx-request": "true"}).text
+    assert "<html" not in latest
+    assert latest.count("<tr>") <= 1 + 6
+    assert 'hx-get="/foreign"' in service.http.get("/", headers=html).text
+    # A text of a log is no markup.
+    client.import_records([line("<b>x</b>", (1, 1e-3), kernel="<i>k</i>")], name="x.ndjson")
+    hostile = service.http.get("/foreign", params={"device": "<b>x</b>"}, headers=html).text
+    assert "&lt;i&gt;k" in hostile
+    assert "<i>k" not in hostile
