@@ -34,10 +34,9 @@ def show(
             limit=LATEST if latest else PAGE, cursor=before,
         )  # fmt: skip
         instant = connection.execute(sa.select(now())).scalar_one()
-    kernels = (
-        found.kernels[:LATEST] if latest else found.kernels
-    )  # a task may be of several devices
+    # A task may be of several devices.
+    kernels = found.kernels[:LATEST] if latest else found.kernels
     return render(
-        "foreign_table.html" if latest else "foreign.html", kernels=kernels, next=found.next, now=instant, latest=latest,
-        filters={"tool": tool, "kernel": kernel, "device": device},
+        "foreign_table.html" if latest else "foreign.html", kernels=kernels, next=found.next,
+        now=instant, latest=latest, filters={"tool": tool, "kernel": kernel, "device": device},
     )  # fmt: skip
