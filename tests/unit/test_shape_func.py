@@ -134,9 +134,9 @@ def test_only_what_a_shape_depends_on_is_computed(monkeypatch):
 
 
 def test_a_value_may_be_needed_of_some_inputs_only():
-    register_op("repeat").set_num_inputs(2)
-    register_shape_func("repeat", [False, True], lambda attrs, inputs: [(inputs[0][0] * int(inputs[1]),)])
-    assert output_shapes(get_op("repeat"), None, [(3,), np.int32(4)]) == [(12,)]
+    register_op("repeat_counted").set_num_inputs(2)
+    register_shape_func("repeat_counted", [False, True], lambda attrs, inputs: [(inputs[0][0] * int(inputs[1]),)])
+    assert output_shapes(get_op("repeat_counted"), None, [(3,), np.int32(4)]) == [(12,)]
 
 
 def test_errors_name_the_operator():
