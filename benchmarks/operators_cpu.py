@@ -12,6 +12,7 @@ Groups of rows, float32, batch 1 (weights and biases are constant):
   (YOLOv5, VGG, ViT), 1×1 with stride 2, and batches of 8.
 - bert, llama: the products of attention, scores and values, for prompts and for one new token. Nothing
   is constant, so packing is inside the timed function.
+- attention: the whole of it, of prompts and of one new token, and what stands around it in LLaMA.
 - epilogues: products with what BERT-base and ResNet-50 put after them, tuned and timed as one function.
 - narrow: products in float32, bfloat16, and 8-bit integers with zero points, requantised (PyTorch's quantised linear).
 - memory: operators that memory bounds, at sizes of BERT-base and ResNet-50.
@@ -122,11 +123,21 @@ def _attention(model: str, heads: int, width: int, queries: int, keys: int) -> l
     return [_scores(model, heads, queries, keys, width), _values(model, heads, queries, width, keys)]
 
 
+def _fused(model: str, heads: int, m: int, n: int, depth: int, groups: int | None = None, **attrs: Any) -> Row:
+    """The whole of attention, with as many keys and values as there are groups."""
+    shared = (1, groups or heads, n, depth)
+    counts = str(heads) if groups is None else f"{heads}/{groups}"
+    name = f"{model}:attention,{counts}×{m}×{n}×{depth}" + "".join(f"+{a}" for a in attrs)
+    return Row(name, "attention", {"query": (1, heads, m, depth), "key": shared, "value": shared}, attrs)
+
+
 def _plain(op: str, *shapes: Shape, **attrs: Any) -> Row:
     along = attrs.get("axes", attrs.get("axis"))
     where = "" if along is None else f"@{along}".replace(" ", "")
     name = f"{op}:{'x'.join(map(str, shapes[0]))}{where}"
-    names = {"layer_norm": ("data", "gamma", "beta"), "add": ("lhs", "rhs")}.get(op, ("data",))
+    names = {
+        "layer_norm": ("data", "gamma", "beta"), "rms_norm": ("data", "gamma"), "add": ("lhs", "rhs")
+    }.get(op, ("data",))  # fmt: skip
     return Row(name, op, dict(zip(names, shapes, strict=True)), attrs)
 
 
@@ -177,6 +188,13 @@ GROUPS = {
         for queries, keys in ((128, 128), (512, 512), (1, 512), (1, 2048))
         for row in _attention("llama", 32, 128, queries, keys)
     ],
+    "attention": [
+        _fused("bert", 12, 128, 128, 64), _fused("vit", 12, 197, 197, 64),
+        _fused("llama", 32, 128, 128, 128, is_causal=True), _fused("llama", 32, 1, 2048, 128),
+        _fused("llama", 32, 1, 2048, 128, groups=8),
+        _plain("rms_norm", (1, 4096), (4096,)), _plain("rms_norm", (128, 4096), (4096,)),
+        _plain("silu", (128, 11008)),
+    ],
     "epilogues": [
         _dense(128, 3072, 768, ("bias", "gelu")),
         _dense(128, 768, 3072, ("bias", "residual")),
@@ -225,6 +243,11 @@ def _anchors(torch: Any) -> dict[str, Callable[..., Any]]:
         "dense": lambda a, x, w: functional.linear(x, w),
         "batch_matmul": lambda a, x, y: torch.bmm(x, y.transpose(1, 2) if a["transpose_b"] else y),
         "softmax": lambda a, x: functional.softmax(x, -1),
+        "attention": lambda a, q, k, v: functional.scaled_dot_product_attention(
+            q, k, v, is_causal=a.get("is_causal", False), enable_gqa=q.shape[1] != k.shape[1]
+        ),
+        "rms_norm": lambda a, x, weight: functional.rms_norm(x, x.shape[-1:], weight, 1e-5),
+        "silu": lambda a, x: functional.silu(x),
         "layer_norm": lambda a, x, *more: functional.layer_norm(x, x.shape[-1:], *more),
         "sum": lambda a, x: x.sum(a["axis"]),
         "max_pool2d": lambda a, x: functional.max_pool2d(x, a["pool_size"], a["strides"], a["padding"]),
