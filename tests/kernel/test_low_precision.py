@@ -74,6 +74,13 @@ def test_any_configuration_of_any_shape(m, n, groups, kind, zero_point, constant
     check(workload, name, space.sample(random.Random(seed), 1)[0])
 
 
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_a_batch_of_products(transpose_b):
+    for x, y in ((3, 3), (1, 3), (3, 1)):
+        inputs = {"x": f"bfloat16[{x},17,10]", "y": f"bfloat16[{y},{'33,10' if transpose_b else '10,33'}]"}
+        check(Workload.make("batch_matmul", inputs, {"transpose_b": transpose_b}), "batch_matmul_dot.cpu")
+
+
 def steps(n: int, *ops: str) -> list[EpilogueStep]:
     """Steps with a scale for each column, and one zero point."""
     scale, zero = Input("scale", f"float32[{n}]", constant=True), Input("zero", "int32[]", constant=True)

@@ -2,6 +2,7 @@
 
     batch_matmul.cpu         every dtype, with symbolic dimensions too
     batch_matmul_pack.cpu    register tiles; y packed into panels if it is transposed
+    batch_matmul_dot.cpu     bfloat16 by dot-product instructions, y packed for them
     batch_matmul_cblas.cpu   the vendor's CBLAS, entries of the batch in parallel
 """
 
@@ -14,6 +15,7 @@ from strategy.op import register_strategy
 from strategy.op_strategy import OpStrategy
 from strategy.ops.batch_matmul import cblas, pack
 from strategy.ops.batch_matmul.operator import BatchMatmulAttrs, batch_matmul, compute_batch_matmul
+from strategy.ops.dense import dot
 from strategy.pattern import schedule_plain_cpu
 from strategy.target import Target
 from strategy.types import TensorType
@@ -38,6 +40,10 @@ def batch_matmul_strategy_cpu(
             space=pack.space, prepare=pack.prepare,
         )  # fmt: skip
     constant = all(d.is_constant for kind in inputs for d in kind.shape)
+    if constant and not attrs.transpose_a and inputs[0].dtype == "bfloat16":
+        instruction = dot.dot_of(inputs, target)
+        if instruction is not None:
+            dot.add(strategy, instruction, "batch_matmul_dot.cpu", 15)
     if constant and inputs[0].dtype == "float32" and "cblas" in target.libs:
         # Few rows do not pay for packing y.
         few = attrs.transpose_b and int(out_type.shape[1]) < 8

@@ -69,8 +69,8 @@ def _add_products(
     strategy: OpStrategy, attrs: Conv2DAttrs, data: TensorType, weight: TensorType
 ) -> None:
     # Over few channels sums are short, and turning the tiles of a spatial pack takes as long, as do winograd's
-    # transforms: on a tie the first is taken.
-    few = int(weight.shape[1]) < 8
+    # transforms; and over few channels of a group its lanes are idle. On a tie the first is taken.
+    few = int(weight.shape[1]) < 8 or (attrs.groups > 1 and int(weight.shape[0]) < 16 * attrs.groups)
     strategy.add_implementation(
         im2col.compute, im2col.schedule, "conv2d_nchw_im2col.cpu", 11 if few else 10,
         space=im2col.space, prepare=im2col.prepare,

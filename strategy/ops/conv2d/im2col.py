@@ -62,7 +62,7 @@ def space(
                 for h in heights
                 if h * column_bytes <= target.l2_bytes // 2
                 and h * geometry.out_w % width == 0
-                and geometry.out_h // h * geometry.batch >= target.threads
+                and geometry.out_h // h * geometry.batch * geometry.groups >= target.threads
             ]
 
         rows, width = best_tile_of(o, geometry.pixels, lanes, target.vector_registers)

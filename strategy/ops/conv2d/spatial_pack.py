@@ -58,12 +58,14 @@ def space(
     high, wide = Knob("rows", fitting), width_knob(lanes, geometry.out_channels)
 
     def fallback() -> dict[str, Any]:
-        best = [best_tile_of(r, geometry.out_channels, lanes, target.vector_registers) for r in fitting]
+        # The addresses of more pixels do not fit the general registers.
+        few = [r for r in fitting if r <= 14]
+        best = [best_tile_of(r, geometry.out_channels, lanes, target.vector_registers) for r in few]
         rows, width = max(
-            ((r, w) for r, w in best if r in fitting), key=lambda t: (t[0] * t[1], t[1])
+            ((r, w) for r, w in best if r in few), key=lambda t: (t[0] * t[1], t[1])
         )
         panels, tiles = -(-geometry.out_channels // width), -(-pixels // rows)
-        shared = panels < 2 * target.threads
+        shared = panels * geometry.groups < 2 * target.threads
         return {
             "rows": rows,
             "width": width,

@@ -1,4 +1,4 @@
-"""`dense_dot.cpu`, `qdense_dot.cpu`: products by the processor's dot-product instructions.
+"""`dense_dot.cpu`, `qdense_dot.cpu`, `batch_matmul_dot.cpu`: products by dot-product instructions.
 
 As `dense_pack.cpu`, with a weight packed for the instruction: [panel, k / group, width, group], where a group is the
 neighbours along k that a lane takes at a time. A zero point of the data, and what the instruction adds to it, is taken
@@ -48,10 +48,9 @@ _INNER = Knob("inner", ["rows", "panels"])
 
 def dot_of(inputs: Sequence[TensorType], target: Target) -> Dot | None:
     """The target's instruction for these dtypes; None without one, or if k is not whole groups."""
-    dot, k, n = find_dot(target, inputs[1].dtype), inputs[0].shape[1], inputs[1].shape[0]
-    if dot is None or not (k.is_constant and n.is_constant) or int(k) % dot.group:
-        return None
-    return dot
+    dot, k = find_dot(target, inputs[1].dtype), inputs[0].shape[-1]
+    known = k.is_constant and all(d.is_constant for d in inputs[1].shape)
+    return dot if dot is not None and known and int(k) % dot.group == 0 else None
 
 
 def add(strategy: OpStrategy, dot: Dot, name: str, plevel: int) -> None:
@@ -66,7 +65,8 @@ def space(
     dot: Dot, attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
     """Tile, unrolling, and how tiles are grouped into tasks, as in `dense_pack.cpu`."""
-    extents, lanes = Extents.of(inputs), dot.lanes
+    *_, m, n = out_type.shape
+    extents, lanes = Extents(m, int(n), int(inputs[0].shape[-1])), dot.lanes
     steps = extents.k // dot.group
 
     def fallback() -> dict[str, Any]:
@@ -108,24 +108,30 @@ def space(
 def prepare(
     dot: Dot, attrs: Attrs, inputs: Sequence[TensorType], config: Config
 ) -> dict[int, Callable[[Any], Any]]:
-    """The weight is packed into panels [ceil(n / width), k / group, width, group], with its rows' sums if integers."""
-    width, group = integer(config, "width"), dot.group
+    """The weight is packed into panels [ceil(n / width), k / group, width, group], with its rows' sums if integers.
+
+    Those of a batch into panels of each entry.
+    """
+    width, group, is_transposed = integer(config, "width"), dot.group, getattr(attrs, "transpose_b", True)
 
     def pack(weight: Any) -> Any:
         from tvm import te, tirx
 
-        n, k = (int(extent) for extent in weight.shape)
+        *batch, n, k = (int(extent) for extent in weight.shape)
+        if not is_transposed:
+            n, k = k, n
         steps = k // group
         zero = tirx.const(0, dot.packed)
 
-        def number(panel: Any, step: Any, lane: Any, place: Any) -> Any:
-            column = panel * width + lane
-            read = weight[column, step * group + place]
+        def number(*place: Any) -> Any:
+            *entry, panel, step, lane, neighbour = place
+            column, row = panel * width + lane, step * group + neighbour
+            read = weight[(*entry, column, row) if is_transposed else (*entry, row, column)]
             read = read if weight.dtype == dot.packed else tirx.reinterpret(dot.packed, read)
             return read if n % width == 0 else tirx.if_then_else(column < n, read, zero)
 
         if dot.sums != "int32":
-            shape = (-(-n // width), steps, width, group)
+            shape = (*batch, -(-n // width), steps, width, group)
             return te.compute(shape, number, name="panels", attrs=stage("panels"))
         r = te.reduce_axis((0, k), name="r")
         sums = te.compute(
@@ -152,19 +158,27 @@ def compute(
     from tvm import te
 
     data, weight = inputs
-    m, k = data.shape
-    n, steps, group = int(out_type.shape[1]), int(k) // dot.group, dot.group
+    m, k = data.shape[-2:]
+    batch = [int(extent) for extent in out_type.shape[:-2]]
+    n, steps, group = int(out_type.shape[-1]), int(k) // dot.group, dot.group
     rows, width = integer(config, "rows"), integer(config, "width")
     row, shift = clamped_row(m), dot.shift(str(data.dtype))
     zero_point = getattr(attrs, "input_zero_point", 0) + shift
     r, t = te.reduce_axis((0, steps), name="r"), te.reduce_axis((0, group), name="t")
 
-    def term(i: Any, j: Any) -> Any:
-        number = data[row(i), r * group + t].astype(dot.sums)
-        number = number + shift if shift else number
-        return te.sum(number * dot.number(weight[j // width, r, j % width, t]), axis=[r, t])
+    def entry(tensor: Any, place: Sequence[Any]) -> list[Any]:
+        """The entry of a batch; the only one is used for all."""
+        return [0 if int(extent) == 1 else b for extent, b in zip(tensor.shape, place, strict=False)]
 
-    tiles = te.compute((round_up(m, rows), round_up(n, width)), term, name="tiles", attrs=stage("tiles"))
+    def term(*place: Any) -> Any:
+        *b, i, j = place
+        number = data[(*entry(data, b), row(i), r * group + t)].astype(dot.sums)
+        number = number + shift if shift else number
+        packed = weight[(*entry(weight, b), j // width, r, j % width, t)]
+        return te.sum(number * dot.number(packed), axis=[r, t])
+
+    shape = (*batch, round_up(m, rows), round_up(n, width))
+    tiles = te.compute(shape, term, name="tiles", attrs=stage("tiles"))
 
     def byte(j: Any, place: int) -> Any:
         flat = place * width + j % width
@@ -178,7 +192,7 @@ def compute(
             name="total",
             attrs=stage("total"),
         )
-    return [te.compute((m, n), lambda i, j: total[i, j].astype(out_type.dtype), name="dense")]
+    return [te.compute((*batch, m, n), lambda *i: total(*i).astype(out_type.dtype), name="dense")]
 
 
 def schedule(dot: Dot, attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
@@ -189,19 +203,21 @@ def schedule(dot: Dot, attrs: Attrs, outs: Outs, target: Target, config: Config)
     tiles = stages["tiles"]
     for name in ("sums", "panels"):
         if name in stages:
-            sch.parallel(sch.get_loops(stages[name])[0])
+            outer = sch.get_loops(stages[name])
+            sch.parallel(sch.fuse(*outer[:2]) if name == "panels" else outer[0])
     anchor = stages.get("total", tiles)
     for block in dict.fromkeys((tiles, anchor)):
         sch.set_scope(block, 0, "local")
-    i, j, *sums = sch.get_loops(anchor)
+    sums = sch.get_loops(anchor)[-2:] if anchor is tiles else []
+    *batch, i, j = sch.get_loops(anchor)[: -2 if sums else None]
     m_task, row_tile, rows = sch.split(i, [integer(config, "m_tasks"), None, integer(config, "rows")])
     n_task, panel, columns = sch.split(j, [None, integer(config, "n_block"), integer(config, "width")])
     order = (panel, row_tile) if config["inner"] == "rows" else (row_tile, panel)
-    sch.reorder(n_task, m_task, *order, rows, columns, *sums)
+    sch.reorder(*batch, n_task, m_task, *order, rows, columns, *sums)
     sch.reverse_compute_at(output, order[1], preserve_unit_loops=True)
     if anchor is not tiles:
         sch.compute_at(tiles, order[1], preserve_unit_loops=True)
-    task = sch.fuse(n_task, m_task)
+    task = sch.fuse(*batch, n_task, m_task)
     sch.parallel(task)
     for block in (output,) if anchor is tiles else (output, anchor):
         *_, out_rows, out_columns = sch.get_loops(block)
