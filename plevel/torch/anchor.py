@@ -1,4 +1,4 @@
-"""Products and attention of a frozen ATen graph as calls of plevel's operators."""
+"""Products, attention, softmax and norms of a frozen ATen graph as calls of plevel's operators."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from plevel.torch.node import (
     is_plain,
     is_static,
 )
+from plevel.torch.rowwise import read_layer_norm, read_rms_norm, read_softmax
 from strategy.expr import Call, Constant, Expr, Var, call
 
 
@@ -186,4 +187,7 @@ _READERS: Mapping[Any, Any] = {
     aten.bmm.default: _bmm,
     aten.convolution.default: _convolution,
     operator.getitem: _attention,
+    aten.div.Tensor: read_softmax,
+    aten.add.Tensor: read_layer_norm,
+    aten.mul.Tensor: read_rms_norm,
 }

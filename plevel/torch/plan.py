@@ -51,7 +51,7 @@ class Plan:
         replace(module, {site: self.kernels[site.workload] for site in (*merged, *single)})
 
     def families(self) -> list[frozenset[Workload]]:
-        """The workloads by operator, the largest share of the arithmetic first; then those that merge products."""
+        """The workloads by operator, the largest share first; those that merge products; those without arithmetic."""
         merged = self.extraction.merged
         by_op: dict[str, list[Workload]] = {}
         shares: dict[str, float] = {}
@@ -61,11 +61,17 @@ class Plan:
                 by_op.setdefault(op, []).append(found.workload)
                 shares[op] = shares.get(op, 0.0) + self.extraction.share(found)
         families = [frozenset(by_op[op]) for op in sorted(by_op, key=lambda op: -shares[op])]
-        together = merged.intersection(self.kernels)
-        return [*families, together] if together else families
+        # Each family costs a compilation: what has no share of the arithmetic is one, softmax and norms.
+        arithmetic = [f for f in families if shares[next(iter(f)).op]]
+        others = frozenset[Workload]().union(*families) - frozenset[Workload]().union(*arithmetic)
+        return [f for f in (*arithmetic, merged.intersection(self.kernels), others) if f]
 
     def preferred(self) -> frozenset[Workload]:
-        """The workloads to replace where nothing is timed: products are merged where that was measured to be faster."""
+        """The workloads to replace where nothing is timed.
+
+        Products are merged where that was measured to be faster; softmax and norms, which Inductor fuses with
+        their neighbours, are left to it.
+        """
         times = {w: _median(kernel) for w, kernel in self.kernels.items()}
 
         def is_slower(found: Extracted) -> bool:
@@ -73,7 +79,8 @@ class Plan:
             return not found.occurrences * times.get(found.workload, math.nan) < apart
 
         slower = {f.workload for f in self.extraction.workloads if f.parts and is_slower(f)}
-        return frozenset(self.kernels) - slower
+        fused = {f.workload for f in self.extraction.workloads if not f.flops}
+        return frozenset(self.kernels) - slower - fused
 
 
 def _median(kernel: Kernel) -> float:

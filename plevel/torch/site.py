@@ -42,7 +42,7 @@ def find_sites(module: GraphModule) -> list[Site]:
     for node in module.graph.nodes:
         reader = Reader(module)
         anchor = find_anchor(reader, node)
-        if anchor is not None:
+        if anchor is not None and node not in claimed:
             calls, output = extend(reader, anchor, claimed)
             found.append(make_site(reader, calls, (node,), (output,)))
     return found

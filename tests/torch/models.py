@@ -68,6 +68,22 @@ def activations() -> tuple[nn.Module, tuple[Any, ...]]:
     return Activations().eval(), (torch.randn(32, 32),)
 
 
+class Rowwise(nn.Module):
+    """Both norms and a softmax, with a product between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rms, self.layer, self.linear = nn.RMSNorm(32), nn.LayerNorm(32), nn.Linear(32, 48, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.linear(self.layer(self.rms(x))), -1)
+
+
+def rowwise() -> tuple[nn.Module, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    return Rowwise().eval(), (torch.randn(2, 12, 32),)
+
+
 class Decoder(nn.Module):
     """Attention and a gated layer of a LLaMA: products that share their operand."""
 

@@ -37,7 +37,7 @@ def ratios(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_family_that_wins_stays_and_the_verdict_is_not_asked_for_again(ratios):
     model, inputs = models.transformer()
-    ratios += [[0.8] * 9, [1.2] * 9, [1.1] * 9, [1.1] * 9, [1.1] * 9, [1.1] * 9]
+    ratios += [[0.8] * 9, [1.2] * 9, *[[1.1] * 9] * 5]
     report = run(model, inputs)
     assert {row.workload.op for row in report.rows if row.implementation} == {"dense"}
     assert report.replaced == 4
@@ -51,6 +51,19 @@ def test_a_family_that_wins_stays_and_the_verdict_is_not_asked_for_again(ratios)
     assert again.verdict == report.verdict
     assert f"timed on openmp, {torch.get_num_threads()} thread" in str(again)
     assert "0.800 of the time before" in str(again)
+
+
+def test_norms_and_softmax_are_one_family_that_replaces_only_where_it_is_timed(ratios):
+    model, inputs = models.rowwise()
+    ratios += [[1.1] * 9, [0.8] * 9]
+    report = run(model, inputs)
+    data = "data=float32[2,12,32],gamma=float32[32]:const"
+    assert {row.workload.key for row in report.rows if row.implementation} == {
+        f'rms_norm({data}){{"epsilon":1.1920928955078125e-07}}',
+        f"layer_norm({data},beta=float32[32]:const)",
+        "softmax(data=float32[2,12,48])",
+    }
+    assert [len(s.workloads) for s in report.verdict.steps] == [1, 3]
 
 
 def test_products_of_one_operand_are_merged_where_that_wins(ratios):

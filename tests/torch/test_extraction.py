@@ -28,6 +28,7 @@ def test_a_transformer_is_products_with_their_epilogues():
         "+bias_add(.,bias_add0.bias=float32[64]:const)+add(.,add1.rhs=float32[48,64])": 2,
         "batch_matmul(x=float32[2,24,64],y=float32[2,24,64])": 1,
         'batch_matmul(x=float32[2,24,24],y=float32[2,24,64]){"transpose_b":false}': 1,
+        "softmax(data=float32[2,24,24])": 1,
     }
     assert found.covered == 1
     assert sum(found.share(w) for w in found.workloads) == pytest.approx(1)
