@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
@@ -22,6 +23,7 @@ from strategy.workload import Workload
 from strategy.workload_text import parse_workload
 
 T = TypeVar("T")
+_QUEUED = re.compile(r'^plevel_jobs_queued\{target="(.*)"\} (\S+)$', re.MULTILINE)
 _Lists = dict[str, list[dict[str, Any]]]
 _RECONNECT_S = 0.2
 # Temporary: the service, its database or a proxy is expected to answer later.
@@ -429,6 +431,11 @@ class Client:
     def workers(self) -> list[dict[str, Any]]:
         """The registered workers, with their devices and the times of their last heartbeats."""
         return self._list("/v1/workers")
+
+    def backlog(self) -> dict[str, int]:
+        """The number of queued jobs by the key of their target, where there are any."""
+        text = self._send("GET", "/metrics").text
+        return {key: int(float(count)) for key, count in _QUEUED.findall(text)}
 
     def models(self) -> list[dict[str, Any]]:
         """The cost models with their accuracy, the newest first."""

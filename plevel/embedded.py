@@ -51,6 +51,11 @@ def require_worker() -> None:
         )
 
 
+def require_cluster() -> None:
+    """Raise `EmbeddedError` if the extra `cluster` is not installed."""
+    _require("cluster", ("parsl",))
+
+
 def _require(extra: str, modules: Sequence[str]) -> None:
     for module in modules:
         if importlib.util.find_spec(module) is None:

@@ -1,4 +1,4 @@
-"""`plevel why` and `plevel fleet`: explanations of jobs, pauses, renamed and transferred devices."""
+"""`plevel why` and `plevel fleet`: explanations of jobs, pauses, renamed and transferred devices, pilot jobs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from plevel.cli import location, option
+from plevel.cli import location, option, scale
 from plevel.cli.error import UsageError
 
-app = typer.Typer(help="Administer the farm: pauses and devices.", no_args_is_help=True)
+app = typer.Typer(help="Administer the farm: pauses, devices and pilot jobs.", no_args_is_help=True)
+app.command()(scale.scale)
 
 
 def why(

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from plevel.client import Client
-from strategy.record import RunRequest, RunState, RunWorkload
+from strategy.record import RunState
 from tests.acceptance.conftest import Stage, wait_until
-from tests.acceptance.test_main_job import WORKLOAD, all_records
+from tests.acceptance.test_main_job import all_records
+from tests.acceptance.test_scale import begin_run, offer_plevel, profile, scale
 from tests.integration.test_faults import check
 from tests.slurm import Slurm
-from workers.cpu import assign, describe_device, parse_cores
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "deploy/slurm/plevel-worker.sbatch"
@@ -26,30 +25,18 @@ TRIALS = 24
 @pytest.fixture
 def slurm(stage: Stage) -> Iterator[Slurm]:
     folder = stage.folder / "slurm"
-    (folder / "bin").mkdir(parents=True)
-    program = folder / "bin/plevel"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m plevel "$@"\n')
-    program.chmod(0o755)
-    stage.environment |= {"PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    stage.environment["PLEVEL_URL"] = stage.url
+    folder.mkdir()
+    stage.environment |= offer_plevel(stage.folder) | {"PLEVEL_URL": stage.url}
     one = Slurm(folder, stage.environment)
+    stage.environment["SLURM_CONF"] = one.environment["SLURM_CONF"]
     yield one
     one.close()
-
-
-def begin_run(client: Client) -> int:
-    target = describe_device(assign(parse_cores("cpu"), 1), 1).target
-    asked = RunRequest(
-        workloads=(RunWorkload(workload=WORKLOAD),), target=target, trials=TRIALS, tuner="random",
-        implementations=("dense_nopack.cpu",),
-    )  # fmt: skip
-    return client.create_run(asked).id
 
 
 def test_an_array_of_workers_that_are_killed_cancelled_and_requeued(stage: Stage, slurm: Slurm) -> None:
     stage.start_service()
     with Client(stage.url) as client:
-        run = begin_run(client)
+        run = begin_run(client, TRIALS)
         folder = f"--chdir={stage.folder}"
         given = ("--array=0-1", folder, str(SCRIPT), "--threads", "1", "--idle-exit", "1s")
         array = slurm.run("sbatch", "--parsable", *given)
@@ -80,3 +67,23 @@ def test_an_array_of_workers_that_are_killed_cancelled_and_requeued(stage: Stage
         assert not [r["error"] for r in all_records(client) if r["error"] == "crash"]
         assert not [w for w in client.workers() if w["alive"]]
     assert "ExitCode=0:0" in slurm.run("scontrol", "show", "job", first)
+
+
+def test_pilots_are_submitted_for_a_backlog_and_cancelled_without_one(stage: Stage, slurm: Slurm) -> None:
+    """On a drained node they stay pending, which each scaler learns from SLURM."""
+    stage.start_service()
+    slurm.run("scontrol", "update", f"node={slurm.host}", "state=drain", "reason=test")
+    given = ("--slurm", str(profile(stage, walltime="00:10:00", exclusive=False)))
+    with Client(stage.url) as client:
+        run = begin_run(client, TRIALS)
+        wait_until(client.backlog, "a backlog")
+        assert "would cancel 0 and submit 1" in scale(stage, *given, "--dry-run")
+        assert not slurm.jobs()
+        assert "submitting 1" in scale(stage, *given, "--once")
+        assert list(slurm.jobs().values()) == ["PD"]
+        assert scale(stage, *given, "--once") == ""  # another process: what is pending is enough
+        client.cancel(run)
+        wait_until(lambda: not client.backlog(), "the end of the backlog")
+        scaler = stage.start("fleet", "scale", *given, "--every", "1s")
+        wait_until(lambda: not slurm.jobs(), "the end of what has not started")
+        assert scaler.poll() is None

@@ -1,0 +1,163 @@
+"""`plevel fleet scale`: pilot jobs of a batch system, as many as the backlog of a target asks for.
+
+A profile, in TOML, describes a pilot:
+
+    target = "llvm -mcpu=znver4 -num-cores=8"   # whose queue
+    worker = ["--threads", "8"]                 # options of `plevel worker`
+    lifetime = "55m"
+    idle_exit = "5m"
+    jobs_per_pilot = 2
+
+    [provider]                                  # options of Parsl's SlurmProvider or LocalProvider
+    partition = "cpu"
+    walltime = "01:00:00"
+    worker_init = "source /opt/plevel/bin/activate"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from plevel.cli import location, option
+from plevel.cli.error import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from plevel.client import Client
+    from plevel.pilots.scaler import Backlog
+
+_GRACE = "25s"  # SLURM kills what it has cancelled after 30 s
+
+
+class _Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    target: str
+    worker: tuple[str, ...] = ()
+    lifetime: str = "55m"
+    idle_exit: str = "5m"
+    jobs_per_pilot: Annotated[int, msgspec.Meta(ge=1)] = 2
+    provider: dict[str, Any] = {}
+
+
+def scale(
+    slurm: Annotated[
+        Path | None, typer.Option("--slurm", metavar="PROFILE", help="Pilots are jobs of SLURM.")
+    ] = None,
+    local: Annotated[
+        Path | None, typer.Option("--local", metavar="PROFILE", help="Pilots are processes of this host.")
+    ] = None,
+    least: Annotated[int, typer.Option("--min", min=0, help="The fewest pilots.")] = 0,
+    most: Annotated[int, typer.Option("--max", min=1, help="The most pilots.")] = 10,
+    every: Annotated[str, typer.Option("--every", metavar="AGE", help="The time between two looks.")] = "30s",
+    once: Annotated[bool, typer.Option("--once", help="Look once and end, as in a cron job.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be submitted and cancelled, and do nothing.")
+    ] = False,
+    url: option.Url = None,
+    as_json: option.AsJson = False,
+) -> None:
+    """Keep as many pilot jobs of a batch system as the backlog of a target asks for.
+
+    A pilot is a worker that ends before its job's time limit, or when there is no job. It needs the extra
+    'cluster'. The scaler may be ended at any time, and started again on any host of the cluster.
+
+    Example: plevel fleet scale --slurm epyc.toml --max 40 --url http://farm:8765
+    """
+    if (slurm is None) == (local is None):
+        raise UsageError("--slurm, --local: name exactly one profile")
+    if least > most:
+        raise UsageError(f"--min {least}: more than --max {most}")
+    kind, path = ("slurm", slurm) if slurm is not None else ("local", local)
+    assert path is not None
+    place = location.locate(url, None, makes=True)
+    if place.url is None:
+        raise UsageError("--url: missing: name a service, as http://host:8765, or set PLEVEL_URL")
+    every_s = option.read_age("--every", every)
+    if every_s == 0:
+        raise UsageError(f"--every {every}: it would ask without a pause: write a longer time")
+    profile = _read(path)
+    from plevel.client import Client
+    from plevel.direct import read_token
+    from plevel.embedded import require_cluster
+
+    require_cluster()
+    from plevel.cli.output import tell
+    from plevel.pilots.engine import Engine, EngineError
+    from plevel.pilots.scaler import Bounds, Scaler, describe, plan
+    from strategy.target import Target
+
+    target = Target.parse(profile.target).key
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "plevel/pilots"
+    digest = hashlib.sha256(f"{place.url} {target}".encode()).hexdigest()[:8]
+    name = f"plevel-{re.sub('[^A-Za-z0-9_-]', '-', path.stem)[:40]}-{digest}"
+    command = _command(profile, place.url)
+    bounds = Bounds(least, most, profile.jobs_per_pilot)
+
+    def say(line: str) -> None:
+        tell(f"{target}: {line}", {"target": target, "message": line}, as_json=as_json)
+        sys.stdout.flush()  # into a log, too
+
+    with Client(place.url, token=read_token()) as client:
+        try:
+            engine = Engine(kind, profile.provider, name, state.absolute())
+            if dry_run:
+                backlog, pilots = _look(client, target), engine.pilots()
+                wanted = plan(backlog, pilots, bounds)
+                options = ", ".join(f"{k}={v!r}" for k, v in profile.provider.items()) or "no options"
+                tell(
+                    f"{describe(backlog, pilots)}\n"
+                    f"would cancel {len(wanted.cancel)} and submit {wanted.submit}, each with {options}, to run\n"
+                    f"  {command}",
+                    {"target": target, "queued": backlog.queued, "pilots": [p.id for p in pilots],
+                     "submit": wanted.submit, "cancel": wanted.cancel, "command": command},
+                    as_json=as_json,
+                )  # fmt: skip
+                return
+        except EngineError as error:
+            raise CommandError(f"{path}: {error}") from error
+        scaler = Scaler(engine, lambda: _look(client, target), command, bounds, every_s, say, state)
+        while True:
+            good = scaler.step()
+            if once:
+                raise typer.Exit(0 if good else 1)
+            time.sleep(every_s)
+
+
+def _read(path: Path) -> _Profile:
+    from strategy.target import Target
+
+    try:
+        profile = msgspec.convert(tomllib.loads(path.read_text()), _Profile)
+        Target.parse(profile.target)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: not a profile: {error}") from error
+    for name, text in (("lifetime", profile.lifetime), ("idle_exit", profile.idle_exit)):
+        if option.read_age(f"{path}: {name}", text) == 0:
+            raise UsageError(f"{path}: {name} {text}: a pilot would end before its first job: write a longer time")
+    return profile
+
+
+def _command(profile: _Profile, url: str) -> str:
+    words = [
+        "plevel", "worker", "--url", url, "--lifetime", profile.lifetime, "--idle-exit", profile.idle_exit,
+        "--grace", _GRACE, "--log", "json", *profile.worker, "--name",
+    ]  # fmt: skip
+    return f'{shlex.join(words)} "$JOBNAME"'
+
+
+def _look(client: Client, target: str) -> Backlog:
+    from plevel.pilots.scaler import Backlog
+
+    busy = (
+        w["name"] for w in client.workers() if w["alive"] and any(d["leases"] for d in w["devices"])
+    )
+    return Backlog(client.backlog().get(target, 0), frozenset(busy))

@@ -1,0 +1,160 @@
+"""The number of pilot jobs that a backlog asks for.
+
+All that a decision needs is read from the service's queue and the batch system, so that a scaler may end at any time
+and another may go on anywhere; only back-off is lost with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from plevel.client import ServiceError, UnreachableError
+from plevel.pilots.engine import EngineError, Pilot
+from strategy.table import show_number
+
+_LONGEST_S = 900.0
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds of the number of pilots, and the number of queued jobs that one is worth."""
+
+    least: int = 0
+    most: int = 10
+    jobs: int = 2
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """The queued jobs of a target, and the names of the live workers that have a lease."""
+
+    queued: int
+    busy: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The pilots to submit, and the ids of those to cancel, none of which has started."""
+
+    submit: int = 0
+    cancel: tuple[str, ...] = ()
+
+
+class Batch(Protocol):
+    """A batch system: see `plevel.pilots.engine.Engine`."""
+
+    def pilots(self) -> tuple[Pilot, ...]: ...
+    def submit(self, command: str) -> str: ...
+    def cancel(self, ids: Iterable[str]) -> None: ...
+
+
+def plan(backlog: Backlog, pilots: tuple[Pilot, ...], bounds: Bounds) -> Plan:
+    """Return what makes the pilots as many as wanted.
+
+    Pilots that have a job keep it. Those that are pending, starting or idle take what is queued; more are submitted
+    only if that is too much for them.
+    """
+    busy = sum(p.name in backlog.busy for p in pilots)
+    wanted = min(max(busy - -backlog.queued // bounds.jobs, bounds.least), bounds.most)
+    if wanted >= len(pilots):
+        return Plan(submit=wanted - len(pilots))
+    pending = [p.id for p in pilots if p.waits]
+    return Plan(cancel=tuple(pending[::-1][: len(pilots) - wanted]))
+
+
+class Scaler:
+    """Keep as many pilots as a backlog asks for, by one `step` after the other.
+
+    Args:
+        batch: the batch system.
+        look: reads the backlog.
+        command: of a pilot.
+        bounds: of their number.
+        every_s: seconds between steps, from which back-off starts.
+        say: takes lines for people.
+        logs: the folder of the pilots' logs.
+        clock: seconds, as of `time.monotonic`.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        look: Callable[[], Backlog],
+        command: str,
+        bounds: Bounds,
+        every_s: float,
+        say: Callable[[str], None],
+        logs: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._batch = batch
+        self._look = look
+        self._command = command
+        self._bounds = bounds
+        self._every_s = every_s
+        self._say = say
+        self._logs = logs
+        self._clock = clock
+        self._failures = 0
+        self._resume_at = 0.0
+        self._idle: set[str] = set()  # pilots that have not been seen with a job
+        self._excess: frozenset[str] = frozenset()  # what the last step would have cancelled
+
+    def step(self) -> bool:
+        """Look once, submit and cancel; return False if the service or the batch system failed."""
+        try:
+            backlog = self._look()
+            pilots = self._batch.pilots()
+            self._judge(backlog, pilots)
+            wanted = plan(backlog, pilots, self._bounds)
+            if wanted.submit and self._clock() >= self._resume_at:
+                self._say(f"{describe(backlog, pilots)}; submitting {wanted.submit}")
+                for _ in range(wanted.submit):
+                    self._idle.add(self._batch.submit(self._command))
+            # The queue of a run is empty for moments: what is too many twice is cancelled.
+            cancelled = [one for one in wanted.cancel if one in self._excess]
+            self._excess = frozenset(wanted.cancel) - set(cancelled)
+            if cancelled:
+                self._say(f"{describe(backlog, pilots)}; cancelling {len(cancelled)} that have not started")
+                self._batch.cancel(cancelled)
+                self._idle.difference_update(cancelled)
+        except EngineError as error:
+            self._back_off(str(error))
+        except (ServiceError, UnreachableError) as error:
+            self._say(f"{error}; trying again in {self._every_s:g} s")
+        else:
+            return True
+        return False
+
+    def _judge(self, backlog: Backlog, pilots: tuple[Pilot, ...]) -> None:
+        """Back off if pilots ended without a job although there are jobs."""
+        ended = self._idle - {p.id for p in pilots}
+        working = {p.id for p in pilots if p.name in backlog.busy}
+        self._idle = {p.id for p in pilots} & (self._idle | {p.id for p in pilots if p.waits}) - working
+        if working:
+            self._failures, self._resume_at = 0, 0.0
+        if ended and backlog.queued:
+            self._back_off(
+                f"{show_number(len(ended), 'pilot')} ended without a job though {backlog.queued} are queued: "
+                f"see the logs in {self._logs}"
+            )
+
+    def _back_off(self, reason: str) -> None:
+        self._failures += 1
+        pause_s = min(self._every_s * 2**self._failures, _LONGEST_S)
+        self._resume_at = self._clock() + pause_s
+        self._say(f"{reason}; backing off for {pause_s:g} s")
+
+
+def describe(backlog: Backlog, pilots: tuple[Pilot, ...]) -> str:
+    """A line of the backlog and the pilots."""
+    waiting = sum(p.waits for p in pilots)
+    busy = sum(p.name in backlog.busy for p in pilots)
+    return (
+        f"{show_number(backlog.queued, 'queued job')}; {show_number(len(pilots), 'pilot')}: {waiting} pending, "
+        f"{busy} with a job"
+    )

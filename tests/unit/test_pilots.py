@@ -1,0 +1,155 @@
+"""Decisions about pilot jobs: how many, when not, and what a new scaler knows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from plevel.client import UnreachableError
+from plevel.pilots.engine import EngineError, Pilot
+from plevel.pilots.scaler import Backlog, Bounds, Plan, Scaler, plan
+
+
+def pilots(working: int, idle: int, pending: int) -> tuple[Pilot, ...]:
+    names = [*(f"busy.{i}" for i in range(working)), *(f"idle.{i}" for i in range(idle))]
+    started = tuple(Pilot(name, name, waits=False) for name in names)
+    return started + tuple(Pilot(f"p.{i}", f"p.{i}", waits=True) for i in range(pending))
+
+
+@pytest.mark.parametrize(
+    ("queued", "there", "expected"),
+    [
+        (0, (0, 0, 0), Plan()),
+        (1, (0, 0, 0), Plan(submit=1)),
+        (5, (0, 0, 0), Plan(submit=3)),
+        (5, (0, 1, 1), Plan(submit=1)),  # what starts or idles is to take two jobs each
+        (5, (3, 0, 3), Plan()),
+        (100, (2, 0, 1), Plan(submit=5)),  # up to the most
+        (0, (4, 2, 0), Plan()),  # what has started ends by itself
+        (0, (1, 0, 3), Plan(cancel=("p.2", "p.1", "p.0"))),  # the youngest first
+        (2, (1, 0, 3), Plan(cancel=("p.2", "p.1"))),
+    ],
+)
+def test_pilots_are_as_many_as_the_backlog_asks_for(
+    queued: int, there: tuple[int, int, int], expected: Plan
+) -> None:
+    busy = frozenset(f"busy.{i}" for i in range(there[0]))
+    assert plan(Backlog(queued, busy), pilots(*there), Bounds(0, 8, 2)) == expected
+
+
+def test_the_fewest_are_kept_without_a_backlog() -> None:
+    assert plan(Backlog(0, frozenset()), pilots(0, 1, 0), Bounds(3, 8, 2)) == Plan(submit=2)
+
+
+class Farm:
+    """A queue and a batch system in one: what a scaler sees, and what it has done."""
+
+    def __init__(self, queued: int) -> None:
+        self.queued = queued
+        self.jobs: dict[str, Pilot] = {}
+        self.busy: set[str] = set()
+        self.submitted = 0
+        self.cancelled: list[str] = []
+        self.now = 0.0
+        self.said: list[str] = []
+        self.fails: Exception | None = None
+
+    def look(self) -> Backlog:
+        if isinstance(self.fails, UnreachableError):
+            raise self.fails
+        return Backlog(self.queued, frozenset(self.busy))
+
+    def pilots(self) -> tuple[Pilot, ...]:
+        return tuple(self.jobs.values())
+
+    def submit(self, command: str) -> str:
+        if self.fails is not None:
+            raise self.fails
+        self.submitted += 1
+        name = str(self.submitted)
+        self.jobs[name] = Pilot(name, name, waits=True)
+        return name
+
+    def cancel(self, ids: Iterable[str]) -> None:
+        for one in ids:
+            self.cancelled.append(one)
+            del self.jobs[one]
+
+    def scaler(self) -> Scaler:
+        return Scaler(
+            self, self.look, "plevel worker", Bounds(0, 8, 2), 30.0, self.said.append, Path("logs"),
+            lambda: self.now,
+        )  # fmt: skip
+
+
+def test_another_scaler_goes_on_with_what_there_is() -> None:
+    farm = Farm(queued=6)
+    farm.scaler().step()
+    assert farm.submitted == 3
+    farm.scaler().step()  # as after a kill, on another host
+    assert farm.submitted == 3
+
+
+def test_pending_pilots_are_cancelled_when_they_are_too_many_twice() -> None:
+    farm = Farm(queued=6)
+    scaler = farm.scaler()
+    scaler.step()
+    for farm.queued in (0, 6, 0):  # it is empty for moments
+        scaler.step()
+    assert (farm.submitted, farm.cancelled) == (3, [])
+    scaler.step()
+    assert sorted(farm.cancelled) == ["1", "2", "3"]
+
+
+def test_pilots_that_fail_at_their_start_are_tried_ever_less_often() -> None:
+    farm = Farm(queued=2)
+    scaler = farm.scaler()
+    steps = []
+    for step in range(64):
+        farm.jobs.clear()  # each ends at once
+        before = farm.submitted
+        scaler.step()
+        steps += [step] * (farm.submitted - before)
+        farm.now += 30.0
+    gaps = [b - a for a, b in itertools.pairwise(steps)]
+    assert gaps == sorted(gaps) and gaps[-1] >= 4 * gaps[0]
+    assert "ended without a job" in farm.said[1] and "backing off for 60 s" in farm.said[1]
+
+
+def test_pilots_that_had_a_job_are_replaced_at_once() -> None:
+    farm = Farm(queued=2)
+    scaler = farm.scaler()
+    for expected in (1, 1, 2):
+        scaler.step()
+        assert farm.submitted == expected
+        if not farm.busy:
+            farm.jobs["1"] = Pilot("1", "1", waits=False)
+            farm.busy.add("1")
+            farm.queued = 0
+        else:  # its lifetime is over
+            farm.jobs.pop("1", None)
+            farm.queued = 2
+
+
+def test_a_batch_system_that_refuses_is_left_alone_for_a_while() -> None:
+    farm = Farm(queued=2)
+    scaler = farm.scaler()
+    farm.fails = EngineError("no pilot was submitted: QOSMaxSubmitJobPerUserLimit")
+    assert not scaler.step()
+    assert farm.said[-1].endswith("QOSMaxSubmitJobPerUserLimit; backing off for 60 s")
+    farm.fails = None
+    assert scaler.step() and farm.submitted == 0
+    farm.now = 60.0
+    assert scaler.step() and farm.submitted == 1
+
+
+def test_a_service_that_is_away_changes_nothing() -> None:
+    farm = Farm(queued=2)
+    scaler = farm.scaler()
+    scaler.step()
+    farm.fails = UnreachableError("no service answers at http://farm")
+    assert not scaler.step()
+    assert len(farm.jobs) == 1 and "trying again in 30 s" in farm.said[-1]
