@@ -121,7 +121,7 @@ def test_a_space_has_a_choice(op: str) -> None:
 
 @pytest.mark.parametrize(
     ("op", "shape", "attrs"),
-    [("softmax", [4, 5], {"axis": 0}), ("softmax", [5], {}), ("layer_norm", [4], {})],
+    [("layer_norm", [5, 5], {"axis": 0}), ("softmax", [5], {}), ("layer_norm", [4], {})],
 )
 def test_other_axes_are_left_to_the_plain_schedule(op: str, shape: list[int], attrs: dict[str, Any]) -> None:
     found = candidates(workload(op, shape, attrs=attrs), Target.parse("cpu"))

@@ -1,0 +1,157 @@
+"""`softmax_column.cpu`, `log_softmax_column.cpu`: along an axis before the last, neighbours in vectors.
+
+A task takes some columns, three times from the first element to the last: for the largest, for the sum of powers, and
+for the result. What it reads are whole vectors, and largest and sum stay in registers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+from strategy.cpu.elementary import exp
+from strategy.cpu.row import PARALLEL_BYTES
+from strategy.op_strategy import OpStrategy
+from strategy.ops.softmax.operator import SoftmaxAttrs
+from strategy.order import lowest
+from strategy.pattern import element_bytes, register_cpu_implementations
+from strategy.schedule import Outs, integer, lanes_of, new_schedule
+from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.target import Target
+from strategy.types import TensorType, Type
+
+
+def space(attrs: SoftmaxAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
+    """Width and number of vectors, unrolling, and threads or none."""
+    data = inputs[0]
+    columns = math.prod(int(d) for d in data.shape[attrs.axis % data.ndim + 1 :])
+    parallel = target.threads > 1 and data.size * element_bytes(data.dtype) >= PARALLEL_BYTES
+    return _space(int(data.shape[attrs.axis]), columns, lanes_of(target, data.dtype), parallel)
+
+
+@lru_cache(maxsize=1024)
+def _space(extent: int, columns: int, full: int, parallel: bool) -> ConfigSpace:
+    lanes = tuple(x for x in (full // 4, full // 2, full) if x >= 1)
+    vectors = tuple(v for v in (1, 2, 4, 8) if (v - 1) * lanes[0] < columns)
+    return ConfigSpace(
+        [
+            Knob("lanes", lanes),
+            Knob("vectors", vectors),
+            Knob("unroll", tuple(u for u in (1, 2, 4) if extent % u == 0)),
+            Knob("parallel", (False, True)),
+        ],
+        [knob("vectors") * knob("unroll") <= 16],
+        fallback=lambda: {
+            "lanes": full, "vectors": max(v for v in vectors if v == 1 or (v <= 4 and v * full <= columns)),
+            "unroll": 1, "parallel": parallel,
+        },
+    )  # fmt: skip
+
+
+def compute(
+    logarithm: bool, attrs: SoftmaxAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
+) -> list[Any]:
+    """All three passes as loops."""
+    from tvm import te
+
+    return [
+        te.extern(
+            [out_type.concrete_shape], [inputs[0]], lambda ins, outs: _loops(logarithm, attrs, ins[0], outs[0], config),
+            dtype=out_type.dtype, name="softmax",
+        )
+    ]  # fmt: skip
+
+
+def _loops(logarithm: bool, attrs: SoftmaxAttrs, data: Any, out: Any, config: Config) -> Any:
+    from tvm import tirx
+    from tvm.script.ir_builder import IRBuilder
+    from tvm.script.ir_builder import tirx as script
+
+    shape, dtype = [int(n) for n in data.shape], str(data.dtype)
+    axis = attrs.axis % len(shape)
+    count, extent, columns = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    lanes, vectors, unroll = (integer(config, name) for name in ("lanes", "vectors", "unroll"))
+    width = lanes * vectors
+    blocks, zero = -(-columns // width), tirx.const(0, dtype)
+    source, result = script.buffer_proxy(data), script.buffer_proxy(out)
+
+    def take_columns(task: Any) -> None:
+        largest, total, powers = (
+            script.buffer_proxy(script.alloc_buffer([width], dtype, scope="local")) for _ in range(3)
+        )
+
+        def each(step: Callable[[Any], None]) -> None:
+            with script.unroll(0, vectors) as vector, script.vectorized(0, lanes) as lane:
+                step(vector * lanes + lane)
+
+        def fill(target: Any, x: Any, found: Any) -> None:
+            target[x] = found
+
+        def column(x: Any) -> Any:
+            return task % blocks * width + x
+
+        def read(j: Any, x: Any) -> Any:
+            found = source[(task // blocks * extent + j) * columns + column(x)]
+            return found if columns % width == 0 else tirx.if_then_else(column(x) < columns, found, zero)
+
+        def write(j: Any, x: Any, found: Any) -> None:
+            place = (task // blocks * extent + j) * columns + column(x)
+            if columns % width == 0:
+                result[place] = found
+                return
+            with script.If(column(x) < columns), script.Then():
+                result[place] = found
+
+        def pass_over(step: Callable[[Any], None]) -> None:
+            with script.serial(0, extent // unroll) as outer, script.unroll(0, unroll) as inner:
+                step(outer * unroll + inner)
+
+        def add(j: Any) -> None:
+            each(lambda x: fill(powers, x, exp(read(j, x) - largest[x])))
+            if not logarithm:
+                each(lambda x: write(j, x, powers[x]))
+            each(lambda x: fill(total, x, total[x] + powers[x]))
+
+        def finish(j: Any, x: Any) -> None:
+            if logarithm:
+                write(j, x, read(j, x) - largest[x] - total[x])
+            else:
+                write(j, x, result[(task // blocks * extent + j) * columns + column(x)] * total[x])
+
+        each(lambda x: fill(largest, x, lowest(dtype)))
+        each(lambda x: fill(total, x, zero))
+        pass_over(lambda j: each(lambda x: fill(largest, x, tirx.max(largest[x], read(j, x)))))
+        pass_over(add)
+        each(lambda x: fill(total, x, tirx.log(total[x]) if logarithm else tirx.const(1, dtype) / total[x]))
+        pass_over(lambda j: each(lambda x: finish(j, x)))
+
+    with IRBuilder() as builder:
+        with (script.parallel if config["parallel"] else script.serial)(0, count * blocks) as task:
+            take_columns(task)
+        return builder.get()
+
+
+def schedule(attrs: SoftmaxAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """As it is written."""
+    return new_schedule(outs)
+
+
+def _add(name: str) -> None:
+    def add(
+        strategy: OpStrategy, attrs: SoftmaxAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+    ) -> None:
+        data = inputs[0]
+        known = all(d.is_constant and int(d) >= 1 for d in data.shape)
+        if known and data.dtype in ("float32", "float64") and attrs.axis % data.ndim < data.ndim - 1:
+            strategy.add_implementation(
+                partial(compute, name == "log_softmax"), schedule, f"{name}_column.cpu", 12, space=space,
+                symbolic=False,
+            )  # fmt: skip
+
+    register_cpu_implementations(name, add)
+
+
+for _name in ("softmax", "log_softmax"):
+    _add(_name)
