@@ -213,6 +213,10 @@ def test_every_shape_has_a_fallback(
     data = f"float32[{batch},{channels},{height},{width}]"
     ungrouped = make(data, f"float32[{out_channels},{channels},{kernel},{kernel}]", attrs)
     depthwise = make(data, f"float32[{channels},1,{kernel},{kernel}]", attrs | {"groups": channels})
-    for workload in (ungrouped, depthwise):
+    grouped = make(
+        f"float32[{batch},{3 * channels},{height},{width}]",
+        f"float32[{3 * out_channels},{channels},{kernel},{kernel}]", attrs | {"groups": 3},
+    )  # fmt: skip
+    for workload in (ungrouped, depthwise, grouped):
         for space in valid(workload, target).values():
             assert space is None or space.contains(space.fallback)
