@@ -79,6 +79,7 @@ def batch_matmul_rel(types: Sequence[Type], attrs: BatchMatmulAttrs, reporter: T
     .example({"x": "float32[2,3,19]", "y": "float32[2,5,19]"})
     .example({"x": "int8[2,3,19]", "y": "int8[2,5,19]"}, {"out_dtype": "int32"})
     .example({"x": "float16[2,8,8]", "y": "float16[2,8,8]"})
+    .example({"x": "bfloat16[2,13,30]", "y": "bfloat16[2,37,30]"})
 )
 
 

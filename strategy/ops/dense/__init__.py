@@ -78,6 +78,7 @@ def _dense_rel(types: Sequence[Type], attrs: Any, reporter: TypeReporter) -> boo
     .example({"data": "float32[3,19]", "weight": "float32[5,19]"})
     .example({"data": "float32[17,19]", "weight": "float32[5,19]"})
     .example({"data": "float16[64,32]", "weight": "float16[48,32]"})
+    .example({"data": "bfloat16[13,30]", "weight": "bfloat16[37,30]"})
 )
 
 
