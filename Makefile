@@ -15,7 +15,7 @@ TORCH_STAMP := $(VENV)/.plevel-torch
 HOOKS_STAMP := $(VENV)/.plevel-hooks
 # The build for processors: the one of the same version on PyPI brings gigabytes of CUDA.
 TORCH := torch==2.13.0+cpu
-EXTRAS := service,worker,postgres,parquet,plot,cluster,docs,dev
+EXTRAS := service,worker,postgres,parquet,plot,onnx,cluster,docs,dev
 # One process more than there are cores, up to four: a quarter of what tests do is to wait for processes that they
 # start. Each takes whole files, as fixtures of a module are shared, in their order, as the longest come first.
 TEST := $(BIN)/python -m pytest -n $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,16 +23,23 @@ class ExtraError(RuntimeError):
     """A package that reads a kind of file is not installed; the message names the extra."""
 
 
-def import_model(path: Path) -> Imported:
-    """The model in a file of `torch.export.save` (`.pt2`).
+def import_model(path: Path, dims: Mapping[str, int]) -> Imported:
+    """The model in a file of `torch.export.save` (`.pt2`), or in an ONNX file.
+
+    Args:
+        dims: sizes for the symbolic ones of an ONNX file.
 
     Raises:
         NetworkError: the file cannot be read, or has what plevel has no operator for.
         ExtraError: the package that reads it is not installed.
     """
+    if path.suffix == ".onnx":
+        return _import_onnx(path, dims)
+    if dims:
+        raise NetworkError("--dim: only ONNX files have sizes to give")
     if path.suffix == ".pt2":
         return _import_program(path)
-    raise NetworkError(f"{path}: a model is a .pt2 file of torch.export.save")
+    raise NetworkError("a model is a .pt2 file of torch.export.save, or an .onnx file")
 
 
 def _import_program(path: Path) -> Imported:
@@ -42,6 +49,16 @@ def _import_program(path: Path) -> Imported:
     program = load_program(path)
     network, plain = import_program(program)
     return Imported(network, lambda wanted: run_program(program, plain, wanted))
+
+
+def _import_onnx(path: Path, dims: Mapping[str, int]) -> Imported:
+    require("onnx", "onnx")
+    from plevel.onnx.file import read_model
+    from plevel.onnx.network import import_model, run_model
+
+    model = read_model(path, dims)
+    network, _ = import_model(model)
+    return Imported(network, lambda wanted: run_model(model, wanted))
 
 
 def require(module: str, extra: str) -> None:

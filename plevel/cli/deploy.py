@@ -21,7 +21,8 @@ def compile_model(
     model: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE.pt2", show_default=False, help="A program of torch.export.save.",
+            metavar="FILE.pt2|FILE.onnx", show_default=False,
+            help="A program of torch.export.save, or an ONNX model.",
         ),
     ],
     out: Annotated[
@@ -40,6 +41,7 @@ def compile_model(
             help="Take the selections of a lock file; what it lacks from --database if that is named.",
         ),
     ] = None,
+    dim: option.Dims = None,
     name: Annotated[
         str | None,
         typer.Option("--name", metavar="NAME", help="The name of the C function; default: plevel_FILE."),
@@ -81,6 +83,7 @@ def compile_model(
         raise UsageError(
             f"--name {function!r:.80}: no C identifier: use letters, digits and underscores, and no keyword"
         )
+    sizes = option.read_dims(dim)
     locked, lock_path = (None, None) if lock is None else (read_lock(lock), str(lock))
     for entry in () if locked is None else locked.selections:
         if entry.target == where:
@@ -93,7 +96,7 @@ def compile_model(
     warnings.filterwarnings("ignore", "`isinstance.treespec", FutureWarning)  # PyTorch's, of itself
     try:
         with open_records(database or lock_path) as records:
-            imported = import_model(model)
+            imported = import_model(model, sizes)
             made = deploy(
                 imported.network, where, records, out, name=function, about=model.name, lock=locked
             )

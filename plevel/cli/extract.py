@@ -12,48 +12,36 @@ from plevel.cli.error import CommandError, UsageError
 from plevel.cli.file import whole
 
 if TYPE_CHECKING:
-    from plevel.torch.extraction import Extraction
+    from plevel.extraction import Extraction
 
 
 def extract(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODULE:FUNCTION|FILE.pt2", show_default=False,
-            help="A function that returns the model and a tuple of inputs, or an exported program.",
+            metavar="MODULE:FUNCTION|FILE.pt2|FILE.onnx", show_default=False,
+            help="A function that returns the model and a tuple of inputs, an exported program, or an ONNX model.",
         ),
     ],
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write the model file.")
     ] = Path("model.toml"),
+    dim: option.Dims = None,
     as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
-    """Write a PyTorch model's workloads to a file that `tune` and `lock` read.
+    """Write a PyTorch or ONNX model's workloads to a file that `tune` and `lock` read.
 
     The function is imported from the current folder or from what is installed, and is run.
 
     Example: plevel extract models:resnet -o resnet.toml
     """
-    import sys
-    from importlib.util import find_spec
-
     from plevel.cli.model_file import write_model
     from plevel.cli.output import tell
     from strategy.record import RunWorkload
     from strategy.table import show_number
 
     option.check_out(out)
-    if find_spec("torch") is None:
-        raise CommandError(
-            "the 'torch' extra is not installed (torch is missing): pip install 'plevel[torch]'"
-        )
-    from plevel.torch import extraction
-
-    sys.path.insert(0, "")
-    try:
-        found = extraction.extract(*extraction.load_model(model))
-    except extraction.ExtractError as error:
-        raise UsageError(str(error)) from error
+    found = _extract(model, option.read_dims(dim))
     if not found.workloads:
         raise CommandError(f"{model}: nothing in it that plevel has a kernel for{_missed(found)}")
     head = (
@@ -80,8 +68,37 @@ def extract(
     )
 
 
+def _extract(model: str, sizes: dict[str, int]) -> Extraction:
+    import sys
+
+    from plevel.extraction import ExtractError
+    from plevel.importing import ExtraError, require
+    from strategy.network.graph import NetworkError
+
+    try:
+        if model.endswith(".onnx"):
+            require("onnx", "onnx")
+            from plevel.onnx.extraction import extract as extract_file
+
+            return extract_file(Path(model), sizes)
+        if sizes:
+            raise UsageError("--dim: only ONNX files have sizes to give")
+        require("torch", "torch")
+        from plevel.torch import extraction
+
+        sys.path.insert(0, "")
+        return extraction.extract(*extraction.load_model(model))
+    except ExtraError as error:
+        raise CommandError(str(error)) from error
+    except NetworkError as error:
+        raise UsageError(f"{model}: {error}") from error
+    except ExtractError as error:
+        raise UsageError(str(error)) from error
+
+
 def _missed(found: Extraction) -> str:
     if not found.missed:
         return ""
-    listed = ", ".join(f"{m.name} ({100 * m.flops / found.flops:.1f} %)" for m in found.missed)
+    whole = found.flops or 1
+    listed = ", ".join(f"{m.name} ({100 * m.flops / whole:.1f} %)" for m in found.missed)
     return f"; not covered: {listed}"

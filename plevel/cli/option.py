@@ -236,6 +236,26 @@ def read_target(spec: str, threads: int | None) -> Target:
         raise UsageError(f"--target: {error}") from error
 
 
+Dims = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dim", metavar="NAME=SIZE", help="A symbolic size of an ONNX model's inputs; repeatable.",
+        show_default=False,
+    ),
+]  # fmt: skip
+
+
+def read_dims(given: Sequence[str] | None) -> dict[str, int]:
+    """The sizes of `--dim`, by name."""
+    found = {}
+    for text in given or ():
+        name, equals, size = text.rpartition("=")
+        if not equals or not name or not size.isdecimal() or not 0 < int(size[:20]) < 2**31:
+            raise UsageError(f"--dim {text!r:.80}: write it as batch=1")
+        found[name] = int(size)
+    return found
+
+
 def check_out(out: Path) -> None:
     """Raise `UsageError` if the file cannot be written, before any work is done."""
     if out.is_dir() or not out.parent.is_dir():

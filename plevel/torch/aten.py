@@ -311,11 +311,7 @@ def _cat(parts: Sequence[Expr], axis: int = 0) -> Expr:
 def _slice(
     x: Expr, axis: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Expr:
-    axis %= len(extents(x))
-    taken = range(*slice(start, end, step).indices(extents(x)[axis]))
-    if len(taken) == extents(x)[axis]:
-        return x
-    return call("strided_slice", x, begin=(taken.start,), end=(taken.stop,), strides=(step,), axes=(axis,))
+    return layer.take_slice(x, axis, start, end, step)
 
 
 @_register("select.int")

@@ -3,73 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
+from plevel.extraction import Extracted, ExtractError, Extraction, Missed
 from plevel.torch.frozen import compile_frozen
 from plevel.torch.merging import find_merged
 from plevel.torch.node import flops, name_of
 from plevel.torch.site import find_sites
 from strategy.workload import Workload
 
-
-class ExtractError(ValueError):
-    """A model that cannot be read; the message says why, and what to do."""
-
-
-@dataclass(frozen=True)
-class Extracted:
-    """A workload of a model. `flops` are those of one call.
-
-    `parts` are the workloads of the products that it merges, with how many of them all its occurrences
-    merge. It is an alternative to them, empty for others.
-    """
-
-    workload: Workload
-    occurrences: int
-    flops: int
-    parts: Mapping[Workload, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Missed:
-    """An operator of a model that plevel has no kernel for, at the places that `flops` adds up."""
-
-    name: str
-    occurrences: int
-    flops: int
-
-
-@dataclass(frozen=True)
-class Extraction:
-    """The workloads of a model, the largest share of the arithmetic first, and what they leave out."""
-
-    workloads: tuple[Extracted, ...]
-    missed: tuple[Missed, ...]
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of all products of one call of the model."""
-        products = sum(w.occurrences * w.flops for w in self.workloads if not w.parts)
-        return products + sum(m.flops for m in self.missed)
-
-    @property
-    def covered(self) -> float:
-        """Share of the arithmetic that the workloads have, 1 where there is none."""
-        return 1 - sum(m.flops for m in self.missed) / self.flops if self.flops else 1.0
-
-    @property
-    def merged(self) -> frozenset[Workload]:
-        """The workloads that merge several products, each also there by itself."""
-        return frozenset(w.workload for w in self.workloads if w.parts)
-
-    def share(self, found: Extracted) -> float:
-        return found.occurrences * found.flops / self.flops if self.flops else 0.0
+__all__ = ["ExtractError", "Extracted", "Extraction", "Missed", "extract", "extract_graph", "load_model"]
 
 
 class _Read(Exception):

@@ -130,17 +130,22 @@ def batch_norm(x: Expr, scale: Any, shift: Any, mean: Any, variance: Any, epsilo
 
 def attention(q: Expr, k: Expr, v: Expr, mask: Expr | None, *, scale: float, causal: bool) -> Expr:
     """softmax(q kᵀ · scale + mask) v; a mask of bools says where to look."""
-    scores = call("multiply", matmul(q, swap(k)), number(scale, q))
-    if causal:
-        rows, columns = extents(scores)[-2:]
-        mask = Constant(np.tril(np.ones((rows, columns), bool)))
-    if isinstance(mask, Constant) and mask.value.dtype == bool:
-        mask = Constant(np.where(mask.value, 0, -np.inf).astype(q.tensor_type.dtype))
-    if mask is not None and mask.tensor_type.dtype == "bool":
-        scores = call("where", mask, scores, number(-np.inf, q))
-    elif mask is not None:
-        scores = call("add", scores, mask)
-    return matmul(call("softmax", scores, axis=-1), v)
+    given = {"is_causal": True if causal else None, "scale": scale}
+    if mask is None:
+        return call("attention", q, k, v, **given)
+    return call("attention_bias", q, k, v, mask, **given)
+
+
+def take_slice(x: Expr, axis: int, start: int | None, end: int | None, step: int = 1) -> Expr:
+    """A part along one axis, as Python's slices."""
+    axis %= len(extents(x))
+    taken = range(*slice(start, end, step).indices(extents(x)[axis]))
+    if taken == range(extents(x)[axis]):
+        return x
+    if isinstance(x, Constant):
+        return Constant(np.ascontiguousarray(x.value.take(taken, axis)))
+    stop = taken.stop if taken.stop >= 0 else -extents(x)[axis] - 1
+    return call("strided_slice", x, begin=(taken.start,), end=(stop,), strides=(step,), axes=(axis,))
 
 
 def concatenate(parts: Sequence[Expr], axis: int) -> Expr:

@@ -7,6 +7,7 @@ norms); reshapes move behind elementwise operators, so that these are the epilog
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -25,9 +26,11 @@ _FOLDED = 1 << 28  # elements of a constant that is computed beforehand
 
 def normalize(network: Network) -> Network:
     """The same network in normal form."""
-    made = _Normal(network)
-    outputs = {name: made.of(node) for name, node in network.outputs.items()}
-    return Network(network.inputs, outputs, made.names)
+    for _ in range(2):  # what becomes one operator has one reader more than it will have
+        made = _Normal(network)
+        outputs = {name: made.of(node) for name, node in network.outputs.items()}
+        network = Network(network.inputs, outputs, made.names)
+    return network
 
 
 def extents(node: Expr) -> tuple[int, ...]:
@@ -149,8 +152,9 @@ def _sink_binary(normal: _Normal, node: Call) -> Expr | None:
         if source is None or not normal.is_only(arg) or extents(arg) != extents(node):
             continue
         fitting = _fit(normal, other, extents(node), extents(source))
-        if fitting is None:
-            continue
+        moves = fitting is not None and _behind(fitting) is not None and _behind(other) is None
+        if fitting is None or (moves and (_is_product(other) or not _is_product(source))):
+            continue  # a reshape would only change sides
         operands = [source, fitting] if place == 0 else [fitting, source]
         # A reshape of the other operand now would be sunk the other way, and so on.
         stays = _behind(fitting) is not None
@@ -160,7 +164,11 @@ def _sink_binary(normal: _Normal, node: Call) -> Expr | None:
 
 
 def _is_product(node: Expr | None) -> bool:
-    return isinstance(node, Call) and node.op.name in (*_PRODUCTS, "batch_matmul", "bias_add")
+    """Return whether the node is a product with what may be its epilogue."""
+    patterns = (TOpPattern.kElemWise, TOpPattern.kBroadcast)
+    while isinstance(node, Call) and node.op.get_attr("TOpPattern") in patterns:
+        node = node.args[0]
+    return isinstance(node, Call) and node.op.name in (*_PRODUCTS, "batch_matmul")
 
 
 def _fit(
@@ -188,6 +196,52 @@ def _by_number(normal: _Normal, node: Call) -> Expr | None:
     if node.op.name == "subtract":
         return normal.make("add", value, Constant(-by.value))
     return normal.make("multiply", value, Constant(np.asarray(1 / by.value, by.value.dtype)))
+
+
+def _activation(normal: _Normal, node: Call) -> Expr | None:
+    """Use gelu for x · ½ · (1 + erf(x/√2)), and silu for x · sigmoid(x)."""
+    if node.op.name != "multiply":
+        return None
+    factors: list[Expr] = []
+    waiting = [node]
+    while waiting:
+        found = waiting.pop()
+        for arg in found.args:
+            inner = isinstance(arg, Call) and arg.op.name == "multiply" and len(factors) < 3
+            (waiting if inner else factors).append(arg)  # type: ignore[arg-type]
+    for x in factors:
+        others = [f for f in factors if f is not x]
+        if len(others) == 1 and _is_of(others[0], "sigmoid", x):
+            return normal.make("silu", x)
+        halves = [f for f in others if _is_number(f, 0.5)]
+        sums = [f for f in others if _is_error_sum(f, x)]
+        if len(others) == 2 and halves and sums:
+            return normal.make("gelu", x)
+    return None
+
+
+def _is_of(node: Expr, name: str, x: Expr) -> bool:
+    return isinstance(node, Call) and node.op.name == name and node.args[0] is x
+
+
+def _is_number(node: Expr, value: float) -> bool:
+    if not isinstance(node, Constant) or node.value.size != 1:
+        return False
+    return math.isclose(node.value.item(), value, rel_tol=1e-6)
+
+
+def _is_error_sum(node: Expr, x: Expr) -> bool:
+    """Return whether the node is 1 + erf(x/√2)."""
+    if not isinstance(node, Call) or node.op.name != "add":
+        return False
+    erf = next((a for a in node.args if isinstance(a, Call) and a.op.name == "erf"), None)
+    if erf is None or not any(_is_number(a, 1) for a in node.args):
+        return False
+    root = erf.args[0]
+    return (
+        isinstance(root, Call) and root.op.name == "multiply" and any(a is x for a in root.args)
+        and any(_is_number(a, math.sqrt(0.5)) for a in root.args)
+    )  # fmt: skip
 
 
 def _channels(node: Call) -> tuple[Call, Expr] | None:
@@ -308,5 +362,6 @@ def _swapped(normal: _Normal, node: Expr) -> Expr | None:
 
 
 _RULES: tuple[Rule, ...] = (
-    _compute, _reshape, _by_number, _sink_unary, _sink_binary, _add_bias, _scale_weight, _transpose, _turn_operand,
+    _compute, _reshape, _by_number, _activation, _sink_unary, _sink_binary, _add_bias, _scale_weight, _transpose,
+    _turn_operand,
 )  # fmt: skip

@@ -1,0 +1,62 @@
+"""The workloads of a model, with how often each occurs and its share of the arithmetic: what extraction gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from strategy.workload import Workload
+
+
+class ExtractError(ValueError):
+    """A model that cannot be read; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """A workload of a model. `flops` are those of one call.
+
+    `parts` are the workloads of the products that it merges, with how many of them all its occurrences
+    merge. It is an alternative to them, empty for others.
+    """
+
+    workload: Workload
+    occurrences: int
+    flops: int
+    parts: Mapping[Workload, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Missed:
+    """An operator of a model that plevel has no kernel for, at the places that `flops` adds up."""
+
+    name: str
+    occurrences: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """The workloads of a model, the largest share of the arithmetic first, and what they leave out."""
+
+    workloads: tuple[Extracted, ...]
+    missed: tuple[Missed, ...]
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of all products of one call of the model."""
+        products = sum(w.occurrences * w.flops for w in self.workloads if not w.parts)
+        return products + sum(m.flops for m in self.missed)
+
+    @property
+    def covered(self) -> float:
+        """Share of the arithmetic that the workloads have, 1 where there is none."""
+        return 1 - sum(m.flops for m in self.missed) / self.flops if self.flops else 1.0
+
+    @property
+    def merged(self) -> frozenset[Workload]:
+        """The workloads that merge several products, each also there by itself."""
+        return frozenset(w.workload for w in self.workloads if w.parts)
+
+    def share(self, found: Extracted) -> float:
+        return found.occurrences * found.flops / self.flops if self.flops else 0.0

@@ -1,0 +1,1 @@
+"""ONNX models: their networks for `plevel compile`, and their workloads for `plevel extract`."""

@@ -1,0 +1,58 @@
+"""The workloads of an ONNX model, named as those of a PyTorch model of the same calculations."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.shape_inference
+
+from plevel.extraction import Extracted, Extraction, Missed
+from plevel.onnx.file import read_model
+from plevel.onnx.network import Unknown, import_model
+from strategy.compile.fusion import describe
+from strategy.network.graph import NetworkError
+from strategy.network.group import PRODUCTS, groups
+from strategy.network.normal import normalize
+from strategy.workload import Workload
+
+_WEIGHTED = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
+
+
+def extract(path: Path, dims: Mapping[str, int]) -> Extraction:
+    """The workloads of a model in a file; what plevel has no operator for is left out, and counted.
+
+    Raises:
+        NetworkError: the file cannot be read, or a size behind an unknown operator is not known.
+    """
+    model = read_model(path, dims)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        raise NetworkError(f"its sizes disagree: {' '.join(str(error).split())[:300]}") from error
+    network, unknown = import_model(model, inferred=inferred)
+    found = [describe(g)[0] for g in groups(normalize(network)) if g.anchor.op.name in PRODUCTS]
+    times: Counter[Workload] = Counter(found)
+    workloads = sorted(
+        (Extracted(w, n, w.flops or 0) for w, n in times.items()), key=lambda e: -e.occurrences * e.flops
+    )
+    shapes = {t.name: tuple(t.dims) for t in model.graph.initializer}
+    counts = Counter(u.node.op_type for u in unknown)
+    missed = [
+        Missed(op, n, sum(_flops(u, shapes) for u in unknown if u.node.op_type == op)) for op, n in counts.items()
+    ]
+    return Extraction(tuple(workloads), tuple(sorted(missed, key=lambda m: -m.flops)))
+
+
+def _flops(unknown: Unknown, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """The operations of a product that is left out, by its weight; 0 for other operators."""
+    node: Any = unknown.node
+    weight = shapes.get(node.input[1]) if len(node.input) > 1 else None
+    if node.op_type not in _WEIGHTED or weight is None:
+        return 0
+    per_output = math.prod(weight[1:] if node.op_type == "Conv" else weight[:1])
+    return 2 * unknown.outputs[0].size * per_output

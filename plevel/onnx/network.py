@@ -1,0 +1,248 @@
+"""ONNX models as networks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+
+from plevel.comparison import Reference, make_inputs
+from plevel.onnx.operator import OPERATORS, Node
+from strategy.expr import Constant, Expr, Tuple, Var
+from strategy.network.graph import Network, NetworkError
+from strategy.network.plan import Port
+from strategy.types import DTYPES, TensorType
+
+FOLDED = 1 << 28  # elements of a constant that is computed
+_OF_TYPES = frozenset({"Shape", "Size"})  # constant, whatever their input is
+# Their output is as large as a constant says.
+_GROWING = frozenset({"ConstantOfShape", "Expand", "Tile", "Range", "Resize", "OneHot", "Pad", "Upsample"})
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A node that plevel has no operator for, and its outputs' types where they are known."""
+
+    node: Any
+    outputs: tuple[TensorType, ...]
+
+
+def import_model(model: Any, *, inferred: Any = None) -> tuple[Network, tuple[Unknown, ...]]:
+    """The network of a checked model, and the nodes that it leaves out.
+
+    Args:
+        inferred: the model with the types of its values: what is left out is then an input of the rest. Without
+            it, nothing may be left out.
+
+    Raises:
+        NetworkError: operators that plevel has none for, all at once; what one cannot compute; a missing value.
+    """
+    return _Importer(model, inferred).network()
+
+
+class _Importer:
+    def __init__(self, model: Any, inferred: Any) -> None:
+        self.graph = model.graph
+        self.opsets = {o.domain or "ai.onnx": o.version for o in model.opset_import}
+        self.values: dict[str, Expr] = {}
+        self.inferred = None if inferred is None else _types(inferred.graph)
+        self.unknown: list[Unknown] = []
+        self.left: list[Var] = []
+        self.read: dict[str, Expr] = {}
+
+    def network(self) -> tuple[Network, tuple[Unknown, ...]]:
+        if self.inferred is None:
+            self._refuse_unknown()
+        for tensor in self.graph.initializer:
+            self.values[tensor.name] = _constant(onnx.numpy_helper.to_array(tensor), tensor.name)
+        inputs = []
+        for given in self.graph.input:
+            if given.name not in self.values:
+                inputs.append(Var(given.name, _type(given)))
+                self.values[given.name] = inputs[-1]
+        for node in self.graph.node:
+            self._add(node)
+        outputs = {o.name: self._value(o.name, "the model's outputs") for o in self.graph.output}
+        names = {value: name for name, value in self.values.items() if not isinstance(value, Tuple)}
+        return Network((*inputs, *self.left), self.read | outputs, names), tuple(self.unknown)
+
+    def _refuse_unknown(self) -> None:
+        known = {"", *(tensor.name for tensor in self.graph.initializer)}  # at compile time
+        counts: Counter[str] = Counter()
+        for node in self.graph.node:
+            if node.op_type in _OF_TYPES or (_is_standard(node) and known.issuperset(node.input)):
+                known.update(node.output)
+            elif _name(node) not in OPERATORS:
+                counts[_name(node)] += 1
+        if counts:
+            listed = ", ".join(f"{name} ({n})" for name, n in counts.most_common())
+            raise NetworkError(f"{len(counts)} operators that plevel has no kernel for: {listed}")
+
+    def _value(self, name: str, reader: str) -> Expr:
+        if name not in self.values:
+            raise NetworkError(f"{reader} reads {name!r:.80}, which nothing gives: an initializer is missing")
+        return self.values[name]
+
+    def _add(self, node: Any) -> None:
+        reader = f"node {node.name or node.output[0]!r:.80} ({node.op_type})"
+        args = [self._value(name, reader) if name else None for name in node.input]
+        wanted = [name for name in node.output if name]
+        try:
+            made = self._computed(node, args)
+            if made is None:
+                function = OPERATORS.get(_name(node))
+                if function is None:
+                    self._leave(node)
+                    return
+                found = function(Node(node, self.opsets, len(wanted)), *args)
+                made = list(found) if isinstance(found, tuple) else [found]
+        except (ValueError, ArithmeticError, IndexError, TypeError, MemoryError) as error:
+            if self.inferred is not None:
+                self._leave(node)
+                return
+            raise NetworkError(f"{reader}: {' '.join(str(error).split())[:300]}") from error
+        if len(made) < len(wanted):
+            raise NetworkError(f"{reader}: its output {len(made)} is used, which plevel does not compute")
+        self.values.update(zip(node.output, made, strict=False))
+
+    def _computed(self, node: Any, args: Sequence[Expr | None]) -> list[Expr] | None:
+        """The outputs of a node of constants, by ONNX's own reference."""
+        arrays = [a.value if isinstance(a, Constant) else None for a in args]
+        if node.op_type in _OF_TYPES and args and args[0] is not None:
+            extents = np.asarray(args[0].tensor_type.concrete_shape, np.int64)
+            if node.op_type == "Size":
+                return [Constant(extents.prod(dtype=np.int64))]
+            about = {a.name: a.i for a in node.attribute}
+            return [Constant(extents[about.get("start", 0) : about.get("end", len(extents))])]
+        if any(a is not None and x is None for a, x in zip(args, arrays, strict=True)):
+            return None
+        if node.op_type in _GROWING and _growth(node, arrays) > FOLDED:
+            raise NetworkError(f"a constant of more than {FOLDED} elements")
+        if not _is_standard(node) or any(a.HasField("g") or a.graphs for a in node.attribute):
+            return None
+        from onnx.reference import ReferenceEvaluator
+
+        given = {n: x for n, x in zip(node.input, arrays, strict=True) if x is not None}
+        graph = onnx.helper.make_graph(
+            [node], "constant",
+            [_info(n, onnx.helper.np_dtype_to_tensor_dtype(x.dtype)) for n, x in given.items()],
+            [_info(n, 0) for n in node.output if n],
+        )  # fmt: skip
+        opsets = [onnx.helper.make_opsetid("" if d == "ai.onnx" else d, v) for d, v in self.opsets.items()]
+        try:
+            found = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets)).run(None, given)
+        except Exception as error:
+            raise NetworkError(f"it cannot be computed: {type(error).__name__}: {error}") from error
+        return [_constant(np.asarray(value), node.output[0]) for value in found]
+
+    def _leave(self, node: Any) -> None:
+        """Leave a node out: its outputs are inputs of what follows, and its inputs are outputs."""
+        assert self.inferred is not None
+        # What it reads is computed for it.
+        self.read.update({name: self.values[name] for name in node.input if name})
+        types = []
+        for name in node.output:
+            if not name:
+                continue
+            kind = self.inferred.get(name)
+            if kind is None:
+                raise NetworkError(
+                    f"{node.op_type} gives {name!r:.80}, whose size is not known: nothing behind it can be read"
+                )
+            types.append(kind)
+            self.left.append(Var(name, kind))
+            self.values[name] = self.left[-1]
+        self.unknown.append(Unknown(node, tuple(types)))
+
+
+def _info(name: str, kind: int) -> Any:
+    return onnx.helper.make_tensor_value_info(name, kind, None)
+
+
+def _growth(node: Any, arrays: Sequence[Any]) -> Any:
+    """The elements of the output of a node whose size a constant says."""
+    if node.op_type in ("ConstantOfShape", "Expand"):
+        return float(np.prod(np.abs(arrays[-1].astype(np.float64)))) * (arrays[0].size if len(arrays) > 1 else 1)
+    if node.op_type == "Tile":
+        return float(np.prod(np.abs(arrays[1].astype(np.float64)))) * arrays[0].size
+    if node.op_type == "Range":
+        start, limit, delta = (float(a) for a in arrays)
+        return abs((limit - start) / delta) if delta else math.inf
+    return math.inf  # rare among constants
+
+
+def _name(node: Any) -> str:
+    return node.op_type if _is_standard(node) else f"{node.domain}.{node.op_type}"
+
+
+def _is_standard(node: Any) -> bool:
+    return node.domain in ("", "ai.onnx")
+
+
+def _constant(array: Any, name: str) -> Constant:
+    if array.dtype.name not in DTYPES:
+        raise NetworkError(f"{name!r:.80} is of {array.dtype.name}, which plevel has no kernels for")
+    return Constant(np.asarray(array, order="C"))
+
+
+def _type(value: Any) -> str:
+    kind = value.type.tensor_type
+    if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
+        raise NetworkError(f"{value.name!r:.80} is no tensor of known rank")
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
+    if dtype not in DTYPES:
+        raise NetworkError(f"{value.name!r:.80} is of {dtype}, which plevel has no kernels for")
+    return f"{dtype}[{','.join(str(d.dim_value) for d in kind.shape.dim)}]"
+
+
+def _types(graph: Any) -> dict[str, TensorType]:
+    """The known types of a graph's values."""
+    found = {}
+    for value in (*graph.value_info, *graph.output):
+        dims = value.type.tensor_type.shape.dim
+        known = value.type.tensor_type.HasField("shape") and all(d.HasField("dim_value") for d in dims)
+        if known and value.type.tensor_type.elem_type:
+            found[value.name] = TensorType.parse(_type(value))
+    return found
+
+
+def run_model(model: Any, wanted: Sequence[str]) -> Reference:
+    """The values of a model's outputs and of the `wanted` names, on random inputs.
+
+    By ONNX Runtime where it is installed, else by ONNX's own reference.
+    """
+    from importlib.util import find_spec
+
+    known = {t.name for t in model.graph.initializer}
+    ports = [Port(v.name, TensorType.parse(_type(v)), 0) for v in model.graph.input if v.name not in known]
+    inputs = make_inputs(ports)
+    given = {p.name: array for p, array in zip(ports, inputs, strict=True)}
+    outputs = [o.name for o in model.graph.output]
+    more = [n for n in dict.fromkeys(wanted) if n not in outputs and n not in given]
+    made = {name for node in model.graph.node for name in node.output}
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    more = [n for n in more if n in made]
+    whole.graph.output.extend(onnx.ValueInfoProto(name=n) for n in more)
+    names = [*outputs, *more]
+    try:
+        if find_spec("onnxruntime") is not None:
+            import onnxruntime
+
+            session = onnxruntime.InferenceSession(whole.SerializeToString(), providers=["CPUExecutionProvider"])
+            found = session.run(names, given)
+        else:
+            from onnx.reference import ReferenceEvaluator
+
+            found = ReferenceEvaluator(whole).run(names, given)
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise NetworkError(f"its reference fails: {said}") from error
+    return Reference(inputs, found[: len(outputs)], dict(zip(names, found, strict=True)))

@@ -1,0 +1,368 @@
+"""Operators of ONNX as calls of plevel's, by their names."""
+# Over 300 lines: a table of operators.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx.helper
+
+from strategy.expr import Constant, Expr, call
+from strategy.network import layer
+from strategy.network.graph import NetworkError
+from strategy.network.layer import number
+from strategy.network.normal import extents
+
+Operator = Callable[..., Any]
+OPERATORS: dict[str, Operator] = {}
+
+
+class Node:
+    """A node's attributes, and the version of its operator set; `count` is the number of outputs that are used."""
+
+    def __init__(self, node: Any, opsets: Mapping[str, int], count: int) -> None:
+        self._attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        self.version = opsets.get(node.domain or "ai.onnx", 1)
+        self.count = count
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = self._attributes.get(name, default)
+        return found.decode() if isinstance(found, bytes) else found
+
+
+def _register(*names: str) -> Callable[[Operator], Operator]:
+    def decorate(function: Operator) -> Operator:
+        OPERATORS.update(dict.fromkeys(names, function))
+        return function
+
+    return decorate
+
+
+def _constant(value: Expr | None, what: str) -> Any:
+    """The value of an input that must be constant."""
+    if not isinstance(value, Constant):
+        raise NetworkError(f"{what} is not constant")
+    return value.value
+
+
+def _integers(node: Node, name: str, value: Expr | None) -> list[int] | None:
+    """Integers that newer versions take as an input, and older ones as an attribute."""
+    given = node.get(name) if value is None else _constant(value, name).reshape(-1).tolist()
+    return None if given is None else [int(i) for i in given]
+
+
+for _name, _own in {
+    "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Abs": "abs",
+    "Erf": "erf", "Neg": "negative", "HardSwish": "hardswish", "Mish": "mish", "Floor": "floor", "Round": "round",
+    "Ceil": "ceil", "Sin": "sin", "Cos": "cos", "Not": "logical_not", "IsNaN": "isnan", "Sign": "sign",
+    "Softplus": "softplus",
+}.items():  # fmt: skip
+    OPERATORS[_name] = lambda node, x, _own=_own: call(_own, x)
+for _name, _own in {
+    "Add": "add", "Sub": "subtract", "Mul": "multiply", "Div": "divide", "Equal": "equal", "Less": "less",
+    "LessOrEqual": "less_equal", "Greater": "greater", "GreaterOrEqual": "greater_equal", "And": "logical_and",
+    "Or": "logical_or", "Xor": "logical_xor",
+}.items():  # fmt: skip
+    OPERATORS[_name] = lambda node, x, y, _own=_own: call(_own, x, y)
+
+
+@_register("Identity", "Dropout")
+def _same(node: Node, x: Expr, *_: Any) -> Expr:
+    return x
+
+
+OPERATORS["Max"] = lambda node, first, *more: _folded("maximum", first, more)
+OPERATORS["Min"] = lambda node, first, *more: _folded("minimum", first, more)
+OPERATORS["Sum"] = lambda node, first, *more: _folded("add", first, more)
+
+
+def _folded(name: str, first: Expr, more: Sequence[Expr]) -> Expr:
+    for value in more:
+        first = call(name, first, value)
+    return first
+
+
+@_register("Pow")
+def _pow(node: Node, x: Expr, y: Expr) -> Expr:
+    if isinstance(y, Constant) and y.value.size == 1:
+        exponent = float(y.value.reshape(()))
+        if exponent == 2:
+            return call("multiply", x, x)
+        if exponent == 0.5:
+            return call("sqrt", x)
+        return call("power", x, number(exponent, x))
+    return call("power", x, y)
+
+
+@_register("Reciprocal")
+def _reciprocal(node: Node, x: Expr) -> Expr:
+    return call("divide", number(1, x), x)
+
+
+@_register("Gelu")
+def _gelu(node: Node, x: Expr) -> Expr:
+    return call("gelu", x, approximate=node.get("approximate", "none"))
+
+
+@_register("HardSigmoid")
+def _hard_sigmoid(node: Node, x: Expr) -> Expr:
+    alpha, beta = node.get("alpha", 0.2), node.get("beta", 0.5)
+    # PyTorch's 1/6, of which the file has the float32.
+    alpha = 1 / 6 if math.isclose(alpha, 1 / 6, rel_tol=1e-6) else alpha
+    return call("hardsigmoid", x, alpha=alpha, beta=beta)
+
+
+@_register("LeakyRelu")
+def _leaky_relu(node: Node, x: Expr) -> Expr:
+    return call("leaky_relu", x, alpha=float(node.get("alpha", 0.01)))
+
+
+@_register("PRelu")
+def _prelu(node: Node, x: Expr, slope: Expr) -> Expr:
+    if len(extents(x)) > 1 and math.prod(extents(slope)) in (1, extents(x)[1]):
+        return call("prelu", x, layer.broadcast(layer.reshape(slope, (-1,)), (extents(x)[1],)), axis=1)
+    negative = call("minimum", x, number(0, x))
+    return call("add", call("relu", x), call("multiply", negative, slope))
+
+
+@_register("Clip")
+def _clip(node: Node, x: Expr, low: Expr | None = None, high: Expr | None = None) -> Expr:
+    a = node.get("min") if low is None else float(_constant(low, "min"))
+    b = node.get("max") if high is None else float(_constant(high, "max"))
+    if a is None and b is None:
+        return x
+    if b is None:
+        return call("relu", x) if a == 0 else call("maximum", x, number(a, x))
+    if a is None:
+        return call("minimum", x, number(b, x))
+    return call("clip", x, a_min=float(a), a_max=float(b))
+
+
+@_register("Where")
+def _where(node: Node, condition: Expr, x: Expr, y: Expr) -> Expr:
+    return call("where", condition, x, y)
+
+
+@_register("Cast")
+def _cast(node: Node, x: Expr) -> Expr:
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(node.get("to")).name
+    return x if x.tensor_type.dtype == dtype else call("cast", x, dtype=dtype)
+
+
+@_register("MatMul")
+def _matmul(node: Node, x: Expr, y: Expr) -> Expr:
+    return layer.matmul(x, y)
+
+
+@_register("Gemm")
+def _gemm(node: Node, x: Expr, y: Expr, bias: Expr | None = None) -> Expr:
+    x = layer.swap(x) if node.get("transA", 0) else x
+    weight = y if node.get("transB", 0) else layer.swap(y)
+    found = call("dense", x, weight)
+    if node.get("alpha", 1.0) != 1:
+        found = call("multiply", found, number(node.get("alpha"), found))
+    if bias is None or node.get("beta", 1.0) == 0:
+        return found
+    if node.get("beta", 1.0) != 1:
+        bias = call("multiply", bias, number(node.get("beta"), bias))
+    return layer.add_bias(found, bias)
+
+
+def _pads(node: Node, x: Expr, window: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> list[int]:
+    """The padding: all begins, then all ends."""
+    auto, rank = node.get("auto_pad", "NOTSET"), len(window)
+    if auto == "NOTSET":
+        return list(node.get("pads", [0] * (2 * rank)))
+    if auto == "VALID":
+        return [0] * (2 * rank)
+    begins, ends = [], []
+    for extent, size, stride, step in zip(extents(x)[2:], window, strides, dilation, strict=True):
+        covered = (-(-extent // stride) - 1) * stride + (size - 1) * step + 1
+        padding = max(covered - extent, 0)
+        less, more = padding // 2, padding - padding // 2
+        begins.append(less if auto == "SAME_UPPER" else more)
+        ends.append(more if auto == "SAME_UPPER" else less)
+    return begins + ends
+
+
+@_register("Conv")
+def _conv(node: Node, x: Expr, weight: Expr, bias: Expr | None = None) -> Expr:
+    rank = len(extents(x)) - 2
+    strides, dilation = node.get("strides", [1] * rank), node.get("dilations", [1] * rank)
+    padding = _pads(node, x, extents(weight)[2:], strides, dilation)
+    return layer.convolution(
+        x, weight, bias, strides=strides, padding=padding, dilation=dilation, groups=node.get("group", 1)
+    )
+
+
+@_register("BatchNormalization")
+def _batch_norm(node: Node, x: Expr, scale: Expr, shift: Expr, mean: Expr, variance: Expr) -> Expr:
+    if node.get("training_mode", 0):
+        raise NetworkError("training_mode: export the model in eval mode")
+    return layer.batch_norm(x, scale, shift, mean, variance, node.get("epsilon", 1e-5))
+
+
+@_register("LayerNormalization")
+def _layer_norm(node: Node, x: Expr, scale: Expr, shift: Expr | None = None) -> Expr:
+    axis = node.get("axis", -1) % len(extents(x))
+    size = math.prod(extents(x)[axis:])
+    beta = Constant(np.zeros(size, x.tensor_type.dtype)) if shift is None else layer.reshape(shift, (size,))
+    found = call(
+        "layer_norm", layer.reshape(x, (*extents(x)[:axis], size)), layer.reshape(scale, (size,)), beta,
+        axis=-1, epsilon=float(node.get("epsilon", 1e-5)),
+    )  # fmt: skip
+    return layer.reshape(found, extents(x))
+
+
+@_register("InstanceNormalization")
+def _instance_norm(node: Node, x: Expr, scale: Expr, shift: Expr) -> Expr:
+    return call("instance_norm", x, scale, shift, axis=1, epsilon=float(node.get("epsilon", 1e-5)))
+
+
+def _softmax_of(name: str) -> Operator:
+    def make(node: Node, x: Expr) -> Expr:
+        axis = node.get("axis", -1 if node.version >= 13 else 1)
+        if node.version >= 13:
+            return call(name, x, axis=axis)
+        axis %= len(extents(x))  # of all further axes together
+        flat = layer.reshape(x, (math.prod(extents(x)[:axis]), math.prod(extents(x)[axis:])))
+        return layer.reshape(call(name, flat, axis=-1), extents(x))
+
+    return make
+
+
+OPERATORS["Softmax"] = _softmax_of("softmax")
+OPERATORS["LogSoftmax"] = _softmax_of("log_softmax")
+
+
+def _reduce(name: str) -> Operator:
+    def make(node: Node, x: Expr, given: Expr | None = None) -> Expr:
+        axes = _integers(node, "axes", given)
+        if not axes:
+            if node.get("noop_with_empty_axes", 0):
+                return x
+            axes = list(range(len(extents(x))))
+        return call(name, x, axis=tuple(axes), keepdims=bool(node.get("keepdims", 1)))
+
+    return make
+
+
+for _name, _own in {"ReduceMean": "mean", "ReduceSum": "sum", "ReduceMax": "max", "ReduceMin": "min"}.items():
+    OPERATORS[_name] = _reduce(_own)
+
+
+@_register("ArgMax")
+def _argmax(node: Node, x: Expr) -> Expr:
+    if node.get("select_last_index", 0):
+        raise NetworkError("select_last_index")
+    return call("argmax", x, axis=(node.get("axis", 0),), keepdims=bool(node.get("keepdims", 1)), dtype="int64")
+
+
+def _window(node: Node, x: Expr) -> dict[str, tuple[int, ...]]:
+    size = node.get("kernel_shape")
+    if len(size) != 2:
+        raise NetworkError(f"a window of {len(size)} dimensions: plevel has two")
+    if node.get("ceil_mode", 0):
+        raise NetworkError("ceil_mode: pool without it")
+    strides, dilation = node.get("strides", [1, 1]), node.get("dilations", [1, 1])
+    padding = _pads(node, x, size, strides, dilation)
+    return {
+        "pool_size": tuple(size), "strides": tuple(strides), "dilation": tuple(dilation), "padding": tuple(padding)
+    }  # fmt: skip
+
+
+@_register("MaxPool")
+def _max_pool(node: Node, x: Expr) -> Expr:
+    return call("max_pool2d", x, **_window(node, x))
+
+
+@_register("AveragePool")
+def _avg_pool(node: Node, x: Expr) -> Expr:
+    return call("avg_pool2d", x, **_window(node, x), count_include_pad=bool(node.get("count_include_pad", 0)))
+
+
+@_register("GlobalAveragePool")
+def _global_avg_pool(node: Node, x: Expr) -> Expr:
+    return call("mean", x, axis=tuple(range(-1, 1 - len(extents(x)), -1)), keepdims=True)
+
+
+@_register("Reshape")
+def _reshape(node: Node, x: Expr, shape: Expr) -> Expr:
+    given = [int(n) for n in _constant(shape, "the shape")]
+    if not node.get("allowzero", 0):
+        given = [extents(x)[i] if n == 0 else n for i, n in enumerate(given)]
+    return layer.reshape(x, given)
+
+
+@_register("Flatten")
+def _flatten(node: Node, x: Expr) -> Expr:
+    axis = node.get("axis", 1)
+    axis = axis if axis >= 0 else axis + len(extents(x))
+    return layer.reshape(x, (math.prod(extents(x)[:axis]), math.prod(extents(x)[axis:])))
+
+
+@_register("Transpose")
+def _transpose(node: Node, x: Expr) -> Expr:
+    return layer.transpose(x, node.get("perm", range(len(extents(x)))[::-1]))
+
+
+@_register("Squeeze")
+def _squeeze(node: Node, x: Expr, given: Expr | None = None) -> Expr:
+    axes, shape = _integers(node, "axes", given), extents(x)
+    gone = {a % len(shape) for a in axes} if axes else {i for i, n in enumerate(shape) if n == 1}
+    return layer.reshape(x, [n for i, n in enumerate(shape) if i not in gone])
+
+
+@_register("Unsqueeze")
+def _unsqueeze(node: Node, x: Expr, given: Expr | None = None) -> Expr:
+    axes = _integers(node, "axes", given) or []
+    rank = len(extents(x)) + len(axes)
+    new, left = {a % rank for a in axes}, iter(extents(x))
+    return layer.reshape(x, [1 if i in new else next(left) for i in range(rank)])
+
+
+@_register("Expand")
+def _expand(node: Node, x: Expr, shape: Expr) -> Expr:
+    given = tuple(int(n) for n in _constant(shape, "the shape"))
+    return layer.broadcast(x, np.broadcast_shapes(extents(x), given))
+
+
+@_register("Concat")
+def _concat(node: Node, *parts: Expr) -> Expr:
+    return layer.concatenate(parts, node.get("axis"))
+
+
+@_register("Slice")
+def _slice(node: Node, x: Expr, *given: Expr | None) -> Expr:
+    names = ("starts", "ends", "axes", "steps")
+    inputs = (*given, *(None for _ in range(4 - len(given))))
+    starts, ends, axes, steps = (_integers(node, n, v) for n, v in zip(names, inputs, strict=True))
+    axes = list(range(len(starts or []))) if axes is None else axes
+    for axis, start, end, step in zip(axes, starts or [], ends or [], steps or [1] * len(axes), strict=True):
+        x = layer.take_slice(x, axis, start, end, step)
+    return x
+
+
+@_register("Split")
+def _split(node: Node, x: Expr, given: Expr | None = None) -> tuple[Expr, ...]:
+    axis, sizes = node.get("axis", 0), _integers(node, "split", given)
+    whole = extents(x)[axis]
+    if sizes is None:
+        size = -(-whole // node.count)
+        sizes = [min(size, whole - i * size) for i in range(node.count)]
+    ends = np.cumsum(sizes).tolist()
+    return tuple(layer.take_slice(x, axis, e - n, e) for n, e in zip(sizes, ends, strict=True))
+
+
+@_register("Gather")
+def _gather(node: Node, x: Expr, indices: Expr) -> Expr:
+    axis = node.get("axis", 0)
+    if isinstance(indices, Constant) and indices.value.size == 1:
+        at = int(indices.value.reshape(())) % extents(x)[axis]
+        taken, shape = layer.take_slice(x, axis, at, at + 1), list(extents(x))
+        shape[axis : axis % len(shape) + 1] = extents(indices)
+        return layer.reshape(taken, shape)
+    return call("take", x, indices, axis=axis, mode="wrap")  # from the end where negative

@@ -1,0 +1,135 @@
+"""ONNX models: their workloads, their library beside ONNX's own reference, and files that are broken."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+from plevel.cli.main import main  # noqa: E402
+from plevel.cli.model_file import read_model  # noqa: E402
+
+SAMPLE = Path(__file__).parents[1] / "data" / "model.onnx"  # of make_onnx.py
+
+
+def call(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as done:
+        main([str(a) for a in arguments])
+    return int(done.value.code or 0)
+
+
+def test_workloads_are_named_as_those_of_a_pytorch_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "model.toml"
+    assert call("extract", SAMPLE, "-o", out, "--dim", "batch=2", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["covered"] == 1
+    product, bias = "dense(data=float32[32,32],weight=float32[32,32]:const)", "bias_add0.bias=float32[{}]:const)"
+    assert {w.workload.key: w.weight for w in read_model(out)} == {
+        'conv2d(data=float32[2,3,16,16],weight=float32[32,3,3,3]:const){"padding":[1,1,1,1],"strides":[2,2]}'
+        f"+bias_add(.,{bias.format(32)}+relu(.)": 1,
+        f"{product}+bias_add(.,{bias.format(32)}": 3,
+        f"{product}+bias_add(.,{bias.format(32)}+add(.,add1.rhs=float32[32,32])": 1,
+        f"dense(data=float32[32,32],weight=float32[64,32]:const)+bias_add(.,{bias.format(64)}+gelu(.)": 1,
+        f"dense(data=float32[32,64],weight=float32[32,64]:const)+bias_add(.,{bias.format(32)}"
+        "+add(.,add1.rhs=float32[32,32])": 1,
+        "batch_matmul(x=float32[4,16,16],y=float32[4,16,16])+multiply(.,multiply0.rhs=float32[]:const)": 1,
+        'batch_matmul(x=float32[4,16,16],y=float32[4,16,16]){"transpose_b":false}': 1,
+        f"dense(data=float32[2,32],weight=float32[5,32]:const)+bias_add(.,{bias.format(5)}": 1,
+    }
+
+
+def test_its_library_gives_the_values_of_the_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "model.so"
+    assert call("compile", SAMPLE, "-o", out, "--dim", "batch=2", "--threads", "2", "--verify", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["verified"]["error"] < 1e-5
+    assert found["verified"]["values"] >= 15
+    manifest = json.loads(out.with_suffix(".json").read_text())
+    assert manifest["inputs"] == [{"name": "picture", "dtype": "float32", "shape": [2, 3, 16, 16]}]
+
+
+def small(*nodes: Any, weight: Any = None, size: Any = 4) -> Any:
+    weights = [numpy_helper.from_array(np.ones((4, 4), "float32"), "w")] if weight is None else weight
+    graph = helper.make_graph(
+        list(nodes), "small", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["m", "n"])], weights,
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+PRODUCT = helper.make_node("MatMul", ["x", "w"], ["y"], name="product")
+
+
+def outside(location: str) -> Any:
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4, 4], data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", location), ("length", "64")):
+        tensor.external_data.add(key=key, value=value)
+    return small(PRODUCT, weight=[tensor])
+
+
+def growing() -> Any:
+    shape = numpy_helper.from_array(np.full(4, 1 << 20), "s")
+    return small(helper.make_node("ConstantOfShape", ["s"], ["y"]), weight=[shape])
+
+
+BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
+    "cut short": (lambda: SAMPLE.read_bytes()[:-700], "cut short|no valid ONNX model"),
+    "text": (lambda: b"Once upon a time", "no ONNX model|no valid ONNX model"),
+    "empty": (lambda: b"", "no valid ONNX model"),
+    "missing initializer": (lambda: small(PRODUCT, weight=[]), "'w'"),
+    "data elsewhere": (lambda: outside("../../etc/passwd"), "outside of the model's folder"),
+    "absolute data": (lambda: outside("/etc/passwd"), "outside of the model's folder"),
+    "no data": (lambda: outside("weights.bin"), "there is no such file"),
+    "symbolic": (lambda: small(PRODUCT, size="n"), "symbolic size 'n' at axis 1: give it with --dim n=1"),
+    "bomb": (growing, "a constant of more than"),
+}
+
+
+@pytest.mark.parametrize("command", [("extract", "-o", "x.toml"), ("compile", "-o", "x.so")])
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_file_is_one_line(
+    how: str,
+    command: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make, message = BROKEN[how]
+    made = make()
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(made if isinstance(made, bytes) else made.SerializeToString())
+    assert call(command[0], path, *command[1:]) in (1, 2)
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    if not (how == "bomb" and command[0] == "extract"):  # left out, and nothing else is there
+        assert re.search(message, line), line
+    assert "broken.onnx" in line
+    assert "a defect of plevel" not in line
+    assert [p.name for p in tmp_path.iterdir()] == ["broken.onnx"]
+
+
+def test_unknown_operators_are_all_named_and_extraction_leaves_them_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.onnx"
+    nodes = [
+        helper.make_node("Cosh", ["x"], ["a"]), helper.make_node("MatMul", ["a", "w"], ["b"]),
+        helper.make_node("Cosh", ["b"], ["c"]), helper.make_node("Asinh", ["c"], ["y"]),
+    ]  # fmt: skip
+    onnx.save(small(*nodes), path)
+    assert call("compile", path, "-o", tmp_path / "model.so") == 2
+    assert "2 operators that plevel has no kernel for: Cosh (2), Asinh (1)" in capsys.readouterr().err
+    assert call("extract", path, "-o", tmp_path / "model.toml") == 0
+    assert "not covered: Cosh (0.0 %), Asinh (0.0 %)" in capsys.readouterr().out
+    (found,) = read_model(tmp_path / "model.toml")
+    assert found.workload.key == "dense(data=float32[2,4],weight=float32[4,4]:const)"
