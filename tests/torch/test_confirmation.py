@@ -19,10 +19,10 @@ def fresh():
     torch._dynamo.reset()
 
 
-def run(model, inputs):
+def run(model, inputs, dynamic=None):
     torch._dynamo.reset()
     with torch.inference_mode():
-        found = torch.compile(model, backend=plevel)(*inputs)
+        found = torch.compile(model, backend=plevel, dynamic=dynamic)(*inputs)
         torch.testing.assert_close(found, model(*inputs), atol=2e-5, rtol=2e-5)
     return explain(model)[-1]
 
@@ -86,6 +86,15 @@ def test_what_does_not_win_beyond_its_interval_goes(ratios):
     assert [s.kept for s in report.verdict.steps] == [False, False, True]
     assert report.replaced == 1
     assert "the whole graph is not faster with it" in str(report)
+
+
+def test_a_graph_of_symbolic_sizes_is_timed_at_those_of_its_first_call(ratios):
+    torch.manual_seed(9)
+    model, x = models.Block(32, 80).eval(), torch.randn(6, 32)
+    ratios += [[0.8] * 9, [1.1] * 9, [1.1] * 9]
+    report = run(model, (x,), dynamic=True)
+    assert report.replaced == 2
+    assert all("data=float32[m," in row.workload.key for row in report.rows)
 
 
 def test_wrong_numbers_are_refused(ratios, monkeypatch: pytest.MonkeyPatch):
