@@ -25,6 +25,7 @@ fastest counts. PyTorch returns a new tensor, plevel writes where it is told to.
 Prints medians, and the ratio of PyTorch's time to that of what plevel selects: above 1, plevel is
 faster. `--json` writes the rows. Needs torch==2.13.0.
 """
+# Over 300 lines: one table of rows, and PyTorch's form of each.
 
 from __future__ import annotations
 
