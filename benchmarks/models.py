@@ -32,6 +32,8 @@ from torch import nn
 from benchmarks.result import Cell, save
 
 Made = tuple[nn.Module, tuple[torch.Tensor, ...]]
+PEERS = ("Inductor", "ONNX Runtime", "OpenVINO")
+SHOWN = ("eager", "Inductor", "ONNX Runtime", "OpenVINO", "all", "confirmed")
 
 
 class FirstOutput(nn.Module):
@@ -224,17 +226,16 @@ def main() -> None:
                     f"{name:16}{label:14}{1e3 * median_s:9.2f} ms {ratio:6.2f}{first:>10}",
                     flush=True,
                 )
-                row: list[Cell] = [name, label, median_s, ratio, spent.get(label)]
-                rows.append([*row, tuned.get(name) if label == "confirmed" else None])
+            cells: list[Cell] = [name, *(found.get(label) for label in SHOWN)]
+            cells += [found[p] / found["confirmed"] if p in found else None for p in PEERS]
+            rows.append([*cells, spent["Inductor"], spent["confirmed"], tuned.get(name)])
     columns = {
-        "model": "", "": "", "median": "s", "of plevel's, confirmed": "×",
-        "until the first call is done": "s", "tuned in": "s",
+        "model": "", **dict.fromkeys(SHOWN, "s"), **{f"{p} / confirmed": "×" for p in PEERS},
+        "Inductor compiles in": "s", "plevel compiles and confirms in": "s", "tunes in": "s",
     }  # fmt: skip
-    note = f"{given.trials} trials for each distinct workload" if given.trials else "untuned"
-    save(
-        columns, rows, variant=f"{given.threads}-threads", note=note,
-        peer="eager PyTorch, Inductor with freezing, ONNX Runtime, OpenVINO (pinned to float32)",
-    )  # fmt: skip
+    kind = "-tuned" if given.database else ""
+    note = f"{given.trials} trials for each distinct workload" if given.trials else None
+    save(columns, rows, variant=f"{given.threads}-threads{kind}", note=note if kind else "untuned")
 
 
 if __name__ == "__main__":
