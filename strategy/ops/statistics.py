@@ -161,10 +161,14 @@ def _offset(orig: Call) -> Expr:
 
 
 def _bools(name: str) -> Callable[[Any, Any], Any]:
-    def compute(attrs: ReduceAttrs, data: Any) -> Any:
-        from tvm import topi
+    """The reduction `max` or `min` of bools as integers: TVM cannot join bools over threads of a GPU."""
 
-        return getattr(topi, name)(data, list(reduced_axes(attrs, len(data.shape))), keepdims=True)
+    def compute(attrs: ReduceAttrs, data: Any) -> Any:
+        from tvm import tirx, topi
+
+        axes = list(reduced_axes(attrs, len(data.shape)))
+        found = getattr(topi, name)(topi.cast(data, "int32"), axes, keepdims=True)
+        return topi.greater(found, tirx.const(0, "int32"))  # false of no maximum, true of no minimum
 
     return compute
 
@@ -182,10 +186,10 @@ logsumexp = _register(
     lambda orig, grad: grad * call("exp", orig.args[0] - kept(orig, orig)),
 )  # fmt: skip
 any = _register(
-    "any", "Whether an element over axes is true.", _bools("any"), lambda x, attrs, axes: x.any(axes, keepdims=True),
+    "any", "Whether an element over axes is true.", _bools("max"), lambda x, attrs, axes: x.any(axes, keepdims=True),
     require=require_bool, nonempty=False,
 )  # fmt: skip
 all = _register(
-    "all", "Whether all elements over axes are true.", _bools("all"), lambda x, attrs, axes: x.all(axes, keepdims=True),
+    "all", "Whether all elements over axes are true.", _bools("min"), lambda x, attrs, axes: x.all(axes, keepdims=True),
     require=require_bool, nonempty=False,
 )  # fmt: skip
