@@ -1,0 +1,207 @@
+"""The hooks of other tuners: what they cost the tool's process, and the import of a Triton cache.
+
+Goals: at most 1 ms per autotuned key on a warm connection, nothing when switched off; 10⁵ of Triton's candidates
+imported at 10,000/s; Helion's `get` within 3 ms at the median.
+
+    python benchmarks/hooks.py
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks.result import Cell, save
+from plevel.client import Client
+from plevel.hooks.reporter import Reporter
+from strategy.workload import Workload
+
+KEYS = 200
+CANDIDATES = 20
+LINES = 5_000
+MODEL = "NVIDIA H100 80GB HBM3"
+Row = tuple[Cell, ...]
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The URL of a service over a new SQLite database."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "service", "--port", "0", "--ready-file", str(folder / "ready")],
+        env={**os.environ, "PLEVEL_DATABASE": f"sqlite:///{folder / 'plevel.db'}"},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while not (folder / "ready").exists():
+            assert process.poll() is None, "the service has ended"
+            time.sleep(0.05)
+        yield (folder / "ready").read_text().split()[0]
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def median_of(call: Callable[[int], object], count: int = KEYS) -> float:
+    """The median time of `call(i)`, after ten that do not count."""
+    times = []
+    for i in range(-10, count):
+        start = time.perf_counter()
+        call(i)
+        if i >= 0:
+            times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def triton_rows(url: str, folder: Path) -> Iterator[Row]:
+    """Tuning of one key with stand-ins for the GPU and the benchmark: without the hook, with it, and switched off."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+
+    import plevel.hooks.triton as hook
+
+    fake = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0
+    )
+    type(driver).active = property(lambda self: fake)
+    hook._place_of = lambda device: {  # type: ignore[assignment]
+        "device_model": MODEL, "target": {"kind": "cuda", "arch": "sm_90", "model": MODEL},
+    }  # fmt: skip
+
+    @triton.jit
+    def kernel(x, n, B: triton.language.constexpr):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+        pass
+
+    def tuner(make: Any, first: int = 0) -> Callable[[int], object]:
+        configs = [triton.Config({"B": b}) for b in range(CANDIDATES)]
+        tuned = make(configs, ["n"], do_bench=lambda call, quantiles: [1.0, 1.0, 1.0])(kernel)
+        tuned.fn = SimpleNamespace(fn=kernel, run=lambda *a, **k: None)
+        return lambda i: tuned.run(
+            SimpleNamespace(dtype="fp16"), first + i, grid=(1,), warmup=False
+        )
+
+    bare = median_of(tuner(triton.autotune))
+    os.environ["PLEVEL_HOOKS"] = "0"
+    hook.install(url)
+    off = median_of(tuner(hook.autotune))
+    del os.environ["PLEVEL_HOOKS"]
+    reporter = hook.install(url, folder=folder / "spool")
+    assert reporter is not None
+    reports = median_of(tuner(triton.autotune))
+    reporter.flush(60)
+    asks = median_of(tuner(hook.autotune, 10 * KEYS))
+    reporter.flush(60)
+    known = median_of(tuner(hook.autotune))
+    hook.uninstall()
+    name = f"Triton: one key of {CANDIDATES} candidates"
+    yield f"{name}, reported", reports - bare, 1e-3, bare
+    yield f"{name}, unknown: asked and reported", asks - bare, 1e-3, bare
+    yield f"{name}, known: asked, nothing is measured", known - bare, 1e-3, bare
+    yield f"{name}, switched off", off - bare, None, bare
+
+
+def helion_row(url: str, folder: Path) -> Row:
+    """`get` of a hit, beside reading Helion's own file."""
+    entry = json.dumps({
+        "config": json.dumps({"block_sizes": [64, 32], "num_warps": 4}), "flat_config": "[64, 32, 4]",
+        "key": {"type": "LooseAutotuneCacheKey", "fields": {
+            "hardware": MODEL, "kernel_source_hash": "ab" * 32, "specialization_key": "((),)",
+        }},
+    })  # fmt: skip
+    local = folder / "local.best_config"
+    local.write_text(entry)
+    reporter = Reporter(url, folder=folder / "spool")
+    keys = [f"{i:064x}" for i in range(KEYS)]
+    import plevel.hooks.helion as hook
+
+    hook._reporters[:] = [reporter]
+    backend = hook.Backend()
+    for key in keys:
+        backend.put(key, entry)
+    reporter.flush(60)
+    assert backend.get(keys[0]) is not None
+    asked = median_of(lambda i: backend.get(keys[i]))
+    read = median_of(lambda i: json.loads(local.read_text()))
+    reporter.close()
+    return "Helion: get of a hit", asked, 3e-3, read
+
+
+def import_row(folder: Path) -> tuple[float, float]:
+    """Candidates a second of `plevel import` of a Triton cache, and of parsing its JSON alone."""
+    path = folder / "matmul.autotune.json"
+    with path.open("w") as file:
+        for i in range(LINES):
+            timings = [
+                [
+                    {"kwargs": {"BLOCK_M": 16 << (j % 4), "BLOCK_N": 16 << (j // 4)}, "num_warps": 4,
+                     "num_ctas": 1, "num_stages": 3, "maxnreg": None, "pre_hook": None, "ir_override": None},
+                    [0.1 + j * 0.01, 0.09 + j * 0.01, 0.11 + j * 0.01],
+                ]
+                for j in range(CANDIDATES)
+            ]  # fmt: skip
+            file.write(json.dumps({"key": [i, "torch.float16"], "configs_timings": timings}) + "\n")
+    start = time.perf_counter()
+    found = subprocess.run(
+        [
+            sys.executable, "-m", "plevel", "import", str(path), "--device-model", MODEL,
+            "--database", str(folder / "import.db"), "--json",
+        ],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    took = time.perf_counter() - start
+    assert json.loads(found.stdout)["new"] == LINES * CANDIDATES
+    start = time.perf_counter()
+    with path.open() as file:
+        for line in file:
+            json.loads(line)
+    parsed = time.perf_counter() - start
+    return LINES * CANDIDATES / took, LINES * CANDIDATES / parsed
+
+
+def main() -> None:
+    for tool in ("triton", "helion"):
+        if importlib.util.find_spec(tool) is None:
+            sys.exit(f"{tool} is not installed: pip install --no-deps 'triton>=3.8' 'helion>=1.5'")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with served(folder) as url:
+            with Client(url) as client:
+                client.foreign_best(
+                    "triton", Workload("triton.kernel", ())
+                )  # compiles the statements
+            rows: list[Row] = [*triton_rows(url, folder), helion_row(url, folder)]
+        rate, parsing = import_row(folder)
+    for what, found, goal, beside in rows:
+        assert isinstance(found, float)
+        assert isinstance(beside, float)
+        shown = "" if not isinstance(goal, float) else f", goal {goal * 1e3:g} ms" + (
+            "" if found <= goal else ", missed"
+        )  # fmt: skip
+        print(f"{what}: {found * 1e3:.3f} ms (without: {beside * 1e3:.3f} ms{shown})")
+    print(f"import: {rate:,.0f} candidates/s, goal 10,000 (JSON alone: {parsing:,.0f})")
+    table = [
+        (w, (f * 1e3, "ms"), None if g is None else (g * 1e3, "ms"), (b * 1e3, "ms"))
+        for w, f, g, b in rows
+    ]  # type: ignore[operator]
+    imported = f"`plevel import` of 10⁵ of Triton's candidates, {LINES:,} keys, SQLite"
+    save(
+        {"": "", "plevel": "", "goal": "", "beside": ""},
+        [*table, (imported, (round(rate), "/s"), (10_000, "/s"), (round(parsing), "/s"))],
+        peer="the tool's own work for a key, its own file, and parsing the JSON", runs=KEYS,
+        note="stand-ins for the GPU and the benchmark; the difference to the tool without the hook",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
