@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -163,13 +164,11 @@ def _place_of(device: Any) -> dict[str, Any]:
     target = driver.active.get_current_target()
     kind = {"hip": "rocm"}.get(target.backend, target.backend)
     arch = f"sm_{target.arch}" if kind == "cuda" else str(target.arch)
-    model = ""
-    try:
+    model = ""  # without a GPU of PyTorch's only the architecture is known
+    with contextlib.suppress(ImportError, AssertionError, RuntimeError):
         import torch
 
         model = torch.cuda.get_device_name(device)
-    except Exception:
-        model = ""  # without PyTorch's GPU only the architecture is known
     spec = {"kind": kind, "arch": arch, **({"model": model} if model else {})}
     return {"device_model": model, "target": spec}
 
