@@ -268,18 +268,18 @@ minimum = register_binary(
     "minimum", "The smaller of two tensors' elements; where they are equal, the gradient is rhs's.",
     _minimum, _choice_grad(lambda orig: less(*orig.args)), element=smaller,
 )  # fmt: skip
-equal = register_binary("equal", "Whether elements are equal.", operator.eq, out_dtype="bool")
+equal = register_binary("equal", "True where elements are equal.", operator.eq, out_dtype="bool")
 not_equal = register_binary(
-    "not_equal", "Whether elements differ, as NaN does from itself.", operator.ne, out_dtype="bool",
+    "not_equal", "True where elements differ, as NaN does from itself.", operator.ne, out_dtype="bool",
     element=_differ,
 )  # fmt: skip
-less: Binary = register_binary("less", "Whether elements of lhs are smaller.", operator.lt, out_dtype="bool")
+less: Binary = register_binary("less", "True where elements of lhs are smaller.", operator.lt, out_dtype="bool")
 less_equal = register_binary(
-    "less_equal", "Whether elements of lhs are not larger.", operator.le, out_dtype="bool"
+    "less_equal", "True where elements of lhs are not larger.", operator.le, out_dtype="bool"
 )
-greater: Binary = register_binary("greater", "Whether elements of lhs are larger.", operator.gt, out_dtype="bool")
+greater: Binary = register_binary("greater", "True where elements of lhs are larger.", operator.gt, out_dtype="bool")
 greater_equal = register_binary(
-    "greater_equal", "Whether elements of lhs are not smaller.", operator.ge, out_dtype="bool"
+    "greater_equal", "True where elements of lhs are not smaller.", operator.ge, out_dtype="bool"
 )
 
 
@@ -300,9 +300,9 @@ def _register_logical(name: str, description: str) -> Binary:
     return register_binary(name, description, reference, require=require_bool, element=element)
 
 
-logical_and: Binary = _register_logical("logical_and", "Whether both elements are true.")
-logical_or: Binary = _register_logical("logical_or", "Whether an element of either is true.")
-logical_xor: Binary = _register_logical("logical_xor", "Whether exactly one of the elements is true.")
+logical_and: Binary = _register_logical("logical_and", "True where both elements are true.")
+logical_or: Binary = _register_logical("logical_or", "True where an element of either is true.")
+logical_xor: Binary = _register_logical("logical_xor", "True where exactly one of the elements is true.")
 
 
 def where_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:

@@ -249,13 +249,13 @@ sign = register_unary(
     require=require_signed, vector=_sign,
 )  # fmt: skip
 isnan: Unary = register_unary(
-    "isnan", "Whether each element is NaN.", _numpy("isnan"), out_dtype="bool", vector=is_nan
+    "isnan", "True where an element is NaN.", _numpy("isnan"), out_dtype="bool", vector=is_nan
 )
 isinf: Unary = register_unary(
-    "isinf", "Whether each element is an infinity.", _numpy("isinf"), out_dtype="bool", vector=is_infinite
+    "isinf", "True where an element is an infinity.", _numpy("isinf"), out_dtype="bool", vector=is_infinite
 )
 logical_not: Unary = register_unary(
-    "logical_not", "Whether each element is false.", _numpy("logical_not"), require=require_bool, vector=_vector("Not")
+    "logical_not", "True where an element is false.", _numpy("logical_not"), require=require_bool, vector=_vector("Not")
 )
 relu = register_unary(
     "relu", "Each element, zero where it is negative.", lambda x: x.clip(0), _relu_grad,
