@@ -186,10 +186,10 @@ logsumexp = _register(
     lambda orig, grad: grad * call("exp", orig.args[0] - kept(orig, orig)),
 )  # fmt: skip
 any = _register(
-    "any", "True where any element over axes is true.", _bools("max"), lambda x, attrs, axes: x.any(axes, keepdims=True),
-    require=require_bool, nonempty=False,
+    "any", "True where any element over axes is true.", _bools("max"),
+    lambda x, attrs, axes: x.any(axes, keepdims=True), require=require_bool, nonempty=False,
 )  # fmt: skip
 all = _register(
-    "all", "True where all elements over axes are true.", _bools("min"), lambda x, attrs, axes: x.all(axes, keepdims=True),
-    require=require_bool, nonempty=False,
+    "all", "True where all elements over axes are true.", _bools("min"),
+    lambda x, attrs, axes: x.all(axes, keepdims=True), require=require_bool, nonempty=False,
 )  # fmt: skip
