@@ -26,6 +26,14 @@ def has_instructions(arch: str, feature: str) -> bool:
     return arch in _INSTRUCTIONS.get(feature, ())
 
 
+def required(feature: str) -> tuple[str, ...]:
+    """A feature and those that LLVM turns it off with."""
+    levels = ("avx", "avx2", "avx512f")
+    if feature.startswith("avx512"):
+        return (*levels, feature)
+    return levels[: levels.index(feature) + 1] if feature in levels else (feature,)
+
+
 def vector_bytes(arch: str) -> int:
     """Bytes of the widest vector register that code for `arch` should use; 16 if unknown."""
     if arch in _AVX512:

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from strategy import host
 from strategy.extern import find_library
-from strategy.processor import has_instructions, vector_bytes
+from strategy.processor import has_instructions, required, vector_bytes
 from strategy.suggestion import suggest
 from strategy.target_text import (
     SWITCHES,
@@ -141,9 +141,12 @@ class Target:
         if "vector_bytes" in self.capability:
             return self.capability["vector_bytes"]
         named = vector_bytes(self.arch)
-        if "+avx512f" in self.features:
-            return max(named, 64)
-        return max(named, 32) if "+avx2" in self.features else named
+        for feature, width in (("avx2", 32), ("avx512f", 64)):
+            if f"+{feature}" in self.features:
+                named = max(named, width)
+            if not self._allows(feature):
+                named = min(named, width // 2)
+        return named
 
     @cached_property
     def vector_registers(self) -> int:
@@ -156,8 +159,12 @@ class Target:
 
     def has(self, feature: str) -> bool:
         """Return whether code for this target may use the instructions of LLVM's `feature`."""
-        named = has_instructions(self.arch, feature) and f"-{feature}" not in self.features
-        return named or f"+{feature}" in self.features
+        named = has_instructions(self.arch, feature) or f"+{feature}" in self.features
+        return named and self._allows(feature)
+
+    def _allows(self, feature: str) -> bool:
+        """Return whether no option turns the feature off, or one that LLVM requires for it."""
+        return not any(f"-{name}" in self.features for name in required(feature))
 
     @property
     def is_gpu(self) -> bool:

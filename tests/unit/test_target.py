@@ -156,6 +156,8 @@ def test_keys_keep_their_order_and_are_walked_in_it() -> None:
         ("llvm -mcpu=skylake-avx512", 64, 32), ("llvm -mcpu=sapphirerapids", 64, 32),
         ("llvm -mcpu=znver4", 64, 32), ("llvm -mcpu=znver5", 64, 32), ("llvm -mcpu=x86-64", 16, 16),
         ("llvm", 16, 16), ("llvm -mattr=+avx2,+fma", 32, 16), ("llvm -mattr=+avx2,+avx512f", 64, 32),
+        ("llvm -mcpu=znver4 -mattr=-avx512f", 32, 16), ("llvm -mcpu=znver4 -mattr=-avx2", 16, 16),
+        ("llvm -mcpu=znver3 -mattr=-avx512f", 32, 16),
         ("llvm -mcpu=neoverse-n1", 16, 32), ("llvm -mcpu=neoverse-v2", 16, 32),
         ("llvm -mcpu=cortex-a72", 16, 32), ("llvm -mtriple=aarch64-linux-gnu -mattr=+neon", 16, 32),
         ("llvm -mcpu=znver4 -vector_bytes=32 -vector_registers=16", 32, 16),
