@@ -19,6 +19,7 @@ from strategy.generic_func import GenericFunc, generic_func
 from strategy.op import OpError, get_registered_op, register_strategy
 from strategy.op_strategy import OpStrategy, find_body
 from strategy.schedule import STAGE, Outs, new_schedule
+from strategy.space import Config
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
@@ -120,7 +121,7 @@ def schedule_plain_cpu(attrs: Attrs, outs: Outs, target: Target) -> Any:
 
 
 @schedule_extern.register("cpu")
-def schedule_extern_cpu(attrs: Attrs, outs: Outs, target: Target) -> Any:
+def schedule_extern_cpu(attrs: Attrs, outs: Outs, target: Target, config: Config | None = None) -> Any:
     """Return a compute that is written as loops, or calls a library, unchanged."""
     return new_schedule(outs)
 
@@ -260,15 +261,16 @@ def element_bytes(dtype: str) -> int:
 
 
 def in_float32(compute: Compute) -> Compute:
-    """The compute with accumulation in float32 for narrower floats; bools stay."""
+    """The compute with accumulation in float32 for narrower floats; indices and bools stay."""
 
     @wraps(compute)
     def wide(attrs: Any, inputs: Sequence[Any], out_type: Type) -> list[Any]:
         from tvm import topi
 
-        if not isinstance(out_type, TensorType) or out_type.dtype not in ("float16", "bfloat16"):
+        narrow = ("float16", "bfloat16")
+        if not isinstance(out_type, TensorType) or out_type.dtype not in narrow:
             return compute(attrs, inputs, out_type)
-        inputs = [t if t.dtype == "bool" else topi.cast(t, "float32") for t in inputs]
+        inputs = [topi.cast(t, "float32") if str(t.dtype) in narrow else t for t in inputs]
         outputs = compute(attrs, inputs, TensorType(out_type.shape, "float32"))
         return [topi.cast(t, out_type.dtype) for t in outputs]
 

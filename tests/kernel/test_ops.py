@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from strategy.compile.lower import lower
-from strategy.op import TOpPattern, all_ops, get_op
+from strategy.op import TOpPattern, TypeRelationError, all_ops, get_op
 from strategy.op_strategy import evaluate
 from strategy.signature import Role
 from strategy.target import Target
@@ -24,11 +27,13 @@ BIAS = EpilogueStep("add", (None, Input("bias", "float32[4,1,1]", constant=True)
 RELU = EpilogueStep("relu", (None,))
 
 
-def check(workload: Workload, implementation: str | None = None) -> set[str]:
+def check(
+    workload: Workload, implementation: str | None = None, given: Mapping[str, Any] | None = None
+) -> set[str]:
     """Run all implementations, or the named one, on poisoned outputs; the names of those run."""
     import tvm
 
-    inputs = random_inputs(workload, 7)
+    inputs = {**random_inputs(workload, 7), **(given or {})}
     expected = reference(workload, inputs)
     allowed = tolerances(workload, inputs, expected)
     ran = set()
@@ -37,7 +42,7 @@ def check(workload: Workload, implementation: str | None = None) -> set[str]:
             continue
         artefact = lower(workload, TARGET, found).compile()
         arguments = artefact.arguments
-        given = [
+        tensors = [
             artefact.prepare(a, tvm.runtime.tensor(inputs[a.name]))
             for a in arguments
             if a.role is not Role.OUTPUT
@@ -47,7 +52,7 @@ def check(workload: Workload, implementation: str | None = None) -> set[str]:
             for a in arguments
             if a.role is Role.OUTPUT
         ]
-        artefact.main(*given, *outputs)
+        artefact.main(*tensors, *outputs)
         for got, right, tolerance in zip(outputs, expected, allowed, strict=True):
             value = got.numpy()
             assert value.shape == np.shape(right), found.name
@@ -193,6 +198,62 @@ EMPTY = [
 @pytest.mark.parametrize(("op", "inputs", "attrs"), EMPTY, ids=lambda v: v if isinstance(v, str) else "")
 def test_empty_tensors(op, inputs, attrs):
     assert check(make(op, inputs, attrs))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float32"])
+def test_attention_of_a_query_that_sees_no_key_is_zero(dtype):
+    for m, implementation in ((1, "attention_row.cpu"), (5, "attention_tile.cpu")):
+        hidden = np.full((m, 19), dtype == "bool", dtype)
+        hidden[0] = False if dtype == "bool" else -np.inf
+        inputs = {"query": f"float32[2,4,{m},8]", "key": "float32[2,2,19,8]", "value": "float32[2,2,19,8]"}
+        workload = make("attention_bias", {**inputs, "bias": f"{dtype}[{m},19]"})
+        right = reference(workload, {**random_inputs(workload, 7), "bias": hidden})[0]
+        assert not right[:, :, 0].any()
+        assert {implementation, "attention.cpu"} <= check(workload, given={"bias": hidden})
+
+
+@pytest.mark.parametrize(("dtype", "fits", "beyond"), [
+    ("int8", [-128, 127], [-129, 128, 0.5]), ("uint8", [0, 255], [-1, 256]), ("bool", [0, 1], [2]),
+    ("int64", [-(2.0**63), 2.0**63 - 1024], [2.0**63]), ("uint64", [2.0**64 - 2048], [2.0**64]),
+    ("float16", [65504, -np.inf], [65505]), ("bfloat16", [3e38, np.inf], [3.4e38]), ("float32", [-3e38], [1e39]),
+])  # fmt: skip
+def test_numbers_of_attributes_are_numbers_of_the_dtype(dtype, fits, beyond):
+    import tvm
+
+    def padded(value):
+        return make("pad", {"data": f"{dtype}[2]"}, {"pad_width": [[1, 0]], "pad_value": float(value)})
+
+    def hot(value):
+        return make("one_hot", {"indices": "int32[1]"}, {"depth": 2, "on_value": float(value), "dtype": dtype})
+
+    for value in fits:
+        for workload in (padded(value), hot(value)):
+            artefact = lower(workload, TARGET, "injective.cpu").compile()
+            given = {a.name: np.zeros(a.tensor.concrete_shape, numpy_dtype(a.tensor.dtype)) for a in artefact.arguments}
+            tensors = [tvm.runtime.tensor(x) for x in given.values()]
+            artefact.main(*tensors)
+            assert tensors[-1].numpy().flat[0] == numpy_dtype(dtype).type(value)
+    for value in beyond:
+        with pytest.raises(TypeRelationError, match=r"pad_value = .* is no number of its dtype"):
+            padded(value)
+        with pytest.raises(TypeRelationError, match=rf"on_value = .* is no {dtype}"):
+            hot(value)
+
+
+def test_a_scale_that_is_one_number_needs_no_axis():
+    for axis in (1, 5, -3):
+        assert check(make("quantize", {**types_of("output"), "data": "float32[7]"}, {"axis": axis}))
+        assert check(make("requantize", {**types_of("input", "output"), "data": "int32[7]"}, {"axis": axis}))
+
+
+def types_of(*sides):
+    return {f"{side}_{what}": f"{dtype}[]" for side in sides for what, dtype in
+            (("scale", "float32"), ("zero_point", "int32"))}  # fmt: skip
+
+
+def test_indices_beyond_what_float32_counts_are_exact():
+    inputs = {"data": "float16[16777220]", "indices": "int32[1]", "updates": "float16[1]"}
+    assert check(make("scatter_add", inputs), given={"indices": np.array([16777217], "int32")})
 
 
 @pytest.mark.parametrize("op", ["log", "sqrt", "rsqrt"])

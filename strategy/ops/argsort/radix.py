@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from strategy.cpu.loop import allocate, written
 from strategy.cpu.row import PARALLEL_BYTES
 from strategy.op_strategy import OpStrategy
 from strategy.ops.argsort.operator import ArgsortAttrs, argsort_strategy
 from strategy.order import sort_key
-from strategy.pattern import element_bytes
-from strategy.schedule import Outs, integer, new_schedule
+from strategy.pattern import element_bytes, schedule_extern_cpu
+from strategy.schedule import integer
 from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -35,14 +37,7 @@ def space(attrs: ArgsortAttrs, inputs: Sequence[TensorType], out_type: TensorTyp
 
 def compute(attrs: ArgsortAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
     """All passes as loops."""
-    from tvm import te
-
-    return [
-        te.extern(
-            [out_type.concrete_shape], [inputs[0]], lambda ins, outs: _sort(attrs, ins[0], outs[0], config),
-            dtype=out_type.dtype, name="argsort",
-        )
-    ]  # fmt: skip
+    return written(lambda ins, out: _sort(attrs, ins[0], out, config), inputs, out_type, "argsort")
 
 
 def _sort(attrs: ArgsortAttrs, data: Any, out: Any, config: Config) -> Any:
@@ -58,8 +53,7 @@ def _sort(attrs: ArgsortAttrs, data: Any, out: Any, config: Config) -> Any:
     kind = str(sort_key(tirx.Var("x", str(data.dtype))).ty.dtype)
     passes, bins = -(-int(kind.removeprefix("int")) // bits), 1 << bits
 
-    def place(count: int, dtype: str) -> Any:
-        return script.buffer_proxy(script.alloc_buffer([count], dtype, scope="global"))
+    place = partial(allocate, scope="global")
 
     def slot(key: Any, turn: int) -> Any:
         """The counter of a key's digit; below those of later passes."""
@@ -107,11 +101,6 @@ def _sort(attrs: ArgsortAttrs, data: Any, out: Any, config: Config) -> Any:
         return builder.get()
 
 
-def schedule(attrs: ArgsortAttrs, outs: Outs, target: Target, config: Config) -> Any:
-    """As it is written."""
-    return new_schedule(outs)
-
-
 @argsort_strategy.register("cpu")
 def argsort_strategy_cpu(
     attrs: ArgsortAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
@@ -120,5 +109,7 @@ def argsort_strategy_cpu(
     assert argsort_strategy.default is not None
     strategy: OpStrategy = argsort_strategy.default(attrs, inputs, out_type, target)
     if all(d.is_constant and int(d) >= 1 for d in inputs[0].shape):
-        strategy.add_implementation(compute, schedule, "argsort_radix.cpu", 12, space=space, symbolic=False)
+        strategy.add_implementation(
+            compute, schedule_extern_cpu, "argsort_radix.cpu", 12, space=space, symbolic=False
+        )
     return strategy

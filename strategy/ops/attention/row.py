@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from strategy.cpu.elementary import exp
+from strategy.cpu.loop import allocate, fill, written
 from strategy.cpu.row import accumulator
 from strategy.op_strategy import OpStrategy
 from strategy.ops.attention.operator import (
@@ -23,9 +24,8 @@ from strategy.ops.attention.operator import (
     factor,
     shift,
 )
-from strategy.ops.attention.tile import schedule
 from strategy.order import fold
-from strategy.pattern import extents_of, register_cpu_implementations
+from strategy.pattern import register_cpu_implementations, schedule_extern_cpu
 from strategy.schedule import integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
@@ -72,14 +72,7 @@ def compute(
     size: int, attrs: AttentionAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
 ) -> list[Any]:
     """The whole function as loops, by vectors of `size`."""
-    from tvm import te
-
-    return [
-        te.extern(
-            [extents_of(out_type, inputs)], list(inputs),
-            lambda ins, outs: _attend(size, attrs, ins, outs[0], config), dtype=out_type.dtype, name="attention",
-        )
-    ]  # fmt: skip
+    return written(lambda ins, out: _attend(size, attrs, ins, out, config), inputs, out_type, "attention")
 
 
 def _attend(size: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, config: Config) -> Any:
@@ -100,21 +93,17 @@ def _attend(size: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, conf
     lanes = math.gcd(block, 16)  # of keys, for powers
     stride = -(-block // keys) * keys
 
-    def place(count: int, scope: str = "local") -> Any:
-        return script.buffer_proxy(script.alloc_buffer([count], dtype, scope=scope))
+    place = partial(allocate, dtype=dtype)
 
     def each(step: Callable[[Any], None], width: int = size) -> None:
         with script.vectorized(0, width) as lane:
             step(lane)
 
-    def fill(target: Any, x: Any, found: Any) -> None:
-        target[x] = found
-
     def attend(task: Any) -> None:
         b, h = task // tasks, task % tasks * heads
         group = h // (all_heads // groups)
-        rows, sums = place(heads * depth, "global"), place(heads * width, "global")
-        powers, wide = place(heads * stride, "global"), place(lanes)
+        rows, sums = place(heads * depth, scope="global"), place(heads * width, scope="global")
+        powers, wide = place(heads * stride, scope="global"), place(lanes)
         largest, total, factors, lessened = (place(heads) for _ in range(4))
         with script.serial(0, heads) as q:
             with script.serial(0, depth // size) as part:
@@ -218,7 +207,7 @@ def _add(
     one = inputs[0].shape[2]
     if constant_inner(inputs) and one.is_constant and int(one) == 1 and _vector(inputs, target) > 1:
         strategy.add_implementation(
-            partial(compute, _vector(inputs, target)), schedule, "attention_row.cpu", 13, space=space
+            partial(compute, _vector(inputs, target)), schedule_extern_cpu, "attention_row.cpu", 13, space=space
         )
 
 

@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from strategy.cpu.elementary import exp
+from strategy.cpu.loop import allocate, fill, written
 from strategy.cpu.row import accumulator
 from strategy.op_strategy import OpStrategy
 from strategy.ops.attention.operator import (
@@ -24,8 +25,8 @@ from strategy.ops.attention.operator import (
     factor,
     shift,
 )
-from strategy.pattern import extents_of, register_cpu_implementations
-from strategy.schedule import Outs, integer, lanes_of, new_schedule
+from strategy.pattern import register_cpu_implementations, schedule_extern_cpu
+from strategy.schedule import integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
 from strategy.types import TensorType
@@ -81,14 +82,7 @@ def compute(
     lanes: int, attrs: AttentionAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
 ) -> list[Any]:
     """The whole function as loops."""
-    from tvm import te
-
-    return [
-        te.extern(
-            [extents_of(out_type, inputs)], list(inputs),
-            lambda ins, outs: _attend(lanes, attrs, ins, outs[0], config), dtype=out_type.dtype, name="attention",
-        )
-    ]  # fmt: skip
+    return written(lambda ins, out: _attend(lanes, attrs, ins, out, config), inputs, out_type, "attention")
 
 
 def _attend(lanes: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, config: Config) -> Any:
@@ -109,21 +103,17 @@ def _attend(lanes: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, con
     scale = tirx.const(factor(attrs, depth), dtype)
     result = script.buffer_proxy(out)
 
-    def place(shape: Sequence[int], scope: str = "local") -> Any:
-        return script.buffer_proxy(script.alloc_buffer([math.prod(shape)], dtype, scope=scope))
+    place = partial(allocate, dtype=dtype)
 
     def each(step: Callable[[Any], None], count: int = vectors, size: int = lanes) -> None:
         with script.unroll(0, count) as vector, script.vectorized(0, size) as lane:
             step(vector * size + lane)
 
-    def fill(target: Any, x: Any, found: Any) -> None:
-        target[x] = found
-
     def turn(extent: int, read: Callable[[Any, Any], Any], write: Callable[[Any, Any, Any], None], back: bool) -> None:
         """Transpose between [queries, extent] and [extent, queries], square by square in registers."""
         size = math.gcd(extent, lanes)
         with script.serial(0, extent // size) as part, script.unroll(0, vectors) as vector:
-            square = place([lanes, size])
+            square = place(lanes * size)
 
             def across(step: Callable[[Any, Any], None]) -> None:
                 with script.unroll(0, lanes) as q, script.vectorized(0, size) as c:
@@ -146,9 +136,9 @@ def _attend(lanes: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, con
     def attend(task: Any) -> None:
         b, h, start = task // blocks // heads, task // blocks % heads, task % blocks * queries
         group = h // (heads // groups)
-        turned, sums = place([depth, queries], "global"), place([width, queries], "global")
-        powers = place([-(-block // keys) * keys, queries], "global")
-        largest, total, factors, found = (place([queries]) for _ in range(4))
+        turned, sums = place(depth * queries, scope="global"), place(width * queries, scope="global")
+        powers = place(-(-block // keys) * keys * queries, scope="global")
+        largest, total, factors, found = (place(queries) for _ in range(4))
         turn(
             depth,
             lambda q, d: query[b, h, tirx.min(start + q, m - 1), d].astype(dtype) * scale,
@@ -189,7 +179,7 @@ def _attend(lanes: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, con
         b: Any, h: Any, group: Any, start: Any, origin: Any, tile: Any, turned: Any, powers: Any, found: Any
     ) -> None:
         """The scores of a tile of keys, and the largest so far; keys beyond the last repeat it."""
-        sums = place([keys, queries])
+        sums = place(keys * queries)
 
         def at(i: Any) -> Any:
             return tirx.min(origin + tile * keys + i, n - 1)
@@ -219,7 +209,7 @@ def _attend(lanes: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, con
         b: Any, group: Any, origin: Any, count: Any, part: Any, powers: Any, factors: Any, sums: Any
     ) -> None:
         """The sums of some columns of the values, by the powers of a block of keys."""
-        held = place([columns, queries])
+        held = place(columns * queries)
         with script.unroll(0, columns) as c:
             start = (part * columns + c) * queries
             each(lambda x: fill(held, c * queries + x, sums[start + x] * factors[x]))
@@ -241,18 +231,13 @@ def _attend(lanes: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, con
         return builder.get()
 
 
-def schedule(attrs: AttentionAttrs, outs: Outs, target: Target, config: Config) -> Any:
-    """As it is written."""
-    return new_schedule(outs)
-
-
 def _add(
     strategy: OpStrategy, attrs: AttentionAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> None:
     if constant_inner(inputs):
         lanes = lanes_of(target, accumulator(out_type.dtype))
         strategy.add_implementation(
-            partial(compute, lanes), schedule, "attention_tile.cpu", 12, space=space
+            partial(compute, lanes), schedule_extern_cpu, "attention_tile.cpu", 12, space=space
         )
 
 

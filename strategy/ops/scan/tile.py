@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from strategy.attrs import Attrs
+from strategy.cpu.loop import allocate, fill, written
 from strategy.cpu.row import PARALLEL_BYTES
 from strategy.generic_func import GenericFunc
 from strategy.op_strategy import OpStrategy
 from strategy.ops.scan.operator import ScanopAttrs, cumprod_strategy, cumsum_strategy
-from strategy.pattern import element_bytes
-from strategy.schedule import Outs, integer, lanes_of, new_schedule
+from strategy.pattern import element_bytes, schedule_extern_cpu
+from strategy.schedule import integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType
@@ -74,15 +74,7 @@ def _compute(
     combine: Callable[[Any, Any], Any], start: int, attrs: ScanopAttrs, inputs: Sequence[Any],
     out_type: TensorType, config: Config,
 ) -> list[Any]:  # fmt: skip
-    from tvm import te
-
-    return [
-        te.extern(
-            [out_type.concrete_shape], [inputs[0]],
-            lambda ins, outs: _scan(combine, start, attrs, ins[0], outs[0], config),
-            dtype=out_type.dtype, name="scan",
-        )
-    ]  # fmt: skip
+    return written(lambda ins, out: _scan(combine, start, attrs, ins[0], out, config), inputs, out_type, "scan")
 
 
 def _scan(
@@ -99,17 +91,14 @@ def _scan(
     whole = inner == 1 or inner % width == 0
 
     def scan_block(block: Any) -> None:
-        totals = script.buffer_proxy(script.alloc_buffer([width], dtype, scope="local"))
+        totals = allocate(width, dtype)
 
         def each(step: Callable[[Any], None]) -> None:
             inner_loop = script.vectorized if lanes > 1 else script.unroll
             with script.unroll(0, vectors) as vector, inner_loop(0, lanes) as lane:
                 step(vector * lanes + lane)
 
-        def begin(n: Any) -> None:
-            totals[n] = first
-
-        each(begin)
+        each(lambda n: fill(totals, n, first))
         with script.serial(0, extent // unroll) as outer, script.unroll(0, unroll) as inner_step:
             element = outer * unroll + inner_step
 
@@ -145,11 +134,6 @@ def _scan(
         return builder.get()
 
 
-def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
-    """As it is written."""
-    return new_schedule(outs)
-
-
 def _add(name: str, generic: GenericFunc, combine: Callable[[Any, Any], Any], start: int) -> None:
     compute = partial(_compute, combine, start)
 
@@ -166,7 +150,7 @@ def _add(name: str, generic: GenericFunc, combine: Callable[[Any, Any], Any], st
         count, _, inner = _split(attrs, data.shape)
         if count * inner > 1:
             strategy.add_implementation(
-                compute, schedule, f"{name}_tile.cpu", 12, space=space, symbolic=False
+                compute, schedule_extern_cpu, f"{name}_tile.cpu", 12, space=space, symbolic=False
             )
         return strategy
 

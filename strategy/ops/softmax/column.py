@@ -12,12 +12,13 @@ from functools import lru_cache, partial
 from typing import Any
 
 from strategy.cpu.elementary import exp
+from strategy.cpu.loop import allocate, fill, written
 from strategy.cpu.row import PARALLEL_BYTES
 from strategy.op_strategy import OpStrategy
 from strategy.ops.softmax.operator import SoftmaxAttrs
 from strategy.order import lowest
-from strategy.pattern import element_bytes, register_cpu_implementations
-from strategy.schedule import Outs, integer, lanes_of, new_schedule
+from strategy.pattern import element_bytes, register_cpu_implementations, schedule_extern_cpu
+from strategy.schedule import integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -54,14 +55,7 @@ def compute(
     logarithm: bool, attrs: SoftmaxAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
 ) -> list[Any]:
     """All three passes as loops."""
-    from tvm import te
-
-    return [
-        te.extern(
-            [out_type.concrete_shape], [inputs[0]], lambda ins, outs: _loops(logarithm, attrs, ins[0], outs[0], config),
-            dtype=out_type.dtype, name="softmax",
-        )
-    ]  # fmt: skip
+    return written(lambda ins, out: _loops(logarithm, attrs, ins[0], out, config), inputs, out_type, "softmax")
 
 
 def _loops(logarithm: bool, attrs: SoftmaxAttrs, data: Any, out: Any, config: Config) -> Any:
@@ -78,16 +72,11 @@ def _loops(logarithm: bool, attrs: SoftmaxAttrs, data: Any, out: Any, config: Co
     source, result = script.buffer_proxy(data), script.buffer_proxy(out)
 
     def take_columns(task: Any) -> None:
-        largest, total, powers = (
-            script.buffer_proxy(script.alloc_buffer([width], dtype, scope="local")) for _ in range(3)
-        )
+        largest, total, powers = (allocate(width, dtype) for _ in range(3))
 
         def each(step: Callable[[Any], None]) -> None:
             with script.unroll(0, vectors) as vector, script.vectorized(0, lanes) as lane:
                 step(vector * lanes + lane)
-
-        def fill(target: Any, x: Any, found: Any) -> None:
-            target[x] = found
 
         def column(x: Any) -> Any:
             return task % blocks * width + x
@@ -133,11 +122,6 @@ def _loops(logarithm: bool, attrs: SoftmaxAttrs, data: Any, out: Any, config: Co
         return builder.get()
 
 
-def schedule(attrs: SoftmaxAttrs, outs: Outs, target: Target, config: Config) -> Any:
-    """As it is written."""
-    return new_schedule(outs)
-
-
 def _add(name: str) -> None:
     def add(
         strategy: OpStrategy, attrs: SoftmaxAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
@@ -146,7 +130,7 @@ def _add(name: str) -> None:
         known = all(d.is_constant and int(d) >= 1 for d in data.shape)
         if known and data.dtype in ("float32", "float64") and attrs.axis % data.ndim < data.ndim - 1:
             strategy.add_implementation(
-                partial(compute, name == "log_softmax"), schedule, f"{name}_column.cpu", 12, space=space,
+                partial(compute, name == "log_softmax"), schedule_extern_cpu, f"{name}_column.cpu", 12, space=space,
                 symbolic=False,
             )  # fmt: skip
 

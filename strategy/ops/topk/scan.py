@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from strategy.cpu.loop import allocate
 from strategy.cpu.row import PARALLEL_BYTES, rowwise
 from strategy.op_strategy import OpStrategy
 from strategy.ops.topk.operator import TopKAttrs, topk_strategy
 from strategy.order import fold, highest, is_nan, lowest
-from strategy.pattern import element_bytes
-from strategy.schedule import Outs, lanes_of, new_schedule
+from strategy.pattern import element_bytes, schedule_extern_cpu
+from strategy.schedule import lanes_of
 from strategy.target import Target
 from strategy.types import TensorType, Type
 
@@ -66,9 +67,8 @@ def _scan(full: int, attrs: TopKAttrs, data: Any, values: Any, indices: Any) -> 
 
     def scan_row(place: list[Any]) -> None:
         # Before the kept ones stands what is no worse than anything.
-        kept = script.buffer_proxy(script.alloc_buffer([vectors * lanes + 1], dtype, scope="local"))
-        found = script.buffer_proxy(script.alloc_buffer([vectors * lanes + 1], attrs.dtype, scope="local"))
-        hits = script.buffer_proxy(script.alloc_buffer([full], "int32", scope="local"))
+        kept, found = (allocate(vectors * lanes + 1, kind) for kind in (dtype, attrs.dtype))
+        hits = allocate(full, "int32")
 
         def read(element: Any) -> Any:
             return tirx.BufferLoad(data, [*place, element])
@@ -134,11 +134,6 @@ def _unbeaten(attrs: TopKAttrs, dtype: str) -> Any:
     return tirx.const(math.nan, dtype) if dtype.startswith("float") else highest(dtype)
 
 
-def schedule(attrs: TopKAttrs, outs: Outs, target: Target) -> Any:
-    """As it is written."""
-    return new_schedule(outs)
-
-
 @topk_strategy.register("cpu")
 def topk_strategy_cpu(
     attrs: TopKAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
@@ -150,7 +145,7 @@ def topk_strategy_cpu(
     known = all(d.is_constant for d in data.shape)
     if known and data.dtype in _DTYPES and attrs.k <= _MOST and rowwise(attrs.axis, inputs):
         strategy.add_implementation(
-            partial(compute, lanes_of(target, data.dtype)), schedule, "topk_scan.cpu", 12, version=3,
+            partial(compute, lanes_of(target, data.dtype)), schedule_extern_cpu, "topk_scan.cpu", 12, version=3,
             symbolic=False,
         )  # fmt: skip
     return strategy

@@ -1,0 +1,35 @@
+"""Common parts of computes that are written as loops: the output they write, and what holds numbers meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strategy.pattern import extents_of
+from strategy.types import TensorType
+
+
+def written(
+    loops: Callable[[Sequence[Any], Any], Any], inputs: Sequence[Any], out_type: TensorType, name: str
+) -> list[Any]:
+    """The output that `loops(inputs, output)` writes, given buffers."""
+    from tvm import te
+
+    return [
+        te.extern(
+            [extents_of(out_type, inputs)], list(inputs), lambda ins, outs: loops(ins, outs[0]),
+            dtype=out_type.dtype, name=name,
+        )
+    ]  # fmt: skip
+
+
+def allocate(count: int, dtype: str, scope: str = "local") -> Any:
+    """An array of numbers: `local` is in registers, `global` on the heap."""
+    from tvm.script.ir_builder import tirx as script
+
+    return script.buffer_proxy(script.alloc_buffer([count], dtype, scope=scope))
+
+
+def fill(target: Any, place: Any, value: Any) -> None:
+    """Assign an element, as an expression."""
+    target[place] = value
