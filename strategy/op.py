@@ -63,6 +63,8 @@ class TypeReporter:
     def __init__(self, op: Op, types: Sequence[Type]) -> None:
         self.op = op
         self.types = list(types)
+        # Claims that passed undecided.
+        self.assumed: list[Clause] = []
 
     def name(self, index: int) -> str:
         """Name of the type at `index` in messages."""
@@ -87,9 +89,14 @@ class TypeReporter:
     def check(self, claim: bool | Clause, index: int, remedy: str) -> None:
         """Raise `TypeRelationError` for the argument at `index` if `claim` is certainly false.
 
-        An undecided clause over symbolic dimensions passes, and is checked at run time.
+        An undecided clause over symbolic dimensions passes, and is checked at run time (`Workload.assumptions`).
         """
-        holds = claim.decide() if isinstance(claim, Clause) else claim
+        holds = claim
+        if isinstance(claim, Clause):
+            decided = claim.decide()
+            holds = decided is not False
+            if decided is None:
+                self.assumed.append(claim)
         if holds is False:
             raise TypeRelationError(
                 f"{self.op.name}: {self.name(index)} is {self.types[index]}: {remedy}"
@@ -198,7 +205,11 @@ class Op:
         self._attrs.pop(key, None)
 
     def infer_type(self, inputs: Sequence[Type], attrs: Attrs) -> Type:
-        """The output's type.
+        """The output's type; raise as `relate`."""
+        return self.relate(inputs, attrs)[0]
+
+    def relate(self, inputs: Sequence[Type], attrs: Attrs) -> tuple[Type, list[Clause]]:
+        """The output's type, and what it assumes of symbolic dimensions.
 
         Raises:
             TypeRelationError: the inputs do not fit or do not determine the output.
@@ -218,7 +229,7 @@ class Op:
             raise TypeRelationError(
                 f"{self.name}: inputs ({shown}) do not determine the output's type"
             )
-        return out
+        return out, reporter.assumed
 
     def __repr__(self) -> str:
         return f"Op({self.name})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -56,6 +57,21 @@ def sum_dtype(reporter: TypeReporter, index: int, kind: TensorType, out_dtype: s
     fits = not kind.dtype.endswith("64") or out_dtype == "int64"
     reporter.check(fits, index, f"is wider than out_dtype = {out_dtype}")
     return out_dtype
+
+
+# The largest finite number of each.
+_LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
+
+
+def represents(dtype: str, value: float) -> bool:
+    """Return whether a dtype has a number: bools 0 and 1, integers their range, floats all in theirs and infinity."""
+    if dtype == "bool":
+        return value in (0, 1)
+    if dtype in FLOATS:
+        return math.isinf(value) or abs(value) <= _LARGEST.get(dtype, math.inf)
+    signed, bits = dtype.startswith("int"), int(dtype.lstrip("uint"))
+    low, high = (-(1 << (bits - 1)), 1 << (bits - 1)) if signed else (0, 1 << bits)
+    return value.is_integer() and low <= value < high
 
 
 def require_rank(reporter: TypeReporter, index: int, kind: TensorType, rank: int, form: str) -> None:
@@ -125,21 +141,26 @@ def broadcast_shape(
 ) -> tuple[Dim, ...]:
     """The shape that two shapes broadcast to; a conflict is reported at `index`, which is `mine`.
 
-    A symbolic dimension is assumed to be equal to another that is not 1.
+    A symbolic dimension is assumed to be equal to another that is not 1 (`Workload.assumptions`).
     """
     rank = max(mine.ndim, other.ndim)
     one = Dim(1)
     padded = [(one,) * (rank - t.ndim) + t.shape for t in (other, mine)]
     shape = []
     for a, b in zip(*padded, strict=True):
-        if _is_one(b):
-            shape.append(a)
-        elif _is_one(a) or not a.is_constant:
-            shape.append(b)
-        else:
+        if not _is_one(a) and not _is_one(b):
             reporter.check(a == b, index, f"does not broadcast with {other}: {b} against {a}")
-            shape.append(a)
+        shape.append(a if _is_one(b) or (a.is_constant and not _is_one(a)) else b)
     return tuple(shape)
+
+
+def require_shape(
+    reporter: TypeReporter, index: int, found: Sequence[Dim], wanted: Sequence[Dim], remedy: str
+) -> None:
+    """Raise `TypeRelationError` for the argument at `index` if two shapes are certainly not equal."""
+    reporter.check(len(found) == len(wanted), index, remedy)
+    for a, b in zip(found, wanted, strict=True):
+        reporter.check(a == b, index, remedy)
 
 
 def _is_one(dim: Dim) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from strategy.attrs import Attrs
-from strategy.op import Op, get_op
+from strategy.condition import SpecializedCondition
+from strategy.op import Op, find_op, get_op
 from strategy.suggestion import suggest
 from strategy.types import Dim, TensorType, TupleType, Type
 
@@ -171,6 +172,34 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         """The type of the anchor's output."""
         return self.operator.infer_type(self._argument_types, self.attr_node)
 
+    @cached_property
+    def assumptions(self) -> SpecializedCondition:
+        """The condition on symbolic dimensions under which the types are right, and code for them may be called."""
+        if self.is_constant or find_op(self.op) is None:
+            return SpecializedCondition()
+        so_far, assumed = self.operator.relate(self._argument_types, self.attr_node)
+        claims = [*assumed]
+        for step in self.epilogue:
+            op = get_op(step.op)
+            types = [so_far if o is None else o.tensor for o in step.operands]
+            so_far, assumed = op.relate(types, op.attrs_type.from_json(step.attrs))
+            claims += assumed
+        places = {p: d if isinstance(d, Dim) else Dim(d) for p, d in self.dims.items()}
+        return SpecializedCondition(*claims).substitute(places)
+
+    @property
+    def unified(self) -> Workload:
+        """The same call with dimensions that are assumed to be equal under one name, or as one number."""
+        found = self
+        while True:
+            for clause in found.assumptions.clauses:
+                a, b = (*clause.alternatives[0].args, None)[:2]
+                if str(clause) == f"{a} == {b}" and a.op == "var" and b.op in ("var", "const"):
+                    found = found.bind({str(a): b.args[0] if b.op == "const" else b})
+                    break
+            else:
+                return found
+
     @property
     def _argument_types(self) -> list[Type]:
         """The inputs' types, with one tuple type for an argument of kind `Tuple`."""
@@ -186,7 +215,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         return [*kinds, *(t for _, t in remaining)]
 
     @property
-    def _operands(self) -> tuple[Input | None, ...]:
+    def operands(self) -> tuple[Input | None, ...]:
         """The inputs, then those of the epilogue with None for the value so far."""
         return (*self.inputs, *(o for s in self.epilogue for o in s.operands))
 
@@ -250,7 +279,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         if not same:
             return None
         binding: dict[str, int] = {}
-        for own, other in zip(self._operands, concrete._operands, strict=True):
+        for own, other in zip(self.operands, concrete.operands, strict=True):
             if own is None or other is None:
                 if own is not other:
                     return None

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
 
+import msgspec
+
 from strategy.compile.artefact import ALIGNMENT
 from strategy.compile.c_text import c_condition, c_name, c_tensor, c_type
 from strategy.compile.lower import Lowered
@@ -80,7 +82,7 @@ class Entry:
             for axis, dim in enumerate(given.tensor.shape):
                 if not dim.is_constant:
                     self.dims.setdefault(str(dim), (given.name, axis))
-        self.parameters, self._taken = _parameters(self.rows, self.dims)
+        self.parameters, self._taken = _parameters(self.rows, workload, self.dims)
         self._threads = self.rows[0].lowered.signature.threads
 
     def header(self) -> str:
@@ -98,6 +100,8 @@ class Entry:
             if a.role is Role.PREPARED:
                 declarations.append(f"{self._preparation_head(p)};")
         declarations.append(f"int {self.name}({self._arguments()});")
+        if self.workload.assumptions.clauses:
+            lines.append(f" *   needs {self.workload.assumptions}, and fails otherwise\n")
         for i, row in enumerate(self.rows):
             when = [str(c) for c in row.must] + [f"not ({c})" for c in row.must_not]
             lines.append(f" *   row {i}: {' and '.join(when) or 'always'}\n")
@@ -148,6 +152,15 @@ class Entry:
                 f"  const Tensor *_t_{dim} = tensor_of(&_args[{place[argument]}]);",
                 f"  if (!_t_{dim} || _t_{dim}->ndim <= {axis}) return -1;",
                 f"  const int64_t {c_name(dim)} = _t_{dim}->shape[{axis}];",
+            ]
+        assumed = self.workload.assumptions
+        if assumed.clauses:
+            lines += [
+                f"  if (!{c_condition(assumed)}) {{",
+                f'    const char *_why = "{self.workload.op}: {assumed} does not hold: export it for this size";',
+                '    TVMFFIErrorSetRaisedFromCStrParts("ValueError", &_why, 1);',
+                "    return -1;",
+                "  }",
             ]
         for i, (row, taken) in enumerate(zip(self.rows, self._taken, strict=True)):
             tests = [c_condition(c) for c in row.must] + [f"!{c_condition(c)}" for c in row.must_not]
@@ -207,13 +220,16 @@ class Entry:
 
 
 def _parameters(
-    rows: Sequence[LibraryRow], dims: Iterable[str]
+    rows: Sequence[LibraryRow], workload: Workload, dims: Iterable[str]
 ) -> tuple[list[Parameter], list[list[int]]]:
     """The entry's parameters after `dims`, outputs last, and the indices of those of each row."""
     found: dict[tuple[str, ...], Parameter] = {}
+    # Rows may know more of the extents than who calls has to say.
+    types = {i.name: i.type for i in workload.operands if i is not None}
     for i, row in enumerate(rows):
         for a in row.lowered.arguments:
-            p = found.setdefault(identity(row, a), Parameter(a.name, a, i))
+            own = a if a.role in (Role.OUTPUT, Role.PREPARED) else msgspec.structs.replace(a, type=types[a.name])
+            p = found.setdefault(identity(row, a), Parameter(a.name, own, i))
             if p.argument.tensor.is_constant and not a.tensor.is_constant:
                 # A row may be for one size only: the entry has the dimensions that are symbolic in another.
                 found[identity(row, a)] = Parameter(a.name, a, p.row)

@@ -109,7 +109,7 @@ def lower(
         space = implementation.space(workload.attr_node, workload.input_types, workload.out_type, target)
         tunable = (space.fallback if config is None else space.check(Config(config)),)
     try:
-        return _instantiate(workload, target, implementation, tunable)
+        return _instantiate(workload.unified, target, implementation, tunable)
     except Exception as error:  # TVM's primitives raise various exceptions
         if isinstance(error, ScheduleError):
             raise InstantiationError(f"{implementation.name}: {error}") from error

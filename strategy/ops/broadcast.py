@@ -24,6 +24,7 @@ from strategy.type_relation import (
     require_dtype_of,
     require_float,
     require_number,
+    require_shape,
 )
 from strategy.types import TensorType, Type
 
@@ -357,10 +358,8 @@ def collapse_sum_like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeRep
     if like is not None:
         if data is not None:
             whole = broadcast_shape(reporter, 0, data, like)
-            fits = len(whole) == data.ndim and all(
-                (a == b).decide() is not False for a, b in zip(whole, data.shape, strict=True)
-            )
-            reporter.check(fits, 0, f"cannot be summed to {like}, which does not broadcast to it")
+            remedy = f"cannot be summed to {like}, which does not broadcast to it"
+            require_shape(reporter, 0, whole, data.shape, remedy)
         require_dtype_of(reporter, 0, 1)
         reporter.assign(2, like)
     return data is not None and like is not None

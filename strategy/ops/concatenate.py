@@ -14,8 +14,8 @@ from strategy.ops.take import take
 from strategy.pattern import register_injective_schedule
 from strategy.reference import widened
 from strategy.shape_func import concatenate_shape_func, register_shape_func
-from strategy.type_relation import normal_axis, tuple_fields
-from strategy.types import Dim, TensorType, TupleType, Type, may_equal
+from strategy.type_relation import normal_axis, require_shape, tuple_fields
+from strategy.types import Dim, TensorType, TupleType, Type
 
 
 class ConcatenateAttrs(Attrs):
@@ -45,12 +45,10 @@ def concatenate_rel(types: Sequence[Type], attrs: ConcatenateAttrs, reporter: Ty
     first = fields[0]
     axis = normal_axis(reporter, 0, attrs.axis, first.ndim)
     for number, other in enumerate(fields[1:], start=1):
-        fits = other.ndim == first.ndim and other.dtype == first.dtype
-        fits = fits and all(
-            i == axis or (a == b).decide() is not False
-            for i, (a, b) in enumerate(zip(other.shape, first.shape, strict=True))
-        )
-        reporter.check(fits, 0, f"entry {number} is {other}, which does not join {first} on axis {axis}")
+        remedy = f"entry {number} is {other}, which does not join {first} on axis {axis}"
+        reporter.check(other.dtype == first.dtype and other.ndim == first.ndim, 0, remedy)
+        joined = (*other.shape[:axis], first.shape[axis], *other.shape[axis + 1 :])
+        require_shape(reporter, 0, joined, first.shape, remedy)
     total = first.shape[axis]
     for other in fields[1:]:
         total = total + other.shape[axis]
@@ -65,7 +63,9 @@ def stack_rel(types: Sequence[Type], attrs: StackAttrs, reporter: TypeReporter) 
     if fields is None:
         return False
     for number, other in enumerate(fields[1:], start=1):
-        reporter.check(may_equal(other, fields[0]), 0, f"entry {number} is {other}, but the first {fields[0]}")
+        remedy = f"entry {number} is {other}, but the first {fields[0]}"
+        reporter.check(other.dtype == fields[0].dtype, 0, remedy)
+        require_shape(reporter, 0, other.shape, fields[0].shape, remedy)
     axis = normal_axis(reporter, 0, attrs.axis, fields[0].ndim + 1)
     shape = fields[0].shape
     reporter.assign(1, TensorType((*shape[:axis], Dim(len(fields)), *shape[axis:]), fields[0].dtype))

@@ -24,6 +24,7 @@ from strategy.type_relation import (
     KINDS,
     Requirement,
     identity_relation,
+    represents,
     require_bool,
     require_float,
     require_number,
@@ -329,9 +330,7 @@ def clip_rel(types: Sequence[Type], attrs: ClipAttrs, reporter: TypeReporter) ->
     if data is not None and data.dtype.startswith(("int", "uint")):
         whole = attrs.a_min.is_integer() and attrs.a_max.is_integer()
         reporter.check(whole, 0, f"bounds {attrs.a_min:g} and {attrs.a_max:g} must be integers too")
-        bits = int(data.dtype.lstrip("uint"))
-        low, high = (0, 2**bits - 1) if data.dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-        fits = low <= attrs.a_min and attrs.a_max <= high
+        fits = represents(data.dtype, attrs.a_min) and represents(data.dtype, attrs.a_max)
         reporter.check(fits, 0, f"bounds {attrs.a_min:g} and {attrs.a_max:g} are out of its range")
     return known
 

@@ -20,7 +20,13 @@ from strategy.ops.strided_slice import strided_slice
 from strategy.pattern import register_injective_schedule
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
-from strategy.type_relation import broadcast_shape, normal_axis, require_nonempty
+from strategy.type_relation import (
+    broadcast_shape,
+    normal_axis,
+    represents,
+    require_nonempty,
+    require_shape,
+)
 from strategy.types import TensorType, Type
 
 Place = tuple[Sequence[Any], Any]
@@ -147,8 +153,7 @@ def _check_broadcast(attrs: BroadcastToAttrs, reporter: TypeReporter, data: Tens
     reporter.check(-1 not in new, 0, f"has no extent for the -1 of shape = {attrs.shape}")
     whole = TensorType(_broadcast(attrs, data.shape), data.dtype)
     fits = broadcast_shape(reporter, 0, data, whole)
-    same = all((a == b).decide() is not False for a, b in zip(fits, whole.shape, strict=True))
-    reporter.check(same, 0, f"does not broadcast to shape = {attrs.shape}")
+    require_shape(reporter, 0, fits, whole.shape, f"does not broadcast to shape = {attrs.shape}")
 
 
 def _broadcast(attrs: BroadcastToAttrs, shape: Sequence[Any]) -> list[Any]:
@@ -221,9 +226,8 @@ def _check_pad(attrs: PadAttrs, reporter: TypeReporter, data: TensorType) -> Non
     reporter.check(named, 0, f"pad_width names {len(attrs.pad_width)} axes: name two numbers for each")
     negative = any(n < 0 for pair in attrs.pad_width for n in pair)
     reporter.check(not negative, 0, "pad_width is negative: slice the tensor instead")
-    whole = data.dtype.startswith(("float", "bfloat")) or attrs.pad_value.is_integer()
-    whole = whole and (data.dtype != "bool" or attrs.pad_value in (0, 1))
-    reporter.check(whole, 0, f"pad_value = {attrs.pad_value:g} is no number of its dtype")
+    known = represents(data.dtype, attrs.pad_value)
+    reporter.check(known, 0, f"pad_value = {attrs.pad_value:g} is no number of its dtype")
     if attrs.pad_mode == "constant":
         return
     for axis, pair in enumerate(attrs.pad_width):

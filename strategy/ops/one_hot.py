@@ -11,6 +11,7 @@ from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.pattern import register_injective_schedule
 from strategy.shape_func import register_shape_func
+from strategy.type_relation import represents
 from strategy.types import DTYPES, TensorType, Type
 
 
@@ -39,8 +40,7 @@ def one_hot_rel(types: Sequence[Type], attrs: OneHotAttrs, reporter: TypeReporte
     reporter.check(-rank <= attrs.axis < rank, 0, f"axis {attrs.axis} is out of range for {rank} dimensions")
     for name in ("on_value", "off_value"):
         value = getattr(attrs, name)
-        fits = attrs.dtype.startswith(("float", "bfloat")) or value.is_integer()
-        reporter.check(fits, 0, f"{name} = {value:g} is no {attrs.dtype}")
+        reporter.check(represents(attrs.dtype, value), 0, f"{name} = {value:g} is no {attrs.dtype}")
     reporter.assign(1, TensorType(_shape(attrs, indices.shape), attrs.dtype))
     return True
 

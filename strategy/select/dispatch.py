@@ -80,16 +80,16 @@ class DispatchTable(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             ExpressionError: a dimension is missing, unknown or not a positive integer.
-            SelectionError: no implementation is valid there.
+            SelectionError: the types do not fit, or no implementation is valid there.
         """
         for name in self.dims:
             if not isinstance(dims.get(name), int) or dims[name] < 1:
                 raise ExpressionError(f"dimension {name} = {dims.get(name)!r}: give a positive integer")
         unknown = sorted(dims.keys() - set(self.dims))
         if unknown:
-            raise ExpressionError(
-                f"unknown dimension {unknown[0]!r}: the table is over {', '.join(self.dims)}"
-            )
+            raise ExpressionError(f"unknown dimension {unknown[0]!r}: the table is over {', '.join(self.dims)}")
+        if not (assumed := self.workload.assumptions).evaluate(dims):
+            raise SelectionError(f"{self.workload}: {assumed} does not hold for {dims}: select for this size alone")
         holds = tuple(bool(c.evaluate(dims)) for c in self.conditions)
         for row in self.rows:
             if row.holds == holds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,17 +14,20 @@ import pytest
 
 pytest.importorskip("tvm")
 
+from strategy.compile import compile as compile_graph
 from strategy.compile.entry import LibraryRow
 from strategy.compile.export import export_library, table_rows, vendor_libraries
 from strategy.compile.lower import lower
 from strategy.condition import ceildiv, maximum, minimum
+from strategy.expr import Var, call
 from strategy.fault import CompileError
 from strategy.op_strategy import candidates
-from strategy.select import NO_RECORDS
+from strategy.select import NO_RECORDS, SelectionError
 from strategy.select.dispatch import dispatch
 from strategy.target import Target
 from strategy.types import Dim
 from strategy.workload import Workload
+from workers.guard import allocate
 
 TARGET = Target.parse("cpu").with_threads(2)
 N, K = 37, 29
@@ -107,6 +111,30 @@ def test_the_row_of_one_size_may_come_first(tmp_path: Path) -> None:
         pointers = (ctypes.c_void_p(a.ctypes.data) for a in (data, weight, output))
         assert library.plevel_dense(ctypes.c_int64(m), *pointers) == 0
         np.testing.assert_allclose(output, data @ weight.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("first", ["4", "n"])
+def test_an_extent_that_types_assume_is_checked_at_the_call(tmp_path: Path, first: str) -> None:
+    workload = Workload.make("add", {"lhs": f"float32[{first},3]", "rhs": "float32[h,3]"})
+    table = dispatch(workload, TARGET, NO_RECORDS)
+    sizes = {"h": 1} if first == "4" else {"n": 4, "h": 1}
+    with pytest.raises(SelectionError, match=r"(h == 4|h == n) does not hold"):
+        table.row(**sizes)
+    header = export_library(workload, table_rows(table), tmp_path / "libadd.so").read_text()
+    assert re.search("needs (h == 4|h == n), and fails otherwise", header)
+    library = ctypes.CDLL(str(tmp_path / "libadd.so"))
+    lhs = filled(np.random.default_rng(0), (4, 3))
+    for h in (1, 4):
+        # Behind the buffer is NaN.
+        rhs, output = allocate("rhs", (h, 3), "float32").array, aligned((4, 3))
+        rhs[:], output[:] = 1, 77
+        extents = {**sizes, "h": h}
+        dims = [ctypes.c_int64(extents[d]) for d in header.split("int64_t ")[1:] for d in [d.split(",")[0]]]
+        pointers = (ctypes.c_void_p(a.ctypes.data) for a in (lhs, rhs, output))
+        assert bool(library.plevel_add(*dims, *pointers)) == (h == 1)
+        np.testing.assert_array_equal(output, lhs + 1 if h == 4 else 77)
+        x, y = (Var(i.name, i.type) for i in workload.inputs)
+        np.testing.assert_array_equal(compile_graph(call("add", x, y), TARGET)(lhs, rhs), lhs + 1)
 
 
 def _nth_packed(declared: list[str], name: str) -> int:

@@ -22,7 +22,8 @@ from strategy.op import (
     register_terms,
 )
 from strategy.ops.batch_matmul import batch_matmul
-from strategy.ops.broadcast import collapse_sum_like, where
+from strategy.ops.broadcast import collapse_sum_like, equal, where
+from strategy.ops.elemwise import zeros_like
 from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import reshape, reshape_like
 from strategy.ops.softmax import softmax
@@ -36,6 +37,7 @@ from strategy.type_relation import (
     require_float,
     require_nonempty,
     require_rank,
+    require_shape,
 )
 from strategy.types import TensorType, Type
 
@@ -77,8 +79,7 @@ def attention_rel(types: Sequence[Type], attrs: AttentionAttrs, reporter: TypeRe
         if bias.dtype != "bool":
             reporter.check(bias.dtype == query.dtype, 3, f"expected bools, or the dtype of query, {query}")
         shape = broadcast_shape(reporter, 3, bias, scores)
-        fits = len(shape) == 4 and all((a == b).decide() is not False for a, b in zip(shape, scores.shape, strict=True))
-        reporter.check(fits, 3, f"does not broadcast to the scores, {scores}")
+        require_shape(reporter, 3, shape, scores.shape, f"does not broadcast to the scores, {scores}")
     reporter.assign(len(types) - 1, TensorType([*query.shape[:3], value.shape[3]], query.dtype))
     return True
 
@@ -236,7 +237,8 @@ def attention_grad(orig: Call, grad: Expr) -> list[Expr | None]:
         import numpy as np
 
         scores = where(Constant(np.tri(int(m), int(n)) > 0), scores, hidden)
-    weights = softmax(scores)
+    # A query that sees no key takes nothing, where softmax would be NaN.
+    weights = where(equal(scores, hidden), zeros_like(scores), softmax(scores))
     slope = reshape_like(batch_matmul(g, v), scores)
     slope = weights * (slope - reduce_sum(slope * weights, axis=3, keepdims=True))
     s, w = grouped(slope, rows) * scale, grouped(weights, rows)

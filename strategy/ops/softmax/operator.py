@@ -103,8 +103,9 @@ def reference_softmax(attrs: SoftmaxAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
     data = widened(inputs[0])
-    powers = np.exp(data - data.max(axis=attrs.axis, keepdims=True))
-    return powers / powers.sum(axis=attrs.axis, keepdims=True)
+    with np.errstate(invalid="ignore"):  # of infinities it is NaN
+        powers = np.exp(data - data.max(axis=attrs.axis, keepdims=True))
+        return powers / powers.sum(axis=attrs.axis, keepdims=True)
 
 
 @register_reference("log_softmax")
