@@ -11,7 +11,8 @@ from strategy.cpu.elementary import exp
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, register_compute, register_op, register_reference
-from strategy.ops.reduce.operator import ReduceAttrs, kept, mean, reduce_relation, reduced_axes
+from strategy.ops.reduce import kept, mean, reduced_axes, shared_out
+from strategy.ops.reduce.operator import ReduceAttrs, reduce_relation
 from strategy.order import is_infinite
 from strategy.pattern import in_float32, register_reduce_schedule
 from strategy.reference import widened
@@ -150,14 +151,12 @@ def _reference_logsumexp(x: Any, attrs: ReduceAttrs, axes: tuple[int, ...]) -> A
     return np.log(np.exp(x - least).sum(axis=axes, keepdims=True)) + least
 
 
-def _offset(orig: Call) -> Expr:
-    """The offsets from the mean, divided by the number that a variance divides by."""
+def _flow(orig: Call, grad: Expr) -> Expr:
+    """`grad` times the offsets from the mean, divided by the number that a variance divides by."""
     attrs, x = orig.attrs, orig.args[0]
     assert isinstance(attrs, VarianceAttrs)
-    count: Expr = call("sum", call("ones_like", x), axis=attrs.axis, keepdims=True)
-    if attrs.unbiased:
-        count = count - const(1, x.tensor_type.dtype)
-    return (x - mean(x, attrs.axis, keepdims=True)) / count
+    axes = reduced_axes(attrs, x.tensor_type.ndim)
+    return shared_out(grad * (x - mean(x, attrs.axis, keepdims=True)), x, axes, attrs.unbiased)
 
 
 def _bools(name: str) -> Callable[[Any, Any], Any]:
@@ -175,11 +174,11 @@ def _bools(name: str) -> Callable[[Any, Any], Any]:
 
 variance = _register(
     "variance", "The variance over axes.", _variance, _reference_variance,
-    lambda orig, grad: grad * _offset(orig) * const(2, orig.tensor_type.dtype), attrs=VarianceAttrs,
+    lambda orig, grad: _flow(orig, grad * const(2, orig.tensor_type.dtype)), attrs=VarianceAttrs,
 )  # fmt: skip
 std = _register(
     "std", "The standard deviation over axes.", _std, lambda *given: _reference_variance(*given) ** 0.5,
-    lambda orig, grad: grad * _offset(orig) / kept(orig, orig), attrs=VarianceAttrs,
+    lambda orig, grad: _flow(orig, grad / kept(orig, orig)), attrs=VarianceAttrs,
 )  # fmt: skip
 logsumexp = _register(
     "logsumexp", "log(sum(exp(x))) over axes, computed without overflow.", _logsumexp, _reference_logsumexp,

@@ -24,16 +24,18 @@ from strategy.inference import infer_type
 from strategy.op import TypeRelationError, get_op
 from strategy.op_strategy import OpStrategy, candidates
 from strategy.ops.batch_matmul import batch_matmul
-from strategy.ops.broadcast import add, greater, where
+from strategy.ops.broadcast import add, greater, maximum, where
 from strategy.ops.concatenate import concat, concatenate, split
 from strategy.ops.conv2d import conv2d
 from strategy.ops.dense import dense
 from strategy.ops.elemwise import exp, ones_like, relu, sigmoid, tanh, zeros_like
 from strategy.ops.max_pool2d import max_pool2d
+from strategy.ops.reduce import max as reduce_max
 from strategy.ops.reduce import mean
 from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import reshape
 from strategy.ops.softmax import softmax
+from strategy.ops.statistics import std, variance
 from strategy.ops.topk import topk
 from strategy.ops.transpose import transpose
 from strategy.record import Estimate
@@ -394,6 +396,18 @@ def test_gradients_of_many_operators_compiled(engine):
     (found,) = gradient(graph)
     (value,) = values((3, 5, 2), dtype="float64")
     compare(engine.compile(found, TARGET), found, {"b": value}, 1e-11)
+
+
+@pytest.mark.parametrize("form", ["7,10000", "7,n"])
+def test_gradients_of_more_elements_than_float16_counts(engine, form):
+    data = values((7, 10000), dtype="float16")[0]
+    x, seed = Var("x", f"float16[{form}]"), Constant(np.full((), 4096), "float16")
+    zeros = maximum(x, zeros_like(x) + const(1, "float16"))  # all equal
+    graphs = [mean(x), variance(x), std(x), reduce_max(zeros)]
+    graph = Tuple([g for found in graphs for g in gradient(found, [x if found is not graphs[3] else zeros], seed)])
+    for got, right in zip(engine.compile(graph, TARGET)(data), evaluate(graph, {"x": data}), strict=True):
+        assert np.abs(right).max() > 0.01
+        np.testing.assert_allclose(got, right, rtol=0.01, atol=1e-4)
 
 
 def test_memory_of_any_kind_is_taken(engine):

@@ -1,5 +1,6 @@
 """Reductions over axes: sum, mean, max, min and prod; as in NumPy, some have the names of builtins."""
 
+from strategy.ops.reduce.gradient import kept, shared_out
 from strategy.ops.reduce.operator import (
     ReduceAttrs,
     max,  # noqa: A004
@@ -11,4 +12,4 @@ from strategy.ops.reduce.operator import (
     sum,  # noqa: A004
 )
 
-__all__ = ["ReduceAttrs", "max", "mean", "min", "prod", "reduced_axes", "reduced_shape", "sum"]
+__all__ = ["ReduceAttrs", "kept", "max", "mean", "min", "prod", "reduced_axes", "reduced_shape", "shared_out", "sum"]

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex
 
 from strategy.attrs import Attrs, AttrsError, field
-from strategy.expr import Call, Expr, call
-from strategy.gradient import register_gradient
+from strategy.expr import Expr, call
 from strategy.op import (
     TOpPattern,
     TypeRelation,
@@ -17,9 +16,6 @@ from strategy.op import (
     register_op,
     register_reference,
 )
-from strategy.ops.broadcast import equal, where
-from strategy.ops.elemwise import cast, ones_like, zeros_like
-from strategy.ops.reshape import expand_dims
 from strategy.order import largest, smallest
 from strategy.pattern import in_float32, register_reduce_schedule
 from strategy.reference import widened
@@ -192,56 +188,6 @@ def _axes(attrs: ReduceAttrs) -> list[int] | None:
 
 for _name in ("sum", "mean", "max", "min", "prod"):
     register_reduce_schedule(_name)
-
-
-def kept(orig: Call, node: Expr) -> Expr:
-    """A result of the reduction `orig` with the reduced axes as extents of 1."""
-    attrs = orig.attrs
-    assert isinstance(attrs, ReduceAttrs)
-    if attrs.keepdims:
-        return node
-    return expand_dims(node, reduced_axes(attrs, orig.args[0].tensor_type.ndim))
-
-
-@register_gradient("sum")
-def sum_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Return [grad, broadcast to the input]."""
-    return [kept(orig, grad) * ones_like(orig.args[0])]
-
-
-@register_gradient("mean")
-def mean_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Return [grad / count, broadcast to the input]."""
-    assert isinstance(orig.attrs, ReduceAttrs)
-    ones = ones_like(orig.args[0])
-    count = call("sum", ones, axis=orig.attrs.axis, keepdims=True)
-    return [kept(orig, grad) / count * ones]
-
-
-@register_gradient("max")
-@register_gradient("min")
-def extreme_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Return [grad where the element is that was taken, shared out where several are equal]."""
-    assert isinstance(orig.attrs, ReduceAttrs)
-    x = orig.args[0]
-    taken = cast(equal(x, kept(orig, orig)), x.tensor_type.dtype)
-    count = call("sum", taken, axis=orig.attrs.axis, keepdims=True)
-    return [kept(orig, grad) / count * taken]
-
-
-@register_gradient("prod")
-def prod_grad(orig: Call, grad: Expr) -> list[Expr]:
-    """Return [grad times the product of all other elements], right where elements are zero too."""
-    assert isinstance(orig.attrs, ReduceAttrs)
-    x = orig.args[0]
-    zeros, ones = zeros_like(x), ones_like(x)
-    zero = equal(x, zeros)
-    safe = where(zero, ones, x)
-    others = call("prod", safe, axis=orig.attrs.axis, keepdims=True) / safe
-    # A zero among the others makes their product zero.
-    found = call("sum", where(zero, ones, zeros), axis=orig.attrs.axis, keepdims=True)
-    other_zeros = found - where(zero, ones, zeros)
-    return [kept(orig, grad) * where(equal(other_zeros, zeros), others, zeros)]
 
 
 def sum(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Expr:
