@@ -224,12 +224,10 @@ for _name, _own in {
 def _max_pool(
     x: Expr, size: Any, strides: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> tuple[Expr]:
-    if ceil_mode:
-        raise NetworkError("ceil_mode: pool without it")
     return (
         call(
             "max_pool2d", x, pool_size=_pair(size), strides=_pair(strides or size),
-            padding=_pair(padding), dilation=_pair(dilation),
+            padding=_pair(padding), dilation=_pair(dilation), ceil_mode=ceil_mode,
         ),
     )  # fmt: skip
 
@@ -239,11 +237,11 @@ def _avg_pool(
     x: Expr, size: Any, strides: Any = (), padding: Any = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Expr:  # fmt: skip
-    if ceil_mode or divisor_override is not None:
-        raise NetworkError("ceil_mode or divisor_override: pool without them")
+    if divisor_override is not None:
+        raise NetworkError("divisor_override: pool without it")
     return call(
         "avg_pool2d", x, pool_size=_pair(size), strides=_pair(strides or size), padding=_pair(padding),
-        count_include_pad=count_include_pad,
+        count_include_pad=count_include_pad, ceil_mode=ceil_mode,
     )  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def compute(
     def result(n: Any, c: Any, y: Any, x: Any) -> Any:
         value = rows(n, c, y, x)
         if mean:
-            value = value / _count(attrs, (height, width), (y, x), dtype)
+            value = value / window_count(attrs, (height, width), (y, x), dtype)
         return value.astype(out_type.dtype)
 
     columns = te.compute((batch, channels, out_height, reach), down, name="down", attrs=stage("down"))
@@ -100,18 +100,19 @@ def compute(
     return [te.compute((batch, channels, out_height, out_width), result, name="pool2d")]
 
 
-def _count(attrs: Any, extents: tuple[int, int], window: tuple[Any, Any], dtype: str) -> Any:
+def window_count(attrs: Any, extents: Sequence[Any], window: tuple[Any, Any], dtype: str) -> Any:
     """The number of elements of a window's mean."""
     from tvm import tirx
 
-    if attrs.count_include_pad or not any(attrs.padding):
+    if not attrs.ceil_mode and (attrs.count_include_pad or not any(attrs.padding)):
         return tirx.const(attrs.pool_size[0] * attrs.pool_size[1], dtype)
     counts = []
     for axis in range(2):
         first = window[axis] * attrs.strides[axis] - attrs.padding[axis]
         steps = range(attrs.pool_size[axis])
         places = [first + k * attrs.dilation[axis] for k in steps]
-        inside = [tirx.Cast("int32", tirx.all(p >= 0, p < extents[axis])) for p in places]
+        before, after = attrs.padding[axis::2] if attrs.count_include_pad else (0, 0)
+        inside = [tirx.Cast("int32", tirx.all(p >= -before, p < extents[axis] + after)) for p in places]
         counts.append(fold(lambda a, b: a + b, inside))
     return tirx.Cast(dtype, counts[0] * counts[1])
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.cpu.pool2d import register_pool2d_rows
+from strategy.cpu.pool2d import register_pool2d_rows, window_count
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
-from strategy.ops.broadcast import divide
 from strategy.ops.elemwise import ones_like
 from strategy.ops.max_pool2d import (
     MaxPool2DAttrs,
@@ -18,7 +18,7 @@ from strategy.ops.max_pool2d import (
     max_pool2d_shape_func,
     schedule_pool,
 )
-from strategy.ops.reduce import sum as reduce_sum
+from strategy.ops.reduce import shared_out
 from strategy.ops.reshape import reshape, reshape_like
 from strategy.ops.window import windows
 from strategy.pattern import in_float32, register_schedule
@@ -64,6 +64,11 @@ def global_avg_pool2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeRep
     .add_type_rel("AvgPool2D", avg_pool2d_rel)
     .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
     .example({"data": "float32[1,2,6,9]"}, {"pool_size": [2, 3], "strides": [2, 1], "padding": [1, 1]})
+    .example({"data": "float32[1,2,6,9]"}, {"pool_size": 3, "strides": 2, "padding": [1, 0], "ceil_mode": True})
+    .example(
+        {"data": "float32[1,2,6,10]"},
+        {"pool_size": 3, "strides": 2, "padding": 1, "ceil_mode": True, "count_include_pad": True},
+    )
 )
 (
     register_op("global_avg_pool2d")
@@ -79,14 +84,21 @@ def global_avg_pool2d_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeRep
 @register_compute("avg_pool2d")
 @in_float32
 def compute_avg_pool2d(attrs: AvgPool2DAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-    from tvm import topi
+    from tvm import te, tirx, topi
 
-    return [
-        topi.nn.pool2d(
-            inputs[0], list(attrs.pool_size), list(attrs.strides), list(attrs.dilation),
-            list(attrs.padding), "avg", count_include_pad=attrs.count_include_pad,
-        )
-    ]  # fmt: skip
+    data = inputs[0]
+    found = topi.nn.pool2d(
+        data, list(attrs.pool_size), list(attrs.strides), list(attrs.dilation),
+        list(attrs.sides(data.shape)), "avg", count_include_pad=attrs.count_include_pad,
+    )  # fmt: skip
+    if not attrs.ceil_mode or not attrs.count_include_pad:
+        return [found]
+    whole = tirx.const(math.prod(attrs.pool_size), found.dtype)
+
+    def mean(n: Any, c: Any, y: Any, x: Any) -> Any:
+        return found(n, c, y, x) * whole / window_count(attrs, data.shape[2:], (y, x), str(found.dtype))
+
+    return [te.compute(found.shape, mean, name="mean")]
 
 
 @register_compute("global_avg_pool2d")
@@ -99,15 +111,21 @@ def compute_global_avg_pool2d(attrs: Attrs, inputs: Sequence[Any], out_type: Typ
 
 @register_reference("avg_pool2d")
 def reference_avg_pool2d(attrs: AvgPool2DAttrs, inputs: Sequence[Any]) -> Any:
+    data = widened(inputs[0])
+    view = windows(data, attrs.pool_size, attrs.strides, attrs.dilation, attrs.sides(data.shape))
+    return view.sum(axis=(-2, -1)) / _counts(attrs, data.shape)
+
+
+def _counts(attrs: AvgPool2DAttrs, shape: Sequence[int]) -> Any:
+    """The number of elements of each window's mean, [1, 1, height, width]."""
     import numpy as np
 
-    def sums(data: Any) -> Any:
-        view = windows(data, attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding)
-        return view.sum(axis=(-2, -1))
-
-    data = widened(inputs[0])
-    whole = attrs.pool_size[0] * attrs.pool_size[1]
-    return sums(data) / (whole if attrs.count_include_pad else sums(np.ones_like(data)))
+    own, sides = attrs.padding, attrs.sides(shape)
+    counted = np.ones((1, 1, *shape[2:]))
+    if attrs.count_include_pad:
+        counted = np.pad(counted, ((0, 0), (0, 0), (own[0], own[2]), (own[1], own[3])), constant_values=1)
+        sides = (0, 0, sides[2] - own[2], sides[3] - own[3])
+    return windows(counted, attrs.pool_size, attrs.strides, attrs.dilation, sides).sum(axis=(-2, -1))
 
 
 @register_reference("global_avg_pool2d")
@@ -141,9 +159,12 @@ def avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
 
     data, attrs = orig.args[0], orig.attrs
     assert isinstance(attrs, AvgPool2DAttrs)
-    dtype, how = data.tensor_type.dtype, {n: getattr(attrs, n) for n in ("strides", "dilation", "padding")}
+    shape, dtype = data.tensor_type.shape, data.tensor_type.dtype
+    how: dict[str, Any] = {"strides": attrs.strides, "dilation": attrs.dilation, "padding": attrs.sides(shape)}
     share = grad * const(1 / (attrs.pool_size[0] * attrs.pool_size[1]), dtype)
-    if not attrs.count_include_pad:
+    if attrs.ceil_mode:
+        share = grad / const(_counts(attrs, (1, 1, int(shape[2]), int(shape[3]))), dtype)
+    elif not attrs.count_include_pad:
         share = share / avg_pool2d(ones_like(data), attrs.pool_size, **how, count_include_pad=True)
     images, window = (-1, 1, 0, 0), const(np.ones((1, 1, *attrs.pool_size)), dtype)
     spread = call("conv2d_backward_data", reshape(share, images), window, reshape(data, images), **how)
@@ -153,8 +174,7 @@ def avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
 @register_gradient("global_avg_pool2d")
 def global_avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad / count, broadcast to the images]."""
-    ones = ones_like(orig.args[0])
-    return [divide(grad, reduce_sum(ones, (2, 3), keepdims=True)) * ones]
+    return [shared_out(grad, orig.args[0], (2, 3)) * ones_like(orig.args[0])]
 
 
 def avg_pool2d(
@@ -164,6 +184,7 @@ def avg_pool2d(
     dilation: int | tuple[int, int] = (1, 1),
     padding: int | tuple[int, ...] = (0, 0),
     count_include_pad: bool = False,
+    ceil_mode: bool = False,
 ) -> Expr:
     """The mean of each window.
 
@@ -174,10 +195,11 @@ def avg_pool2d(
         dilation: distance of the window's elements.
         padding: one number, (vertical, horizontal), or (top, left, bottom, right).
         count_include_pad: whether padding counts, as zeros.
+        ceil_mode: as of max_pool2d; what is beyond the padding never counts.
     """
     return call(
         "avg_pool2d", data, pool_size=pool_size, strides=strides, dilation=dilation,
-        padding=padding, count_include_pad=count_include_pad,
+        padding=padding, count_include_pad=count_include_pad, ceil_mode=ceil_mode,
     )  # fmt: skip
 
 

@@ -86,7 +86,7 @@ def scatter_add_rel(types: Sequence[Type], attrs: GatherAttrs, reporter: TypeRep
 )
 
 
-def _place(index: Any, extent: Any) -> Any:
+def place_of(index: Any, extent: Any) -> Any:
     """The place in 0 … extent - 1 that a TE index names."""
     from tvm import tirx
 
@@ -106,7 +106,7 @@ def compute_gather(attrs: GatherAttrs, inputs: Sequence[Any], out_type: Type) ->
     data, indices = inputs
     axis = attrs.axis % len(data.shape)
     extent = data.shape[axis]
-    return [te.compute(indices.shape, lambda *i: data(*_with(i, axis, _place(indices(*i), extent))), name="gather")]
+    return [te.compute(indices.shape, lambda *i: data(*_with(i, axis, place_of(indices(*i), extent))), name="gather")]
 
 
 @register_compute("scatter_add")
@@ -121,7 +121,7 @@ def compute_scatter_add(attrs: GatherAttrs, inputs: Sequence[Any], out_type: Typ
 
     def added(*i: Any) -> Any:
         at = _with(i, axis, k)
-        mine = _place(tirx.Cast("int64", indices(*at)), data.shape[axis]) == i[axis]
+        mine = place_of(tirx.Cast("int64", indices(*at)), data.shape[axis]) == i[axis]
         return te.sum(tirx.if_then_else(mine, updates(*at), tirx.const(0, data.dtype)), axis=k)
 
     total = te.compute(data.shape, added, name="added")

@@ -34,6 +34,7 @@ class MaxPool2DAttrs(Attrs):
     strides: tuple[int, int] = field((1, 1), "Steps of the window", lower=1)
     dilation: tuple[int, int] = field((1, 1), "Distance of the window's elements", lower=1)
     padding: tuple[int, int, int, int] = field((0, 0, 0, 0), "Top, left, bottom, right", lower=0)
+    ceil_mode: bool = field(False, "Windows that begin in the image, or before it, may end beyond it and its padding")
 
     def __init__(self, **values: Any) -> None:
         for name in ("pool_size", "strides", "dilation"):
@@ -42,6 +43,18 @@ class MaxPool2DAttrs(Attrs):
         if "padding" in values:
             values["padding"] = four_sides(values["padding"])
         super().__init__(**values)
+
+    def sides(self, shape: Sequence[Any]) -> tuple[int, int, int, int]:
+        """The padding of images of a shape, with what `ceil_mode` needs below and to the right."""
+        if not self.ceil_mode:
+            return self.padding
+        ends = []
+        for axis in range(2):
+            size, step, before = int(shape[2 + axis]), self.strides[axis], self.padding[axis]
+            room = size + before + self.padding[2 + axis] - (self.pool_size[axis] - 1) * self.dilation[axis] - 1
+            count = min(-(-room // step) + 1, -(-(size + before) // step))
+            ends.append(self.padding[2 + axis] + max((count - 1) * step - room, 0))
+        return (*self.padding[:2], ends[0], ends[1])
 
 
 def max_pool2d_rel(types: Sequence[Type], attrs: MaxPool2DAttrs, reporter: TypeReporter) -> bool:
@@ -58,11 +71,13 @@ def _pooled(attrs: MaxPool2DAttrs, reporter: TypeReporter, index: int, data: Ten
     """The type of what is pooled from `data`, the argument at `index`; checks that windows fit."""
     require_rank(reporter, index, data, 4, "[batch, channels, height, width]")
     require_nonempty(reporter, index, data, (2, 3))
+    known = not attrs.ceil_mode or all(d.is_constant for d in data.shape[2:])
+    reporter.check(known, index, "ceil_mode needs images of constant height and width")
     out = []
     for axis in range(2):
         extent = windowed_extent(
             data.shape[2 + axis], attrs.pool_size[axis], attrs.strides[axis], attrs.dilation[axis],
-            attrs.padding[axis], attrs.padding[2 + axis],
+            attrs.padding[axis], attrs.sides(data.shape)[2 + axis],
         )  # fmt: skip
         reporter.check(extent >= 1, index, f"is smaller than the window {attrs.pool_size} with its padding")
         # A window that lies in the padding alone would have no largest element.
@@ -95,6 +110,7 @@ def max_pool2d_backward_rel(types: Sequence[Type], attrs: MaxPool2DAttrs, report
     .add_type_rel("MaxPool2D", max_pool2d_rel)
     .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
     .example({"data": "float32[1,2,6,9]"}, {"pool_size": [2, 3], "strides": [2, 1], "padding": [1, 1]})
+    .example({"data": "float32[1,2,6,9]"}, {"pool_size": 3, "strides": 2, "padding": [1, 0], "ceil_mode": True})
 )
 (
     register_op("max_pool2d_backward")
@@ -111,6 +127,10 @@ def max_pool2d_backward_rel(types: Sequence[Type], attrs: MaxPool2DAttrs, report
         {"grad": "float32[1,2,4,9]", "data": "float32[1,2,6,9]"},
         {"pool_size": [2, 3], "strides": [2, 1], "padding": [1, 1]},
     )
+    .example(
+        {"grad": "float32[1,2,4,4]", "data": "float32[1,2,6,9]"},
+        {"pool_size": 3, "strides": 2, "padding": [1, 0], "ceil_mode": True},
+    )
 )
 
 
@@ -125,7 +145,8 @@ def _pool(attrs: MaxPool2DAttrs, data: Any) -> Any:
     from tvm import te, tirx
 
     (stride_h, stride_w), (dilation_h, dilation_w) = attrs.strides, attrs.dilation
-    top, left, *_ = attrs.padding
+    padding = attrs.sides(data.shape)
+    top, left, *_ = padding
     _, _, height, width = data.shape
     y, x = (te.reduce_axis((0, n), name=name) for n, name in zip(attrs.pool_size, "yx", strict=True))
     reducer, end = largest(), lowest(str(data.dtype))
@@ -134,7 +155,7 @@ def _pool(attrs: MaxPool2DAttrs, data: Any) -> Any:
         row, column = h * stride_h + y * dilation_h - top, w * stride_w + x * dilation_w - left
         inside = tirx.all(row >= 0, row < height, column >= 0, column < width)
         found = data(n, c, row, column)
-        return reducer(tirx.if_then_else(inside, found, end) if any(attrs.padding) else found, axis=[y, x])
+        return reducer(tirx.if_then_else(inside, found, end) if any(padding) else found, axis=[y, x])
 
     return te.compute(_extents(attrs, data.shape), element, name="max_pool2d")
 
@@ -144,7 +165,7 @@ def _extents(attrs: MaxPool2DAttrs, shape: Sequence[Any]) -> list[Any]:
     out = (
         windowed_extent(
             shape[2 + i], attrs.pool_size[i], attrs.strides[i], attrs.dilation[i],
-            attrs.padding[i], attrs.padding[2 + i],
+            attrs.padding[i], attrs.sides(shape)[2 + i],
         )
         for i in range(2)
     )  # fmt: skip
@@ -202,7 +223,7 @@ def reference_max_pool2d(attrs: MaxPool2DAttrs, inputs: Sequence[Any]) -> Any:
 
     data = widened(inputs[0])
     lowest = -np.inf if data.dtype.kind == "f" else np.iinfo(data.dtype).min
-    view = windows(data, attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding, lowest)
+    view = windows(data, attrs.pool_size, attrs.strides, attrs.dilation, attrs.sides(data.shape), lowest)
     return view.max(axis=(-2, -1))
 
 
@@ -211,13 +232,14 @@ def reference_max_pool2d_backward(attrs: MaxPool2DAttrs, inputs: Sequence[Any]) 
     import numpy as np
 
     grad, data = map(widened, inputs)
-    how = (attrs.pool_size, attrs.strides, attrs.dilation, attrs.padding)
+    padding = attrs.sides(data.shape)
+    how = (attrs.pool_size, attrs.strides, attrs.dilation, padding)
     view = windows(data, *how, -np.inf)
     most = view.max(axis=(-2, -1), keepdims=True)
     taken = (view == most) | (np.isnan(view) & np.isnan(most))
     taken &= windows(np.ones_like(data), *how) == 1
     share = np.where(taken, (grad / taken.sum(axis=(-2, -1)))[..., None, None], 0)
-    top, left, bottom, right = attrs.padding
+    top, left, bottom, right = padding
     padded = np.pad(np.zeros_like(data), ((0, 0), (0, 0), (top, bottom), (left, right)))
     for y, x in np.ndindex(attrs.pool_size):
         rows = slice(y * attrs.dilation[0], None, attrs.strides[0])
@@ -256,6 +278,7 @@ def max_pool2d(
     strides: int | tuple[int, int] = (1, 1),
     dilation: int | tuple[int, int] = (1, 1),
     padding: int | tuple[int, ...] = (0, 0),
+    ceil_mode: bool = False,
 ) -> Expr:
     """The largest element of each window; padding never is the largest.
 
@@ -265,7 +288,9 @@ def max_pool2d(
         strides: steps of the window.
         dilation: distance of the window's elements.
         padding: one number, (vertical, horizontal), or (top, left, bottom, right).
+        ceil_mode: windows that begin in the image, or before it, may end beyond it and its padding, as PyTorch's.
     """
     return call(
-        "max_pool2d", data, pool_size=pool_size, strides=strides, dilation=dilation, padding=padding
-    )
+        "max_pool2d", data, pool_size=pool_size, strides=strides, dilation=dilation, padding=padding,
+        ceil_mode=ceil_mode,
+    )  # fmt: skip

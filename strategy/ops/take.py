@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from strategy.attrs import Attrs, field
 from strategy.expr import Call, Expr, call
@@ -12,7 +12,7 @@ from strategy.op import TOpPattern, TypeReporter, register_compute, register_op,
 from strategy.pattern import register_injective_schedule, register_reduce_schedule
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func
-from strategy.type_relation import normal_axis, require_number
+from strategy.type_relation import normal_axis, require_number, require_shape
 from strategy.types import TensorType, Type
 
 
@@ -24,6 +24,7 @@ class TakeAttrs(Attrs):
         "clip", "Indices out of range: the nearest that is in range, or modulo the extent",
         choices=("clip", "wrap"),
     )  # fmt: skip
+    batch_dims: int = field(0, "The first axes of both tensors that are gone along together", lower=0)
 
 
 def _taken(attrs: TakeAttrs, data: Sequence[Any], indices: Sequence[Any]) -> tuple[Any, ...]:
@@ -31,14 +32,21 @@ def _taken(attrs: TakeAttrs, data: Sequence[Any], indices: Sequence[Any]) -> tup
     if attrs.axis is None:
         return tuple(indices)
     axis = attrs.axis % len(data)
-    return (*data[:axis], *indices, *data[axis + 1 :])
+    return (*data[:axis], *indices[attrs.batch_dims :], *data[axis + 1 :])
 
 
 def _check(attrs: TakeAttrs, reporter: TypeReporter, data: TensorType, indices: TensorType, at: int) -> None:
     whole = indices.dtype.startswith(("int", "uint"))
     reporter.check(whole, 1, "expected indices that are integers; cast them first")
+    batch = attrs.batch_dims
     if attrs.axis is not None:
-        normal_axis(reporter, at, attrs.axis, data.ndim)
+        behind = normal_axis(reporter, at, attrs.axis, data.ndim) >= batch
+        reporter.check(behind, at, f"axis {attrs.axis} is one of its first batch_dims = {batch}")
+        reporter.check(indices.ndim >= batch, 1, f"has fewer than batch_dims = {batch} axes")
+        remedy = f"its first batch_dims = {batch} axes differ from those of {reporter.name(at)}, {data}"
+        require_shape(reporter, 1, indices.shape[:batch], data.shape[:batch], remedy)
+    else:
+        reporter.check(not batch, at, f"batch_dims = {batch} needs an axis")
     for extent in data.shape:
         reporter.check(extent >= 1, at, "there is nothing to take from an empty tensor")
 
@@ -78,6 +86,7 @@ def take_backward_rel(types: Sequence[Type], attrs: TakeAttrs, reporter: TypeRep
     .example({"data": "float32[5,19]", "indices": "int32[4]"}, {"axis": 1})
     .example({"data": "float32[5,19]", "indices": "int32[4]"}, {"axis": 0})
     .example({"data": "float32[5,19]", "indices": "int32[4]"}, {"mode": "wrap"})
+    .example({"data": "float32[5,3,19]", "indices": "int32[5,4]"}, {"axis": 2, "batch_dims": 1})
 )
 (
     register_op("take_backward")
@@ -91,6 +100,9 @@ def take_backward_rel(types: Sequence[Type], attrs: TakeAttrs, reporter: TypeRep
     .set_attr("TOpPattern", TOpPattern.kCommReduce)
     .example({"grad": "float32[5,4]", "indices": "int32[4]", "data": "float32[5,19]"}, {"axis": 1})
     .example({"grad": "float32[4]", "indices": "int32[4]", "data": "float32[5,19]"})
+    .example(
+        {"grad": "float32[5,3,4]", "indices": "int32[5,4]", "data": "float32[5,3,19]"}, {"axis": 2, "batch_dims": 1}
+    )
 )
 
 
@@ -125,11 +137,11 @@ def compute_take(attrs: TakeAttrs, inputs: Sequence[Any], out_type: Type) -> lis
     from tvm import te, topi
 
     data, axis = _flat(attrs, inputs[0])
-    indices = inputs[1]
-    rank = len(indices.shape)
+    indices, batch = inputs[1], attrs.batch_dims
+    rank = len(indices.shape) - batch
 
     def element(*i: Any) -> Any:
-        index = _in_range(attrs, indices(*i[axis : axis + rank]), data.shape[axis])
+        index = _in_range(attrs, indices(*i[:batch], *i[axis : axis + rank]), data.shape[axis])
         return data(*i[:axis], index, *i[axis + rank :])
 
     shape = _taken(attrs, [*inputs[0].shape], [*indices.shape])
@@ -145,10 +157,11 @@ def compute_take_backward(attrs: TakeAttrs, inputs: Sequence[Any], out_type: Typ
         grad = topi.cast(grad, "float32")
     axis = 0 if attrs.axis is None else attrs.axis % len(data.shape)
     extents = [_elements(data.shape)] if attrs.axis is None else [*data.shape]
-    places = [te.reduce_axis((0, n), name="r") for n in indices.shape]
+    batch = attrs.batch_dims
+    places = [te.reduce_axis((0, n), name="r") for n in [*indices.shape][batch:]]
 
     def element(*i: Any) -> Any:
-        index = _in_range(attrs, indices(*places), extents[axis])
+        index = _in_range(attrs, indices(*i[:batch], *places), extents[axis])
         found = grad(*i[:axis], *places, *i[axis + 1 :])
         value = tirx.if_then_else(index == i[axis], found, tirx.const(0, grad.dtype))
         return te.sum(value, axis=places) if places else value
@@ -157,12 +170,26 @@ def compute_take_backward(attrs: TakeAttrs, inputs: Sequence[Any], out_type: Typ
     return [topi.cast(flat if attrs.axis is not None else topi.reshape(flat, data.shape), data.dtype)]
 
 
+def _places(attrs: TakeAttrs, data: Any, indices: Any) -> Any:
+    """The places in the flattened data that are taken, in the result's shape."""
+    import numpy as np
+
+    numbers, mode = np.arange(data.size).reshape(data.shape), cast("Any", attrs.mode)
+    if not attrs.batch_dims or attrs.axis is None:
+        return np.take(numbers, indices, axis=attrs.axis, mode=mode)
+    found = np.empty(_taken(attrs, data.shape, indices.shape), np.int64)
+    for entry in np.ndindex(data.shape[: attrs.batch_dims]):
+        axis = attrs.axis % data.ndim - attrs.batch_dims
+        found[entry] = np.take(numbers[entry], indices[entry], axis=axis, mode=mode)
+    return found
+
+
 @register_reference("take")
 def reference_take(attrs: TakeAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
-    mode: Any = attrs.mode
-    return np.take(widened(inputs[0]), np.asarray(inputs[1]), axis=attrs.axis, mode=mode)
+    data = widened(inputs[0])
+    return data.ravel()[_places(attrs, data, np.asarray(inputs[1]))]
 
 
 @register_reference("take_backward")
@@ -170,9 +197,7 @@ def reference_take_backward(attrs: TakeAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
     grad, data = widened(inputs[0]), widened(inputs[2])
-    numbers = np.arange(data.size).reshape(data.shape)
-    mode: Any = attrs.mode
-    places = np.take(numbers, np.asarray(inputs[1]), axis=attrs.axis, mode=mode)
+    places = _places(attrs, data, np.asarray(inputs[1]))
     sums = np.zeros(data.size, data.dtype)
     np.add.at(sums, places.ravel(), grad.ravel())
     return sums.reshape(data.shape)
@@ -205,7 +230,9 @@ def take_backward_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     return [Call("take", [grad, orig.args[1]], orig.attrs), None, None]
 
 
-def take(data: Expr, indices: Expr, axis: int | None = None, mode: str = "clip") -> Expr:
+def take(
+    data: Expr, indices: Expr, axis: int | None = None, mode: str = "clip", batch_dims: int = 0
+) -> Expr:
     """Elements of a tensor by their indices along an axis.
 
     Args:
@@ -214,5 +241,6 @@ def take(data: Expr, indices: Expr, axis: int | None = None, mode: str = "clip")
         axis: the axis that is indexed; default: the flattened input.
         mode: of indices that are out of range: "clip" takes the nearest that is not (negative ones
             are 0), "wrap" counts modulo the extent.
+        batch_dims: the number of first axes that both tensors share: each entry of data has indices of its own.
     """
-    return call("take", data, indices, axis=axis, mode=mode)
+    return call("take", data, indices, axis=axis, mode=mode, batch_dims=batch_dims)

@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategy import op as registry
-from strategy.expr import Constant, Expr, Tuple, TupleGetItem, Var, call
+from strategy.expr import Constant, Expr, ExprError, Tuple, TupleGetItem, Var, call
 from strategy.gradient import GradientError, gradient, register_gradient
 from strategy.inference import infer_type
 from strategy.op import register_op, register_reference
 from strategy.ops.activation import gelu
+from strategy.ops.argsort import sort
+from strategy.ops.attention import attention
 from strategy.ops.avg_pool2d import avg_pool2d, global_avg_pool2d
 from strategy.ops.batch_matmul import batch_matmul
 from strategy.ops.bias_add import bias_add
@@ -49,7 +51,9 @@ from strategy.ops.elemwise import (
     sqrt,
     tanh,
 )
+from strategy.ops.gather_nd import gather_nd
 from strategy.ops.layer_norm import layer_norm
+from strategy.ops.matmul import einsum, matmul
 from strategy.ops.max_pool2d import max_pool2d
 from strategy.ops.reduce import max as reduce_max
 from strategy.ops.reduce import mean, prod
@@ -219,6 +223,57 @@ def test_strided_slice(shape, begin, strides, data):
     check(lambda x: strided_slice(x, begin, end, strides), [shape])
 
 
+@pytest.mark.parametrize(("x", "y"), [
+    ((3, 4), (4, 5)), ((2, 1, 3, 4), (5, 4, 6)), ((4,), (4, 5)), ((3, 4), (4,)), ((4,), (4,)), ((1, 3, 4), (7, 4, 2)),
+])  # fmt: skip
+def test_matmul_of_any_rank(x, y):
+    left, right = np.random.default_rng(0).random(x), np.random.default_rng(1).random(y)
+    found = evaluate(matmul(Constant(left), Constant(right)), {})
+    np.testing.assert_allclose(found, left @ right, strict=True)
+    turned = [t if t.ndim < 2 else t.swapaxes(-1, -2) for t in (left, right)]
+    found = evaluate(matmul(*map(Constant, turned), left.ndim > 1, right.ndim > 1), {})
+    np.testing.assert_allclose(found, left @ right)
+    check(matmul, [x, y])
+
+
+@pytest.mark.parametrize(("equation", "forms"), [
+    ("bhqd,bhkd->bhqk", [(2, 1, 2, 3), (2, 1, 3, 3)]), ("ij,jk", [(2, 3), (3, 2)]), ("i,j->ji", [(2,), (3,)]),
+    ("ij,jk,kl->li", [(2, 3), (3, 2), (2, 2)]), ("ij,ij->", [(2, 3)] * 2), ("ijk->ki", [(2, 3, 2)]),
+    ("bij, bjk -> bk", [(2, 3, 2), (2, 2, 3)]), ("ab,cd->ad", [(2, 3), (2, 2)]),
+])  # fmt: skip
+def test_einsum(equation, forms):
+    values = [np.random.default_rng(i).random(f) for i, f in enumerate(forms)]
+    found = evaluate(einsum(equation, *map(Constant, values)), {})
+    np.testing.assert_allclose(found, np.einsum(equation, *values), strict=True)
+    check(lambda *x: einsum(equation, *x), forms)
+
+
+def test_products_that_do_not_fit_are_named():
+    x, y = Var("x", "float32[2,3]"), Var("y", "float32[4,5]")
+    for build, message in (
+        (lambda: matmul(x, y), "k is 3 against 4"), (lambda: matmul(Var("m", "float32[m,3]"), y), "symbolic"),
+        (lambda: einsum("ij,jk", x, y), "'j' in 'ij,jk' is 3 and 4"), (lambda: einsum("ii", x), "each once"),
+        (lambda: einsum("ij->ijz", x), "'z' of the result"), (lambda: einsum("ij,jk", x), "of 2 operands, got 1"),
+        (lambda: einsum("ijk", x), "of 2 axes"),
+    ):  # fmt: skip
+        with pytest.raises(ExprError, match=message):
+            build()
+
+
+@pytest.mark.parametrize("is_ascend", [True, False])
+def test_sort(is_ascend):
+    check(lambda x: sort(x, 0, is_ascend), [(5, 3)], distinct=True)
+    data = np.array([[3.0, np.nan, -1.0, 2.0]])
+    right = [-1, 2, 3, np.nan]
+    np.testing.assert_array_equal(evaluate(sort(Constant(data), 1, is_ascend), {}), [right[:: 1 if is_ascend else -1]])
+
+
+@pytest.mark.parametrize("batch_dims", [0, 1])
+def test_gather_nd(batch_dims):
+    indices = np.random.default_rng(0).integers(-3, 3, (2, 2, 5))
+    check(lambda x: gather_nd(x, indices, batch_dims), [(2, 3, 4, 2)])
+
+
 @pytest.mark.parametrize("mode", ["clip", "wrap"])
 @given(axis=st.none() | st.integers(-2, 1), indices=st.lists(st.integers(-9, 9), min_size=1, max_size=5))
 def test_take(mode, axis, indices):
@@ -287,6 +342,7 @@ def poolings(draw: st.DrawFn):
     image = [r + 1 + draw(st.integers(0, 3)) for r in reach]
     strides = draw(st.tuples(st.integers(1, 3), st.integers(1, 2)))
     how = {"pool_size": size, "strides": strides, "dilation": dilation, "padding": padding}
+    how["ceil_mode"] = draw(st.booleans())
     return (1, 2, *image), how
 
 
@@ -336,6 +392,13 @@ def test_softmax(shape, data):
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     check(lambda x: softmax(x, axis), [tuple(shape)])
     check(lambda x: log_softmax(x, axis), [tuple(shape)])
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float64"])
+def test_a_query_that_sees_no_key_has_no_gradient(dtype):
+    hidden = np.full((3, 4), dtype == "bool", dtype)
+    hidden[1], hidden[2, 0] = (False, False) if dtype == "bool" else (-np.inf, -np.inf)
+    check(lambda q, k, v: attention(q, k, v, Constant(hidden)), [(1, 2, 3, 2), (1, 1, 4, 2), (1, 1, 4, 3)])
 
 
 @st.composite

@@ -1,5 +1,5 @@
-"""argsort: the order of the elements along an axis."""
+"""argsort and sort: the order of the elements along an axis, and the elements in it."""
 
-from strategy.ops.argsort.operator import ArgsortAttrs, argsort
+from strategy.ops.argsort.operator import ArgsortAttrs, argsort, sort
 
-__all__ = ["ArgsortAttrs", "argsort"]
+__all__ = ["ArgsortAttrs", "argsort", "sort"]

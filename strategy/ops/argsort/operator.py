@@ -11,6 +11,7 @@ from strategy.generic_func import override_native_generic_func
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_op, register_reference, register_strategy
 from strategy.op_strategy import OpStrategy
+from strategy.ops.gather import gather
 from strategy.ops.topk import sort_keys, sorted_order
 from strategy.pattern import schedule_extern
 from strategy.reference import widened
@@ -83,6 +84,17 @@ def argsort_strategy(
 register_strategy("argsort", argsort_strategy)
 register_shape_func("argsort", False, elemwise_shape_func)
 register_gradient("argsort", lambda orig, grad: [None])
+
+
+def sort(data: Expr, axis: int = -1, is_ascend: bool = True) -> Expr:
+    """The elements along an axis in order, by their `argsort`.
+
+    Args:
+        data: a tensor of numbers.
+        axis: the axis along which the elements are ordered.
+        is_ascend: the smallest first; otherwise the largest. NaN is larger than all numbers.
+    """
+    return gather(data, argsort(data, axis, is_ascend), axis)
 
 
 def argsort(data: Expr, axis: int = -1, is_ascend: bool = True, dtype: str = "int32") -> Expr:
