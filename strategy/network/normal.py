@@ -183,7 +183,12 @@ def _fit(
         return normal.reshaped(other, ())
     if len(significant) == 1 and significant[0] == shape[-1] == wanted[-1]:
         return normal.reshaped(other, significant)
-    return None
+    if [n for n in shape if n != 1] != [n for n in wanted if n != 1]:
+        return None
+    # Only axes of extent 1 come or go, as around a convolution of one dimension.
+    whole = (1,) * (len(shape) - len(given)) + given
+    kept = iter([own for own, n in zip(whole, shape, strict=True) if n != 1])
+    return normal.reshaped(other, tuple(1 if n == 1 else next(kept) for n in wanted))
 
 
 def _by_number(normal: _Normal, node: Call) -> Expr | None:

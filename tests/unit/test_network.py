@@ -1,0 +1,85 @@
+"""Normal form of networks: batch norms in the convolutions before them, by value and by workload."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strategy.expr import Call, Constant, Expr, Tuple, Var, call, post_order
+from strategy.network import layer
+from strategy.network.graph import Network
+from strategy.network.normal import extents, normalize
+
+CHANNELS = 6
+
+
+class Weights:
+    """Constants drawn from one seed."""
+
+    def __init__(self) -> None:
+        self.random = np.random.default_rng(0)
+
+    def __call__(self, *shape: int) -> Constant:
+        return Constant(self.random.uniform(0.5, 2, shape).astype("float32"))
+
+    def norm(self, x: Expr) -> Expr:
+        size = extents(x)[1]
+        return layer.batch_norm(x, self(size), self(size), self(size), self(size), 1e-5)
+
+
+def convolution(x: Expr, weight: Expr, bias: Expr | None, groups: int = 1) -> Expr:
+    rank = len(extents(x)) - 2
+    one = (1,) * rank
+    return layer.convolution(x, weight, bias, strides=one, padding=one * 2, dilation=one, groups=groups)
+
+
+def evaluate(root: Expr, given: dict[str, Any]) -> Any:
+    values: dict[Expr, Any] = {}
+    for node in post_order(root):
+        inputs = [values[i] for i in node.inputs]
+        if isinstance(node, Call):
+            reference = node.op.get_attr("FReference")
+            values[node] = reference(node.attrs, inputs).reshape(extents(node))
+        elif isinstance(node, Tuple):
+            values[node] = inputs
+        else:
+            values[node] = node.value.astype("float64") if isinstance(node, Constant) else given[node.name]
+    return values[root][0]
+
+
+def operators(network: Network) -> list[str]:
+    return [n.op.name for n in post_order(network.root) if isinstance(n, Call) and n.op.name != "reshape"]
+
+
+FOLDED = {
+    "plain": ((1, 4, 8, 8), lambda x, w: w.norm(convolution(x, w(CHANNELS, 4, 3, 3), None))),
+    "bias": ((2, 4, 8, 8), lambda x, w: w.norm(convolution(x, w(CHANNELS, 4, 3, 3), w(CHANNELS)))),
+    "grouped": ((1, 4, 8, 8), lambda x, w: w.norm(convolution(x, w(CHANNELS, 2, 3, 3), w(CHANNELS), 2))),
+    "depthwise": ((1, 4, 8, 8), lambda x, w: w.norm(convolution(x, w(4, 1, 3, 3), None, 4))),
+    "one dimension": ((2, 4, 8), lambda x, w: w.norm(convolution(x, w(CHANNELS, 4, 3), w(CHANNELS)))),
+    "one dimension, no bias": ((2, 4, 8), lambda x, w: w.norm(convolution(x, w(CHANNELS, 4, 3), None))),
+    "twice": ((1, 4, 8, 8), lambda x, w: w.norm(w.norm(convolution(x, w(CHANNELS, 4, 3, 3), w(CHANNELS))))),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_a_batch_norm_becomes_weights_and_bias_of_the_convolution_before_it(name: str) -> None:
+    shape, make = FOLDED[name]
+    x, weights = Var("x", f"float32[{','.join(map(str, shape))}]"), Weights()
+    given = Network((x,), {"y": call("relu", make(x, weights))}, {})
+    found = normalize(given)
+    assert operators(found) == ["conv2d", "bias_add", "relu"]
+    data = {"x": weights.random.normal(size=shape)}
+    np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-5, atol=1e-5)
+
+
+def test_a_convolution_that_others_read_keeps_its_weights() -> None:
+    x, weights = Var("x", "float32[1,4,8,8]"), Weights()
+    read = convolution(x, weights(CHANNELS, 4, 3, 3), weights(CHANNELS))
+    given = Network((x,), {"y": call("add", read, weights.norm(read))}, {})
+    found = normalize(given)
+    assert operators(found)[:2] == ["conv2d", "bias_add"]
+    data = {"x": weights.random.normal(size=(1, 4, 8, 8))}
+    np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-5, atol=1e-5)
