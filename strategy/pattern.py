@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
+from strategy import elementwise
 from strategy.attrs import Attrs
+from strategy.elementwise import fuse_contiguous, inline_injective
 from strategy.generic_func import GenericFunc, generic_func
 from strategy.op import OpError, get_registered_op, register_strategy
 from strategy.op_strategy import OpStrategy, find_body
-from strategy.schedule import STAGE, Outs, new_schedule
+from strategy.schedule import Outs, new_schedule
 from strategy.space import Config
 from strategy.target import Target
 from strategy.types import TensorType, Type
@@ -100,13 +102,27 @@ def register_injective_schedule(name: str, level: int = 10) -> None:
 
 
 def register_broadcast_schedule(name: str, level: int = 10) -> None:
-    """The schedule of operators that broadcast."""
+    """The schedule of operators that broadcast; on CPUs with constant shapes it can be tuned."""
     register_schedule(name, schedule_broadcast, level)
+    register_cpu_implementations(name, add_elementwise)
 
 
 def register_reduce_schedule(name: str, level: int = 10) -> None:
     """The schedule of reductions."""
     register_schedule(name, schedule_reduce, level)
+
+
+def add_elementwise(
+    strategy: OpStrategy, attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
+) -> None:
+    """Add `elementwise.cpu`: the operator's compute, with a tunable schedule."""
+    if not isinstance(out_type, TensorType) or not all(d.is_constant and int(d) >= 1 for d in out_type.shape):
+        return
+    compute = next(i.compute for _, i in strategy)
+    strategy.add_implementation(
+        lambda attrs, inputs, out_type, config: compute(attrs, inputs, out_type), elementwise.schedule,
+        "elementwise.cpu", 12, space=elementwise.space, symbolic=False,
+    )  # fmt: skip
 
 
 @schedule_injective.register("cpu")
@@ -124,23 +140,6 @@ def schedule_plain_cpu(attrs: Attrs, outs: Outs, target: Target) -> Any:
 def schedule_extern_cpu(attrs: Attrs, outs: Outs, target: Target, config: Config | None = None) -> Any:
     """Return a compute that is written as loops, or calls a library, unchanged."""
     return new_schedule(outs)
-
-
-def inline_injective(schedule: Any) -> list[Any]:
-    """Inline all possible blocks that are no marked stage; return the rest, in order."""
-    from tvm.s_tir.schedule import ScheduleError
-
-    root = schedule.get_sblock("root")
-    remain = []
-    for block in schedule.get_child_blocks(root):
-        if STAGE in schedule.get(block).annotations:
-            remain.append(block)
-            continue
-        try:
-            schedule.compute_inline(block)
-        except ScheduleError:  # an output, a reduction, or a call of a library
-            remain.append(block)
-    return remain
 
 
 def spread(schedule: Any, block: Any, target: Target) -> Any:
@@ -190,50 +189,6 @@ def spread(schedule: Any, block: Any, target: Target) -> Any:
         # leaves the initial value.
         schedule.decompose_reduction(block, reduction[0])
     return fused
-
-
-def fuse_contiguous(schedule: Any, block: Any, loops: Sequence[Any]) -> list[Any]:
-    """Fuse the two innermost loops if every access is contiguous along both, or along neither.
-
-    Short innermost axes, such as those of a small image, then fill vectors. Returns the remaining loops. For three
-    loops, TVM would not recognise the contiguity.
-    """
-    found = schedule.get(block)
-    extents = [schedule.get(loop).extent for loop in loops]
-    variables = [v.var for v in found.iter_vars]
-    if len(loops) < 2 or not _lie_together(found, variables, extents, 2):
-        return list(loops)
-    return [*loops[:-2], schedule.fuse(*loops[-2:])]
-
-
-def _lie_together(block: Any, variables: Sequence[Any], extents: Sequence[Any], count: int) -> bool:
-    """Return whether every access is contiguous along the last `count` axes, or along none of them."""
-    from tvm import tirx
-    from tvm_ffi import structural_walk
-
-    inner, sizes = variables[-count:], extents[-count:]
-    if not all(isinstance(e, tirx.IntImm) and int(e) >= 1 for e in sizes):
-        return False
-
-    def uses(index: Any) -> bool:
-        met: list[Any] = []
-        structural_walk(index, [(tirx.Var, met.append)])
-        return any(v.same_as(i) for v in met for i in inner)
-
-    for access in [*block.reads, *block.writes]:
-        places = list(access.region)
-        if not any(uses(p.min) for p in places):
-            continue
-        shape = list(access.source.shape)[-count:]
-        together = (
-            len(places) >= count
-            and not any(uses(p.min) for p in places[:-count])
-            and all(p.min.same_as(v) for p, v in zip(places[-count:], inner, strict=True))
-            and all(isinstance(n, tirx.IntImm) and int(n) == int(e) for n, e in zip(shape, sizes, strict=True))
-        )
-        if not together:
-            return False
-    return True
 
 
 def spatial_axis(block: Any) -> Any:

@@ -105,5 +105,5 @@ def lanes_of(target: Target, dtype: str) -> int:
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Bytes of one number."""
-    return int("".join(filter(str.isdigit, dtype))) // 8
+    """Bytes of one number in memory; a bool has one."""
+    return 1 if dtype == "bool" else int("".join(filter(str.isdigit, dtype))) // 8

@@ -12,7 +12,8 @@ from typing import Any
 from strategy.condition import Clause
 from strategy.cuda.limit import STATIC_SHARED_BYTES, DeviceLimits
 from strategy.cuda.schedule import reduction_loops
-from strategy.pattern import element_bytes, inline_injective
+from strategy.elementwise import inline_injective
+from strategy.pattern import element_bytes
 from strategy.schedule import Outs, ScheduleError, integer, new_schedule
 from strategy.space import Config, ConfigSpace, Knob, knob
 

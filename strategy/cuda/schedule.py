@@ -11,13 +11,8 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.cuda.limit import DeviceLimits, limits_of
-from strategy.pattern import (
-    element_bytes,
-    inline_injective,
-    schedule_broadcast,
-    schedule_injective,
-    schedule_reduce,
-)
+from strategy.elementwise import inline_injective
+from strategy.pattern import element_bytes, schedule_broadcast, schedule_injective, schedule_reduce
 from strategy.schedule import Outs, ScheduleError, new_schedule
 from strategy.target import Target
 

@@ -6,15 +6,18 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from strategy.compile.lower import lower
 from strategy.op_strategy import candidates
 from strategy.space import ConfigSpace
 from strategy.target import Target
 from strategy.workload import Workload
 
+from .conftest import aligned, run
 from .test_dense import extremes
 from .test_row import check_once
 
@@ -36,8 +39,12 @@ def space_of(work: Workload, threads: int = 2) -> tuple[str, ConfigSpace]:
 
 
 @pytest.mark.parametrize(
-    "work", [make("sum", [6, 16, 104], axis=[1]), make("cumsum", [24, 104], axis=0), make("cumsum", [8, 24], axis=1)]
-)
+    "work",
+    [
+        make("sum", [6, 16, 104], axis=[1]), make("cumsum", [24, 104], axis=0), make("cumsum", [8, 24], axis=1),
+        make("cumsum", [4099]), make("cumsum", [2, 2500], exclusive=True),
+    ],
+)  # fmt: skip
 def test_the_ends_of_every_knob(check: Callable[..., None], work: Workload, full: bool) -> None:
     name, space = space_of(work)
     for config in list(extremes(space))[:: 1 if full else 2]:
@@ -73,6 +80,33 @@ def test_any_scan(op, shape, data, exclusive, dtype, seed, check_once) -> None:
     assert name == f"{op}_tile.cpu"
     for config in space.sample(random.Random(seed), 1):
         check_once(work, name, config)
+
+
+@settings(max_examples=6)
+@given(
+    shape=st.sampled_from([[1, 4096], [5000], [3, 1367], [8209]]), dtype=st.sampled_from(["float32", "float64"]),
+    exclusive=st.booleans(), seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_any_long_row(shape, dtype, exclusive, seed, check_once) -> None:
+    work = make("cumsum", shape, dtype, exclusive=exclusive)
+    name, space = space_of(work)
+    assert name == "cumsum_parts.cpu"
+    for config in space.sample(random.Random(seed), 1):
+        check_once(work, name, config)
+
+
+@pytest.mark.parametrize("op", SCANS)
+def test_a_long_row_of_integers_is_exact(op: str, target: Target) -> None:
+    work = make(op, [6007], "int64", exclusive=True)
+    data, _ = aligned([6007], "int64")
+    data[...] = np.random.default_rng(0).choice([-1, 1, 3], 6007)
+    expected = work.operator.get_attr("FReference")(work.attr_node, [data])
+    found = run(lower(work, target, f"{op}_parts.cpu").compile(), {"data": data}, [6007])
+    assert (found == expected).all()
+
+
+def test_a_product_that_overflows_in_parts_only_is_one_product() -> None:
+    assert [c.tunable for c in candidates(make("cumprod", [1 << 20]), Target.parse("cpu"))] == [False]
 
 
 @given(

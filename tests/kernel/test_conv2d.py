@@ -82,7 +82,8 @@ CASES = [
     ("float32[2,16,18,33]", "float32[5,16,3,3]", {"padding": [2, 1, 3, 2], "dilation": [2, 3]}, {*GENERAL, F2, F4}),
     ("float32[1,5,1,1]", "float32[3,5,1,1]", {}, {*GENERAL, POINTWISE}),
     ("float64[2,16,7,7]", "float64[33,16,1,1]", {}, {*GENERAL, POINTWISE}),
-    ("float32[1,16,7,7]", "float32[33,16,1,1]", {"strides": 2}, GENERAL),
+    ("float32[1,16,7,7]", "float32[33,16,1,1]", {"strides": 2}, {*GENERAL, POINTWISE}),
+    ("float32[2,12,6,9]", "float32[10,6,1,1]", {"strides": [2, 1], "padding": 1, "groups": 2}, {*GENERAL, POINTWISE}),
     ("float32[1,3,23,23]", "float32[64,3,7,7]", {"strides": 2, "padding": 3}, GENERAL),
     ("int32[1,3,8,8]", "int32[4,3,3,3]", {}, {DIRECT}),
     ("float16[1,64,8,8]", "float16[8,64,3,3]", {"padding": 1}, {DIRECT}),
@@ -197,6 +198,26 @@ def test_spaces_are_worth_searching(data, weight, attrs, spec):
         assert (space.count(limit=1000) or 1000) >= 200, name
         assert space.contains(space.fallback), name
         assert ConfigSpace.from_json(space.to_json()) == space
+
+
+UNFOLDED = [
+    ("float32[1,512,14,14]", "float32[512,16,3,3]", {"padding": 1, "groups": 32}),
+    ("float32[1,256,56,56]", "float32[256,8,3,3]", {"padding": 1, "strides": 2, "groups": 32}),
+    ("float32[1,1024,7,7]", "float32[1024,32,3,3]", {"padding": 1, "groups": 32}),
+    ("float32[1,240,28,28]", "float32[240,80,1,1]", {"groups": 3}),
+    ("float32[1,3,640,640]", "float32[32,3,6,6]", {"padding": 2, "strides": 2}),
+    ("float32[1,3,227,227]", "float32[96,3,11,11]", {"strides": 4}),
+    ("float32[1,256,14,14]", "float32[256,256,3,3]", {"padding": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", ["llvm -mcpu=znver5", "llvm -mcpu=haswell", "llvm -mcpu=neoverse-n1"])
+def test_a_tenth_of_the_configurations_of_im2col_is_valid(spec):
+    rng = random.Random(0)
+    for data, weight, attrs in UNFOLDED:
+        space = valid(make(data, weight, attrs), Target.parse(spec))[IM2COL]
+        drawn = ({k.name: rng.choice(k.values) for k in space.knobs} for _ in range(4000))
+        assert sum(map(space.allows, drawn)) >= 400, (data, weight, attrs)
 
 
 @given(

@@ -3,7 +3,7 @@
     conv2d_nchw.cpu                every window, dtype and grouping, with all dimensions symbolic too
     conv2d_nchw_im2col.cpu         windows unfolded into columns, then a product
     conv2d_nchw_spatial_pack.cpu   output channels in the lanes, nothing unfolded
-    conv2d_nchw_1x1.cpu            windows of one pixel: a product of what lies there
+    conv2d_nchw_1x1.cpu            windows of one pixel: a product of what lies there, or is gathered
     conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    one group, 3×3 without stride
     depthwise_conv2d_nchw.cpu      as many groups as channels
 
@@ -77,12 +77,11 @@ def _add_products(
     )  # fmt: skip
     _add_spatial_pack(strategy)
     (_, channels, height, width), (_, _, kernel_h, kernel_w) = data.shape, weight.shape
-    if pointwise.leaves_pixels(attrs):
-        with SpecializedCondition((kernel_h == 1) & (kernel_w == 1)):
-            strategy.add_implementation(
-                pointwise.compute, pointwise.schedule, "conv2d_nchw_1x1.cpu", 12,
-                space=pointwise.space, prepare=pointwise.prepare,
-            )  # fmt: skip
+    with SpecializedCondition((kernel_h == 1) & (kernel_w == 1)):
+        strategy.add_implementation(
+            pointwise.compute, pointwise.schedule, "conv2d_nchw_1x1.cpu", 12,
+            space=pointwise.space, prepare=pointwise.prepare,
+        )  # fmt: skip
     # Winograd's tiles go over the images of a batch.
     if attrs.groups == 1 and data.shape[0].is_constant and attrs.strides == (1, 1):
         square = (kernel_h == 3) & (kernel_w == 3)

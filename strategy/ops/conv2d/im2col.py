@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from strategy.condition import ceildiv, maximum
 from strategy.cpu.tile import (
     ROWS,
     accumulators,
     best_tile_of,
-    block_knob,
     largest_divisor,
     register_constraint,
     up_to,
-    whole_blocks,
     width_knob,
 )
 from strategy.ops.conv2d.operator import Conv2DAttrs
@@ -37,7 +36,6 @@ from strategy.target import Target
 from strategy.types import TensorType
 
 _PAD = Knob("pad", ["apart", "inline"])
-_COLUMNS_APART = Knob("columns_apart", [False, True])
 
 
 def space(
@@ -45,14 +43,16 @@ def space(
 ) -> ConfigSpace:
     """Tile, unrolling, channels per task, rows of the image per task, and where columns are made.
 
-    Columns are made by each task for itself or by all threads before (`columns_apart`); the padding is
-    copied before, or checked for where columns are made (`inline`).
+    Columns are made by all threads before; with `o_block` = 0 by each task for itself, which then has all channels, as
+    another with the same pixels would unfold them again. The padding is copied before, or checked for where columns
+    are made (`inline`).
     """
     geometry = Geometry.of(inputs, out_type)
     dtype = inputs[0].dtype
     lanes, o = lanes_of(target, dtype), geometry.out_channels
-    heights = divisors(geometry.out_h)
     column_bytes = geometry.depth * geometry.out_w * dtype_bytes(dtype)
+    high, wide = up_to("rows", ROWS, 2 * o, "layout"), width_knob(lanes, geometry.pixels)
+    blocks, heights = _blocks(o, high.values), _heights(geometry.out_h, geometry.out_w, wide.values)
 
     def fallback() -> dict[str, Any]:
         def in_cache(width: int) -> list[int]:
@@ -70,42 +70,34 @@ def space(
         if not in_cache(width) and in_cache(narrow[1]):
             rows, width = narrow  # narrow panels end where rows of the image do more often
         fitting = in_cache(width)
-        image_rows = max(fitting, default=geometry.out_h)
         tiles = -(-o // rows)
         return {
             "rows": rows,
             "width": width,
             "unroll": 1,
-            "o_block": tiles if fitting else largest_divisor(BLOCKS, tiles, -(-tiles // target.threads)),
-            "image_rows": image_rows,
+            "o_block": 0 if fitting else largest_divisor(blocks[1:], tiles, -(-tiles // target.threads)),
+            "image_rows": max(fitting, default=geometry.out_h),
             "inner": "channels",
             "pad": "apart",
-            "columns_apart": not fitting,
         }
 
-    high = up_to("rows", ROWS, 2 * o, "layout")
-    blocks = block_knob("o_block", BLOCKS, o, high).values
     return ConfigSpace(
         [
             high,
-            width_knob(lanes, geometry.pixels),
+            wide,
             up_to("unroll", (1, 2, 4, 8), geometry.depth),
-            # All tiles too, whatever their number: tasks that unfold for themselves have them.
-            Knob("o_block", sorted({*blocks, *(-(-o // rows) for rows in ROWS)})),
+            Knob("o_block", blocks),
             Knob("image_rows", heights, "layout"),
             INNER,
             # Vectors with gaps cannot check their bounds as they are read.
             _PAD if any(attrs.padding) and attrs.strides[1] == 1 else Knob("pad", ["apart"]),
-            _COLUMNS_APART,
         ],
         [
             register_constraint(target.vector_registers, lanes),
-            whole_blocks(o, "rows", "o_block"),
+            (knob("o_block") == 0) | (ceildiv(o, knob("rows")) % maximum(knob("o_block"), 1) == 0),
             # Tasks begin at the start of a row: only the last may end within a tile.
             (knob("image_rows") * geometry.out_w % knob("width") == 0)
             | (knob("image_rows") == geometry.out_h),
-            # A task that shares its pixels with another would unfold them again.
-            (knob("columns_apart") == 1) | (knob("o_block") * knob("rows") >= o),
         ],
         derived={
             "accumulators": accumulators(lanes),
@@ -113,6 +105,17 @@ def space(
         },
         fallback=fallback,
     )
+
+
+def _blocks(out_channels: int, rows: Sequence[Any]) -> list[int]:
+    """Numbers of tiles of a task that fit a third of the sizes of tiles, so that draws are often valid; 0 is all."""
+    counts = [-(-out_channels // r) for r in rows]
+    return [0, *(b for b in BLOCKS if b == 1 or 3 * sum(n % b == 0 for n in counts) >= len(counts))]
+
+
+def _heights(out_h: int, out_w: int, widths: Sequence[Any]) -> list[int]:
+    """Numbers of rows of the image of a task that end with a panel of some width, and all rows."""
+    return [h for h in divisors(out_h) if h == out_h or any(h * out_w % w == 0 for w in widths)]
 
 
 def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:
@@ -152,12 +155,14 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     image_rows = integer(config, "image_rows")
     pixels = image_rows * int(outs.tensors[0].shape[3])
     panels = -(-pixels // integer(config, "width"))
-    sch, stages, task = schedule_product(outs, target, config, attrs.groups, panels)
+    own = int(outs.tensors[0].shape[1]) // attrs.groups
+    o_block = integer(config, "o_block") or -(-own // integer(config, "rows"))
+    sch, stages, task = schedule_product(outs, target, config, attrs.groups, o_block, panels)
     columns, padded = stages["columns"], stages.get("padded")
     lanes = lanes_of(target, str(outs.args[0].dtype))
     if padded is not None and config["pad"] == "inline":
         sch.compute_inline(padded)
-    if config["columns_apart"]:
+    if config["o_block"]:
         n, g, k, *_ = sch.get_loops(columns)
         sch.parallel(sch.fuse(n, g, k))
     else:

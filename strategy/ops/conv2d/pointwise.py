@@ -1,4 +1,7 @@
-"""`conv2d_nchw_1x1.cpu`: with 1×1 windows, a product of the weight and the image in place."""
+"""`conv2d_nchw_1x1.cpu`: with 1×1 windows, a product of the weight and the image in place.
+
+With a stride or padding, the pixels that windows see are first put next to each other.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from strategy.cpu.tile import (
     width_knob,
 )
 from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.conv2d.pad import pick_pixels, schedule_padding
 from strategy.ops.conv2d.product import (
     BLOCKS,
     INNER,
@@ -88,6 +92,8 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
     data, weight = inputs
     geometry = Geometry.of_tensors(attrs, data, weight, out_type)
     width = geometry.out_w
+    if not leaves_pixels(attrs):
+        data = pick_pixels(data, attrs, geometry.out_h, width)
 
     def column(n: Any, g: Any, k: Any, p: Any) -> Any:
         return data[n, g * geometry.channels + k, p // width, p % width]
@@ -97,6 +103,9 @@ def compute(attrs: Conv2DAttrs, inputs: Sequence[Any], out_type: TensorType, con
 
 def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of channels × pixels in parallel; in each, one register tile after the other."""
-    sch, stages, _ = schedule_product(outs, target, config, attrs.groups, integer(config, "p_block"))
+    o_block, p_block = integer(config, "o_block"), integer(config, "p_block")
+    sch, stages, _ = schedule_product(outs, target, config, attrs.groups, o_block, p_block)
+    if "padded" in stages:
+        schedule_padding(sch, stages["padded"], lanes_of(target, str(outs.args[0].dtype)))
     schedule_packing(sch, stages)
     return sch

@@ -160,7 +160,7 @@ def split_groups(outs: Outs, groups: int, places: Callable[[Any, Any], tuple[Any
 
 
 def schedule_product(
-    outs: Outs, target: Target, config: Config, groups: int, p_block: int
+    outs: Outs, target: Target, config: Config, groups: int, o_block: int, p_block: int
 ) -> tuple[Any, dict[str, Any], Any]:
     """Tasks of channels × pixels in parallel; in each, one register tile after the other.
 
@@ -173,7 +173,7 @@ def schedule_product(
     tiles = stages.pop("tiles")
     sch.set_scope(tiles, 0, "local")
     n, g, o, p, steps = sch.get_loops(tiles)
-    o_task, o_tile, rows = sch.split(o, [None, integer(config, "o_block"), integer(config, "rows")])
+    o_task, o_tile, rows = sch.split(o, [None, o_block, integer(config, "rows")])
     p_task, panel, columns = sch.split(p, [None, p_block, integer(config, "width")])
     inner = (panel, o_tile) if config["inner"] == "channels" else (o_tile, panel)
     sch.reorder(n, g, p_task, o_task, *inner, rows, columns, steps)

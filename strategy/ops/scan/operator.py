@@ -95,6 +95,7 @@ def _register(name: str, what: str, start: int) -> GenericFunc:
         .add_type_rel(name.capitalize(), scanop_rel)
         .set_attr("TOpPattern", TOpPattern.kOpaque)
         .example({"data": "float32[5,19]"}, {"axis": 0})
+        .example({"data": "int32[4099]"})
         .example({"data": "float32[5,19]"}, {"axis": 1})
         .example({"data": "float32[5,19]"}, {"axis": 1, "dtype": "int32"})
         .example({"data": "float32[5,19]"}, {"axis": 1, "dtype": "float32"})

@@ -15,6 +15,7 @@ from strategy.cpu.loop import allocate, fill, written
 from strategy.cpu.row import PARALLEL_BYTES
 from strategy.generic_func import GenericFunc
 from strategy.op_strategy import OpStrategy
+from strategy.ops.scan import parts
 from strategy.ops.scan.operator import ScanopAttrs, cumprod_strategy, cumsum_strategy
 from strategy.pattern import element_bytes, schedule_extern_cpu
 from strategy.schedule import integer, lanes_of
@@ -135,7 +136,7 @@ def _scan(
 
 
 def _add(name: str, generic: GenericFunc, combine: Callable[[Any, Any], Any], start: int) -> None:
-    compute = partial(_compute, combine, start)
+    compute, compute_parts = partial(_compute, combine, start), partial(parts.compute, combine, start)
 
     @generic.register("cpu")
     def strategy_cpu(
@@ -147,7 +148,11 @@ def _add(name: str, generic: GenericFunc, combine: Callable[[Any, Any], Any], st
         known = all(d.is_constant and int(d) >= 1 for d in data.shape)
         if not known or data.dtype not in _DTYPES or out_type.dtype not in _DTYPES:
             return strategy
-        count, _, inner = _split(attrs, data.shape)
+        count, extent, inner = _split(attrs, data.shape)
+        if count * inner == 1 and extent >= parts.LEAST and (name == "cumsum" or out_type.dtype.startswith("int")):
+            strategy.add_implementation(
+                compute_parts, schedule_extern_cpu, f"{name}_parts.cpu", 12, space=parts.space, symbolic=False
+            )
         if count * inner > 1:
             strategy.add_implementation(
                 compute, schedule_extern_cpu, f"{name}_tile.cpu", 12, space=space, symbolic=False

@@ -12,10 +12,10 @@ from typing import Any
 from strategy.attrs import Attrs
 from strategy.cuda.dlight import schedule_by
 from strategy.cuda.limit import limits_of
+from strategy.elementwise import inline_injective
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
 from strategy.ops.transpose.operator import TransposeAttrs, compute_transpose
-from strategy.pattern import inline_injective
 from strategy.schedule import Outs, ScheduleError, integer, new_schedule
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target

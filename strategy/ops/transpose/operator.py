@@ -1,7 +1,8 @@
 """transpose: the axes in another order.
 
-Where the last axis moves, `transpose_tile.cpu` reads a tile along the input's memory into vector
-registers and writes it along the output's: LLVM makes shuffles of what lies between.
+Where the last axis stays, `elementwise.cpu` copies rows. Where it moves, `transpose_tile.cpu` reads a tile
+along the input's memory into vector registers and writes it along the output's: LLVM makes shuffles of what
+lies between.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.op_strategy import OpStrategy
-from strategy.pattern import register_cpu_implementations, register_injective_schedule
+from strategy.pattern import (
+    add_elementwise,
+    register_cpu_implementations,
+    register_injective_schedule,
+)
 from strategy.reference import widened
 from strategy.schedule import (
     Outs,
@@ -187,10 +192,11 @@ def schedule_transpose_tile(attrs: TransposeAttrs, outs: Outs, target: Target, c
 
 def _add_tile(strategy: OpStrategy, attrs: Any, inputs: Any, out_type: Any, target: Target) -> None:
     order = _order(attrs, out_type.ndim)
-    known = all(d.is_constant and int(d) >= 1 for d in out_type.shape)
-    if not known or out_type.ndim < 2 or order[-1] == out_type.ndim - 1 or out_type.dtype not in _DTYPES:
+    if not out_type.ndim or order[-1] == out_type.ndim - 1:
+        add_elementwise(strategy, attrs, inputs, out_type, target)  # rows stay as they are
         return
-    if int(out_type.shape[-1]) % _TILES[0] == 0:
+    known = all(d.is_constant and int(d) >= 1 for d in out_type.shape)
+    if known and out_type.dtype in _DTYPES and int(out_type.shape[-1]) % _TILES[0] == 0:
         strategy.add_implementation(
             compute_transpose_tile, schedule_transpose_tile, "transpose_tile.cpu", 12,
             space=tile_space, symbolic=False,

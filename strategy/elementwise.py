@@ -1,0 +1,138 @@
+"""`elementwise.cpu`: operators whose output elements depend on one element of each input, with a tunable schedule.
+
+The innermost axes of all tensors are one loop where they lie together in memory. That loop runs by several vectors a
+step; tasks are parts of the outer loops, or of that loop where there are few outer turns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from strategy.attrs import Attrs
+from strategy.schedule import STAGE, Outs, dtype_bytes, integer, lanes_of, new_schedule
+from strategy.space import Config, ConfigSpace, Knob, knob
+from strategy.target import Target
+from strategy.types import TensorType
+
+# Number of elements from which threads pay.
+PARALLEL_FROM = 1 << 14
+
+
+def space(attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
+    """Vector width, vectors of a step, and the number of parallel tasks."""
+    narrowest = min((t.dtype for t in (*inputs, out_type)), key=dtype_bytes)
+    full = lanes_of(target, narrowest)
+    return _space(full, lanes_of(target, out_type.dtype), target.threads, out_type.size)
+
+
+@lru_cache(maxsize=1024)
+def _space(most: int, full: int, threads: int, size: int) -> ConfigSpace:
+    lanes = sorted({n for n in (full // 4, full // 2, full, most) if 1 <= n <= max(size, 1)} or {1})
+    counts = sorted({1, *(t for t in (2, 4, 8, 16, 32, 64) if t < threads), threads, 4 * threads})
+
+    def fallback() -> dict[str, Any]:
+        return {
+            "lanes": max(n for n in lanes if n <= full or n == lanes[0]), "vectors": 1,
+            "tasks": threads if size >= PARALLEL_FROM else 1,
+        }  # fmt: skip
+
+    return ConfigSpace(
+        [Knob("lanes", lanes), Knob("vectors", (1, 2, 4, 8)), Knob("tasks", counts)],
+        [knob("lanes") * knob("vectors") <= max(size, lanes[-1])],
+        derived={"width": knob("lanes") * knob("vectors")},
+        fallback=fallback,
+    )
+
+
+def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Inline all but the output; tasks in parallel, vectors inside."""
+    sch = new_schedule(outs)
+    (block,) = inline_injective(sch)
+    loops = fuse_contiguous(sch, block, sch.get_loops(block))
+    if not loops:
+        return sch
+    *outer, inner = loops
+    tasks, lanes = integer(config, "tasks"), integer(config, "lanes")
+    step = lanes * integer(config, "vectors")
+    rows, columns = math.prod(int(sch.get(i).extent) for i in outer), int(sch.get(inner).extent)
+    if rows >= tasks:
+        task = sch.split(sch.fuse(*outer), [tasks, None])[0] if outer else None
+    else:
+        task, inner = sch.split(inner, [None, -(-columns * rows // (tasks * step)) * step])
+        sch.reorder(*outer, task, inner)
+        task = sch.fuse(*outer, task)
+    steps, several, lane = sch.split(inner, [None, step // lanes, lanes])
+    sch.unroll(several)
+    sch.vectorize(lane)
+    if tasks > 1:
+        sch.parallel(task)
+    whole = columns // step
+    if rows >= tasks and 0 < whole < int(sch.get(steps).extent):
+        sch.loop_partition(steps, [whole, None])
+    return sch
+
+
+def inline_injective(schedule: Any) -> list[Any]:
+    """Inline all possible blocks that are no marked stage; return the rest, in order."""
+    from tvm.s_tir.schedule import ScheduleError
+
+    root = schedule.get_sblock("root")
+    remain = []
+    for block in schedule.get_child_blocks(root):
+        if STAGE in schedule.get(block).annotations:
+            remain.append(block)
+            continue
+        try:
+            schedule.compute_inline(block)
+        except ScheduleError:  # an output, a reduction, or a call of a library
+            remain.append(block)
+    return remain
+
+
+def fuse_contiguous(schedule: Any, block: Any, loops: Sequence[Any]) -> list[Any]:
+    """Fuse the two innermost loops if every access is contiguous along both, or along neither.
+
+    Short innermost axes, such as those of a small image, then fill vectors. Returns the remaining loops. For three
+    loops, TVM would not recognise the contiguity.
+    """
+    found = schedule.get(block)
+    extents = [schedule.get(loop).extent for loop in loops]
+    variables = [v.var for v in found.iter_vars]
+    if len(loops) < 2 or not _lie_together(found, variables, extents, 2):
+        return list(loops)
+    return [*loops[:-2], schedule.fuse(*loops[-2:])]
+
+
+def _lie_together(block: Any, variables: Sequence[Any], extents: Sequence[Any], count: int) -> bool:
+    """Return whether every access is contiguous along the last `count` axes, or along none of them."""
+    from tvm import tirx
+    from tvm_ffi import structural_walk
+
+    inner, sizes = variables[-count:], extents[-count:]
+    if not all(isinstance(e, tirx.IntImm) and int(e) >= 1 for e in sizes):
+        return False
+
+    def uses(index: Any) -> bool:
+        met: list[Any] = []
+        structural_walk(index, [(tirx.Var, met.append)])
+        return any(v.same_as(i) for v in met for i in inner)
+
+    for access in [*block.reads, *block.writes]:
+        places = list(access.region)
+        if not any(uses(p.min) for p in places):
+            continue
+        shape = list(access.source.shape)[-count:]
+        together = (
+            len(places) >= count
+            and not any(uses(p.min) for p in places[:-count])
+            and all(p.min.same_as(v) for p, v in zip(places[-count:], inner, strict=True))
+            and all(isinstance(n, tirx.IntImm) and int(n) == int(e) for n, e in zip(shape, sizes, strict=True))
+        )
+        if not together:
+            return False
+    return True
+
+

@@ -1,0 +1,104 @@
+"""Elementwise and broadcast chains: any configuration of any shape, against NumPy."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategy.compile.lower import lower
+from strategy.op_strategy import candidates
+from strategy.space import ConfigSpace
+from strategy.target import Target
+from strategy.workload import EpilogueStep, Input, Workload
+from workers.reference import compare, random_inputs, reference, tolerances
+
+from .conftest import run
+from .test_dense import extremes
+
+NAME = "elementwise.cpu"
+TARGET = Target.parse("cpu").with_threads(2)
+
+
+def typed(shape: list[int], dtype: str = "float32") -> str:
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def space_of(work: Workload, target: Target = TARGET) -> ConfigSpace:
+    (space,) = [c.space for c in candidates(work, target) if c.implementation == NAME]
+    assert space is not None
+    return space
+
+
+def check(work: Workload, config: Any) -> None:
+    inputs = random_inputs(work, 7)
+    expected = reference(work, inputs)
+    found = run(lower(work, TARGET, NAME, config).compile(), inputs, expected[0].shape)
+    (tolerance,) = tolerances(work, inputs, expected)
+    try:
+        compare(np.asarray(found), np.asarray(expected[0]), tolerance)
+    except Exception as error:
+        raise AssertionError(f"{work} {config}: {error}") from error
+
+
+@pytest.mark.parametrize("shape", [[3, 7, 9], [1, 300]])
+def test_the_ends_of_every_knob(shape: list[int]) -> None:
+    work = Workload.make("add", {"lhs": typed(shape), "rhs": typed(shape[-1:])})
+    for config in extremes(space_of(work)):
+        check(work, config)
+
+
+@settings(max_examples=12)
+@given(
+    shape=st.lists(st.integers(1, 9), max_size=3), last=st.integers(1, 70), data=st.data(),
+    dtype=st.sampled_from(["float32", "float64", "float16"]), seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_any_chain(shape, last, data, dtype, seed) -> None:
+    whole = [*shape, last]
+    other = [data.draw(st.sampled_from([1, n])) for n in whole][data.draw(st.integers(0, len(shape))) :]
+    steps = [
+        EpilogueStep("multiply", (Input("scale", typed(other, dtype)), None)),
+        EpilogueStep("tanh", (None,)),
+    ]
+    work = Workload.make("relu", {"data": typed(whole, dtype)}, {}, (), steps)
+    check(work, space_of(work).sample(random.Random(seed), 1)[0])
+
+
+@settings(max_examples=6)
+@given(shape=st.lists(st.integers(1, 9), min_size=1, max_size=3), last=st.integers(1, 70), seed=st.integers(0, 2**32))
+def test_any_transpose_that_keeps_rows(shape, last, seed) -> None:
+    rng = random.Random(seed)
+    axes = [*rng.sample(range(len(shape)), len(shape)), len(shape)]
+    work = Workload.make("transpose", {"data": typed([*shape, last])}, {"axes": axes})
+    check(work, space_of(work).sample(rng, 1)[0])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16"])
+def test_narrow_results(dtype: str) -> None:
+    work = Workload.make("cast", {"data": "float32[5,131]"}, {"dtype": dtype})
+    for config in space_of(work).sample(random.Random(0), 2):
+        check(work, config)
+
+
+@given(
+    shape=st.lists(st.integers(1, 300), max_size=4), dtype=st.sampled_from(["float32", "int8", "bool"]),
+    spec=st.sampled_from(["-mcpu=znver4", "-mcpu=haswell", "", "-mcpu=neoverse-n1"]), threads=st.integers(1, 256),
+)  # fmt: skip
+def test_the_fallback_is_of_its_space(shape, dtype, spec, threads) -> None:
+    target = Target.parse(f"llvm {spec} -num-cores={threads}")
+    space = space_of(Workload.make("cast", {"data": typed(shape)}, {"dtype": dtype}), target)
+    assert space.contains(space.fallback)
+    drawn = [space.config(i) for i in range(space.size)]
+    assert sum(map(space.contains, drawn)) * 10 >= len(drawn)
+
+
+@pytest.mark.parametrize("shape", [[0, 4], ["n", 4]])
+def test_an_empty_or_symbolic_shape_has_the_plain_schedule_only(shape: list[Any]) -> None:
+    found = candidates(Workload.make("relu", {"data": typed(shape)}), TARGET)
+    assert [c.implementation for c in found] == ["broadcast.cpu"]
+
+
