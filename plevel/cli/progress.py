@@ -72,6 +72,8 @@ class Progress:
             words.append(f"about {show_duration(left)} left")
         if status.workers == 0:
             words.append(status.message or "waiting for a worker")
+        elif status.state == "running" and status.message:
+            words.append(status.message)
         return ", ".join(words)
 
     def _time_left_s(self, status: RunStatus) -> float | None:

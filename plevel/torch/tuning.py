@@ -20,7 +20,7 @@ def tune(
     *,
     trials: int = 128,
     database: str | None = None,
-    report: Callable[[RunStatus], None] = lambda status: None,
+    report: Callable[[RunStatus], None] | None = None,
 ) -> RunStatus:
     """Tunes the workloads of a model's call with these inputs, each as often as it occurs; the run's end.
 
@@ -28,13 +28,16 @@ def tune(
         trials: of all workloads together; the budget goes where most time can be saved.
         database: a service (`http://…`), or a database or SQLite file, for which a service and a worker
             run on this machine until it is done. As `plevel tune` finds it where not given.
-        report: called with the run's status as it goes on.
+        report: called with the run's status as it goes on; without it standard error shows the progress.
 
     Raises:
         ExtractError: the model cannot be traced, or has nothing to tune.
         ServiceError, UnreachableError, EmbeddedError: as `plevel tune`.
     """
+    from rich.console import Console
+
     from plevel.cli.location import locate
+    from plevel.cli.progress import Progress
 
     found = extract(model, inputs).workloads
     if not found:
@@ -56,6 +59,8 @@ def tune(
         run = client.create_run(request)
         if embedded is not None and run.state != "done":
             embedded.start_worker(request.target.threads)
+        if report is None:
+            report = stack.enter_context(Progress(Console(stderr=True))).show
         for status in client.follow(run.id):
             run = status
             report(status)

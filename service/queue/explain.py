@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from service.errors import NotFoundError
 from service.queue import fleet, pause, rule
-from service.queue.place import can_build
+from service.queue.place import can_build, named_needs
 from service.store.sql import now
 from service.store.tables import JobState, device, job, lease, run, target, worker, worker_device
 from strategy.table import show_number
@@ -98,6 +98,26 @@ def _explain_wait(connection: sa.Connection, row: Any, alive_s: float) -> list[s
         names = ", ".join(sorted({str(p.name) for p in known}))
         reasons.append(f"no worker for the target has the versions that it needs ({row.needs}); alive: {names}")
     return reasons
+
+
+def missing(connection: sa.Connection, run_id: int, alive_s: float) -> tuple[str, ...]:
+    """The implementations, with versions, that a run at rest waits for; empty if a live worker can go on with it."""
+    jobs = connection.execute(
+        sa.select(*job.c["state", "needs", "target_id"])
+        .where(job.c.run_id == run_id, job.c.state.in_([JobState.QUEUED, JobState.LEASED]))
+        .distinct()
+    ).all()
+    if not jobs or any(j.state == JobState.LEASED for j in jobs):
+        return ()
+    alive = connection.scalars(
+        sa.select(worker.c.operators)
+        .join(worker_device, worker_device.c.worker_id == worker.c.id)
+        .where(worker_device.c.target_id == jobs[0].target_id, fleet.is_alive(alive_s))
+    ).all()
+    if any(not operators or can_build(j.needs, operators) for operators in alive for j in jobs):
+        return ()
+    named = (version for j in jobs for version in named_needs(j.needs))
+    return tuple(dict.fromkeys(named))
 
 
 class _Place(NamedTuple):

@@ -95,6 +95,12 @@ def can_build(needs: str, operators: Operators) -> bool:
     return all(str(known.get(name)) == version for name, version in versions)
 
 
+def named_needs(needs: str) -> tuple[str, ...]:
+    """The implementations of a job's needs, each with its version and its operator, for people."""
+    op, versions = _read_needs(needs)
+    return tuple(f"{name} of version {version} for {op}" for name, version in versions) or (op,)
+
+
 @lru_cache(maxsize=4096)
 def _read_needs(needs: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     wanted = orjson.loads(needs)

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.errors import NotFoundError
-from service.queue import fleet
+from service.queue import explain, fleet
 from service.records import ranking
 from service.records.ranking import Ranked
 from service.store import catalogue
@@ -45,6 +45,11 @@ def status(
         message = (
             f"waiting for a worker for target {request.target}: start one with "
             "`plevel worker --url URL`, with this service's URL"
+        )
+    elif row.state == RunState.RUNNING and (missing := explain.missing(connection, run_id, alive_s)):
+        message = (
+            f"waiting for a worker that can build {', '.join(missing)}: those alive for target {request.target} "
+            "have other versions; bring them to this service's version of plevel"
         )
     return RunStatus(
         id=run_id, state=RunState(row.state), target=request.target, trials=request.trials,

@@ -18,7 +18,7 @@ from service.selection.database import RecordDatabase
 from service.settings import Settings
 from service.store.db import Store
 from service.store.sql import now
-from service.store.tables import LIVE, job, job_entry, run, run_task
+from service.store.tables import LIVE, job, job_entry, run, run_task, worker
 from service.store.wakeup import Wakeup
 from service.tuning import plan as planning
 from service.tuning import run as runs
@@ -402,6 +402,18 @@ def test_time_limit_ends_the_search_and_confirms(farm: Farm) -> None:
     assert status.tasks[0].confirmed
     # It was cut short: an equal request goes on.
     assert farm.ask(request(trials=500, timeout_s=60.0)).state is RunState.RUNNING
+
+
+def test_a_run_that_no_live_worker_can_go_on_with_says_so(farm: Farm) -> None:
+    status = farm.ask(request(trials=60))
+    farm.tuner.step()
+    assert not farm.status(status.id).message
+    with farm.store.write() as c:
+        c.execute(sa.update(worker).values(operators={"filter": {"other": 1}}))
+    assert not farm.work()
+    said = farm.status(status.id).message
+    assert "waiting for a worker that can build" in said
+    assert f"{LIBRARY.implementation} of version 1 for filter" in said
 
 
 def test_a_time_limit_without_any_worker_ends_too(store: Store, url: str, model: CostModel) -> None:

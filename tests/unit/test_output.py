@@ -50,10 +50,12 @@ def test_progress_without_a_terminal_is_lines(monkeypatch: pytest.MonkeyPatch) -
         progress.show(run(0, workers=0))
         progress.show(run(4, task("dense_pack.cpu", 2e-3)))
         progress.show(run(8, task("dense_pack.cpu", 1e-3), task("slow", 5e-3)))
+        progress.show(run(8, message="waiting for a worker that can build it"))
     lines = out.getvalue().splitlines()
     assert lines[0] == "running 0/10 trials, waiting for a worker"
     assert lines[1].startswith("running 4/10 trials, best dense_pack.cpu 2.00 ms, about ")
     assert lines[2].startswith("running 8/10 trials, best dense_pack.cpu 1.00 ms, about ")
+    assert lines[3].endswith(", waiting for a worker that can build it")
     assert "\x1b" not in out.getvalue()
 
 

@@ -28,12 +28,12 @@ from typing import Any
 
 import pytest
 
-from strategy import op
+from strategy import op, pattern
 from strategy.cpu.passes import PROCESSOR_VERSION
 from strategy.document import reference
 from strategy.installed import installed
 from strategy.op import all_ops
-from strategy.op_strategy import OpImplementation, evaluate
+from strategy.op_strategy import OpImplementation, OpStrategy, evaluate
 from strategy.record import ALL
 from strategy.target import Target
 from strategy.workload import Workload
@@ -214,6 +214,22 @@ def listed() -> dict[str, dict[str, int]]:
 
 def test_workers_know_what_is_installed() -> None:
     assert installed() == listed(), STALE
+
+
+def test_each_function_that_adds_implementations_does_so_for_an_example() -> None:
+    """A name that no example offers is not in the list of what workers build, and its jobs would wait for ever."""
+    silent = []
+    for name, found_op in all_ops().items():
+        found = [Workload.make(name, e.inputs, dict(e.attrs)) for e in found_op.examples]
+        for add in pattern._added.get(name, ()):
+            offers = 0
+            for w in found:
+                strategy = OpStrategy()
+                add(strategy, w.attr_node, w.input_types, w.out_type, TARGETS[0])
+                offers += len(strategy.specializations)
+            if not offers:
+                silent.append(f"{name}: {add.__module__}")
+    assert not silent, f"declare an example of a workload that each is offered for: {silent}"
 
 
 def test_the_reference_of_operators_is_current() -> None:

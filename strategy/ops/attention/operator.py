@@ -109,7 +109,9 @@ for _name, _what in (
     else:
         _op.add_argument("bias", "Tensor", "Added to the scores, or bools; it broadcasts to [batch, heads, m, n].")
         _op.example({**_inputs, "bias": "float32[2,1,5,19]"}, {"scale": 0.5})
-        _op.example({**_inputs, "bias": "bool[19]"})
+        _op.example({**_inputs, "bias": "bool[19]"}).example({
+            "query": "float32[1,4,1,8]", "key": "float32[1,2,83,8]", "value": "float32[1,2,83,16]", "bias": "bool[83]",
+        })  # fmt: skip
 
 
 def factor(attrs: AttentionAttrs, depth: int) -> float:
