@@ -322,6 +322,16 @@ class Client:
         path = f"/v1/foreign/{tool}/best:batch"
         return self._ask("POST", path, _Lists, json=body)["answers"]
 
+    def iter_foreign_problems(
+        self, tool: str, kernel: str, **asked: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the answer for each problem of a kernel, the newest first: as `foreign_best`, and its `workload`.
+
+        `asked` are arguments of `foreign_best`. The answers are those of the likest device that has any.
+        """
+        wanted = {"kernel": kernel, "limit": 5, **asked}
+        return self._pages(f"/v1/foreign/{tool}/problems", "problems", wanted, first=None)
+
     def iter_foreign(self, tool: str, **wanted: Any) -> Iterator[dict[str, Any]]:
         """Yield the kernels of a tool, the newest first, each with its best and its candidates' spread.
 

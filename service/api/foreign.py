@@ -11,7 +11,13 @@ from service.access.auth import Within
 from service.api.wire import body_of, describe, reply_tagged
 from service.context import Ctx
 from service.records import foreign
-from service.records.foreign import ForeignBest, ForeignList, ForeignQuestion
+from service.records.foreign import (
+    ForeignBest,
+    ForeignList,
+    ForeignProblems,
+    ForeignQuestion,
+    ForeignTerms,
+)
 from strategy.record import convert
 
 router = APIRouter(prefix="/v1/foreign/{tool}", tags=["foreign"])
@@ -65,6 +71,39 @@ def find_best(
     )  # fmt: skip
     with context.store.read() as connection:
         found = foreign.find_best(connection, tool, asked, within)
+    return reply_tagged(found, known)
+
+
+@router.get(
+    "/problems",
+    **describe(
+        "The best configurations of all problems of a kernel", gives=ForeignProblems, errors=(422,),
+        note="As `best`, for each problem on record, the newest first, so that a tool asks once for a kernel. The "
+        "answers of a problem are those of the likest device that has any; `page` is the number of problems.",
+    ),
+)  # fmt: skip
+def find_problems(
+    context: Ctx,
+    within: Within,
+    tool: Tool,
+    kernel: Annotated[str, Query(max_length=200)],
+    device_model: Annotated[str, Query(max_length=200)] = "",
+    architecture: Annotated[str, Query(max_length=100)] = "",
+    version: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Annotated[int, Query(ge=1, le=foreign.MAX_ANSWERS)] = 5,
+    failures: bool = False,
+    page: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[int | None, Query(ge=0)] = None,
+    known: Etag = None,
+) -> Response:
+    asked = ForeignTerms(
+        device_model=device_model, architecture=architecture, version=version, limit=limit,
+        failures=failures,
+    )  # fmt: skip
+    with context.store.read() as connection:
+        found = foreign.find_problems(
+            connection, tool, kernel, asked, within, page=page, cursor=cursor
+        )
     return reply_tagged(found, known)
 
 

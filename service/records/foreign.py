@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Meta
 
+from service.formats.foreign import UNKNOWN
 from service.formats.gpu import arch_of_model
 from service.records.best import standing
 from service.store.tables import advice, device, record, target, task, workload
@@ -24,6 +25,9 @@ from strategy.space import Config
 
 MAX_ANSWERS = 1000
 MAX_ROWS = 50_000  # the newest results that one answer is derived from
+_COLUMNS = (
+    "task_id", "config_digest", "recorded_at", "config", "source", "origin_worker", "measured_at", "extra",
+)  # fmt: skip
 _REFUTING = frozenset(k.value for k in REFUTING)
 
 
@@ -35,20 +39,25 @@ class Likeness(StrEnum):
     OTHER = "other"
 
 
-class ForeignQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A question for the best configurations of one problem of another tool's kernel.
+class ForeignTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The device and the source for which configurations are asked, and how many.
 
     `architecture` (`sm_90`, `gfx942`) is derived from a well-known `device_model`. `version`, a digest of the
     kernel's source, excludes results of other known sources. `failures` asks for the configurations that
     failed on devices of this model, too.
     """
 
-    workload: AskedWorkload
     device_model: Annotated[str, Meta(max_length=200)] = ""
     architecture: Annotated[str, Meta(max_length=100)] = ""
     version: Annotated[str, Meta(max_length=200)] | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_ANSWERS)] = 5
     failures: bool = False
+
+
+class ForeignQuestion(ForeignTerms, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A question for the best configurations of one problem of another tool's kernel."""
+
+    workload: AskedWorkload
 
 
 class ForeignAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +106,19 @@ class ForeignList(msgspec.Struct, frozen=True, kw_only=True):
     next: int | None
 
 
+class ForeignProblem(ForeignBest, frozen=True, kw_only=True):
+    """The answers of one problem, from the likest device that has any."""
+
+    workload: str
+
+
+class ForeignProblems(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of one kernel's problems, the newest first; `next` is the cursor of the following page."""
+
+    problems: tuple[ForeignProblem, ...]
+    next: int | None
+
+
 class _Group:
     """The results of one task on one device model."""
 
@@ -141,28 +163,58 @@ def find_best(
     connection: sa.Connection, tool: str, asked: ForeignQuestion, namespace: str
 ) -> ForeignBest:
     """The best known configurations of a problem."""
-    tasks = connection.execute(
-        _tasks(tool, namespace).where(workload.c.digest == asked.workload.digest)
-    ).all()
-    if asked.version is not None:
-        tasks = [t for t in tasks if t.version in (asked.version, "unknown")]
+    which = {"digest": asked.workload.digest, "namespace": namespace}
+    tasks = [
+        t for t in connection.execute(_OF_PROBLEM, which)
+        if t.implementation.startswith(f"{tool}:") and asked.version in (None, t.version, UNKNOWN)
+    ]  # fmt: skip
+    return _rank(_groups(connection, tasks), asked)
+
+
+def find_problems(
+    connection: sa.Connection,
+    tool: str,
+    kernel: str,
+    asked: ForeignTerms,
+    namespace: str,
+    *,
+    page: int,
+    cursor: int | None = None,
+) -> ForeignProblems:
+    """The best known configurations of each problem of a kernel, on the likest device: a page."""
+    query = _tasks(tool, namespace, asked.version).where(workload.c.op == f"{tool}.{kernel}")
+    ids = query.with_only_columns(workload.c.id).group_by(workload.c.id)
+    if cursor is not None:
+        ids = ids.where(workload.c.id < cursor)
+    found = connection.scalars(ids.order_by(workload.c.id.desc()).limit(page + 1)).all()
+    query = query.where(workload.c.id.in_(found[:page])).order_by(workload.c.id.desc())
+    tasks = connection.execute(query).all()
+    by_problem: dict[str, list[_Group]] = {t.key: [] for t in tasks}
+    for group in _groups(connection, tasks):
+        by_problem[group.task.key].append(group)
+    problems = []
+    for key, groups in by_problem.items():
+        best = _rank(groups, asked)
+        places = [(a.likeness, a.device_model) for a in best.answers]
+        likest = best.answers[: places.count(places[0])] if places else ()
+        problems.append(ForeignProblem(workload=key, answers=likest, failed=best.failed))
+    return ForeignProblems(
+        problems=tuple(problems), next=found[page - 1] if len(found) > page else None
+    )
+
+
+def _rank(groups: list[_Group], asked: ForeignTerms) -> ForeignBest:
+    """The answers of one problem's groups."""
     arch = asked.architecture or arch_of_model(asked.device_model)
     likest = list(Likeness)
-    groups = _groups(connection, tasks)
     rank = {
         id(g): likest.index(_likeness(g, asked.device_model, arch)) for g in groups
     }  # fmt: skip
     groups.sort(key=lambda g: (rank[id(g)], -g.newest, -g.task.id))
     found = [(g, *one) for g in groups for one in g.ranked()][: asked.limit]
-    chosen = _details(connection, [row for _, _, row in found])
-    answers = tuple(
-        _answer(g, took, row, chosen, likest[rank[id(g)]]) for g, took, row in found
-    )
-    failed: Sequence[Any] = ()
-    if asked.failures:
-        own = [r for g in groups if rank[id(g)] == 0 for r in g.failed.values()][:MAX_ANSWERS]
-        failed = [config for config, _ in _details(connection, own).values()]
-    return ForeignBest(answers=answers, failed=tuple(Config(c) for c in failed))
+    answers = tuple(_answer(g, took, row, likest[rank[id(g)]]) for g, took, row in found)
+    own = [r for g in groups if asked.failures and rank[id(g)] == 0 for r in g.failed.values()]
+    return ForeignBest(answers=answers, failed=tuple(Config(r.config) for r in own[:MAX_ANSWERS]))
 
 
 def list_kernels(
@@ -188,11 +240,10 @@ def list_kernels(
     ]  # fmt: skip
     groups.sort(key=lambda g: (-g.task.id, -g.newest, g.model))
     first = [(g, g.ranked()) for g in groups]
-    chosen = _details(connection, [ranked[0][1] for _, ranked in first if ranked])
     kernels = tuple(
         ForeignKernel(
             task_id=g.task.id, workload=g.task.key,
-            best=_answer(g, *ranked[0], chosen, Likeness.MODEL) if ranked else None,
+            best=_answer(g, *ranked[0], Likeness.MODEL) if ranked else None,
             candidates=len(ranked), failures=len(g.failed),
             slowest_s=max((t for t, _ in ranked if t is not None), default=None),
         )
@@ -201,20 +252,44 @@ def list_kernels(
     return ForeignList(kernels=kernels, next=last)
 
 
-def _tasks(tool: str | None, namespace: str | None) -> sa.Select[Any]:
+_TASKS = (
+    sa.select(
+        *task.c["id", "implementation", "version"], workload.c.key, target.c.key.label("target"),
+        target.c.body.label("body"),
+    )
+    .join(workload, workload.c.id == task.c.workload_id)
+    .join(target, target.c.id == task.c.target_id)
+)  # fmt: skip
+# Made once, as making a statement takes longer than executing it.
+_OF_PROBLEM = _TASKS.where(
+    workload.c.digest == sa.bindparam("digest"), task.c.namespace == sa.bindparam("namespace")
+)
+
+
+def _tasks(tool: str | None, namespace: str | None, version: str | None = None) -> sa.Select[Any]:
     of_tool = (
         task.c.implementation.contains(":") if tool is None
         else task.c.implementation.startswith(f"{tool}:", autoescape=True)
     )  # fmt: skip
-    return (
-        sa.select(
-            *task.c["id", "implementation", "version"], workload.c.key,
-            target.c.key.label("target"), target.c.body.label("body"),
-        )
-        .join(workload, workload.c.id == task.c.workload_id)
-        .join(target, target.c.id == task.c.target_id)
-        .where(of_tool, sa.true() if namespace is None else task.c.namespace == namespace)
+    return _TASKS.where(
+        of_tool, sa.true() if namespace is None else task.c.namespace == namespace,
+        sa.true() if version is None else task.c.version.in_((version, UNKNOWN)),
     )  # fmt: skip
+
+
+def _results(table: sa.Table, *more: str) -> sa.Select[Any]:
+    """The newest results of tasks, the newest first."""
+    return (
+        sa.select(*table.c[*_COLUMNS, *more], device.c.model)
+        .outerjoin(device, device.c.id == table.c.device_id)
+        .where(table.c.task_id.in_(sa.bindparam("tasks", expanding=True)))
+        .order_by(table.c.id.desc())
+        .limit(MAX_ROWS)
+    )
+
+
+_TIMED = _results(record, "error", "median_s").where(standing())
+_ADVISED = _results(advice)
 
 
 def _groups(connection: sa.Connection, tasks: Iterable[Any]) -> list[_Group]:
@@ -225,24 +300,15 @@ def _groups(connection: sa.Connection, tasks: Iterable[Any]) -> list[_Group]:
 
     def group_of(row: Any) -> _Group:
         place = row.task_id, row.model or ""
-        return groups.setdefault(place, _Group(by_id[row.task_id], place[1]))
+        if place not in groups:
+            groups[place] = _Group(by_id[row.task_id], place[1])
+        return groups[place]
 
-    for table, more in ((record, ("error", "median_s")), (advice, ())):
-        query = (
-            sa.select(
-                *table.c["id", "task_id", "config_digest", "recorded_at", *more], device.c.model
-            )
-            .outerjoin(device, device.c.id == table.c.device_id)
-            .where(table.c.task_id.in_(list(by_id)))
-            .order_by(table.c.id.desc())
-            .limit(MAX_ROWS)
-        )
-        rows = connection.execute(query.where(standing()) if table is record else query).all()
-        for row in reversed(rows):
-            if table is record:
-                group_of(row).add(row)
-            else:
-                group_of(row).advised.append(row)
+    which = {"tasks": list(by_id)}
+    for row in reversed(connection.execute(_TIMED, which).all()):
+        group_of(row).add(row)
+    for row in reversed(connection.execute(_ADVISED, which).all()):
+        group_of(row).advised.append(row)
     for group in groups.values():
         group.close()
     return list(groups.values())
@@ -255,34 +321,11 @@ def _likeness(group: _Group, model: str, arch: str) -> Likeness:
     return Likeness.ARCHITECTURE if arch and own == arch else Likeness.OTHER
 
 
-def _details(
-    connection: sa.Connection, rows: Iterable[Any]
-) -> dict[tuple[bool, int], tuple[Any, Any]]:
-    """The configuration and the remaining columns of rows, by kind and id."""
-    found = {}
-    by_kind: dict[bool, list[int]] = {True: [], False: []}
-    for row in rows:
-        by_kind[_is_record(row)].append(row.id)
-    names = ("id", "config", "source", "origin_worker", "measured_at", "extra")
-    for is_record, ids in by_kind.items():
-        table = record if is_record else advice
-        query = sa.select(*table.c[names]).where(table.c.id.in_(ids))
-        for r in connection.execute(query) if ids else ():
-            found[is_record, r.id] = r.config, r
-    return found
-
-
-def _is_record(row: Any) -> bool:
-    return "median_s" in row._fields
-
-
-def _answer(
-    group: _Group, took: float | None, row: Any, chosen: Any, likeness: Likeness
-) -> ForeignAnswer:
-    config, more = chosen[_is_record(row), row.id]
+def _answer(group: _Group, took: float | None, row: Any, likeness: Likeness) -> ForeignAnswer:
     return ForeignAnswer(
-        implementation=group.task.implementation, version=group.task.version, config=Config(config),
-        median_s=took, likeness=likeness, device_model=group.model, target=group.task.target,
-        source=more.source, worker=more.origin_worker or "", measured_at=more.measured_at,
-        recorded_at=row.recorded_at, extra=msgspec.json.decode(more.extra) if more.extra else None,
+        implementation=group.task.implementation, version=group.task.version,
+        config=Config(row.config), median_s=took, likeness=likeness, device_model=group.model,
+        target=group.task.target, source=row.source, worker=row.origin_worker or "",
+        measured_at=row.measured_at, recorded_at=row.recorded_at,
+        extra=msgspec.json.decode(row.extra) if row.extra else None,
     )  # fmt: skip

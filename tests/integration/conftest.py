@@ -18,7 +18,7 @@ from tests.integration.process import Service, Start
 _numbers = itertools.count(1)
 
 
-def _admin(server: str) -> psycopg.Connection:
+def admin(server: str) -> psycopg.Connection:
     return psycopg.connect(f"host={server} user=plevel dbname=postgres", autocommit=True)
 
 
@@ -33,8 +33,8 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def migrated_database(postgres_server: str) -> str:
     """The name of a PostgreSQL database that tests copy."""
     name = f"migrated_{os.getpid()}"
-    with _admin(postgres_server) as admin:
-        admin.execute(f"CREATE DATABASE {name}")
+    with admin(postgres_server) as server:
+        server.execute(f"CREATE DATABASE {name}")
     migration.upgrade(f"postgresql://plevel@/{name}?host={postgres_server}")
     return name
 
@@ -49,10 +49,10 @@ def sqlite_copy(migrated_file: Path, tmp_path: Path) -> str:
 @pytest.fixture
 def postgres_copy(migrated_database: str, postgres_server: str) -> Iterator[str]:
     name = f"copy_{os.getpid()}_{next(_numbers)}"
-    with _admin(postgres_server) as admin:
-        admin.execute(f"CREATE DATABASE {name} TEMPLATE {migrated_database}")
+    with admin(postgres_server) as server:
+        server.execute(f"CREATE DATABASE {name} TEMPLATE {migrated_database}")
         yield f"postgresql://plevel@/{name}?host={postgres_server}"
-        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

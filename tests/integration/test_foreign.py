@@ -25,6 +25,7 @@ from strategy.select import Evidence, Level, Selection, choose, select
 from strategy.select import Reason as Why
 from strategy.target import Target
 from strategy.workload import Workload
+from tests.integration.conftest import admin
 from tests.integration.derived import assert_derived
 from tests.integration.process import Service
 
@@ -180,9 +181,33 @@ LINES = (
 )
 
 
+@pytest.fixture(scope="module")
+def on_postgres(
+    migrated_database: str, postgres_server: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
+    name = f"{migrated_database}_foreign"
+    with admin(postgres_server) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {migrated_database}")
+        one = Service(
+            f"postgresql://plevel@/{name}?host={postgres_server}", tmp_path_factory.mktemp("foreign"),
+            PLEVEL_AUTH="open",
+        )
+        yield one
+        one.close()
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def served(request: pytest.FixtureRequest) -> Service:
+    """A shared service over either database."""
+    name = "service" if request.param == "sqlite" else "on_postgres"
+    found: Service = request.getfixturevalue(name)
+    return found
+
+
 @pytest.fixture
-def client(service: Service, request: pytest.FixtureRequest) -> Iterator[Client]:
-    with Client(str(service.http.base_url), namespace=f"f{abs(hash(request.node.name))}") as found:
+def client(served: Service, request: pytest.FixtureRequest) -> Iterator[Client]:
+    with Client(str(served.http.base_url), namespace=f"f{abs(hash(request.node.name))}") as found:
         for one in LINES.splitlines(keepends=True):
             found.import_records([one], name="lines.ndjson")
         yield found
@@ -210,6 +235,27 @@ def test_devices_of_the_same_model_come_first_then_of_the_same_architecture(clie
     assert client.foreign_best("helion", MATMUL) == {"answers": [], "failed": []}
 
 
+def test_all_problems_of_a_kernel_are_read_page_by_page(client: Client) -> None:
+    for i in range(5):
+        client.import_records(
+            [line("NVIDIA H200", (i, 1e-3), attrs={"key": [i]})], name="lines.ndjson"
+        )
+    asked = {"device_model": "NVIDIA H100", "version": "aa", "failures": True, "limit": 20}
+    for page in (2, 100):
+        found = list(client.iter_foreign_problems("triton", "matmul", page=page, **asked))
+        assert [p["workload"] for p in found] == [
+            *(f'triton.matmul(){{"key":[{i}]}}' for i in reversed(range(5))), str(MATMUL),
+        ]  # fmt: skip
+        assert [a["config"]["B"] for a in found[0]["answers"]] == [4]
+        whole = client.foreign_best("triton", MATMUL, **asked)
+        own = [a for a in whole["answers"] if a["likeness"] == "model"]  # of the likest device only
+        assert (found[-1]["answers"], found[-1]["failed"]) == (own, whole["failed"])
+    other = list(client.iter_foreign_problems("triton", "matmul", version="other"))
+    assert [(p["workload"], len(p["answers"])) for p in other] == [(str(MATMUL), 1)]
+    assert list(client.iter_foreign_problems("triton", "matmu")) == []
+    assert list(client.iter_foreign_problems("helion", "matmul")) == []
+
+
 def test_many_questions_are_one_request(client: Client) -> None:
     asked = {"workload": str(MATMUL), "device_model": "NVIDIA A100-SXM4-80GB", "limit": 1}
     one, none = client.foreign_best_many("triton", [asked, {"workload": "triton.none()"}])
@@ -231,38 +277,38 @@ def test_kernels_are_listed_the_newest_first_page_by_page(client: Client) -> Non
     assert list(client.iter_foreign("triton", kernel="other")) == []
 
 
-def test_an_unchanged_answer_is_not_sent_again(service: Service, client: Client) -> None:
+def test_an_unchanged_answer_is_not_sent_again(served: Service, client: Client) -> None:
     namespace = client._http.params["namespace"]
     params = {"workload": str(MATMUL), "namespace": namespace}
-    first = service.http.get("/v1/foreign/triton/best", params=params)
+    first = served.http.get("/v1/foreign/triton/best", params=params)
     tag = {"if-none-match": first.headers["etag"]}
-    assert service.http.get("/v1/foreign/triton/best", params=params, headers=tag).status_code == 304
+    assert served.http.get("/v1/foreign/triton/best", params=params, headers=tag).status_code == 304
     client.import_records([line("NVIDIA H100", (11, 1e-7))], name="x.ndjson")
-    assert service.http.get("/v1/foreign/triton/best", params=params, headers=tag).status_code == 200
+    assert served.http.get("/v1/foreign/triton/best", params=params, headers=tag).status_code == 200
     for path in ("/v1/foreign/Triton/list", "/v1/foreign/triton/best?workload=x"):
-        assert service.http.get(path).status_code == 422
+        assert served.http.get(path).status_code == 422
 
 
-def test_the_pages_show_kernels_their_spread_and_origin(service: Service, client: Client) -> None:
+def test_the_pages_show_kernels_their_spread_and_origin(served: Service, client: Client) -> None:
     sample = (DATA / MOE).read_bytes()
     client.import_records([sample], name=MOE)
     html = {"accept": "text/html"}
-    page = service.http.get("/foreign", params={"device": "NVIDIA H200"}, headers=html)
+    page = served.http.get("/foreign", params={"device": "NVIDIA H200"}, headers=html)
     assert page.status_code == 200
     for shown in ("triton", "matmul", "NVIDIA H200", "1.00 ms", "2.00×", "host7"):
         assert shown in page.text, shown
-    advised = service.http.get("/foreign?tool=vllm", headers=html).text
+    advised = served.http.get("/foreign?tool=vllm", headers=html).text
     assert "advice" in advised
     assert "fused_moe" in advised
     for task in set(re.findall(r"/tasks/\d+", advised)):
-        assert service.http.get(task, headers=html).status_code == 200
-    assert "No result of another tool matches" in service.http.get("/foreign?tool=none", headers=html).text
-    latest = service.http.get("/foreign", headers={**html, "hx-request": "true"}).text
+        assert served.http.get(task, headers=html).status_code == 200
+    assert "No result of another tool matches" in served.http.get("/foreign?tool=none", headers=html).text
+    latest = served.http.get("/foreign", headers={**html, "hx-request": "true"}).text
     assert "<html" not in latest
     assert latest.count("<tr>") <= 1 + 6
-    assert 'hx-get="/foreign"' in service.http.get("/", headers=html).text
+    assert 'hx-get="/foreign"' in served.http.get("/", headers=html).text
     # A text of a log is no markup.
     client.import_records([line("<b>x</b>", (1, 1e-3), kernel="<i>k</i>")], name="x.ndjson")
-    hostile = service.http.get("/foreign", params={"device": "<b>x</b>"}, headers=html).text
+    hostile = served.http.get("/foreign", params={"device": "<b>x</b>"}, headers=html).text
     assert "&lt;i&gt;k" in hostile
     assert "<i>k" not in hostile
