@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from helion._compat import get_device_name
 from helion.autotuner.remote_cache import RemoteCacheBackend
@@ -28,9 +29,8 @@ class Backend(RemoteCacheBackend):  # type: ignore[misc]
     def get(self, key: str) -> str | None:
         """The entry under a key, as Helion wrote it; None if there is none or the service is away."""
         asked = Workload("helion.kernel", (), {"cache_key": key})
-        found = _reporters[0].best("helion", workload=asked, limit=1) if _reporters else None
-        extra = found["answers"][0]["extra"] if found and found["answers"] else None
-        return None if extra is None else json.dumps(extra)
+        found = _reporters[0].best("helion", asked, limit=1) if _reporters else None
+        return next((text for a in (found or {}).get("answers", ()) for text in _entry(a)), None)
 
     def put(self, key: str, data: str) -> None:
         """Send an entry in the background."""
@@ -53,5 +53,11 @@ class Backend(RemoteCacheBackend):  # type: ignore[misc]
         model = get_device_name()
         wanted = {} if model is None else {"device_model": model}
         for kernel in _reporters[0].kernels("helion", count, **wanted):
-            if kernel["best"] is not None and kernel["best"]["extra"] is not None:
-                yield json.dumps(kernel["best"]["extra"])
+            yield from _entry(kernel["best"])
+
+
+def _entry(answer: dict[str, Any] | None) -> Iterator[str]:
+    """The entry of an answer as Helion wrote it, if it is one."""
+    extra = answer["extra"] if answer else None
+    if extra is not None and isinstance(extra.get("config"), str) and "key" in extra:
+        yield json.dumps(extra)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -88,19 +89,26 @@ class _Table:
         """The configurations of a key; those of another device are timed here, few of them."""
         model, _, problem = key.partition("+")
         asked = Workload(f"inductor.{_op(problem)}", (), {"key": problem})
-        found = _installed[0].best("inductor", workload=asked, device_model=model, limit=KEEP)
+        found = _installed[0].likest("inductor", asked, device_model=model, limit=KEEP)
         answers = found["answers"] if found else []
         if not answers:
             return default
-        likest = answers[0]["likeness"], answers[0]["device_model"]
-        same = [a for a in answers if (a["likeness"], a["device_model"]) == likest]
-        return [dict(a["config"]) for a in same[: 1 if likest[0] == "model" else KEEP]]
+        keep = 1 if answers[0]["likeness"] == "model" else KEEP
+        return [dict(a["config"]) for a in answers[:keep]]
 
 
 def save(
     timings: dict[Any, float], name: str, input_nodes: Any, choices: Any, *more: Any
 ) -> None:
     """Report the choices that Inductor timed, in milliseconds; infinity is a failure."""
+    for reporter in _installed:
+        with reporter.spared():
+            for line in _lines(timings, name):
+                reporter.report(line)
+
+
+def _lines(timings: dict[Any, float], name: str) -> Iterator[dict[str, Any]]:
+    """The choices of each problem and device model as a foreign line."""
     by_problem: dict[tuple[str, str], list[dict[str, Any]]] = {}
     targets: dict[str, dict[str, str] | None] = {}
     for choice, took in timings.items():
@@ -123,12 +131,11 @@ def save(
         targets[place[1]] = _target(device)
         by_problem.setdefault(place, []).append({"config": entry, **outcome})
     for (problem, model), candidates in by_problem.items():
-        for reporter in _installed:
-            reporter.report({
-                "tool": "inductor", "kernel": _op(problem), "attrs": {"key": problem},
-                "device_model": model, "target": targets[model], "measured_at": time.time(), "candidates": candidates,
-                "environment": {"torch": torch.__version__},
-            })  # fmt: skip
+        yield {
+            "tool": "inductor", "kernel": _op(problem), "attrs": {"key": problem},
+            "device_model": model, "target": targets[model], "measured_at": time.time(), "candidates": candidates,
+            "environment": {"torch": torch.__version__},
+        }  # fmt: skip
 
 
 def _op(problem: str) -> str:

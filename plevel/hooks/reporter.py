@@ -1,7 +1,8 @@
 """The connection of a tool's process to a service: reports in the background, and questions with a time limit.
 
 A report that cannot be delivered is kept in a folder of this user and sent later, by this process or another; the
-service stores nothing twice.
+service stores nothing twice. At the first question about a kernel its known problems are read in the background; for a
+minute they answer further questions about it, without a request. Nothing here raises into the tool.
 """
 
 from __future__ import annotations
@@ -15,17 +16,22 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 import platformdirs
 
 from plevel.client import Client, ServiceError, UnreachableError
+from strategy.workload import Workload
 
 T = TypeVar("T")
 ANSWER_S = 2.0  # of a question
+FRESH_S = 60.0  # of the problems of a kernel in memory
+AHEAD = 500  # problems of a kernel that are read ahead; further ones are asked one by one
 REST_S = 30.0  # after a failure, before the service is asked again
 LAST_S = 5.0  # at the end of the process, for what was not sent yet
 BATCH_BYTES = 1 << 20
@@ -49,7 +55,7 @@ class Reporter:
         folder: where undelivered reports wait; default: of this user.
 
     Raises:
-        ValueError: no service is named.
+        ValueError: no service is named, or not by a URL.
     """
 
     def __init__(
@@ -63,12 +69,15 @@ class Reporter:
         url = url or os.environ.get("PLEVEL_URL")
         if not url:
             raise ValueError("no service is named: set PLEVEL_URL=http://host:port, or give its url")
+        if not _is_address(url):
+            raise ValueError(f"PLEVEL_URL {url!r:.120} is no address of a service: write http://host:port")
         self.url = url
         self.worker = socket.gethostname()[:200]
         self._token = token or os.environ.get("PLEVEL_TOKEN") or None
         self._namespace = namespace or os.environ.get("PLEVEL_NAMESPACE") or None
         self._folder = folder or platformdirs.user_state_path("plevel") / "hooks"
         self._warned: set[str] = set()
+        self._delivered: set[str] = set()
         self._start()
         os.register_at_fork(after_in_child=self._start)
         atexit.register(self.close)
@@ -79,7 +88,9 @@ class Reporter:
         self._ask_lock = threading.Lock()  # another, as a report never waits for an answer
         self._asking: Client | None = None
         self._away_until = 0.0
-        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[bytes | _Kernel | None] = queue.SimpleQueue()
+        self._kernels: dict[_Kernel, _Known] = {}
+        self._reported: set[str] = set()  # problems
         self._sending = b""
         self._thread: threading.Thread | None = None
         self._idle = threading.Event()
@@ -87,21 +98,52 @@ class Reporter:
 
     def report(self, line: Mapping[str, Any]) -> None:
         """Send a foreign line (docs/formats.md) in the background."""
-        data = _encode({"kind": "foreign", "worker": self.worker, **line}) + b"\n"
+        with self.spared():
+            problem = Workload(f"{line['tool']}.{line['kernel']}", (), dict(line["attrs"]))
+            self._reported.add(problem.key)
+            self._put(_encode({"kind": "foreign", "worker": self.worker, **line}) + b"\n")
+
+    def _put(self, item: bytes | _Kernel) -> None:
         with self._lock:
             self._idle.clear()
-            self._waiting.put(data)
+            self._waiting.put(item)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._send_all, name="plevel", daemon=True)
                 self._thread.start()
 
-    def best(self, tool: str, **question: Any) -> dict[str, Any] | None:
+    @contextlib.contextmanager
+    def spared(self) -> Iterator[None]:
+        """Warn of an error in place of raising it into the tool."""
+        try:
+            yield
+        except Exception as error:
+            self._warn(type(error).__name__, f"{type(error).__name__}: {error}; tuning goes on without plevel")
+
+    def best(self, tool: str, workload: Workload, **terms: Any) -> dict[str, Any] | None:
         """The answer of `Client.foreign_best`, None if the service is away."""
 
         def read(client: Client) -> dict[str, Any]:
-            return client.foreign_best(tool, **question)
+            return client.foreign_best(tool, workload, **terms)
 
         return self._ask(read)
+
+    def likest(self, tool: str, workload: Workload, **terms: Any) -> dict[str, Any] | None:
+        """As `best`, of the likest device that has an answer; it may be `FRESH_S` old.
+
+        A problem that this process has reported is asked for each time.
+        """
+        kernel = _Kernel(tool, workload.op.partition(".")[2], tuple(terms.items()))
+        known = self._kernels.get(kernel)
+        if known is None or not known.is_fresh():
+            self._kernels[kernel] = _Known(time.monotonic())
+            self._put(kernel)
+        elif known.has(workload.key) and workload.key not in self._reported:
+            return known.problems.get(workload.key)
+        found = self.best(tool, workload, **terms)
+        if found is not None and found["answers"]:
+            places = [(a["likeness"], a["device_model"]) for a in found["answers"]]
+            del found["answers"][places.count(places[0]) :]
+        return found
 
     def kernels(self, tool: str, limit: int, **wanted: Any) -> list[dict[str, Any]]:
         """The newest kernels of `Client.iter_foreign`, none if the service is away."""
@@ -116,11 +158,10 @@ class Reporter:
         with self._ask_lock:
             if time.monotonic() < self._away_until:
                 return None
-            if self._asking is None:
-                self._asking = self._client(ANSWER_S)
             try:
+                self._asking = self._asking or self._client(ANSWER_S)
                 return read(self._asking)
-            except (UnreachableError, ServiceError) as error:
+            except Exception as error:
                 self._failed(error)
                 return None
 
@@ -131,8 +172,9 @@ class Reporter:
         )  # fmt: skip
 
     def _failed(self, error: Exception) -> None:
-        """Leave the service alone for a while, and warn once of each kind of failure."""
-        self._away_until = time.monotonic() + REST_S
+        """Warn once of each kind of failure; leave the service alone for a while if it is away."""
+        if _is_away(error):
+            self._away_until = time.monotonic() + REST_S
         self._warn(type(error).__name__, f"{error}; tuning goes on without plevel")
 
     def _warn(self, kind: str, text: str) -> None:
@@ -150,11 +192,11 @@ class Reporter:
             return
         self._waiting.put(None)
         self._thread.join(LAST_S)
-        left: list[bytes | None] = [self._sending]
+        left: list[bytes | _Kernel | None] = [self._sending]
         with contextlib.suppress(queue.Empty):
             while True:
                 left.append(self._waiting.get_nowait())
-        self._keep(b"".join(data for data in left if data is not None))
+        self._keep(b"".join(data for data in left if isinstance(data, bytes)))
         self._thread = None
 
     def _send_all(self) -> None:
@@ -163,19 +205,36 @@ class Reporter:
             ended = False
             while not ended:
                 taken = [waiting.get()]
-                while not waiting.empty() and sum(len(d) for d in taken if d) < BATCH_BYTES:
+                while not waiting.empty() and sum(len(d) for d in taken if isinstance(d, bytes)) < BATCH_BYTES:
                     taken.append(waiting.get())
                 ended = None in taken
-                self._sending = b"".join(d for d in taken if d is not None)
+                self._sending = b"".join(d for d in taken if isinstance(d, bytes))
                 try:
-                    self._deliver(client, self._sending)
+                    if self._sending or ended:
+                        self._deliver(client, self._sending)
                 except Exception as error:  # the tool goes on, whatever happens here
                     self._keep(self._sending)
                     self._failed(error)
                 self._sending = b""
+                for kernel in taken:
+                    if isinstance(kernel, _Kernel):
+                        self._read_ahead(client, kernel)
                 with self._lock:
                     if waiting.empty():
                         self._idle.set()
+
+    def _read_ahead(self, client: Client, kernel: _Kernel) -> None:
+        if time.monotonic() < self._away_until:
+            return
+        known = _Known(time.monotonic())
+        found = client.iter_foreign_problems(kernel.tool, kernel.name, **dict(kernel.terms))
+        try:
+            known.problems = {p["workload"]: p for p in islice(found, AHEAD)}
+        except Exception as error:
+            self._failed(error)
+            return
+        known.complete = len(known.problems) < AHEAD
+        self._kernels[kernel] = known
 
     def _deliver(self, client: Client, data: bytes) -> None:
         """Send what was kept earlier, and this; keep what cannot be sent."""
@@ -184,7 +243,9 @@ class Reporter:
             return
         for path, kept in self._kept():
             self._send(client, kept)
-            path.unlink(missing_ok=True)
+            self._delivered.add(path.name)
+            with self.spared():  # another user's file stays
+                path.unlink(missing_ok=True)
         if data:
             self._send(client, data)
 
@@ -193,8 +254,7 @@ class Reporter:
         try:
             client.import_records([data], name="hook.ndjson", put_aside=rejected.append)
         except ServiceError as error:
-            # Refused, and so it would be again.
-            if not 400 <= error.status < 500 or error.status in (401, 403, 408, 429):
+            if _is_away(error):
                 raise
             self._warn("refused", f"{self.url} refused a report: {error}")
         for found in rejected[:1]:
@@ -210,8 +270,11 @@ class Reporter:
                 self._warn("full", f"{self._folder} is full: results are dropped until {self.url} answers")
                 return
             part = self._folder / f".{uuid.uuid4().hex}"
-            part.write_bytes(data)
-            part.rename(self._folder / f"{self._place}-{time.time_ns()}-{part.name[1:9]}.ndjson")
+            try:
+                part.write_bytes(data)
+                part.rename(self._folder / f"{self._place}-{time.time_ns()}-{part.name[1:9]}.ndjson")
+            finally:
+                part.unlink(missing_ok=True)  # of a full disk
         except OSError as error:
             self._warn("spool", f"results are lost, as {self._folder} cannot be written: {error}")
 
@@ -221,7 +284,47 @@ class Reporter:
         return uuid.uuid5(uuid.NAMESPACE_URL, f"{self.url} {self._namespace}").hex[:12]
 
     def _kept(self) -> Iterator[tuple[Path, bytes]]:
-        paths: Sequence[Path] = sorted(self._folder.glob(f"{self._place}-*.ndjson"))
-        for path in paths:
-            with contextlib.suppress(FileNotFoundError):  # another process was quicker
-                yield path, path.read_bytes()
+        for path in sorted(self._folder.glob(f"{self._place}-*.ndjson")):
+            # Another process was quicker, or it is another user's.
+            with contextlib.suppress(OSError):
+                if path.name not in self._delivered:
+                    yield path, path.read_bytes()
+
+
+class _Kernel(NamedTuple):
+    """What is read ahead: a tool's kernel, under the terms of the questions about it."""
+
+    tool: str
+    name: str
+    terms: tuple[tuple[str, Any], ...]
+
+
+class _Known:
+    """The problems of a kernel that the service knew at an instant; `complete` if they are all of them."""
+
+    def __init__(self, at: float) -> None:
+        self.problems: dict[str, dict[str, Any]] = {}
+        self.complete = False
+        self._at = at
+
+    def has(self, problem: str) -> bool:
+        """Return whether the answer of a problem is known, which may be that there is none."""
+        return self.complete or problem in self.problems
+
+    def is_fresh(self) -> bool:
+        return time.monotonic() - self._at < FRESH_S
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _is_away(error: Exception) -> bool:
+    """Return whether the service would fail other requests, too, for now."""
+    if isinstance(error, ServiceError):  # a refusal is of this request, and would be repeated
+        return not 400 <= error.status < 500 or error.status in (401, 403, 408, 429)
+    return isinstance(error, UnreachableError)

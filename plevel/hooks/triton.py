@@ -71,14 +71,15 @@ class _Listener:
             self.before(
                 fn=fn, key=key, configs_timings=configs_timings, cache_hit=cache_hit, **more
             )
-        self._reporter.report({
-            **_where(), "tool": "triton", "kernel": fn.__name__, "attrs": {"key": list(key)},
-            "version": _source(fn),
-            # What Triton read from its own cache is reported without a date, so that it is stored once.
-            "measured_at": 0.0 if cache_hit else time.time(),
-            "environment": {"triton": triton.__version__},
-            "candidates": [_candidate(c, t) for c, t in configs_timings.items()],
-        })  # fmt: skip
+        with self._reporter.spared():
+            self._reporter.report({
+                **_where(), "tool": "triton", "kernel": fn.__name__, "attrs": {"key": list(key)},
+                "version": _source(fn),
+                # What Triton read from its own cache is reported without a date, so that it is stored once.
+                "measured_at": 0.0 if cache_hit else time.time(),
+                "environment": {"triton": triton.__version__},
+                "candidates": [_candidate(c, t) for c, t in configs_timings.items()],
+            })  # fmt: skip
 
 
 def _candidate(config: Config, times: Any) -> dict[str, Any]:
@@ -105,7 +106,10 @@ def autotune(
 
         def prune(given: list[Config], nargs: Mapping[str, Any], **kwargs: Any) -> list[Config]:
             left = given if before is None else before(given, nargs, **kwargs)
-            return _known_or_new(tuner, left, {**nargs, **kwargs}, keep) if _installed else left
+            for reporter in _installed:
+                with reporter.spared():
+                    return _known_or_new(reporter, tuner, left, {**nargs, **kwargs}, keep)
+            return left
 
         tuner.early_config_prune = prune
         return tuner
@@ -114,7 +118,11 @@ def autotune(
 
 
 def _known_or_new(
-    tuner: Autotuner, configs: list[Config], arguments: Mapping[str, Any], keep: int
+    reporter: Reporter,
+    tuner: Autotuner,
+    configs: list[Config],
+    arguments: Mapping[str, Any],
+    keep: int,
 ) -> list[Config]:
     """The configurations to measure: the best known ones, and those that nobody tried."""
     fn = tuner.fn
@@ -122,22 +130,18 @@ def _known_or_new(
         fn = fn.fn
     asked = Workload(f"triton.{fn.__name__}", (), {"key": _key(tuner, arguments)})
     where = _where()
-    found = _installed[0].best(
-        "triton", workload=asked, device_model=where["device_model"], version=_source(fn),
+    found = reporter.likest(
+        "triton", asked, device_model=where["device_model"], version=_source(fn),
         architecture=where["target"].get("arch", ""), limit=1000, failures=True,
     )  # fmt: skip
     if not found or not found["answers"]:
         return configs
     by_text = {_text(c.all_kwargs()): c for c in configs}
-    answers = [(a, by_text.get(_text(a["config"]))) for a in found["answers"]]
-    failed = {_text(c) for c in found["failed"]}
-    tried = {_text(a["config"]) for a, _ in answers} | failed
+    ranked = [_text(a["config"]) for a in found["answers"]]
+    tried = {*ranked, *(_text(c) for c in found["failed"])}
     new = [c for text, c in by_text.items() if text not in tried]
-    likest = found["answers"][0]["likeness"], found["answers"][0]["device_model"]
-    best = [
-        c for a, c in answers if c is not None and (a["likeness"], a["device_model"]) == likest
-    ]
-    if likest[0] == "model" and not new:
+    best = [by_text[text] for text in ranked if text in by_text]
+    if found["answers"][0]["likeness"] == "model" and not new:
         return best[:1] or configs
     return [*best[:keep], *new] or configs
 

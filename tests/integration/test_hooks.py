@@ -13,6 +13,7 @@ import pytest
 from plevel.client import Client
 from plevel.hooks import reporter as module
 from plevel.hooks.reporter import Reporter, is_off
+from strategy.workload import Workload
 from tests.integration.process import Service, Start
 from tests.limit import HANG_S
 from tests.port import free_port
@@ -26,6 +27,10 @@ def line(i: int, kernel: str = "k") -> dict:
         "tool": "triton", "kernel": kernel, "attrs": {"key": [i]}, "device_model": "NVIDIA H100",
         "candidates": candidates,
     }  # fmt: skip
+
+
+def problem(i: int, kernel: str = "k") -> Workload:
+    return Workload(f"triton.{kernel}", (), {"key": [i]})
 
 
 def stored(url: str, namespace: str | None = None) -> list[int]:
@@ -46,7 +51,7 @@ def test_reports_arrive_and_questions_are_answered(service: Service, tmp_path: P
         reporter.report(line(i))
     assert reporter.flush(HANG_S)
     assert stored(url, "hooks.a") == list(range(COUNT))
-    found = reporter.best("triton", workload='triton.k(){"key":[3]}', device_model="NVIDIA H100")
+    found = reporter.best("triton", problem(3), device_model="NVIDIA H100")
     assert found is not None
     assert found["answers"][0]["config"] == {"B": 3}
     assert found["answers"][0]["worker"] == reporter.worker
@@ -63,7 +68,7 @@ def test_without_a_service_the_tool_goes_on_and_is_told_once(
         for i in range(3):
             reporter.report(line(i))
             assert reporter.flush(HANG_S)
-            assert reporter.best("triton", workload="triton.k()") is None
+            assert reporter.best("triton", problem(i)) is None
             assert reporter.kernels("triton", 3) == []
         reporter.close()
     assert len(caplog.records) == 1
@@ -150,3 +155,157 @@ def test_hooks_are_switched_off_by_an_environment_variable(monkeypatch: pytest.M
     monkeypatch.delenv("PLEVEL_URL", raising=False)
     with pytest.raises(ValueError, match="PLEVEL_URL"):
         Reporter()
+
+
+@pytest.fixture
+def asked(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Reporter, list[str]]:
+    """A connection to a service that knows ten problems, and the questions that it sends."""
+    sent: list[str] = []
+    send = Client._send
+
+    def note(self: Client, method: str, path: str, **options: object) -> object:
+        sent.append(path)
+        return send(self, method, path, **options)
+
+    monkeypatch.setattr(Client, "_send", note)
+    namespace = f"hooks.e{tmp_path.name[-20:]}"
+    url = str(service.http.base_url)
+    with Client(url, namespace=namespace) as client:
+        lines = [module._encode({"kind": "foreign", **line(i)}) + b"\n" for i in range(10)]
+        client.import_records(lines, name="x.ndjson")
+    sent.clear()
+    return Reporter(url, namespace=namespace, folder=tmp_path / "spool"), sent
+
+
+def block(reporter: Reporter, i: int, kernel: str = "k") -> int | None:
+    found = reporter.likest("triton", problem(i, kernel), device_model="NVIDIA H100", limit=1)
+    return found["answers"][0]["config"]["B"] if found and found["answers"] else None
+
+
+BEST, PROBLEMS = "/v1/foreign/triton/best", "/v1/foreign/triton/problems"
+
+
+def test_a_kernel_is_asked_for_once(asked: tuple[Reporter, list[str]]) -> None:
+    reporter, sent = asked
+    assert block(reporter, 3) == 3
+    assert reporter.flush(HANG_S)
+    assert sorted(sent) == [BEST, PROBLEMS]
+    assert [block(reporter, i) for i in range(12)] == [*range(10), None, None]
+    assert len(sent) == 2
+    # What this process has reported since is asked for.
+    reporter.report(line(11))
+    assert reporter.flush(HANG_S)
+    assert block(reporter, 11) == 11
+    assert sent[2:] == ["/v1/records:import", BEST]
+    assert block(reporter, 1, "another") is None
+    assert reporter.flush(HANG_S)
+    assert sorted(sent[4:]) == [BEST, PROBLEMS]
+
+
+def test_what_is_remembered_is_asked_for_again_later(
+    asked: tuple[Reporter, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reporter, sent = asked
+    monkeypatch.setattr(module, "FRESH_S", 0.0)
+    for _ in range(2):
+        assert block(reporter, 3) == 3
+        assert reporter.flush(HANG_S)
+    assert sorted(sent) == [BEST, BEST, PROBLEMS, PROBLEMS]
+
+
+def test_a_kernel_of_too_many_problems_is_read_in_part(
+    asked: tuple[Reporter, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reporter, sent = asked
+    monkeypatch.setattr(module, "AHEAD", 4)
+    assert block(reporter, 0) == 0
+    assert reporter.flush(HANG_S)
+    assert [block(reporter, i) for i in range(10)] == [*range(10)]
+    assert sent.count(BEST) == 1 + 6  # the newest are in memory
+
+
+def test_a_refused_question_stops_no_other(
+    asked: tuple[Reporter, list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    reporter, _ = asked
+    assert block(reporter, 3, "k" * 100) is None
+    huge = Workload("triton.k", (), {"key": ["x" * 100_000]})
+    assert reporter.best("triton", huge) is None
+    assert reporter.best("triton", Workload("triton.k", (), {"key": ["\udc80"]})) is None
+    assert block(reporter, 3) == 3
+    assert "tuning goes on without plevel" in caplog.text
+
+
+def test_nothing_raises_into_the_tool(
+    service: Service, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reporter = Reporter(str(service.http.base_url), namespace="hooks.f", folder=tmp_path)
+    endless: list[object] = []
+    endless.append(endless)
+    for key in (endless, ["\udc80"], {1j: 1}):
+        reporter.report({**line(1), "attrs": {"key": key}})
+    reporter.report(line(1, "k k" * 200))
+    reporter.report({"tool": "triton"})
+    reporter.report(line(2))
+    assert reporter.flush(HANG_S)
+    reporter.close()
+    assert stored(str(service.http.base_url), "hooks.f")[-1] == 2
+    assert caplog.text.count("tuning goes on without plevel") >= 3
+
+
+@pytest.mark.parametrize("url", ["farm:8765", "http://", "http://[", "http://farm:x", "ftp://farm"])
+def test_what_is_no_address_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ValueError, match="write http://host:port"):
+        Reporter(url)
+
+
+def test_a_folder_that_cannot_be_written_loses_only_what_it_would_keep(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, quick: None
+) -> None:
+    (tmp_path / "file").touch()
+    reporter = Reporter(f"http://127.0.0.1:{free_port()}", folder=tmp_path / "file" / "spool")
+    for i in range(3):
+        reporter.report(line(i))
+        assert reporter.flush(HANG_S)
+    reporter.close()
+    assert caplog.text.count("results are lost") == 1
+
+
+def test_a_full_folder_keeps_the_oldest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, quick: None
+) -> None:
+    monkeypatch.setattr(module, "SPOOL_BYTES", 500)
+    reporter = Reporter(f"http://127.0.0.1:{free_port()}", folder=tmp_path)
+    for i in range(9):
+        reporter.report(line(i))
+        assert reporter.flush(HANG_S)
+    reporter.close()
+    kept = b"".join(p.read_bytes() for p in sorted(tmp_path.iterdir()))
+    assert b'"key":[0]' in kept
+    assert 0 < len(kept) <= 500
+    assert caplog.text.count("is full") == 1
+
+
+def test_what_cannot_be_removed_is_sent_once_and_holds_up_nothing(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(service.http.base_url)
+    reporter = Reporter(url, namespace="hooks.g", folder=tmp_path)
+    reporter._keep(module._encode({"kind": "foreign", **line(0)}) + b"\n")
+    (kept,) = tmp_path.iterdir()
+    unreadable = tmp_path / f"{reporter._place}-0-x.ndjson"
+    unreadable.mkdir()
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    sent: list[bytes] = []
+    send = reporter._send
+    monkeypatch.setattr(reporter, "_send", lambda client, data: (sent.append(data), send(client, data)))
+    monkeypatch.setattr(Path, "unlink", refuse)
+    for i in (1, 2):
+        reporter.report(line(i))
+        assert reporter.flush(HANG_S)
+    reporter.close()
+    assert sent.count(kept.read_bytes()) == 1
+    assert stored(url, "hooks.g") == [0, 1, 2]

@@ -56,9 +56,9 @@ def test_inductor_asks_for_a_product_and_takes_the_answer(
     make = hook.Choices._create_lookup_choices
     best = reporter.best
 
-    def ask(tool: str, **question: Any) -> Any:
-        asked.append(question["workload"])
-        return best(tool, **question)
+    def ask(tool: str, workload: Any, **terms: Any) -> Any:
+        asked.append(workload)
+        return best(tool, workload, **terms)
 
     def create(self: Any, found: Any, *more: Any) -> Any:
         made = make(self, found, *more)
