@@ -226,6 +226,28 @@ def test_a_dropped_log_is_read_and_what_is_wrong_with_it_is_told(
         visitor.check()
 
 
+def test_a_file_without_a_device_is_imported_with_the_given_device_model(
+    visit, tmp_path: Path
+) -> None:
+    with serve(f"sqlite:///{tmp_path / 'plevel.db'}") as url:
+        visitor = visit(Site(url, ""))
+        page = visitor.page
+        visitor.open("/import")
+        for model, rejected in (("", "1"), (" NVIDIA H100 ", "0")):
+            page.get_by_label("Device model").fill(model)
+            page.get_by_label("Choose logs").set_input_files(DATA.parent / "foreign" / "add_one.autotune.json")
+            card = page.locator("#imported .card").first
+            card.locator(".tiles").wait_for()
+            assert card.locator(".tile b").all_inner_texts()[3] == rejected
+            if model:
+                break
+            assert "give its model" in card.inner_text()
+            page.reload()
+        visitor.open("/foreign")
+        assert "NVIDIA H100" in page.locator("main").inner_text()
+        visitor.check()
+
+
 def test_a_model_leads_to_its_versions_and_what_it_goes_by(visit, seeded: Site) -> None:
     visitor = visit(seeded)
     page = visitor.page

@@ -45,8 +45,10 @@
     card.append(state);
     answers.prepend(card);
     const query = new URLSearchParams({ name, rejects: SHOWN });
-    const target = document.getElementById("target").value.trim();
-    if (target) query.set("target", target);
+    for (const [name, field] of [["target", "target"], ["device_model", "model"]]) {
+      const value = document.getElementById(field).value.trim();
+      if (value) query.set(name, value);
+    }
     try {
       const response = await fetch(`/v1/records:import?${query}`, { method: "POST", body });
       const found = await response.json();
