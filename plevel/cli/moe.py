@@ -26,6 +26,7 @@ from strategy.workload_text import parse_workload
 # The numbers of tokens that vLLM's own benchmark tunes.
 TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 PROVENANCE = "provenance.json"
+MAX_NAME = 200  # bytes of a file's name; a file system takes 255, with those of a partial file
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +57,8 @@ def tabulate(
         if best is None or not {"E", "N"} <= attrs.keys() or type(m) is not int or m < 1:
             continue
         name = file_name(attrs, device_model)
-        if NAME.fullmatch(name) is None:  # of a foreign line, and no name for vLLM
+        # Of a foreign line, and no name for vLLM, or for a file.
+        if NAME.fullmatch(name) is None or not name.isprintable() or len(name.encode()) > MAX_NAME:
             continue
         own = best["device_model"] == device_model
         if not own and (not arch or arch_of_model(best["device_model"]) != arch):
