@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 import httpx
 import msgspec
 
+from strategy.confirmation import Confirmation
 from strategy.op import find_op
 from strategy.op_strategy import Candidate
 from strategy.record import RunRequest, RunState, RunStatus, TaskStatus, WireError, decode, to_json
@@ -446,6 +447,19 @@ class Client:
         """The number of queued jobs by the key of their target, where there are any."""
         text = self._send("GET", "/metrics").text
         return {key: int(float(count)) for key, count in _QUEUED.findall(text)}
+
+    def record_network(self, confirmation: Confirmation) -> int:
+        """Record the verdict on a network's kernels, in place of an earlier one of its key; return its id."""
+        body = to_json(confirmation)
+        return int(self._ask("POST", "/v1/networks", dict[str, int], json=body)["id"])
+
+    def networks(self, limit: int = 20, **wanted: Any) -> list[dict[str, Any]]:
+        """The newest confirmations of networks; `wanted` names a `graph` or a `device_model`."""
+        params = {"limit": limit, **{k: v for k, v in wanted.items() if v is not None}}
+        found: list[dict[str, Any]] = self._ask(
+            "GET", "/v1/networks", dict[str, Any], params=params
+        )["networks"]  # fmt: skip
+        return found
 
     def models(self) -> list[dict[str, Any]]:
         """The cost models with their accuracy, the newest first."""

@@ -48,7 +48,7 @@ def plevel_database(
         if text.startswith(("http://", "https://")):
             client = Client(text, token=read_token(), namespace=read_namespace(namespace))
             yield _Cached(stack.enter_context(client).evidence)
-        elif "://" not in text and _is_lock(Path(text)):
+        elif "://" not in text and is_lock(Path(text)):
             yield LockDatabase(Lock.read(Path(text).read_bytes()))
         else:
             url = text if "://" in text else f"sqlite:///{Path(text).expanduser().absolute()}"
@@ -58,7 +58,8 @@ def plevel_database(
             yield _Cached(_reader(store, read_namespace(namespace) or DEFAULT))
 
 
-def _is_lock(path: Path) -> bool:
+def is_lock(path: Path) -> bool:
+    """Return whether a file is there that is no SQLite database."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from plevel.client import Client, ServiceError, UnreachableError
 from service.store.namespace import DEFAULT
 from strategy import select as rule
+from strategy.confirmation import Confirmation
 from strategy.op_strategy import Candidate
 from strategy.record import RunRequest, RunStatus, TaskStatus, to_json
 from strategy.select import NO_RECORDS, Policy, Selection
@@ -288,6 +289,23 @@ class Direct:
             parts = exporter.export(self._store, cast("exporter.Writable", form), which)
             exporter.check_any(self._store, cast("exporter.Writable", form), which)
         return parts
+
+    def record_network(self, confirmation: Confirmation) -> int:
+        """Record the verdict on a network's kernels. See `Client.record_network`."""
+        store = self._require("the database to record it in")
+        from service.records import network
+
+        with _told(), store.write() as connection:
+            return network.put(connection, confirmation, self._namespace)
+
+    def networks(self, limit: int = 20, **wanted: Any) -> Rows:
+        """The newest confirmations of networks. See `Client.networks`."""
+        if self._store is None:
+            return []
+        from service.records import network
+
+        asked = partial(network.page, namespace=self._namespace, limit=limit, **wanted)
+        return list(self._ask(Row, asked)["networks"])
 
     def models(self) -> Rows:
         """The cost models with their accuracy, the newest first."""

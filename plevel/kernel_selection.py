@@ -31,17 +31,23 @@ def select_kernel(
     return select(workload, target, database, offered=offered)
 
 
-@contextmanager
-def open_records(named: str | None) -> Iterator[Database]:
-    """The named database or lock file, else the database of the environment, else this user's own."""
+def find_records(named: str | None) -> str | None:
+    """The named database or lock file, else the database of the environment, else this user's own if it exists."""
     from plevel.cli.location import locate
-    from plevel.database import plevel_database
     from plevel.embedded import sqlite_path
 
-    place = named
-    if place is None:
-        own = locate(None, None)
-        path = None if own.database is None else sqlite_path(own.database)
-        place = (own.url or own.database) if path is None or path.exists() else None
+    if named is not None:
+        return named
+    own = locate(None, None)
+    path = None if own.database is None else sqlite_path(own.database)
+    return (own.url or own.database) if path is None or path.exists() else None
+
+
+@contextmanager
+def open_records(named: str | None) -> Iterator[Database]:
+    """The records of `find_records`; none where there is no database."""
+    from plevel.database import plevel_database
+
+    place = find_records(named)
     with nullcontext(NO_RECORDS) if place is None else plevel_database(place) as found:
         yield found

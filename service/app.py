@@ -19,6 +19,7 @@ from service.api import (
     health,
     lease,
     model,
+    network,
     problem,
     record,
     run,
@@ -97,7 +98,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )  # fmt: skip
     app.state.context = context
     for part in (
-        run, selection, transfer, coverage, foreign, record, model, worker, lease, fleet, token, health,
+        run, selection, transfer, coverage, foreign, record, model, network, worker, lease, fleet, token,
+        health,
     ):
         app.include_router(part.router)
     problem.install(app)

@@ -49,20 +49,22 @@ _ALIASES = {
     "target": "mtriple",
     "num_cores": "num-cores",
     "threads": "num-cores",
+    "thread_pool": "thread-pool",
     "max_num_threads": "max_threads_per_block",
     "shared_memory_per_block": "max_shared_memory_per_block",
     "l2_cache_size_bytes": "l2_bytes",
 }
 # TVM's options that do not affect the code.
 _IGNORED = SWITCHES | frozenset("tag host mfloat-abi runtime executor".split())
-_READ = frozenset("keys device mcpu arch mattr mtriple num-cores libs model".split())
+POOLS = ("tvm", "openmp")  # that may run the parallel loops of code for processors
+_READ = frozenset("keys device mcpu arch mattr mtriple num-cores thread-pool libs model".split())
 
 
 class Target:
     """A target of code generation.
 
-    `key` (kind, architecture, features, threads) is its identity in the database; libraries, device model and
-    capability (sizes in bytes, counts) are stored and used, but not part of it.
+    `key` (kind, architecture, features, threads, thread pool) is its identity in the database; libraries, device
+    model and capability (sizes in bytes, counts) are stored and used, but not part of it.
 
     `with target:` makes it the current target of this thread or task, used as the default.
     """
@@ -72,6 +74,7 @@ class Target:
     arch: str
     features: tuple[str, ...]
     threads: int
+    pool: str
     libs: tuple[str, ...]
     model: str
     triple: str
@@ -85,14 +88,15 @@ class Target:
         arch: str = "",
         features: tuple[str, ...] = (),
         threads: int = 1,
+        pool: str = POOLS[0],
         libs: tuple[str, ...] = (),
         model: str = "",
         triple: str = "",
         capability: Mapping[str, int] | None = None,
     ) -> None:
         self.__dict__.update(
-            kind=kind, keys=keys, arch=arch, features=features, threads=threads, libs=libs, model=model,
-            triple=triple, capability=MappingProxyType(dict(capability or {})),
+            kind=kind, keys=keys, arch=arch, features=features, threads=threads, pool=pool, libs=libs,
+            model=model, triple=triple, capability=MappingProxyType(dict(capability or {})),
         )  # fmt: skip
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -129,10 +133,12 @@ class Target:
 
     @cached_property
     def key(self) -> str:
-        """The canonical text of kind, architecture, features and threads."""
+        """The canonical text of kind, architecture, features, threads, and thread pool unless it is TVM's."""
         parts = [self.kind, self.arch or "generic", *self.features]
         if not self.is_gpu:
             parts.append(f"threads={self.threads}")
+        if self.pool != POOLS[0]:
+            parts.append(f"pool={self.pool}")
         return "/".join(parts)
 
     @cached_property
@@ -193,6 +199,10 @@ class Target:
             raise TargetError(f"threads = {threads}: must be at least 1")
         return Target.parse({**self.to_json(), "num-cores": threads})
 
+    def with_pool(self, pool: str) -> Target:
+        """This target with its parallel loops on another pool; on OpenMP's without libraries."""
+        return Target.parse({**self.to_json(), "thread-pool": pool})
+
     def to_tvm(self) -> dict[str, Any]:
         """The dict for `tvm.target.Target` of TVM 0.27."""
         data: dict[str, Any] = {"kind": self.kind}
@@ -217,6 +227,8 @@ class Target:
         # For kinds with fewer options in TVM.
         if self.threads != 1:
             data["num-cores"] = self.threads
+        if self.pool != POOLS[0]:
+            data["thread-pool"] = self.pool
         if self.features:
             data["mattr"] = list(self.features)
         if self.triple:
@@ -285,13 +297,19 @@ def _from_mapping(data: Mapping[str, Any]) -> Target:
     model = options.pop("model", base.model)
     if not isinstance(model, str) or len(model) > 200:
         raise TargetError(f"target.model = {model!r:.80}: expected a text of up to 200 characters")
+    pool = options.pop("thread-pool", base.pool)
+    if pool not in POOLS or (pool != POOLS[0] and "cpu" not in base.keys):
+        raise TargetError(f"target.thread-pool = {pool!r:.40}: expected {' or '.join(POOLS)}, of a processor")
+    libs = read_words("libs", options.pop("libs", base.libs))
     target = Target(
         kind=base.kind,
         keys=tuple(dict.fromkeys(keys or base.keys)),
         arch=read_name("arch", arch) if arch else "",
         features=tuple(sorted(set(read_words("mattr", options.pop("mattr", base.features))))),
         threads=read_count("num-cores", options.pop("num-cores", base.threads)),
-        libs=tuple(sorted(set(read_words("libs", options.pop("libs", base.libs))))),
+        pool=pool,
+        # OpenBLAS has threads of its own, which would take the cores from OpenMP's.
+        libs=tuple(sorted(set(libs))) if pool == POOLS[0] else (),
         model=model,
         triple=read_name("mtriple", triple) if triple else "",
         capability=capability,

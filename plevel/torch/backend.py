@@ -28,6 +28,7 @@ from plevel.torch.confirmation import Kept, Verdict
 from plevel.torch.explanation import Report, make_report, note, owned
 from plevel.torch.frozen import compile_frozen
 from plevel.torch.plan import Plan, make_plan
+from plevel.torch.reporting import report
 from strategy.select.lock import Lock
 
 logger = logging.getLogger("plevel.torch")
@@ -150,7 +151,10 @@ def _compile(module: GraphModule, inputs: Sequence[Any], options: Options) -> Ca
         confirmation.write_verdict(planned, verdict)
         kept = frozenset(w for w in planned.kernels if w.key in verdict.kept)
         found = chosen
-    note(make_report(planned, kept, verdict, module), module)
+    made = make_report(planned, kept, verdict, module)
+    note(made, module)
+    if verdict is not None and (options.database or not options.lock):
+        report(planned, made, verdict, options.database)
     return found
 
 

@@ -8,11 +8,12 @@ by workload.
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -20,6 +21,7 @@ import torch
 from plevel.torch.node import hint
 from plevel.torch.plan import Plan
 from plevel.torch.store import folder, touch
+from strategy.confirmation import Comparison
 from strategy.record import Estimate, estimate
 from strategy.table import show_number
 from strategy.workload import Workload
@@ -36,25 +38,27 @@ Compiled = Callable[..., Any]
 Kept = frozenset[Workload]
 
 
-class Step(msgspec.Struct, frozen=True):
-    """One comparison: what was exchanged, and the ratio of the graph's times, new to old."""
+class Timed(NamedTuple):
+    """The ratio of the times of a call, new to old, and both medians."""
 
-    workloads: tuple[str, ...]
-    added: bool
     ratio: Estimate
-    kept: bool
+    old_s: float
+    new_s: float
 
 
 class Verdict(msgspec.Struct, frozen=True):
     """The workloads whose kernels stay in a graph, by key, and the comparisons that said so.
 
-    `pool` names the threads that ran all of them.
+    `before_s` and `after_s` are the times of a call by Inductor alone and with all that stay, in turns; `pool`
+    names the threads that ran all of them.
     """
 
     kept: tuple[str, ...]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Comparison, ...] = ()
     refused: str = ""
     pool: str = ""
+    before_s: float | None = None
+    after_s: float | None = None
 
 
 def read_verdict(plan: Plan) -> Verdict | None:
@@ -93,7 +97,8 @@ def confirm(
             (), refused="the graph changes the model's buffers, so it is not timed"
         )
     best, kept = alone, frozenset[Workload]()
-    steps: list[Step] = []
+    steps: list[Comparison] = []
+    won: list[Timed] = []
     families = plan.families()
     for exchanged in [*families, *_singles(plan, families)]:
         wanted = kept ^ exchanged
@@ -101,14 +106,24 @@ def confirm(
         found, _ = _call(candidate, given, buffers)
         if not _agree(found, expected):
             return alone, Verdict((), tuple(steps), refused="its outputs differ from Inductor's")
-        ratio = compare(best, candidate, given)
-        won = ratio.high_s < 1
-        keys = tuple(sorted(w.key for w in exchanged))
-        steps.append(Step(keys, exchanged <= wanted, ratio, won))
-        if won:
+        timed = compare(best, candidate, given)
+        steps.append(
+            Comparison(
+                workloads=tuple(sorted(w.key for w in exchanged)), added=exchanged <= wanted, ratio=timed.ratio,
+                before_s=timed.old_s, after_s=timed.new_s, kept=timed.ratio.high_s < 1,
+            )
+        )  # fmt: skip
+        if steps[-1].kept:
             best, kept = candidate, wanted
+            won.append(timed)
+    # What was exchanged first was compared with Inductor alone; a sum of exchanges was not.
+    whole = compare(alone, best, given) if len(won) > 1 else won[0] if won else None
+    before_s = whole.old_s if whole else steps[0].before_s if steps else None
     pool = f"openmp, {show_number(torch.get_num_threads(), 'thread')}"
-    return best, Verdict(tuple(sorted(w.key for w in kept)), tuple(steps), pool=pool)
+    return best, Verdict(
+        tuple(sorted(w.key for w in kept)), tuple(steps), pool=pool, before_s=before_s,
+        after_s=whole.new_s if whole else before_s,
+    )  # fmt: skip
 
 
 def _singles(plan: Plan, families: Sequence[Kept]) -> list[Kept]:
@@ -144,20 +159,22 @@ def _agree(found: Sequence[Any], expected: Sequence[Any]) -> bool:
     )
 
 
-def compare(old: Compiled, new: Compiled, inputs: Sequence[Any]) -> Estimate:
-    """The ratio of the time of `new` to that of `old`, of bursts in turns, whose order alternates."""
+def compare(old: Compiled, new: Compiled, inputs: Sequence[Any]) -> Timed:
+    """The times of `new` and `old`, of bursts in turns, whose order alternates."""
     calls = math.ceil(BURST_S / max(_burst(old, inputs, 2), _burst(new, inputs, 2), 1e-7))
-    ratios: list[float] = []
+    found: list[tuple[float, float]] = []
     end = time.perf_counter() + LIMIT_S
-    while len(ratios) < LEAST_ROUNDS or (len(ratios) < ROUNDS and time.perf_counter() < end):
-        if len(ratios) % 2:
+    while len(found) < LEAST_ROUNDS or (len(found) < ROUNDS and time.perf_counter() < end):
+        if len(found) % 2:
             second = _burst(new, inputs, calls)
             first = _burst(old, inputs, calls)
         else:
             first = _burst(old, inputs, calls)
             second = _burst(new, inputs, calls)
-        ratios.append(second / first)
-    return estimate(ratios)
+        found.append((first, second))
+    olds, news = zip(*found, strict=True)
+    ratio = estimate([second / first for first, second in found])
+    return Timed(ratio, statistics.median(olds), statistics.median(news))
 
 
 def _burst(function: Compiled, inputs: Sequence[Any], calls: int) -> float:

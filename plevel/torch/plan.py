@@ -32,12 +32,15 @@ class Plan:
     Args:
         kernels: by workload.
         errors: the reasons of workloads that have no kernel.
+        graph: digest of the graph.
         key: digest of the graph, the kernels, the machine, its threads and PyTorch's version.
     """
 
     extraction: Extraction
     kernels: Mapping[Workload, Kernel]
     errors: Mapping[Workload, str]
+    target: Target
+    graph: str
     key: str
 
     def apply(self, module: GraphModule, kept: Collection[Workload]) -> None:
@@ -110,10 +113,11 @@ def make_plan(module: GraphModule, database: Database, lock: Lock | None = None)
         except Exception as error:  # a strategy's, for this workload alone
             errors[found.workload] = str(error)
     kernels, failed = build(selections)
+    graph = digest_of(_text(module))
     key = digest_of(
-        _text(module), sorted(k.digest for k in kernels.values()), cpu_model(), target.threads, str(torch.__version__)
-    )  # fmt: skip
-    return Plan(extraction, kernels, errors | failed, key)
+        graph, sorted(k.digest for k in kernels.values()), cpu_model(), target.threads, str(torch.__version__)
+    )
+    return Plan(extraction, kernels, errors | failed, target, graph, key)
 
 
 def _choose(

@@ -15,13 +15,14 @@ from service.store.tables import TokenScope
 
 _OPEN = ("/healthz", "/readyz", "/static/")
 _READ_BY_POST = frozenset({"/v1/select", "/v1/select:batch", "/v1/dispatch", "/v1/evidence"})
-_SUBMIT = ("/v1/runs", "/v1/records:import", "/runs/")
+_SUBMIT = ("/v1/runs", "/v1/records:import", "/v1/networks", "/runs/")
 _WORKER = ("/v1/workers", "/v1/leases")
 _ADMIN = ("/v1/tokens", "/v1/audit")  # reading them, too
 # Paths that respect namespaces. The others span all, and refuse tokens restricted to one.
 _NAMESPACED = (
     "/v1/runs", "/v1/select", "/v1/dispatch", "/v1/evidence", "/v1/records", "/v1/tasks/",
-    "/v1/coverage", "/v1/foreign/", "/v1/jobs/", "/v1/workers", "/v1/pauses", "/openapi.json", "/docs",
+    "/v1/coverage", "/v1/foreign/", "/v1/networks", "/v1/jobs/", "/v1/workers", "/v1/pauses",
+    "/openapi.json", "/docs",
 )  # fmt: skip
 
 

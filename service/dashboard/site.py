@@ -15,6 +15,7 @@ from service.dashboard import (
     docs,
     foreign,
     model,
+    network,
     op,
     overview,
     record,
@@ -36,7 +37,9 @@ static = APIRouter(include_in_schema=False)
 
 def install(app: FastAPI) -> None:
     """Add the pages to an application whose error handlers are installed already."""
-    for part in (overview, start, run, task, op, selection, device, foreign, model, record, upload, docs):
+    for part in (
+        overview, start, run, task, op, selection, device, foreign, network, model, record, upload, docs,
+    ):  # fmt: skip
         app.include_router(part.router)
     app.include_router(static)
     for kind, handler in list(app.exception_handlers.items()):

@@ -490,6 +490,21 @@ advice = sa.Table(
     sa.Index(None, "task_id"),
 )
 
+# Verdicts on the kernels of whole networks (`strategy.confirmation`), the newest of each key.
+network = sa.Table(
+    "network",
+    metadata,
+    _id(),
+    _namespace(),
+    sa.Column("key", Digest, nullable=False),  # of the graph, its kernels and the machine
+    sa.Column("graph", Digest, nullable=False),
+    sa.Column("device_model", sa.String(200), nullable=False),
+    sa.Column("body", Json, nullable=False),
+    _instant("recorded_at"),
+    sa.UniqueConstraint("namespace", "key"),
+    sa.Index(None, "graph"),
+)
+
 purge = sa.Table(
     "purge",
     metadata,

@@ -16,16 +16,19 @@ import sqlalchemy as sa
 from service.queue import fleet, retry
 from service.queue import job as jobs
 from service.queue import report as reporting
+from service.records import network
 from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import best, cost_model, device, event, job, record, run, task, worker
 from service.tuning import plan as planning
 from service.tuning import run as runs
+from strategy.confirmation import Comparison, Confirmation, Part
 from strategy.op_strategy import Candidate
 from strategy.record import (
     SEARCH_POLICY,
     Device,
     ErrorKind,
+    Estimate,
     JobEntry,
     Phase,
     Reference,
@@ -237,6 +240,27 @@ def _add_models(c: sa.Connection) -> int:
     return ids[2]
 
 
+def confirmation(*, hostile: bool = False) -> Confirmation:
+    """The verdict on a network of two layers, one of them merged; or on one with hostile names that was refused."""
+    text = HOSTILE_MESSAGE if hostile else "the lowest median"
+    layers = [HOSTILE] if hostile else [dense(128, 3072, 768), dense(128, 768, 3072)]
+    kept = Part(
+        workload=layers[0], occurrences=12, share=0.5, implementation=HOSTILE_IMPLEMENTATION if hostile
+        else "dense_pack.cpu", config=Config({"rows": 8, "width": 32}), reason=text,
+    )  # fmt: skip
+    why = "the whole graph is not faster with it"
+    left = [Part(workload=w, occurrences=1, share=0.25, reason=why) for w in layers[1:]]
+    step = Comparison(
+        workloads=(layers[0].key,), added=True, ratio=Estimate(0.625, 0.61, 0.64, 15), before_s=0.04,
+        after_s=0.025, kept=True,
+    )  # fmt: skip
+    return Confirmation(
+        key=("b" if hostile else "a") * 32, graph="c" * 32, framework=SCRIPT if hostile else "torch 2.13.0",
+        target=TARGET.with_pool("openmp"), parts=(kept, *left), missed={IMAGE if hostile else "aten.bmm": 0.25},
+        steps=(step,), refused=text if hostile else "", before_s=0.04, after_s=0.025,
+    )  # fmt: skip
+
+
 def fill(store: Store, trials: int = 24) -> dict[str, int]:
     """Fill an empty store; return the ids that tests ask for."""
     farm = Farm(store)
@@ -285,6 +309,7 @@ def fill(store: Store, trials: int = 24) -> dict[str, int]:
             sa.select(device.c.id).where(device.c.identity == farm.devices[0].identity)
         )
         model = _add_models(c)
+        networks = [network.put(c, confirmation(hostile=h), "default") for h in (True, False)]
         failed = c.scalar(
             sa.select(sa.func.max(record.c.id))
             .where(record.c.run_id == hostile, record.c.error.is_not(None))
@@ -292,5 +317,5 @@ def fill(store: Store, trials: int = 24) -> dict[str, int]:
     return {
         "done": first, "hostile": hostile, "live": live, "task": tunable or 0, "stale": stale or 0,
         "hostile_task": hostile_task or 0, "failed_record": failed or 0, "device": first_device or 0,
-        "model": model,
+        "model": model, "network": networks[1], "hostile_network": networks[0],
     }  # fmt: skip

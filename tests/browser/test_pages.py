@@ -13,7 +13,8 @@ from tests.browser.visitor import WIDTHS, Site
 MAX_PAGE_BYTES = 300_000
 SYMBOLIC = "dense(data=float32[m,768],weight=float32[3072,768]:const)"
 CONCRETE = SYMBOLIC.replace("[m,", "[128,")
-EMPTY = ["/", "/runs", "/ops", "/select", "/devices", "/foreign", "/models", "/records", "/tasks"]
+EMPTY = ["/", "/runs", "/ops", "/select", "/devices", "/foreign", "/networks", "/models", "/records",
+         "/tasks"]  # fmt: skip
 
 
 def _select(workload: str, **more: str) -> str:
@@ -28,6 +29,7 @@ def _pages(ids: dict[str, int]) -> list[str]:
         f"/tasks/{ids['hostile_task']}", "/ops/dense", "/ops/dense?value=time",
         op_url(seed.HOSTILE_OP), _select(CONCRETE), _select(SYMBOLIC), _select(CONCRETE, policy="tvm"),
         _select(seed.HOSTILE.key), "/records?op=dense&error=any", f"/records/{ids['failed_record']}",
+        f"/networks/{ids['network']}", f"/networks/{ids['hostile_network']}",
         f"/devices/{ids['device']}", *(f"/models/{ids['model'] + i}" for i in (-2, 0, 1)),
     ]  # fmt: skip
 
@@ -69,6 +71,7 @@ def test_an_error_is_a_page_that_leads_on(visit, seeded: Site) -> None:
     visitor = visit(seeded)
     for path, status in (
         ("/tasks/999999", 404), ("/runs/999999", 404), ("/devices/999999", 404), ("/models/999999", 404),
+        ("/networks/999999", 404),
         ("/ops/nothing", 404), ("/nowhere", 404), ("/records?run=x", 422),
     ):  # fmt: skip
         assert visitor.page.goto(seeded.url + path).status == status, path

@@ -262,6 +262,29 @@ def test_a_model_leads_to_its_versions_and_what_it_goes_by(visit, seeded: Site) 
     visitor.check()
 
 
+def test_the_overview_leads_to_a_network_and_the_selection_of_its_workloads(visit, seeded: Site) -> None:
+    visitor = visit(seeded)
+    page = visitor.page
+    visitor.open("/")
+    listed = page.get_by_label("Networks")
+    listed.get_by_role("link", name="cccccccccccc").first.click()
+    assert page.locator("h1").inner_text() == f"Network {seeded.ids['network']}"
+    tiles = page.locator(".tiles").inner_text()
+    for shown in ("40.0 ms", "25.0 ms", "1.60×", "of the pool openmp", "torch 2.13.0"):
+        assert shown in tiles, shown
+    workloads = page.get_by_label("Workloads of the network").locator("tbody tr")
+    assert "dense_pack.cpu" in workloads.nth(0).inner_text()
+    assert "the whole graph is not faster with it" in workloads.nth(1).inner_text()
+    assert "aten.bmm" in page.locator(".card", has_text="Not covered").inner_text()
+    assert "0.610 to 0.640" in page.get_by_label("Comparisons of the whole graph").inner_text()
+    page.get_by_label("Networks").get_by_role("link").first.click()
+    assert page.locator("h1").inner_text() == f"Network {seeded.ids['hostile_network']}"
+    page.go_back()
+    workloads.nth(0).get_by_role("link").click()
+    assert "dense_pack.cpu" in page.locator("#main").inner_text()
+    visitor.check()
+
+
 def test_two_runs_of_a_task_are_compared_by_their_address(visit, seeded: Site, fresh_run) -> None:
     run_id, farm = fresh_run
     farm.search(run_id, 6)

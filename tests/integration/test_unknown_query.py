@@ -8,7 +8,7 @@ import pytest
 from tests.integration.process import Service
 
 PAGES = (
-    "/", "/runs", "/ops", "/devices", "/foreign", "/records", "/models", "/select", "/import",
+    "/", "/runs", "/ops", "/devices", "/foreign", "/networks", "/records", "/models", "/select", "/import",
 )  # fmt: skip
 
 

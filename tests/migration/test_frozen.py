@@ -16,6 +16,7 @@ from service.errors import ForbiddenError, SchemaError
 from service.formats import ImportedRecord, Source, read
 from service.queue import fleet
 from service.records import exporter, tvm_history
+from service.records import network as networks
 from service.records.filter import Wanted
 from service.records.importer import import_items
 from service.selection.database import RecordDatabase
@@ -29,6 +30,7 @@ from service.store.tables import (
     device,
     device_owner,
     job,
+    network,
     record,
     run,
     target_variant,
@@ -42,6 +44,7 @@ from service.tuning import run as runs
 from service.tuning import run_status
 from strategy.select import select
 from strategy.space import Config
+from tests.browser.seed import confirmation
 from tests.integration.derived import assert_derived
 from tests.integration.scene import CANDIDATES, FAST, TARGET, WORKLOAD, drawn, info
 from tests.integration.scene import device as describe
@@ -92,6 +95,12 @@ def url_0006(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def url_0007(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The same after its upgrade to 0007."""
     return _thaw("0007", request, tmp_path)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url_0008(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The same after its upgrade to 0008."""
+    return _thaw("0008", request, tmp_path)
 
 
 def _thaw(revision: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
@@ -398,3 +407,20 @@ def test_schema_0007_is_carried_forward_and_gone_back_to_without_advice(url_0007
         migration.downgrade(url_0007, "0007")
     migration.downgrade(url_0007, "0007", lose=True)
     assert migration.upgrade(url_0007) == migration.head()
+
+
+def test_schema_0008_is_carried_forward_and_gone_back_to_without_networks(url_0008: str) -> None:
+    assert migration.current(url_0008) == "0008"
+    assert migration.upgrade(url_0008) == migration.head()
+    store = Store(url_0008)
+    try:
+        with store.write() as c:
+            networks.put(c, confirmation(), "default")
+        assert len(_rows(store, network)) == 1
+        assert_derived(store)
+    finally:
+        store.close()
+    with pytest.raises(SchemaError, match="1 confirmations of networks"):
+        migration.downgrade(url_0008, "0008")
+    migration.downgrade(url_0008, "0008", lose=True)
+    assert migration.upgrade(url_0008) == migration.head()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import types
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
-from plevel.torch import confirmation, explain
+from plevel.direct import connect
+from plevel.torch import confirmation, explain, reporting
 from plevel.torch.backend import plevel
-from strategy.record import estimate
+from service.store import migration
+from strategy.confirmation import Confirmation
+from strategy.record import convert, estimate
 from tests.torch import models
 
 
@@ -31,7 +39,11 @@ def run(model, inputs, dynamic=None):
 def ratios(monkeypatch: pytest.MonkeyPatch):
     """The ratio that each comparison finds, in turn: no test depends on times."""
     left: list[list[float]] = []
-    monkeypatch.setattr(confirmation, "compare", lambda old, new, inputs: estimate(left.pop(0)))
+    def compare(old, new, inputs):
+        ratio = estimate(left.pop(0))
+        return confirmation.Timed(ratio, 0.5, 0.5 * ratio.median_s)
+
+    monkeypatch.setattr(confirmation, "compare", compare)
     return left
 
 
@@ -68,8 +80,10 @@ def test_norms_and_softmax_are_one_family_that_replaces_only_where_it_is_timed(r
 
 def test_products_of_one_operand_are_merged_where_that_wins(ratios):
     model, inputs = models.decoder()
-    ratios += [[0.8] * 9, [1.1] * 9, [0.9] * 9, *[[1.1] * 9] * 4]
+    ratios += [[0.8] * 9, [1.1] * 9, [0.9] * 9, *[[1.1] * 9] * 4, [0.7] * 9]
     report = run(model, inputs)
+    assert (report.verdict.before_s, report.verdict.after_s) == (0.5, 0.35)  # of both, beside Inductor alone
+    assert ratios == []
     assert report.replaced == 3
     shown = {(row.workload.inputs[1].tensor.concrete_shape[0], row.reason) for row in report.rows}
     merged = "each is merged with others of the same operand"
@@ -139,5 +153,61 @@ def test_comparisons_alternate_and_give_the_ratio():
         calls.append("new")
 
     found = confirmation.compare(old, new, ())
-    assert found.samples >= confirmation.LEAST_ROUNDS
+    assert found.ratio.samples >= confirmation.LEAST_ROUNDS
+    assert min(found.old_s, found.new_s) > 0
     assert abs(calls.count("old") - calls.count("new")) < 10
+
+
+def test_a_verdict_is_recorded_where_selections_are_from(ratios, tmp_path: Path):
+    """In a database, once however often the graph is compiled, and without anything of the model."""
+    place = f"sqlite:///{tmp_path / 'plevel.db'}"
+    migration.upgrade(place)
+    torch.manual_seed(5)
+    model, x = models.Block(40, 72).eval(), torch.randn(24, 40)
+    ratios += [[0.8] * 9, [1.1] * 9, [1.1] * 9]
+    for _ in range(2):
+        torch._dynamo.reset()
+        with torch.inference_mode():
+            torch.compile(model, backend=plevel, options={"database": str(tmp_path / "plevel.db")})(x)
+    report = explain(model)[-1]
+    with connect(None, place) as records:
+        (found,) = records.networks()
+    told = convert(found["confirmation"], Confirmation)
+    assert (told.before_s, told.after_s) == (0.5, 0.4)
+    assert told.framework == f"torch {torch.__version__}"
+    assert (told.target.pool, told.target.threads) == ("openmp", torch.get_num_threads())
+    assert [(p.workload, p.occurrences, p.implementation) for p in told.parts] == [
+        (row.workload, row.occurrences, row.implementation) for row in report.rows
+    ]
+    assert told.steps == report.verdict.steps
+    chosen = next(p for p in told.parts if p.implementation)
+    assert chosen.config
+    assert "highest plevel" in chosen.reason
+    sent = json.dumps(found)
+    assert not {str(Path.home()), str(tmp_path), socket.gethostname()} & set(sent.split('"'))
+    assert len(sent) < 20_000  # no weights
+
+
+def test_a_graph_keeps_its_kernels_where_its_verdict_cannot_be_recorded(
+    ratios, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A database that was removed meanwhile: one warning, and no other within the time of rest."""
+    path = tmp_path / "plevel.db"
+    migration.upgrade(f"sqlite:///{path}")
+    torch.manual_seed(5)
+    model, x = models.Block(40, 80).eval(), torch.randn(24, 40)
+    ratios += [[0.8] * 9, [1.1] * 9, [1.1] * 9]
+    compare = confirmation.compare
+
+    def remove_and_compare(*given):
+        path.unlink(missing_ok=True)
+        return compare(*given)
+
+    monkeypatch.setattr(confirmation, "compare", remove_and_compare)
+    fast = torch.compile(model, backend=plevel, options={"database": str(path)})
+    with torch.inference_mode(), pytest.warns(UserWarning, match="not recorded, .* does not exist yet"):
+        fast(x)
+    report = explain(model)[-1]
+    assert report.replaced == 2
+    plan = types.SimpleNamespace(errors={}, kernels={})
+    reporting.report(plan, report, report.verdict, str(path))  # a second warning would be an error

@@ -1,0 +1,69 @@
+"""Reports of confirmations to the service or database that the selections are from.
+
+Nothing of a model is sent but its workloads, digests, and times.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+from plevel.cli.location import locate_database
+from plevel.database import is_lock
+from plevel.direct import connect
+from plevel.kernel_selection import find_records
+from plevel.torch.confirmation import Verdict
+from plevel.torch.explanation import Report, Row
+from plevel.torch.plan import Plan
+from strategy.confirmation import Confirmation, Part
+from strategy.select import Selection
+
+REST_S = 30.0  # after a failure, before the same place is tried again
+
+_away_until: dict[str, float] = {}
+
+
+def report(plan: Plan, made: Report, verdict: Verdict, database: str | None) -> None:
+    """Records a verdict at the place of selections; without one, or in a lock file, nothing.
+
+    A failure costs no graph its kernels: the first at each place is warned of.
+    """
+    place = find_records(database)
+    if place is None or time.monotonic() < _away_until.get(place, 0.0):
+        return
+    if "://" not in place and is_lock(Path(place)):
+        return
+    is_service = place.startswith(("http://", "https://"))
+    try:
+        with connect(place, None) if is_service else connect(None, locate_database(place)) as records:
+            records.record_network(_confirmation(plan, made, verdict))
+    except Exception as error:
+        if place not in _away_until:
+            warnings.warn(
+                f"plevel: the times of a graph are not recorded, and its kernels stay: {error}", stacklevel=2
+            )
+        _away_until[place] = time.monotonic() + REST_S
+
+
+def _confirmation(plan: Plan, made: Report, verdict: Verdict) -> Confirmation:
+    return Confirmation(
+        key=plan.key, graph=plan.graph, framework=f"torch {torch.__version__}",
+        target=plan.target.with_pool("openmp"), parts=tuple(_part(plan, row) for row in made.rows),
+        missed=dict(made.missed), steps=verdict.steps, refused=verdict.refused,
+        before_s=verdict.before_s, after_s=verdict.after_s,
+    )  # fmt: skip
+
+
+def _part(plan: Plan, row: Row) -> Part:
+    kernel = plan.kernels.get(row.workload)
+    chosen = kernel.selection if kernel is not None and row.implementation else None
+    # The message of a failed build has paths of this machine.
+    reason = "it has no kernel here" if row.workload in plan.errors else row.reason
+    return Part(
+        workload=row.workload, occurrences=row.occurrences, share=row.share,
+        implementation=row.implementation, reason=reason[:4000],
+        config=chosen.config if isinstance(chosen, Selection) else None,
+    )  # fmt: skip
