@@ -26,7 +26,7 @@ from strategy.target_text import (
     read_words,
 )
 
-__all__ = ["BUILT", "KINDS", "Target", "TargetError", "cpu_target"]
+__all__ = ["BUILT", "KINDS", "Target", "TargetError", "cpu_target", "pool_of"]
 
 KINDS: dict[str, tuple[str, ...]] = {
     "llvm": ("cpu",),
@@ -56,6 +56,7 @@ _ALIASES = {
 }
 # TVM's options that do not affect the code.
 _IGNORED = SWITCHES | frozenset("tag host mfloat-abi runtime executor".split())
+_POOL = "/pool="  # the last part of a key
 POOLS = ("tvm", "openmp")  # that may run the parallel loops of code for processors
 _READ = frozenset("keys device mcpu arch mattr mtriple num-cores thread-pool libs model".split())
 
@@ -138,7 +139,7 @@ class Target:
         if not self.is_gpu:
             parts.append(f"threads={self.threads}")
         if self.pool != POOLS[0]:
-            parts.append(f"pool={self.pool}")
+            parts.append(_POOL.strip("/") + self.pool)
         return "/".join(parts)
 
     @cached_property
@@ -199,9 +200,18 @@ class Target:
             raise TargetError(f"threads = {threads}: must be at least 1")
         return Target.parse({**self.to_json(), "num-cores": threads})
 
+    def is_like(self, key: str) -> bool:
+        """Return whether a target's key differs from this one's by the thread pool at most."""
+        return key.partition(_POOL)[0] == self.key.partition(_POOL)[0]
+
     def with_pool(self, pool: str) -> Target:
         """This target with its parallel loops on another pool; on OpenMP's without libraries."""
         return Target.parse({**self.to_json(), "thread-pool": pool})
+
+    @property
+    def host(self) -> Target:
+        """The target of the devices that time its code: this one, whatever pool runs its loops."""
+        return self if self.pool == POOLS[0] else self.with_pool(POOLS[0])
 
     def to_tvm(self) -> dict[str, Any]:
         """The dict for `tvm.target.Target` of TVM 0.27."""
@@ -256,6 +266,11 @@ class Target:
 
     def __repr__(self) -> str:
         return f"Target({self.key})"
+
+
+def pool_of(key: str) -> str:
+    """The thread pool of a target's key."""
+    return key.partition(_POOL)[2] or POOLS[0]
 
 
 # The stack of entered targets, the innermost last, per thread and task.

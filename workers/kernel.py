@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from strategy.compile.artefact import Artefact, load
+from strategy.compile.openmp import use_openmp
 from strategy.signature import Argument, Role
 from workers.builder import Built
 from workers.guard import Buffer, Placement, Pool, Span
@@ -53,6 +54,7 @@ class Kernel:
     """One loaded library with its arguments.
 
     Args:
+        launcher: of OpenMP's threads (`strategy.compile.openmp`); None for TVM's pool.
         begin: called before each run in guarded memory with the addresses of its buffers.
     """
 
@@ -62,6 +64,7 @@ class Kernel:
         data: Data,
         *,
         cache_flush: bool = False,
+        launcher: Path | None = None,
         begin: Callable[[Sequence[Span]], None] = lambda spans: None,
     ) -> None:
         self.entry = built.entry
@@ -70,6 +73,7 @@ class Kernel:
         self._built = built
         self._data = data
         self._cache_flush = cache_flush
+        self._launcher = launcher
         self._begin = begin
         self._artefact: Artefact | None = None
         self._arguments: list[Any] = []
@@ -83,6 +87,8 @@ class Kernel:
         """Load the library."""
         self._artefact = load(Path(self._built.path))
         self._main = self._artefact.main
+        if self._launcher is not None:
+            use_openmp(Path(self._built.path), self._launcher)
         return self._artefact
 
     def check(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ import numpy as np
 
 from strategy.extern import load_library
 from strategy.peak import least_seconds
-from strategy.record import ErrorKind, Job, Result, TimingPolicy, convert, to_json
+from strategy.record import ErrorKind, Job, Result, convert, to_json
 from strategy.workload import Workload
 from workers.builder import Built, shorten
 from workers.cpu import pin_threads
@@ -34,6 +35,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     built: tuple[Built, ...]
     cores: tuple[int, ...]
+    launcher: str | None = None  # of the threads of the target's pool, if it is not TVM's
 
 
 def serve(channel: Channel) -> None:
@@ -41,8 +43,9 @@ def serve(channel: Channel) -> None:
     channel.store_faults()
     runner = Runner(channel)
     while True:
-        runner.run(convert(channel.receive(), Session))
-        channel.send({"end": True, "environment": runner.toolchain()})
+        session = convert(channel.receive(), Session)
+        runner.run(session)
+        channel.send({"end": True, "environment": runner.toolchain() | {"thread_pool": session.job.target.pool}})
 
 
 class Runner:
@@ -62,7 +65,7 @@ class Runner:
         kernels: list[Kernel] = []
         for built in session.built:
             self._channel.mark(built.entry)
-            kernel = self._open(built, data, job.policy)
+            kernel = self._open(built, data, session)
             try:
                 library = kernel.load().signature.library
                 if library is not None:
@@ -94,20 +97,23 @@ class Runner:
         self._send_reference()
 
     def toolchain(self) -> dict[str, Any]:
-        """Versions of LLVM and of the libraries that this process has loaded, and the pool that runs its loops."""
+        """Versions of LLVM and of the libraries that this process has loaded."""
         from tvm.target.codegen import llvm_version_major
 
-        found: dict[str, Any] = {"llvm": str(llvm_version_major()), "thread_pool": "tvm"}
+        found: dict[str, Any] = {"llvm": str(llvm_version_major())}
         for role in sorted(self._libraries):
             found[role] = load_library(role).describe()
         return found
 
-    def _open(self, built: Built, data: Data, policy: TimingPolicy) -> Kernel:
+    def _open(self, built: Built, data: Data, session: Session) -> Kernel:
         def begin(spans: Sequence[Span]) -> None:
             self._channel.mark(built.entry)
             self._channel.leave(spans)
 
-        return Kernel(built, data, cache_flush=policy.cache_flush, begin=begin)
+        return Kernel(
+            built, data, cache_flush=session.job.policy.cache_flush, begin=begin,
+            launcher=None if session.launcher is None else Path(session.launcher),
+        )  # fmt: skip
 
     def _fail(self, kernel: Kernel, error: Exception) -> None:
         kernel.release()

@@ -11,7 +11,10 @@ from typing import Any
 
 import msgspec
 
+from strategy.compile.openmp import build_launcher
+from strategy.fault import CompileError
 from strategy.record import ErrorKind, Job, Reference, Result, convert, to_json
+from strategy.target import Target
 from workers.builder import Built, shorten
 from workers.cpu import state
 from workers.drift import DRIFT, drift
@@ -59,7 +62,8 @@ class TimingRunner:
         self._cores = tuple(cores)
         self._memory_bytes = memory_bytes
         self._child: Child | None = None
-        self._threads = 0
+        self._pool = (0, "")  # threads, and their pool
+        self._launcher: str | None = None
 
     def run(
         self,
@@ -76,6 +80,12 @@ class TimingRunner:
         Raises:
             Interrupted: `interrupt` was set; finished times are reported.
         """
+        try:
+            self._launcher = _find_launcher(job.target, built)
+        except CompileError as error:
+            for one in built:
+                report(_failed(one, ErrorKind.RUNTIME, str(error)))
+            return Conditions({}, ())
         twins = _by_code(built)
         timed: dict[int, Result] = {}
         conditions = Conditions({}, ())
@@ -157,8 +167,10 @@ class TimingRunner:
     ) -> tuple[int, Died | Late | None]:
         """Run one session in the child; remove finished entries from `entries`."""
         threads = job.target.threads
-        session = Session(job=job, built=tuple(entries.values()), cores=self._cores[-threads:])
-        child = self._ready_child(threads)
+        session = Session(
+            job=job, built=tuple(entries.values()), cores=self._cores[-threads:], launcher=self._launcher
+        )
+        child = self._ready_child(threads, job.target.pool)
         try:
             child.send(to_json(session))
             while True:
@@ -178,12 +190,12 @@ class TimingRunner:
         except (Died, Late) as error:
             return child.stage, error
 
-    def _ready_child(self, threads: int) -> Child:
-        """The child, a new one if it died or its thread pools have another size."""
-        if self._child is not None and self._child.alive and self._threads == threads:
+    def _ready_child(self, threads: int, pool: str) -> Child:
+        """The child, a new one if it died or runs kernels on other threads: those of two pools would share cores."""
+        if self._child is not None and self._child.alive and self._pool == (threads, pool):
             return self._child
         self.close()
-        self._threads = threads
+        self._pool = threads, pool
         counts = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         self._child = self._server.spawn(
             Limits(
@@ -198,6 +210,16 @@ class TimingRunner:
         if self._child is not None:
             self._child.kill()
             self._child = None
+
+
+def _find_launcher(target: Target, built: Sequence[Built]) -> str | None:
+    """The launcher of the target's threads, built once in the folder of libraries; None for TVM's own."""
+    if target.pool != "openmp" or not built:
+        return None
+    folder = Path(built[0].path).parent / "openmp"
+    folder.mkdir(exist_ok=True)
+    found = folder / "library.so"
+    return str(found if found.exists() else build_launcher(folder))
 
 
 def _by_code(built: Sequence[Built]) -> dict[int, list[Built]]:
@@ -233,4 +255,8 @@ def _lost(built: Built, error: Died | Late) -> Result:
         kind, message = ErrorKind.OUT_OF_BOUNDS, f"{outside} ({error.cause})"
     else:
         kind = ErrorKind.OOM if error.out_of_memory else ErrorKind.CRASH
+    return _failed(built, kind, message)
+
+
+def _failed(built: Built, kind: ErrorKind, message: str) -> Result:
     return msgspec.structs.replace(built, error=kind, message=shorten(message)).failure()

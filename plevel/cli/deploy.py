@@ -78,6 +78,7 @@ def compile_model(
     where = option.read_target(target, threads)
     if where.kind != "llvm":
         raise UsageError(f"--target {where}: models are compiled for processors: use cpu, or llvm -mcpu=…")
+    where = where.with_pool("openmp")
     function = f"plevel_{c_word(out.stem.removeprefix('lib'))}" if name is None else name
     if not is_free(function):
         raise UsageError(
@@ -86,7 +87,7 @@ def compile_model(
     sizes = option.read_dims(dim)
     locked, lock_path = (None, None) if lock is None else (read_lock(lock), str(lock))
     for entry in () if locked is None else locked.selections:
-        if entry.target == where:
+        if where.is_like(entry.target.key):
             require_version(entry)
     if url is not None or database is not None:
         place = location.locate(url, database)

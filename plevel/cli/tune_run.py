@@ -49,7 +49,7 @@ def _require_host(target: Target) -> None:
     from strategy.target import cpu_target
 
     host = cpu_target().with_threads(target.threads)
-    if host.key != target.key:
+    if not host.is_like(target.key):
         raise CommandError(
             f"--target: this machine ({host}) cannot run {target}: name a service "
             "with such a worker, with --url"
@@ -67,7 +67,7 @@ def _require_worker(client: Client, target: Target, url: str) -> None:
         for worker in client.workers() if worker["alive"]
         for device in worker["devices"]
     }  # fmt: skip
-    if target.key not in offered:
+    if target.host.key not in offered:
         found = (f"alive are: {', '.join(sorted(offered))}" if offered else "no worker is alive")
         raise CommandError(
             f"--target: no worker for {target} at {url} ({found}): start one with "

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from plevel.torch.store import digest_of, folder, touch
+from strategy.compile.openmp import LAUNCHER
 
 _NAME = "plevel_torch_runtime"
 
@@ -34,7 +35,8 @@ def native() -> Any:
 
     source = Path(__file__).with_name("runtime.c")
     include = sysconfig.get_paths()["include"]
-    path = folder() / f"runtime-{digest_of(source.read_text(), sys.version, include)}.so"
+    text = source.read_text() + LAUNCHER.read_text()
+    path = folder() / f"runtime-{digest_of(text, sys.version, include)}.so"
     touch(path)
     if not path.exists():
         _compile(source, include, path)
@@ -57,7 +59,8 @@ def _compile(source: Path, include: str, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as made:
         partial = Path(made) / path.name
         command = [
-            compiler, "-O2", "-fPIC", "-shared", "-fopenmp", f"-I{include}", str(source), "-o", str(partial),
+            compiler, "-O2", "-fPIC", "-shared", "-fopenmp", f"-I{include}", f"-I{LAUNCHER.parent}", str(source),
+            "-o", str(partial),
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -97,8 +97,8 @@ def _median(kernel: Kernel) -> float:
 
 
 def model_target() -> Target:
-    """This host with the threads that PyTorch uses."""
-    return cpu_target().with_threads(torch.get_num_threads())
+    """This host with the threads that PyTorch uses, of OpenMP."""
+    return cpu_target().with_threads(torch.get_num_threads()).with_pool("openmp")
 
 
 def make_plan(module: GraphModule, database: Database, lock: Lock | None = None) -> Plan:

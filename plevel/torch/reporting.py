@@ -51,7 +51,7 @@ def report(plan: Plan, made: Report, verdict: Verdict, database: str | None) -> 
 def _confirmation(plan: Plan, made: Report, verdict: Verdict) -> Confirmation:
     return Confirmation(
         key=plan.key, graph=plan.graph, framework=f"torch {torch.__version__}",
-        target=plan.target.with_pool("openmp"), parts=tuple(_part(plan, row) for row in made.rows),
+        target=plan.target, parts=tuple(_part(plan, row) for row in made.rows),
         missed=dict(made.missed), steps=verdict.steps, refused=verdict.refused,
         before_s=verdict.before_s, after_s=verdict.after_s,
     )  # fmt: skip

@@ -6,10 +6,11 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <dlfcn.h>
-#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "openmp.h"
 
 enum { DLTENSOR_POINTER = 7, CPU = 1, ALIGNMENT = 64, MOST_ARGUMENTS = 72, MOST_AXES = 8 };
 
@@ -24,7 +25,6 @@ typedef struct {
 } Tensor;
 typedef struct { int32_t type_index; uint32_t padding; union { int64_t i; double d; void *p; } v; } Any;
 typedef int (*Function)(void *, const Any *, int32_t, Any *);
-typedef int (*Body)(int task, void *group, void *data);
 
 typedef struct {
   void *library;
@@ -38,19 +38,6 @@ typedef struct {
 
 static void *(*address_of)(PyObject *);  // PyTorch's: the data of a tensor
 static PyObject *kernels;                // digest -> capsule of a Kernel
-
-static int launch(Body body, void *data, int tasks) {
-  int threads = omp_get_max_threads();
-  struct { void *sync; int32_t tasks; } group = {NULL, tasks > 0 ? tasks : threads};
-  int failed = 0;
-  if (threads == 1 || group.tasks == 1 || omp_in_parallel()) {
-    for (int t = 0; t < group.tasks; ++t) failed |= body(t, &group, data);
-    return failed;
-  }
-#pragma omp parallel for schedule(static, 1) num_threads(threads) reduction(| : failed)
-  for (int t = 0; t < group.tasks; ++t) failed |= body(t, &group, data);
-  return failed;
-}
 
 // Blocks of workspace are kept by the thread that took them, in a list, and taken again where they fit.
 typedef struct Block { struct Block *next; uint64_t bytes; } Block;
@@ -139,7 +126,7 @@ static PyObject *load(PyObject *self, PyObject *args) {
     PyErr_Format(PyExc_OSError, "%s has no function main", path);
     goto failed;
   }
-  set_hook(kernel->library, "__TVMBackendParallelLaunch", (void *)launch);
+  set_hook(kernel->library, "__TVMBackendParallelLaunch", (void *)openmp_launch);
   set_hook(kernel->library, "__TVMBackendAllocWorkspace", (void *)alloc_workspace);
   set_hook(kernel->library, "__TVMBackendFreeWorkspace", (void *)free_workspace);
   // Kernels stay for as long as the process: compiled graphs hold their digests, not references.

@@ -100,9 +100,9 @@ class Trainer(Background):
             sa.select(workload.c.op, target.c.key)
             .distinct()
             .select_from(run)
-            .join(target, target.c.id == run.c.target_id)
             .join(run_task, run_task.c.run_id == run.c.id)
             .join(task, task.c.id == run_task.c.task_id)
+            .join(target, target.c.id == task.c.target_id)
             .join(workload, workload.c.id == task.c.workload_id)
             .where(
                 sa.or_(run.c.id > self._newest, among(run.c.id)),

@@ -16,6 +16,7 @@ from service.store.row_cache import recall
 from service.store.sql import among, now
 from service.store.tables import job, record, run, task
 from service.store.tables import workload as workload_table
+from strategy.target import Target
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def find_owners(connection: sa.Connection, jobs: Collection[int]) -> dict[int, t
 def _find_origins(connection: sa.Connection, runs: Collection[int]) -> dict[int, Origin]:
     rows = connection.execute(
         sa.select(
-            run.c.id, run.c.target_id, run.c.namespace, run.c.request["target"].label("target")
+            run.c.id, run.c.namespace, run.c.request["target"].label("target")
         )
         .where(among(run.c.id))
         .order_by(run.c.id),
@@ -51,7 +52,10 @@ def _find_origins(connection: sa.Connection, runs: Collection[int]) -> dict[int,
     return {
         r.id: Origin(
             r.target, r.namespace,
-            catalogue.put_variant(connection, r.target_id, r.target["keys"], r.target),
+            catalogue.put_variant(
+                connection, catalogue.put_target(connection, Target.parse(r.target)),
+                r.target["keys"], r.target,
+            ),
         )
         for r in rows
     }  # fmt: skip

@@ -22,7 +22,7 @@ from strategy.op_strategy import Candidate
 from strategy.record import Estimate, convert
 from strategy.select import Advised, History, Level, Measured
 from strategy.space import Config, ConfigSpace
-from strategy.target import Target
+from strategy.target import Target, pool_of
 from strategy.workload import Input, Workload
 
 
@@ -150,13 +150,14 @@ class RecordDatabase:
                 high_s, samples,
             ) = row  # fmt: skip
             key, keys = self._targets.get(target_id) or self._target(target_id)
+            alike = key == own or asked.is_like(key)
             if scope == Scope.DEVICE:
-                if key != own or value != device_id:
+                if not alike or value != device_id:
                     continue
                 level = Level.DEVICE
             elif scope == Scope.TARGET and (target_id, implementation, version) in modelled:
                 continue  # of several device models
-            elif key != own:
+            elif not alike:
                 # Schedules of other tools do not transfer between kinds of targets.
                 strange = ":" in implementation and key.partition("/")[0] != asked.kind
                 if strange or keys.isdisjoint(shared):
@@ -174,6 +175,7 @@ class RecordDatabase:
                 implementation=implementation, version=version, config=made, level=level, target=key,
                 device=(identity or "") if level is Level.DEVICE else "",
                 model=value if scope == Scope.MODEL else "",
+                pool=pool_of(key) if alike and key != own else "",
                 estimate=Estimate(median_s, low_s, high_s, samples),
             )
 

@@ -55,10 +55,12 @@ def create(
         return joined
     target_id = catalogue.put_target(connection, request.target)
     tasks = _put_tasks(connection, planned, target_id, namespace)
+    # Devices have no thread pool: the run and its jobs are queued for the target without.
+    host_id = catalogue.put_target(connection, request.target.host)
     statement = (
         insert(connection, run)
         .values(
-            state=RunState.RUNNING, target_id=target_id, digest=digest, request=to_json(request),
+            state=RunState.RUNNING, target_id=host_id, digest=digest, request=to_json(request),
             namespace=namespace, forced=request.force, complete=False, max_jobs=request.max_jobs,
             message="", created_at=now(),
         )

@@ -89,12 +89,14 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return cls(selections=tuple(found[key] for key in sorted(found)))
 
     def find(self, workload: Workload, target: Target) -> Locked:
-        """The selection of a workload on a target.
+        """The selection of a workload on a target, else on the same processor with another thread pool.
 
         Raises:
             SelectionError: it is not in the lock.
         """
         found = self._by_key.get(_key(workload, target))
+        if found is None and target.kind == "llvm":
+            found = self._by_processor.get(_key(workload, target.with_pool("openmp")))
         if found is None:
             raise SelectionError(
                 f"{workload} on {target} is not in the lock: add it to the model file, and write the lock again"
@@ -104,6 +106,11 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def _by_key(self) -> dict[tuple[str, str], Locked]:
         return {_key(entry.workload, entry.target): entry for entry in self.selections}
+
+    @cached_property
+    def _by_processor(self) -> dict[tuple[str, str], Locked]:
+        on_cpu = [e for e in self.selections if e.target.kind == "llvm"]
+        return {_key(e.workload, e.target.with_pool("openmp")): e for e in on_cpu}
 
     def write(self) -> str:
         """The file's text."""

@@ -232,7 +232,12 @@ def _explain_measured(
 
 
 def _place(found: Measured | Advised) -> str:
-    """The devices of an evidence's level."""
+    """The devices of an evidence's level, and the thread pool if it is not the target's."""
+    pool = f", by threads of the pool {found.pool}" if isinstance(found, Measured) and found.pool else ""
+    return _devices(found) + pool
+
+
+def _devices(found: Measured | Advised) -> str:
     return {
         Level.DEVICE: "on this device",
         Level.MODEL: "on devices of this model",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -18,15 +19,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import tvm
 
+from strategy.compile.array import empty_tensor, to_tensor
+from strategy.compile.artefact import load
+from strategy.compile.export import link
+from strategy.compile.openmp import LAUNCHER, use_openmp
 from strategy.op_strategy import candidates
 from strategy.record import ErrorKind, Job, JobEntry, Phase, Result, TimingPolicy, estimate
 from strategy.select import holds
 from strategy.space import Config
 from strategy.target import Target
+from strategy.types import TensorType
 from strategy.workload import Workload
 from workers import cpu
 from workers.builder import Built
@@ -495,6 +502,64 @@ def test_every_implementation_of_dense_is_built_checked_and_timed(
         assert result.build_s > 0 and result.check_s > 0 and result.run_s > 0
         assert result.code_digest == built[index].code_digest
         assert abs(result.measured_at - time.time()) < 600
+
+
+ON_OPENMP = TARGET.with_threads(2).with_pool("openmp")
+
+
+def test_kernels_run_on_the_threads_that_the_target_names(
+    builders: BuilderPool, runner: TimingRunner
+) -> None:
+    """Checked under guard pages and killed as on TVM's pool, in a child of their own."""
+    types = {"data": "float32[33,129]", "weight": "float32[67,129]"}
+    workload = Workload.make("dense", types, constants=["weight"])
+    offered = [c for c in candidates(workload, ON_OPENMP) if holds(c, workload)]
+    assert not [c for c in offered if c.library]  # OpenBLAS has threads of its own
+    job = job_of(workload, [(c.implementation, c.version, c.fallback) for c in offered])
+    on_openmp = msgspec.structs.replace(job, target=ON_OPENMP)
+    pools = []
+    for one in (on_openmp, job, on_openmp):
+        results: list[Result] = []
+        built = builders.build(one, NEVER)
+        pools.append(runner.run(one, built, NEVER, results.append).environment["thread_pool"])
+        assert [r.message for r in results if r.error] == []
+        assert len(results) == len(offered)
+    assert pools == ["openmp", "tvm", "openmp"]
+    bad = hostile_job("good", "hangs", "code_writes_past_end", "good", policy=IMPATIENT)
+    _, found = run(msgspec.structs.replace(bad, target=TARGET.with_pool("openmp")), builders, runner)
+    assert [found[i].error for i in range(4)] == [None, ErrorKind.RUN_TIMEOUT, ErrorKind.OUT_OF_BOUNDS, None]
+
+
+def test_a_parallel_loop_is_launched_by_openmp(builders: BuilderPool, tmp_path: Path) -> None:
+    workload = Workload.make("dense", {"data": "float32[64,64]", "weight": "float32[64,64]"})
+    (chosen,) = [c for c in candidates(workload, ON_OPENMP) if c.implementation == "dense_nopack.cpu"]
+    job = job_of(workload, [(chosen.implementation, chosen.version, chosen.fallback)])
+    (built,) = builders.build(msgspec.structs.replace(job, target=ON_OPENMP), NEVER)
+    counting = tmp_path / "counting.c"
+    counting.write_text(
+        f'#include "{LAUNCHER}"\nint count;\n'
+        "int plevel_launch(Body b, void *d, int n) { ++count; return openmp_launch(b, d, n); }\n"
+    )
+    launcher = link([counting.name], tmp_path)
+    kernel = load(Path(built.path))
+    use_openmp(Path(built.path), launcher)
+    rng = np.random.default_rng(3)
+    data, weight = (rng.random((64, 64), "float32") for _ in range(2))
+    out = empty_tensor(TensorType((64, 64), "float32"))
+    kernel.main(to_tensor(data), to_tensor(weight), out)
+    np.testing.assert_allclose(out.numpy(), data @ weight.T, rtol=1e-4)
+    assert ctypes.c_int.in_dll(ctypes.CDLL(str(launcher)), "count").value == 1
+
+
+def test_openmp_that_is_missing_is_said_in_one_line(
+    builders: BuilderPool, runner: TimingRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "false")
+    job = msgspec.structs.replace(hostile_job("good"), target=TARGET.with_pool("openmp"))
+    _, results = run(job, builders, runner)
+    assert results[0].error is ErrorKind.RUNTIME
+    assert results[0].message.startswith("OpenMP's threads cannot be used: install a C compiler with OpenMP")
+    assert "\n" not in results[0].message
 
 
 def test_caches_are_flushed_before_each_call_where_that_is_asked(
