@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from strategy.record import TimingPolicy, convert
+from strategy.record import convert
 from strategy.workload import Workload
 from workers.builder import Built
 from workers.cpu import machine_memory
@@ -66,7 +66,7 @@ class CudaRunner(Runner):
         found = {role: describe_library(role) for role in sorted(self._libraries)}
         return {"cuda": self._driver.describe(), **found}
 
-    def _open(self, built: Built, data: Data, policy: TimingPolicy) -> Kernel:
+    def _open(self, built: Built, data: Data, session: Session) -> Kernel:
         return CudaKernel(built, data, self._driver)
 
     def _fail(self, kernel: Kernel, error: Exception) -> None:
