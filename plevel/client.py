@@ -461,6 +461,10 @@ class Client:
         )["networks"]  # fmt: skip
         return found
 
+    def network(self, network_id: int) -> dict[str, Any]:
+        """One confirmation of a network."""
+        return self._ask("GET", f"/v1/networks/{network_id}", dict[str, Any])
+
     def models(self) -> list[dict[str, Any]]:
         """The cost models with their accuracy, the newest first."""
         return self._list("/v1/models")

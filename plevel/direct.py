@@ -307,6 +307,13 @@ class Direct:
         asked = partial(network.page, namespace=self._namespace, limit=limit, **wanted)
         return list(self._ask(Row, asked)["networks"])
 
+    def network(self, network_id: int) -> Row:
+        """One confirmation of a network."""
+        self._require(f"network {network_id}")
+        from service.records import network
+
+        return self._ask(Row, network.find, network_id, self._namespace)
+
     def models(self) -> Rows:
         """The cost models with their accuracy, the newest first."""
         if self._store is None:

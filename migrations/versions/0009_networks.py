@@ -31,7 +31,7 @@ def upgrade() -> None:
         sa.Column("body", Json, nullable=False),
         sa.Column("recorded_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_network")),
-        sa.UniqueConstraint("namespace", "key", name=op.f("uq_network_namespace")),
+        sa.UniqueConstraint("namespace", "key", name=op.f("uq_network_namespace_key")),
     )
     op.create_index(op.f("ix_network_graph"), "network", ["graph"])
 

@@ -41,6 +41,9 @@ def test_a_confirmation_is_recorded_the_same_way_over_rest_and_in_a_database(
             assert [n["id"] for n in place.networks()] == [other, first]
             assert place.networks(limit=1)[0]["confirmation"]["after_s"] is None
             assert place.networks(graph="0" * 32) == []
+            assert place.network(first) == place.networks()[-1]
+            with pytest.raises(ServiceError, match="network 999 does not exist"):
+                place.network(999)
             shown = place.networks(device_model=FOUND.target.model)[-1]["confirmation"]
             assert convert(shown, Confirmation) == FOUND
     page = served.http.get("/v1/networks", params={"limit": 1}).json()
