@@ -24,6 +24,7 @@ from plevel.client import Client
 from plevel.embedded import Embedded
 from strategy.record import RunRequest, RunStatus, RunWorkload
 from strategy.workload import Workload
+from workers.builder_pool import Elsewhere
 from workers.client import Client as WorkerClient
 from workers.cpu import assign, describe_device, parse_cores
 from workers.daemon import Daemon, describe_worker
@@ -65,16 +66,17 @@ def _arguments() -> argparse.Namespace:
 
 
 def tune(
-    workload: Workload, threads: int, trials: int, folder: Path
+    workload: Workload, threads: int, trials: int, folder: Path, cluster: Elsewhere | None = None
 ) -> tuple[RunStatus, float, dict[str, float]]:
     """One run: how it ended, its wall time, and what the timing thread's seconds went to."""
     cores = assign(parse_cores("cpu"), threads)
     device = describe_device(cores, threads)
     stop = threading.Event()
     with Embedded(f"sqlite:///{folder}/overhead.db") as embedded:
-        worker = WorkerClient(embedded.url, stop, random.Random())
+        worker = WorkerClient(embedded.url, stop, rng=random.Random())
         spool = Spool(folder / "spool", embedded.url)
-        daemon = Daemon(worker, spool, describe_worker("overhead", device, ""), cores, stop)
+        info = describe_worker("overhead", device, "")
+        daemon = Daemon(worker, spool, info, cores, stop, cluster=cluster)
         thread = threading.Thread(target=daemon.run, args=(30.0,))
         thread.start()
         try:

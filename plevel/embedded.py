@@ -51,9 +51,9 @@ def require_worker() -> None:
         )
 
 
-def require_cluster() -> None:
-    """Raise `EmbeddedError` if the extra `cluster` is not installed."""
-    _require("cluster", ("parsl",))
+def require_cluster(module: str) -> None:
+    """Raise `EmbeddedError` if the extra `cluster`, or this module of it, is not installed."""
+    _require("cluster", (module,))
 
 
 def _require(extra: str, modules: Sequence[str]) -> None:

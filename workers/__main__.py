@@ -22,6 +22,7 @@ from typing import get_args
 from strategy.log import Form, configure
 from strategy.record import Device, decode
 from workers.builder import find_linker
+from workers.builder_pool import Elsewhere
 from workers.client import Client, ServiceError, StoppedError, UnreachableError
 from workers.cpu import DeviceError, assign, describe_device, parse_cores
 from workers.daemon import Daemon, describe_worker
@@ -67,6 +68,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--grace", type=float, default=90.0, metavar="S",
         help="seconds to finish what is being timed after SIGTERM; default: %(default)g",
     )  # fmt: skip
+    parser.add_argument(
+        "--build-on", metavar="ADDRESS", help="a Dask scheduler whose workers build, too, such as tls://host:8786"
+    )
+    for name, what in (("ca", "authority"), ("cert", "certificate"), ("key", "key")):
+        parser.add_argument(f"--tls-{name}", type=Path, metavar="FILE", help=f"the {what} for that, in PEM form")
     parser.add_argument("--log", choices=get_args(Form), default="text", help="json has the ids of runs and jobs")
     parser.add_argument("--verbose", action="store_true", help="log debug messages")
     return parser.parse_args(arguments)
@@ -96,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def serve(options: argparse.Namespace, slot: str) -> int:
     """Run the worker of one device; return the exit status."""
     try:
-        _check_host()
+        check_host()
         if slot.startswith("cuda"):
             assigned = assign(parse_cores("cpu"), 1)  # cores of the host that launch kernels
             device = describe_cuda(slot)
@@ -113,6 +119,10 @@ def serve(options: argparse.Namespace, slot: str) -> int:
         token = None if options.token_file is None else options.token_file.read_text().strip()
     except OSError as error:
         return _fail(f"--token-file {options.token_file}: {error.strerror}", 2)
+    try:
+        cluster = _cluster(options)
+    except ValueError as error:
+        return _fail(f"--build-on {error}", 2)
     stop = threading.Event()
     client = Client(options.url, stop, token)
     try:
@@ -124,7 +134,7 @@ def serve(options: argparse.Namespace, slot: str) -> int:
     daemon = Daemon(
         client, spool, describe_worker(options.name, device, _version()), assigned, stop,
         hottest_c=options.max_temperature, lifetime_s=options.lifetime,
-        idle_exit_s=options.idle_exit, grace_s=options.grace,
+        idle_exit_s=options.idle_exit, grace_s=options.grace, cluster=cluster,
     )  # fmt: skip
     draining = threading.Event()
 
@@ -150,6 +160,20 @@ def serve(options: argparse.Namespace, slot: str) -> int:
     return 0
 
 
+def _cluster(options: argparse.Namespace) -> Elsewhere | None:
+    """The builders of `--build-on`; raise ValueError if they cannot be asked."""
+    if options.build_on is None:
+        if options.tls_ca or options.tls_cert or options.tls_key:
+            raise ValueError("is missing: --tls-ca, --tls-cert and --tls-key are for a scheduler")
+        return None
+    if find_spec("distributed") is None:
+        raise ValueError(f"{options.build_on}: Dask is not installed: pip install 'plevel[cluster]'")
+    from workers.cluster.client import Cluster, secure
+
+    security = secure(options.build_on, options.tls_ca, options.tls_cert, options.tls_key)
+    return Cluster(options.build_on, security)
+
+
 def describe_cuda(text: str) -> Device:
     """Describe the device `cuda:0`, in a process of its own, as the driver does not survive a fork.
 
@@ -167,7 +191,8 @@ def describe_cuda(text: str) -> Device:
     return decode(done.stdout, Device)
 
 
-def _check_host() -> None:
+def check_host() -> None:
+    """Raise `DeviceError` if nothing can be built here."""
     if not sys.platform.startswith("linux"):
         raise DeviceError(f"workers need Linux, this is {sys.platform}: use a Linux host")
     if find_spec("tvm") is None:

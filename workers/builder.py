@@ -64,6 +64,10 @@ class RefusedError(ValueError):
     """A configuration is refused before anything is built; the message has the reason."""
 
 
+class NotInstalledError(RefusedError):
+    """This host has another version of the implementation, or none."""
+
+
 def serve(channel: Channel) -> None:
     """The child's loop."""
     while True:
@@ -109,16 +113,21 @@ def build(request: Build) -> Built:
 
 
 def check(workload: Workload, target: Target, entry: JobEntry) -> None:
-    """Raise `RefusedError` if the entry's implementation or version is not installed here."""
+    """Check an entry against the implementations that are installed here.
+
+    Raises:
+        NotInstalledError: its implementation, or this version of it, is not.
+        RefusedError: it does not fit the workload or the space.
+    """
     offered = {c.implementation: c for c in _candidates(workload, target)}
     candidate = offered.get(entry.implementation)
     if candidate is None:
-        raise RefusedError(
+        raise NotInstalledError(
             f"{workload.op} has no implementation {entry.implementation!r} for {target} here; "
             f"it has: {', '.join(offered) or 'none'}"
         )
     if candidate.version != entry.version:
-        raise RefusedError(
+        raise NotInstalledError(
             f"{entry.implementation}: version {entry.version} is requested, but this worker has "
             f"{candidate.version}: install the same version of plevel on both sides"
         )

@@ -1,6 +1,7 @@
-"""The daemon's handle on its builders.
+"""The daemon's handle on its builders: children of this host, and a cluster if it has one.
 
-A child builds many configurations: a new one is forked only after a crash or a time-out.
+A child builds many configurations: a new one is forked only after a crash or a time-out. What the cluster has not
+built in time, or cannot build, is built here.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from concurrent.futures import Future
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -22,23 +25,55 @@ from workers.fork import Limits
 from workers.sandbox import Child, Died, ForkServer, Interrupted, Late
 from workers.turn import Turn
 
+if TYPE_CHECKING:
+    from workers.cluster.artefact import Artefact
+
+AHEAD = 4  # the most jobs that are built ahead of the one that is timed
 _KEPT = 512  # libraries, about 30 KB each
+_POLL_S = 0.25
+# An entry is late on the cluster after so long, and so many times the usual.
+_LATE_S, _LATE = 5.0, 4.0
+
+
+class Elsewhere(Protocol):
+    """Builders of other hosts: see `workers.cluster.client.Cluster`."""
+
+    @property
+    def room(self) -> int: ...
+    def start(self, changed: Callable[[], None]) -> None: ...
+    def submit(self, job: Job, entry: JobEntry) -> Future[Artefact]: ...
+    def say_slow(self, waited_s: float) -> None: ...
+    def close(self) -> None: ...
 
 
 class _Slot:
-    """A builder: a thread of the daemon, its child, and the lock of shared cores."""
+    """A builder of this host: a thread, its child, and the lock of shared cores."""
 
     def __init__(self, limits: Limits, turn: Turn | None) -> None:
         self.limits = limits
         self.turn = turn
-        self.thread = ThreadPoolExecutor(1, "builder")
         self.child: Child | None = None
+        self.thread: threading.Thread
+
+
+class _Task:
+    """An entry to build. `here` is set once it is this host's alone."""
+
+    def __init__(self, job: Job, entry: JobEntry, interrupt: threading.Event) -> None:
+        self.job = job
+        self.entry = entry
+        self.interrupt = interrupt
+        self.name = library_name(job, entry)
+        self.built: Future[Built | None] = Future()
+        self.here = False
+        self.sent_at = 0.0
+        self.order: Future[Artefact]
 
 
 class BuilderPool:
-    """One builder child per core, for the daemon, which never loads TVM itself.
+    """Builder children, for the daemon, which never loads TVM itself, and the builders of a cluster.
 
-    Libraries are cached, as finals use those of search jobs.
+    Libraries are cached, as finals use those of search jobs. Thread-safe.
 
     Args:
         server: the fork server of the children.
@@ -46,9 +81,11 @@ class BuilderPool:
         directory: the folder of libraries, for the lifetime of the pool.
         memory_bytes: the memory limit of each child.
         forks: allow the children's programs to fork, as nvcc does.
-        shared: cores that also time, one child on each, which builds only under `turn`; if they are
-            among `cores`, all children do.
+        children: their number; default: one per core.
+        shared: cores that also time, one child on each, which builds only under `turn`, and only what the cluster
+            does not; if they are among `cores`, all children do.
         turn: the lock of the shared cores.
+        cluster: builders of other hosts, which the pool starts and closes.
     """
 
     def __init__(
@@ -59,8 +96,10 @@ class BuilderPool:
         memory_bytes: int = 4 * 2**30,
         *,
         forks: bool = False,
+        children: int | None = None,
         shared: Sequence[int] = (),
         turn: Turn | None = None,
+        cluster: Elsewhere | None = None,
     ) -> None:
         self._server = server
         self._directory = directory
@@ -69,10 +108,21 @@ class BuilderPool:
         )
         spare = tuple(core for core in shared if core not in cores)
         overlap = len(spare) < len(shared)
-        self._slots = [_Slot(limits, turn if overlap else None) for _ in cores]
+        count = len(cores) if children is None else children
+        self._slots = [_Slot(limits, turn if overlap else None) for _ in range(count)]
         self._slots += [_Slot(msgspec.structs.replace(limits, cores=spare), turn) for _ in spare]
         self._kept: dict[str, Built] = {}  # by name of the library, the least recent first
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()  # of all that follows
+        self._waiting: deque[_Task] = deque()
+        self._sent: list[_Task] = []  # to the cluster, the oldest first
+        self._usual_s = 0.0  # the time of an entry on the cluster
+        self._closed = False
+        self._cluster = cluster
+        if cluster is not None:
+            cluster.start(self._send)
+        for slot in self._slots:
+            slot.thread = threading.Thread(target=self._serve, args=(slot,), name="builder", daemon=True)
+            slot.thread.start()
 
     def build(
         self,
@@ -82,84 +132,181 @@ class BuilderPool:
     ) -> list[Built]:
         """Build all entries of a job, reporting each as it is done.
 
-        The libraries exist at least until the job after the next is built. Entries that are not done when
-        `interrupt` is set are omitted.
+        The libraries exist at least until as many jobs as may be `AHEAD`, and one more, are built. Entries that are
+        not done when `interrupt` is set are omitted.
         """
-        self._forget(max(_KEPT, 2 * len(job.entries)))
-        waiting = deque((entry, Future[Built | None]()) for entry in job.entries)
-        futures = [future for _, future in waiting]
-        for slot in self._slots:
-            slot.thread.submit(self._work, slot, job, interrupt, waiting)
+        self._forget(max(_KEPT, (AHEAD + 2) * len(job.entries)))
+        tasks = [_Task(job, entry, interrupt) for entry in job.entries]
+        with self._changed:
+            self._waiting += [task for task in tasks if not self._recall(task)]
+        self._send()
         found = []
-        for future in futures:
-            built = future.result()
+        for task in tasks:
+            built = self._await(task)
             if built is not None:
                 report(built)
                 found.append(built)
         return found
 
-    def _work(
-        self,
-        slot: _Slot,
-        job: Job,
-        interrupt: threading.Event,
-        waiting: deque[tuple[JobEntry, Future[Built | None]]],
-    ) -> None:
-        """Build waiting entries until none is left; errors are passed to their waiters."""
-        try:
-            while waiting:
-                # Take an entry only under the lock: another slot may have built them all by then.
-                with slot.turn.build() if slot.turn else nullcontext():
-                    self._build_next(slot, job, interrupt, waiting)
-        except BaseException as error:  # the timing lock cannot be acquired
-            with suppress(IndexError):
-                while True:
-                    waiting.popleft()[1].set_exception(error)
+    def _await(self, task: _Task) -> Built | None:
+        while self._cluster is not None and not task.built.done():
+            if task.interrupt.is_set():
+                self._withdraw(task)
+            try:
+                return task.built.result(_POLL_S)
+            except TimeoutError:
+                continue
+        return task.built.result()
 
-    def _build_next(
-        self,
-        slot: _Slot,
-        job: Job,
-        interrupt: threading.Event,
-        waiting: deque[tuple[JobEntry, Future[Built | None]]],
-    ) -> None:
-        try:
-            entry, future = waiting.popleft()
-        except IndexError:
-            return
-        try:
-            future.set_result(self._build(slot, job, interrupt, entry))
-        except BaseException as error:
-            future.set_exception(error)
+    def _withdraw(self, task: _Task) -> None:
+        """Give a task up, unless a child builds it: that one is interrupted by its own thread."""
+        with self._changed:
+            if task in self._sent:
+                self._sent.remove(task)
+                task.order.cancel()
+            elif task in self._waiting:
+                self._waiting.remove(task)
+            else:
+                return
+        task.built.set_result(None)
+
+    # Builders of this host
+
+    def _serve(self, slot: _Slot) -> None:
+        """Build what is waiting until the pool is closed; errors are passed to their waiters."""
+        while self._await_task(slot):
+            task: _Task | None = None
+            try:
+                with slot.turn.build() if slot.turn else nullcontext():
+                    # Take a task only under the lock: another slot may have taken it by then.
+                    task = self._take(slot)
+                    if task is not None:
+                        self._finish(task, self._build(slot, task))
+            except BaseException as error:
+                with self._changed:
+                    failed = [task] if task is not None else list(self._waiting)
+                    if task is None:  # the timing lock cannot be acquired
+                        self._waiting.clear()
+                for one in failed:
+                    one.built.set_exception(error)
+
+    def _await_task(self, slot: _Slot) -> bool:
+        """Wait until there is something to build here; return False once the pool is closed."""
+        with self._changed:
+            while not self._closed:
+                if self._next(slot) is not None:
+                    return True
+                self._changed.wait(_POLL_S if self._sent else None)
+        return False
+
+    def _next(self, slot: _Slot) -> _Task | None:
+        """The next task of a slot; shared cores leave to the cluster what it can build."""
+        if self._cluster is None:
+            return self._waiting[0] if self._waiting else None
+        away = not self._cluster.room
+        leaves = slot.turn is not None and not away
+        for task in self._waiting:
+            if task.here or not leaves:
+                return task
+        late_at = time.monotonic() - max(_LATE_S, _LATE * self._usual_s)
+        if self._sent and (away or self._sent[0].sent_at <= late_at):
+            return self._sent[0]
+        return None
+
+    def _take(self, slot: _Slot) -> _Task | None:
+        with self._changed:
+            task = self._next(slot)
+            if task is None:
+                return None
+            if task in self._sent:
+                assert self._cluster is not None
+                self._sent.remove(task)
+                task.here = True
+                waited_s = time.monotonic() - task.sent_at
+                if self._cluster.room:
+                    self._usual_s = max(self._usual_s, waited_s)
+                    self._cluster.say_slow(waited_s)
+                task.order.cancel()
+            else:
+                self._waiting.remove(task)
+            return task
+
+    def _build(self, slot: _Slot, task: _Task) -> Built | None:
+        if task.interrupt.is_set():
+            return None
+        path = self._directory / task.name
+        request = Build(
+            workload=task.job.workload, target=task.job.target, entry=task.entry, path=str(path)
+        )
+        built = self._ask(slot, request, task.job.policy.build_timeout_s, task.interrupt)
+        if built is None or built.error is not None:
+            for left in self._directory.glob(f"{path.stem}.*"):  # left by a killed child
+                left.unlink(missing_ok=True)
+        return built
+
+    # Builders of the cluster
+
+    def _send(self) -> None:
+        """Send what is waiting, as far as the cluster has room, and wake the builders of this host."""
+        while True:
+            with self._changed:
+                self._changed.notify_all()
+                room = 0 if self._cluster is None or self._closed else self._cluster.room
+                task = next((t for t in self._waiting if not t.here), None)
+                if self._cluster is None or task is None or len(self._sent) >= room:
+                    return
+                self._waiting.remove(task)
+                task.sent_at = time.monotonic()
+                task.order = self._cluster.submit(task.job, task.entry)
+                self._sent.append(task)
+            task.order.add_done_callback(partial(self._receive, task))
+
+    def _receive(self, task: _Task, order: Future[Artefact]) -> None:
+        """Take what the cluster built for a task; build it here if it did not."""
+        with self._changed:
+            if task not in self._sent:
+                return
+            self._sent.remove(task)
+            try:
+                artefact = order.result()
+                path = self._directory / task.name
+                artefact.save(path)
+                built = msgspec.structs.replace(
+                    artefact.built, entry=task.entry.index, path="" if artefact.built.error else str(path)
+                )
+            except Exception:  # the cluster has said why
+                task.here = True
+                self._waiting.appendleft(task)
+                self._changed.notify_all()
+                return
+            took_s = time.monotonic() - task.sent_at
+            self._usual_s += 0.2 * (took_s - self._usual_s)
+        self._finish(task, built)
+        self._send()
+
+    # Libraries
+
+    def _finish(self, task: _Task, built: Built | None) -> None:
+        if built is not None and built.error is None:
+            with self._changed:
+                self._kept[task.name] = built
+        task.built.set_result(built)
+
+    def _recall(self, task: _Task) -> bool:
+        """Answer a task by a library that is kept; return False if there is none."""
+        known = self._kept.pop(task.name, None)
+        if known is None:
+            return False
+        self._kept[task.name] = known  # moved to the end: the most recent
+        task.built.set_result(msgspec.structs.replace(known, entry=task.entry.index, build_s=0.0))
+        return True
 
     def _forget(self, most: int) -> None:
-        with self._lock:
+        with self._changed:
             for name in list(self._kept)[: max(0, len(self._kept) - most)]:
                 path = Path(self._kept.pop(name).path)
                 path.unlink(missing_ok=True)
                 path.with_name(path.name + ".json").unlink(missing_ok=True)
-
-    def _build(
-        self, slot: _Slot, job: Job, interrupt: threading.Event, entry: JobEntry
-    ) -> Built | None:
-        if interrupt.is_set():
-            return None
-        name = library_name(job, entry)
-        with self._lock:
-            known = self._kept.pop(name, None)
-            if known is not None:
-                self._kept[name] = known  # moved to the end: the most recent
-                return msgspec.structs.replace(known, entry=entry.index, build_s=0.0)
-        path = self._directory / name
-        request = Build(workload=job.workload, target=job.target, entry=entry, path=str(path))
-        built = self._ask(slot, request, job.policy.build_timeout_s, interrupt)
-        if built is not None and built.error is None:
-            with self._lock:
-                self._kept[name] = built
-        else:
-            for left in self._directory.glob(f"{path.stem}.*"):  # left by a killed child
-                left.unlink(missing_ok=True)
-        return built
 
     def _ask(
         self, slot: _Slot, request: Build, timeout_s: float, interrupt: threading.Event
@@ -183,9 +330,16 @@ class BuilderPool:
         )  # fmt: skip
 
     def close(self) -> None:
-        """End the children."""
+        """End the children, and leave the cluster."""
+        with self._changed:
+            self._closed = True
+            for task in [*self._waiting, *self._sent]:
+                self._withdraw(task)
+            self._changed.notify_all()
+        if self._cluster is not None:
+            self._cluster.close()
         for slot in self._slots:
-            slot.thread.shutdown(wait=True, cancel_futures=True)
+            slot.thread.join()
             if slot.child is not None:
                 slot.child.kill()
 

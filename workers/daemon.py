@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 from strategy.installed import installed
 from strategy.record import Device, Lease, LeaseRequest, Registered, Result, WorkerInfo
 from workers.builder import Built
-from workers.builder_pool import BuilderPool
+from workers.builder_pool import AHEAD, BuilderPool, Elsewhere
 from workers.client import Client, DeviceBusyError, ServiceError, StoppedError, UnknownWorkerError
 from workers.cpu import Cores, environment, hottest
 from workers.cuda.runner import runner_on
@@ -69,6 +70,7 @@ class Daemon:
             what is left, to judge by those before it.
         idle_exit_s: seconds without a job after which it drains.
         grace_s: seconds that `drain` leaves to the job being timed.
+        cluster: builders of other hosts; jobs are then leased as far ahead as their builds take longer than timing.
         clock: seconds, as of `time.monotonic`.
     """
 
@@ -84,6 +86,7 @@ class Daemon:
         lifetime_s: float = math.inf,
         idle_exit_s: float = math.inf,
         grace_s: float = math.inf,
+        cluster: Elsewhere | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
@@ -95,9 +98,12 @@ class Daemon:
         self._hottest_c = hottest_c
         self._idle_exit_s = idle_exit_s
         self._grace_s = grace_s
+        self._cluster = cluster
         self._clock = clock
         self._stop_at = clock() + lifetime_s
         self._longest_s = 0.0  # of a job, from its lease to its end
+        # Of a job, weighted to the last ones: from its lease until all of it is built, and in the runner.
+        self._build_s, self._time_s = 0.0, 0.0
         self._draining = threading.Event()
         self._holdings = Holdings(client, spool)
         self._turn = Turn()
@@ -138,7 +144,7 @@ class Daemon:
         on_cuda = self._device.target.kind == "cuda"
         pool = BuilderPool(
             server, self._cores.building, folder, forks=on_cuda,
-            shared=self._cores.timing, turn=self._turn,
+            shared=self._cores.timing, turn=self._turn, cluster=self._cluster,
         )  # fmt: skip
         runner = runner_on(server, self._cores.timing, self._device.slot)
         leasing = threading.Thread(
@@ -200,18 +206,34 @@ class Daemon:
     # Leasing and building
 
     def _lease_and_build(self, pool: BuilderPool) -> None:
-        while not self._draining.is_set():
-            left_s = self._stop_at - self._clock() - self._longest_s
-            if left_s <= 0:
-                log.info("draining: a job takes up to %.0f s, longer than what is left", self._longest_s)
-                break
-            for lease in self._next_leases(min(_LEASE_WAIT_S, left_s)):
-                held = self._holdings.add(lease)
-                if self._draining.is_set():
-                    self._holdings.release(held)
-                else:
-                    self._build(held, pool)
+        ahead: set[Future[None]] = set()
+        builds = ThreadPoolExecutor(AHEAD, "ahead")
+        try:
+            while not self._draining.is_set():
+                left_s = self._stop_at - self._clock() - self._longest_s
+                if left_s <= 0:
+                    log.info("draining: a job takes up to %.0f s, longer than what is left", self._longest_s)
+                    break
+                for lease in self._next_leases(min(_LEASE_WAIT_S, left_s)):
+                    held = self._holdings.add(lease)
+                    if self._draining.is_set():
+                        self._holdings.release(held)
+                    else:
+                        ahead.add(builds.submit(self._build, held, pool))
+                while len(ahead) >= self._depth:
+                    done, ahead = wait(ahead, return_when=FIRST_COMPLETED)
+                    for build in done:
+                        build.result()
+        finally:
+            builds.shutdown(wait=False)
         self._batches.put(None)
+
+    @property
+    def _depth(self) -> int:
+        """The number of jobs to have ahead: one, or with a cluster as many as are timed while one is built."""
+        if self._cluster is None or not self._time_s:
+            return 1
+        return min(max(1, math.ceil(self._build_s / self._time_s)), AHEAD)
 
     def _identity(self) -> Registered:
         assert self._registered is not None
@@ -219,7 +241,7 @@ class Daemon:
 
     def _next_leases(self, wait_s: float) -> tuple[Lease, ...]:
         request = LeaseRequest(
-            worker_id=self._identity().worker_id, device=self._device.identity, wait_s=wait_s
+            worker_id=self._identity().worker_id, device=self._device.identity, wait_s=wait_s, jobs=self._depth
         )
         try:
             return self._client.lease(request)
@@ -239,10 +261,11 @@ class Daemon:
         if held.ended.is_set():
             self._holdings.leave(held)
             return
+        self._build_s += (self._clock() - leased_at - self._build_s) / 2
         good = tuple(b for b in built if b.error is None)
         batch = _Batch(held, leased_at, good, threading.Event())
         self._batches.put(batch)
-        # One job is built ahead: a device may hold one lease besides its timing lease.
+        # It is ahead until it is timed.
         while not batch.taken.wait(0.5) and not self._stop.is_set():
             pass
 
@@ -339,6 +362,7 @@ class Daemon:
         except Interrupted:
             self._holdings.report(held, *timed)
             return
+        self._time_s += (self._clock() - began - self._time_s) / 2
         toolchain = conditions.environment | {"TVM_NUM_THREADS": job.target.threads}
         self._holdings.finish(held, environment() | toolchain, conditions.references, timed)
         outcomes["not built"] = len(job.entries) - len(batch.built)

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from plevel.cli import (
     build,
+    builder,
     bundle,
     db,
     deploy,
@@ -79,8 +80,8 @@ _PANELS: dict[str, dict[str, Any]] = {
         "export": transfer.export, "db": db.app,
     },
     "Farm": {
-        "serve": serve.serve, "worker": worker.worker, "workers": listing.workers,
-        "status": listing.status, "cancel": listing.cancel, "why": fleet.why,
+        "serve": serve.serve, "worker": worker.worker, "builder": builder.builder,
+        "workers": listing.workers, "status": listing.status, "cancel": listing.cancel, "why": fleet.why,
         "doctor": doctor.doctor, "fleet": fleet.app, "token": token.app, "bundle": bundle.app,
     },
 }  # fmt: skip

@@ -123,6 +123,15 @@ Log = Annotated[
         autocompletion=complete("text", "json"),
     ),
 ]
+TlsAuthority = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", metavar="FILE", help="The authority that signed the scheduler's certificate, in PEM."),
+]
+TlsCertificate = Annotated[
+    Path | None,
+    typer.Option("--tls-cert", metavar="FILE", help="This host's certificate for the scheduler, in PEM."),
+]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's key.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -275,6 +284,11 @@ def read_share(flag: str, text: str, fits: Callable[[float], bool]) -> float:
     if not fits(share) or (share >= 1 and not text.endswith("%")):
         raise UsageError(f"{flag} {text[:40]!r}: not a fraction: write it as 1%, or 0.01")
     return share
+
+
+def pass_on(options: Mapping[str, object]) -> list[str]:
+    """The arguments of a program: the options that have a value."""
+    return [word for name, value in options.items() if value is not None for word in (name, str(value))]
 
 
 def check_choice(option: str, text: str | None, choices: Sequence[str]) -> None:

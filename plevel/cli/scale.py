@@ -89,7 +89,7 @@ def scale(
     from plevel.direct import read_token
     from plevel.embedded import require_cluster
 
-    require_cluster()
+    require_cluster("parsl")
     from plevel.cli.output import tell
     from plevel.pilots.engine import Engine, EngineError
     from plevel.pilots.scaler import Bounds, Scaler, describe, plan

@@ -47,11 +47,19 @@ def worker(
     grace: Annotated[
         str, typer.Option("--grace", metavar="AGE", help="Time to finish what is being timed after SIGTERM.")
     ] = "90s",
+    build_on: Annotated[
+        str | None,
+        typer.Option("--build-on", metavar="ADDRESS", help="A Dask scheduler whose workers build, too: tls://host:8786."),
+    ] = None,
+    tls_ca: option.TlsAuthority = None,
+    tls_cert: option.TlsCertificate = None,
+    tls_key: option.TlsKey = None,
     as_json: Annotated[bool, typer.Option("--json", help="As --log json.")] = False,
 ) -> None:
     """Build and time jobs of a service on this machine.
 
     It works until Ctrl-C or SIGTERM, then finishes what it is timing; a second signal stops it at once.
+    With --build-on it builds on a Dask cluster as well (extra 'cluster').
     With a --lifetime it leases no job that takes longer than what is left, to judge by those before it.
 
     Example: plevel worker --url http://farm:8765 --threads 8
@@ -73,16 +81,11 @@ def worker(
     arguments = ["--url", place.url]
     for device in devices or ():
         arguments += ["--device", device]
-    if threads is not None:
-        arguments += ["--threads", str(threads)]
-    if token_file is not None:
-        arguments += ["--token-file", str(token_file)]
-    if as_json or log is not None:
-        arguments += ["--log", "json" if as_json else str(log)]
-    if hottest is not None:
-        arguments += ["--max-temperature", str(hottest)]
-    if name is not None:
-        arguments += ["--name", name]
-    for limit, value in seconds.items():
-        arguments += [limit, str(value)]
+    arguments += option.pass_on(
+        {
+            "--threads": threads, "--token-file": token_file, "--log": "json" if as_json else log,
+            "--max-temperature": hottest, "--name": name, "--build-on": build_on, "--tls-ca": tls_ca,
+            "--tls-cert": tls_cert, "--tls-key": tls_key, **seconds,
+        }
+    )  # fmt: skip
     raise typer.Exit(main(arguments))

@@ -1,0 +1,62 @@
+"""A run whose configurations a builder of a Dask cluster builds, by the commands that a user types."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from plevel.client import Client
+from strategy.record import RunState
+from tests.acceptance.conftest import Stage, kill, wait_until
+from tests.acceptance.test_scale import TRIALS, begin_run
+from tests.limit import HANG_S
+
+pytest.importorskip("distributed", reason="the cluster extra is not installed")
+
+
+def test_a_worker_builds_on_a_builder_and_goes_on_without(stage: Stage) -> None:
+    artefacts, file = stage.folder / "artefacts", stage.folder / "scheduler.json"
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--no-dashboard", "--scheduler-file", str(file)], stderr=subprocess.DEVNULL, env=stage.environment
+    ) as scheduler:
+        try:
+            wait_until(lambda: file.exists() and file.read_text().endswith("}"), "the scheduler's start")
+            address = msgspec.json.decode(file.read_bytes())["address"]
+            builder = stage.start("builder", "--scheduler", address, "--threads", "1", "--artefacts", str(artefacts))
+            stage.start_service()
+            stage.start("worker", "--url", stage.url, "--threads", "1", "--build-on", address)
+            wait_until(lambda: f"building on {address}" in stage.logs(), "the connection to the builder")
+            with Client(stage.url) as client:
+                run = begin_run(client, TRIALS)
+                wait_until(lambda: client.run(run).state == RunState.DONE, "the end of the run")
+                assert list(artefacts.iterdir())
+                builder.send_signal(signal.SIGTERM)
+                builder.wait(HANG_S)
+                kill(scheduler)
+                again = begin_run(client, 2 * TRIALS)
+                wait_until(lambda: client.run(again).state == RunState.DONE, "the end of the second run")
+                assert client.run(again).trials_done == 2 * TRIALS
+        finally:
+            kill(scheduler)
+    said = [line for line in stage.logs().splitlines() if "is not reachable" in line or "has no builders" in line]
+    assert 1 <= len(said) <= 2, said  # each once, if the worker has seen both
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("builder", "--scheduler", "tcp://head:8786"), "--scheduler tcp://head:8786: whoever reaches it"),
+        (("builder", "--scheduler", "tls://head:8786"), "needs --tls-ca"),
+        (("worker", "--url", "http://127.0.0.1:9", "--build-on", "head:8786"), "write tls://"),
+        (("worker", "--url", "http://127.0.0.1:9", "--tls-ca", "ca.pem"), "--build-on is missing"),
+    ],
+)
+def test_a_wrong_address_is_one_line(stage: Stage, arguments: tuple[str, ...], words: str) -> None:
+    done = stage.run(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr and done.stderr.count("\n") == 1, done.stderr

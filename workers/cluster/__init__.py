@@ -1,0 +1,1 @@
+"""Building on a Dask cluster. Only here is Dask imported."""

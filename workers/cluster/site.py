@@ -1,0 +1,136 @@
+"""A builder: the function that a Dask cluster calls, and the children in which it builds.
+
+`plevel builder` starts a Dask worker that loads this module; any other Dask worker with plevel and TVM loads it at
+its first order. The process of the Dask worker itself never loads TVM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from distributed import get_worker
+
+from strategy.record import Job, JobEntry, Phase, TimingPolicy, decode
+from strategy.target import Target
+from workers.builder import NotInstalledError, check
+from workers.builder_pool import BuilderPool
+from workers.cluster.artefact import Artefact, Order, RefusedOrderError, Store, toolchain
+from workers.folder import scratch
+from workers.sandbox import ForkServer
+
+ARTEFACTS = "PLEVEL_ARTEFACTS"  # environment variable with the folder of artefacts
+_IMPORTS = ("numpy", "tvm")
+_NEVER = threading.Event()
+
+
+def build(data: bytes) -> bytes:
+    """Build an order, and return its artefact. Thread-safe.
+
+    Raises:
+        WireError: the bytes are no order.
+        SandboxError: no children can be started.
+    """
+    order = decode(data, Order)
+    entry = JobEntry(
+        index=0, task_id=0, implementation=order.implementation, version=order.version, config=order.config
+    )
+    try:
+        toolchain().check(order.toolchain, "the host that times")
+        with contextlib.suppress(ValueError):  # of the configuration: the child says so, as a result
+            _check_installed(order, entry)
+    except RefusedOrderError as error:
+        refused = f"builder {socket.gethostname()}: {error}"
+        return Artefact(order=order.digest, toolchain=toolchain(), refused=refused).pack()
+    return Site.get(get_worker().state.nthreads).build(order, entry).pack()
+
+
+def _check_installed(order: Order, entry: JobEntry) -> None:
+    try:
+        check(order.workload, order.target, entry)
+    except NotInstalledError as error:
+        raise RefusedOrderError(str(error)) from error
+
+
+class Site:
+    """The children of this process, for as long as it lives, and the store of artefacts."""
+
+    _one: Site | None = None
+    _lock = threading.Lock()
+
+    def __init__(self, threads: int) -> None:
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(scratch())
+            self._server = stack.enter_context(ForkServer(folder, _IMPORTS))
+            self._store = Store(_store_folder())
+            self._pools = {
+                forks: BuilderPool(
+                    self._server, sorted(os.sched_getaffinity(0)), Path(tempfile.mkdtemp(dir=folder)),
+                    forks=forks, children=threads,
+                )
+                for forks in (False, True)
+            }  # fmt: skip
+            for pool in self._pools.values():
+                stack.callback(pool.close)
+            self._open = stack.pop_all()
+
+    @classmethod
+    def get(cls, threads: int) -> Site:
+        """The site of this process, which the first call opens.
+
+        Args:
+            threads: the number of orders that it gets at once.
+        """
+        with cls._lock:
+            if cls._one is None:
+                cls._one = cls(threads)
+            return cls._one
+
+    @classmethod
+    def close(cls) -> None:
+        """End the children, and delete their folder."""
+        with cls._lock:
+            one, cls._one = cls._one, None
+        if one is not None:
+            one._open.close()
+
+    def build(self, order: Order, entry: JobEntry) -> Artefact:
+        """The artefact of an order, from the store or built in a child."""
+        found = self._store.find(order)
+        if found is not None:
+            return msgspec.structs.replace(found, built=msgspec.structs.replace(found.built, build_s=0.0))
+        job = Job(
+            id=0, run_id=0, workload=order.workload, target=order.target, phase=Phase.SEARCH,
+            entries=(entry,), policy=TimingPolicy(build_timeout_s=order.timeout_s), seed=0,
+        )  # fmt: skip
+        (built,) = self._pool(order.target).build(job, _NEVER)
+        artefact = Artefact.load(order, built)
+        if built.error is None:
+            self._store.put(order, artefact)
+        return artefact
+
+    def _pool(self, target: Target) -> BuilderPool:
+        return self._pools[target.kind == "cuda"]
+
+
+def _store_folder() -> Path:
+    from platformdirs import user_cache_path
+
+    given = os.environ.get(ARTEFACTS)
+    return Path(given) if given else user_cache_path("plevel", appauthor=False) / "artefacts"
+
+
+def dask_setup(worker: Any) -> None:
+    """Open the site before the first order; Dask calls this by its name (`--preload`)."""
+    Site.get(worker.state.nthreads)
+
+
+def dask_teardown(worker: Any) -> None:
+    """Close it; Dask calls this by its name."""
+    Site.close()
