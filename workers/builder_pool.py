@@ -3,6 +3,7 @@
 A child builds many configurations: a new one is forked only after a crash or a time-out. What the cluster has not
 built in time, or cannot build, is built here.
 """
+# Over 300 lines: one queue of entries, and the builders of this host and of a cluster that take from it.
 
 from __future__ import annotations
 

@@ -9,17 +9,26 @@ from typing import Annotated
 
 import typer
 
-from plevel.cli import option
+from plevel.cli import option, tls
 from plevel.cli.error import UsageError
+
+# Python's configuration of logging, for Dask's processes.
+_JSON = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"json": {"()": "strategy.log.JsonFormatter"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
+    "root": {"level": "INFO", "handlers": ["stderr"]},
+}
 
 
 def builder(
     scheduler: Annotated[
         str, typer.Option("--scheduler", metavar="ADDRESS", help="The Dask scheduler: tls://host:8786.")
     ],
-    tls_ca: option.TlsAuthority = None,
-    tls_cert: option.TlsCertificate = None,
-    tls_key: option.TlsKey = None,
+    tls_ca: tls.Authority = None,
+    tls_cert: tls.Certificate = None,
+    tls_key: tls.Key = None,
     threads: Annotated[
         int | None, typer.Option("--threads", metavar="N", min=1, help="Builds at once; default: one per core.")
     ] = None,
@@ -31,6 +40,8 @@ def builder(
         ),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="The worker's name in Dask; default: its address.")] = None,
+    log: option.Log = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As --log json.")] = False,
 ) -> None:
     """Build for the workers of other hosts, as a worker of a Dask cluster (extra 'cluster').
 
@@ -39,6 +50,7 @@ def builder(
 
     Example: plevel builder --scheduler tls://head:8786 --tls-ca ca.pem --tls-cert node.pem --tls-key node.key
     """
+    option.check_choice("--log", log, ("text", "json"))
     from plevel.embedded import require_cluster, require_worker
 
     require_worker()
@@ -54,7 +66,11 @@ def builder(
         secure(scheduler, tls_ca, tls_cert, tls_key)
     except (DeviceError, SecurityError) as error:
         raise UsageError(f"--scheduler {error}" if isinstance(error, SecurityError) else str(error)) from error
-    environment = os.environ | ({} if artefacts is None else {ARTEFACTS: str(artefacts.absolute())})
+    environment = dict(os.environ)
+    if artefacts is not None:
+        environment[ARTEFACTS] = str(artefacts.absolute())
+    if as_json or log == "json":
+        environment["DASK_LOGGING"] = repr(_JSON)
     given = {
         "--tls-ca-file": tls_ca, "--tls-cert": tls_cert, "--tls-key": tls_key, "--name": name,
         "--nthreads": threads or usable_cores(),

@@ -123,15 +123,6 @@ Log = Annotated[
         autocompletion=complete("text", "json"),
     ),
 ]
-TlsAuthority = Annotated[
-    Path | None,
-    typer.Option("--tls-ca", metavar="FILE", help="The authority that signed the scheduler's certificate, in PEM."),
-]
-TlsCertificate = Annotated[
-    Path | None,
-    typer.Option("--tls-cert", metavar="FILE", help="This host's certificate for the scheduler, in PEM."),
-]
-TlsKey = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's key.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -27,7 +27,8 @@ def test_a_worker_builds_on_a_builder_and_goes_on_without(stage: Stage) -> None:
         try:
             wait_until(lambda: file.exists() and file.read_text().endswith("}"), "the scheduler's start")
             address = msgspec.json.decode(file.read_bytes())["address"]
-            builder = stage.start("builder", "--scheduler", address, "--threads", "1", "--artefacts", str(artefacts))
+            given = ("--scheduler", address, "--threads", "1", "--artefacts", str(artefacts), "--json")
+            builder = stage.start("builder", *given)
             stage.start_service()
             stage.start("worker", "--url", stage.url, "--threads", "1", "--build-on", address)
             wait_until(lambda: f"building on {address}" in stage.logs(), "the connection to the builder")
@@ -43,6 +44,8 @@ def test_a_worker_builds_on_a_builder_and_goes_on_without(stage: Stage) -> None:
                 assert client.run(again).trials_done == 2 * TRIALS
         finally:
             kill(scheduler)
+    lines = next(stage.folder.glob("*-builder.log")).read_text().splitlines()
+    assert {"at", "level", "logger", "message"} <= msgspec.json.decode(lines[0]).keys()
     said = [line for line in stage.logs().splitlines() if "is not reachable" in line or "has no builders" in line]
     assert 1 <= len(said) <= 2, said  # each once, if the worker has seen both
 

@@ -20,6 +20,7 @@ from strategy.record import (
     Job,
     JobEntry,
     Lease,
+    LeaseRequest,
     Leases,
     Phase,
     Registered,
@@ -64,6 +65,7 @@ class Script:
     cancelled: set[int] = field(default_factory=set)
     forgotten: int = 0
     environment: dict[str, Any] = field(default_factory=dict)
+    asked: set[int] = field(default_factory=set)  # numbers of jobs in requests for leases
 
     def __post_init__(self) -> None:
         self.change = threading.Condition()
@@ -98,6 +100,7 @@ class Script:
         if parts[0] == "workers":
             return ("gone" if method == "DELETE" else "heartbeat"), httpx.Response(204)
         if parts == ["leases"]:
+            self.asked.add(decode(content, LeaseRequest).jobs)
             if self.forgotten:
                 self.forgotten -= 1
                 return "forgotten", httpx.Response(404, json={"detail": "who?"})
@@ -296,6 +299,33 @@ def test_stopping_leaves_a_job_at_once_and_keeps_what_is_finished(
     assert script.results[1].keys() == {0}
     assert not script.done
     assert "release 1" in script.events and script.events[-1] == "gone"
+
+
+class Away:
+    """A cluster that never builds."""
+
+    room = 0
+
+    def start(self, changed: Callable[[], None]) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_with_a_cluster_jobs_are_leased_as_far_ahead_as_builds_take_longer(
+    serve: Callable[..., Running],
+) -> None:
+    script = Script([job(1, "good")])
+    daemon = serve(script, cluster=Away()).daemon
+    script.wait_for(lambda: script.done == [1])  # built here
+    assert daemon._build_s > 0 and daemon._time_s > 0
+    for build_s, depth in ((0.1, 1), (2.5, 3), (50.0, 4)):
+        script.asked.clear()
+        daemon._build_s, daemon._time_s = build_s, 1.0
+        script.wait_for(lambda depth=depth: depth in script.asked)
+    script = Script([])
+    daemon = serve(script).daemon
+    daemon._build_s, daemon._time_s = 50.0, 1.0
+    script.asked.clear()
+    script.wait_for(lambda: script.asked == {1})
 
 
 def test_a_cancelled_run_stops_within_seconds(serve: Callable[..., Running]) -> None:
