@@ -10,6 +10,7 @@ Groups of rows, float32, batch 1 (weights and biases are constant):
 - resnet50, depthwise, pointwise: the distinct convolutions of ResNet-50, and those of MobileNetV2.
 - windows: convolutions of other networks: of 32 groups (ResNeXt-50), dilated (DeepLab), first layers
   (YOLOv5, VGG, ViT), 1×1 with stride 2, and batches of 8.
+- layouts: convolutions of images [n, h, w, c] by weights [h, w, c, o].
 - bert, llama: the products of attention, scores and values, for prompts and for one new token. Nothing
   is constant, so packing is inside the timed function.
 - attention: the whole of it, of prompts and of one new token, and what stands around it in LLaMA.
@@ -82,20 +83,30 @@ def _typed(shape: Shape, dtype: str = "float32") -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
+_LAST, _WEIGHT, _FIRST = (0, 2, 3, 1), (2, 3, 1, 0), (0, 3, 1, 2)  # orders of axes
+
+
 def _conv2d(
     channels: int, size: int, out: int, window: int, stride: int = 1, groups: int = 1, after: tuple[str, ...] = (),
-    *, dilation: int = 1, batch: int = 1, padding: int | None = None,
+    *, dilation: int = 1, batch: int = 1, padding: int | None = None, last: bool = False,
 ) -> Row:
-    """A convolution of a square image; its padding is that of a window centred on each pixel, if not given."""
+    """A convolution of a square image; its padding is that of a window centred on each pixel, if not given.
+
+    Images are [n, h, w, c] and weights [h, w, c, o] where channels are `last`.
+    """
     kind = "dw" if groups == channels else f"→{out}"
     step = f"/{stride}" if stride > 1 else ""
-    parts = {"g": groups if kind != "dw" else 1, "d": dilation, "b": batch}
+    parts: dict[str, int] = {"g": groups if kind != "dw" else 1, "d": dilation, "b": batch}
     more = "".join(f",{letter}{value}" for letter, value in parts.items() if value > 1)
     name = f"{channels}{kind}@{size},{window}×{window}{step}{more}" + "".join(f"+{s}" for s in after)
     shapes = {"data": (batch, channels, size, size), "weight": (out, channels // groups, window, window)}
     known = {"bias": (out, 1, 1), "residual": (batch, out, size // stride, size // stride)}
     sides = window // 2 * dilation if padding is None else padding
-    attrs = {"strides": stride, "padding": sides, "dilation": dilation, "groups": groups}
+    attrs: dict[str, Any] = {"strides": stride, "padding": sides, "dilation": dilation, "groups": groups}
+    if last:
+        name += ",NHWC"
+        shapes = {n: tuple(s[i] for i in order) for (n, s), order in zip(shapes.items(), (_LAST, _WEIGHT), strict=True)}
+        attrs |= {"data_layout": "NHWC", "kernel_layout": "HWIO"}
     return Row(name, "conv2d", shapes, attrs, ("weight",), after, {s: known[s] for s in after if s in known})
 
 
@@ -183,6 +194,10 @@ GROUPS = {
         _conv2d(64, 56, 64, 3, batch=8), _conv2d(512, 7, 512, 3, batch=8), _conv2d(512, 7, 2048, 1, batch=8),
         _conv2d(3, 224, 64, 7, 2, batch=8),
     ],
+    "layouts": [
+        _conv2d(64, 56, 64, 3, last=True), _conv2d(256, 14, 1024, 1, last=True), _conv2d(256, 56, 512, 1, 2, last=True),
+        _conv2d(3, 224, 64, 7, 2, last=True),
+    ],
     "bert": [r for length in (128, 384, 512) for r in _attention("bert", 12, 64, length, length)],
     "llama": [
         row
@@ -238,7 +253,9 @@ def _anchors(torch: Any) -> dict[str, Callable[..., Any]]:
     return {
         "conv2d": lambda a, x, w: functional.conv2d(
             x, w, None, a["strides"], a["padding"], a["dilation"], a["groups"]
-        ),
+        ) if "data_layout" not in a else functional.conv2d(
+            x.permute(_FIRST), w.permute(3, 2, 0, 1), None, a["strides"], a["padding"], a["dilation"], a["groups"]
+        ).permute(_LAST),
         "dense": lambda a, x, w: functional.linear(x, w),
         "batch_matmul": lambda a, x, y: torch.bmm(x, y.transpose(1, 2) if a["transpose_b"] else y),
         "softmax": lambda a, x: functional.softmax(x, -1),
@@ -291,7 +308,7 @@ def _torch_calls(row: Row, threads: int, _best: dict[str, Any]) -> dict[str, Cal
 
     module = Module().eval()
     given = [t for n, t in tensors.items() if n not in constant]
-    is_image = row.op in ("conv2d", "max_pool2d")
+    is_image = row.op in ("conv2d", "max_pool2d") and "data_layout" not in row.attrs
     if not is_image and not row.constants and not row.after:
         return _eager_calls(torch, row, anchor, attrs, given)
     calls: dict[str, Call] = {}

@@ -133,12 +133,18 @@ class OpStrategy:
                 return
         self.specializations.append(OpSpecialization(condition, [added]))
 
-    def raised(self, by: int) -> OpStrategy:
-        """The same implementations, with versions raised by a number."""
+    def changed(self, change: Callable[[OpImplementation], OpImplementation | None]) -> OpStrategy:
+        """The implementations after a change of each, without those that it gives None for."""
         result = OpStrategy()
         for condition, implementation in self._added:
-            result._add(condition, replace(implementation, version=implementation.version + by))
+            found = change(implementation)
+            if found is not None:
+                result._add(condition, found)
         return result
+
+    def raised(self, by: int) -> OpStrategy:
+        """The same implementations, with versions raised by a number."""
+        return self.changed(lambda found: replace(found, version=found.version + by))
 
     def __iter__(self) -> Iterator[tuple[SpecializedCondition | None, OpImplementation]]:
         """Pairs of condition and implementation, in the order in which they were added."""

@@ -256,6 +256,9 @@ def _channels(node: Call) -> tuple[Call, Expr] | None:
             continue
         if value.op.name not in (*_PRODUCTS, "bias_add"):
             continue
+        product = value.args[0] if value.op.name == "bias_add" else value
+        if isinstance(product, Call) and {"data_layout", "kernel_layout"} & product.attrs.to_json().keys():
+            continue  # its channels are elsewhere
         shape = extents(value)
         flat = (1,) * (len(shape) - other.value.ndim) + other.value.shape
         if extents(node) == shape and flat == (1, shape[1], *(1,) * (len(shape) - 2)):

@@ -36,6 +36,11 @@ EXAMPLES = {
     F2: ("float32[2,5,9,11]", "float32[19,5,3,3]", {"padding": 1}),
     F4: ("float32[1,17,9,22]", "float32[19,17,3,3]", {"padding": [1, 0, 2, 1]}),
 }  # fmt: skip
+LAST, LAST_SPATIAL = "conv2d_nhwc.cpu", "conv2d_nhwc_spatial_pack.cpu"
+EXAMPLES[LAST_SPATIAL] = (
+    "float32[2,12,11,6]", "float32[3,3,3,38]",
+    {"padding": 1, "strides": [1, 2], "groups": 2, "data_layout": "NHWC", "kernel_layout": "HWIO"},
+)
 TUNABLE = [name for name in EXAMPLES if name != DIRECT]
 
 
@@ -85,6 +90,16 @@ CASES = [
     ("float32[1,16,7,7]", "float32[33,16,1,1]", {"strides": 2}, {*GENERAL, POINTWISE}),
     ("float32[2,12,6,9]", "float32[10,6,1,1]", {"strides": [2, 1], "padding": 1, "groups": 2}, {*GENERAL, POINTWISE}),
     ("float32[1,3,23,23]", "float32[64,3,7,7]", {"strides": 2, "padding": 3}, GENERAL),
+    ("float32[2,7,9,5]", "float32[3,2,5,19]", {"padding": [1, 0, 2, 1], "data_layout": "NHWC", "kernel_layout": "HWIO"},
+     {LAST, LAST_SPATIAL}),
+    ("float32[1,8,9,6]", "float32[4,3,3,3]",
+     {"groups": 2, "dilation": 2, "data_layout": "NHWC", "kernel_layout": "OHWI"}, {LAST, LAST_SPATIAL}),
+    ("float64[1,8,9,6]", "float64[33,6,1,1]", {"strides": 2, "data_layout": "NHWC"}, {LAST, LAST_SPATIAL}),
+    ("float32[1,9,8,4]", "float32[3,3,1,8]",
+     {"groups": 4, "data_layout": "NHWC", "kernel_layout": "HWIO"}, {LAST}),
+    ("float32[2,16,9,8]", "float32[6,3,3,16]", {"padding": 1, "kernel_layout": "OHWI"}, {*GENERAL, F2, F4}),
+    ("int8[1,8,8,3]", "int8[3,3,3,4]",
+     {"out_dtype": "int32", "data_layout": "NHWC", "kernel_layout": "HWIO"}, {LAST}),
     ("int32[1,3,8,8]", "int32[4,3,3,3]", {}, {DIRECT}),
     ("float16[1,64,8,8]", "float16[8,64,3,3]", {"padding": 1}, {DIRECT}),
 ]  # fmt: skip
@@ -118,7 +133,7 @@ def test_a_symbolic_image_has_fewer_implementations_than_a_symbolic_batch():
 def test_a_space_for_any_batch_has_the_configurations_of_each():
     for data, weight, attrs, names in CASES:
         symbolic = data.replace("[1,", "[n,").replace("[2,", "[n,")
-        for name in names - {DIRECT, F2, F4}:
+        for name in names - {DIRECT, LAST, F2, F4}:
             whole, own = (space_of(make(d, weight, attrs), name) for d in (symbolic, data))
             assert whole.digest == own.digest
 

@@ -413,8 +413,11 @@ def convolutions(draw: st.DrawFn):
     }
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, how["dilation"], strict=True)]
     image = [r + draw(st.integers(0, 3)) for r in reach]
-    data = (draw(st.integers(1, 2)), groups * per_group, *image)
-    return data, (groups * multiplier, per_group, *kernel), how
+    data = dict(zip("NCHW", (draw(st.integers(1, 2)), groups * per_group, *image), strict=True))
+    weight = dict(zip("OIHW", (groups * multiplier, per_group, *kernel), strict=True))
+    how["data_layout"] = draw(st.sampled_from(["NCHW", "NHWC"]))
+    how["kernel_layout"] = draw(st.sampled_from(["OIHW", "HWIO", "OHWI"]))
+    return tuple(data[a] for a in how["data_layout"]), tuple(weight[a] for a in how["kernel_layout"]), how
 
 
 @given(case=convolutions())

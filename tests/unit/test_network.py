@@ -83,3 +83,12 @@ def test_a_convolution_that_others_read_keeps_its_weights() -> None:
     assert operators(found)[:2] == ["conv2d", "bias_add"]
     data = {"x": weights.random.normal(size=(1, 4, 8, 8))}
     np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-5, atol=1e-5)
+
+
+def test_channels_of_another_layout_are_not_those_of_axis_1() -> None:
+    x, weights = Var("x", "float32[1,6,4,6]"), Weights()
+    product = call("conv2d", x, weights(6, 6, 1, 1), data_layout="NHWC")
+    given = Network((x,), {"y": call("multiply", product, weights(6, 1, 1))}, {})
+    found = normalize(given)
+    data = {"x": weights.random.normal(size=(1, 6, 4, 6))}
+    np.testing.assert_allclose(evaluate(found.root, data), evaluate(given.root, data), rtol=1e-5)

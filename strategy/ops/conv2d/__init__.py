@@ -7,7 +7,9 @@
     conv2d_nchw_winograd_2x2.cpu, …_4x4.cpu    one group, 3×3 without stride
     depthwise_conv2d_nchw.cpu      as many groups as channels
 
-All but winograd's take a symbolic batch, and conv2d_nchw_spatial_pack.cpu an image of any size.
+In NHWC there are the first and the third, as conv2d_nhwc.cpu and conv2d_nhwc_spatial_pack.cpu; any order of the
+weight's axes goes with each. All but winograd's take a symbolic batch, and conv2d_nchw_spatial_pack.cpu an image of
+any size.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from strategy.ops.conv2d import (
     spatial_pack,
     winograd,
 )
+from strategy.ops.conv2d.layout import in_any_layout
 from strategy.ops.conv2d.operator import Conv2DAttrs, conv2d
 from strategy.ops.conv2d.transform import F2, F4, Transform
 from strategy.pattern import schedule_plain_cpu
@@ -39,6 +42,7 @@ conv2d_strategy: GenericFunc = get_native_generic_func("conv2d_strategy")
 
 
 @conv2d_strategy.register("cpu")
+@in_any_layout
 def conv2d_strategy_cpu(
     attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> OpStrategy:

@@ -27,6 +27,7 @@ from strategy.cuda.wgmma import takes_wgmma, wgmma_product, wgmma_space
 from strategy.op import get_registered_op
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d import cudnn, implicit_gemm, mma, winograd_cuda
+from strategy.ops.conv2d.layout import in_any_layout
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.schedule import (
     Outs,
@@ -45,6 +46,7 @@ _THREADS = Knob("threads", [32, 64, 128, 256, 512, 1024])
 _UNROLL = Knob("unroll", [0, 16, 64, 512])
 
 
+@in_any_layout
 def conv2d_strategy_cuda(
     attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> OpStrategy:

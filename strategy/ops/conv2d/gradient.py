@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from strategy.attrs import Attrs
 from strategy.cuda.schedule import schedule_plain_cuda
 from strategy.expr import Call, Expr, call
 from strategy.generic_func import GenericFunc
@@ -19,7 +18,7 @@ from strategy.op import (
     register_op,
     register_reference,
 )
-from strategy.ops.conv2d.operator import Conv2DAttrs, conv2d, least_flops
+from strategy.ops.conv2d.operator import DATA, KERNEL, Conv2DAttrs, conv2d, least_flops, permuted
 from strategy.ops.conv2d.pad import pad_zeros
 from strategy.ops.window import windows
 from strategy.pattern import extents_of, in_float32, register_schedule, schedule_plain_cpu
@@ -29,8 +28,10 @@ from strategy.type_relation import require_dtype_of, require_float, require_none
 from strategy.types import TensorType, Type
 
 
-def _like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bool:
+def _like_rel(types: Sequence[Type], attrs: Conv2DAttrs, reporter: TypeReporter) -> bool:
     """Two images, and the tensor whose type the result has."""
+    for name, layout, only in (("data", attrs.data_layout, DATA), ("kernel", attrs.kernel_layout, KERNEL)):
+        reporter.check(layout == only, 0, f"{name}_layout is {layout}: transpose to {only}")
     known = [reporter.tensor(i) for i in range(3)]
     for index, kind in enumerate(known):
         if kind is not None:
@@ -213,12 +214,19 @@ for _name in ("conv2d_backward_data", "conv2d_backward_weight"):
 @register_gradient("conv2d")
 def conv2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad spread by the weight, grad correlated with the data]."""
-    data, weight = orig.args
-    how = _attributes(orig)
+    attrs = orig.attrs
+    assert isinstance(attrs, Conv2DAttrs)
+    how, image, kernel = _attributes(orig), attrs.data_layout, attrs.kernel_layout
+    data, weight = _in_order(orig.args[0], image, DATA), _in_order(orig.args[1], kernel, KERNEL)
+    grad = _in_order(grad, image, DATA)
     return [
-        call("conv2d_backward_data", grad, weight, data, **how),
-        call("conv2d_backward_weight", grad, data, weight, **how),
+        _in_order(call("conv2d_backward_data", grad, weight, data, **how), DATA, image),
+        _in_order(call("conv2d_backward_weight", grad, data, weight, **how), KERNEL, kernel),
     ]
+
+
+def _in_order(value: Expr, given: str, wanted: str) -> Expr:
+    return value if given == wanted else call("transpose", value, axes=permuted(range(4), given, wanted))
 
 
 @register_gradient("conv2d_backward_data")

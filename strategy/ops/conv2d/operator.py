@@ -28,6 +28,17 @@ from strategy.type_relation import (
 )
 from strategy.types import Dim, TensorType, Type
 
+DATA, KERNEL = "NCHW", "OIHW"  # the layouts of a convolution that names none
+
+
+def permuted(values: Sequence[Any], given: str, wanted: str) -> tuple[Any, ...]:
+    """Values of axes, from the order of one layout in that of another."""
+    return tuple(values[given.index(axis)] for axis in wanted)
+
+
+def permuted_type(kind: TensorType, given: str, wanted: str) -> TensorType:
+    return kind if given == wanted else TensorType(permuted(kind.shape, given, wanted), kind.dtype)
+
 
 class Conv2DAttrs(Attrs):
     """Attributes of conv2d. One number stands for both axes, or all sides."""
@@ -38,6 +49,10 @@ class Conv2DAttrs(Attrs):
     groups: int = field(1, "Input channels are split into this many groups", lower=1)
     channels: int | None = field(None, "Output channels, for a weight without a type", lower=1)
     kernel_size: tuple[int, int] | None = field(None, "Window, for a weight without a type", lower=1)
+    data_layout: str = field(DATA, "Order of the axes of data and result", choices=(DATA, "NHWC"))
+    kernel_layout: str = field(
+        KERNEL, "Order of the axes of the weight, with I the channels of a group", choices=(KERNEL, "HWIO", "OHWI")
+    )
     out_dtype: str | None = field(
         None, "Data type in which integers are summed; default: that of the data", choices=("int32", "int64")
     )
@@ -58,24 +73,32 @@ class Conv2DAttrs(Attrs):
         return {k: v for k, v in data.items() if k not in ("channels", "kernel_size")}
 
 
+def _named(layout: str) -> str:
+    names = {
+        "N": "batch", "C": "channels", "H": "height", "W": "width", "O": "out channels", "I": "channels / groups"
+    }  # fmt: skip
+    return f"[{', '.join(names[axis] for axis in layout)}]"
+
+
 def conv2d_rel(types: Sequence[Type], attrs: Conv2DAttrs, reporter: TypeReporter) -> bool:
-    """[n, c, h, w] by [o, c / groups, kh, kw] gives [n, o, windows down, across].
+    """[n, c, h, w] by [o, c / groups, kh, kw] gives [n, o, windows down, across], in the order of the layouts.
 
     A weight without a type gets it from `channels` and `kernel_size`.
     """
     data, weight = reporter.tensor(0), reporter.tensor(1)
     if data is not None:
-        require_rank(reporter, 0, data, 4, "[batch, channels, height, width]")
+        require_rank(reporter, 0, data, 4, _named(attrs.data_layout))
+        data = permuted_type(data, attrs.data_layout, DATA)
         require_number(reporter, 0, data)
         fits = data.shape[1] % attrs.groups == 0
         reporter.check(fits, 0, f"its channels do not divide into {attrs.groups} groups")
         if weight is None and attrs.channels is not None and attrs.kernel_size is not None:
-            weight = TensorType(
-                (attrs.channels, data.shape[1] // attrs.groups, *attrs.kernel_size), data.dtype
-            )
+            given = TensorType((attrs.channels, data.shape[1] // attrs.groups, *attrs.kernel_size), data.dtype)
+            weight = permuted_type(given, KERNEL, attrs.kernel_layout)
             reporter.assign(1, weight)
     if weight is not None:
-        require_rank(reporter, 1, weight, 4, "[out channels, channels / groups, height, width]")
+        require_rank(reporter, 1, weight, 4, _named(attrs.kernel_layout))
+        weight = permuted_type(weight, attrs.kernel_layout, KERNEL)
         if attrs.channels is not None:
             reporter.check(weight.shape[0] == attrs.channels, 1, f"channels is {attrs.channels}")
         for extent, size in zip(weight.shape[2:], attrs.kernel_size or (), strict=False):
@@ -88,31 +111,37 @@ def conv2d_rel(types: Sequence[Type], attrs: Conv2DAttrs, reporter: TypeReporter
     require_nonempty(reporter, 0, data)
     require_nonempty(reporter, 1, weight)
     fits = weight.shape[1] * attrs.groups == data.shape[1]
-    reporter.check(fits, 1, f"does not fit {reporter.name(0)}, {data}, in {attrs.groups} groups")
+    reporter.check(fits, 1, f"does not fit {reporter.name(0)}, {reporter.tensor(0)}, in {attrs.groups} groups")
     out: list[Dim] = []
     for axis in range(2):
         extent = windowed_extent(
             data.shape[2 + axis], weight.shape[2 + axis], attrs.strides[axis], attrs.dilation[axis],
             attrs.padding[axis], attrs.padding[2 + axis],
         )  # fmt: skip
-        reporter.check(extent >= 1, 0, f"is smaller than {reporter.name(1)}, {weight}, with its padding")
+        reporter.check(extent >= 1, 0, f"is smaller than {reporter.name(1)}, {reporter.tensor(1)}, with its padding")
         out.append(extent)
     dtype = sum_dtype(reporter, 0, data, attrs.out_dtype)
-    reporter.assign(2, TensorType((data.shape[0], weight.shape[0], *out), dtype))
+    found = TensorType((data.shape[0], weight.shape[0], *out), dtype)
+    reporter.assign(2, permuted_type(found, DATA, attrs.data_layout))
     return True
 
 
 (
     register_op("conv2d")
     .describe("Two-dimensional convolution, as neural networks call it.")
-    .add_argument("data", "Tensor", "[batch, channels, height, width]")
-    .add_argument("weight", "Tensor", "[out channels, channels / groups, height, width]")
+    .add_argument("data", "Tensor", "[batch, channels, height, width], or as data_layout says")
+    .add_argument("weight", "Tensor", "[out channels, channels / groups, height, width], or as kernel_layout says")
     .set_attrs_type(Conv2DAttrs)
     .set_support_level(2)
     .add_type_rel("Conv2D", conv2d_rel)
     .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
     .example({"data": "float32[1,3,6,9]", "weight": "float32[4,3,3,3]"}, {"padding": 1})
     .example({"data": "float32[1,3,6,9]", "weight": "float32[4,3,1,1]"})
+    .example(
+        {"data": "float32[1,6,9,3]", "weight": "float32[3,3,3,4]"},
+        {"padding": 1, "data_layout": "NHWC", "kernel_layout": "HWIO"},
+    )
+    .example({"data": "float32[1,3,6,9]", "weight": "float32[4,3,3,3]"}, {"kernel_layout": "OHWI"})
     .example({"data": "int8[1,3,6,9]", "weight": "int8[4,3,3,3]"}, {"out_dtype": "int32"})
     .example({"data": "float32[1,4,6,9]", "weight": "float32[4,1,3,3]"}, {"groups": 4})
     .example({"data": "int8[1,4,6,9]", "weight": "int8[4,1,3,3]"}, {"groups": 4, "out_dtype": "int64"})
@@ -126,17 +155,22 @@ def conv2d_rel(types: Sequence[Type], attrs: Conv2DAttrs, reporter: TypeReporter
 def reference_conv2d(attrs: Conv2DAttrs, inputs: Sequence[Any]) -> Any:
     import numpy as np
 
-    data, weight = (widened(x).astype(attrs.out_dtype or widened(x).dtype) for x in inputs)
+    orders = ((attrs.data_layout, DATA), (attrs.kernel_layout, KERNEL))
+    data, weight = (
+        widened(x).astype(attrs.out_dtype or widened(x).dtype).transpose(permuted(range(4), *order))
+        for x, order in zip(inputs, orders, strict=True)
+    )
     view = windows(data, weight.shape[2:], attrs.strides, attrs.dilation, attrs.padding)
     n, c, h, w = view.shape[:4]
     view = view.reshape(n, attrs.groups, c // attrs.groups, h, w, *weight.shape[2:])
     grouped = weight.reshape(attrs.groups, -1, *weight.shape[1:])
-    return np.einsum("ngchwyx,gocyx->ngohw", view, grouped, optimize=True).reshape(n, -1, h, w)
+    found = np.einsum("ngchwyx,gocyx->ngohw", view, grouped, optimize=True).reshape(n, -1, h, w)
+    return found.transpose(permuted(range(4), DATA, attrs.data_layout))
 
 
 @register_flops("conv2d")
 def flops_conv2d(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
-    _, channels, height, width = inputs[1].concrete_shape
+    _, channels, height, width = permuted_type(inputs[1], attrs.kernel_layout, KERNEL).concrete_shape
     return 2 * out_type.size * channels * height * width
 
 
@@ -157,12 +191,14 @@ def least_flops(attrs: Conv2DAttrs, data: TensorType, weight: TensorType, out: T
 
 @register_least_flops("conv2d")
 def least_flops_conv2d(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
-    return least_flops(attrs, inputs[0], inputs[1], out_type)
+    data, out = (permuted_type(kind, attrs.data_layout, DATA) for kind in (inputs[0], out_type))
+    return least_flops(attrs, data, permuted_type(inputs[1], attrs.kernel_layout, KERNEL), out)
 
 
 @register_shape_func("conv2d", False)
 def conv2d_shape_func(attrs: Conv2DAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    data, weight = inputs
+    data = permuted(inputs[0], attrs.data_layout, DATA)
+    weight = permuted(inputs[1], attrs.kernel_layout, KERNEL)
     out = (
         windowed_extent(
             data[2 + i], weight[2 + i], attrs.strides[i], attrs.dilation[i],
@@ -170,7 +206,7 @@ def conv2d_shape_func(attrs: Conv2DAttrs, inputs: Sequence[tuple[int, ...]]) -> 
         )
         for i in range(2)
     )  # fmt: skip
-    return [(data[0], weight[0], *out)]
+    return [permuted((data[0], weight[0], *out), DATA, attrs.data_layout)]
 
 
 def conv2d(
@@ -183,12 +219,14 @@ def conv2d(
     channels: int | None = None,
     kernel_size: int | tuple[int, int] | None = None,
     out_dtype: str | None = None,
+    data_layout: str = DATA,
+    kernel_layout: str = KERNEL,
 ) -> Expr:
     """Two-dimensional convolution, as neural networks call it (a correlation).
 
     Args:
-        data: [batch, channels, height, width].
-        weight: [out channels, channels / groups, height, width].
+        data: [batch, channels, height, width], or as `data_layout` says.
+        weight: [out channels, channels / groups, height, width], or as `kernel_layout` says.
         strides: steps of the window.
         padding: zeros around the data: one number, (vertical, horizontal), or (top, left, bottom,
             right).
@@ -198,8 +236,11 @@ def conv2d(
         channels: number of output channels; needed if the weight has no type.
         kernel_size: height and width of the window; needed if the weight has no type.
         out_dtype: "int32" or "int64", in which integers are summed; needed for those of 8 and 16 bits.
+        data_layout: "NCHW" or "NHWC", the order of the axes of data and result.
+        kernel_layout: "OIHW", "HWIO" or "OHWI", the order of the axes of the weight.
     """
     return call(
         "conv2d", data, weight, strides=strides, padding=padding, dilation=dilation, groups=groups,
-        channels=channels, kernel_size=kernel_size, out_dtype=out_dtype,
+        channels=channels, kernel_size=kernel_size, out_dtype=out_dtype, data_layout=data_layout,
+        kernel_layout=kernel_layout,
     )  # fmt: skip

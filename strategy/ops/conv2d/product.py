@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strategy.cpu.tile import accumulator, round_up, schedule_tile
-from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.conv2d.operator import DATA, Conv2DAttrs
 from strategy.ops.window import windowed_extent
 from strategy.schedule import (
     Outs,
@@ -144,14 +144,22 @@ def product(
     )
 
 
-def split_groups(outs: Outs, groups: int, places: Callable[[Any, Any], tuple[Any, ...]]) -> tuple[Any, Any]:
-    """The schedule, and its output over [n, g, o, …], where `places` are those of a pixel's row and column."""
+def split_groups(
+    outs: Outs, groups: int, places: Callable[[Any, Any], tuple[Any, ...]], layout: str = DATA
+) -> tuple[Any, Any]:
+    """The schedule, and its output over [n, g, o, …], where `places` are those of a pixel's row and column.
+
+    Over [n, g, …, o] where channels are last in memory.
+    """
     from tvm import s_tir
 
     sch = new_schedule(outs)
     output = join_epilogue(sch)
-    own = int(outs.tensors[0].shape[1]) // groups
-    sch.transform_block_layout(output, lambda n, o, h, w: (n, o // own, o % own, *places(h, w)))
+    own = int(outs.tensors[0].shape[layout.index("C")]) // groups
+    if layout == DATA:
+        sch.transform_block_layout(output, lambda n, o, h, w: (n, o // own, o % own, *places(h, w)))
+    else:
+        sch.transform_block_layout(output, lambda n, h, w, o: (n, o // own, *places(h, w), o % own))
     if groups > 1:
         # Else (g * own + o) // own stays as it is, and hides what the output reads.
         sch = s_tir.Schedule(s_tir.transform.StmtSimplify()(sch.mod))

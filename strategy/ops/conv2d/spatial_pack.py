@@ -25,7 +25,7 @@ from strategy.cpu.tile import (
     whole_blocks,
     width_knob,
 )
-from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.conv2d.operator import DATA, Conv2DAttrs, permuted
 from strategy.ops.conv2d.pad import pad_zeros, pick_pixels, schedule_padding
 from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, pack_rows, split_groups
 from strategy.schedule import (
@@ -153,12 +153,15 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     """Tasks of channels × pixels in parallel; in each, one register tile after the other."""
     from tvm import tirx
 
-    any_size = not all(isinstance(extent, tirx.IntImm) for extent in outs.tensors[0].shape[2:])
-    out_w = outs.tensors[0].shape[3]
-    sch, output = split_groups(outs, attrs.groups, lambda h, w: (h, w) if any_size else (h * out_w + w,))
+    layout = attrs.data_layout
+    _, _, *image = permuted(outs.tensors[0].shape, layout, DATA)
+    any_size, out_w = not all(isinstance(extent, tirx.IntImm) for extent in image), image[1]
+    sch, output = split_groups(outs, attrs.groups, lambda h, w: (h, w) if any_size else (h * out_w + w,), layout)
     stages = find_stages(sch)
     lanes = lanes_of(target, str(outs.args[0].dtype))
     if "padded" in stages:
+        if layout != DATA:
+            _put_channels_last(sch, stages["padded"])
         schedule_padding(sch, stages["padded"], lanes)
     if "weight_tiles" in stages:
         sch.parallel(sch.get_loops(stages["weight_tiles"])[0])
@@ -174,8 +177,17 @@ def schedule(attrs: Conv2DAttrs, outs: Outs, target: Target, config: Config) -> 
     sch.set_scope(tiles, 0, "local")
     vectorize(sch, columns, lanes)
     sch.unroll(rows)
+    if layout != DATA:
+        vectorize(sch, sch.get_loops(output)[-1], lanes)
     _schedule_tile(sch, tiles, lanes, str(config["window"]))
     return sch
+
+
+def _put_channels_last(sch: Any, padded: Any) -> None:
+    """Copy the padded image [n, c, h, w] in memory as [n, h, w, c], as it comes."""
+    sch.transform_layout(padded, ("write", 0), lambda n, c, h, w: (n, h, w, c))
+    n, c, h, w = sch.get_loops(padded)
+    sch.reorder(n, h, w, c)
 
 
 def _is_constant(extents: Sequence[Dim]) -> bool:
