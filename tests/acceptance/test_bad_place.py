@@ -16,6 +16,10 @@ DENSE = (
 )  # fmt: skip
 
 
+# One of them through a process; tests/unit/test_named_database.py has all commands in its own.
+COMMANDS = [0, *(pytest.param(number, marks=pytest.mark.full) for number in range(1, 5))]
+
+
 def assert_fails(stage: Stage, arguments: tuple[str, ...], *words: str) -> None:
     """The command exits with 1 and says why in one line, with all of `words`, and no more."""
     done = stage.run(*arguments)
@@ -35,7 +39,7 @@ def commands(database: str) -> list[tuple[str, ...]]:
     ]
 
 
-@pytest.mark.parametrize("command", range(3))
+@pytest.mark.parametrize("command", COMMANDS[:3])
 def test_a_database_that_cannot_be_written(stage: Stage, command: int) -> None:
     blocked = stage.folder / "file"
     blocked.write_text("")  # where a folder would have to be
@@ -43,7 +47,7 @@ def test_a_database_that_cannot_be_written(stage: Stage, command: int) -> None:
     assert_fails(stage, commands(database)[command], f"database {database}")
 
 
-@pytest.mark.parametrize("command", range(3))
+@pytest.mark.parametrize("command", COMMANDS[:3])
 def test_a_file_that_is_no_database(stage: Stage, command: int) -> None:
     stage.database.write_text("something else altogether")
     assert_fails(
@@ -52,7 +56,7 @@ def test_a_file_that_is_no_database(stage: Stage, command: int) -> None:
     assert stage.database.read_text() == "something else altogether"
 
 
-@pytest.mark.parametrize("command", range(5))
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_database_of_a_newer_schema(stage: Stage, command: int) -> None:
     place = str(stage.database)
     migration.upgrade(place)

@@ -14,7 +14,7 @@ import numpy as np
 from strategy.compile.lower import Lowered, Role, lower
 from strategy.cpu.passes import processor_pipeline
 from strategy.extern import load_library
-from strategy.op import TypeRelationError, get_op
+from strategy.op import TypeRelationError, all_ops, get_op
 from strategy.op_strategy import OpImplementation, evaluate
 from strategy.target import Target
 from strategy.types import DTYPES
@@ -38,7 +38,8 @@ ODD = [np.nan, np.inf, -np.inf, -0.0, 0.0, 0.5, -0.5, 1.0]
 def accepted(op: str, *, full: bool = True) -> list[Workload]:
     """The examples of an operator, with each of their dtypes in all that its type relation takes.
 
-    A sample (not `full`) has the examples in turn: each dtype of the same inputs once, and each implementation.
+    A sample (not `full`) has the examples in turn: of each kind of dtype one of the same inputs, another for another
+    operator, and each implementation.
     """
     groups: dict[tuple[str, ...], list[Workload]] = {}
     for example in get_op(op).examples:
@@ -54,7 +55,12 @@ def accepted(op: str, *, full: bool = True) -> list[Workload]:
     everything = list({w.key: w for group in groups.values() for w in group}.values())
     if full:
         return everything
-    found = {w.key: w for w in (group[i % len(group)] for i, group in enumerate(groups.values()))}
+    kinds: dict[tuple[str, ...], list[list[Workload]]] = {}
+    for (dtype, *places), group in groups.items():
+        kinds.setdefault((kind_of(dtype), *places), []).append(group)
+    turn = list(all_ops()).index(op)
+    chosen = (some[turn % len(some)] for some in kinds.values())
+    found = {w.key: w for w in (group[i % len(group)] for i, group in enumerate(chosen))}
     met = {i.name for w in found.values() for i in implementations(w)}
     for workload in everything:
         names = {i.name for i in implementations(workload)}
@@ -64,9 +70,14 @@ def accepted(op: str, *, full: bool = True) -> list[Workload]:
     return list(found.values())
 
 
-def emptied(op: str) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
-    """The first examples of an operator, with each of their extents in turn zero."""
-    for example in get_op(op).examples[:2]:
+def kind_of(dtype: str) -> str:
+    """The dtypes that are compiled alike but for their width; those of 16 bits are each of their own."""
+    return dtype if dtype.endswith("float16") else dtype.rstrip("0123456789")
+
+
+def emptied(op: str, *, full: bool = True) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
+    """The first examples of an operator, or the first alone, with each of their extents in turn zero."""
+    for example in get_op(op).examples[: 2 if full else 1]:
         types = example.inputs
         for extent in sorted({int(n) for t in types.values() for n in re.findall(r"(?<=[\[,])\d+", t)}):
             found = {n: re.sub(rf"(?<=[\[,]){extent}(?=[,\]])", "0", t) for n, t in types.items()}

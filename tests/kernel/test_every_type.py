@@ -43,18 +43,25 @@ def test_what_types_accept_runs_right(server: ForkServer, op: str, full: bool) -
 
 
 @pytest.mark.parametrize("op", all_ops())
-def test_the_sample_has_every_dtype_and_implementation(op: str) -> None:
+def test_the_sample_has_every_kind_of_dtype_and_implementation(op: str) -> None:
     def covered(workloads: Sequence[Workload]) -> tuple[set[str], set[str]]:
-        dtypes = {i.tensor.dtype for w in workloads for i in w.inputs}
-        return dtypes, {i.name for w in workloads for i in sweep.implementations(w)}
+        kinds = {sweep.kind_of(i.tensor.dtype) for w in workloads for i in w.inputs}
+        return kinds, {i.name for w in workloads for i in sweep.implementations(w)}
 
     assert covered(sweep.accepted(op, full=False)) == covered(sweep.accepted(op))
 
 
+def test_the_samples_together_have_every_dtype() -> None:
+    def covered(full: bool) -> set[str]:
+        return {i.tensor.dtype for op in all_ops() for w in sweep.accepted(op, full=full) for i in w.inputs}
+
+    assert covered(full=False) == covered(full=True)
+
+
 @pytest.mark.parametrize("op", all_ops())
-def test_empty_tensors_have_numpys_answer_or_are_refused(server: ForkServer, op: str) -> None:
+def test_empty_tensors_have_numpys_answer_or_are_refused(server: ForkServer, op: str, full: bool) -> None:
     found = []
-    for inputs, attrs in sweep.emptied(op):
+    for inputs, attrs in sweep.emptied(op, full=full):
         try:
             found.append(Workload.make(op, inputs, attrs))
         except TypeRelationError:

@@ -112,10 +112,18 @@ def _reach(modules: set[str]) -> Iterator[str]:
             continue
         seen.add(module)
         yield module
-        for node in ast.walk(_tree(module)):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
-                waiting += [n for n in names if n.startswith(_BUILT_ON) and _is_module(n)]
+        waiting += _imports(module)
+
+
+@functools.cache
+def _imports(module: str) -> tuple[str, ...]:
+    """The modules that a module imports, of those that an implementation may be built on."""
+    found: list[str] = []
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+            found += [n for n in names if n.startswith(_BUILT_ON) and _is_module(n)]
+    return tuple(found)
 
 
 def _is_module(name: str) -> bool:
