@@ -20,7 +20,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,22 @@ def kill_session(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
+@contextlib.contextmanager
+def without_torch() -> Iterator[None]:
+    """Hide PyTorch from an import of TVM, which loads it where it is installed: seconds, and 200 MB.
+
+    Afterwards it can be imported: an operator's code may need it.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
+
+
 def serve_forks(fileno: int, imports: list[str]) -> None:
     """Run the fork server, single-threaded, until its control socket closes."""
     control = socket.socket(fileno=fileno)
@@ -151,15 +167,13 @@ def serve_forks(fileno: int, imports: list[str]) -> None:
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # children, too: the daemon decides
-    # TVM loads PyTorch if it is installed: 1.2 s and 200 MB that no child uses.
-    sys.modules["torch"] = None  # type: ignore[assignment]
     try:
-        for name in imports:
-            importlib.import_module(name)
+        with without_torch():
+            for name in imports:
+                importlib.import_module(name)
     except ImportError as error:
         control.sendall(msgspec.json.encode({"error": f"{error}: install plevel[worker]"}) + b"\n")
         return
-    del sys.modules["torch"]  # an operator's code may import it
     gc.freeze()  # keeps pages shared with children (copy-on-write)
     children: set[int] = set()
     with contextlib.suppress(ConnectionError):  # the requester has gone

@@ -45,10 +45,12 @@ class Chosen(NamedTuple):
 
 def require_known(target: Target) -> None:
     """Raise `UsageError` for a processor unknown to LLVM: TVM would only warn, and build for a generic one."""
+    from workers.fork import without_torch
+
+    with without_torch():
+        from tvm.target import codegen
     if target.kind != "llvm" or not target.arch:
         return
-    from tvm.target import codegen
-
     triple = target.to_tvm().get("mtriple") or codegen.llvm_get_system_triple()
     if not codegen.llvm_is_valid_cpu(target.arch, triple):
         raise UsageError(f"--target: LLVM knows no -mcpu={target.arch} of {triple}: see `llc -mcpu=help`")

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failure, 2 usage, 130 interrupted.
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import sys
@@ -124,8 +125,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     arguments = [a for a in arguments if a != "--debug"]
     _open_streams()
     try:
-        command: Any = typer.main.get_command(app)
-        code = command.main(arguments, prog_name="plevel", standalone_mode=False)
+        code = _command().main(arguments, prog_name="plevel", standalone_mode=False)
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:
@@ -144,6 +144,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             code, message = _explain(error)
             print(f"plevel: {message}", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+@functools.cache
+def _command() -> Any:
+    return typer.main.get_command(app)
 
 
 def _open_streams() -> None:
