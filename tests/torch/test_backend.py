@@ -246,7 +246,7 @@ def test_a_wrong_option_of_the_installed_backend_is_refused_by_name(options: dic
     assert isinstance(error.value.inner_exception, OptionError)
 
 
-def test_a_second_process_finds_kernels_and_inductors_cache(tmp_path: Path):
+def test_a_second_process_finds_kernels_and_inductors_cache():
     code = """
 import torch, json
 from torch._dynamo.utils import counters
@@ -259,18 +259,16 @@ from plevel.torch.backend import plevel
 built = []
 build = kernel._build_all
 kernel._build_all = lambda missing: built.extend(missing) or build(missing)
-model, inputs = models.transformer()
+torch.manual_seed(8)
+model, x = models.Block(24, 56).eval(), torch.randn(12, 24)  # which no other test compiles
 with torch.inference_mode():
-    out = torch.compile(model, backend=plevel, options={"confirm": False})(*inputs)
-    torch.testing.assert_close(out, model(*inputs), atol=2e-5, rtol=2e-5)
+    out = torch.compile(model, backend=plevel, options={"confirm": False})(x)
+    torch.testing.assert_close(out, model(x), atol=2e-5, rtol=2e-5)
 print(json.dumps([len(built), counters["inductor"]["fxgraph_cache_hit"], explain(model)[0].replaced]))
 """
     import json
 
-    environment = os.environ | {
-        "XDG_CACHE_HOME": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
-        "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     seen = []
     for _ in range(2):
         done = subprocess.run(
@@ -278,4 +276,4 @@ print(json.dumps([len(built), counters["inductor"]["fxgraph_cache_hit"], explain
         )
         assert done.returncode == 0, done.stderr
         seen.append(json.loads(done.stdout.splitlines()[-1]))
-    assert seen == [[5, 0, 6], [0, 1, 6]]
+    assert seen == [[2, 0, 2], [0, 1, 2]]
