@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     arguments = [a for a in arguments if a != "--debug"]
     _open_streams()
     try:
-        code = _command().main(arguments, prog_name="plevel", standalone_mode=False)
+        code = _make_command().main(arguments, prog_name="plevel", standalone_mode=False)
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:
@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 @functools.cache
-def _command() -> Any:
+def _make_command() -> Any:
     return typer.main.get_command(app)
 
 

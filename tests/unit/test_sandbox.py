@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import sys
 import traceback
+from pathlib import Path
 
 import pytest
 
+from workers.fork import without_torch
 from workers.sandbox import Died
 
 
@@ -33,3 +37,15 @@ def test_the_line_is_bounded_and_other_words_stay() -> None:
     assert len(str(Died(0, 1, trace("x" * 5000)))) < 1100
     said = "terminate called\n  what(): std::bad_alloc"
     assert str(Died(6, 0, said)) == f"the child died (SIGABRT): {said}"
+
+
+def test_pytorch_is_hidden_from_an_import_unless_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "torch.py").touch()
+    with without_torch(), pytest.raises(ImportError):
+        importlib.import_module("torch")
+    stand_in = importlib.import_module("torch")
+    with without_torch():
+        assert importlib.import_module("torch") is stand_in
+    assert sys.modules["torch"] is stand_in
