@@ -47,7 +47,7 @@ def compare(deployed: Deployed, reference: Reference) -> Comparison:
     """Run the library in a child, and compare what it and its steps give.
 
     Raises:
-        ComparisonError: it fails or crashes, or an output differs by more than `TOLERANCE`.
+        ComparisonError: it fails or crashes, or an output has another shape or differs by more than `TOLERANCE`.
     """
     plan = deployed.plan
     wanted = {
@@ -55,6 +55,9 @@ def compare(deployed: Deployed, reference: Reference) -> Comparison:
         for i, step in enumerate(plan.steps)
         if step.names[0] in reference.values
     }
+    for port, expected in zip(plan.outputs, reference.outputs, strict=True):
+        if port.type.concrete_shape != np.shape(expected):
+            raise ComparisonError(f"{port.name} is {port.type}, and the framework's has the shape {np.shape(expected)}")
     with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
         made = Path(folder)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import onnx
 import onnx.helper
 import onnx.numpy_helper
+import onnx.shape_inference
 
 from plevel.comparison import Reference, make_inputs
 from plevel.onnx.operator import OPERATORS, Node
@@ -22,9 +22,11 @@ from strategy.types import DTYPES, TensorType
 
 FOLDED = 1 << 28  # elements of a constant that is computed
 _OF_TYPES = frozenset({"Shape", "Size"})  # constant, whatever their input is
-# Their output is as large as a constant says.
-_GROWING = frozenset({"ConstantOfShape", "Expand", "Tile", "Range", "Resize", "OneHot", "Pad", "Upsample"})
-
+# Drawn anew at each call; a Dropout is left to its operator.
+_RANDOM = frozenset({
+    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+})  # fmt: skip
+_SHOWN = 1024  # elements of a constant that may say how large an output is
 
 @dataclass(frozen=True)
 class Unknown:
@@ -61,7 +63,7 @@ class _Importer:
         if self.inferred is None:
             self._refuse_unknown()
         for tensor in self.graph.initializer:
-            self.values[tensor.name] = _constant(onnx.numpy_helper.to_array(tensor), tensor.name)
+            self.values[tensor.name] = _initial(tensor)
         inputs = []
         for given in self.graph.input:
             if given.name not in self.values:
@@ -77,7 +79,8 @@ class _Importer:
         known = {"", *(tensor.name for tensor in self.graph.initializer)}  # at compile time
         counts: Counter[str] = Counter()
         for node in self.graph.node:
-            if node.op_type in _OF_TYPES or (_is_standard(node) and known.issuperset(node.input)):
+            computed = _is_standard(node) and node.op_type not in _RANDOM and known.issuperset(node.input)
+            if node.op_type in _OF_TYPES or computed:
                 known.update(node.output)
             elif _name(node) not in OPERATORS:
                 counts[_name(node)] += 1
@@ -123,21 +126,25 @@ class _Importer:
             return [Constant(extents[about.get("start", 0) : about.get("end", len(extents))])]
         if any(a is not None and x is None for a, x in zip(args, arrays, strict=True)):
             return None
-        if node.op_type in _GROWING and _growth(node, arrays) > FOLDED:
-            raise NetworkError(f"a constant of more than {FOLDED} elements")
-        if not _is_standard(node) or any(a.HasField("g") or a.graphs for a in node.attribute):
+        if node.op_type in _RANDOM or not _is_standard(node):
+            return None
+        if any(a.HasField("g") or a.graphs for a in node.attribute):
             return None
         from onnx.reference import ReferenceEvaluator
 
         given = {n: x for n, x in zip(node.input, arrays, strict=True) if x is not None}
         graph = onnx.helper.make_graph(
             [node], "constant",
-            [_info(n, onnx.helper.np_dtype_to_tensor_dtype(x.dtype)) for n, x in given.items()],
+            [_info(n, onnx.helper.np_dtype_to_tensor_dtype(x.dtype), x.shape) for n, x in given.items()],
             [_info(n, 0) for n in node.output if n],
         )  # fmt: skip
         opsets = [onnx.helper.make_opsetid("" if d == "ai.onnx" else d, v) for d, v in self.opsets.items()]
+        model = onnx.helper.make_model(graph, opset_imports=opsets)
+        model.graph.initializer.extend(onnx.numpy_helper.from_array(x, n) for n, x in given.items() if x.size <= _SHOWN)
+        if _size(model, node.output) > FOLDED:
+            raise NetworkError(f"a constant of more than {FOLDED} elements")
         try:
-            found = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets)).run(None, given)
+            found = ReferenceEvaluator(model).run(None, given)
         except Exception as error:
             raise NetworkError(f"it cannot be computed: {type(error).__name__}: {error}") from error
         return [_constant(np.asarray(value), node.output[0]) for value in found]
@@ -162,20 +169,17 @@ class _Importer:
         self.unknown.append(Unknown(node, tuple(types)))
 
 
-def _info(name: str, kind: int) -> Any:
-    return onnx.helper.make_tensor_value_info(name, kind, None)
+def _info(name: str, kind: int, shape: Sequence[int] | None = None) -> Any:
+    return onnx.helper.make_tensor_value_info(name, kind, shape)
 
 
-def _growth(node: Any, arrays: Sequence[Any]) -> Any:
-    """The elements of the output of a node whose size a constant says."""
-    if node.op_type in ("ConstantOfShape", "Expand"):
-        return float(np.prod(np.abs(arrays[-1].astype(np.float64)))) * (arrays[0].size if len(arrays) > 1 else 1)
-    if node.op_type == "Tile":
-        return float(np.prod(np.abs(arrays[1].astype(np.float64)))) * arrays[0].size
-    if node.op_type == "Range":
-        start, limit, delta = (float(a) for a in arrays)
-        return abs((limit - start) / delta) if delta else math.inf
-    return math.inf  # rare among constants
+def _size(model: Any, names: Iterable[str]) -> int:
+    """The elements of values, as far as their types can be inferred."""
+    try:
+        graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    except (onnx.shape_inference.InferenceError, RuntimeError) as error:
+        raise NetworkError(f"its size cannot be inferred: {error}") from error
+    return sum(kind.size for name, kind in _types(graph).items() if name in names)
 
 
 def _name(node: Any) -> str:
@@ -184,6 +188,14 @@ def _name(node: Any) -> str:
 
 def _is_standard(node: Any) -> bool:
     return node.domain in ("", "ai.onnx")
+
+
+def _initial(tensor: Any) -> Constant:
+    try:
+        array = onnx.numpy_helper.to_array(tensor)
+    except (ValueError, TypeError) as error:
+        raise NetworkError(f"initializer {tensor.name!r:.80}: {error}") from error
+    return _constant(array, tensor.name)
 
 
 def _constant(array: Any, name: str) -> Constant:

@@ -69,8 +69,16 @@ for _name, _own in {
     OPERATORS[_name] = lambda node, x, y, _own=_own: call(_own, x, y)
 
 
-@_register("Identity", "Dropout")
-def _same(node: Node, x: Expr, *_: Any) -> Expr:
+@_register("Identity")
+def _same(node: Node, x: Expr) -> Expr:
+    return x
+
+
+@_register("Dropout")
+def _dropout(node: Node, x: Expr, ratio: Expr | None = None, training: Expr | None = None) -> Expr:
+    draws = not node.get("is_test", 0) if node.version < 7 else training is not None
+    if draws and (training is None or _constant(training, "training_mode").any()):
+        raise NetworkError("training_mode: export the model in eval mode")
     return x
 
 
@@ -89,6 +97,7 @@ def _folded(name: str, first: Expr, more: Sequence[Expr]) -> Expr:
 def _pow(node: Node, x: Expr, y: Expr) -> Expr:
     if isinstance(y, Constant) and y.value.size == 1:
         exponent = float(y.value.reshape(()))
+        x = layer.broadcast(x, np.broadcast_shapes(extents(x), extents(y)))
         if exponent == 2:
             return call("multiply", x, x)
         if exponent == 0.5:
@@ -122,7 +131,9 @@ def _leaky_relu(node: Node, x: Expr) -> Expr:
 
 @_register("PRelu")
 def _prelu(node: Node, x: Expr, slope: Expr) -> Expr:
-    if len(extents(x)) > 1 and math.prod(extents(slope)) in (1, extents(x)[1]):
+    shape, rank = extents(slope), len(extents(x))
+    aligned = (1,) * (rank - len(shape)) + shape
+    if rank > 1 and (math.prod(shape) == 1 or aligned == (1, extents(x)[1], *(1,) * (rank - 2))):
         return call("prelu", x, layer.broadcast(layer.reshape(slope, (-1,)), (extents(x)[1],)), axis=1)
     negative = call("minimum", x, number(0, x))
     return call("add", call("relu", x), call("multiply", negative, slope))

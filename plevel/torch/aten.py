@@ -35,8 +35,26 @@ def _unary(name: str) -> Operator:
     return lambda x: call(name, x)
 
 
+def _dtype_of(*numbers: Any) -> str:
+    """The dtype that PyTorch gives numbers by default."""
+    if all(isinstance(n, bool) for n in numbers):
+        return "bool"
+    return "float32" if any(isinstance(n, float) for n in numbers) else "int64"
+
+
+def _category(dtype: str) -> int:
+    """The place of a dtype among bools, integers and floats; the higher one wins."""
+    return 0 if dtype == "bool" else 1 if "int" in dtype else 2
+
+
 def _operand(value: Any, like: Expr) -> Expr:
-    return value if isinstance(value, Expr) else number(value, like)
+    """A number as a tensor: of another's dtype, unless its own is of a higher category."""
+    if isinstance(value, Expr):
+        return value
+    own = _dtype_of(value)
+    if _category(own) > _category(like.tensor_type.dtype):
+        return Constant(np.asarray(value, own))
+    return number(value, like)
 
 
 def _binary(name: str) -> Operator:
@@ -45,29 +63,23 @@ def _binary(name: str) -> Operator:
     def make(x: Any, y: Any, alpha: float = 1, rounding_mode: str | None = None) -> Expr:
         if rounding_mode is not None:
             raise NetworkError(f"rounding_mode {rounding_mode}")
-        like = x if isinstance(x, Expr) else y
-        left, right = _operand(x, like), _operand(y, like)
+        left, right = _promoted(x, y)
         if alpha != 1:
-            right = call("multiply", right, number(alpha, like))
-        if left.tensor_type.dtype != right.tensor_type.dtype:
-            left, right = _promoted(left, right)
+            right = call("multiply", right, number(alpha, right))
         return call(name, left, right)
 
     return make
 
 
-def _promoted(x: Expr, y: Expr) -> tuple[Expr, Expr]:
-    """Tensors of one dtype: that of the two which is not of rank 0, else the wider."""
-    kinds = [np.dtype(v.tensor_type.dtype) for v in (x, y)]
-    ranks = [len(extents(v)) for v in (x, y)]
-    float_kinds = [k.kind == "f" for k in kinds]
-    if bool(ranks[0]) != bool(ranks[1]) and float_kinds[0] == float_kinds[1]:
-        wanted = kinds[0] if ranks[0] else kinds[1]
-    else:
-        wanted = np.promote_types(*kinds)
-        if any(float_kinds) and not all(float_kinds):
-            wanted = kinds[float_kinds.index(True)]
-    return _cast(x, wanted.name), _cast(y, wanted.name)
+def _promoted(left: Any, right: Any) -> tuple[Expr, Expr]:
+    """Two tensors, or one and a number, in one dtype: of the higher category, then not of rank 0, then the wider."""
+    like = left if isinstance(left, Expr) else right
+    x, y = _operand(left, like), _operand(right, like)
+    kinds = [v.tensor_type.dtype for v in (x, y)]
+    orders = [(_category(kind), bool(extents(v))) for kind, v in zip(kinds, (x, y), strict=True)]
+    same = orders[0] == orders[1]
+    wanted = np.promote_types(*kinds).name if same else kinds[orders.index(max(orders))]
+    return _cast(x, wanted), _cast(y, wanted)
 
 
 def _cast(x: Expr, dtype: str) -> Expr:
@@ -89,12 +101,19 @@ for _name, _own in {
 OPERATORS["aten.div.Tensor_mode"] = _binary("divide")
 OPERATORS["aten.maximum.default"] = _binary("maximum")
 OPERATORS["aten.minimum.default"] = _binary("minimum")
-for _name in ("clone", "alias", "detach", "dropout", "contiguous", "lift_fresh_copy"):
+for _name in ("clone", "alias", "detach", "contiguous", "lift_fresh_copy"):
     OPERATORS[f"aten.{_name}.default"] = _same
 OPERATORS["aten.linear.default"] = layer.linear
 OPERATORS["aten.matmul.default"] = layer.matmul
 OPERATORS["aten.mm.default"] = layer.matmul
 OPERATORS["aten.bmm.default"] = layer.matmul
+
+
+@_register("dropout.default")
+def _dropout(x: Expr, share: float, train: bool) -> Expr:
+    if train and share:
+        raise NetworkError("a dropout that draws: export the model in eval mode")
+    return x
 
 
 @_register("pow.Tensor_Scalar")
@@ -147,6 +166,8 @@ def _attention(
     q: Expr, k: Expr, v: Expr, attn_mask: Expr | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Expr:  # fmt: skip
+    if dropout_p:
+        raise NetworkError(f"dropout_p {dropout_p}: export the model in eval mode, with 0")
     if enable_gqa:
         raise NetworkError("enable_gqa: repeat the heads of keys and values")
     factor = 1 / math.sqrt(extents(q)[-1]) if scale is None else scale
@@ -333,8 +354,7 @@ def _embedding(weight: Expr, indices: Expr, *_: Any) -> Expr:
 
 @_register("where.self")
 def _where(condition: Expr, x: Any, y: Any) -> Expr:
-    like = x if isinstance(x, Expr) else y
-    return call("where", condition, _operand(x, like), _operand(y, like))
+    return call("where", condition, *_promoted(x, y))
 
 
 def _dtype(given: Any, default: str) -> str:
@@ -348,7 +368,7 @@ def _to_copy(x: Expr, dtype: Any = None, **_: Any) -> Expr:
 
 @_register("full.default")
 def _full(shape: Sequence[int], value: Any, dtype: Any = None, **_: Any) -> Expr:
-    return Constant(np.full(shape, value, _dtype(dtype, "bool" if isinstance(value, bool) else "float32")))
+    return Constant(np.full(shape, value, _dtype(dtype, _dtype_of(value))))
 
 
 @_register("full_like.default")
@@ -358,7 +378,7 @@ def _full_like(x: Expr, value: Any, dtype: Any = None, **_: Any) -> Expr:
 
 @_register("arange.start_step")
 def _arange(start: Any, end: Any, step: Any = 1, dtype: Any = None, **_: Any) -> Expr:
-    return Constant(np.arange(start, end, step).astype(_dtype(dtype, "int64")))
+    return Constant(np.arange(start, end, step).astype(_dtype(dtype, _dtype_of(start, end, step))))
 
 
 @_register("scalar_tensor.default")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
@@ -24,6 +25,8 @@ _WHOLE = (
     aten.linear.default, aten.matmul.default, aten.scaled_dot_product_attention.default, aten.silu.default,
     aten.hardswish.default, aten.hardsigmoid.default, aten.mish.default, aten.relu6.default,
 )  # fmt: skip
+_CLAIM = aten._assert_tensor_metadata.default  # of a dtype and a device, which types fix
+_REFUSED = (ValueError, ArithmeticError, IndexError, TypeError, MemoryError)
 
 
 def load_program(path: Path) -> ExportedProgram:
@@ -59,12 +62,12 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
         elif node.users:
             values[node] = _constant(_held(plain, spec))
         names.update({values[node]: node.name} if node in values else {})
-    for node in _nodes(plain, "call_function"):
+    for node in _calls(plain):
         args = torch.fx.map_arg(node.args, lambda n: values[n])
         kwargs = torch.fx.map_arg(node.kwargs, lambda n: values[n])
         try:
             values[node] = _call(node, args, kwargs)
-        except ValueError as error:
+        except _REFUSED as error:
             raise NetworkError(f"{node.name} ({node.target}): {error}") from error
         if isinstance(values[node], Expr) and not isinstance(values[node], Tuple):
             names[values[node]] = node.name
@@ -75,9 +78,16 @@ def _nodes(program: ExportedProgram, kind: str) -> list[Any]:
     return [node for node in program.graph.nodes if node.op == kind]
 
 
+def _calls(program: ExportedProgram) -> list[Any]:
+    return [node for node in _nodes(program, "call_function") if node.target != _CLAIM]
+
+
 def _call(node: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if node.target is operator.getitem:
-        return args[0][args[1]]
+        made, index = args
+        if index >= len(made):
+            raise NetworkError(f"its output {index} is used, which plevel does not compute")
+        return made[index]
     found = OPERATORS[str(node.target)](*args, **kwargs)
     value = node.meta.get("val")
     if isinstance(found, Expr) and isinstance(value, torch.Tensor) and str(found.tensor_type) != _type(node):
@@ -95,7 +105,7 @@ def _refuse_unknown(program: ExportedProgram) -> None:
             )
     unknown = Counter(
         str(node.target)
-        for node in _nodes(program, "call_function")
+        for node in _calls(program)
         if str(node.target) not in OPERATORS and node.target is not operator.getitem
     )
     if unknown:
@@ -112,7 +122,15 @@ def _held(program: ExportedProgram, spec: Any) -> Any:
 
 
 def _constant(tensor: Any) -> Constant:
-    return Constant(tensor.detach().contiguous().cpu().numpy())
+    return Constant(_array(tensor))
+
+
+def _array(tensor: Any) -> Any:
+    """The values for NumPy, whose bfloat16 is from another package."""
+    found = tensor.detach().contiguous().cpu()
+    if found.dtype == torch.bfloat16:
+        return found.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return found.numpy()
 
 
 def _type(node: Any) -> str:
@@ -158,7 +176,7 @@ def run_program(program: ExportedProgram, plain: ExportedProgram, wanted: Sequen
         def run_node(self, node: Any) -> Any:
             found = super().run_node(node)
             if node.name in names:
-                values[node.name] = found.detach().numpy()
+                values[node.name] = _array(found)
             return found
 
     names, left = set(wanted), iter(given)
@@ -169,4 +187,4 @@ def run_program(program: ExportedProgram, plain: ExportedProgram, wanted: Sequen
     with torch.no_grad():
         Keeper(plain.graph_module).run(*inputs)
         outputs, _ = torch.utils._pytree.tree_flatten(program.module()(*args, **kwargs))
-    return Reference([g.numpy() for g in given], [o.numpy() for o in outputs], values)
+    return Reference(list(map(_array, given)), list(map(_array, outputs)), values)

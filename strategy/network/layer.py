@@ -71,12 +71,12 @@ def add_bias(x: Expr, bias: Expr) -> Expr:
 
 def matmul(x: Expr, y: Expr) -> Expr:
     """The product as NumPy's `matmul`."""
-    if len(extents(x)) == 1:
-        found = matmul(reshape(x, (1, -1)), y)
-        return reshape(found, (*extents(found)[:-2], extents(found)[-1]))
     if len(extents(y)) == 1:
         found = matmul(x, reshape(y, (-1, 1)))
         return reshape(found, extents(found)[:-1])
+    if len(extents(x)) == 1:
+        found = matmul(reshape(x, (1, -1)), y)
+        return reshape(found, (*extents(found)[:-2], extents(found)[-1]))
     if len(extents(y)) == 2:
         return linear(x, swap(y))
     batch = np.broadcast_shapes(extents(x)[:-2], extents(y)[:-2])

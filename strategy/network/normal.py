@@ -145,6 +145,8 @@ def _sink_binary(normal: _Normal, node: Call) -> Expr | None:
     """The operator before the reshape of one operand, where the other can be broadcast or reshaped to it."""
     if node.op.get_attr("TOpPattern") != TOpPattern.kBroadcast or len(node.args) != 2:
         return None
+    if node.attrs.fields():
+        return None  # an axis, which is another one before the reshape
     # Of two reshapes that of a product, whose epilogue the operator can be.
     for place in sorted((0, 1), key=lambda i: not _is_product(_behind(node.args[i]))):
         arg, other = node.args[place], node.args[1 - place]
@@ -214,8 +216,8 @@ def _activation(normal: _Normal, node: Call) -> Expr | None:
         for arg in found.args:
             inner = isinstance(arg, Call) and arg.op.name == "multiply" and len(factors) < 3
             (waiting if inner else factors).append(arg)  # type: ignore[arg-type]
-    for x in factors:
-        others = [f for f in factors if f is not x]
+    for place, x in enumerate(factors):
+        others = factors[:place] + factors[place + 1 :]  # x may be a factor twice
         if len(others) == 1 and _is_of(others[0], "sigmoid", x):
             return normal.make("silu", x)
         halves = [f for f in others if _is_number(f, 0.5)]

@@ -145,10 +145,10 @@ class _Planner:
                 return Buffer(Area.PORT, value.port, value.type)
             return Buffer(Area.ARENA, offset[id(value)], value.type)
 
-        nodes = {v.name: v for v in network.inputs} | dict(network.outputs)
+        nodes = [*((v.name, v) for v in network.inputs), *network.outputs.items()]  # names may be the same
         ports = [
             Port(name, node.tensor_type, offset[id(v)])
-            for (name, node), v in zip(nodes.items(), staged, strict=True)
+            for (name, node), v in zip(nodes, staged, strict=True)
         ]
         steps = tuple(Step(w, tuple(map(buffer, found)), n, named) for w, found, n, named in drafts)
         return Plan(tuple(ports[:count]), tuple(ports[count:]), steps, tuple(self.weights.values()), size)

@@ -1,0 +1,129 @@
+"""ONNX nodes as networks, beside ONNX's own reference, and what they refuse. Nothing is compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+from plevel.comparison import error_of  # noqa: E402
+from plevel.onnx.file import read_model  # noqa: E402
+from plevel.onnx.network import import_model  # noqa: E402
+from strategy.network.graph import NetworkError  # noqa: E402
+from strategy.network.normal import normalize  # noqa: E402
+from strategy.reference import evaluate  # noqa: E402
+
+N = helper.make_node
+RANDOM = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> Any:
+    return RANDOM.standard_normal(shape).astype("float32")
+
+
+def model_of(nodes: list[Any], inputs: dict[str, Any], constants: dict[str, Any], opset: int = 18) -> Any:
+    """A model whose output is y; constants that are tensors of ONNX are taken as they are."""
+    weights = [
+        c if isinstance(c, TensorProto) else numpy_helper.from_array(np.asarray(c), n) for n, c in constants.items()
+    ]
+    given = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in inputs.items()
+    ]
+    graph = helper.make_graph(nodes, "small", given, [onnx.ValueInfoProto(name="y")], weights)
+    inferred = onnx.shape_inference.infer_shapes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+    )
+    kind = inferred.graph.output[0].type.tensor_type
+    kind.elem_type = kind.elem_type or TensorProto.FLOAT
+    return inferred
+
+
+def import_file(model: Any, path: Path) -> Any:
+    (path / "model.onnx").write_bytes(model.SerializeToString())
+    return import_model(read_model(path / "model.onnx", {}))[0]
+
+
+PRELU = [N("PRelu", ["x", "s"], ["y"])]
+BEHIND = [N("Reshape", ["x", "h"], ["a"]), N("PRelu", ["a", "s"], ["y"])]
+POW = [N("Pow", ["x", "e"], ["y"])]
+COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
+    "prelu of the last axis": (PRELU, {"x": normal(2, 4, 4)}, {"s": normal(4)}),
+    "prelu of the last axis, rank 2": (PRELU, {"x": normal(2, 4, 4)}, {"s": normal(1, 4)}),
+    "prelu of channels": (PRELU, {"x": normal(2, 4, 4)}, {"s": normal(4, 1)}),
+    "prelu of rows": (PRELU, {"x": normal(3, 4)}, {"s": normal(4)}),
+    "prelu of one slope": (PRELU, {"x": normal(2, 4, 4)}, {"s": normal(1)}),
+    "prelu behind a reshape": (BEHIND, {"x": normal(2, 4, 4)}, {"h": [8, 4], "s": normal(4)}),
+    "prelu of channels behind a reshape": (BEHIND, {"x": normal(16, 4)}, {"h": [4, 4, 4], "s": normal(4, 1)}),
+    "a factor twice": (
+        [N("Sigmoid", ["x"], ["a"]), N("Mul", ["x", "a"], ["b"]), N("Mul", ["x", "b"], ["y"])], {"x": normal(3, 4)}, {}
+    ),
+    "a power of a higher rank": (POW, {"x": normal(3)}, {"e": np.float32([[2]])}),
+    "a root of a higher rank": (POW, {"x": abs(normal(3))}, {"e": np.float32([[0.5]])}),
+    "a power of an integer": (POW, {"x": normal(3)}, {"e": np.int64(-1)}),
+    "a product of vectors": ([N("MatMul", ["x", "z"], ["y"])], {"x": normal(4), "z": normal(4)}, {}),
+    "an input unchanged": ([N("Identity", ["x"], ["y"])], {"x": normal(4)}, {}),
+    "a pad of constants": (
+        [N("Pad", ["c", "p"], ["a"]), N("Add", ["x", "a"], ["y"])], {"x": normal(4)}, {"c": normal(2), "p": [1, 1]}
+    ),
+    "a one-hot of constants": (
+        [N("OneHot", ["i", "d", "v"], ["a"]), N("Add", ["x", "a"], ["y"])], {"x": normal(2, 4)},
+        {"i": [1, 3], "d": 4, "v": np.float32([0, 1])},
+    ),
+    "a range of constants": (
+        [N("Range", ["b", "e", "d"], ["a"]), N("Add", ["x", "a"], ["y"])], {"x": normal(4)},
+        {"b": np.float32(0), "e": np.float32(2), "d": np.float32(0.5)},
+    ),
+    "dropout of no training": (
+        [N("Dropout", ["x", "r", "t"], ["y"])], {"x": normal(4)}, {"r": np.float32(0.5), "t": False}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_model_computes_what_onnx_does(name: str, tmp_path: Path) -> None:
+    from onnx.reference import ReferenceEvaluator
+
+    nodes, inputs, constants = COMPUTED[name]
+    model = model_of(nodes, inputs, constants)
+    network = import_file(model, tmp_path)
+    (expected,) = ReferenceEvaluator(model).run(None, inputs)
+    for form in (network, normalize(network)):
+        (found,) = evaluate(form.root, inputs)
+        assert np.shape(found) == np.shape(expected)
+        assert error_of(found, expected) < 1e-6
+
+
+ADD = N("Add", ["x", "a"], ["y"])
+SHORT = TensorProto(name="a", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+SHORT.external_data.add(key="location", value="short")
+X = {"x": normal(4)}
+REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "training_mode": ([N("Dropout", ["x", "r", "t"], ["y"])], {"r": np.float32(0.5), "t": True}),
+    "training_mode: ": ([N("Dropout", ["c", "r", "t"], ["a"]), ADD], {"c": normal(4), "r": np.float32(0.5), "t": True}),
+    "no kernel for: RandomNormal": ([N("RandomNormal", [], ["a"], shape=[4]), ADD], {}),
+    "no kernel for: RandomUniformLike": ([N("RandomUniformLike", ["c"], ["a"]), ADD], {"c": normal(4)}),
+    "no kernel for: Bernoulli": ([N("Bernoulli", ["c"], ["a"]), ADD], {"c": np.float32([0.5] * 4)}),
+    "a constant of more than": (
+        [N("Mul", ["b", "c"], ["d"]), N("ReduceMax", ["d"], ["a"], keepdims=0), ADD],
+        {"b": np.ones((20000, 1), "float32"), "c": np.ones((1, 20000), "float32")},
+    ),
+    "a constant of more": (
+        [N("Pad", ["b", "p"], ["d"]), N("ReduceMax", ["d"], ["a"], keepdims=0), ADD],
+        {"b": normal(2), "p": [0, 1 << 29]},
+    ),
+    "initializer 'a'": ([ADD], {"a": SHORT}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_not_computed_is_refused_by_name(message: str, tmp_path: Path) -> None:
+    nodes, constants = REFUSED[message]
+    (tmp_path / "short").write_bytes(b"12345678")
+    with pytest.raises(NetworkError, match=message):
+        import_file(model_of(nodes, X, constants), tmp_path)

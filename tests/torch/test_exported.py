@@ -1,0 +1,81 @@
+"""Exported programs as networks: what they compute, as PyTorch does, and what they refuse. Nothing is compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the torch extra is not installed")
+
+from torch import nn
+from torch.nn.functional import max_pool2d, scaled_dot_product_attention
+
+from plevel.comparison import error_of
+from plevel.torch.exported import import_program, run_program
+from strategy.network.graph import NetworkError
+from strategy.network.normal import normalize
+from strategy.reference import evaluate
+
+pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning")  # PyTorch's, of itself
+X = torch.linspace(-4, 4, 32).view(4, 8)
+COUNTS = torch.arange(32).view(4, 8) % 3
+
+
+class Calls(nn.Module):
+    def __init__(self, function, *parts: nn.Module) -> None:
+        super().__init__()
+        self.function, self.parts = function, nn.ModuleList(parts)
+
+    def forward(self, *inputs):
+        return self.function(*self.parts, *inputs)
+
+
+def comparisons(x, kind):
+    return [getattr(torch, op)(x, kind) for op in ("lt", "le", "gt", "ge", "eq", "ne")]
+
+
+COMPUTED = {
+    "a factor twice is no activation": (lambda x: (x * x * x.sigmoid(), x.sigmoid() * x * x), X),
+    "nor is it with erf": (lambda x: (x * x * 0.5 * (1 + torch.erf(x * 0.5**0.5)), x * x * 0.5 * x.erf()), X),
+    "activations": (lambda x: (x * x.sigmoid(), x * (0.5 * (1 + torch.erf(x * 0.5**0.5)))), X),
+    "integers and floats": (lambda i: comparisons(i, 0.5), COUNTS),
+    "bools and numbers": (lambda b: [*comparisons(b, 2), *comparisons(b, 0.5), b + 2, b * 0.5], COUNTS > 0),
+    "integers promoted": (lambda i: (i + 0.5, 0.5 - i, i * 1.0, torch.where(i > 1, i, 0.5)), COUNTS),
+    "alpha": (lambda x, i: (torch.add(x, i, alpha=0.5), torch.sub(i, x, alpha=3), torch.add(i, i, alpha=3)), X, COUNTS),
+    "numbers as tensors": (lambda i: (i + torch.full((8,), 3), i + torch.arange(0, 4, 0.5)), COUNTS),
+    "vectors": (lambda x, y: (x @ y, x @ y[:, None], y[None] @ x), X[0], X[1]),
+    "types that are claimed": (lambda x, i: (x.to(torch.float32) + 1, i.to(torch.float32)), X, COUNTS),
+    "bfloat16": (nn.Linear(8, 4).bfloat16(), X.bfloat16()),
+    "an input named as an output": (lambda output: output * 2, X),
+    "an input unchanged": (lambda x: (x, x.view(8, 4), x + 1), X),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_program_computes_what_pytorch_does(name: str) -> None:
+    called, *inputs = COMPUTED[name]
+    model = called if isinstance(called, nn.Module) else Calls(called)
+    program = torch.export.export(model.eval(), tuple(inputs))
+    network, plain = import_program(program)
+    reference = run_program(program, plain, ())
+    for form in (network, normalize(network)):
+        given = {v.name: value for v, value in zip(form.inputs, reference.inputs, strict=True)}
+        found = evaluate(form.root, given)
+        assert [np.shape(f) for f in found] == [r.shape for r in reference.outputs]
+        errors = [error_of(f, r) for f, r in zip(found, reference.outputs, strict=True)]
+        assert max(errors) < 1e-2 if name == "bfloat16" else max(errors) < 1e-5, errors
+
+
+REFUSED = {
+    "dropout_p": (lambda q: scaled_dot_product_attention(q, q, q, dropout_p=0.5), torch.ones(1, 2, 4, 8)),
+    "its output 1 is used": (lambda x: max_pool2d(x, 2, return_indices=True), torch.ones(1, 2, 4, 4)),
+    "complex64": (lambda x: x + torch.ones(8, dtype=torch.complex64), X),
+    "out of bounds for uint8": (lambda x: x == 300, COUNTS.to(torch.uint8)),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_not_computed_is_refused_by_name(message: str) -> None:
+    called, *inputs = REFUSED[message]
+    with pytest.raises(NetworkError, match=message):
+        import_program(torch.export.export(Calls(called), tuple(inputs)))
