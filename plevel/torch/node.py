@@ -47,7 +47,7 @@ class Number:
     extents: tuple[Extent, ...] = (1,)
 
     def constant(self, module: GraphModule) -> Any:
-        return torch.full((1,), self.value)
+        return torch.full((1,), self.value, dtype=torch.float32, device="cpu")
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,11 @@ def load(kernel: Kernel) -> None:
 
 def pack(kernel: Kernel, argument: Argument, source: Any) -> Any:
     """A constant as the kernel takes it: packed by the kernel's own function where it has one."""
-    given = torch.empty(source.shape).copy_(source)  # aligned, as code for vectors needs it
+    # A copy that is aligned, as code for vectors needs it.
+    given = torch.empty(source.shape, dtype=torch.float32, device="cpu").copy_(source)
     if argument.role is not Role.PREPARED:
         return given
-    packed = torch.empty(argument.tensor.concrete_shape)
+    packed = torch.empty(argument.tensor.concrete_shape, dtype=torch.float32, device="cpu")
     native().prepare(
         kernel.digest, f"__tvm_ffi_{argument.preparation}",
         given, _described(given), packed, _type(argument.tensor),
@@ -69,7 +70,7 @@ def operator() -> Any:
 
 def _run(inputs: Sequence[Any], kernel: str, shape: Sequence[int], dims: Sequence[int]) -> Any:
     """The form of the dispatcher, for what runs the graph without compiling it."""
-    out = torch.empty(shape)
+    out = torch.empty(shape, dtype=torch.float32, device="cpu")
     native().run(*(tensor.contiguous() for tensor in inputs), kernel, *dims, out=out)
     return out
 

@@ -6,6 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,27 +40,50 @@ typedef struct {
 static void *(*address_of)(PyObject *);  // PyTorch's: the data of a tensor
 static PyObject *kernels;                // digest -> capsule of a Kernel
 
-// Blocks of workspace are kept by the thread that took them, in a list, and taken again where they fit.
+// Blocks of workspace are kept by the thread that took them, newest first, and freed when it ends. It keeps at
+// most as many bytes as it ever had in use at once.
 typedef struct Block { struct Block *next; uint64_t bytes; } Block;
-static __thread Block *spare;
+typedef struct { Block *first; uint64_t used, most; int known; } Spare;
+static __thread Spare spare;
+static pthread_key_t at_end;
 
+static void free_all(Block *block) {
+  for (Block *next; block; block = next) {
+    next = block->next;
+    free(block);
+  }
+}
+static void release(void *thread) {
+  free_all(((Spare *)thread)->first);
+  *(Spare *)thread = (Spare){0};
+}
 static void *take(uint64_t bytes) {
-  for (Block **at = &spare; *at; at = &(*at)->next)
-    if ((*at)->bytes >= bytes && (*at)->bytes <= 2 * bytes + 4096) {
-      Block *found = *at;
-      *at = found->next;
-      return (char *)found + ALIGNMENT;
-    }
-  uint64_t rounded = (bytes + 4095) & ~(uint64_t)4095;
-  Block *made = aligned_alloc(ALIGNMENT, ALIGNMENT + rounded);
-  if (!made) return NULL;
-  made->bytes = rounded;
-  return (char *)made + ALIGNMENT;
+  Block **best = NULL, *found;
+  for (Block **at = &spare.first; *at; at = &(*at)->next)
+    if ((*at)->bytes >= bytes && (!best || (*at)->bytes < (*best)->bytes)) best = at;
+  if (best) {
+    found = *best;
+    *best = found->next;
+  } else {
+    uint64_t rounded = (bytes + 4095) & ~(uint64_t)4095;
+    found = aligned_alloc(ALIGNMENT, ALIGNMENT + rounded);
+    if (!found) return NULL;
+    found->bytes = rounded;
+    if (!spare.known) spare.known = !pthread_setspecific(at_end, &spare);
+  }
+  spare.used += found->bytes;
+  if (spare.used > spare.most) spare.most = spare.used;
+  return (char *)found + ALIGNMENT;
 }
 static void give_back(void *memory) {
   Block *block = (Block *)((char *)memory - ALIGNMENT);
-  block->next = spare;
-  spare = block;
+  spare.used -= block->bytes;
+  block->next = spare.first;
+  spare.first = block;
+  uint64_t kept = block->bytes;
+  while (block->next && (kept += block->next->bytes) <= spare.most) block = block->next;
+  free_all(block->next);
+  block->next = NULL;
 }
 static void *alloc_workspace(int device, int id, uint64_t bytes, int code, int bits) { return take(bytes); }
 static int free_workspace(int device, int id, void *memory) {
@@ -206,7 +230,10 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count, Py
     tensors[i] = kernel->tensors[i];
     if ((uintptr_t)data % ALIGNMENT) {
       void *copy = copies[copied++] = take(kernel->bytes[i]);
-      if (!copy) return PyErr_NoMemory();
+      if (!copy) {
+        while (--copied) give_back(copies[copied - 1]);
+        return PyErr_NoMemory();
+      }
       if (i < last) memcpy(copy, data, kernel->bytes[i]);
       tensors[i].data = copy;
     } else {
@@ -244,5 +271,6 @@ PyMODINIT_FUNC PyInit_plevel_torch_runtime(void) {
   PyObject *module = PyModule_Create(&definition);
   kernels = PyDict_New();
   if (!module || !kernels) return NULL;
+  if (pthread_key_create(&at_end, release)) return PyErr_NoMemory();
   return module;
 }
