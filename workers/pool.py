@@ -44,8 +44,9 @@ def ask_all(requests: Sequence[tuple[Limits, Any]], timeout_s: float) -> list[An
 
         try:
             answers = list(threads.map(ask_idle, requests))
-        except BaseException:  # Ctrl-C, above all: what is not begun yet is not waited for
+        except BaseException:  # Ctrl-C, above all: no child is waited for
             threads.shutdown(wait=False, cancel_futures=True)
+            server.close()
             raise
         for children in idle.values():
             while not children.empty():

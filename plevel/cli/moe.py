@@ -56,6 +56,8 @@ def tabulate(
         m = attrs.get("M")
         if best is None or not {"E", "N"} <= attrs.keys() or type(m) is not int or m < 1:
             continue
+        if "down" in attrs:  # SGLang's second product, for which vLLM has no file
+            continue
         name = file_name(attrs, device_model)
         # Of a foreign line, and no name for vLLM, or for a file.
         if NAME.fullmatch(name) is None or not name.isprintable() or len(name.encode()) > MAX_NAME:

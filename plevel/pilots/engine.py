@@ -99,9 +99,9 @@ class Engine:
         """Submit a pilot; return its id. `$JOBNAME` is its name in the command."""
         from parsl.errors import ParslError
 
-        self._folder.mkdir(parents=True, exist_ok=True)
-        keep_newest(self._folder, _KEPT_BYTES)
         try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            keep_newest(self._folder, _KEPT_BYTES)
             return str(self._provider.submit(command, 1, self._name))
         except (ParslError, OSError, subprocess.SubprocessError) as error:
             told = getattr(error, "stderr", None) or error
@@ -109,8 +109,14 @@ class Engine:
 
     def cancel(self, ids: Iterable[str]) -> None:
         """Cancel pilots, also those that another process has submitted."""
+        from parsl.errors import ParslError
+
         listed = list(ids)
         for one in listed:
             self._provider.resources.setdefault(one, {"remote_pid": one})
-        if listed and not all(self._provider.cancel(listed)):
+        try:
+            done = all(self._provider.cancel(listed)) if listed else True
+        except (ParslError, OSError, subprocess.SubprocessError) as error:
+            raise EngineError(f"pilots {', '.join(listed)} were not cancelled: {error}") from error
+        if not done:
             raise EngineError(f"pilots {', '.join(listed)} were not cancelled")

@@ -12,11 +12,22 @@ import msgspec
 import orjson
 
 from service.formats import metaschedule, native
-from service.formats.entry import Attachment, Item, Reason, Rejected, RejectError, Task, reject
+from service.formats.entry import (
+    Attachment,
+    ImportedRecord,
+    Item,
+    Reason,
+    Rejected,
+    RejectError,
+    Task,
+    reject,
+)
 from strategy.record import Device, WireError, decode
 from strategy.space import ConfigSpace
 
 MAX_ADMITTED = 1000  # cached values
+MAX_EXTRA = 1 << 16  # bytes; MetaSchedule's is a whole trace, which its reader limits
+MAX_INSTANT = 253_402_300_800.0  # the year 10000, which no calendar of an export has
 MAX_KEY = 2000  # bytes of an indexed text; PostgreSQL allows 2700
 
 T = TypeVar("T")
@@ -40,6 +51,7 @@ def admitted(items: Iterable[Item]) -> Iterator[Item]:
             if isinstance(item, Attachment):
                 _check_attachment(item)
             elif not isinstance(item, Rejected):
+                _check_record(item)
                 once(_check_task, item.task)
                 if item.device is not None:
                     once(_check_device, item.device)
@@ -50,6 +62,17 @@ def admitted(items: Iterable[Item]) -> Iterator[Item]:
             yield reject(0, error, b"".join(native.write([item])).split(b"\n")[1])
         else:
             yield item
+
+
+def _check_record(given: ImportedRecord) -> None:
+    if not 0 <= given.measured_at < MAX_INSTANT:
+        raise RejectError(Reason.TIME, f"measured_at: {given.measured_at} is no instant from 1970 to 9999")
+    if given.source == "metaschedule":
+        return
+    if given.extra and given.extra[:1] != b"{":
+        raise RejectError(Reason.FIELD, "extra: expected an object")
+    if len(given.extra) > MAX_EXTRA:
+        raise RejectError(Reason.TOO_LONG, f"extra: longer than {MAX_EXTRA} bytes: leave out what is not needed")
 
 
 def _check_task(task: Task) -> None:

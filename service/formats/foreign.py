@@ -28,6 +28,7 @@ from service.formats.entry import (
     reject,
 )
 from service.formats.gpu import target_of_model
+from service.formats.native import OWN_FIELDS
 from service.formats.source import KEPT, Source, check, load
 from strategy.config import MAX_TEXT, Value
 from strategy.record import ErrorKind, Name
@@ -37,6 +38,8 @@ from strategy.workload import Workload
 
 UNKNOWN = "unknown"  # the version of a kernel whose source is not known
 MAX_KERNEL = 90
+MAX_KNOBS = 200
+MAX_NAME = 200  # characters of a knob's name, as in plevel's own format
 MAX_DOCUMENT = 1 << 24  # bytes of a file that is one object
 _BAD_IN_NAMES = re.compile(r"[\s()\[\]{},=+:\"]")
 Text = Annotated[str, Meta(max_length=200)]
@@ -57,7 +60,7 @@ class _Line(
 ):
     tool: Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,30}$")]
     kernel: Annotated[str, Meta(min_length=1, max_length=500)]
-    candidates: Annotated[list[_Candidate], Meta(max_length=10_000)]
+    candidates: Annotated[list[msgspec.Raw], Meta(max_length=10_000)]  # decoded one by one
     attrs: dict[str, Any] = {}
     version: Name = UNKNOWN
     device_model: Text = ""
@@ -68,6 +71,7 @@ class _Line(
 
 
 _decoder = msgspec.json.Decoder(_Line)
+_candidates = msgspec.json.Decoder(_Candidate)
 
 
 def read(source: Source, target: Target | None = None, device_model: str = "") -> Iterator[Item]:
@@ -77,13 +81,17 @@ def read(source: Source, target: Target | None = None, device_model: str = "") -
         check(text)
         load(text)  # rejects keys that occur twice
         found = _decoder.decode(text)
+        if found.tool in OWN_FIELDS:
+            raise RejectError(
+                Reason.FIELD, f"tool: {found.tool} has a format of its own: import its file, or name another tool"
+            )
         given = target if found.target is None else Target.parse(found.target)
         where = Place(given, found.device_model or device_model)
         task = make_task(found.tool, found.kernel, found.attrs, where.target, found.version)
         return list(
             each(
                 found.candidates,
-                lambda one: _record(found, task, where.model, one),
+                lambda one: _record(found, task, where.model, _candidates.decode(one)),
             )
         )
 
@@ -134,12 +142,17 @@ def make_task(
 
 
 def key_of(values: Mapping[str, Any]) -> str:
-    """The key of a configuration; raise `RejectError` if it is empty.
+    """The key of a configuration; raise `RejectError` if it is empty or too large.
 
     Values that no knob can have (objects, null, mixed lists) become their JSON, long ones with a digest.
     """
     if not values:
         raise RejectError(Reason.CONFIG, "a configuration has at least one value")
+    if len(values) > MAX_KNOBS or any(len(name) > MAX_NAME for name in values):
+        raise RejectError(
+            Reason.CONFIG,
+            f"a configuration has at most {MAX_KNOBS} values, whose names have at most {MAX_NAME} characters",
+        )
     return config_key(dict(Config({k: value_of(v) for k, v in values.items()}).plain))
 
 
@@ -162,7 +175,8 @@ def each(entries: Iterable[Any], read: Callable[[Any], ImportedRecord]) -> Itera
         try:
             item = read(entry)
         except Exception as error:
-            item = reject(1, error, f"{entry!r:.{KEPT}}".encode(errors="replace"))
+            text = entry if isinstance(entry, msgspec.Raw) else repr(entry).encode(errors="replace")
+            item = reject(1, error, bytes(text)[:KEPT])
         yield item
 
 

@@ -7,13 +7,13 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from service.formats import metaschedule
+from service.formats import autotvm, kernel_tuner, metaschedule
 from service.formats.entry import (
     MAX_COST_S,
     Attachment,
@@ -34,6 +34,20 @@ VERSION = 1
 MAX_LINE = 1 << 26  # of an attachment, as a module with constants may be long
 MAX_RECORD = 1 << 21  # of any other line: the largest record of any format
 MAX_CACHED = 20_000  # distinct tasks, and as many devices, environments and policies
+
+class _Own(msgspec.Struct):
+    """Fields of plevel's own records."""
+
+    drift: float | None = None
+
+
+# Sources whose `extra` is read again: how an exporter, or the list of records, reads a record of theirs.
+OWN_FIELDS: Mapping[str, Callable[[ImportedRecord], object]] = {
+    "plevel": lambda item: msgspec.json.decode(item.extra, type=_Own),
+    "autotvm": lambda item: list(autotvm.write([item])),
+    "kernel_tuner": lambda item: list(kernel_tuner.write([item])),
+    "metaschedule": lambda item: msgspec.json.decode(item.extra, type=list[Any]),
+}
 
 T = TypeVar("T")
 NONE = msgspec.Raw(b"")  # omitted; msgspec has no optional Raw
@@ -161,7 +175,7 @@ class _Reader:
     def _record(self, line: _Record) -> ImportedRecord:
         if (line.error is not None) + bool(line.samples_s) + line.advice != 1:
             raise RejectError(Reason.FIELD, "samples_s, error, advice: a record has exactly one of them")
-        return ImportedRecord(
+        made = ImportedRecord(
             source=line.source, task=self._get(line.task, Task),
             config_key=config_key(line.config), samples_s=line.samples_s, error=line.error,
             message=line.message, measured_at=line.measured_at, device_model=line.device_model,
@@ -174,6 +188,14 @@ class _Reader:
             run_s=line.run_s, code_digest=line.code_digest,
             extra=bytes(line.extra),
         )  # fmt: skip
+        if made.extra and made.source in OWN_FIELDS:
+            try:
+                OWN_FIELDS[made.source](made)
+            except Exception as error:
+                raise RejectError(
+                    Reason.FIELD, f"extra: not what a record of {made.source} has: {error!r}"
+                ) from error
+        return made
 
 
 def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[bytes]:

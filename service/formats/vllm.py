@@ -1,5 +1,6 @@
 """Configurations of vLLM's and SGLang's `fused_moe` kernel: `E=…,N=…,device_name=….json`, M → configuration.
 
+SGLang's end with `_down.json` where they are of the second product only.
 The files have no times, so each row is advice. Experts, width and device are in the file's name only.
 """
 
@@ -16,9 +17,9 @@ from service.formats.source import Source
 from strategy.target import Target
 
 NAME = re.compile(
-    r"E=(?P<E>\d{1,9}),N=(?P<N>\d{1,9}),device_name=(?P<device>[^,/\\]+)(?P<rest>(?:,[^/\\]*)?)\.json"
+    r"E=(?P<E>\d{1,9}),N=(?P<N>\d{1,9}),device_name=(?P<device>[^,/\\]+?)(?P<rest>(?:,[^/\\]*?)?)(?P<down>_down)?\.json"
 )
-# `block_shape=[128,128]` has a comma of its own.
+# `block_shape=[128,128]` has a comma of its own; SGLang has a space behind it.
 _REST = re.compile(r",([a-z_]+)=((?:\[[^\]]*\])|[^,]*)")
 _NOT_ROWS = ("triton_version",)
 
@@ -39,7 +40,10 @@ def _rows(
         )
     place = Place(target, device_model or named["device"].replace("_", " "))
     environment = {k: data[k] for k in _NOT_ROWS if isinstance(data.get(k), str)}
-    attrs = {"E": int(named["E"]), "N": int(named["N"]), **dict(_REST.findall(named["rest"]))}
+    rest = {k: v.replace(" ", "") for k, v in _REST.findall(named["rest"])}
+    attrs = {"E": int(named["E"]), "N": int(named["N"]), **rest}
+    if named["down"]:
+        attrs["down"] = True
 
     def record(entry: tuple[str, Any]) -> ImportedRecord:
         m, config = entry

@@ -35,7 +35,7 @@ from strategy.space import Config
 from strategy.target import Target
 from strategy.types import TensorType
 from strategy.workload import Workload
-from workers import cpu
+from workers import cpu, pool
 from workers.builder import Built
 from workers.builder_pool import BuilderPool, library_name
 from workers.cpu import assign, parse_cores, timing_lock
@@ -43,7 +43,7 @@ from workers.fork import LENGTH, PROGRESS_BYTES, Channel, Limits
 from workers.kernel import Data
 from workers.reference import random_inputs, reference, tolerances
 from workers.runner import Runner
-from workers.sandbox import Died, ForkServer, Interrupted, Late, SandboxError
+from workers.sandbox import Child, Died, ForkServer, Interrupted, Late, SandboxError
 from workers.timing_runner import TimingRunner
 from workers.turn import Turn
 
@@ -230,6 +230,29 @@ def test_children_end_with_their_server(tmp_path: Path) -> None:
     child.kill()
     with pytest.raises(SandboxError):
         short.spawn(Limits(module="hostile"))
+
+
+def test_requests_to_many_children_end_with_the_first_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, above all: children that still work are not waited for."""
+    answers: list[Any] = []
+    begun, ask = threading.Event(), pool._ask
+
+    def watched(child: Child, request: Any, timeout_s: float) -> Any:
+        if request == "interrupt":
+            begun.wait(HANG_S)
+            child.kill()
+            raise KeyboardInterrupt
+        child.send(request)
+        while child.stage != 5:
+            time.sleep(0.01)
+        begun.set()
+        answers.append(ask(child, request, timeout_s))
+
+    monkeypatch.setattr(pool, "_ask", watched)
+    monkeypatch.setattr(pool, "usable_cores", lambda: 2)
+    with pytest.raises(KeyboardInterrupt):
+        pool.ask_all([(Limits(module="hostile"), one) for one in ("interrupt", "hang")], 20.0)
+    assert [type(a) for a in answers] == [Died]
 
 
 @pytest.mark.parametrize("sent", [b"", LENGTH.pack(9) + b"{"], ids=["nothing", "half a request"])

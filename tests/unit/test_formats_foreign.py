@@ -7,7 +7,9 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -130,6 +132,71 @@ def test_foreign_lines_have_times_failures_and_advice() -> None:
     assert advice.is_advice
 
 
+def foreign_line(*candidates: dict[str, Any], **more: Any) -> bytes:
+    base = {"kind": "foreign", "tool": "triton", "kernel": "k", "device_model": "NVIDIA H100"}
+    return json.dumps(base | {"candidates": list(candidates)} | more).encode()
+
+
+def test_a_bad_candidate_is_rejected_alone() -> None:
+    good = {"config": {"B": 1}, "samples_s": [1e-3]}
+    bad = [
+        {**good, "samples_s": [0.0]}, {**good, "other": 1}, {**good, "error": "oom"}, {"config": {"k" * 201: 1}},
+        {"config": {f"k{i}": i for i in range(201)}}, {**good, "extra": [1]}, {**good, "extra": {"a": "x" * 70_000}},
+    ]  # fmt: skip
+    found = items("x", foreign_line(good, *bad, {"config": {"B": 2}}))
+    assert [getattr(i, "reason", None) for i in found] == [
+        None, Reason.COST, Reason.FIELD, Reason.FIELD, Reason.CONFIG, Reason.CONFIG, Reason.FIELD, Reason.TOO_LONG,
+        None,
+    ]  # fmt: skip
+    assert b'"samples_s":[0.0]' in found[1].text.replace(b" ", b"")
+
+
+@pytest.mark.parametrize("tool", ["plevel", "autotvm", "kernel_tuner", "metaschedule"])
+def test_a_line_is_of_no_tool_whose_fields_plevel_reads_back(tool: str) -> None:
+    (found,) = items("x", foreign_line({"config": {"B": 1}, "extra": {"a": 1}}, tool=tool))
+    assert (found.reason, tool in found.detail) == (Reason.FIELD, True)
+
+
+@pytest.mark.parametrize(
+    ("source", "extra"),
+    [
+        ("plevel", b"[1]"), ("plevel", b'{"drift":"much"}'), ("triton", b"3"), ("metaschedule", b"{}"),
+        ("autotvm", b'{"a":1}'), ("autotvm", b'{"target":"llvm","knobs":[["none","ot"]]}'),
+        ("autotvm", b'{"target":"llvm","knobs":[],"version":0.1}'), ("kernel_tuner", b'{"metrics":[1]}'),
+    ],
+)  # fmt: skip
+def test_fields_of_another_format_that_no_export_could_read_are_rejected(source: str, extra: bytes) -> None:
+    """One such record would break every export, and the list of records, of everybody."""
+    (item,) = items("x", foreign_line({"config": {"B": 1}, "samples_s": [1e-3]}))
+    made = msgspec.structs.replace(item, source=source, extra=extra)
+    (found,) = items("x", b"".join(native.write([made])))
+    assert found.reason is Reason.FIELD
+    assert "extra" in found.detail
+
+
+def test_an_instant_that_no_calendar_has_is_rejected() -> None:
+    (item,) = items("x", foreign_line({"config": {"B": 1}, "samples_s": [1e-3]}))
+    for when in (1e12, -1.0):
+        made = msgspec.structs.replace(item, measured_at=when)
+        assert items("x", b"".join(native.write([made])))[0].reason is Reason.TIME
+
+
+@pytest.mark.parametrize(
+    ("rest", "attrs"),
+    [
+        (",dtype=fp8_w8a8,block_shape=[128, 128].json", {"dtype": "fp8_w8a8", "block_shape": "[128,128]"}),
+        (",per_channel_quant=True_down.json", {"per_channel_quant": "True", "down": True}),
+        (",block_shape=[128, 128]_down.json", {"block_shape": "[128,128]", "down": True}),
+        ("_down.json.gz", {"down": True}),
+    ],
+)  # fmt: skip
+def test_sglang_names_the_second_product_apart(rest: str, attrs: dict[str, Any]) -> None:
+    name = f"E=8,N=64,device_name=NVIDIA_H100{rest}"
+    (row,) = items(name, b'{"16": {"BLOCK_SIZE_M": 16}}')
+    assert row.task.workload.attrs == {"E": 8, "N": 64, "M": 16, **attrs}
+    assert row.device_model == "NVIDIA H100"
+
+
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
     [
@@ -203,7 +270,10 @@ def test_hostile_files_yield_items_that_can_be_stored(name: str) -> None:
         ("NVIDIA A100-SXM4-80GB", "sm_80"), ("NVIDIA A10", "sm_86"), ("NVIDIA A10G", "sm_86"),
         ("NVIDIA L40S", "sm_89"), ("NVIDIA GeForce RTX 4090", "sm_89"), ("NVIDIA GB200", "sm_100"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "sm_120"), ("Tesla V100-SXM2-16GB", "sm_70"),
-        ("NVIDIA RTX 6000 Ada Generation", "sm_89"), ("AMD Instinct MI308X", "gfx942"),
+        ("NVIDIA RTX 6000 Ada Generation", "sm_89"), ("NVIDIA RTX 5000 Ada Generation", "sm_89"),
+        ("Quadro RTX 5000", "sm_75"), ("Quadro RTX 4000 with Max-Q Design", "sm_75"), ("Quadro RTX 3000", "sm_75"),
+        ("NVIDIA GeForce RTX 5090", "sm_120"), ("NVIDIA RTX 4000 SFF Ada Generation", "sm_89"),
+        ("NVIDIA RTX A5000", "sm_86"), ("AMD Instinct MI308X", "gfx942"),
         ("AMD Instinct MI355X", "gfx950"), ("Intel(R) Arc(TM) Pro B60 Graphics", ""),
     ],
 )  # fmt: skip

@@ -59,7 +59,7 @@ def test_other_architectures_and_malformed_shapes_give_no_rows() -> None:
     bad = [
         kernel(1, 16, A100), kernel("1", 16, H20), kernel(0, 16, H20), kernel(True, 16, H20),
         *(kernel(1, 16, H20, dtype=name) for name in ("../../x", "a\0b", "x" * 300)),
-        kernel(1, 16, H20, E="x"), {**kernel(1, 1, H20), "best": None},
+        kernel(1, 16, H20, down=True), kernel(1, 16, H20, E="x"), {**kernel(1, 1, H20), "best": None},
     ]  # fmt: skip
     assert list(tabulate(bad, H20)) == []
     # Of a device whose architecture is not known, only its own rows count.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plevel.client import UnreachableError
-from plevel.pilots.engine import EngineError, Pilot
+from plevel.pilots.engine import Engine, EngineError, Pilot
 from plevel.pilots.scaler import Backlog, Bounds, Plan, Scaler, plan
 
 
@@ -144,6 +144,15 @@ def test_a_batch_system_that_refuses_is_left_alone_for_a_while() -> None:
     assert scaler.step() and farm.submitted == 0
     farm.now = 60.0
     assert scaler.step() and farm.submitted == 1
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_the_batch_system(tmp_path: Path) -> None:
+    """The scaler backs off, and goes on once the file system is back."""
+    pytest.importorskip("parsl", reason="the cluster extra is not installed")
+    (tmp_path / "file").write_text("")
+    engine = Engine("local", {}, "plevel-x", tmp_path / "file" / "scripts")
+    with pytest.raises(EngineError, match="no pilot was submitted"):
+        engine.submit("true")
 
 
 def test_a_service_that_is_away_changes_nothing() -> None:
