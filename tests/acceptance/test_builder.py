@@ -48,6 +48,7 @@ def test_a_worker_builds_on_a_builder_and_goes_on_without(stage: Stage) -> None:
     assert {"at", "level", "logger", "message"} <= msgspec.json.decode(lines[0]).keys()
     said = [line for line in stage.logs().splitlines() if "is not reachable" in line or "has no builders" in line]
     assert 1 <= len(said) <= 2, said  # each once, if the worker has seen both
+    assert "Traceback" not in next(stage.folder.glob("*-worker.log")).read_text()
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,8 @@ class Cluster:
 
     def start(self, changed: Callable[[], None]) -> None:
         """Connect in the background; `changed` is called when `room` has changed."""
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is said here
+        for name in ("distributed", "distributed.client"):  # what matters is said here
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         self._changed = changed
         self._thread.start()
         self._keeping = asyncio.run_coroutine_threadsafe(self._keep(), self._loop)
