@@ -4,7 +4,8 @@
 
 Models are those of torchvision and transformers and a multilayer perceptron, with random weights, in float32.
 Inductor freezes, as plevel's backend does (`--max-autotune` has it tune its products, too). `all` has every
-product that plevel has a kernel for, `confirmed` only what the confirmation kept. `--trials` tunes each
+product that plevel has a kernel for, `confirmed` only what the confirmation kept; `model.so` is what `plevel compile`
+makes of the same model, called by its C function. `--trials` tunes each
 model's workloads first, as many times as it has distinct workloads, into `--database`. Medians of interleaved
 bursts; the first call of a burst is not counted, as the other pools' threads are still awake then. Without a
 database nothing is tuned. Needs torch==2.13.0, torchvision==0.28.0 and transformers; peers that are not installed
@@ -14,6 +15,7 @@ database nothing is tuned. Needs torch==2.13.0, torchvision==0.28.0 and transfor
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import os
 import statistics
@@ -33,7 +35,7 @@ from benchmarks.result import Cell, save
 
 Made = tuple[nn.Module, tuple[torch.Tensor, ...]]
 PEERS = ("Inductor", "ONNX Runtime", "OpenVINO")
-SHOWN = ("eager", "Inductor", "ONNX Runtime", "OpenVINO", "all", "confirmed")
+SHOWN = ("eager", "Inductor", "ONNX Runtime", "OpenVINO", "all", "confirmed", "model.so")
 
 
 class FirstOutput(nn.Module):
@@ -135,6 +137,33 @@ def peers(model: nn.Module, x: torch.Tensor, threads: int) -> Iterator[tuple[str
         print(f"  {error}: without it")
 
 
+def deployed(model: nn.Module, x: torch.Tensor, database: str | None) -> Iterator[tuple[str, Any]]:
+    """The model's library as a call, unless plevel cannot run one of its operators by itself."""
+    from plevel.deployment import deploy
+    from plevel.kernel_selection import open_records
+    from plevel.torch.exported import import_program
+    from plevel.torch.plan import model_target
+    from strategy.network.graph import NetworkError
+
+    try:
+        with tempfile.TemporaryDirectory() as folder, open_records(database) as records:
+            network, _ = import_program(torch.export.export(model, (x,)))
+            path = Path(folder) / "model.so"
+            made = deploy(network, model_target(), records, path, name="model", about="benchmark")
+            function = ctypes.CDLL(str(path)).model
+    except NetworkError as error:
+        print(f"  {error}: without model.so")
+        return
+    (output,) = made.description.outputs
+    y = torch.empty(output.shape)
+
+    def call() -> torch.Tensor:
+        assert not function(ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(y.data_ptr()))
+        return y
+
+    yield "model.so", call
+
+
 def contenders(
     name: str, given: argparse.Namespace
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
@@ -154,6 +183,10 @@ def contenders(
         calls[label] = partial(function, *inputs)
     begin = time.perf_counter()
     for label, function in peers(model, *inputs, given.threads):
+        calls[label] = function
+        spent[label] = time.perf_counter() - begin
+    begin = time.perf_counter()
+    for label, function in deployed(model, *inputs, given.database):
         calls[label] = function
         spent[label] = time.perf_counter() - begin
     for label, call in calls.items():
@@ -227,10 +260,10 @@ def main() -> None:
                     flush=True,
                 )
             cells: list[Cell] = [name, *(found.get(label) for label in SHOWN)]
-            cells += [found[p] / found["confirmed"] if p in found else None for p in PEERS]
+            cells += [found[p] / found["confirmed"] if p in found else None for p in (*PEERS, "model.so")]
             rows.append([*cells, spent["Inductor"], spent["confirmed"], tuned.get(name)])
     columns = {
-        "model": "", **dict.fromkeys(SHOWN, "s"), **{f"{p} / confirmed": "×" for p in PEERS},
+        "model": "", **dict.fromkeys(SHOWN, "s"), **{f"{p} / confirmed": "×" for p in (*PEERS, "model.so")},
         "Inductor compiles in": "s", "plevel compiles and confirms in": "s", "tunes in": "s",
     }  # fmt: skip
     kind = "-tuned" if given.database else ""

@@ -97,12 +97,12 @@ def _call(node: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _refuse_unknown(program: ExportedProgram) -> None:
     for node in program.graph.nodes:
-        shape = getattr(node.meta.get("val"), "shape", ())
-        if not all(isinstance(extent, int) for extent in shape):
-            raise NetworkError(
-                f"{node.name} has a symbolic size ({', '.join(map(str, shape))}): "
-                "export the model without dynamic_shapes"
-            )
+        for axis, extent in enumerate(getattr(node.meta.get("val"), "shape", ())):
+            if not isinstance(extent, int):
+                raise NetworkError(
+                    f"axis {axis} of {node.name} has the symbolic size {extent}, and a library has fixed ones: export "
+                    "the model without dynamic_shapes, once for each size that matters"
+                )
     unknown = Counter(
         str(node.target)
         for node in _calls(program)

@@ -47,6 +47,17 @@ def test_workloads_are_named_as_those_of_a_pytorch_model(tmp_path: Path, capsys:
     }
 
 
+def test_its_library_gives_the_values_of_onnx_runtime(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    monkeypatch.setattr("onnx.reference.ReferenceEvaluator", None)  # the other branch
+    assert call("compile", SAMPLE, "-o", tmp_path / "model.so", "--dim", "batch=2", "--verify", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["verified"]["error"] < 1e-5
+    assert found["verified"]["values"] >= 15
+
+
 def test_its_library_gives_the_values_of_the_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "model.so"
     assert call("compile", SAMPLE, "-o", out, "--dim", "batch=2", "--threads", "2", "--verify", "--json") == 0

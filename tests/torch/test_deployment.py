@@ -219,7 +219,7 @@ def exported(model: nn.Module, **dynamic: object):
     [
         (Unknown(), {}, "operators that plevel has no kernel for: aten.sort.default (2)"),
         (Counting(), {}, "changes calls"),
-        (nn.Linear(8, 4), {"dynamic_shapes": ({0: torch.export.Dim("m")},)}, "symbolic size"),
+        (nn.Linear(8, 4), {"dynamic_shapes": ({0: torch.export.Dim("m")},)}, "axis 0 of input has the symbolic size s"),
     ],
 )
 def test_what_cannot_be_compiled_is_named_in_one_line(
