@@ -163,13 +163,14 @@ def test_a_verdict_is_recorded_where_selections_are_from(ratios, tmp_path: Path)
     place = f"sqlite:///{tmp_path / 'plevel.db'}"
     migration.upgrade(place)
     torch.manual_seed(5)
-    model, x = models.Block(40, 72).eval(), torch.randn(24, 40)
+    model, x = models.Block(48, 88).eval(), torch.randn(24, 48)
     ratios += [[0.8] * 9, [1.1] * 9, [1.1] * 9]
     for _ in range(2):
         torch._dynamo.reset()
         with torch.inference_mode():
             torch.compile(model, backend=plevel, options={"database": str(tmp_path / "plevel.db")})(x)
     report = explain(model)[-1]
+    assert ratios == []
     with connect(None, place) as records:
         (found,) = records.networks()
     told = convert(found["confirmation"], Confirmation)
