@@ -277,3 +277,33 @@ def test_dimensions() -> None:
     assert (str(named), int(named), named.is_constant) == ("data.shape[0]", 5, True)
     assert str(Dim("m").named("data.shape[0]")) == "m"
     assert str(Dim("m") * 4 + 1) == "(m * 4) + 1"
+
+
+ATTENTION = {"query": "float32[2,4,5,8]", "key": "float32[2,2,19,8]", "value": "float32[2,2,19,8]"}
+
+
+@pytest.mark.parametrize(("op", "inputs", "attrs", "assumed", "unified"), [
+    ("add", {"lhs": "float32[4,3]", "rhs": "float32[h,3]"}, {}, "h == 4", "rhs=float32[4,3]"),
+    ("add", {"lhs": "float32[h,3]", "rhs": "float32[w,3]"}, {}, "h == w", "lhs=float32[w,3]"),
+    ("add", {"lhs": "float32[h,3]", "rhs": "float32[h,1]"}, {}, "always", "lhs=float32[h,3]"),
+    ("attention_bias", {**ATTENTION, "bias": "float32[h,19]"}, {}, "h == 5", "bias=float32[5,19]"),
+    ("batch_matmul", {"x": "float32[3,5,7]", "y": "float32[h,9,7]"}, {}, "h == 3", "y=float32[3,9,7]"),
+    ("concatenate", {"data.0": "float32[4,3]", "data.1": "float32[2,h]"}, {}, "h == 3", "data.1=float32[2,3]"),
+    ("stack", {"data.0": "float32[3]", "data.1": "float32[h]"}, {}, "h == 3", "data.1=float32[3]"),
+    ("broadcast_to", {"data": "float32[h,3]"}, {"shape": [4, 3]}, "h == 4", "data=float32[4,3]"),
+    ("collapse_sum_like", {"data": "float32[4,3]", "collapse_type": "float32[h,3]"}, {}, "h == 4", "=float32[4,3])"),
+])  # fmt: skip
+def test_what_types_assume_of_symbolic_extents(op, inputs, attrs, assumed, unified):
+    workload = Workload.make(op, inputs, attrs)
+    found = [str(c) for c in workload.assumptions.clauses if ">=" not in str(c)]
+    assert found == [assumed] * (assumed != "always")
+    assert unified in str(workload.unified)
+    assert not workload.bind({"h": 1, "w": 1}).assumptions.clauses
+
+
+def test_an_epilogue_assumes_too():
+    scale = Input("scale", "float32[n]")
+    steps = [EpilogueStep("multiply", (None, scale))]
+    workload = Workload.make("relu", {"data": "float32[m,3]"}, epilogue=steps)
+    assert str(workload.assumptions) == "n == 3"
+    assert "scale=float32[3]" in str(workload.unified)
