@@ -138,10 +138,11 @@ def broadcast_shape_func(attrs: Any, inputs: Sequence[Shape]) -> list[Shape]:
 
 
 def reduce_shape_func(attrs: Any, inputs: Sequence[Shape]) -> list[Shape]:
-    """The axes of `attrs.axis` (default: all) are removed, or 1 with `attrs.keepdims`."""
+    """The reduced axes (`strategy.ops.reduce.ReduceAttrs`) are removed, or 1 with `attrs.keepdims`."""
     shape = inputs[0]
     rank = len(shape)
-    reduced = range(rank) if attrs.axis is None else [a % rank for a in attrs.axis]
+    named = {a % rank for a in (range(rank) if attrs.axis is None else attrs.axis)}
+    reduced = [i for i in range(rank) if (i in named) != attrs.exclude]
     if attrs.keepdims:
         return [tuple(1 if i in reduced else n for i, n in enumerate(shape))]
     return [tuple(n for i, n in enumerate(shape) if i not in reduced)]

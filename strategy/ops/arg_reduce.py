@@ -62,7 +62,7 @@ def _register(name: str, which: str) -> None:
             data.shape, lambda *i: sort_key(data(*i), nan_first=name == "argmin"), name="keys",
             tag=topi.tag.ELEMWISE,
         )  # fmt: skip
-        axis = None if attrs.axis is None else list(attrs.axis)
+        axis = None if attrs.axis is None else list(reduced_axes(attrs, len(data.shape)))
         return [topi.cast(getattr(topi, name)(keys, axis, attrs.keepdims), attrs.dtype)]
 
     def reference(attrs: ArgReduceAttrs, inputs: Sequence[Any]) -> Any:

@@ -243,16 +243,27 @@ def concat(*args: Expr) -> Expr:
     return concatenate(Tuple(list(args)))
 
 
-def split(data: Expr, indices: Sequence[int], axis: int = 0) -> tuple[Expr, ...]:
+def split(data: Expr, indices: int | Sequence[int], axis: int = 0) -> tuple[Expr, ...]:
     """Take a tensor apart along an axis.
 
     Args:
         data: the input tensor.
-        indices: where each part but the first begins, ascending.
+        indices: where each part but the first begins, ascending; or the number of equal parts.
         axis: the axis along which it is taken apart.
 
     Returns:
         The parts, one more than there are indices.
+
+    Raises:
+        ExprError: the extent is not divided by the number of parts.
     """
+    if isinstance(indices, int):
+        kind = data.tensor_type
+        extent = kind.shape[axis]
+        if indices < 1 or not extent.is_constant or int(extent) % indices:
+            raise ExprError(f"split: axis {axis} of {kind} has no {indices} equal parts: name where each begins")
+        if indices == 1:
+            return (data,)
+        indices = range(int(extent) // indices, int(extent), int(extent) // indices)
     parts = call("split", data, indices=tuple(indices), axis=axis)
     return tuple(TupleGetItem(parts, i) for i in range(len(indices) + 1))

@@ -56,6 +56,7 @@ def _register(
         .set_attr("TOpPattern", TOpPattern.kCommReduce)
         .example({"data": f"{own}[3,5,19]"}, {"axis": [1]})
         .example({"data": f"{own}[5,19]"}, {"axis": [1], "keepdims": True})
+        .example({"data": f"{own}[3,5,19]"}, {"axis": [1], "exclude": True})
     )
 
     def computed(attrs: Any, inputs: Sequence[Any], out_type: Type) -> list[Any]:
@@ -156,7 +157,7 @@ def _flow(orig: Call, grad: Expr) -> Expr:
     attrs, x = orig.attrs, orig.args[0]
     assert isinstance(attrs, VarianceAttrs)
     axes = reduced_axes(attrs, x.tensor_type.ndim)
-    return shared_out(grad * (x - mean(x, attrs.axis, keepdims=True)), x, axes, attrs.unbiased)
+    return shared_out(grad * (x - mean(x, attrs.axis, True, attrs.exclude)), x, axes, attrs.unbiased)
 
 
 def _bools(name: str) -> Callable[[Any, Any], Any]:

@@ -81,6 +81,7 @@ TUNABLE: list[tuple[Workload, set[str]]] = [
     (Workload.make("cumsum", {"data": "int8[2,90,3]"}, {"axis": 1, "dtype": "int64", "exclusive": True}),
      {"cumsum_parts.cuda"}),
     (Workload.make("cumprod", {"data": "float16[500]"}), {"cumprod_parts.cuda"}),
+    (Workload.make("cummax", {"data": "int8[3,700]"}, {"axis": 1}), {"cummax_parts.cuda"}),
     (Workload.make("topk", {"data": "float32[3,300]"}, {"k": 30}), {"topk_sort.cuda"}),
     (Workload.make("topk", {"data": "int8[2,1100,2]"}, {"k": 600, "axis": 1, "is_ascend": True, "ret_type": "indices"}),
      {"topk_sort.cuda", "topk_merge.cuda"}),
@@ -130,6 +131,7 @@ KEEP_NAN: list[Workload] = [
     Workload.make("max_pool2d", {"data": "bfloat16[1,3,9,11]"}, {"pool_size": 2}),
     Workload.make("softmax", {"data": "float32[14,30]"}),
     Workload.make("argsort", {"data": "float32[2,90]"}),
+    Workload.make("cummax", {"data": "float16[2,90]"}, {"axis": 1}),
     Workload.make("topk", {"data": "float16[2,90]"}, {"k": 20}),
     Workload.make("topk", {"data": "float32[2,90]"}, {"k": 20, "is_ascend": True}),
 ]  # fmt: skip

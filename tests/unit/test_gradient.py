@@ -36,6 +36,7 @@ from strategy.ops.broadcast import (
 from strategy.ops.concatenate import concat, concatenate, split
 from strategy.ops.conv2d import conv2d
 from strategy.ops.dense import dense
+from strategy.ops.dynamic_slice import dynamic_slice
 from strategy.ops.elemwise import abs as absolute
 from strategy.ops.elemwise import (
     cast,
@@ -60,7 +61,7 @@ from strategy.ops.reduce import mean, prod
 from strategy.ops.reduce import min as reduce_min
 from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import expand_dims, reshape, reshape_like, squeeze
-from strategy.ops.scan import cumprod, cumsum
+from strategy.ops.scan import cummax, cumprod, cumsum
 from strategy.ops.softmax import log_softmax, softmax
 from strategy.ops.strided_slice import strided_slice
 from strategy.ops.take import take
@@ -172,6 +173,8 @@ def test_reduction(op, shape, keepdims, data):
     axes = st.sets(st.integers(-len(shape), -1), min_size=1).map(lambda s: tuple(sorted(s)))
     axis = data.draw(st.none() | axes)
     check(lambda x: op(x, axis=axis, keepdims=keepdims), [tuple(shape)])
+    if axis is not None and len(axis) < len(shape):
+        check(lambda x: op(x, axis=axis, keepdims=keepdims, exclude=True), [tuple(shape)])
 
 
 def test_max_shares_the_gradient_out_among_equals():
@@ -274,6 +277,16 @@ def test_gather_nd(batch_dims):
     check(lambda x: gather_nd(x, indices, batch_dims), [(2, 3, 4, 2)])
 
 
+@pytest.mark.parametrize("begin", [(1, 2), (-3, 9)])
+def test_dynamic_slice(begin):
+    check(lambda x: dynamic_slice(x, np.array(begin), (2, -1)), [(3, 4)])
+    check(lambda x: dynamic_slice(x, np.array(begin), (1, 3)), [(3, 4)])
+    data = np.arange(12.0).reshape(3, 4)
+    first = np.clip(begin, 0, (2, 1))
+    found = evaluate(dynamic_slice(Constant(data), np.array(begin), (1, 3)), {})
+    np.testing.assert_array_equal(found, data[first[0] : first[0] + 1, first[1] : first[1] + 3])
+
+
 @pytest.mark.parametrize("mode", ["clip", "wrap"])
 @given(axis=st.none() | st.integers(-2, 1), indices=st.lists(st.integers(-9, 9), min_size=1, max_size=5))
 def test_take(mode, axis, indices):
@@ -298,6 +311,17 @@ def test_cumsum(shape, exclusive, data):
 def test_cumprod(shape, exclusive, data):
     axis = data.draw(st.none() | st.integers(-len(shape), len(shape) - 1))
     check(lambda x: cumprod(x, axis, exclusive=exclusive), [tuple(shape)])
+
+
+@given(shape=st.lists(extents, min_size=1, max_size=3), data=st.data())
+def test_cummax(shape, data):
+    axis = data.draw(st.none() | st.integers(-len(shape), len(shape) - 1))
+    check(lambda x: cummax(x, axis), [tuple(shape)], distinct=True)
+
+
+def test_the_gradient_of_cummax_is_that_of_the_last_of_equals():
+    (found,) = gradient(cummax(Var("x", "float64[6]"), 0))
+    np.testing.assert_array_equal(evaluate(found, {"x": np.array([1.0, 1, 0, 3, 3, 2])}), [1, 2, 0, 1, 2, 0])
 
 
 @given(
@@ -377,6 +401,12 @@ def test_concatenate(lengths, axis):
 
 def test_concat_of_one_tensor_twice():
     check(lambda x: concat(x, x * x), [(3, 2)])
+
+
+def test_split_into_equal_parts():
+    check(lambda x: concatenate(split(x, 3, axis=-1)[::-1], 0), [(2, 6)])
+    with pytest.raises(ExprError, match=r"axis 1 of float64\[2,6\] has no 4 equal parts"):
+        split(Var("x", "float64[2,6]"), 4, axis=1)
 
 
 def test_split_of_which_a_part_is_unused():

@@ -61,7 +61,7 @@ def extreme_grad(orig: Call, grad: Expr) -> list[Expr]:
     x = orig.args[0]
     dtype = "float64" if x.tensor_type.dtype == "float64" else "float32"  # a narrower one cannot hold the number
     taken = cast(equal(x, kept(orig, orig)), dtype)
-    count = call("sum", taken, axis=orig.attrs.axis, keepdims=True)
+    count = call("sum", taken, axis=orig.attrs.axis, exclude=orig.attrs.exclude, keepdims=True)
     return [cast(cast(kept(orig, grad), dtype) / count * taken, x.tensor_type.dtype)]
 
 
@@ -73,8 +73,8 @@ def prod_grad(orig: Call, grad: Expr) -> list[Expr]:
     zeros, ones = zeros_like(x), ones_like(x)
     zero = equal(x, zeros)
     safe = where(zero, ones, x)
-    others = call("prod", safe, axis=orig.attrs.axis, keepdims=True) / safe
+    others = call("prod", safe, axis=orig.attrs.axis, exclude=orig.attrs.exclude, keepdims=True) / safe
     # A zero among the others makes their product zero.
-    found = call("sum", where(zero, ones, zeros), axis=orig.attrs.axis, keepdims=True)
+    found = call("sum", where(zero, ones, zeros), axis=orig.attrs.axis, exclude=orig.attrs.exclude, keepdims=True)
     other_zeros = found - where(zero, ones, zeros)
     return [kept(orig, grad) * where(equal(other_zeros, zeros), others, zeros)]

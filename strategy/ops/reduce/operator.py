@@ -35,6 +35,7 @@ class ReduceAttrs(Attrs):
 
     axis: tuple[int, ...] | None = field(None, "The axes to reduce; default: all")
     keepdims: bool = field(False, "Keep the reduced axes, with extent 1")
+    exclude: bool = field(False, "Reduce the axes that are not named instead")
 
     def __init__(self, **values: Any) -> None:
         axis = values.get("axis")
@@ -43,17 +44,24 @@ class ReduceAttrs(Attrs):
         super().__init__(**values)
         if self.axis == ():
             raise AttrsError("ReduceAttrs.axis = (): name at least one axis, or None for all")
+        if self.exclude and self.axis is None:
+            raise AttrsError("ReduceAttrs.exclude = True: name the axes that are kept")
 
 
 def reduced_axes(attrs: ReduceAttrs, rank: int) -> tuple[int, ...]:
     """The axes to reduce, counted from 0, in order."""
-    return tuple(range(rank)) if attrs.axis is None else tuple(sorted(a % rank for a in attrs.axis))
+    if attrs.axis is None:
+        return tuple(range(rank))
+    named = {a % rank for a in attrs.axis}
+    return tuple(a for a in range(rank) if (a in named) != attrs.exclude)
 
 
 def reduced_shape(attrs: ReduceAttrs, reporter: TypeReporter, data: TensorType) -> list[Dim]:
     """The shape of input 0 without the reduced axes, or with extent 1 there; checks the axes."""
     if attrs.axis is not None:
-        normal_axes(reporter, 0, attrs.axis, data.ndim)
+        named = normal_axes(reporter, 0, attrs.axis, data.ndim)
+        some = not attrs.exclude or len(named) < data.ndim
+        reporter.check(some, 0, f"exclude leaves no axis to reduce but {attrs.axis}")
     gone = reduced_axes(attrs, data.ndim)
     if attrs.keepdims:
         return [Dim(1) if i in gone else d for i, d in enumerate(data.shape)]
@@ -88,10 +96,12 @@ def _register(name: str, description: str, reference: Callable[..., Any], **take
         .set_attr("TOpPattern", TOpPattern.kCommReduce)
         .example({"data": "float32[3,5,19]"}, {"axis": [1]})
         .example({"data": "float32[3,5,19]"}, {"axis": [2]})
+        .example({"data": "float32[3,5,19]"}, {"axis": [-1], "exclude": True})
     )
 
     def numpy_reference(attrs: ReduceAttrs, inputs: Sequence[Any]) -> Any:
-        return reference(widened(inputs[0]), axis=attrs.axis, keepdims=attrs.keepdims)
+        data = widened(inputs[0])
+        return reference(data, axis=reduced_axes(attrs, data.ndim), keepdims=attrs.keepdims)
 
     register_reference(name, numpy_reference)
     register_shape_func(name, False, reduce_shape_func)
@@ -126,7 +136,7 @@ _register("prod", "The product over axes.", _prod)
 def compute_sum(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     from tvm import topi
 
-    return [topi.sum(inputs[0], _axes(attrs), attrs.keepdims)]
+    return [topi.sum(inputs[0], _axes(attrs, inputs[0]), attrs.keepdims)]
 
 
 @register_compute("mean")
@@ -135,7 +145,7 @@ def compute_mean(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> l
     from tvm import tirx, topi
 
     data = inputs[0]
-    total = topi.sum(data, _axes(attrs), attrs.keepdims)
+    total = topi.sum(data, _axes(attrs, data), attrs.keepdims)
     count: Any = 1
     for axis in reduced_axes(attrs, len(data.shape)):
         count = count * data.shape[axis]
@@ -179,67 +189,82 @@ def _extreme(attrs: ReduceAttrs, data: Any, reducer: Any) -> Any:
 def compute_prod(attrs: ReduceAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
     from tvm import topi
 
-    return [topi.prod(inputs[0], _axes(attrs), attrs.keepdims)]
+    return [topi.prod(inputs[0], _axes(attrs, inputs[0]), attrs.keepdims)]
 
 
-def _axes(attrs: ReduceAttrs) -> list[int] | None:
-    return None if attrs.axis is None else list(attrs.axis)
+def _axes(attrs: ReduceAttrs, data: Any) -> list[int] | None:
+    return None if attrs.axis is None else list(reduced_axes(attrs, len(data.shape)))
 
 
 for _name in ("sum", "mean", "max", "min", "prod"):
     register_reduce_schedule(_name)
 
 
-def sum(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Expr:
+def sum(
+    data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, exclude: bool = False
+) -> Expr:
     """The sum over axes, accumulated in the input's dtype.
 
     Args:
         data: a tensor of numbers.
         axis: the axes to reduce; default: all.
         keepdims: keep the reduced axes, with extent 1.
+        exclude: reduce the axes that are not named instead.
     """
-    return call("sum", data, axis=axis, keepdims=keepdims)
+    return call("sum", data, axis=axis, keepdims=keepdims, exclude=exclude)
 
 
-def mean(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Expr:
+def mean(
+    data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, exclude: bool = False
+) -> Expr:
     """The arithmetic mean over axes.
 
     Args:
         data: a floating-point tensor.
         axis: the axes to reduce; default: all.
         keepdims: keep the reduced axes, with extent 1.
+        exclude: reduce the axes that are not named instead.
     """
-    return call("mean", data, axis=axis, keepdims=keepdims)
+    return call("mean", data, axis=axis, keepdims=keepdims, exclude=exclude)
 
 
-def max(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Expr:
+def max(
+    data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, exclude: bool = False
+) -> Expr:
     """The largest element over axes.
 
     Args:
         data: a tensor of numbers.
         axis: the axes to reduce; default: all.
         keepdims: keep the reduced axes, with extent 1.
+        exclude: reduce the axes that are not named instead.
     """
-    return call("max", data, axis=axis, keepdims=keepdims)
+    return call("max", data, axis=axis, keepdims=keepdims, exclude=exclude)
 
 
-def min(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Expr:
+def min(
+    data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, exclude: bool = False
+) -> Expr:
     """The smallest element over axes.
 
     Args:
         data: a tensor of numbers.
         axis: the axes to reduce; default: all.
         keepdims: keep the reduced axes, with extent 1.
+        exclude: reduce the axes that are not named instead.
     """
-    return call("min", data, axis=axis, keepdims=keepdims)
+    return call("min", data, axis=axis, keepdims=keepdims, exclude=exclude)
 
 
-def prod(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Expr:
+def prod(
+    data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, exclude: bool = False
+) -> Expr:
     """The product over axes, accumulated in the input's dtype.
 
     Args:
         data: a tensor of numbers.
         axis: the axes to reduce; default: all.
         keepdims: keep the reduced axes, with extent 1.
+        exclude: reduce the axes that are not named instead.
     """
-    return call("prod", data, axis=axis, keepdims=keepdims)
+    return call("prod", data, axis=axis, keepdims=keepdims, exclude=exclude)

@@ -1,5 +1,5 @@
-"""Scans: cumulative sums and products along an axis."""
+"""Scans: cumulative sums, products and maxima along an axis."""
 
-from strategy.ops.scan.operator import ScanopAttrs, cumprod, cumsum
+from strategy.ops.scan.operator import ScanopAttrs, cummax, cumprod, cumsum
 
-__all__ = ["ScanopAttrs", "cumprod", "cumsum"]
+__all__ = ["ScanopAttrs", "cummax", "cumprod", "cumsum"]

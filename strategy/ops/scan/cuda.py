@@ -1,4 +1,4 @@
-"""cumsum and cumprod on NVIDIA's GPUs, in CUDA C: blocks of threads scan the parts of each row.
+"""cumsum, cumprod and cummax on NVIDIA's GPUs, in CUDA C: blocks of threads scan the parts of each row.
 
 A first kernel sums each part, a second scans it from the sum of those before: so a long row keeps the
 whole device busy. With one part for each row the first is left out. The elements of a row lie side by
@@ -9,7 +9,7 @@ as it has vectors, before threads wait for each other.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.cuda.limit import limits_of
@@ -167,7 +167,9 @@ _STORED = {
 }  # fmt: skip
 
 
-def _strategy(name: str, operation: str, identity: int) -> None:
+def _strategy(name: str, operation: str, identity: Callable[[str], str]) -> None:
+    """Register the scan by a C expression of `a` and `b`, whose identity depends on the dtype."""
+
     def strategy_cuda(
         attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: Type, target: Target
     ) -> OpStrategy:
@@ -229,7 +231,7 @@ def compute(attrs: ScanopAttrs, inputs: Sequence[Any], out_type: Type, config: C
 
 
 def schedule_scan(
-    attrs: ScanopAttrs, outs: Outs, config: Config, operation: str, identity: int
+    attrs: ScanopAttrs, outs: Outs, config: Config, operation: str, identity: Callable[[str], str]
 ) -> Template:
     """The kernels for one shape, axis and pair of dtypes."""
     refuse_epilogue(outs)
@@ -249,7 +251,7 @@ def schedule_scan(
         source=_SOURCE,
         macros={
             "IN": C_TYPES[str(data.dtype)], "ACC": C_TYPES[summed], "OUT": C_TYPES[dtype],
-            "OPERATION(a, b)": f"((a) {operation} (b))", "IDENTITY": identity,
+            "OPERATION(a, b)": f"({operation})", "IDENTITY": identity(summed),
             "EXCLUSIVE": int(attrs.exclusive), "ROWS": rows, "ROWS_Y": _ROWS_Y, "LENGTH": length,
             "INNER": inner, "THREADS": threads, "VECTORS": vectors, "WIDTH": width, "PARTS": parts,
             "PART": part, "STORED": _STORED[width * element_bytes(dtype)],
@@ -264,5 +266,14 @@ def schedule_scan(
     )  # fmt: skip
 
 
-_strategy("cumsum", "+", 0)
-_strategy("cumprod", "*", 1)
+def _least(dtype: str) -> str:
+    """The smallest number in C."""
+    if dtype.startswith("float"):
+        return "(-1.0 / 0.0)"
+    bits = int(dtype.lstrip("uint"))
+    return "0" if dtype.startswith("u") else f"(-{(1 << (bits - 1)) - 1}ll - 1)"
+
+
+_strategy("cumsum", "(a) + (b)", lambda dtype: "0")
+_strategy("cumprod", "(a) * (b)", lambda dtype: "1")
+_strategy("cummax", "(b) != (b) || (b) > (a) ? (b) : (a)", _least)  # NaN stays

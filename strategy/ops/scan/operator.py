@@ -1,4 +1,4 @@
-"""Scans: cumulative sums and products along an axis."""
+"""Scans: cumulative sums, products and maxima along an axis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from strategy.attrs import Attrs, field
 from strategy.expr import Call, Expr, call
 from strategy.generic_func import GenericFunc, override_native_generic_func
-from strategy.gradient import register_gradient
+from strategy.gradient import GradientError, register_gradient
 from strategy.op import (
     TOpPattern,
     TypeReporter,
@@ -22,6 +22,7 @@ from strategy.op_strategy import OpStrategy
 from strategy.ops.broadcast import equal, where
 from strategy.ops.elemwise import cast, ones_like, zeros_like
 from strategy.ops.reshape import reshape_like
+from strategy.order import larger, lowest
 from strategy.pattern import schedule_extern
 from strategy.reference import widened
 from strategy.shape_func import register_shape_func, scan_shape_func
@@ -29,9 +30,24 @@ from strategy.target import Target
 from strategy.type_relation import normal_axis, product, require_number
 from strategy.types import DTYPES, TensorType, Type
 
+Start = Callable[[str], Any]
+"""The value of a scan of no elements, as an expression of a dtype."""
+
+
+def zero(dtype: str) -> Any:
+    from tvm import tirx
+
+    return tirx.const(0, dtype)
+
+
+def one(dtype: str) -> Any:
+    from tvm import tirx
+
+    return tirx.const(1, dtype)
+
 
 class ScanopAttrs(Attrs):
-    """Attributes of cumsum and cumprod."""
+    """Attributes of cumsum, cumprod and cummax."""
 
     axis: int | None = field(None, "The axis to operate over; default: the flattened input")
     dtype: str | None = field(None, "Output data type; default: the input's", choices=DTYPES)
@@ -53,14 +69,15 @@ def scanop_rel(types: Sequence[Type], attrs: ScanopAttrs, reporter: TypeReporter
     return True
 
 
-def _scan(attrs: ScanopAttrs, data: Any, scan: Callable[..., Any]) -> list[Any]:
+def _scan(attrs: ScanopAttrs, data: Any, combine: Callable[[Any, Any], Any], start: Start, name: str) -> list[Any]:
     from tvm import tirx, topi
 
     dtype = attrs.dtype or str(data.dtype)
     if any(isinstance(n, tirx.IntImm) and int(n) == 0 for n in data.shape):  # TVM's scan has a first element
         return [topi.full([0] if attrs.axis is None else data.shape, dtype, 0)]
     narrow = dtype in ("float16", "bfloat16")
-    found = scan(data, attrs.axis, "float32" if narrow else dtype, attrs.exclusive)
+    wide = "float32" if narrow else dtype
+    found = topi.scan.scanop(data, combine, start(wide), f"{name}_generic", attrs.axis, wide, attrs.exclusive)
     return [topi.cast(found, dtype) if narrow else found]
 
 
@@ -68,7 +85,7 @@ def scan_terms(attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: Type)
     return inputs[0].size if attrs.axis is None else int(inputs[0].shape[attrs.axis])
 
 
-def _reference(attrs: ScanopAttrs, data: Any, scan: Callable[..., Any], start: int) -> Any:
+def _reference(attrs: ScanopAttrs, data: Any, scan: Callable[..., Any], start: float | None) -> Any:
     import numpy as np
 
     dtype = attrs.dtype or data.dtype.name
@@ -79,13 +96,21 @@ def _reference(attrs: ScanopAttrs, data: Any, scan: Callable[..., Any], start: i
         data = data.reshape(-1)
     axis = attrs.axis or 0
     if attrs.exclusive and data.shape[axis]:
-        first = np.full_like(np.take(data, [0], axis), start)
+        least = -np.inf if data.dtype.kind == "f" else np.iinfo(data.dtype).min
+        first = np.full_like(np.take(data, [0], axis), least if start is None else start)
         data = np.concatenate([first, np.delete(data, -1, axis)], axis)
     return scan(data, axis=axis, dtype=data.dtype)
 
 
-def _register(name: str, what: str, start: int) -> GenericFunc:
-    """Register a scan that begins with `start`; returns its strategy."""
+def _register(
+    name: str, what: str, combine: Callable[[Any, Any], Any], begin: Start, scan: str, start: float | None
+) -> GenericFunc:
+    """Register a scan; returns its strategy.
+
+    Args:
+        begin: what it begins with, as `start`, which is None for the smallest number.
+        scan: NumPy's form, by its name.
+    """
     (
         register_op(name)
         .describe(f"Return the cumulative {what} of the elements along a given axis.")
@@ -102,14 +127,15 @@ def _register(name: str, what: str, start: int) -> GenericFunc:
     )
 
     def compute(attrs: ScanopAttrs, inputs: Sequence[Any], out_type: Type) -> list[Any]:
-        from tvm import topi
-
-        return _scan(attrs, inputs[0], getattr(topi, name))
+        return _scan(attrs, inputs[0], combine, begin, name)
 
     def reference(attrs: ScanopAttrs, inputs: Sequence[Any]) -> Any:
         import numpy as np
 
-        return _reference(attrs, inputs[0], getattr(np, name), start)
+        found: Any = np
+        for part in scan.split("."):
+            found = getattr(found, part)
+        return _reference(attrs, inputs[0], found, start)
 
     @override_native_generic_func(f"{name}_strategy")
     def strategy(
@@ -127,8 +153,9 @@ def _register(name: str, what: str, start: int) -> GenericFunc:
     return strategy
 
 
-cumsum_strategy = _register("cumsum", "sum", 0)
-cumprod_strategy = _register("cumprod", "product", 1)
+cumsum_strategy = _register("cumsum", "sum", lambda a, b: a + b, zero, "cumsum", 0)
+cumprod_strategy = _register("cumprod", "product", lambda a, b: a * b, one, "cumprod", 1)
+cummax_strategy = _register("cummax", "maximum", larger, lowest, "maximum.accumulate", None)
 
 
 @register_gradient("cumsum")
@@ -156,6 +183,21 @@ def cumprod_grad(orig: Call, grad: Expr) -> list[Expr]:
     at_first = where(equal(met, ones), _sums_onward(orig, grad * products), zeros)
     before = where(equal(met, zeros), _sums_onward(orig, grad * orig) / where(zero, ones, x), zeros)
     return [cast(reshape_like(where(zero, at_first, before), data), data.tensor_type.dtype)]
+
+
+@register_gradient("cummax")
+def cummax_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Return [for each element that is the largest so far, the sum of grad as long as it is; the last of equals]."""
+    assert isinstance(orig.attrs, ScanopAttrs)
+    if orig.attrs.exclusive:
+        raise GradientError("cummax: it has no gradient where it is exclusive")
+    data, axis = orig.args[0], orig.attrs.axis or 0
+    new = equal(reshape_like(cast(data, orig.tensor_type.dtype), orig), orig)
+    numbers = call("cumsum", cast(new, "int32"), axis=axis)
+    places = numbers - ones_like(numbers)
+    sums = call("scatter_add", zeros_like(grad), places, grad, axis=axis)
+    taken = where(new, call("gather", sums, places, axis=axis), zeros_like(grad))
+    return [cast(reshape_like(taken, data), data.tensor_type.dtype)]
 
 
 def _sums_onward(orig: Call, terms: Expr) -> Expr:
@@ -210,3 +252,14 @@ def cumprod(
         axis is None, the result is a 1-d array.
     """
     return call("cumprod", data, axis=axis, dtype=dtype, exclusive=exclusive)
+
+
+def cummax(data: Expr, axis: int | None = None, exclusive: bool = False) -> Expr:
+    """The largest element so far along an axis; NaN from the first NaN on.
+
+    Args:
+        data: a tensor of numbers.
+        axis: the axis along which the scan runs; default: the flattened input.
+        exclusive: of the elements before each; the first is the smallest number of the dtype, or -infinity.
+    """
+    return call("cummax", data, axis=axis, exclusive=exclusive)

@@ -1,4 +1,4 @@
-"""`cumsum_parts.cpu`, `cumprod_parts.cpu`: one long row in two passes, each by all threads.
+"""`cumsum_parts.cpu`, `cumprod_parts.cpu`, `cummax_parts.cpu`: one long row in two passes, each by all threads.
 
 The row is cut into parts, and each part into chunks. The first pass adds up each chunk; each chunk of the second
 begins with the sum of all before it. A part's chunks take turns, so that each has its total ready when it is its turn
@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from strategy.cpu.loop import allocate, fill, written
-from strategy.ops.scan.operator import ScanopAttrs
+from strategy.ops.scan.operator import ScanopAttrs, Start
 from strategy.schedule import integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
@@ -52,14 +52,14 @@ def _wide(dtype: str) -> str:
 
 
 def compute(
-    combine: Callable[[Any, Any], Any], start: int, attrs: ScanopAttrs, inputs: Sequence[Any],
+    combine: Callable[[Any, Any], Any], start: Start, attrs: ScanopAttrs, inputs: Sequence[Any],
     out_type: TensorType, config: Config,
 ) -> list[Any]:  # fmt: skip
     return written(lambda ins, out: _loops(combine, start, attrs, ins[0], out, config), inputs, out_type, "scan")
 
 
 def _loops(
-    combine: Callable[[Any, Any], Any], start: int, attrs: ScanopAttrs, data: Any, out: Any, config: Config
+    combine: Callable[[Any, Any], Any], start: Start, attrs: ScanopAttrs, data: Any, out: Any, config: Config
 ) -> Any:
     from tvm import tirx
     from tvm.script.ir_builder import IRBuilder
@@ -69,7 +69,7 @@ def _loops(
     wide = _wide(dtype)
     parts, chunks, lanes, vectors = (integer(config, name) for name in ("parts", "chunks", "lanes", "vectors"))
     size, width = extent // (parts * chunks), lanes * vectors
-    first = tirx.const(start, wide)
+    first = start(wide)
     source, result = script.buffer_proxy(data), script.buffer_proxy(out)
 
     def read(place: Any) -> Any:

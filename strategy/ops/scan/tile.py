@@ -1,4 +1,4 @@
-"""`cumsum_tile.cpu`, `cumprod_tile.cpu`: several scans side by side, whose totals stay in registers.
+"""`cumsum_tile.cpu`, `cumprod_tile.cpu`, `cummax_tile.cpu`: several scans side by side, whose totals stay in registers.
 
 A scan waits for the element before it. Along an axis before the last, neighbours fill vectors; along the
 last, some rows take turns, so that each has its total ready when it is its turn again.
@@ -16,7 +16,16 @@ from strategy.cpu.row import PARALLEL_BYTES
 from strategy.generic_func import GenericFunc
 from strategy.op_strategy import OpStrategy
 from strategy.ops.scan import parts
-from strategy.ops.scan.operator import ScanopAttrs, cumprod_strategy, cumsum_strategy
+from strategy.ops.scan.operator import (
+    ScanopAttrs,
+    Start,
+    cummax_strategy,
+    cumprod_strategy,
+    cumsum_strategy,
+    one,
+    zero,
+)
+from strategy.order import larger, lowest
 from strategy.pattern import element_bytes, schedule_extern_cpu
 from strategy.schedule import integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, knob
@@ -72,14 +81,14 @@ def _space(count: int, extent: int, inner: int, full: int, registers: int, threa
 
 
 def _compute(
-    combine: Callable[[Any, Any], Any], start: int, attrs: ScanopAttrs, inputs: Sequence[Any],
+    combine: Callable[[Any, Any], Any], start: Start, attrs: ScanopAttrs, inputs: Sequence[Any],
     out_type: TensorType, config: Config,
 ) -> list[Any]:  # fmt: skip
     return written(lambda ins, out: _scan(combine, start, attrs, ins[0], out, config), inputs, out_type, "scan")
 
 
 def _scan(
-    combine: Callable[[Any, Any], Any], start: int, attrs: ScanopAttrs, data: Any, out: Any, config: Config
+    combine: Callable[[Any, Any], Any], start: Start, attrs: ScanopAttrs, data: Any, out: Any, config: Config
 ) -> Any:
     from tvm import tirx
     from tvm.script.ir_builder import IRBuilder
@@ -88,7 +97,7 @@ def _scan(
     count, extent, inner = _split(attrs, data.shape)
     lanes, vectors, unroll = (integer(config, name) for name in ("lanes", "vectors", "unroll"))
     width, dtype = lanes * vectors, str(out.dtype)
-    blocks, first = -(-inner // width), tirx.const(start, dtype)
+    blocks, first = -(-inner // width), start(dtype)
     whole = inner == 1 or inner % width == 0
 
     def scan_block(block: Any) -> None:
@@ -135,7 +144,7 @@ def _scan(
         return builder.get()
 
 
-def _add(name: str, generic: GenericFunc, combine: Callable[[Any, Any], Any], start: int) -> None:
+def _add(name: str, generic: GenericFunc, combine: Callable[[Any, Any], Any], start: Start) -> None:
     compute, compute_parts = partial(_compute, combine, start), partial(parts.compute, combine, start)
 
     @generic.register("cpu")
@@ -149,7 +158,7 @@ def _add(name: str, generic: GenericFunc, combine: Callable[[Any, Any], Any], st
         if not known or data.dtype not in _DTYPES or out_type.dtype not in _DTYPES:
             return strategy
         count, extent, inner = _split(attrs, data.shape)
-        if count * inner == 1 and extent >= parts.LEAST and (name == "cumsum" or out_type.dtype.startswith("int")):
+        if count * inner == 1 and extent >= parts.LEAST and (name != "cumprod" or out_type.dtype.startswith("int")):
             strategy.add_implementation(
                 compute_parts, schedule_extern_cpu, f"{name}_parts.cpu", 12, space=parts.space, symbolic=False
             )
@@ -160,5 +169,6 @@ def _add(name: str, generic: GenericFunc, combine: Callable[[Any, Any], Any], st
         return strategy
 
 
-_add("cumsum", cumsum_strategy, lambda a, b: a + b, 0)
-_add("cumprod", cumprod_strategy, lambda a, b: a * b, 1)
+_add("cumsum", cumsum_strategy, lambda a, b: a + b, zero)
+_add("cumprod", cumprod_strategy, lambda a, b: a * b, one)
+_add("cummax", cummax_strategy, larger, lowest)
