@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from strategy.attrs import Attrs, AttrsError, field
 from strategy.expr import Call, Expr, call
@@ -12,8 +12,18 @@ from strategy.op import TOpPattern, TypeReporter, register_compute, register_op,
 from strategy.pattern import register_injective_schedule
 from strategy.reference import widened
 from strategy.shape_func import like_shape_func, register_shape_func
-from strategy.type_relation import normal_axes, require_dtype_of
+from strategy.type_relation import normal_axes, require_dtype_of, require_shape
 from strategy.types import Dim, TensorType, Type
+
+_END = 2**31 - 1  # and beyond: to the end of an axis
+
+
+class Part(NamedTuple):
+    """The indices of an axis that are taken: the first, the step, and how many."""
+
+    start: int
+    step: int
+    count: Any
 
 
 class StridedSliceAttrs(Attrs):
@@ -23,6 +33,9 @@ class StridedSliceAttrs(Attrs):
     end: tuple[int, ...] = field(description="Where each axis stops, itself not included")
     strides: tuple[int, ...] | None = field(None, "The steps, backwards if negative; default: all 1")
     axes: tuple[int, ...] | None = field(None, "The axes that are sliced; default: the first ones")
+    slice_mode: str = field(
+        "end", "Read `end` as an index, or as the number of elements, of which -1 is all", choices=("end", "size")
+    )
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
@@ -33,13 +46,31 @@ class StridedSliceAttrs(Attrs):
                 raise AttrsError(f"StridedSliceAttrs.{name} = {found}: begin has {count} entries")
         if self.strides is not None and 0 in self.strides:
             raise AttrsError(f"StridedSliceAttrs.strides = {self.strides}: a step of 0 never arrives")
+        if self.slice_mode == "size" and (self.strides or min(self.end, default=0) < -1):
+            raise AttrsError("StridedSliceAttrs.slice_mode = 'size': give sizes of at least 0, or -1, and no strides")
 
-    def ranges(self, shape: Sequence[Any]) -> dict[int, range]:
-        """For each sliced axis, the indices that are taken of a constant extent."""
-        axes = range(len(self.begin)) if self.axes is None else [a % len(shape) for a in self.axes]
-        strides = self.strides or (1,) * len(self.begin)
-        parts = zip(axes, self.begin, self.end, strides, strict=True)
-        return {axis: range(*slice(b, e, s).indices(int(shape[axis]))) for axis, b, e, s in parts}
+    def bounds(self, axis: int, shape: Sequence[Any]) -> tuple[int, int, int]:
+        """The first index, the end and the step of an entry, as the mode says, for an axis of the shape."""
+        place = axis if self.axes is None else [a % len(shape) for a in self.axes].index(axis)
+        begin, end = self.begin[place], self.end[place]
+        if self.slice_mode == "size":
+            begin += int(shape[axis]) if begin < 0 else 0
+            end = _END if end == -1 else max(begin, 0) + end
+        return begin, end, self.strides[place] if self.strides else 1
+
+    def parts(self, shape: Sequence[Any]) -> dict[int, Part]:
+        """The part that is taken of each sliced axis, for a shape of numbers, dimensions or TE expressions."""
+        found = {}
+        for axis in range(len(self.begin)) if self.axes is None else [a % len(shape) for a in self.axes]:
+            begin, end, step = self.bounds(axis, shape)
+            extent = shape[axis] if isinstance(shape[axis], int) else getattr(shape[axis], "value", None)
+            if extent is None and step > 0 and end >= _END:
+                whole = begin == 0 and step == 1
+                found[axis] = Part(begin, step, shape[axis] if whole else (shape[axis] - begin + step - 1) // step)
+                continue
+            taken = range(begin, end, step) if extent is None else range(*slice(begin, end, step).indices(extent))
+            found[axis] = Part(taken.start, step, len(taken))
+        return found
 
 
 def _check_axes(reporter: TypeReporter, index: int, attrs: StridedSliceAttrs, data: TensorType) -> None:
@@ -47,13 +78,21 @@ def _check_axes(reporter: TypeReporter, index: int, attrs: StridedSliceAttrs, da
     reporter.check(count <= data.ndim, index, f"has fewer than {count} axes to slice")
     axes = attrs.axes or tuple(range(count))
     for axis in normal_axes(reporter, index, axes, data.ndim):
-        known = data.shape[axis].is_constant
-        reporter.check(known, index, f"axis {axis} must have a constant extent to be sliced")
+        if data.shape[axis].is_constant:
+            continue
+        remedy = f"axis {axis} has a symbolic extent: give begin and end counted from its beginning"
+        given = [(b, e) for b, e, a in zip(attrs.begin, attrs.end, axes, strict=True) if a % data.ndim == axis]
+        reporter.check(all(b >= 0 and (e >= 0 or attrs.slice_mode == "size") for b, e in given), index, remedy)
+        start, step, count = attrs.parts(data.shape)[axis]
+        # More elements are no matter, but those that are taken must exist.
+        least = max(start, start + (count - 1) * step) + 1 if isinstance(count, int) else start
+        if least > 0 and not (isinstance(count, int) and count == 0):
+            reporter.check(data.shape[axis] >= least, index, f"axis {axis} has fewer elements than are taken")
 
 
 def _sliced(attrs: StridedSliceAttrs, shape: Sequence[Any]) -> list[Any]:
-    taken = attrs.ranges(shape)
-    return [len(taken[i]) if i in taken else extent for i, extent in enumerate(shape)]
+    taken = attrs.parts(shape)
+    return [taken[i].count if i in taken else extent for i, extent in enumerate(shape)]
 
 
 def strided_slice_rel(types: Sequence[Type], attrs: StridedSliceAttrs, reporter: TypeReporter) -> bool:
@@ -75,7 +114,7 @@ def strided_slice_backward_rel(types: Sequence[Type], attrs: StridedSliceAttrs, 
     _check_axes(reporter, 1, attrs, data)
     require_dtype_of(reporter, 0, 1)
     expected = TensorType(_sliced(attrs, data.shape), data.dtype)
-    reporter.check(str(grad) == str(expected), 0, f"the slice of {reporter.name(1)} is {expected}")
+    require_shape(reporter, 0, grad.shape, expected.shape, f"the slice of {reporter.name(1)} is {expected}")
     reporter.assign(2, data)
     return True
 
@@ -89,6 +128,7 @@ def strided_slice_backward_rel(types: Sequence[Type], attrs: StridedSliceAttrs, 
     .add_type_rel("StridedSlice", strided_slice_rel)
     .set_attr("TOpPattern", TOpPattern.kInjective)
     .example({"data": "float32[5,19]"}, {"begin": [0, 17], "end": [4, 2], "strides": [1, -3]})
+    .example({"data": "float32[5,19]"}, {"begin": [-3, 2], "end": [2, -1], "slice_mode": "size"})
 )
 (
     register_op("strided_slice_backward")
@@ -110,7 +150,7 @@ def compute_strided_slice(attrs: StridedSliceAttrs, inputs: Sequence[Any], out_t
     from tvm import te, topi
 
     data = inputs[0]
-    taken = attrs.ranges([*data.shape])
+    taken = attrs.parts([*data.shape])
 
     def part(*index: Any) -> Any:
         return data(*(taken[n].start + i * taken[n].step if n in taken else i for n, i in enumerate(index)))
@@ -126,35 +166,34 @@ def compute_strided_slice_backward(
     from tvm import te, tirx, topi
 
     grad, data = inputs
-    taken = attrs.ranges([*data.shape])
+    taken = attrs.parts([*data.shape])
 
     def whole(*index: Any) -> Any:
         place, conditions = list(index), [tirx.const(True, "bool")]
         for axis, steps in taken.items():
-            low, step = (steps.start, steps.step) if steps.step > 0 else (steps[-1:], -steps.step)
-            if not isinstance(low, int):  # backwards: count from the least index that is taken
-                low = low[0] if low else 0
-            offset = index[axis] - low
+            # Backwards, count from the least index that is taken.
+            low = steps.start if steps.step > 0 else steps.start + (steps.count - 1) * steps.step
+            offset, step = index[axis] - low, abs(steps.step)
             number = offset // step
-            conditions += [offset >= 0, number < len(steps), offset % step == 0]
-            place[axis] = number if steps.step > 0 else len(steps) - 1 - number
+            conditions += [offset >= 0, number < steps.count, offset % step == 0]
+            place[axis] = number if steps.step > 0 else steps.count - 1 - number
         return tirx.if_then_else(tirx.all(*conditions), grad(*place), tirx.const(0, grad.dtype))
 
     return [te.compute(data.shape, whole, name="strided_slice_backward", tag=topi.tag.INJECTIVE)]
 
 
-def _slices(attrs: StridedSliceAttrs, rank: int) -> tuple[slice, ...]:
+def _slices(attrs: StridedSliceAttrs, shape: Sequence[int]) -> tuple[slice, ...]:
+    found = [slice(None)] * len(shape)
     axes = range(len(attrs.begin)) if attrs.axes is None else attrs.axes
-    found = [slice(None)] * rank
-    for axis, *bounds in zip(axes, attrs.begin, attrs.end, attrs.strides or (1,) * len(attrs.begin), strict=True):
-        found[axis] = slice(*bounds)
+    for axis in axes:
+        found[axis] = slice(*attrs.bounds(axis % len(shape), shape))
     return tuple(found)
 
 
 @register_reference("strided_slice")
 def reference_strided_slice(attrs: StridedSliceAttrs, inputs: Sequence[Any]) -> Any:
     data = widened(inputs[0])
-    return data[_slices(attrs, data.ndim)]
+    return data[_slices(attrs, data.shape)]
 
 
 @register_reference("strided_slice_backward")
@@ -163,7 +202,7 @@ def reference_strided_slice_backward(attrs: StridedSliceAttrs, inputs: Sequence[
 
     grad, data = map(widened, inputs)
     whole = np.zeros_like(data)
-    whole[_slices(attrs, data.ndim)] = grad
+    whole[_slices(attrs, data.shape)] = grad
     return whole
 
 
@@ -197,18 +236,21 @@ def strided_slice(
     end: Sequence[int],
     strides: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
+    slice_mode: str = "end",
 ) -> Expr:
     """A part of a tensor, as NumPy's slices `begin:end:stride` take it.
 
     Args:
-        data: the input tensor; the axes that are sliced have constant extents.
+        data: the input tensor. Of an axis with a symbolic extent, begin and end count from its beginning, and an end
+            of 2^31 - 1 or more is its end.
         begin: the first index of each axis; negative ones count from the end.
         end: where each axis stops, itself not included. What lies outside of the axis is cut off.
         strides: the steps, backwards if negative; default: all 1.
         axes: the axes that are sliced; default: the first ones.
+        slice_mode: "size" reads `end` as the number of elements, of which -1 is all that there are.
     """
     optional = {"strides": strides, "axes": axes}
     return call(
-        "strided_slice", data, begin=tuple(begin), end=tuple(end),
+        "strided_slice", data, begin=tuple(begin), end=tuple(end), slice_mode=slice_mode,
         **{name: tuple(value) for name, value in optional.items() if value is not None},
     )  # fmt: skip

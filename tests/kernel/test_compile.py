@@ -36,6 +36,7 @@ from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import reshape
 from strategy.ops.softmax import softmax
 from strategy.ops.statistics import std, variance
+from strategy.ops.strided_slice import strided_slice
 from strategy.ops.topk import topk
 from strategy.ops.transpose import transpose
 from strategy.record import Estimate
@@ -279,6 +280,21 @@ def test_each_row_of_a_table_is_compiled_once_for_all_sizes(engine, compiles):
     assert engine.compile(graph, TARGET) is function
     compare(function, graph, {"x": values((61, 16))[0]})
     assert len(compiles) == again, "what is selected is the same: so is the code"
+
+
+@pytest.mark.parametrize(("begin", "end", "step"), [(1, 4, 1), (2, 2**31, 1), (1, 2**31, 2), (0, 5, 2), (4, 0, -2)])
+def test_a_symbolic_axis_is_sliced(engine, begin, end, step):
+    x = Var("x", "float32[n,3]")
+    part = strided_slice(x, (begin,), (end,), (step,))
+    graph = Tuple([part, *gradient(part, [x])])
+    function = engine.compile(graph, TARGET)
+    for n in (9, 5, 3, 8):
+        (data,) = values((n, 3))
+        whole = np.zeros_like(data)
+        whole[begin:end:step] = 1
+        found, slope = function(data)
+        np.testing.assert_array_equal(found, data[begin:end:step])
+        np.testing.assert_array_equal(slope, whole)
 
 
 def test_sizes_that_the_types_forbid_are_refused_at_the_call(engine):

@@ -287,6 +287,13 @@ def test_dynamic_slice(begin):
     np.testing.assert_array_equal(found, data[first[0] : first[0] + 1, first[1] : first[1] + 3])
 
 
+def test_strided_slice_by_size():
+    check(lambda x: strided_slice(x, (1, -3), (2, -1), slice_mode="size"), [(4, 5)])
+    data = np.arange(20.0).reshape(4, 5)
+    found = evaluate(strided_slice(Constant(data), (-2, -3), (2, 2), slice_mode="size"), {})
+    np.testing.assert_array_equal(found, data[2:4, 2:4])
+
+
 @pytest.mark.parametrize("mode", ["clip", "wrap"])
 @given(axis=st.none() | st.integers(-2, 1), indices=st.lists(st.integers(-9, 9), min_size=1, max_size=5))
 def test_take(mode, axis, indices):
