@@ -33,7 +33,7 @@ from strategy.cpu.passes import PROCESSOR_VERSION
 from strategy.document import reference
 from strategy.installed import installed
 from strategy.op import all_ops
-from strategy.op_strategy import OpImplementation, OpStrategy, evaluate
+from strategy.op_strategy import OpImplementation, evaluate
 from strategy.record import ALL
 from strategy.target import Target
 from strategy.workload import Workload
@@ -232,9 +232,11 @@ def test_each_function_that_adds_implementations_does_so_for_an_example() -> Non
         for add in pattern._added.get(name, ()):
             offers = 0
             for w in found:
-                strategy = OpStrategy()
-                add(strategy, w.attr_node, w.input_types, w.out_type, TARGETS[0])
-                offers += len(strategy.specializations)
+                known = (w.attr_node, w.input_types, w.out_type, TARGETS[0])
+                strategy = found_op.get_attr("FTVMStrategy").default(*known)
+                before = len(list(strategy))
+                add(strategy, *known)
+                offers += len(list(strategy)) - before
             if not offers:
                 silent.append(f"{name}: {add.__module__}")
     assert not silent, f"declare an example of a workload that each is offered for: {silent}"
