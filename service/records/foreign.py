@@ -7,9 +7,10 @@ first. Within a group measured configurations precede advice.
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from itertools import accumulate
 from typing import Annotated, Any
 
 import msgspec
@@ -132,8 +133,8 @@ class _Group:
     def add(self, row: Any) -> None:
         if row.error is None:
             self.times[row.config_digest].append(row)
-        else:
-            self.failed[row.config_digest] = row
+        elif row.error in _REFUTING or row.config_digest not in self.failed:
+            self.failed[row.config_digest] = row  # a refutation outlasts later failures
 
     def close(self) -> None:
         """Leave out what gave a wrong answer once, and failures of what ran another time."""
@@ -166,7 +167,7 @@ def find_best(
     which = {"digest": asked.workload.digest, "namespace": namespace}
     tasks = [
         t for t in connection.execute(_OF_PROBLEM, which)
-        if t.implementation.startswith(f"{tool}:") and asked.version in (None, t.version, UNKNOWN)
+        if t.implementation.startswith(f"{tool}:") and (asked.version is None or t.version in (asked.version, UNKNOWN))
     ]  # fmt: skip
     return _rank(_groups(connection, tasks), asked)
 
@@ -210,7 +211,9 @@ def _rank(groups: list[_Group], asked: ForeignTerms) -> ForeignBest:
     rank = {
         id(g): likest.index(_likeness(g, asked.device_model, arch)) for g in groups
     }  # fmt: skip
-    groups.sort(key=lambda g: (rank[id(g)], -g.newest, -g.task.id))
+    # Of one device those of the asked source precede newer ones of an unknown source.
+    other = {id(g): asked.version not in (None, g.task.version) for g in groups}
+    groups.sort(key=lambda g: (rank[id(g)], other[id(g)], -g.newest, -g.task.id))
     found = [(g, *one) for g in groups for one in g.ranked()][: asked.limit]
     answers = tuple(_answer(g, took, row, likest[rank[id(g)]]) for g, took, row in found)
     own = [r for g in groups if asked.failures and rank[id(g)] == 0 for r in g.failed.values()]
@@ -234,10 +237,9 @@ def list_kernels(
     if cursor is not None:
         query = query.where(task.c.id < cursor)
     tasks = connection.execute(query.order_by(task.c.id.desc()).limit(limit + 1)).all()
-    last = tasks[limit - 1].id if len(tasks) > limit else None
-    groups = [
-        g for g in _groups(connection, tasks[:limit]) if device_model in (None, g.model)
-    ]  # fmt: skip
+    shown = _readable(connection, tasks[:limit])
+    last = shown[-1].id if len(shown) < len(tasks) else None
+    groups = [g for g in _groups(connection, shown) if device_model in (None, g.model)]
     groups.sort(key=lambda g: (-g.task.id, -g.newest, g.model))
     first = [(g, g.ranked()) for g in groups]
     kernels = tuple(
@@ -250,6 +252,17 @@ def list_kernels(
         for g, ranked in first
     )  # fmt: skip
     return ForeignList(kernels=kernels, next=last)
+
+
+def _readable(connection: sa.Connection, tasks: Sequence[Any]) -> Sequence[Any]:
+    """The first tasks whose results are at most `MAX_ROWS`, so that none is cut off; at least one task."""
+    sizes: Counter[int] = Counter()
+    for table in (record, advice):
+        query = sa.select(table.c.task_id, sa.func.count()).group_by(table.c.task_id)
+        for task_id, rows in connection.execute(query.where(table.c.task_id.in_([t.id for t in tasks]))):
+            sizes[task_id] += rows
+    total = list(accumulate(sizes[t.id] for t in tasks))
+    return tasks[: max(1, sum(rows <= MAX_ROWS for rows in total))]
 
 
 _TASKS = (

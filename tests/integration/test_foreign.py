@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from plevel.client import Client, ServiceError
 from service.formats import Source, Summary, native, read
-from service.records import exporter
+from service.records import exporter, foreign
 from service.records.filter import Wanted
 from service.records.importer import import_items
 from service.selection import candidate
@@ -177,7 +177,7 @@ LINES = (
     + line("NVIDIA H100", (1, 5e-3), (2, 6e-3), (2, 4e-3), (8, "oom"), (9, None))
     + line("NVIDIA A100-SXM4-80GB", (4, 1e-4))
     + line("NVIDIA H100", (7, 1e-6), version="other")
-    + line("NVIDIA H100", (5, 1e-6), (5, "wrong_answer"))
+    + line("NVIDIA H100", (5, 1e-6), (5, "wrong_answer"), (5, "oom"))
 )
 
 
@@ -277,6 +277,32 @@ def test_kernels_are_listed_the_newest_first_page_by_page(client: Client) -> Non
     assert list(client.iter_foreign("triton", kernel="other")) == []
 
 
+def test_a_page_ends_before_the_results_that_it_cannot_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kernel is on some page, however many results those before it have."""
+    for at in range(5):
+        put(store, "x.ndjson", line("NVIDIA H100", (1, 1e-3), (2, 2e-3), attrs={"key": [at]}))
+    monkeypatch.setattr(foreign, "MAX_ROWS", 5)
+    sizes, cursor = [], None
+    with store.read() as connection:
+        while not sizes or cursor is not None:
+            page = foreign.list_kernels(connection, "triton", "default", cursor=cursor)
+            assert all(k.candidates == 2 for k in page.kernels)
+            sizes.append(len(page.kernels))
+            cursor = page.next
+    assert sizes == [2, 2, 1]
+
+
+def test_results_of_the_asked_source_precede_newer_ones_of_an_unknown(store: Store) -> None:
+    put(store, "x.ndjson", line("NVIDIA H100", (1, 1e-6)))
+    put(store, "x.ndjson", line("NVIDIA H100", (2, 1e-3), version="unknown"))
+    asked = foreign.ForeignQuestion(workload=MATMUL, device_model="NVIDIA H100", version="aa")
+    with store.read() as connection:
+        found = foreign.find_best(connection, "triton", asked, "default")
+    assert [a.config["B"] for a in found.answers] == [1, 2]
+
+
 def test_an_unchanged_answer_is_not_sent_again(served: Service, client: Client) -> None:
     namespace = client._http.params["namespace"]
     params = {"workload": str(MATMUL), "namespace": namespace}
@@ -305,7 +331,7 @@ def test_the_pages_show_kernels_their_spread_and_origin(served: Service, client:
     assert "No result of another tool matches" in served.http.get("/foreign?tool=none", headers=html).text
     latest = served.http.get("/foreign", headers={**html, "hx-request": "true"}).text
     assert "<html" not in latest
-    assert latest.count("<tr>") <= 1 + 6
+    assert 1 < latest.count("<tr>") <= 1 + 6
     assert 'hx-get="/foreign"' in served.http.get("/", headers=html).text
     # A text of a log is no markup.
     client.import_records([line("<b>x</b>", (1, 1e-3), kernel="<i>k</i>")], name="x.ndjson")
