@@ -55,6 +55,7 @@ SEEN = {
     ("GET", "/v1/tasks/1"), ("GET", "/v1/tasks/1/curve"), ("GET", "/v1/coverage"),
     ("GET", "/v1/jobs/1/why"), ("GET", "/v1/foreign/1/best"), ("GET", "/v1/foreign/1/list"),
     ("GET", "/v1/foreign/1/problems"), ("POST", "/v1/foreign/1/best:batch"),
+    ("GET", "/v1/networks"), ("POST", "/v1/networks"), ("GET", "/v1/networks/1"),
     # These have nothing of any namespace.
     ("GET", "/v1/workers"), ("GET", "/v1/pauses"), ("GET", "/openapi.json"), ("GET", "/docs"),
     ("GET", "/docs/oauth2-redirect"), ("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/static/1"),
