@@ -159,8 +159,9 @@ def _add(name: str, generic: GenericFunc, combine: Callable[[Any, Any], Any], st
             return strategy
         count, extent, inner = _split(attrs, data.shape)
         if count * inner == 1 and extent >= parts.LEAST and (name != "cumprod" or out_type.dtype.startswith("int")):
+            # Below the generic one: two passes by few threads may take longer than one by one thread.
             strategy.add_implementation(
-                compute_parts, schedule_extern_cpu, f"{name}_parts.cpu", 12, space=parts.space, symbolic=False
+                compute_parts, schedule_extern_cpu, f"{name}_parts.cpu", 8, space=parts.space, symbolic=False
             )
         if count * inner > 1:
             strategy.add_implementation(
