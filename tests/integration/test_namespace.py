@@ -249,8 +249,8 @@ def test_a_token_of_a_namespace_is_refused_the_rest(store: Store, http: httpx.Cl
         refused = answer.status_code == ForbiddenError.status
         assert refused is (("GET" if method == "HEAD" else method, path) not in SEEN), (method, path)
         if not refused and path.startswith("/v1/"):
-            # Those of one run, task or job are told apart by it; 1 of `foreign` is a tool.
-            named = "/1" in path and "/v1/foreign/" not in path
+            # Those of one run, task or job are told apart by it; 1 of `foreign` is a tool, and networks check both.
+            named = "/1" in path and not path.startswith(("/v1/foreign/", "/v1/networks/"))
             namespaced = path not in ("/v1/workers", "/v1/pauses") and not named
             status = mine(method, path, b"{}" if method == "POST" else None, namespace=OTHER).status_code
             assert (status == ForbiddenError.status) is namespaced, (method, path, status)
