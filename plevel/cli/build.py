@@ -94,7 +94,7 @@ def build(
         )
     if name is not None and not is_free(name):
         raise UsageError(
-            f"--name {name!r:.80}: no C identifier: use letters, digits and underscores, and no keyword"
+            f"--name {name!r:.80}: no name for C: use a letter, then letters, digits and underscores; no keyword"
         )
     plan = partial(
         _Plan, implementation=implementation, config=config, place=place, bundle_libs=bundle_libs, verify=verify

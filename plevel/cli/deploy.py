@@ -82,7 +82,7 @@ def compile_model(
     function = f"plevel_{c_word(out.stem.removeprefix('lib'))}" if name is None else name
     if not is_free(function):
         raise UsageError(
-            f"--name {function!r:.80}: no C identifier: use letters, digits and underscores, and no keyword"
+            f"--name {function!r:.80}: no name for C: use a letter, then letters, digits and underscores; no keyword"
         )
     sizes = option.read_dims(dim)
     locked, lock_path = (None, None) if lock is None else (read_lock(lock), str(lock))

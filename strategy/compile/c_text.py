@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
+from itertools import count
 
 from strategy.condition import Expr, ExpressionError, SpecializedCondition
 from strategy.types import TensorType
@@ -17,13 +19,15 @@ _TAKEN = frozenset(
     "int long register restrict return short signed sizeof static struct switch typedef union unsigned "
     "void volatile while alignas alignof bool constexpr false nullptr thread_local true typeof asm "
     "linux unix errno stdin stdout stderr NAN INFINITY NULL INT64_C MIN MAX CPU Any Tensor Body log2 "
-    "ceil_div floor_div floor_mod tensor_of any_of "
+    "ceil_div floor_div floor_mod tensor_of any_of Block Function Operand Step Port "
     # Keywords of C++, which may include the header.
     "and and_eq bitand bitor catch class compl concept const_cast decltype delete dynamic_cast explicit "
     "export friend mutable namespace new noexcept not not_eq operator or or_eq private protected public "
     "reinterpret_cast requires static_assert static_cast template this throw try typeid typename using "
     "virtual wchar_t xor xor_eq".split()
 )
+# Types, and macros of numbers, that headers define.
+_DEFINED = re.compile(r"\w*_t|PLEVEL_\w+|[A-Z]\w*_(MIN|MAX|C|WIDTH)", re.ASCII)
 _DTYPE_CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
 _C_CALLS = {
     "//": "floor_div", "%": "floor_mod", "ceildiv": "ceil_div", "min": "MIN", "max": "MAX",
@@ -42,12 +46,22 @@ def c_word(text: str) -> str:
 def c_name(name: str) -> str:
     """The C name of an input or a dimension: its own, unless that is reserved."""
     word = c_word(name)
-    return f"x_{word}" if word in _TAKEN or word.startswith(("_", "x_")) or word[0].isdigit() else word
+    return word if is_free(word) and not word.startswith("x_") else f"x_{word}"
+
+
+def c_names(names: Iterable[str], taken: Collection[str] = ()) -> list[str]:
+    """The C names of parameters, each another one, and none of those that are taken."""
+    found = list(taken)
+    for name in map(c_name, names):
+        numbered = (f"{name}_{n}" for n in count(2))
+        found.append(name if name not in found else next(n for n in numbered if n not in found))
+    return found[len(taken) :]
 
 
 def is_free(name: str) -> bool:
-    """Return whether a C and C++ function may have this name in a library's entry."""
-    return name.isascii() and name.isidentifier() and name not in _TAKEN
+    """Return whether a function or parameter may have this name in C, in C++ and in a library's entry."""
+    known = name in _TAKEN or name.startswith("_") or _DEFINED.fullmatch(name)
+    return name.isascii() and name.isidentifier() and not known
 
 
 def c_type(dtype: str) -> str:

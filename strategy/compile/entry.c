@@ -29,30 +29,30 @@ extern int (*__TVMBackendParallelLaunch)(Body, void *, int) __attribute__((weak)
 extern void *(*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int) __attribute__((weak));
 extern int (*__TVMBackendFreeWorkspace)(int, int, void *) __attribute__((weak));
 
-static int plevel_launch(Body body, void *data, int tasks) {
+static int _plevel_launch(Body body, void *data, int tasks) {
   struct { void *sync; int32_t tasks; } group = {NULL, tasks > 0 ? tasks : PLEVEL_THREADS};
   int failed = 0;
   #pragma omp parallel for schedule(static, 1) num_threads(group.tasks) reduction(|:failed)
   for (int task = 0; task < group.tasks; ++task) failed |= body(task, &group, data);
   return failed;
 }
-static void *plevel_alloc(int type, int id, uint64_t bytes, int code, int bits) {
+static void *_plevel_alloc(int type, int id, uint64_t bytes, int code, int bits) {
   (void)type, (void)id, (void)code, (void)bits;
   return aligned_alloc(PLEVEL_ALIGNMENT, (bytes + PLEVEL_ALIGNMENT - 1) & ~(PLEVEL_ALIGNMENT - 1ULL));
 }
-static int plevel_free(int type, int id, void *memory) {
+static int _plevel_free(int type, int id, void *memory) {
   (void)type, (void)id;
   free(memory);
   return 0;
 }
-static void plevel_ready(void) {
+static void _plevel_ready(void) {
   PLEVEL_LIBRARY_THREADS;
   if (&__TVMBackendAllocWorkspace && !__TVMBackendAllocWorkspace)
-    __TVMBackendAllocWorkspace = plevel_alloc;
+    __TVMBackendAllocWorkspace = _plevel_alloc;
   if (&__TVMBackendFreeWorkspace && !__TVMBackendFreeWorkspace)
-    __TVMBackendFreeWorkspace = plevel_free;
+    __TVMBackendFreeWorkspace = _plevel_free;
   if (&__TVMBackendParallelLaunch && !__TVMBackendParallelLaunch)
-    __TVMBackendParallelLaunch = plevel_launch;
+    __TVMBackendParallelLaunch = _plevel_launch;
 }
 __attribute__((weak)) void TVMFFIErrorSetRaisedFromCStrParts(
     const char *kind, const char **parts, int32_t count) {

@@ -13,7 +13,7 @@ from string import Template
 import msgspec
 
 from strategy.compile.artefact import ALIGNMENT
-from strategy.compile.c_text import c_condition, c_name, c_tensor, c_type
+from strategy.compile.c_text import c_condition, c_name, c_names, c_tensor, c_type
 from strategy.compile.lower import Lowered
 from strategy.condition import SpecializedCondition
 from strategy.extern import find_library
@@ -145,7 +145,7 @@ class Entry:
             "",
             "int __tvm_ffi_main(void *_self, const Any *_args, int32_t _count, Any *_result) {",
             f"  if (_count != {len(self.parameters)}) return -1;",
-            "  plevel_ready();",
+            "  _plevel_ready();",
         ]
         for dim, (argument, axis) in self.dims.items():
             lines += [
@@ -206,14 +206,14 @@ class Entry:
     def _preparation(self, p: Parameter) -> list[str]:
         return [
             f"{self._preparation_head(p)} {{",
-            "  plevel_ready();",
+            "  _plevel_ready();",
             *c_tensor("_from", c_name(p.argument.name), self._source_type(p)),
             *c_tensor("_to", p.name, p.argument.tensor),
             "  Any _args[2] = {any_of(&_from), any_of(&_to)}, _result = {0};",
             f"  return __tvm_ffi_row{p.row}_{p.argument.preparation}(NULL, _args, 2, &_result);",
             "}",
             f"int __tvm_ffi_prepare_{p.name}(void *self, const Any *args, int32_t count, Any *result) {{",
-            "  plevel_ready();",
+            "  _plevel_ready();",
             f"  return __tvm_ffi_row{p.row}_{p.argument.preparation}(self, args, count, result);",
             "}",
         ]
@@ -234,13 +234,11 @@ def _parameters(
                 # A row may be for one size only: the entry has the dimensions that are symbolic in another.
                 found[identity(row, a)] = Parameter(a.name, a, p.row)
     ordered = sorted(found.items(), key=lambda item: item[1].argument.role is Role.OUTPUT)
-    names: dict[str, int] = {c_name(d): 1 for d in dims}
-    parameters = []
-    for _, p in ordered:
-        base = c_name(p.name) + ("_packed" if p.argument.role is Role.PREPARED else "")
-        names[base] = names.get(base, 0) + 1
-        unique = base if names[base] == 1 else f"{base}{names[base]}"
-        parameters.append(Parameter(unique, p.argument, p.row))
+    wanted = [p.name + ("_packed" if p.argument.role is Role.PREPARED else "") for _, p in ordered]
+    names = c_names(wanted, [c_name(d) for d in dims])
+    parameters = [
+        Parameter(name, p.argument, p.row) for name, (_, p) in zip(names, ordered, strict=True)
+    ]
     place = {key: i for i, (key, _) in enumerate(ordered)}
     return parameters, [[place[identity(row, a)] for a in row.lowered.arguments] for row in rows]
 

@@ -11,7 +11,7 @@ from string import Template
 import msgspec
 
 from strategy.compile.artefact import ALIGNMENT
-from strategy.compile.c_text import c_name, c_type, dlpack_type
+from strategy.compile.c_text import c_names, c_type, dlpack_type
 from strategy.compile.export import link, place
 from strategy.network.plan import Buffer, Plan, Port, Step, bytes_of
 from strategy.select import Selection
@@ -151,14 +151,9 @@ def _header(plan: Plan, name: str, about: str, target: Target) -> str:
 
 def _arguments(plan: Plan) -> list[tuple[str, str, Port]]:
     """The C function's parameters: `const ` or nothing, the C name, and the input or output."""
-    taken: dict[str, int] = {}
-    found = []
-    for port in (*plan.inputs, *plan.outputs):
-        base = c_name(port.name)
-        taken[base] = taken.get(base, 0) + 1
-        word = base if taken[base] == 1 else f"{base}_{taken[base]}"
-        found.append(("const " if port in plan.inputs else "", word, port))
-    return found
+    ports = (*plan.inputs, *plan.outputs)
+    kinds = ["const "] * len(plan.inputs) + [""] * len(plan.outputs)
+    return list(zip(kinds, c_names(p.name for p in ports), ports, strict=True))
 
 
 def _parameters(plan: Plan) -> str:
@@ -170,7 +165,7 @@ def _source(plan: Plan, name: str, target: Target, weights: Path) -> str:
     kernels = dict.fromkeys(symbol_of(s.workload) for s in plan.steps if s.workload is not None)
     types = [b.type for step in plan.steps for b in step.buffers] + [p.type for p in ports]
     shapes = {t.concrete_shape: "" for t in types}
-    shapes = {shape: f"plevel_shape_{i}" for i, shape in enumerate(shapes)}
+    shapes = {shape: f"_plevel_shape_{i}" for i, shape in enumerate(shapes)}
 
     def tensor(kind: TensorType) -> str:
         code, bits = dlpack_type(kind.dtype)
@@ -182,7 +177,7 @@ def _source(plan: Plan, name: str, target: Target, weights: Path) -> str:
     def step(number: int, found: Step) -> str:
         called = "NULL" if found.workload is None else f"__tvm_ffi_{symbol_of(found.workload)}"
         copied = bytes_of(found.buffers[0].type) if found.workload is None else 0
-        return f"{{{called}, plevel_operands[{number}], {len(found.buffers)}, {found.outputs}, {copied}}}"
+        return f"{{{called}, _plevel_operands[{number}], {len(found.buffers)}, {found.outputs}, {copied}}}"
 
     return "\n".join([
         f"#define PLEVEL_THREADS {target.threads}",
@@ -197,19 +192,19 @@ def _source(plan: Plan, name: str, target: Target, weights: Path) -> str:
         files(__package__).joinpath("network.c").read_text(),
         *(f"int __tvm_ffi_{kernel}(void *, const Any *, int32_t, Any *);" for kernel in kernels),
         *(f"static const int64_t {word}[] = {{{', '.join(map(str, s or (1,)))}}};" for s, word in shapes.items()),
-        "static const Operand plevel_operands[PLEVEL_STEPS][PLEVEL_OPERANDS] = {",
+        "static const Operand _plevel_operands[PLEVEL_STEPS][PLEVEL_OPERANDS] = {",
         *(f"  {{{', '.join(map(operand, s.buffers))}}}," for s in plan.steps),
-        "};\nstatic const Step plevel_steps[PLEVEL_STEPS] = {",
+        "};\nstatic const Step _plevel_steps[PLEVEL_STEPS] = {",
         *(f"  {step(i, s)}," for i, s in enumerate(plan.steps)),
-        "};\nstatic const Port plevel_ports[PLEVEL_PORTS] = {",
+        "};\nstatic const Port _plevel_ports[PLEVEL_PORTS] = {",
         *(f"  {{{bytes_of(p.type)}, {p.staged}, {tensor(p.type)}}}," for p in ports),
         "};",
-        f'__asm__(".section .rodata\\n.balign {ALIGNMENT}\\n.globl plevel_weights\\n.hidden plevel_weights\\n"',
-        f'        "plevel_weights:\\n.incbin \\"{weights}\\"\\n.byte 0\\n.previous\\n");',
+        f'__asm__(".section .rodata\\n.balign {ALIGNMENT}\\n.globl _plevel_weights\\n.hidden _plevel_weights\\n"',
+        f'        "_plevel_weights:\\n.incbin \\"{weights}\\"\\n.byte 0\\n.previous\\n");',
         f"int {name}({_parameters(plan)}) {{",
-        f"  void *const given[] = {{{', '.join(f'(void *){word}' for _, word, _ in _arguments(plan))}}};",
-        "  return plevel_run(given);",
+        f"  void *const _given[] = {{{', '.join(f'(void *){word}' for _, word, _ in _arguments(plan))}}};",
+        "  return _plevel_run(_given);",
         "}",
-        f"void {name}_trace(void (*function)(int step, const void *output)) {{ plevel_trace = function; }}",
+        f"void {name}_trace(void (*function)(int step, const void *output)) {{ _plevel_trace = function; }}",
         "",
     ])  # fmt: skip

@@ -12,58 +12,58 @@ typedef struct { Function function; const Operand *operands; int32_t count, outp
 /* An input or output: a buffer that is not aligned is staged in the arena. */
 typedef struct { uint64_t bytes, staged; uint8_t code, bits; int32_t ndim; const int64_t *shape; } Port;
 
-static const Step plevel_steps[PLEVEL_STEPS];
-static const Port plevel_ports[PLEVEL_PORTS];
-extern const char plevel_weights[] __attribute__((visibility("hidden")));
-static void (*plevel_trace)(int step, const void *output);
+static const Step _plevel_steps[PLEVEL_STEPS];
+static const Port _plevel_ports[PLEVEL_PORTS];
+extern const char _plevel_weights[] __attribute__((visibility("hidden")));
+static void (*_plevel_trace)(int step, const void *output);
 
 /* Arenas that no call uses, so that calls do not pay for fresh pages; calls at the same time have one each. */
 typedef struct Block { struct Block *next; } Block;
-static pthread_mutex_t plevel_lock = PTHREAD_MUTEX_INITIALIZER;
-static Block *plevel_spare;
+static pthread_mutex_t _plevel_lock = PTHREAD_MUTEX_INITIALIZER;
+static Block *_plevel_spare;
 
-static char *plevel_take(void) {
-  pthread_mutex_lock(&plevel_lock);
-  Block *found = plevel_spare;
-  if (found) plevel_spare = found->next;
-  pthread_mutex_unlock(&plevel_lock);
+static char *_plevel_take(void) {
+  pthread_mutex_lock(&_plevel_lock);
+  Block *found = _plevel_spare;
+  if (found) _plevel_spare = found->next;
+  pthread_mutex_unlock(&_plevel_lock);
   if (!found) found = aligned_alloc(PLEVEL_ALIGNMENT, PLEVEL_ALIGNMENT + PLEVEL_ARENA);
   return found ? (char *)found + PLEVEL_ALIGNMENT : NULL;
 }
-static void plevel_give_back(char *arena) {
+static void _plevel_give_back(char *arena) {
   Block *block = (Block *)(arena - PLEVEL_ALIGNMENT);
-  pthread_mutex_lock(&plevel_lock);
-  block->next = plevel_spare;
-  plevel_spare = block;
-  pthread_mutex_unlock(&plevel_lock);
+  pthread_mutex_lock(&_plevel_lock);
+  block->next = _plevel_spare;
+  _plevel_spare = block;
+  pthread_mutex_unlock(&_plevel_lock);
 }
-__attribute__((destructor)) static void plevel_unload(void) {
-  for (Block *next; plevel_spare; plevel_spare = next) {
-    next = plevel_spare->next;
-    free(plevel_spare);
+__attribute__((destructor)) static void _plevel_unload(void) {
+  for (Block *next; _plevel_spare; _plevel_spare = next) {
+    next = _plevel_spare->next;
+    free(_plevel_spare);
   }
 }
 
 /* The network, on its inputs and then its outputs: 0, -1 without memory, or one more than the step that failed. */
-static int plevel_run(void *const *given) {
-  char *arena = plevel_take(), *ports[PLEVEL_PORTS];
+static int _plevel_run(void *const *given) {
+  char *arena = _plevel_take(), *ports[PLEVEL_PORTS];
   int failed = 0;
   if (!arena) return -1;
-  plevel_ready();
+  _plevel_ready();
   for (int i = 0; i < PLEVEL_PORTS; ++i) {
-    const Port *port = &plevel_ports[i];
+    const Port *port = &_plevel_ports[i];
     int aligned = (uintptr_t)given[i] % PLEVEL_ALIGNMENT == 0;
     ports[i] = aligned ? given[i] : arena + port->staged;
   }
   for (int i = 0; i < PLEVEL_INPUTS; ++i)
-    if (ports[i] != given[i]) memcpy(ports[i], given[i], plevel_ports[i].bytes);
+    if (ports[i] != given[i]) memcpy(ports[i], given[i], _plevel_ports[i].bytes);
   for (int s = 0; s < PLEVEL_STEPS && !failed; ++s) {
-    const Step *step = &plevel_steps[s];
+    const Step *step = &_plevel_steps[s];
     Tensor tensors[PLEVEL_OPERANDS];
     Any args[PLEVEL_OPERANDS], result = {0};
     for (int i = 0; i < step->count; ++i) {
       const Operand *o = &step->operands[i];
-      void *data = o->area == PORT ? ports[o->at] : o->area == ARENA ? arena + o->at : (char *)plevel_weights + o->at;
+      void *data = o->area == PORT ? ports[o->at] : o->area == ARENA ? arena + o->at : (char *)_plevel_weights + o->at;
       Tensor tensor = {data, {CPU, 0}, o->ndim, {o->code, o->bits, 1}, (int64_t *)o->shape, NULL, 0};
       tensors[i] = tensor;
       args[i] = any_of(&tensors[i]);
@@ -72,15 +72,15 @@ static int plevel_run(void *const *given) {
       memcpy(tensors[1].data, tensors[0].data, step->copied);
     else if (step->function(NULL, args, step->count, &result))
       failed = s + 1;
-    if (plevel_trace) plevel_trace(s, tensors[step->count - step->outputs].data);
+    if (_plevel_trace) _plevel_trace(s, tensors[step->count - step->outputs].data);
   }
   for (int i = PLEVEL_INPUTS; i < PLEVEL_PORTS; ++i)
-    if (ports[i] != given[i]) memcpy(given[i], ports[i], plevel_ports[i].bytes);
-  plevel_give_back(arena);
+    if (ports[i] != given[i]) memcpy(given[i], ports[i], _plevel_ports[i].bytes);
+  _plevel_give_back(arena);
   return failed;
 }
 
-static int plevel_refuse(const char *what) {
+static int _plevel_refuse(const char *what) {
   const char *parts[] = {what};
   TVMFFIErrorSetRaisedFromCStrParts("ValueError", parts, 1);
   return -1;
@@ -89,21 +89,21 @@ static int plevel_refuse(const char *what) {
 int __tvm_ffi_main(void *self, const Any *args, int32_t count, Any *result) {
   void *given[PLEVEL_PORTS];
   (void)self, (void)result;
-  if (count != PLEVEL_PORTS) return plevel_refuse("the inputs are expected, then the outputs: see the header");
+  if (count != PLEVEL_PORTS) return _plevel_refuse("the inputs are expected, then the outputs: see the header");
   for (int i = 0; i < count; ++i) {
-    const Port *port = &plevel_ports[i];
+    const Port *port = &_plevel_ports[i];
     const Tensor *t = tensor_of(&args[i]);
     if (!t || t->ndim != port->ndim || t->dtype.code != port->code || t->dtype.bits != port->bits ||
         t->dtype.lanes != 1 || t->device.type != CPU)
-      return plevel_refuse("an argument is no tensor of the type that the header says");
+      return _plevel_refuse("an argument is no tensor of the type that the header says");
     int64_t stride = 1;
     for (int d = t->ndim - 1; d >= 0; --d) {
       if (t->shape[d] != port->shape[d] || (t->strides && t->shape[d] != 1 && t->strides[d] != stride))
-        return plevel_refuse("an argument is not contiguous, or not of the shape that the header says");
+        return _plevel_refuse("an argument is not contiguous, or not of the shape that the header says");
       stride *= t->shape[d];
     }
     given[i] = (char *)t->data + t->byte_offset;
   }
-  int failed = plevel_run(given);
-  return failed ? plevel_refuse("a kernel failed") : 0;
+  int failed = _plevel_run(given);
+  return failed ? _plevel_refuse("a kernel failed") : 0;
 }

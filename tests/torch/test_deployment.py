@@ -16,6 +16,7 @@ from torch import nn
 
 from plevel import comparison
 from plevel.cli.main import main
+from strategy.compile.c_text import c_names
 from tests.docs.page import ROOT, read_blocks
 from tests.limit import HANG_S
 from tests.torch import models
@@ -193,6 +194,18 @@ def test_a_wrong_value_is_found_and_named_and_the_library_removed(
     assert compile_model(path, "-o", tmp_path / "model.so", "--verify") == 1
     assert "the worst value is relu (5.0e-01)" in capsys.readouterr().err
     assert not list(tmp_path.glob("model.[shj]*"))
+
+
+class Named(nn.Module):
+    def forward(self, output, given, int64_t, a_b_2):
+        return output, given * int64_t + a_b_2
+
+
+def test_inputs_and_the_library_may_have_any_name(tmp_path: Path) -> None:
+    path = save(tmp_path / "model.pt2", Named().eval(), tuple(torch.randn(4, 8) for _ in range(4)))
+    assert compile_model(path, "-o", tmp_path / "run.so", "--verify") == 0
+    assert "const float *given, const float *x_int64_t, const float *a_b_2, float" in (tmp_path / "run.h").read_text()
+    assert c_names(["a.b", "a_b", "a_b_2", "a_b"], ["a"]) == ["a_b", "a_b_2", "a_b_2_2", "a_b_3"]
 
 
 class Unknown(nn.Module):
