@@ -32,7 +32,8 @@ T = TypeVar("T")
 ANSWER_S = 2.0  # of a question
 FRESH_S = 60.0  # of the problems of a kernel in memory
 AHEAD = 500  # problems of a kernel that are read ahead; further ones are asked one by one
-REST_S = 30.0  # after a failure, before the service is asked again
+REST_S = 30.0  # after a failure, before the service is asked, or sent reports, again
+REFUSED = (400, 413, 422)  # of a report that no later request could store
 LAST_S = 5.0  # at the end of the process, for what was not sent yet
 BATCH_BYTES = 1 << 20
 SPOOL_BYTES = 64 << 20
@@ -88,6 +89,7 @@ class Reporter:
         self._ask_lock = threading.Lock()  # another, as a report never waits for an answer
         self._asking: Client | None = None
         self._away_until = 0.0
+        self._hold_until = 0.0  # reports only: a token may read and not submit, or the reverse
         self._waiting: queue.SimpleQueue[bytes | _Kernel | None] = queue.SimpleQueue()
         self._kernels: dict[_Kernel, _Known] = {}
         self._reported: set[str] = set()  # problems
@@ -214,6 +216,7 @@ class Reporter:
                         self._deliver(client, self._sending)
                 except Exception as error:  # the tool goes on, whatever happens here
                     self._keep(self._sending)
+                    self._hold_until = time.monotonic() + REST_S
                     self._failed(error)
                 self._sending = b""
                 for kernel in taken:
@@ -238,7 +241,7 @@ class Reporter:
 
     def _deliver(self, client: Client, data: bytes) -> None:
         """Send what was kept earlier, and this; keep what cannot be sent."""
-        if time.monotonic() < self._away_until:
+        if time.monotonic() < max(self._away_until, self._hold_until):
             self._keep(data)
             return
         for path, kept in self._kept():
@@ -254,7 +257,7 @@ class Reporter:
         try:
             client.import_records([data], name="hook.ndjson", put_aside=rejected.append)
         except ServiceError as error:
-            if _is_away(error):
+            if error.status not in REFUSED:
                 raise
             self._warn("refused", f"{self.url} refused a report: {error}")
         for found in rejected[:1]:
@@ -324,7 +327,7 @@ def _is_address(url: str) -> bool:
 
 
 def _is_away(error: Exception) -> bool:
-    """Return whether the service would fail other requests, too, for now."""
-    if isinstance(error, ServiceError):  # a refusal is of this request, and would be repeated
-        return not 400 <= error.status < 500 or error.status in (401, 403, 408, 429)
-    return isinstance(error, UnreachableError)
+    """Return whether the service would fail all other requests, too, for now."""
+    return isinstance(error, UnreachableError) or (
+        isinstance(error, ServiceError) and error.status >= 500
+    )

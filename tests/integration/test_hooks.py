@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from plevel.client import Client
+from plevel.client import Client, ServiceError
 from plevel.hooks import reporter as module
 from plevel.hooks.reporter import Reporter, is_off
+from service.access import token
+from service.store.db import Store
 from strategy.workload import Workload
 from tests.integration.process import Service, Start
 from tests.limit import HANG_S
@@ -146,6 +149,44 @@ def test_a_refused_report_is_told_and_not_sent_again(
     reporter.close()
     assert "a result was rejected: the file names no device" in caplog.text
     assert list(tmp_path.glob("*.ndjson")) == []
+
+
+def test_each_scope_opens_its_half(
+    start: Start, sqlite_copy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Refused questions stop no reports, and reports that are refused for now wait for a token that may send them."""
+    scopes = ["submit"], ["read"], ["read", "submit"]
+    with contextlib.closing(Store(sqlite_copy)) as store, store.write() as c:
+        secrets = [token.create(c, "t", some).secret for some in scopes]
+    url = str(start(sqlite_copy, PLEVEL_AUTH="token").http.base_url)
+    submits, reads, both = (Reporter(url, token=s, folder=tmp_path / "spool") for s in secrets)
+    assert submits.best("triton", problem(0), device_model="NVIDIA H100") is None
+    assert "scope read" in caplog.text
+    for reporter, i in (submits, 0), (reads, 1):
+        reporter.report(line(i))
+        assert reporter.flush(HANG_S)
+        reporter.close()
+    assert [block(reads, i) for i in range(2)] == [0, None]
+    both.report(line(2))
+    assert both.flush(HANG_S)
+    assert [block(both, i) for i in range(3)] == [0, 1, 2]
+    both.close()
+    assert len(caplog.records) == 2  # one of each token that is refused
+
+
+@pytest.mark.parametrize(("status", "kept"), [(404, 1), (405, 1), (429, 1), (422, 0)])
+def test_only_a_report_at_fault_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, kept: int
+) -> None:
+    def refuse(*of: object, **more: object) -> None:
+        raise ServiceError(status, "refused")
+
+    monkeypatch.setattr(Client, "import_records", refuse)
+    reporter = Reporter("http://127.0.0.1:1", folder=tmp_path)
+    reporter.report(line(0))
+    assert reporter.flush(HANG_S)
+    reporter.close()
+    assert len(list(tmp_path.iterdir())) == kept
 
 
 def test_hooks_are_switched_off_by_an_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
