@@ -303,7 +303,7 @@ class Client:
         limit: int = 5,
         failures: bool = False,
     ) -> dict[str, Any]:
-        """The best known configurations of another tool's kernel: `answers`, and `failed` if asked for.
+        """At most `limit` best known configurations of another tool's kernel, and as many `failed` if asked for.
 
         A device of the same model comes first, then of the same architecture, then others; of one model the fastest,
         then winners without a time. `version`, a digest of the kernel's source, excludes other sources.
@@ -318,7 +318,10 @@ class Client:
     def foreign_best_many(
         self, tool: str, questions: Iterable[Mapping[str, Any]]
     ) -> list[dict[str, Any]]:
-        """As `foreign_best`, for many: each question is a mapping of its arguments."""
+        """As `foreign_best`, for many: each question is a mapping of its arguments.
+
+        The limits of all questions sum up to at most 1000.
+        """
         body = to_json({"requests": list(questions)})
         path = f"/v1/foreign/{tool}/best:batch"
         return self._ask("POST", path, _Lists, json=body)["answers"]

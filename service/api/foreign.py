@@ -11,10 +11,10 @@ from service.access.auth import Within
 from service.api.wire import body_of, describe, reply_tagged
 from service.context import Ctx
 from service.records import foreign
-from service.records.foreign import (
+from service.records.foreign import ForeignList, ForeignProblems
+from service.records.foreign_ranking import (
+    MAX_ANSWERS,
     ForeignBest,
-    ForeignList,
-    ForeignProblems,
     ForeignQuestion,
     ForeignTerms,
 )
@@ -35,6 +35,14 @@ class ForeignQuestions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """A batch of independent questions."""
 
     requests: Annotated[tuple[ForeignQuestion, ...], msgspec.Meta(min_length=1, max_length=1000)]
+
+    def __post_init__(self) -> None:
+        asked = sum(one.limit for one in self.requests)
+        if asked > MAX_ANSWERS:
+            raise ValueError(
+                f"requests: the limits of a batch sum up to {asked}, which is more than {MAX_ANSWERS}: "
+                "lower them, or divide the batch"
+            )
 
 
 class ForeignAnswers(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +66,7 @@ def find_best(
     device_model: Annotated[str, Query(max_length=200)] = "",
     architecture: Annotated[str, Query(max_length=100)] = "",
     version: Annotated[str | None, Query(max_length=200)] = None,
-    limit: Annotated[int, Query(ge=1, le=foreign.MAX_ANSWERS)] = 5,
+    limit: Annotated[int, Query(ge=1, le=MAX_ANSWERS)] = 5,
     failures: bool = False,
     known: Etag = None,
 ) -> Response:
@@ -90,7 +98,7 @@ def find_problems(
     device_model: Annotated[str, Query(max_length=200)] = "",
     architecture: Annotated[str, Query(max_length=100)] = "",
     version: Annotated[str | None, Query(max_length=200)] = None,
-    limit: Annotated[int, Query(ge=1, le=foreign.MAX_ANSWERS)] = 5,
+    limit: Annotated[int, Query(ge=1, le=MAX_ANSWERS)] = 5,
     failures: bool = False,
     page: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[int | None, Query(ge=0)] = None,
@@ -111,7 +119,8 @@ def find_problems(
     "/best:batch",
     **describe(
         "The best configurations of many kernels", takes=ForeignQuestions, gives=ForeignAnswers,
-        note=f"All are answered from the records of one moment. {_RANKING}",
+        note="All are answered from the records of one moment. The limits of all questions sum up to at most "
+        f"{MAX_ANSWERS}. {_RANKING}",
     ),
 )  # fmt: skip
 def find_many(
@@ -122,8 +131,8 @@ def find_many(
     known: Etag = None,
 ) -> Response:
     with context.store.read() as connection:
-        answers = tuple(foreign.find_best(connection, tool, one, within) for one in body.requests)
-    return reply_tagged(ForeignAnswers(answers=answers), known)
+        answers = foreign.find_many(connection, tool, body.requests, within)
+    return reply_tagged(ForeignAnswers(answers=tuple(answers)), known)
 
 
 @router.get(

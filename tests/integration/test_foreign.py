@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import sqlalchemy as sa
 
 from plevel.client import Client, ServiceError
 from service.formats import Source, Summary, native, read
-from service.records import exporter, foreign
+from service.records import exporter, foreign, foreign_reading
 from service.records.filter import Wanted
+from service.records.foreign_ranking import ForeignQuestion
 from service.records.importer import import_items
 from service.selection import candidate
 from service.selection.database import RecordDatabase
@@ -263,6 +265,52 @@ def test_many_questions_are_one_request(client: Client) -> None:
     assert none["answers"] == []
     with pytest.raises(ServiceError, match="limit"):
         client.foreign_best_many("triton", [{**asked, "limit": 0}])
+    assert len(client.foreign_best_many("triton", [{**asked, "limit": 500}] * 2)) == 2
+    with pytest.raises(ServiceError, match=r"requests: .*1003.*divide the batch") as refused:
+        client.foreign_best_many("triton", [{**asked, "limit": 501}, {**asked, "limit": 502}])
+    assert refused.value.status == 422
+
+
+def test_equal_questions_of_a_batch_are_answered_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, "x.ndjson", LINES)
+    asked, find = [], foreign.find_best
+
+    def counted(*given: Any) -> Any:
+        asked.append(given[2].limit)
+        return find(*given)
+
+    monkeypatch.setattr(foreign, "find_best", counted)
+    questions = [ForeignQuestion(workload=MATMUL, limit=n) for n in (1, 2, 1, 2, 1)]
+    with store.read() as connection:
+        found = foreign.find_many(connection, "triton", questions, "default")
+    assert [len(one.answers) for one in found] == [1, 2, 1, 2, 1]
+    assert asked == [1, 2]
+
+
+def test_bodies_of_unanswered_results_are_not_read(store: Store) -> None:
+    """An answer takes memory for what it holds, not for the configurations and extra fields of all results."""
+    size, extra = 50_000, "x" * 50_000
+    for at in range(20):
+        one = {"config": {"B": at}, "samples_s": [1e-3 * (1 + at)], "extra": {"note": extra}}
+        put(store, "x.ndjson", line("NVIDIA H100", candidates=[one]))
+    put(store, "x.ndjson", line("NVIDIA H100", *((100 + at, "oom") for at in range(4))))
+
+    def peak(limit: int) -> int:
+        asked = ForeignQuestion(workload=MATMUL, limit=limit, failures=True, device_model="NVIDIA H100")
+        with store.read() as connection:
+            tracemalloc.start()
+            found = foreign.find_best(connection, "triton", asked, "default")
+            taken = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert [a.config["B"] for a in found.answers] == list(range(limit))
+        assert found.answers[0].extra == {"note": extra}
+        assert len(found.failed) == min(limit, 4)
+        return taken
+
+    peak(1)  # compiles the statements
+    assert peak(1) < 6 * size < 20 * size < peak(20)
 
 
 def test_kernels_are_listed_the_newest_first_page_by_page(client: Client) -> None:
@@ -283,7 +331,7 @@ def test_a_page_ends_before_the_results_that_it_cannot_read(
     """Each kernel is on some page, however many results those before it have."""
     for at in range(5):
         put(store, "x.ndjson", line("NVIDIA H100", (1, 1e-3), (2, 2e-3), attrs={"key": [at]}))
-    monkeypatch.setattr(foreign, "MAX_ROWS", 5)
+    monkeypatch.setattr(foreign_reading, "MAX_ROWS", 5)
     sizes, cursor = [], None
     with store.read() as connection:
         while not sizes or cursor is not None:
@@ -297,7 +345,7 @@ def test_a_page_ends_before_the_results_that_it_cannot_read(
 def test_results_of_the_asked_source_precede_newer_ones_of_an_unknown(store: Store) -> None:
     put(store, "x.ndjson", line("NVIDIA H100", (1, 1e-6)))
     put(store, "x.ndjson", line("NVIDIA H100", (2, 1e-3), version="unknown"))
-    asked = foreign.ForeignQuestion(workload=MATMUL, device_model="NVIDIA H100", version="aa")
+    asked = ForeignQuestion(workload=MATMUL, device_model="NVIDIA H100", version="aa")
     with store.read() as connection:
         found = foreign.find_best(connection, "triton", asked, "default")
     assert [a.config["B"] for a in found.answers] == [1, 2]

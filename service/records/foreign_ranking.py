@@ -1,0 +1,132 @@
+"""Ranking of other tools' results by the likeness of their devices.
+
+Times of different device models are never compared: answers are in order of device models, the likest first. Within one
+measured configurations precede advice.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+import sqlalchemy as sa
+from msgspec import Meta
+
+from service.formats.gpu import arch_of_model
+from service.records.foreign_reading import Group, read_bodies, read_configs
+from service.store.tables import advice, record
+from strategy.record import AskedWorkload
+from strategy.space import Config
+
+MAX_ANSWERS = 1000
+
+
+class Likeness(StrEnum):
+    """Likeness of a result's device to the asked one, the closest first."""
+
+    MODEL = "model"
+    ARCHITECTURE = "architecture"
+    OTHER = "other"
+
+
+class ForeignTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The device and the source for which configurations are asked, and how many.
+
+    `architecture` (`sm_90`, `gfx942`) is derived from a well-known `device_model`. `version`, a digest of the
+    kernel's source, excludes results of other known sources. `failures` asks for the configurations that
+    failed on devices of this model, too, at most `limit` of them.
+    """
+
+    device_model: Annotated[str, Meta(max_length=200)] = ""
+    architecture: Annotated[str, Meta(max_length=100)] = ""
+    version: Annotated[str, Meta(max_length=200)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_ANSWERS)] = 5
+    failures: bool = False
+
+
+class ForeignQuestion(ForeignTerms, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A question for the best configurations of one problem of another tool's kernel."""
+
+    workload: AskedWorkload
+
+
+class ForeignAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One configuration, with its origin and age.
+
+    `median_s` is null for advice, a winner without a time. `source` is the format of its first import, `worker` the
+    host that reported it, `extra` the fields that only the tool's format has. `measured_at` is 0 if it is not known.
+    """
+
+    implementation: str
+    version: str
+    config: Config
+    median_s: float | None
+    likeness: Likeness
+    device_model: str
+    target: str
+    source: str
+    worker: str
+    measured_at: float
+    recorded_at: float
+    extra: dict[str, Any] | None
+
+
+class ForeignBest(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers, the likest device first, and of it the fastest; failed configurations if asked for."""
+
+    answers: tuple[ForeignAnswer, ...]
+    failed: tuple[Config, ...] = ()
+
+
+class Ranked(msgspec.Struct, frozen=True):
+    """A result by its place among those of its problem; `took` is None for advice."""
+
+    group: Group
+    took: float | None
+    row: Any
+    likeness: Likeness
+
+
+def rank(connection: sa.Connection, groups: list[Group], asked: ForeignTerms) -> ForeignBest:
+    """The answers of one problem's groups."""
+    arch = asked.architecture or arch_of_model(asked.device_model)
+    likest = list(Likeness)
+    likeness = {id(g): _likeness(g, asked.device_model, arch) for g in groups}
+    # Of one device those of the asked source precede newer ones of an unknown source.
+    other = {id(g): asked.version not in (None, g.task.version) for g in groups}
+    groups.sort(
+        key=lambda g: (likest.index(likeness[id(g)]), other[id(g)], -g.newest, -g.task.id)
+    )
+    found = [Ranked(g, *one, likeness[id(g)]) for g in groups for one in g.ranked()]
+    own = [g for g in groups if asked.failures and likeness[id(g)] is Likeness.MODEL]
+    failed = [r for g in own for r in g.failed.values()][: asked.limit]
+    return ForeignBest(
+        answers=read_answers(connection, found[: asked.limit]),
+        failed=tuple(map(Config, read_configs(connection, failed))),
+    )
+
+
+def _likeness(group: Group, model: str, arch: str) -> Likeness:
+    if model and group.model == model:
+        return Likeness.MODEL
+    own = group.task.body.get("arch") or group.task.body.get("mcpu") or arch_of_model(group.model)
+    return Likeness.ARCHITECTURE if arch and own == arch else Likeness.OTHER
+
+
+def read_answers(connection: sa.Connection, chosen: list[Ranked]) -> tuple[ForeignAnswer, ...]:
+    """The answers of results, in their order."""
+    timed = read_bodies(connection, record, [c.row for c in chosen if c.took is not None])
+    advised = read_bodies(connection, advice, [c.row for c in chosen if c.took is None])
+    return tuple(_answer(c, (advised if c.took is None else timed)[c.row.id]) for c in chosen)
+
+
+def _answer(chosen: Ranked, body: Any) -> ForeignAnswer:
+    of = chosen.group
+    return ForeignAnswer(
+        implementation=of.task.implementation, version=of.task.version, config=Config(body.config),
+        median_s=chosen.took, likeness=chosen.likeness, device_model=of.model,
+        target=of.task.target, source=body.source, worker=body.origin_worker or "",
+        measured_at=body.measured_at, recorded_at=chosen.row.recorded_at,
+        extra=msgspec.json.decode(body.extra) if body.extra else None,
+    )  # fmt: skip

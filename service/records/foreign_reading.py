@@ -1,0 +1,168 @@
+"""Reading of other tools' results: tasks, and their results in groups of one task and device model.
+
+The columns that results are ranked by are read first: configurations and extra fields, which may be large, are read of
+those results only that are answered.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Any
+
+import sqlalchemy as sa
+
+from service.formats.foreign import UNKNOWN
+from service.records.best import standing
+from service.store.sql import among
+from service.store.tables import advice, device, record, target, task, workload
+from strategy.record import REFUTING
+
+MAX_ROWS = 50_000  # the newest results that one answer is derived from
+_REFUTING = frozenset(k.value for k in REFUTING)
+
+
+class Group:
+    """The results of one task on one device model."""
+
+    def __init__(self, of: Any, model: str) -> None:
+        self.task = of
+        self.model = model
+        self.times: dict[str, list[Any]] = defaultdict(list)
+        self.failed: dict[str, Any] = {}
+        self.advised: list[Any] = []
+
+    def add(self, row: Any) -> None:
+        if row.error is None:
+            self.times[row.config_digest].append(row)
+        elif row.error in _REFUTING or row.config_digest not in self.failed:
+            self.failed[row.config_digest] = row  # a refutation outlasts later failures
+
+    def close(self) -> None:
+        """Leave out what gave a wrong answer once, and failures of what ran another time."""
+        for digest, row in list(self.failed.items()):
+            if row.error in _REFUTING:
+                self.times.pop(digest, None)
+            elif digest in self.times:
+                del self.failed[digest]
+
+    @property
+    def newest(self) -> float:
+        rows = [*(rows[-1] for rows in self.times.values()), *self.advised]
+        return max((r.recorded_at for r in rows), default=0.0)
+
+    def ranked(self) -> list[tuple[float | None, Any]]:
+        """Time and newest row of each configuration: the measured ones, the fastest first, then advice."""
+        timed = [
+            (statistics.median(r.median_s for r in rows), rows[-1]) for rows in self.times.values()
+        ]
+        timed.sort(key=lambda found: (found[0], found[1].config_digest))
+        seen = set(self.times) | set(self.failed)
+        advised = [r for r in reversed(self.advised) if r.config_digest not in seen]
+        return [*timed, *((None, r) for r in advised)]
+
+
+_TASKS = (
+    sa.select(
+        *task.c["id", "implementation", "version", "workload_id"], workload.c.key,
+        target.c.key.label("target"), target.c.body.label("body"),
+    )
+    .join(workload, workload.c.id == task.c.workload_id)
+    .join(target, target.c.id == task.c.target_id)
+)  # fmt: skip
+# Made once, as making a statement takes longer than executing it.
+_OF_PROBLEM = _TASKS.where(
+    workload.c.digest == sa.bindparam("digest"), task.c.namespace == sa.bindparam("namespace")
+)
+
+
+def tasks_of_problem(connection: sa.Connection, digest: str, namespace: str) -> Sequence[Any]:
+    """The tasks of one workload, of any tool."""
+    return connection.execute(_OF_PROBLEM, {"digest": digest, "namespace": namespace}).all()
+
+
+def select_tasks(tool: str | None, namespace: str | None, version: str | None = None) -> sa.Select[Any]:
+    """The tasks of one tool, or of all; of one namespace, or of all; of one source and of unknown ones."""
+    of_tool = (
+        task.c.implementation.contains(":") if tool is None
+        else task.c.implementation.startswith(f"{tool}:", autoescape=True)
+    )  # fmt: skip
+    return _TASKS.where(
+        of_tool, sa.true() if namespace is None else task.c.namespace == namespace,
+        sa.true() if version is None else task.c.version.in_((version, UNKNOWN)),
+    )  # fmt: skip
+
+
+def _results(table: sa.Table, *more: str) -> sa.Select[Any]:
+    """The newest results of tasks, the newest first."""
+    return (
+        sa.select(*table.c["id", "task_id", "config_digest", "recorded_at", *more], device.c.model)
+        .outerjoin(device, device.c.id == table.c.device_id)
+        .where(table.c.task_id.in_(sa.bindparam("tasks", expanding=True)))
+        .order_by(table.c.id.desc())
+        .limit(sa.bindparam("rows"))
+    )
+
+
+_TIMED = _results(record, "error", "median_s").where(standing())
+_ADVISED = _results(advice)
+
+
+def read_groups(connection: sa.Connection, tasks: Iterable[Any]) -> list[Group]:
+    """The results of tasks, without their configurations and extra fields."""
+    by_id = {t.id: t for t in tasks}
+    groups: dict[tuple[int, str], Group] = {}
+    if not by_id:
+        return []
+
+    def group_of(row: Any) -> Group:
+        place = row.task_id, row.model or ""
+        if place not in groups:
+            groups[place] = Group(by_id[row.task_id], place[1])
+        return groups[place]
+
+    which = {"tasks": list(by_id), "rows": MAX_ROWS}
+    for row in reversed(connection.execute(_TIMED, which).all()):
+        group_of(row).add(row)
+    for row in reversed(connection.execute(_ADVISED, which).all()):
+        group_of(row).advised.append(row)
+    for group in groups.values():
+        group.close()
+    return list(groups.values())
+
+
+def count_readable(connection: sa.Connection, parts: Sequence[Sequence[int]]) -> int:
+    """The number of first parts, each the ids of its tasks, of which `MAX_ROWS` cuts no result off; at least one."""
+    sizes: Counter[int] = Counter()
+    for table in (record, advice):
+        query = sa.select(table.c.task_id, sa.func.count()).group_by(table.c.task_id)
+        which = {"ids": [*chain.from_iterable(parts)]}
+        for task_id, rows in connection.execute(query.where(among(table.c.task_id)), which):
+            sizes[task_id] += rows
+    totals = accumulate(sum(sizes[i] for i in part) for part in parts)
+    return max(1, sum(rows <= MAX_ROWS for rows in totals))
+
+
+_BODIES = {
+    table: sa.select(
+        *table.c["id", "config", "source", "origin_worker", "measured_at", "extra"]
+    ).where(among(table.c.id))
+    for table in (record, advice)
+}  # fmt: skip
+_CONFIGS = sa.select(*record.c["id", "config"]).where(among(record.c.id))
+
+
+def read_bodies(connection: sa.Connection, table: sa.Table, rows: Iterable[Any]) -> Mapping[int, Any]:
+    """Configuration, origin and extra fields by the id of the result."""
+    ids = [r.id for r in rows]
+    return {r.id: r for r in connection.execute(_BODIES[table], {"ids": ids})} if ids else {}
+
+
+def read_configs(connection: sa.Connection, rows: Sequence[Any]) -> list[Any]:
+    """The configurations of measured results, in their order."""
+    if not rows:
+        return []
+    found = {r.id: r.config for r in connection.execute(_CONFIGS, {"ids": [r.id for r in rows]})}
+    return [found[r.id] for r in rows]
