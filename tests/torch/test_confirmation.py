@@ -65,6 +65,34 @@ def test_a_family_that_wins_stays_and_the_verdict_is_not_asked_for_again(ratios)
     assert "0.800 of the time before" in str(again)
 
 
+def test_an_expanded_input_is_timed_with_its_strides(ratios):
+    torch.manual_seed(0)
+    ratios += [[0.8] * 9]
+    assert run(torch.nn.Linear(96, 80).eval(), (torch.randn(1, 96).expand(24, 96),)).replaced == 1
+
+
+def test_a_graph_that_changes_its_input_is_left_to_inductor(ratios):
+    class InPlace(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(96, 88)
+
+        def forward(self, x):
+            y = self.linear(x)
+            x.add_(1.0)
+            return y
+
+    torch.manual_seed(0)
+    model, x = InPlace().eval(), torch.randn(24, 96)
+    with torch.inference_mode():
+        expected = model(x.clone())
+        found = torch.compile(model, backend=plevel)(x)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+    report = explain(model)[-1]
+    assert report.replaced == 0
+    assert "changes its inputs" in str(report)
+
+
 def test_norms_and_softmax_are_one_family_that_replaces_only_where_it_is_timed(ratios):
     model, inputs = models.rowwise()
     ratios += [[1.1] * 9, [0.8] * 9]
