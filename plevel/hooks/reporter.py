@@ -15,28 +15,29 @@ import queue
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
+from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 import platformdirs
 
 from plevel.client import Client, ServiceError, UnreachableError
+from plevel.hooks.known import Kernel, Known
+from plevel.hooks.spool import FullError, Spool
 from strategy.workload import Workload
 
 T = TypeVar("T")
 ANSWER_S = 2.0  # of a question
-FRESH_S = 60.0  # of the problems of a kernel in memory
 AHEAD = 500  # problems of a kernel that are read ahead; further ones are asked one by one
 REST_S = 30.0  # after a failure, before the service is asked, or sent reports, again
 REFUSED = (400, 413, 422)  # of a report that no later request could store
 LAST_S = 5.0  # at the end of the process, for what was not sent yet
 BATCH_BYTES = 1 << 20
-SPOOL_BYTES = 64 << 20
 log = logging.getLogger("plevel.hooks")
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
@@ -78,10 +79,20 @@ class Reporter:
         self._namespace = namespace or os.environ.get("PLEVEL_NAMESPACE") or None
         self._folder = folder or platformdirs.user_state_path("plevel") / "hooks"
         self._warned: set[str] = set()
-        self._delivered: set[str] = set()
+        self._spool = Spool(self._folder, f"{self.url} {self._namespace}")
         self._start()
-        os.register_at_fork(after_in_child=self._start)
+        os.register_at_fork(after_in_child=self._begin_anew)
         atexit.register(self.close)
+        self._close_with_child()
+        register_after_fork(self, Reporter._close_with_child)
+
+    def _close_with_child(self) -> None:
+        """Close at the end of a child of multiprocessing, which leaves out `atexit`."""
+        Finalize(self, self.close, exitpriority=0)
+
+    def _begin_anew(self) -> None:
+        self._spool.reopen()
+        self._start()
 
     def _start(self) -> None:
         """Begin with nothing to send, and no thread."""
@@ -90,8 +101,8 @@ class Reporter:
         self._asking: Client | None = None
         self._away_until = 0.0
         self._hold_until = 0.0  # reports only: a token may read and not submit, or the reverse
-        self._waiting: queue.SimpleQueue[bytes | _Kernel | None] = queue.SimpleQueue()
-        self._kernels: dict[_Kernel, _Known] = {}
+        self._waiting: queue.SimpleQueue[bytes | Kernel | None] = queue.SimpleQueue()
+        self._kernels: dict[Kernel, Known] = {}
         self._reported: set[str] = set()  # problems
         self._sending = b""
         self._thread: threading.Thread | None = None
@@ -105,7 +116,7 @@ class Reporter:
             self._reported.add(problem.key)
             self._put(_encode({"kind": "foreign", "worker": self.worker, **line}) + b"\n")
 
-    def _put(self, item: bytes | _Kernel) -> None:
+    def _put(self, item: bytes | Kernel) -> None:
         with self._lock:
             self._idle.clear()
             self._waiting.put(item)
@@ -134,10 +145,10 @@ class Reporter:
 
         A problem that this process has reported is asked for each time.
         """
-        kernel = _Kernel(tool, workload.op.partition(".")[2], tuple(terms.items()))
+        kernel = Kernel(tool, workload.op.partition(".")[2], tuple(terms.items()))
         known = self._kernels.get(kernel)
         if known is None or not known.is_fresh():
-            self._kernels[kernel] = _Known(time.monotonic())
+            self._kernels[kernel] = Known(time.monotonic())
             self._put(kernel)
         elif known.has(workload.key) and workload.key not in self._reported:
             return known.problems.get(workload.key)
@@ -161,7 +172,10 @@ class Reporter:
             if time.monotonic() < self._away_until:
                 return None
             try:
-                self._asking = self._asking or self._client(ANSWER_S)
+                if self._asking is None:
+                    if not self._spool.is_empty():
+                        self._put(b"")  # a process that only asks delivers it, too
+                    self._asking = self._client(ANSWER_S)
                 return read(self._asking)
             except Exception as error:
                 self._failed(error)
@@ -194,11 +208,12 @@ class Reporter:
             return
         self._waiting.put(None)
         self._thread.join(LAST_S)
-        left: list[bytes | _Kernel | None] = [self._sending]
+        left: list[bytes | Kernel | None] = [self._sending]
         with contextlib.suppress(queue.Empty):
             while True:
                 left.append(self._waiting.get_nowait())
         self._keep(b"".join(data for data in left if isinstance(data, bytes)))
+        self._spool.close()
         self._thread = None
 
     def _send_all(self) -> None:
@@ -210,9 +225,10 @@ class Reporter:
                 while not waiting.empty() and sum(len(d) for d in taken if isinstance(d, bytes)) < BATCH_BYTES:
                     taken.append(waiting.get())
                 ended = None in taken
-                self._sending = b"".join(d for d in taken if isinstance(d, bytes))
+                reports = [d for d in taken if isinstance(d, bytes)]
+                self._sending = b"".join(reports)
                 try:
-                    if self._sending or ended:
+                    if reports or ended:
                         self._deliver(client, self._sending)
                 except Exception as error:  # the tool goes on, whatever happens here
                     self._keep(self._sending)
@@ -220,16 +236,16 @@ class Reporter:
                     self._failed(error)
                 self._sending = b""
                 for kernel in taken:
-                    if isinstance(kernel, _Kernel):
+                    if isinstance(kernel, Kernel):
                         self._read_ahead(client, kernel)
                 with self._lock:
                     if waiting.empty():
                         self._idle.set()
 
-    def _read_ahead(self, client: Client, kernel: _Kernel) -> None:
+    def _read_ahead(self, client: Client, kernel: Kernel) -> None:
         if time.monotonic() < self._away_until:
             return
-        known = _Known(time.monotonic())
+        known = Known(time.monotonic())
         found = client.iter_foreign_problems(kernel.tool, kernel.name, **dict(kernel.terms))
         try:
             known.problems = {p["workload"]: p for p in islice(found, AHEAD)}
@@ -244,11 +260,7 @@ class Reporter:
         if time.monotonic() < max(self._away_until, self._hold_until):
             self._keep(data)
             return
-        for path, kept in self._kept():
-            self._send(client, kept)
-            self._delivered.add(path.name)
-            with self.spared():  # another user's file stays
-                path.unlink(missing_ok=True)
+        self._spool.deliver(partial(self._send, client))
         if data:
             self._send(client, data)
 
@@ -264,58 +276,13 @@ class Reporter:
             self._warn("rejected", f"a result was rejected: {found['detail']}")
 
     def _keep(self, data: bytes) -> None:
-        if not data:
-            return
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            size = sum(p.stat().st_size for p in self._folder.glob("*.ndjson"))
-            if size + len(data) > SPOOL_BYTES:
-                self._warn("full", f"{self._folder} is full: results are dropped until {self.url} answers")
-                return
-            part = self._folder / f".{uuid.uuid4().hex}"
-            try:
-                part.write_bytes(data)
-                part.rename(self._folder / f"{self._place}-{time.time_ns()}-{part.name[1:9]}.ndjson")
-            finally:
-                part.unlink(missing_ok=True)  # of a full disk
+            if data:
+                self._spool.keep(data)
+        except FullError:
+            self._warn("full", f"{self._folder} is full: results are dropped until {self.url} answers")
         except OSError as error:
             self._warn("spool", f"results are lost, as {self._folder} cannot be written: {error}")
-
-    @property
-    def _place(self) -> str:
-        """A name for this service and namespace, whose reports are kept apart."""
-        return uuid.uuid5(uuid.NAMESPACE_URL, f"{self.url} {self._namespace}").hex[:12]
-
-    def _kept(self) -> Iterator[tuple[Path, bytes]]:
-        for path in sorted(self._folder.glob(f"{self._place}-*.ndjson")):
-            # Another process was quicker, or it is another user's.
-            with contextlib.suppress(OSError):
-                if path.name not in self._delivered:
-                    yield path, path.read_bytes()
-
-
-class _Kernel(NamedTuple):
-    """What is read ahead: a tool's kernel, under the terms of the questions about it."""
-
-    tool: str
-    name: str
-    terms: tuple[tuple[str, Any], ...]
-
-
-class _Known:
-    """The problems of a kernel that the service knew at an instant; `complete` if they are all of them."""
-
-    def __init__(self, at: float) -> None:
-        self.problems: dict[str, dict[str, Any]] = {}
-        self.complete = False
-        self._at = at
-
-    def has(self, problem: str) -> bool:
-        """Return whether the answer of a problem is known, which may be that there is none."""
-        return self.complete or problem in self.problems
-
-    def is_fresh(self) -> bool:
-        return time.monotonic() - self._at < FRESH_S
 
 
 def _is_address(url: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from plevel.client import Client, ServiceError
+from plevel.hooks import known, spool
 from plevel.hooks import reporter as module
 from plevel.hooks.reporter import Reporter, is_off
+from plevel.hooks.spool import Spool
 from service.access import token
 from service.store.db import Store
 from strategy.workload import Workload
@@ -30,6 +33,10 @@ def line(i: int, kernel: str = "k") -> dict:
         "tool": "triton", "kernel": kernel, "attrs": {"key": [i]}, "device_model": "NVIDIA H100",
         "candidates": candidates,
     }  # fmt: skip
+
+
+def encoded(i: int) -> bytes:
+    return module._encode({"kind": "foreign", **line(i)}) + b"\n"
 
 
 def problem(i: int, kernel: str = "k") -> Workload:
@@ -76,8 +83,8 @@ def test_without_a_service_the_tool_goes_on_and_is_told_once(
         reporter.close()
     assert len(caplog.records) == 1
     assert "tuning goes on without plevel" in caplog.text
-    kept = b"".join(p.read_bytes() for p in tmp_path.glob("*.ndjson"))
-    assert len(kept.splitlines()) == 3
+    (kept,) = tmp_path.iterdir()
+    assert len(kept.read_bytes().splitlines()) == 3
 
 
 def test_a_service_that_dies_in_mid_put_gets_everything_later(
@@ -94,7 +101,7 @@ def test_a_service_that_dies_in_mid_put_gets_everything_later(
     second = start(sqlite_copy)
     later = Reporter(str(second.http.base_url), folder=tmp_path / "spool")
     # Another address is another service, whose reports are its own.
-    later.url = reporter.url
+    later._spool = reporter._spool
     later._client = lambda timeout_s: Client(str(second.http.base_url), patience_s=0.0)
     later.report(line(COUNT))
     assert later.flush(HANG_S)
@@ -107,8 +114,9 @@ def test_two_processes_at_once_store_nothing_twice(service: Service, tmp_path: P
     """Both deliver what a third had kept, and their own, which overlap."""
     url = str(service.http.base_url)
     away = Reporter(f"http://127.0.0.1:{free_port()}", namespace="hooks.b", folder=tmp_path)
-    away.url = url
-    away._keep(b"".join(module._encode({"kind": "foreign", **line(i)}) + b"\n" for i in range(5)))
+    away._spool = Spool(tmp_path, f"{url} hooks.b")
+    away._keep(b"".join(encoded(i) for i in range(5)))
+    away._spool.close()
     code = (
         "import sys; from pathlib import Path; from plevel.hooks.reporter import Reporter\n"
         "from tests.integration.test_hooks import line\n"
@@ -138,6 +146,28 @@ def test_a_forked_process_reports_by_itself(service: Service, tmp_path: Path) ->
     assert os.waitpid(child, 0)[1] == 0
     reporter.close()
     assert stored(url, "hooks.c") == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_reports_of_a_child_that_ends_without_atexit_arrive(service: Service, tmp_path: Path) -> None:
+    url = str(service.http.base_url)
+    reporter = Reporter(url, namespace="hooks.h", folder=tmp_path)
+    child = multiprocessing.get_context("fork").Process(target=reporter.report, args=(line(1),))
+    child.start()
+    child.join(HANG_S)
+    assert child.exitcode == 0
+    assert stored(url, "hooks.h") == [1]
+
+
+def test_a_process_that_only_asks_delivers_what_another_kept(service: Service, tmp_path: Path) -> None:
+    url = str(service.http.base_url)
+    before, asks = (Reporter(url, namespace="hooks.i", folder=tmp_path) for _ in range(2))
+    before._keep(encoded(0))
+    before._spool.close()
+    assert asks.best("triton", problem(1)) is not None
+    assert asks.flush(HANG_S)
+    assert stored(url, "hooks.i") == [0]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_refused_report_is_told_and_not_sent_again(
@@ -212,7 +242,7 @@ def asked(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     namespace = f"hooks.e{tmp_path.name[-20:]}"
     url = str(service.http.base_url)
     with Client(url, namespace=namespace) as client:
-        lines = [module._encode({"kind": "foreign", **line(i)}) + b"\n" for i in range(10)]
+        lines = [encoded(i) for i in range(10)]
         client.import_records(lines, name="x.ndjson")
     sent.clear()
     return Reporter(url, namespace=namespace, folder=tmp_path / "spool"), sent
@@ -247,7 +277,7 @@ def test_what_is_remembered_is_asked_for_again_later(
     asked: tuple[Reporter, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reporter, sent = asked
-    monkeypatch.setattr(module, "FRESH_S", 0.0)
+    monkeypatch.setattr(known, "FRESH_S", 0.0)
     for _ in range(2):
         assert block(reporter, 3) == 3
         assert reporter.flush(HANG_S)
@@ -315,7 +345,7 @@ def test_a_folder_that_cannot_be_written_loses_only_what_it_would_keep(
 def test_a_full_folder_keeps_the_oldest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, quick: None
 ) -> None:
-    monkeypatch.setattr(module, "SPOOL_BYTES", 500)
+    monkeypatch.setattr(spool, "SPOOL_BYTES", 500)
     reporter = Reporter(f"http://127.0.0.1:{free_port()}", folder=tmp_path)
     for i in range(9):
         reporter.report(line(i))
@@ -332,9 +362,9 @@ def test_what_cannot_be_removed_is_sent_once_and_holds_up_nothing(
 ) -> None:
     url = str(service.http.base_url)
     reporter = Reporter(url, namespace="hooks.g", folder=tmp_path)
-    reporter._keep(module._encode({"kind": "foreign", **line(0)}) + b"\n")
+    reporter._keep(encoded(0))
     (kept,) = tmp_path.iterdir()
-    unreadable = tmp_path / f"{reporter._place}-0-x.ndjson"
+    unreadable = tmp_path / f"{kept.name.partition('-')[0]}-0-x.ndjson"
     unreadable.mkdir()
 
     def refuse(path: Path, missing_ok: bool = False) -> None:

@@ -1,0 +1,145 @@
+"""Reports that wait on disk for a service, in a folder that all processes of a user share.
+
+A process appends to a file of its own, which it locks until it is closed or the process ends. Any process delivers the
+files that nobody has locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+FILE_BYTES = 1 << 20
+SPOOL_BYTES = 64 << 20  # of all files
+
+
+class FullError(OSError):
+    """The folder has `SPOOL_BYTES`."""
+
+
+class Spool:
+    """The reports for one service, whose `key` keeps them apart from those for others. Thread-safe."""
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self._folder = folder
+        self._prefix = uuid.uuid5(uuid.NAMESPACE_URL, key).hex[:12]
+        self._sent: set[str] = set()
+        self._own: _File | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes: int | None = None  # of all files; None if they are to be counted
+
+    def reopen(self) -> None:
+        """Leave the file to the parent process, in a forked one."""
+        self._start()
+        self.close()
+
+    def close(self) -> None:
+        """End this process's file, so that any process delivers it."""
+        if self._own is not None:
+            self._own.close()
+        self._own = None
+
+    def keep(self, data: bytes) -> None:
+        """Append reports.
+
+        Raises:
+            FullError: the folder is full.
+            OSError: it cannot be written.
+        """
+        with self._lock:
+            if self._bytes is None:
+                self._bytes = sum(_size(p) for p in self._folder.glob("*.ndjson"))
+            if self._bytes + len(data) > SPOOL_BYTES:
+                raise FullError(f"{self._folder} has {SPOOL_BYTES} bytes")
+            if self._own is not None and self._own.size + len(data) > FILE_BYTES:
+                self.close()
+            if self._own is None:
+                self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                name = f"{self._prefix}-{time.time_ns()}-{uuid.uuid4().hex[:8]}.ndjson"
+                self._own = _File(self._folder / name)
+            try:
+                self._own.append(data)
+            except OSError:
+                if self._own.size == 0:
+                    self._own.path.unlink(missing_ok=True)
+                    self.close()
+                raise
+            self._bytes += len(data)
+
+    def is_empty(self) -> bool:
+        """Return whether no report waits for this service."""
+        return not any(self._paths())
+
+    def deliver(self, send: Callable[[bytes], None]) -> None:
+        """Call `send` with the reports of each file, the oldest first, and remove it; what `send` raises ends this."""
+        self._bytes = None
+        for path in self._paths():
+            with contextlib.ExitStack() as stack:
+                try:
+                    data = self._take(path, stack)
+                except OSError:  # its process appends to it, another was quicker, or it is another user's
+                    continue
+                if data:  # else it was begun just now
+                    send(data)
+                    self._remove(path, len(data))
+
+    def _paths(self) -> Iterator[Path]:
+        paths = sorted(self._folder.glob(f"{self._prefix}-*.ndjson"))
+        return (p for p in paths if p.name not in self._sent)
+
+    def _take(self, path: Path, stack: contextlib.ExitStack) -> bytes:
+        """The whole lines of a file, which is locked until the stack ends."""
+        file = stack.enter_context(path.open("r+b"))
+        if self._own is None or path != self._own.path:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        data = file.read()
+        return data[: data.rfind(b"\n") + 1]  # the last is cut off if its process was killed
+
+    def _remove(self, path: Path, sent: int) -> None:
+        with self._lock:
+            if self._own is not None and path == self._own.path:
+                if self._own.size > sent:
+                    return  # more came meanwhile
+                self.close()
+            self._sent.add(path.name)  # also if it cannot be removed
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(FileNotFoundError):  # delivered meanwhile
+        return path.stat().st_size
+    return 0
+
+
+class _File:
+    """A new file that this process has locked."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def append(self, data: bytes) -> None:
+        """Write all or nothing."""
+        try:
+            if os.write(self._descriptor, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            os.ftruncate(self._descriptor, self.size)
+            raise
+        self.size += len(data)
+
+    def close(self) -> None:
+        os.close(self._descriptor)

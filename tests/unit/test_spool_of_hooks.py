@@ -1,0 +1,103 @@
+"""Reports that wait on disk: whole lines in few files, which processes share without losing or leaving any."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from plevel.hooks import spool as module
+from plevel.hooks.spool import FullError, Spool
+
+KEY = "http://farm:8765 None"
+
+
+def line(i: int) -> bytes:
+    return b'{"kind":"foreign","i":%03d}\n' % i
+
+
+def delivered(spool: Spool) -> list[bytes]:
+    sent: list[bytes] = []
+    spool.deliver(sent.append)
+    return b"".join(sent).splitlines(keepends=True)
+
+
+def test_reports_share_files_and_the_folder_is_measured_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[Path] = []
+    size = module._size
+    monkeypatch.setattr(module, "_size", lambda path: (measured.append(path), size(path))[1])
+    monkeypatch.setattr(module, "FILE_BYTES", 10 * len(line(0)))
+    before, spool = (Spool(tmp_path, KEY) for _ in range(2))
+    before.keep(line(0))
+    for i in range(1, 26):
+        spool.keep(line(i))
+    assert len(measured) == 1
+    assert [len(p.read_bytes().splitlines()) for p in sorted(tmp_path.iterdir())] == [1, 10, 10, 5]
+    # The last file of a process is its own while it lives.
+    assert delivered(before) == [line(i) for i in range(21)]
+    spool.keep(line(26))
+    assert delivered(spool) == [line(i) for i in range(21, 27)]
+    assert list(tmp_path.iterdir()) == []
+    assert before.is_empty()
+
+
+def test_what_comes_while_a_file_is_sent_stays(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, KEY)
+    spool.keep(line(0))
+    spool.deliver(lambda data: spool.keep(line(1)))
+    spool.close()
+    assert delivered(Spool(tmp_path, "another")) == []
+    assert delivered(Spool(tmp_path, KEY)) == [line(0), line(1)]
+
+
+@pytest.mark.parametrize("written", [0, 7])
+def test_a_full_disk_leaves_neither_half_lines_nor_empty_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    spool, write = Spool(tmp_path, KEY), os.write
+    for kept in ([], [line(0)]):
+        for some in kept:
+            spool.keep(some)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda file, data: write(file, data[:written]))
+            with pytest.raises(OSError, match="No space left"):
+                spool.keep(line(1))
+        assert [p.read_bytes() for p in tmp_path.iterdir()] == kept
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, KEY)
+    spool.keep(line(0) + line(1)[:9])
+    spool.close()
+    assert delivered(spool) == [line(0)]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_folder_takes_no_more_until_it_is_delivered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SPOOL_BYTES", 2 * len(line(0)))
+    spool = Spool(tmp_path, KEY)
+    for i in range(2):
+        spool.keep(line(i))
+    with pytest.raises(FullError):
+        spool.keep(line(2))
+    assert len(delivered(spool)) == 2
+    spool.keep(line(2))
+
+
+def test_a_forked_process_begins_a_file_of_its_own(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, KEY)
+    spool.keep(line(0))
+    child = os.fork()
+    if child == 0:
+        spool.reopen()
+        spool.keep(line(1))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    spool.keep(line(2))
+    assert delivered(Spool(tmp_path, KEY)) == [line(1)]
+    assert delivered(spool) == [line(0), line(2)]
