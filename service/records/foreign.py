@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -17,10 +19,12 @@ from service.records.foreign_ranking import (
     Ranked,
     rank,
     read_answers,
+    read_best,
 )
 from service.records.foreign_reading import (
     Group,
     count_readable,
+    has_results,
     read_groups,
     select_tasks,
     tasks_of_problem,
@@ -68,7 +72,8 @@ def find_best(
         t for t in tasks_of_problem(connection, asked.workload.digest, namespace)
         if t.implementation.startswith(f"{tool}:") and (asked.version is None or t.version in (asked.version, UNKNOWN))
     ]  # fmt: skip
-    return rank(connection, read_groups(connection, tasks), asked)
+    (found,) = read_best(connection, [rank(read_groups(connection, tasks), asked)])
+    return found
 
 
 def find_many(
@@ -99,20 +104,21 @@ def find_problems(
     if cursor is not None:
         ids = ids.where(workload.c.id < cursor)
     found = connection.scalars(ids.order_by(workload.c.id.desc()).limit(page + 1)).all()
-    query = query.where(workload.c.id.in_(found[:page])).order_by(workload.c.id.desc())
-    tasks = connection.execute(query).all()
-    by_problem: dict[str, list[Group]] = {t.key: [] for t in tasks}
-    for group in read_groups(connection, tasks):
-        by_problem[group.task.key].append(group)
-    problems = []
-    for key, groups in by_problem.items():
-        best = rank(connection, groups, asked)
-        places = [(a.likeness, a.device_model) for a in best.answers]
-        likest = best.answers[: places.count(places[0])] if places else ()
-        problems.append(ForeignProblem(workload=key, answers=likest, failed=best.failed))
-    return ForeignProblems(
-        problems=tuple(problems), next=found[page - 1] if len(found) > page else None
+    by_problem: dict[int, list[Any]] = {i: [] for i in found[:page]}
+    for one in connection.execute(query.where(workload.c.id.in_(by_problem))):
+        by_problem[one.workload_id].append(one)
+    parts = list(by_problem.values())
+    shown = parts[: count_readable(connection, [[t.id for t in tasks] for tasks in parts])]
+    groups: dict[str, list[Group]] = {tasks[0].key: [] for tasks in shown}
+    for group in read_groups(connection, chain.from_iterable(shown)):
+        groups[group.task.key].append(group)
+    answers = read_best(connection, [rank(own, asked).of_likest() for own in groups.values()])
+    problems = tuple(
+        ForeignProblem(workload=key, answers=one.answers, failed=one.failed)
+        for key, one in zip(groups, answers, strict=True)
     )
+    last = found[len(shown) - 1] if len(shown) < len(found) else None
+    return ForeignProblems(problems=problems, next=last)
 
 
 def list_kernels(
@@ -126,15 +132,16 @@ def list_kernels(
     cursor: int | None = None,
 ) -> ForeignList:
     """A page of the kernels of one tool, or of all; of one namespace, or of all."""
-    query = select_tasks(tool, namespace)
+    query = select_tasks(tool, namespace).where(has_results(device_model))
     if kernel is not None:
         query = query.where(task.c.implementation.endswith(f":{kernel}", autoescape=True))
     if cursor is not None:
         query = query.where(task.c.id < cursor)
     tasks = connection.execute(query.order_by(task.c.id.desc()).limit(limit + 1)).all()
-    shown = tasks[: min(limit, count_readable(connection, [[t.id] for t in tasks]))]
+    readable = count_readable(connection, [[t.id] for t in tasks[:limit]], device_model)
+    shown = tasks[:readable]
     last = shown[-1].id if len(shown) < len(tasks) else None
-    groups = [g for g in read_groups(connection, shown) if device_model in (None, g.model)]
+    groups = read_groups(connection, shown, device_model)
     groups.sort(key=lambda g: (-g.task.id, -g.newest, g.model))
     ranked = [g.ranked() for g in groups]
     first = [Ranked(g, *rows[0], Likeness.MODEL) for g, rows in zip(groups, ranked, strict=True) if rows]

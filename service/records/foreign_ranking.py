@@ -7,6 +7,7 @@ measured configurations precede advice.
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
@@ -88,23 +89,36 @@ class Ranked(msgspec.Struct, frozen=True):
     likeness: Likeness
 
 
-def rank(connection: sa.Connection, groups: list[Group], asked: ForeignTerms) -> ForeignBest:
-    """The answers of one problem's groups."""
+class Ranking(msgspec.Struct, frozen=True):
+    """The results of a problem that are answered, the best first, and rows of failures."""
+
+    best: list[Ranked]
+    failed: list[Any]
+
+    def of_likest(self) -> Ranking:
+        """The results of the likest device that has any."""
+        places = [(r.likeness, r.group.model) for r in self.best]
+        return Ranking(self.best[: places.count(places[0])] if places else [], self.failed)
+
+
+def rank(groups: list[Group], asked: ForeignTerms) -> Ranking:
+    """Rank the results of one problem's groups."""
     arch = asked.architecture or arch_of_model(asked.device_model)
     likest = list(Likeness)
     likeness = {id(g): _likeness(g, asked.device_model, arch) for g in groups}
-    # Of one device those of the asked source precede newer ones of an unknown source.
+    # Of one device those of the asked source precede faster ones of an unknown source.
     other = {id(g): asked.version not in (None, g.task.version) for g in groups}
-    groups.sort(
-        key=lambda g: (likest.index(likeness[id(g)]), other[id(g)], -g.newest, -g.task.id)
-    )
+    groups.sort(key=lambda g: (likest.index(likeness[id(g)]), other[id(g)], -g.newest, -g.task.id))
+    models = list(dict.fromkeys((likeness[id(g)], g.model) for g in groups))
     found = [Ranked(g, *one, likeness[id(g)]) for g in groups for one in g.ranked()]
+    found.sort(
+        key=lambda r: (
+            models.index((r.likeness, r.group.model)), other[id(r.group)], r.took is None, r.took or 0.0,
+        )
+    )  # fmt: skip
     own = [g for g in groups if asked.failures and likeness[id(g)] is Likeness.MODEL]
     failed = [r for g in own for r in g.failed.values()][: asked.limit]
-    return ForeignBest(
-        answers=read_answers(connection, found[: asked.limit]),
-        failed=tuple(map(Config, read_configs(connection, failed))),
-    )
+    return Ranking(found[: asked.limit], failed)
 
 
 def _likeness(group: Group, model: str, arch: str) -> Likeness:
@@ -114,19 +128,32 @@ def _likeness(group: Group, model: str, arch: str) -> Likeness:
     return Likeness.ARCHITECTURE if arch and own == arch else Likeness.OTHER
 
 
-def read_answers(connection: sa.Connection, chosen: list[Ranked]) -> tuple[ForeignAnswer, ...]:
+def read_best(connection: sa.Connection, rankings: list[Ranking]) -> list[ForeignBest]:
+    """The answers of problems, in their order."""
+    answers = iter(read_answers(connection, [r for one in rankings for r in one.best]))
+    failed = iter(read_configs(connection, [r for one in rankings for r in one.failed]))
+    return [
+        ForeignBest(
+            answers=tuple(islice(answers, len(one.best))),
+            failed=tuple(map(Config, islice(failed, len(one.failed)))),
+        )
+        for one in rankings
+    ]
+
+
+def read_answers(connection: sa.Connection, ranked: list[Ranked]) -> list[ForeignAnswer]:
     """The answers of results, in their order."""
-    timed = read_bodies(connection, record, [c.row for c in chosen if c.took is not None])
-    advised = read_bodies(connection, advice, [c.row for c in chosen if c.took is None])
-    return tuple(_answer(c, (advised if c.took is None else timed)[c.row.id]) for c in chosen)
+    timed = read_bodies(connection, record, [r.row for r in ranked if r.took is not None])
+    advised = read_bodies(connection, advice, [r.row for r in ranked if r.took is None])
+    return [_answer(r, (advised if r.took is None else timed)[r.row.id]) for r in ranked]
 
 
-def _answer(chosen: Ranked, body: Any) -> ForeignAnswer:
-    of = chosen.group
+def _answer(ranked: Ranked, body: Any) -> ForeignAnswer:
+    of = ranked.group
     return ForeignAnswer(
         implementation=of.task.implementation, version=of.task.version, config=Config(body.config),
-        median_s=chosen.took, likeness=chosen.likeness, device_model=of.model,
+        median_s=ranked.took, likeness=ranked.likeness, device_model=of.model,
         target=of.task.target, source=body.source, worker=body.origin_worker or "",
-        measured_at=body.measured_at, recorded_at=chosen.row.recorded_at,
+        measured_at=body.measured_at, recorded_at=ranked.row.recorded_at,
         extra=msgspec.json.decode(body.extra) if body.extra else None,
     )  # fmt: skip

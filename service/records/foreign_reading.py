@@ -95,23 +95,50 @@ def select_tasks(tool: str | None, namespace: str | None, version: str | None = 
     )  # fmt: skip
 
 
+def _standing(table: sa.Table, *columns: Any) -> sa.Select[Any]:
+    """Columns of results that were not purged, with their devices."""
+    found = sa.select(*columns).select_from(table)
+    found = found.outerjoin(device, device.c.id == table.c.device_id)
+    return found.where(standing()) if table is record else found
+
+
+def _sizes(table: sa.Table) -> sa.Select[Any]:
+    query = _standing(table, table.c.task_id, sa.func.count()).group_by(table.c.task_id)
+    return query.where(among(table.c.task_id))
+
+
 def _results(table: sa.Table, *more: str) -> sa.Select[Any]:
     """The newest results of tasks, the newest first."""
-    return (
-        sa.select(*table.c["id", "task_id", "config_digest", "recorded_at", *more], device.c.model)
-        .outerjoin(device, device.c.id == table.c.device_id)
-        .where(table.c.task_id.in_(sa.bindparam("tasks", expanding=True)))
-        .order_by(table.c.id.desc())
-        .limit(sa.bindparam("rows"))
+    columns = table.c["id", "task_id", "config_digest", "recorded_at", *more]
+    query = _standing(table, *columns, device.c.model).where(among(table.c.task_id))
+    return query.order_by(table.c.id.desc()).limit(sa.bindparam("rows"))
+
+
+_TIMED, _ADVISED = _results(record, "error", "median_s"), _results(advice)
+_TIMED_SIZES, _ADVISED_SIZES = _sizes(record), _sizes(advice)
+
+
+def has_results(device_model: str | None) -> sa.ColumnElement[bool]:
+    """The condition on `task` that it has results: on one device model, or on any."""
+    return sa.or_(
+        *(
+            _standing(table, table.c.id)
+            .where(table.c.task_id == task.c.id, *_on(device_model))
+            .correlate(task)
+            .exists()
+            for table in (record, advice)
+        )
     )
 
 
-_TIMED = _results(record, "error", "median_s").where(standing())
-_ADVISED = _results(advice)
+def _on(device_model: str | None) -> list[sa.ColumnElement[bool]]:
+    return [] if device_model is None else [sa.func.coalesce(device.c.model, "") == device_model]
 
 
-def read_groups(connection: sa.Connection, tasks: Iterable[Any]) -> list[Group]:
-    """The results of tasks, without their configurations and extra fields."""
+def read_groups(
+    connection: sa.Connection, tasks: Iterable[Any], device_model: str | None = None
+) -> list[Group]:
+    """The results of tasks, on one device model or on all, without their configurations and extra fields."""
     by_id = {t.id: t for t in tasks}
     groups: dict[tuple[int, str], Group] = {}
     if not by_id:
@@ -123,23 +150,24 @@ def read_groups(connection: sa.Connection, tasks: Iterable[Any]) -> list[Group]:
             groups[place] = Group(by_id[row.task_id], place[1])
         return groups[place]
 
-    which = {"tasks": list(by_id), "rows": MAX_ROWS}
-    for row in reversed(connection.execute(_TIMED, which).all()):
+    which, on = {"ids": list(by_id), "rows": MAX_ROWS}, _on(device_model)
+    for row in reversed(connection.execute(_TIMED.where(*on), which).all()):
         group_of(row).add(row)
-    for row in reversed(connection.execute(_ADVISED, which).all()):
+    for row in reversed(connection.execute(_ADVISED.where(*on), which).all()):
         group_of(row).advised.append(row)
     for group in groups.values():
         group.close()
     return list(groups.values())
 
 
-def count_readable(connection: sa.Connection, parts: Sequence[Sequence[int]]) -> int:
+def count_readable(
+    connection: sa.Connection, parts: Sequence[Sequence[int]], device_model: str | None = None
+) -> int:
     """The number of first parts, each the ids of its tasks, of which `MAX_ROWS` cuts no result off; at least one."""
     sizes: Counter[int] = Counter()
-    for table in (record, advice):
-        query = sa.select(table.c.task_id, sa.func.count()).group_by(table.c.task_id)
-        which = {"ids": [*chain.from_iterable(parts)]}
-        for task_id, rows in connection.execute(query.where(among(table.c.task_id)), which):
+    which = {"ids": [*chain.from_iterable(parts)]}
+    for query in (_TIMED_SIZES, _ADVISED_SIZES):
+        for task_id, rows in connection.execute(query.where(*_on(device_model)), which):
             sizes[task_id] += rows
     totals = accumulate(sum(sizes[i] for i in part) for part in parts)
     return max(1, sum(rows <= MAX_ROWS for rows in totals))

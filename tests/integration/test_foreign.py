@@ -15,10 +15,11 @@ import sqlalchemy as sa
 
 from plevel.client import Client, ServiceError
 from service.formats import Source, Summary, native, read
-from service.records import exporter, foreign, foreign_reading
+from service.records import exporter, foreign, foreign_reading, retention
 from service.records.filter import Wanted
-from service.records.foreign_ranking import ForeignQuestion
+from service.records.foreign_ranking import ForeignQuestion, ForeignTerms
 from service.records.importer import import_items
+from service.records.retention import Doubtful
 from service.selection import candidate
 from service.selection.database import RecordDatabase
 from service.store.db import Store
@@ -340,6 +341,70 @@ def test_a_page_ends_before_the_results_that_it_cannot_read(
             sizes.append(len(page.kernels))
             cursor = page.next
     assert sizes == [2, 2, 1]
+    cursor, found = None, list[int]()
+    asked = ForeignTerms(device_model="NVIDIA H100")
+    with store.read() as connection:
+        while not found or cursor is not None:
+            part = foreign.find_problems(
+                connection, "triton", "matmul", asked, "default", page=4, cursor=cursor
+            )
+            assert all(len(p.answers) == 2 for p in part.problems)
+            found.append(len(part.problems))
+            cursor = part.next
+    assert found == sizes
+
+
+def test_pages_of_a_device_model_are_whole(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of other models, and those without any result, take no place on a page, nor rows of an answer."""
+    for at in range(6):
+        model = "NVIDIA H100" if at < 3 else "NVIDIA H200"
+        put(store, "x.ndjson", line(model, (1, None if at == 0 else 1e-3), attrs={"key": [at]}))
+    put(store, "x.ndjson", line("NVIDIA A100", (1, 1e-3), attrs={"key": [9]}, worker="w"))
+    # One task of two models: the results of the other one, which are newer, do not hide the asked ones.
+    put(store, "x.ndjson", line("NVIDIA H200", *((b, 1e-3) for b in range(5)), attrs={"key": [1]}))
+    with store.write() as connection:
+        assert retention.purge_records(connection, Doubtful(worker="w"), "a broken fan") == 1
+    monkeypatch.setattr(foreign_reading, "MAX_ROWS", 4)
+
+    def pages(model: str | None, limit: int) -> list[list[str]]:
+        found, cursor = [], None
+        while not found or cursor is not None:
+            with store.read() as connection:
+                page = foreign.list_kernels(
+                    connection, "triton", "default", device_model=model, limit=limit, cursor=cursor
+                )
+            assert all(k.best and model in (None, k.best.device_model) for k in page.kernels)
+            found.append([k.workload for k in page.kernels])
+            cursor = page.next
+        return found
+
+    key = 'triton.matmul(){{"key":[{}]}}'.format
+    assert pages("NVIDIA H100", 2) == [[key(2), key(1)], [key(0)]]
+    assert pages("NVIDIA H100", 3) == [[key(2), key(1), key(0)]]
+    assert pages("NVIDIA A100", 1) == [[]]
+    assert pages(None, 1)[0] == [key(5)]
+
+
+def test_the_fastest_of_one_model_comes_first_whatever_its_source(store: Store) -> None:
+    """Sources are compared within one device model where none is asked for; times of two models never are."""
+    for model, version, *candidates in (
+        ("NVIDIA H100", "aa", (1, 1e-3), (2, 4e-3)), ("NVIDIA H100", "unknown", (3, 2e-3), (4, None)),
+        ("NVIDIA H200", "aa", (5, 3e-3)), ("NVIDIA H200", "unknown", (6, 1e-6)),
+        ("NVIDIA H20", "unknown", (7, 1e-7)),
+    ):  # fmt: skip
+        put(store, "x.ndjson", line(model, *candidates, version=version))
+
+    def order(model: str, version: str | None) -> list[int]:
+        asked = ForeignQuestion(
+            workload=MATMUL, device_model=model, architecture="sm_90", version=version, limit=9
+        )
+        with store.read() as connection:
+            found = foreign.find_best(connection, "triton", asked, "default")
+        return [a.config["B"] for a in found.answers]
+
+    assert order("NVIDIA H100", None) == [1, 3, 2, 4, 7, 6, 5]
+    # A model with results of the asked source precedes one without, however new.
+    assert order("NVIDIA H100 PCIe", "aa") == [5, 6, 1, 2, 3, 4, 7]
 
 
 def test_results_of_the_asked_source_precede_newer_ones_of_an_unknown(store: Store) -> None:
