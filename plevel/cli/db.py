@@ -14,7 +14,7 @@ from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
-    from service.records.retention import Pruned
+    from service.records.retention import Pruned, Purged
     from service.store.db import Store
 
 T = TypeVar("T")
@@ -145,7 +145,7 @@ def prune(
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Delete the records of old, slow configurations; the best ones are kept.
+    """Delete the records of old, slow configurations, and outdated advice; the best ones are kept.
 
     Example: plevel db prune --older-than 90d --keep-best 10
     """
@@ -164,7 +164,7 @@ def prune(
         found = retention.prune(store, keep_best, before, dry=not yes)
         if yes:
             with store.write() as connection:
-                audit.note(connection, audit.user(), "prune", before=before, records=found.records)
+                audit.note(connection, audit.user(), "prune", before=before, records=found.records, advice=found.advice)
         return found
 
     found = _used(where, work)
@@ -172,7 +172,8 @@ def prune(
         f"{'deleted' if yes else 'would delete'} {show_number(found.records, 'record')} of "
         f"{show_number(found.configs, 'configuration')} of {show_number(found.tasks, 'task')}; "
         f"kept: {show_number(found.kept, 'record')}"
-        + ("" if yes or not found.records else "; --yes does it"),
+        + (f"; outdated advice: {found.advice}" if found.advice else "")
+        + ("" if yes or not (found.records or found.advice) else "; --yes does it"),
         {"done": yes, **asdict(found)}, as_json=as_json,
     )  # fmt: skip
 
@@ -190,7 +191,7 @@ def purge(
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Mark records as not to be trusted: selections no longer use them.
+    """Mark records as not to be trusted: selections no longer use them. Such advice and networks' verdicts are deleted.
 
     Example: plevel db purge --reason "its fan had stopped" --worker lab-7 --since 2026-11-03
     """
@@ -199,28 +200,35 @@ def purge(
     begin, end = _instant(since), _instant(until)
     if begin is not None and end is not None and begin >= end:
         raise UsageError(f"--since {since} is not before --until {until}: give an earlier --since")
+    from msgspec.structs import asdict
+
     from plevel.cli.output import tell
     from strategy.table import show_number
 
     where = _existing(database)
 
-    def work(store: Store) -> int:
+    def work(store: Store) -> Purged:
         from service.access import audit
         from service.records import retention
 
         which = retention.Doubtful(worker=worker, device=device, since=begin, until=end)
         with store.write() if yes else store.read() as connection:
-            if yes:
-                found = retention.purge_records(connection, which, reason)
-                audit.note(connection, audit.user(), "purge", reason=reason, records=found)
-                return found
-            return retention.count_doubtful(connection, which)
+            if not yes:
+                return retention.count_doubtful(connection, which)
+            found = retention.purge_doubtful(connection, which, reason)
+            audit.note(connection, audit.user(), "purge", reason=reason, **asdict(found))
+            return found
 
-    n = _used(where, work)
+    found = _used(where, work)
+    counts = asdict(found)
+    what = (
+        show_number(found.records, "record") + (f"; advice: {found.advice}" if found.advice else "")
+        + (f"; networks' verdicts: {found.networks}" if found.networks else "")
+    )  # fmt: skip
     tell(
-        f"purged {show_number(n, 'record')}" if yes
-        else f"would purge {show_number(n, 'record')}; --yes does it" if n else "no record matches",
-        {"done": yes, "records": n}, as_json=as_json,
+        f"purged {what}" if yes
+        else f"would purge {what}; --yes does it" if any(counts.values()) else "no record matches",
+        {"done": yes, **counts}, as_json=as_json,
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Retention of the log: pruning of old and slow records, and purging of wrong measurements.
 
-Pruning deletes records; a purge marks them and derives the best again in the same transaction.
+Pruning deletes records and advice. A purge marks records and derives the best again in the same transaction; advice and
+the verdicts on networks, from which nothing is derived, it deletes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ from service.errors import InvalidError
 from service.records import best, tvm_history
 from service.store.db import Store
 from service.store.sql import among, now
-from service.store.tables import Scope, device, purge, record, task, tombstone, worker
+from service.store.tables import (
+    Scope,
+    advice,
+    device,
+    network,
+    purge,
+    record,
+    task,
+    tombstone,
+    worker,
+)
 from service.store.tables import best as best_table
 from service.store.tables import history as history_table
 from strategy.record import Phase
@@ -32,6 +43,15 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
     configs: int = 0
     tasks: int = 0
     kept: int = 0  # records of the same tasks
+    advice: int = 0
+
+
+class Purged(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of marked records and of what is deleted beside them, or of those that would be."""
+
+    records: int = 0
+    advice: int = 0
+    networks: int = 0
 
 
 def prune(store: Store, keep_best: int, before: float, *, dry: bool) -> Pruned:
@@ -39,7 +59,8 @@ def prune(store: Store, keep_best: int, before: float, *, dry: bool) -> Pruned:
 
     For each task its `keep_best` fastest configurations are kept, by search and by confirmation, and those that
     are the best on a device, a device model or the target, or the lowest mean of TVM's rule, with all of
-    their records. Records imported without a date count from their import.
+    their records. Of the advice for each task and device the newest is kept. Records and advice imported without
+    a date count from their import.
 
     Args:
         store: the database.
@@ -49,11 +70,12 @@ def prune(store: Store, keep_best: int, before: float, *, dry: bool) -> Pruned:
     """
     if keep_best < 1:
         raise InvalidError("keep_best: must be at least 1, to keep the best: raise it")
-    total = {"records": 0, "configs": 0, "tasks": 0, "kept": 0}
+    total = {"records": 0, "configs": 0, "tasks": 0, "kept": 0, "advice": 0}
     for tasks in _task_pages(store):
         with store.read() if dry else store.write() as connection:
             if not dry:
                 best.lock(connection, tasks)
+            total["advice"] += _delete_or_count(connection, advice, _stale(tasks, before), dry=dry)
             for task_id in tasks:
                 old, kept = _old(connection, task_id, keep_best, before)
                 total["kept"] += kept
@@ -83,7 +105,7 @@ def _old(
     connection: sa.Connection, task_id: int, keep_best: int, before: float
 ) -> tuple[dict[str, int], int]:
     """The configurations to delete with their numbers of records, and the number of records kept."""
-    when = sa.case((record.c.measured_at > 0, record.c.measured_at), else_=record.c.recorded_at)
+    when = _instant(record)
     rows = connection.execute(
         sa.select(
             record.c.config_digest, sa.func.count().label("n"), sa.func.max(when).label("last")
@@ -115,6 +137,28 @@ def _delete(connection: sa.Connection, task_id: int, digests: Sequence[str]) -> 
         connection.execute(sa.delete(record).where(gone))
 
 
+def _stale(tasks: Sequence[int], before: float) -> list[sa.ColumnElement[bool]]:
+    """The conditions on `advice` that it is old and not the newest of its task and device."""
+    of = advice.c.task_id.in_(tasks)
+    newest = sa.select(sa.func.max(advice.c.id)).where(of)
+    newest = newest.group_by(advice.c.task_id, advice.c.device_id)
+    return [of, _instant(advice) < before, advice.c.id.not_in(newest)]
+
+
+def _instant(of: sa.Table) -> sa.ColumnElement[float]:
+    """The time of a measurement, or of its import where it has no date."""
+    return sa.case((of.c.measured_at > 0, of.c.measured_at), else_=of.c.recorded_at)
+
+
+def _delete_or_count(
+    connection: sa.Connection, of: sa.Table, which: Sequence[sa.ColumnElement[bool]], *, dry: bool
+) -> int:
+    if dry:
+        query = sa.select(sa.func.count()).select_from(of)
+        return int(connection.execute(query.where(*which)).scalar_one())
+    return connection.execute(sa.delete(of).where(*which)).rowcount
+
+
 @dataclass(frozen=True, kw_only=True)
 class Doubtful:
     """Criteria of a purge: a conjunction of at least one."""
@@ -125,37 +169,66 @@ class Doubtful:
     until: float | None = None  # measured before then
 
     @property
-    def conditions(self) -> list[sa.ColumnElement[bool]]:
-        found: list[sa.ColumnElement[bool]] = []
+    def of_records(self) -> list[sa.ColumnElement[bool]]:
+        found = self._conditions(record)
         if self.worker is not None:
             by_name = sa.select(worker.c.id).where(worker.c.name == self.worker)
             found.append(
                 sa.or_(record.c.worker_id.in_(by_name), record.c.origin_worker == self.worker)
             )
-        if self.device is not None:
-            on = sa.select(device.c.id).where(device.c.identity == self.device, device.c.slot != "")
-            found.append(record.c.device_id.in_(on))
-        if self.since is not None:
-            found.append(record.c.measured_at >= self.since)
-        if self.until is not None:
-            found.append(record.c.measured_at < self.until)
-        if not found:
+        return [*found, best.standing()]
+
+    @property
+    def of_advice(self) -> list[sa.ColumnElement[bool]]:
+        by = [] if self.worker is None else [advice.c.origin_worker == self.worker]
+        return [*self._conditions(advice), *by]
+
+    @property
+    def of_networks(self) -> list[sa.ColumnElement[bool]]:
+        """The conditions on `network`: a worker or a device matches none, as it names neither."""
+        if self.worker is not None or self.device is not None:
+            return [sa.false()]
+        return self._within(network.c.recorded_at)
+
+    def _conditions(self, of: sa.Table) -> list[sa.ColumnElement[bool]]:
+        if self == Doubtful():
             raise InvalidError("purge: no criterion: name a worker, a device or a time")
-        return found
+        on = sa.select(device.c.id).where(device.c.identity == self.device, device.c.slot != "")
+        by_device = [] if self.device is None else [of.c.device_id.in_(on)]
+        return [*by_device, *self._within(_instant(of))]
+
+    def _within(self, instant: sa.ColumnElement[float]) -> list[sa.ColumnElement[bool]]:
+        since = [] if self.since is None else [instant >= self.since]
+        return since if self.until is None else [*since, instant < self.until]
 
 
-def count_doubtful(connection: sa.Connection, which: Doubtful) -> int:
-    """Count the records that a purge would mark."""
-    query = sa.select(sa.func.count()).select_from(record)
-    return int(connection.execute(query.where(*which.conditions, best.standing())).scalar_one())
+def count_doubtful(connection: sa.Connection, which: Doubtful) -> Purged:
+    """Count what a purge would mark and delete."""
+    return Purged(
+        records=_delete_or_count(connection, record, which.of_records, dry=True),
+        **_beside(connection, which, dry=True),
+    )
 
 
-def purge_records(connection: sa.Connection, which: Doubtful, reason: str) -> int:
-    """Mark records as not to be trusted, and derive the best without them; return how many.
+def purge_doubtful(connection: sa.Connection, which: Doubtful, reason: str) -> Purged:
+    """Mark records as not to be trusted, and derive the best without them; delete such advice and verdicts.
 
-    They stay in the log, and are not imported again.
+    Marked records stay in the log, and are not imported again.
     """
-    matching = sa.and_(*which.conditions, best.standing())
+    return Purged(
+        records=_mark(connection, which, reason), **_beside(connection, which, dry=False)
+    )
+
+
+def _beside(connection: sa.Connection, which: Doubtful, *, dry: bool) -> dict[str, int]:
+    return {
+        "advice": _delete_or_count(connection, advice, which.of_advice, dry=dry),
+        "networks": _delete_or_count(connection, network, which.of_networks, dry=dry),
+    }
+
+
+def _mark(connection: sa.Connection, which: Doubtful, reason: str) -> int:
+    matching = sa.and_(*which.of_records)
     tasks = connection.scalars(sa.select(record.c.task_id).distinct().where(matching)).all()
     best.lock(connection, tasks)
     # Only of the locked tasks: newer records of others are not considered.

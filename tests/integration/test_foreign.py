@@ -363,7 +363,7 @@ def test_pages_of_a_device_model_are_whole(store: Store, monkeypatch: pytest.Mon
     # One task of two models: the results of the other one, which are newer, do not hide the asked ones.
     put(store, "x.ndjson", line("NVIDIA H200", *((b, 1e-3) for b in range(5)), attrs={"key": [1]}))
     with store.write() as connection:
-        assert retention.purge_records(connection, Doubtful(worker="w"), "a broken fan") == 1
+        assert retention.purge_doubtful(connection, Doubtful(worker="w"), "a broken fan").records == 1
     monkeypatch.setattr(foreign_reading, "MAX_ROWS", 4)
 
     def pages(model: str | None, limit: int) -> list[list[str]]:

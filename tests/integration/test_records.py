@@ -170,7 +170,7 @@ def test_best_is_what_all_records_say_whatever_becomes_of_devices(
             case "purged", place:
                 with store.write() as c:
                     which = retention.Doubtful(device=f"{number}{place}/cpu:0")
-                    retention.purge_records(c, which, "hot")
+                    retention.purge_doubtful(c, which, "hot")
         assert_derived(store)
 
 

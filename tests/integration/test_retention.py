@@ -11,15 +11,17 @@ import sqlalchemy as sa
 
 from service.errors import InvalidError
 from service.formats import ImportedRecord
-from service.records import coverage, log_page, retention
+from service.records import coverage, log_page, network, retention
 from service.records.filter import Tasks, Wanted
 from service.records.importer import import_items
 from service.records.retention import Doubtful, prune
 from service.selection.database import RecordDatabase
 from service.store.backup import backup
 from service.store.db import Store
-from service.store.tables import purge, record, tombstone
+from service.store.tables import advice, purge, record, tombstone
+from service.store.tables import network as network_table
 from service.tuning import run_status
+from strategy.confirmation import Confirmation
 from strategy.record import Device, ErrorKind, Phase
 from strategy.select import select
 from tests.integration.scene import FAST, SLOW, TARGET, WORKLOAD, Scene, configs, timed
@@ -74,8 +76,8 @@ def test_a_purge_derives_the_best_anew_and_outlives_an_import(store: Store) -> N
     with store.write() as c:
         doubtful = Doubtful(until=DAY_S * 9.5)
         said = retention.count_doubtful(c, doubtful)
-        assert retention.purge_records(c, doubtful, "the fan was off") == said == 12
-        assert retention.purge_records(c, doubtful, "again") == 0
+        assert retention.purge_doubtful(c, doubtful, "the fan was off").records == said.records == 12
+        assert retention.purge_doubtful(c, doubtful, "again").records == 0
     assert count(store) == len(rows)
     assert (count(store, tombstone), count(store, purge)) == (12, 1)
     trusted = [r for r in rows if r.measured_at >= DAY_S * 9.5]
@@ -95,10 +97,10 @@ def test_a_purged_wrong_answer_refutes_no_more(store: Store) -> None:
     )
     assert [v[2] for v in bests(store).values()] == [2.0]
     with store.write() as c:
-        assert retention.purge_records(c, Doubtful(worker="w"), "a bad kernel") == 1
+        assert retention.purge_doubtful(c, Doubtful(worker="w"), "a bad kernel").records == 1
     assert [v[2] for v in bests(store).values()] == [1.0]
     with store.write() as c:
-        assert retention.purge_records(c, Doubtful(since=0.0), "all") == 2
+        assert retention.purge_doubtful(c, Doubtful(since=0.0), "all").records == 2
     assert bests(store) == {}
 
 
@@ -110,13 +112,58 @@ def test_a_purge_of_a_device_or_a_worker_is_of_that_alone(store: Store) -> None:
     place = Device(identity="elsewhere", slot="cpu:0", model="Model B", target=TARGET)
     import_items(store, [made(1, (1.0,), device=place)])
     with store.write() as c:
-        assert retention.count_doubtful(c, Doubtful(device="elsewhere")) == 1
-        assert retention.count_doubtful(c, Doubtful(worker="worker", device="elsewhere")) == 0
-        assert retention.purge_records(c, Doubtful(worker="worker"), "overheated") == 3
+        assert retention.count_doubtful(c, Doubtful(device="elsewhere")).records == 1
+        assert retention.count_doubtful(c, Doubtful(worker="worker", device="elsewhere")).records == 0
+        assert retention.purge_doubtful(c, Doubtful(worker="worker"), "overheated").records == 3
         with pytest.raises(InvalidError, match="name a worker"):
-            retention.purge_records(c, Doubtful(), "nothing")
+            retention.purge_doubtful(c, Doubtful(), "nothing")
     assert {k[1] for k in bests(store)} == {"device", "model", "target"}
     assert {v[2] for v in bests(store).values()} == {1.0}
+
+
+def advise(store: Store, key: int, **more: Any) -> None:
+    """Import a winner without a time."""
+    import_items(store, [made(key, (), **({"device_model": "A"} | more))])
+
+
+def confirm(store: Store) -> None:
+    with store.write() as c:
+        given = Confirmation(key="a" * 32, graph="b" * 32, framework="torch 2", target=TARGET, parts=())
+        network.put(c, given, "default")
+
+
+def test_a_purge_deletes_advice_and_the_verdicts_of_its_time(store: Store) -> None:
+    confirm(store)
+    advise(store, 1, worker="w", measured_at=DAY_S)
+    advise(store, 2, worker="v", measured_at=3 * DAY_S)
+    advise(store, 3, worker="v", measured_at=0.0)
+    place = Device(identity="elsewhere", slot="cpu:0", model="A", target=TARGET)
+    advise(store, 4, worker="v", device=place, device_model="")
+    for which, gone in (
+        (Doubtful(worker="w", since=2 * DAY_S), (0, 0)),
+        (Doubtful(worker="w"), (1, 0)),
+        (Doubtful(device="elsewhere"), (1, 0)),
+        (Doubtful(until=4 * DAY_S), (1, 0)),  # what has no date is as old as its import
+        (Doubtful(since=4 * DAY_S), (1, 1)),
+    ):
+        with store.write() as c:
+            said = retention.count_doubtful(c, which)
+            assert retention.purge_doubtful(c, which, "a wrong winner") == said
+        assert (said.records, said.advice, said.networks) == (0, *gone), which
+    assert (count(store, advice), count(store, network_table)) == (0, 0)
+
+
+def test_pruning_keeps_the_newest_advice_of_each_task_and_device(store: Store) -> None:
+    for key, model in ((1, "A"), (2, "A"), (3, "B"), (4, "A")):
+        advise(store, key, device_model=model, measured_at=DAY_S * key)
+    advise(store, 5, device_model="B", measured_at=0.0)
+    for before, gone in ((1.5, 1), (9.0, 2), (9.0, 0)):
+        said = prune(store, 1, DAY_S * before, dry=True)
+        assert prune(store, 1, DAY_S * before, dry=False) == said
+        assert said.advice == gone
+    with store.read() as c:
+        left = set(c.scalars(sa.select(advice.c.config_digest)))
+    assert left == {made(i).config_digest for i in (4, 5)}
 
 
 def test_what_was_purged_is_no_trial_any_more(store: Store) -> None:
@@ -126,7 +173,7 @@ def test_what_was_purged_is_no_trial_any_more(store: Store) -> None:
     scene.report(held, [timed(e) for e in held.job.entries])
     with store.write() as c:
         before = run_status.status(c, scene.run_id, 60).trials_done
-        assert retention.purge_records(c, Doubtful(worker="worker"), "overheated") == 3
+        assert retention.purge_doubtful(c, Doubtful(worker="worker"), "overheated").records == 3
         assert run_status.status(c, scene.run_id, 60).trials_done == before - 3
 
 

@@ -94,7 +94,7 @@ def test_a_purge_and_a_prune_leave_the_lowest_means_right(store: Store) -> None:
             for i in range(9)]  # fmt: skip
     import_items(store, rows)
     with store.write() as c:
-        retention.purge_records(c, Doubtful(worker="w"), "it was too hot")
+        retention.purge_doubtful(c, Doubtful(worker="w"), "it was too hot")
     assert [row[3] for row in lowest(store)] == [4.0]
     kept = lowest(store)
     assert derived(store) == kept
@@ -144,7 +144,7 @@ def test_as_of_answers_from_the_records_of_then(store: Store, policy: str) -> No
     set_clock(store, 200.0, after=2)
     with store.write() as c:
         c.execute(sa.text("UPDATE task SET created_at = 50"))
-        retention.purge_records(c, Doubtful(since=0.0), "all of it")
+        retention.purge_doubtful(c, Doubtful(since=0.0), "all of it")
         c.execute(sa.update(purge).values(at=300.0))
 
     def asked(as_of: float | None):

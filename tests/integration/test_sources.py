@@ -141,7 +141,7 @@ def test_purged_records_are_no_source(store: Store) -> None:
     measured(store, asked(shape(32, 32)), configs(12))
     assert len(found(store, asked(WORKLOAD))) == 1
     with store.write() as c:
-        retention.purge_records(c, retention.Doubtful(worker="worker"), "a broken fan")
+        retention.purge_doubtful(c, retention.Doubtful(worker="worker"), "a broken fan")
     assert found(store, asked(WORKLOAD)) == []
 
 
