@@ -20,11 +20,13 @@ from torch._inductor.lookup_table.choices import LookupTableChoices
 from torch._inductor.select_algorithm import add_feedback_saver, get_algorithm_selector_cache
 
 from plevel.hooks.reporter import Reporter, is_off
+from strategy.foreign import foreign_workload
 from strategy.host import cpu_arch, cpu_model
-from strategy.workload import Workload
 
 KEEP = 3  # configurations of another device that are timed on this one
 _installed: list[Reporter] = []
+# Choices of another release are not taken: it chose among other templates.
+_VERSION = str(torch.__version__)
 _PLAIN = (bool, int, float, str)
 
 
@@ -88,8 +90,10 @@ class _Table:
     def get(self, key: str, default: Any = None) -> Any:
         """The configurations of a key; those of another device are timed here, few of them."""
         model, _, problem = key.partition("+")
-        asked = Workload(f"inductor.{_op(problem)}", (), {"key": problem})
-        found = _installed[0].likest("inductor", asked, device_model=model, limit=KEEP)
+        asked = foreign_workload("inductor", _op(problem), {"key": problem})
+        found = _installed[0].likest(
+            "inductor", asked, device_model=model, version=_VERSION, limit=KEEP
+        )
         answers = found["answers"] if found else []
         if not answers:
             return default
@@ -134,7 +138,7 @@ def _lines(timings: dict[Any, float], name: str) -> Iterator[dict[str, Any]]:
         yield {
             "tool": "inductor", "kernel": _op(problem), "attrs": {"key": problem},
             "device_model": model, "target": targets[model], "measured_at": time.time(), "candidates": candidates,
-            "environment": {"torch": torch.__version__},
+            "version": _VERSION, "environment": {"torch": _VERSION},
         }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ import platformdirs
 from plevel.client import Client, ServiceError, UnreachableError
 from plevel.hooks.known import Kernel, Known
 from plevel.hooks.spool import FullError, Spool
+from strategy.foreign import foreign_workload
 from strategy.workload import Workload
 
 T = TypeVar("T")
@@ -112,7 +113,7 @@ class Reporter:
     def report(self, line: Mapping[str, Any]) -> None:
         """Send a foreign line (docs/formats.md) in the background."""
         with self.spared():
-            problem = Workload(f"{line['tool']}.{line['kernel']}", (), dict(line["attrs"]))
+            problem = foreign_workload(line["tool"], line["kernel"], line["attrs"])
             self._reported.add(problem.key)
             self._put(_encode({"kind": "foreign", "worker": self.worker, **line}) + b"\n")
 

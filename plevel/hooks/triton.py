@@ -23,7 +23,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from plevel.hooks.reporter import Reporter, is_off
-from strategy.workload import Workload
+from strategy.foreign import foreign_workload
 
 KEEP = 3  # configurations of another device that are measured on this one
 _FAILED = "Triton: out of resources, a failed static assertion, or an error of ptxas"
@@ -87,6 +87,8 @@ def _candidate(config: Config, times: Any) -> dict[str, Any]:
     took = [t / 1e3 for t in (times if isinstance(times, Sequence) else [times])]
     if not took or not math.isfinite(took[0]):
         return given | {"error": "compile", "message": _FAILED}
+    if took[0] <= 0:
+        return given | {"error": "runtime", "message": f"Triton: a time of {took[0]} s"}
     return given | {"samples_s": took[:1], "extra": {"quantiles_s": took}}
 
 
@@ -128,7 +130,7 @@ def _known_or_new(
     fn = tuner.fn
     while not isinstance(fn, JITFunction):
         fn = fn.fn
-    asked = Workload(f"triton.{fn.__name__}", (), {"key": _key(tuner, arguments)})
+    asked = foreign_workload("triton", fn.__name__, {"key": _key(tuner, arguments)})
     where = _where()
     found = reporter.likest(
         "triton", asked, device_model=where["device_model"], version=_source(fn),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
@@ -31,17 +30,15 @@ from service.formats.gpu import target_of_model
 from service.formats.native import OWN_FIELDS
 from service.formats.source import KEPT, Source, check, load
 from strategy.config import MAX_TEXT, Value
+from strategy.foreign import foreign_workload
 from strategy.record import ErrorKind, Name
 from strategy.space import Config
 from strategy.target import Target
-from strategy.workload import Workload
 
 UNKNOWN = "unknown"  # the version of a kernel whose source is not known
-MAX_KERNEL = 90
 MAX_KNOBS = 200
 MAX_NAME = 200  # characters of a knob's name, as in plevel's own format
 MAX_DOCUMENT = 1 << 24  # bytes of a file that is one object
-_BAD_IN_NAMES = re.compile(r"[\s()\[\]{},=+:\"]")
 Text = Annotated[str, Meta(max_length=200)]
 
 
@@ -129,16 +126,9 @@ def make_task(
     tool: str, kernel: str, attrs: Mapping[str, Any], target: Target, version: str = UNKNOWN
 ) -> Task:
     """The task of a kernel of another tool; `version` is a digest of its source."""
-    clean = _BAD_IN_NAMES.sub("_", kernel) or "kernel"
-    if len(clean) > MAX_KERNEL or clean != kernel:
-        attrs = {"kernel_name": kernel, **attrs}
-        clean = clean[:MAX_KERNEL]
-    return checked(
-        Task(
-            workload=Workload(f"{tool}.{clean}", (), dict(attrs)), target=target,
-            implementation=f"{tool}:{clean}", version=version,
-        )
-    )  # fmt: skip
+    workload = foreign_workload(tool, kernel, attrs)
+    implementation = f"{tool}:{workload.op.removeprefix(f'{tool}.')}"
+    return checked(Task(workload=workload, target=target, implementation=implementation, version=version))
 
 
 def key_of(values: Mapping[str, Any]) -> str:

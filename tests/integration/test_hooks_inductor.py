@@ -127,6 +127,8 @@ def test_a_sibling_gets_few_configurations_to_time(
     model[0] = "NVIDIA H200"
     assert found() == {"triton::mm": [{"BLOCK_M": 1}, {"BLOCK_M": 2}, {"BLOCK_M": 4}]}
     assert found("cd") == {}  # of another source of the template
+    monkeypatch.setattr(hook, "_VERSION", "9.9")
+    assert found() == {}  # all are timed again after an upgrade
 
 
 def test_without_a_service_inductor_times_all(

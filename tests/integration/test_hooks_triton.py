@@ -89,10 +89,14 @@ def test_each_candidate_is_recorded(service: Service, tmp_path: Path) -> None:
     reporter = install(service, "triton.a", tmp_path)
     made, _ = tuner([16, 32, 64, 128], asks=False)
     assert tune(made) == 32
+    # What a broken clock says is no time.
+    reporter.report({**hook._where(), "tool": "triton", "kernel": "zero", "attrs": {},
+                     "candidates": [hook._candidate(made.configs[0], [0.0, 0.0, 1.0])]})
     assert reporter.flush(HANG_S)
     with Client(url, namespace="triton.a") as client:
         records = list(client.iter_records(implementation="triton:scale"))
-        (kernel,) = client.iter_foreign("triton")
+        (zero,) = client.iter_records(implementation="triton:zero")
+        (kernel,) = client.iter_foreign("triton", kernel="scale")
     assert [(r["config"]["BLOCK"], r["error"], r["samples_s"]) for r in records] == [
         (16, None, [3e-3]), (32, None, [1e-3]), (64, None, [2e-3]), (128, "compile", []),
     ]  # fmt: skip
@@ -102,6 +106,7 @@ def test_each_candidate_is_recorded(service: Service, tmp_path: Path) -> None:
     assert (best["device_model"], best["target"]) == ("NVIDIA H100 80GB HBM3", "cuda/sm_90")
     assert best["version"] == hook._source(scale)
     assert "def scale" not in str(records)
+    assert (zero["error"], zero["samples_s"]) == ("runtime", [])
 
 
 def test_what_is_known_is_not_measured_again(
@@ -132,6 +137,20 @@ def test_what_is_known_is_not_measured_again(
     new, measured = tuner([16, 32])
     assert tune(new, 8192) == 32
     assert set(measured) == {16, 32}
+
+
+@pytest.mark.parametrize("name", ["s" * 91, "s" * 130, "<lambda>()"])
+def test_a_kernel_whose_name_is_stored_otherwise_is_found(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, name: str
+) -> None:
+    reporter = install(service, f"triton.e{len(name)}", tmp_path)
+    monkeypatch.setattr(scale, "__name__", name)
+    for expected in ([16, 32], [32]):
+        made, measured = tuner([16, 32])
+        assert tune(made) == 32
+        assert sorted(set(measured)) == expected
+        assert reporter.flush(HANG_S)
+    assert caplog.records == []
 
 
 def test_other_source_is_another_kernel(
