@@ -10,7 +10,8 @@ from typing import Any
 from helion._compat import get_device_name
 from helion.autotuner.remote_cache import RemoteCacheBackend
 
-from plevel.hooks.reporter import Reporter, is_off
+from plevel.hooks.reporter import Reporter
+from plevel.hooks.settings import is_off
 from strategy.workload import Workload
 
 NEWEST = 100

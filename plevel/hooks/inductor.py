@@ -19,7 +19,8 @@ from torch._inductor import config
 from torch._inductor.lookup_table.choices import LookupTableChoices
 from torch._inductor.select_algorithm import add_feedback_saver, get_algorithm_selector_cache
 
-from plevel.hooks.reporter import Reporter, is_off
+from plevel.hooks.reporter import Reporter
+from plevel.hooks.settings import is_off
 from strategy.foreign import foreign_workload
 from strategy.host import cpu_arch, cpu_model
 

@@ -9,7 +9,7 @@ FRESH_S = 60.0
 
 
 class Kernel(NamedTuple):
-    """What is read ahead: a tool's kernel, under the terms of the questions about it."""
+    """A tool's kernel that is read ahead, under the terms of the questions about it."""
 
     tool: str
     name: str

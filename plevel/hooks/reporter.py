@@ -21,13 +21,13 @@ from itertools import islice
 from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 import platformdirs
 
 from plevel.client import Client, ServiceError, UnreachableError
 from plevel.hooks.known import Kernel, Known
+from plevel.hooks.settings import service_url
 from plevel.hooks.spool import FullError, Spool
 from strategy.foreign import foreign_workload
 from strategy.workload import Workload
@@ -41,11 +41,6 @@ LAST_S = 5.0  # at the end of the process, for what was not sent yet
 BATCH_BYTES = 1 << 20
 log = logging.getLogger("plevel.hooks")
 _encode = msgspec.json.Encoder(enc_hook=str).encode
-
-
-def is_off() -> bool:
-    """Return whether `PLEVEL_HOOKS=0` switches all hooks off."""
-    return os.environ.get("PLEVEL_HOOKS", "1").lower() in ("0", "off", "false", "no")
 
 
 class Reporter:
@@ -69,12 +64,7 @@ class Reporter:
         namespace: str | None = None,
         folder: Path | None = None,
     ) -> None:
-        url = url or os.environ.get("PLEVEL_URL")
-        if not url:
-            raise ValueError("no service is named: set PLEVEL_URL=http://host:port, or give its url")
-        if not _is_address(url):
-            raise ValueError(f"PLEVEL_URL {url!r:.120} is no address of a service: write http://host:port")
-        self.url = url
+        self.url = service_url(url)
         self.worker = socket.gethostname()[:200]
         self._token = token or os.environ.get("PLEVEL_TOKEN") or None
         self._namespace = namespace or os.environ.get("PLEVEL_NAMESPACE") or None
@@ -284,14 +274,6 @@ class Reporter:
             self._warn("full", f"{self._folder} is full: results are dropped until {self.url} answers")
         except OSError as error:
             self._warn("spool", f"results are lost, as {self._folder} cannot be written: {error}")
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 def _is_away(error: Exception) -> bool:

@@ -22,7 +22,8 @@ from triton.runtime.autotuner import Autotuner, Config
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from plevel.hooks.reporter import Reporter, is_off
+from plevel.hooks.reporter import Reporter
+from plevel.hooks.settings import is_off
 from strategy.foreign import foreign_workload
 
 KEEP = 3  # configurations of another device that are measured on this one

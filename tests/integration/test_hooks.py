@@ -15,7 +15,8 @@ import pytest
 from plevel.client import Client, ServiceError
 from plevel.hooks import known, spool
 from plevel.hooks import reporter as module
-from plevel.hooks.reporter import Reporter, is_off
+from plevel.hooks.reporter import Reporter
+from plevel.hooks.settings import is_off
 from plevel.hooks.spool import Spool
 from service.access import token
 from service.store.db import Store
