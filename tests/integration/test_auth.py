@@ -64,6 +64,7 @@ WORKER = {
 }  # fmt: skip
 SUBMIT = {
     ("POST", "/v1/runs"), ("POST", "/v1/runs/1/cancel"), ("POST", "/v1/records:import"),
+    ("POST", "/v1/networks"),
     ("POST", "/runs/1/cancel"), ("POST", "/runs/1/again"), ("POST", "/runs/new"),
 }  # fmt: skip
 READ_BY_POST = {
