@@ -154,7 +154,7 @@ class Reporter:
 
         def read(client: Client) -> list[dict[str, Any]]:
             found = client.iter_foreign(tool, limit=min(limit, 1000), **wanted)
-            return [kernel for kernel, _ in zip(found, range(limit), strict=False)]
+            return list(islice(found, limit))
 
         return self._ask(read) or []
 

@@ -294,6 +294,8 @@ def test_a_kernel_of_too_many_problems_is_read_in_part(
     assert reporter.flush(HANG_S)
     assert [block(reporter, i) for i in range(10)] == [*range(10)]
     assert sent.count(BEST) == 1 + 6  # the newest are in memory
+    assert len(reporter.kernels("triton", 5)) == 5
+    assert sent.count("/v1/foreign/triton/list") == 1
 
 
 def test_a_refused_question_stops_no_other(
