@@ -42,7 +42,7 @@ from workers.cpu import assign, parse_cores, timing_lock
 from workers.fork import LENGTH, PROGRESS_BYTES, Channel, Limits
 from workers.kernel import Data
 from workers.reference import random_inputs, reference, tolerances
-from workers.runner import Runner
+from workers.runner import Runner, Session
 from workers.sandbox import Child, Died, ForkServer, Interrupted, Late, SandboxError
 from workers.timing_runner import TimingRunner
 from workers.turn import Turn
@@ -591,7 +591,8 @@ def test_caches_are_flushed_before_each_call_where_that_is_asked(
     workload = Workload.make("dense", {"data": "float32[4,32]", "weight": "float32[16,32]"})
     (c,) = (c for c in candidates(workload, TARGET) if c.implementation == "dense_nopack.cpu")
     assert c.fallback is not None
-    (built,) = builders.build(job_of(workload, [(c.implementation, c.version, c.fallback)]), NEVER)
+    job = job_of(workload, [(c.implementation, c.version, c.fallback)])
+    (built,) = builders.build(job, NEVER)
     inputs = random_inputs(workload, 0)
     outputs = tuple(np.asarray(x) for x in reference(workload, inputs))
     tensors = {name: tvm.runtime.tensor(array) for name, array in inputs.items()}
@@ -608,7 +609,8 @@ def test_caches_are_flushed_before_each_call_where_that_is_asked(
     with mine, its:
         session = Runner(Channel(mine, mmap.mmap(-1, PROGRESS_BYTES)))
         for cache_flush in (False, True):
-            kernel = session._open(built, data, TimingPolicy(cache_flush=cache_flush))
+            asks = msgspec.structs.replace(job, policy=TimingPolicy(cache_flush=cache_flush))
+            kernel = session._open(built, data, Session(job=asks, built=(built,), cores=()))
             kernel.load()
             kernel.check()
             assert kernel.measure(100) > 0
