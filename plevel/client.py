@@ -183,7 +183,7 @@ class Client:
                 return
             if not response.is_success:
                 response.read()
-                raise _problem(response)
+                raise problem_of(response)
             data: list[str] = []
             for line in response.iter_lines():
                 if line.startswith("data:"):
@@ -430,7 +430,7 @@ class Client:
             ) as response:
                 if not response.is_success:
                     response.read()
-                    raise _problem(response)
+                    raise problem_of(response)
                 yield from response.iter_bytes()
         except httpx.TransportError as error:
             raise UnreachableError(
@@ -578,11 +578,11 @@ class Client:
             time.sleep(pause_s * (0.5 + self._jitter.random()))
             pause_s = min(1.0, 2 * pause_s)
         if not response.is_success:
-            raise _problem(response)
+            raise problem_of(response)
         return response
 
 
-def _problem(response: httpx.Response) -> ServiceError:
+def problem_of(response: httpx.Response) -> ServiceError:
     try:
         body = msgspec.json.decode(response.content)
     except msgspec.DecodeError:

@@ -187,16 +187,20 @@ def purge(
         datetime | None, typer.Option("--since", help="Only records measured then or later, UTC.")
     ] = None,
     until: Annotated[datetime | None, typer.Option("--until", help="Only records measured before, UTC.")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--source", help="Only records of this tool or format: triton, helion, vllm, autotvm …"),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without it, only print what would be done.")] = False,
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Mark records as not to be trusted: selections no longer use them. Such advice and networks' verdicts are deleted.
+    """Mark records and advice as not to be trusted: none is answered from. Such verdicts on networks are deleted.
 
     Example: plevel db purge --reason "its fan had stopped" --worker lab-7 --since 2026-11-03
     """
-    if worker is None and device is None and since is None and until is None:
-        raise UsageError("name the records to purge: --worker, --device, --since or --until")
+    if worker is None and device is None and source is None and since is None and until is None:
+        raise UsageError("name the records to purge: --worker, --device, --source, --since or --until")
     begin, end = _instant(since), _instant(until)
     if begin is not None and end is not None and begin >= end:
         raise UsageError(f"--since {since} is not before --until {until}: give an earlier --since")
@@ -211,7 +215,7 @@ def purge(
         from service.access import audit
         from service.records import retention
 
-        which = retention.Doubtful(worker=worker, device=device, since=begin, until=end)
+        which = retention.Doubtful(worker=worker, device=device, source=source, since=begin, until=end)
         with store.write() if yes else store.read() as connection:
             if not yes:
                 return retention.count_doubtful(connection, which)

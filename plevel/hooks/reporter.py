@@ -27,6 +27,7 @@ import platformdirs
 
 from plevel.client import Client, ServiceError, UnreachableError
 from plevel.hooks.known import Kernel, Known
+from plevel.hooks.lean_client import LeanClient
 from plevel.hooks.settings import service_url
 from plevel.hooks.spool import FullError, Spool
 from strategy.foreign import foreign_workload
@@ -138,12 +139,14 @@ class Reporter:
         """
         kernel = Kernel(tool, workload.op.partition(".")[2], tuple(terms.items()))
         known = self._kernels.get(kernel)
-        if known is None or not known.is_fresh():
+        if known is not None and known.is_fresh():
+            if known.has(workload.key) and workload.key not in self._reported:
+                return known.problems.get(workload.key)
+            found = self.best(tool, workload, **terms)
+        else:
             self._kernels[kernel] = Known(time.monotonic())
-            self._put(kernel)
-        elif known.has(workload.key) and workload.key not in self._reported:
-            return known.problems.get(workload.key)
-        found = self.best(tool, workload, **terms)
+            found = self.best(tool, workload, **terms)
+            self._put(kernel)  # not before, as the service would answer both at once
         if found is not None and found["answers"]:
             places = [(a["likeness"], a["device_model"]) for a in found["answers"]]
             del found["answers"][places.count(places[0]) :]
@@ -166,17 +169,16 @@ class Reporter:
                 if self._asking is None:
                     if not self._spool.is_empty():
                         self._put(b"")  # a process that only asks delivers it, too
-                    self._asking = self._client(ANSWER_S)
+                    self._asking = LeanClient(
+                        self.url, timeout_s=ANSWER_S, token=self._token, namespace=self._namespace
+                    )
                 return read(self._asking)
             except Exception as error:
                 self._failed(error)
                 return None
 
-    def _client(self, timeout_s: float) -> Client:
-        return Client(
-            self.url, timeout_s=timeout_s, patience_s=0.0, token=self._token,
-            namespace=self._namespace,
-        )  # fmt: skip
+    def _client(self) -> Client:
+        return Client(self.url, patience_s=0.0, token=self._token, namespace=self._namespace)
 
     def _failed(self, error: Exception) -> None:
         """Warn once of each kind of failure; leave the service alone for a while if it is away."""
@@ -208,7 +210,7 @@ class Reporter:
         self._thread = None
 
     def _send_all(self) -> None:
-        waiting, client = self._waiting, self._client(30.0)
+        waiting, client = self._waiting, self._client()
         with client:
             ended = False
             while not ended:

@@ -17,6 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from service.api.packet import JoinedTransport
 from service.api.problem import describe_error
 from service.api.wire import PROBLEM
 from service.errors import (
@@ -68,6 +69,11 @@ class Connection(HttpToolsProtocol):
         self._loose_bytes = 0  # received since, not of a body
         self._fault: ServiceError | None = None
         self._unsent: int | None = None  # bytes of the answer not yet read by the client, and since when
+
+    def connection_made(  # type: ignore[override]  # as uvicorn's
+        self, transport: asyncio.Transport
+    ) -> None:
+        super().connection_made(cast("asyncio.Transport", JoinedTransport(transport, self.loop)))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

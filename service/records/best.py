@@ -16,7 +16,17 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from service.store.sql import among, given_table, put_rows, values_of
-from service.store.tables import Scope, best, device, purge, record, task, tombstone
+from service.store.tables import (
+    Scope,
+    advice,
+    advice_tombstone,
+    best,
+    device,
+    purge,
+    record,
+    task,
+    tombstone,
+)
 from strategy.record import REFUTING, Estimate, Phase, estimate
 
 Place = tuple[int, Scope, str]  # a task, and a scope of devices
@@ -56,19 +66,22 @@ class Change(NamedTuple):
     median_s: float | None = None  # None for a failure
 
 
-def standing() -> sa.ColumnElement[bool]:
-    """The condition on `record` that it was not purged."""
-    return ~sa.select(tombstone.c.record_id).where(tombstone.c.record_id == record.c.id).exists()
+_MARKS = {record: tombstone.c.record_id, advice: advice_tombstone.c.advice_id}
 
 
-def stood(when: float) -> list[sa.ColumnElement[bool]]:
-    """The conditions on `record` that it existed and was not purged at an instant."""
-    purged = (
-        sa.select(tombstone.c.record_id)
-        .join(purge, purge.c.id == tombstone.c.purge_id)
-        .where(tombstone.c.record_id == record.c.id, purge.c.at <= when)
-    )
-    return [record.c.recorded_at <= when, ~purged.exists()]
+def _purged(of: sa.Table) -> sa.Select[Any]:
+    return sa.select(_MARKS[of]).where(_MARKS[of] == of.c.id)
+
+
+def standing(of: sa.Table = record) -> sa.ColumnElement[bool]:
+    """The condition on `record`, or on `advice`, that it was not purged."""
+    return ~_purged(of).exists()
+
+
+def stood(when: float, of: sa.Table = record) -> list[sa.ColumnElement[bool]]:
+    """The conditions on `record`, or on `advice`, that it existed and was not purged at an instant."""
+    purged = _purged(of).join(purge, purge.c.id == _MARKS[of].table.c.purge_id)
+    return [of.c.recorded_at <= when, ~purged.where(purge.c.at <= when).exists()]
 
 
 def lock(connection: sa.Connection, tasks: Iterable[int]) -> None:

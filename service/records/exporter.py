@@ -182,7 +182,7 @@ def _advice(wanted: Wanted, cursor: int) -> sa.Select[Any]:
         .join(task, task.c.id == advice.c.task_id)
         .outerjoin(device, device.c.id == advice.c.device_id)
         .outerjoin(environment, environment.c.id == advice.c.environment_id)
-        .where(advice.c.id > cursor, *wanted.of_advice)
+        .where(advice.c.id > cursor, standing(advice), *wanted.of_advice)
         .order_by(advice.c.id)
         .limit(PAGE)
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import accumulate, chain
 from typing import Any
 
@@ -64,15 +65,21 @@ class Group:
         return [*timed, *((None, r) for r in advised)]
 
 
+def _has_some(table: sa.Table) -> sa.Exists:
+    return sa.exists().where(table.c.task_id == task.c.id).correlate(task)
+
+
+# Few tasks have results of both kinds, so that one of the two queries for them is left out.
 _TASKS = (
     sa.select(
         *task.c["id", "implementation", "version", "workload_id"], workload.c.key,
         target.c.key.label("target"), target.c.body.label("body"),
+        _has_some(record).label("timed"), _has_some(advice).label("advised"),
     )
     .join(workload, workload.c.id == task.c.workload_id)
     .join(target, target.c.id == task.c.target_id)
 )  # fmt: skip
-# Made once, as making a statement takes longer than executing it.
+# Made once, as are those below: making a statement takes longer than executing it.
 _OF_PROBLEM = _TASKS.where(
     workload.c.digest == sa.bindparam("digest"), task.c.namespace == sa.bindparam("namespace")
 )
@@ -98,24 +105,32 @@ def select_tasks(tool: str | None, namespace: str | None, version: str | None = 
 def _standing(table: sa.Table, *columns: Any) -> sa.Select[Any]:
     """Columns of results that were not purged, with their devices."""
     found = sa.select(*columns).select_from(table)
-    found = found.outerjoin(device, device.c.id == table.c.device_id)
-    return found.where(standing()) if table is record else found
+    return found.outerjoin(device, device.c.id == table.c.device_id).where(standing(table))
 
 
-def _sizes(table: sa.Table) -> sa.Select[Any]:
-    query = _standing(table, table.c.task_id, sa.func.count()).group_by(table.c.task_id)
-    return query.where(among(table.c.task_id))
+def _on(model: Any) -> list[sa.ColumnElement[bool]]:
+    return [] if model is None else [sa.func.coalesce(device.c.model, "") == model]
 
 
-def _results(table: sa.Table, *more: str) -> sa.Select[Any]:
-    """The newest results of tasks, the newest first."""
+def _of_tasks(table: sa.Table, on_one: bool, *columns: Any) -> sa.Select[Any]:
+    """Columns of the results of tasks, on the device model of the parameter `model` or on all."""
+    model = _on(sa.bindparam("model") if on_one else None)
+    return _standing(table, *columns).where(among(table.c.task_id), *model)
+
+
+@cache
+def _sizes(table: sa.Table, on_one: bool) -> sa.Select[Any]:
+    """The number of results of each task."""
+    return _of_tasks(table, on_one, table.c.task_id, sa.func.count()).group_by(table.c.task_id)
+
+
+@cache
+def _newest(table: sa.Table, on_one: bool) -> sa.Select[Any]:
+    """The newest results, the newest first."""
+    more = ("error", "median_s") if table is record else ()
     columns = table.c["id", "task_id", "config_digest", "recorded_at", *more]
-    query = _standing(table, *columns, device.c.model).where(among(table.c.task_id))
+    query = _of_tasks(table, on_one, *columns, device.c.model)
     return query.order_by(table.c.id.desc()).limit(sa.bindparam("rows"))
-
-
-_TIMED, _ADVISED = _results(record, "error", "median_s"), _results(advice)
-_TIMED_SIZES, _ADVISED_SIZES = _sizes(record), _sizes(advice)
 
 
 def has_results(device_model: str | None) -> sa.ColumnElement[bool]:
@@ -129,10 +144,6 @@ def has_results(device_model: str | None) -> sa.ColumnElement[bool]:
             for table in (record, advice)
         )
     )
-
-
-def _on(device_model: str | None) -> list[sa.ColumnElement[bool]]:
-    return [] if device_model is None else [sa.func.coalesce(device.c.model, "") == device_model]
 
 
 def read_groups(
@@ -150,10 +161,14 @@ def read_groups(
             groups[place] = Group(by_id[row.task_id], place[1])
         return groups[place]
 
-    which, on = {"ids": list(by_id), "rows": MAX_ROWS}, _on(device_model)
-    for row in reversed(connection.execute(_TIMED.where(*on), which).all()):
+    def results(table: sa.Table, ids: list[int]) -> Iterable[Any]:
+        given = {"ids": ids, "rows": MAX_ROWS, "model": device_model}
+        query = _newest(table, device_model is not None)
+        return reversed(connection.execute(query, given).all()) if ids else ()
+
+    for row in results(record, [t.id for t in by_id.values() if t.timed]):
         group_of(row).add(row)
-    for row in reversed(connection.execute(_ADVISED.where(*on), which).all()):
+    for row in results(advice, [t.id for t in by_id.values() if t.advised]):
         group_of(row).advised.append(row)
     for group in groups.values():
         group.close()
@@ -165,9 +180,9 @@ def count_readable(
 ) -> int:
     """The number of first parts, each the ids of its tasks, of which `MAX_ROWS` cuts no result off; at least one."""
     sizes: Counter[int] = Counter()
-    which = {"ids": [*chain.from_iterable(parts)]}
-    for query in (_TIMED_SIZES, _ADVISED_SIZES):
-        for task_id, rows in connection.execute(query.where(*_on(device_model)), which):
+    which = {"ids": [*chain.from_iterable(parts)], "model": device_model}
+    for table in (record, advice):
+        for task_id, rows in connection.execute(_sizes(table, device_model is not None), which):
             sizes[task_id] += rows
     totals = accumulate(sum(sizes[i] for i in part) for part in parts)
     return max(1, sum(rows <= MAX_ROWS for rows in totals))

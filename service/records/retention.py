@@ -1,7 +1,7 @@
 """Retention of the log: pruning of old and slow records, and purging of wrong measurements.
 
-Pruning deletes records and advice. A purge marks records and derives the best again in the same transaction; advice and
-the verdicts on networks, from which nothing is derived, it deletes.
+Pruning deletes records and advice. A purge marks both, and derives the best again in the same transaction; verdicts on
+networks, which are not imported, it deletes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from service.store.sql import among, now
 from service.store.tables import (
     Scope,
     advice,
+    advice_tombstone,
     device,
     network,
     purge,
@@ -47,7 +48,7 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Purged(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of marked records and of what is deleted beside them, or of those that would be."""
+    """Counts of marked records and advice and of deleted verdicts, or of those that would be."""
 
     records: int = 0
     advice: int = 0
@@ -75,7 +76,13 @@ def prune(store: Store, keep_best: int, before: float, *, dry: bool) -> Pruned:
         with store.read() if dry else store.write() as connection:
             if not dry:
                 best.lock(connection, tasks)
-            total["advice"] += _delete_or_count(connection, advice, _stale(tasks, before), dry=dry)
+            stale = _stale(tasks, before)
+            total["advice"] += _count(connection, advice, stale)
+            if not dry:
+                ids = sa.select(advice.c.id).where(*stale)
+                marks = sa.delete(advice_tombstone).where(advice_tombstone.c.advice_id.in_(ids))
+                connection.execute(marks)
+                connection.execute(sa.delete(advice).where(*stale))
             for task_id in tasks:
                 old, kept = _old(connection, task_id, keep_best, before)
                 total["kept"] += kept
@@ -140,7 +147,7 @@ def _delete(connection: sa.Connection, task_id: int, digests: Sequence[str]) -> 
 def _stale(tasks: Sequence[int], before: float) -> list[sa.ColumnElement[bool]]:
     """The conditions on `advice` that it is old and not the newest of its task and device."""
     of = advice.c.task_id.in_(tasks)
-    newest = sa.select(sa.func.max(advice.c.id)).where(of)
+    newest = sa.select(sa.func.max(advice.c.id)).where(of, best.standing(advice))
     newest = newest.group_by(advice.c.task_id, advice.c.device_id)
     return [of, _instant(advice) < before, advice.c.id.not_in(newest)]
 
@@ -150,13 +157,11 @@ def _instant(of: sa.Table) -> sa.ColumnElement[float]:
     return sa.case((of.c.measured_at > 0, of.c.measured_at), else_=of.c.recorded_at)
 
 
-def _delete_or_count(
-    connection: sa.Connection, of: sa.Table, which: Sequence[sa.ColumnElement[bool]], *, dry: bool
+def _count(
+    connection: sa.Connection, of: sa.Table, which: Sequence[sa.ColumnElement[bool]]
 ) -> int:
-    if dry:
-        query = sa.select(sa.func.count()).select_from(of)
-        return int(connection.execute(query.where(*which)).scalar_one())
-    return connection.execute(sa.delete(of).where(*which)).rowcount
+    query = sa.select(sa.func.count()).select_from(of)
+    return int(connection.execute(query.where(*which)).scalar_one())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +172,7 @@ class Doubtful:
     device: str | None = None  # its identity
     since: float | None = None  # measured then or later
     until: float | None = None  # measured before then
+    source: str | None = None  # the tool, or the format of the first import
 
     @property
     def of_records(self) -> list[sa.ColumnElement[bool]]:
@@ -181,21 +187,22 @@ class Doubtful:
     @property
     def of_advice(self) -> list[sa.ColumnElement[bool]]:
         by = [] if self.worker is None else [advice.c.origin_worker == self.worker]
-        return [*self._conditions(advice), *by]
+        return [*self._conditions(advice), *by, best.standing(advice)]
 
     @property
     def of_networks(self) -> list[sa.ColumnElement[bool]]:
-        """The conditions on `network`: a worker or a device matches none, as it names neither."""
-        if self.worker is not None or self.device is not None:
+        """The conditions on `network`: a worker, a device or a source matches none, as it names none of them."""
+        if (self.worker, self.device, self.source) != (None, None, None):
             return [sa.false()]
         return self._within(network.c.recorded_at)
 
     def _conditions(self, of: sa.Table) -> list[sa.ColumnElement[bool]]:
         if self == Doubtful():
-            raise InvalidError("purge: no criterion: name a worker, a device or a time")
+            raise InvalidError("purge: no criterion: name a worker, a device, a source or a time")
         on = sa.select(device.c.id).where(device.c.identity == self.device, device.c.slot != "")
         by_device = [] if self.device is None else [of.c.device_id.in_(on)]
-        return [*by_device, *self._within(_instant(of))]
+        by_source = [] if self.source is None else [of.c.source == self.source]
+        return [*by_device, *by_source, *self._within(_instant(of))]
 
     def _within(self, instant: sa.ColumnElement[float]) -> list[sa.ColumnElement[bool]]:
         since = [] if self.since is None else [instant >= self.since]
@@ -205,32 +212,21 @@ class Doubtful:
 def count_doubtful(connection: sa.Connection, which: Doubtful) -> Purged:
     """Count what a purge would mark and delete."""
     return Purged(
-        records=_delete_or_count(connection, record, which.of_records, dry=True),
-        **_beside(connection, which, dry=True),
+        records=_count(connection, record, which.of_records),
+        advice=_count(connection, advice, which.of_advice),
+        networks=_count(connection, network, which.of_networks),
     )
 
 
 def purge_doubtful(connection: sa.Connection, which: Doubtful, reason: str) -> Purged:
-    """Mark records as not to be trusted, and derive the best without them; delete such advice and verdicts.
+    """Mark records and advice as not to be trusted, derive the best without them, and delete such verdicts.
 
-    Marked records stay in the log, and are not imported again.
+    What is marked stays, and is not imported again.
     """
-    return Purged(
-        records=_mark(connection, which, reason), **_beside(connection, which, dry=False)
-    )
-
-
-def _beside(connection: sa.Connection, which: Doubtful, *, dry: bool) -> dict[str, int]:
-    return {
-        "advice": _delete_or_count(connection, advice, which.of_advice, dry=dry),
-        "networks": _delete_or_count(connection, network, which.of_networks, dry=dry),
-    }
-
-
-def _mark(connection: sa.Connection, which: Doubtful, reason: str) -> int:
-    matching = sa.and_(*which.of_records)
+    matching, advising = sa.and_(*which.of_records), sa.and_(*which.of_advice)
     tasks = connection.scalars(sa.select(record.c.task_id).distinct().where(matching)).all()
-    best.lock(connection, tasks)
+    of_advice = connection.scalars(sa.select(advice.c.task_id).distinct().where(advising)).all()
+    best.lock(connection, {*tasks, *of_advice})
     # Only of the locked tasks: newer records of others are not considered.
     rows: Sequence[Any] = connection.execute(
         sa.select(record.c.id, record.c.task_id, record.c.device_id, record.c.config_digest).where(
@@ -238,20 +234,32 @@ def _mark(connection: sa.Connection, which: Doubtful, reason: str) -> int:
         ),
         {"ids": tasks},
     ).all()
-    if not rows:
-        return 0
-    criteria = {k: v for k, v in vars(which).items() if v is not None}
-    purge_id = connection.execute(
-        sa.insert(purge)
-        .values(at=now(), reason=reason, criteria=criteria, records=len(rows))
-        .returning(purge.c.id)
-    ).scalar_one()
-    connection.execute(
-        sa.insert(tombstone), [{"record_id": r.id, "purge_id": purge_id} for r in rows]
-    )
-    best.refresh(connection, {best.Change(r.task_id, r.device_id, r.config_digest) for r in rows})
-    tvm_history.derive(connection, tasks)
-    return len(rows)
+    advised = connection.scalars(
+        sa.select(advice.c.id).where(advising, among(advice.c.task_id)), {"ids": of_advice}
+    ).all()
+    if rows or advised:
+        criteria = {k: v for k, v in vars(which).items() if v is not None}
+        purge_id = connection.execute(
+            sa.insert(purge)
+            .values(at=now(), reason=reason, criteria=criteria, records=len(rows))
+            .returning(purge.c.id)
+        ).scalar_one()
+        _mark(connection, tombstone, "record_id", [r.id for r in rows], purge_id)
+        _mark(connection, advice_tombstone, "advice_id", advised, purge_id)
+    if rows:
+        best.refresh(
+            connection, {best.Change(r.task_id, r.device_id, r.config_digest) for r in rows}
+        )
+        tvm_history.derive(connection, tasks)
+    gone = connection.execute(sa.delete(network).where(*which.of_networks)).rowcount
+    return Purged(records=len(rows), advice=len(advised), networks=gone)
+
+
+def _mark(
+    connection: sa.Connection, of: sa.Table, name: str, ids: Sequence[int], purge_id: int
+) -> None:
+    if ids:
+        connection.execute(sa.insert(of), [{name: i, "purge_id": purge_id} for i in ids])
 
 
 def _parts(values: Iterable[str]) -> Iterator[list[str]]:

@@ -10,9 +10,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.predict.ranker import ModelRanker
-from service.records import tvm_history
+from service.records import best, tvm_history
 from service.records.as_of import best_at
-from service.selection.statement import advice_of_given, best_of_given, foreign_of_given
+from service.selection.statement import (
+    advice_of_given,
+    best_of_given,
+    foreign_of_given,
+    standing_advice_of_given,
+)
 from service.store.namespace import DEFAULT
 from service.store.sql import values_of
 from service.store.tables import Scope, advice, device, worker_device
@@ -110,10 +115,12 @@ class RecordDatabase:
         return list(found.values())
 
     def _read_advice(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
-        query = advice_of_given(self.connection.dialect.name)
         if self._as_of is not None:
-            query = query.where(advice.c.recorded_at <= self._as_of)
-        return ((row.digest, row) for row in self._of(lambda _: query, digests))
+            stood_then = best.stood(self._as_of, advice)
+            rows = self._of(lambda dialect: advice_of_given(dialect).where(*stood_then), digests)
+        else:
+            rows = self._of(standing_advice_of_given, digests)
+        return ((row.digest, row) for row in rows)
 
     def instances(
         self, workload: Workload, target: Target, device: str | None

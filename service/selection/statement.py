@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.records.as_of import Best
+from service.records.best import standing
 from service.store.sql import given_table
 from service.store.tables import advice, best, device, task
 from service.store.tables import workload as workload_table
@@ -37,8 +38,14 @@ def foreign_of_given(dialect: str) -> sa.Select[Any]:
 
 
 @cache
+def standing_advice_of_given(dialect: str) -> sa.Select[Any]:
+    """The advice for workloads that was not purged, the newest first."""
+    return advice_of_given(dialect).where(standing(advice))
+
+
+@cache
 def advice_of_given(dialect: str) -> sa.Select[Any]:
-    """The advice for workloads, the newest first."""
+    """The advice for workloads, the newest first; purged ones, too."""
     given = given_table(dialect, [workload_table.c.digest])
     return (
         sa.select(

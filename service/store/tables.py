@@ -522,6 +522,13 @@ tombstone = sa.Table(
     _ref("purge_id", "purge"),
 )
 
+advice_tombstone = sa.Table(
+    "advice_tombstone",
+    metadata,
+    sa.Column("advice_id", Id, sa.ForeignKey("advice.id"), primary_key=True),
+    _ref("purge_id", "purge"),
+)
+
 best = sa.Table(
     "best",
     metadata,

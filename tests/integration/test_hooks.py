@@ -103,7 +103,7 @@ def test_a_service_that_dies_in_mid_put_gets_everything_later(
     later = Reporter(str(second.http.base_url), folder=tmp_path / "spool")
     # Another address is another service, whose reports are its own.
     later._spool = reporter._spool
-    later._client = lambda timeout_s: Client(str(second.http.base_url), patience_s=0.0)
+    later._client = lambda: Client(str(second.http.base_url), patience_s=0.0)
     later.report(line(COUNT))
     assert later.flush(HANG_S)
     later.close()
@@ -233,13 +233,13 @@ def test_hooks_are_switched_off_by_an_environment_variable(monkeypatch: pytest.M
 def asked(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Reporter, list[str]]:
     """A connection to a service that knows ten problems, and the questions that it sends."""
     sent: list[str] = []
-    send = Client._send
+    ask = Client._ask
 
-    def note(self: Client, method: str, path: str, **options: object) -> object:
+    def note(self: Client, method: str, path: str, *of: object, **options: object) -> object:
         sent.append(path)
-        return send(self, method, path, **options)
+        return ask(self, method, path, *of, **options)
 
-    monkeypatch.setattr(Client, "_send", note)
+    monkeypatch.setattr(Client, "_ask", note)
     namespace = f"hooks.e{tmp_path.name[-20:]}"
     url = str(service.http.base_url)
     with Client(url, namespace=namespace) as client:

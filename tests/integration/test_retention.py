@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -10,24 +11,28 @@ import pytest
 import sqlalchemy as sa
 
 from service.errors import InvalidError
-from service.formats import ImportedRecord
-from service.records import coverage, log_page, network, retention
+from service.formats import ImportedRecord, Source, read
+from service.records import coverage, exporter, foreign, log_page, network, retention
 from service.records.filter import Tasks, Wanted
+from service.records.foreign_ranking import ForeignQuestion
 from service.records.importer import import_items
-from service.records.retention import Doubtful, prune
+from service.records.retention import Doubtful, Purged, prune
 from service.selection.database import RecordDatabase
 from service.store.backup import backup
 from service.store.db import Store
-from service.store.tables import advice, purge, record, tombstone
+from service.store.tables import advice, advice_tombstone, purge, record, tombstone
 from service.store.tables import network as network_table
 from service.tuning import run_status
 from strategy.confirmation import Confirmation
 from strategy.record import Device, ErrorKind, Phase
 from strategy.select import select
+from strategy.target import Target
+from strategy.workload import Workload
 from tests.integration.scene import FAST, SLOW, TARGET, WORKLOAD, Scene, configs, timed
 from tests.integration.test_import import bests, count, expected_best, made
 
 DAY_S = 86_400.0
+H100 = Target.parse("cuda -arch=sm_90 -model='NVIDIA H100'")
 
 
 def aged(store: Store) -> list[ImportedRecord]:
@@ -132,7 +137,7 @@ def confirm(store: Store) -> None:
         network.put(c, given, "default")
 
 
-def test_a_purge_deletes_advice_and_the_verdicts_of_its_time(store: Store) -> None:
+def test_a_purge_marks_advice_and_deletes_the_verdicts_of_its_time(store: Store) -> None:
     confirm(store)
     advise(store, 1, worker="w", measured_at=DAY_S)
     advise(store, 2, worker="v", measured_at=3 * DAY_S)
@@ -150,7 +155,36 @@ def test_a_purge_deletes_advice_and_the_verdicts_of_its_time(store: Store) -> No
             said = retention.count_doubtful(c, which)
             assert retention.purge_doubtful(c, which, "a wrong winner") == said
         assert (said.records, said.advice, said.networks) == (0, *gone), which
-    assert (count(store, advice), count(store, network_table)) == (0, 0)
+    assert (count(store, advice_tombstone), count(store, network_table)) == (4, 0)
+
+
+def test_purged_advice_answers_nothing_and_is_not_imported_again(store: Store) -> None:
+    path = next((Path(__file__).parents[1] / "data" / "foreign").glob("*.best_config"))
+    asked = ForeignQuestion(workload=Workload("helion.kernel", (), {"cache_key": path.stem}))
+
+    def answers() -> tuple[int, int, int]:
+        items = read(Source(io.BytesIO(path.read_bytes()), path.name))
+        import_items(store, items)
+        with store.read() as c:
+            kernels = foreign.list_kernels(c, "helion", "default").kernels
+            found = foreign.find_best(c, "helion", asked, "default").answers
+            known = RecordDatabase(c).foreign(asked.workload, H100)
+            advised = RecordDatabase(c).advised(asked.workload, H100, None)
+        exported = len(list(exporter.export_advice(store)))
+        assert bool(known) is True
+        assert len(kernels) == len(found) == len(advised)
+        return len(kernels), exported, count(store, advice)
+
+    assert answers() == (1, 1, 1)
+    with store.write() as c:
+        assert retention.purge_doubtful(c, Doubtful(source="triton"), "another's") == Purged()
+        assert retention.purge_doubtful(c, Doubtful(source="helion"), "a bad host").advice == 1
+        assert retention.purge_doubtful(c, Doubtful(source="helion"), "again") == Purged()
+    assert answers() == (0, 0, 1)
+    with store.write() as c:  # as it was before the purge
+        c.execute(sa.update(purge).values(at=purge.c.at + DAY_S))
+        then = c.scalar(sa.select(purge.c.at)) - 1
+        assert len(RecordDatabase(c, as_of=then).advised(asked.workload, H100, None)) == 1
 
 
 def test_pruning_keeps_the_newest_advice_of_each_task_and_device(store: Store) -> None:

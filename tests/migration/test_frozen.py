@@ -15,7 +15,7 @@ from service.access import token as token_module
 from service.errors import ForbiddenError, SchemaError
 from service.formats import ImportedRecord, Source, read
 from service.queue import fleet
-from service.records import exporter, tvm_history
+from service.records import exporter, retention, tvm_history
 from service.records import network as networks
 from service.records.filter import Wanted
 from service.records.importer import import_items
@@ -101,6 +101,12 @@ def url_0007(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def url_0008(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The same after its upgrade to 0008."""
     return _thaw("0008", request, tmp_path)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url_0009(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The same after its upgrade to 0009."""
+    return _thaw("0009", request, tmp_path)
 
 
 def _thaw(revision: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
@@ -424,3 +430,27 @@ def test_schema_0008_is_carried_forward_and_gone_back_to_without_networks(url_00
         migration.downgrade(url_0008, "0008")
     migration.downgrade(url_0008, "0008", lose=True)
     assert migration.upgrade(url_0008) == migration.head()
+
+
+def test_schema_0009_is_carried_forward_and_gone_back_to_without_purged_advice(url_0009: str) -> None:
+    assert migration.current(url_0009) == "0009"
+    assert migration.upgrade(url_0009) == migration.head()
+    (sample,) = (DATA / "foreign").glob("*.best_config")
+    store = Store(url_0009)
+    try:
+        import_items(store, read(Source(BytesIO(sample.read_bytes()), sample.name)))
+        with store.write() as c:
+            which = retention.Doubtful(source="helion")
+            assert retention.purge_doubtful(c, which, "a bad host").advice == 1
+        assert_derived(store)
+    finally:
+        store.close()
+    with pytest.raises(SchemaError, match="1 purged winners"):
+        migration.downgrade(url_0009, "0009")
+    migration.downgrade(url_0009, "0009", lose=True)
+    assert migration.upgrade(url_0009) == migration.head()
+    store = Store(url_0009)
+    try:
+        assert _rows(store, advice) == []  # nothing answers again
+    finally:
+        store.close()
