@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from plevel.client import Client, ServiceError
+from plevel.client import Client, ServiceError, UnreachableError
 from plevel.hooks import known, spool
 from plevel.hooks import reporter as module
 from plevel.hooks.reporter import Reporter
@@ -25,7 +28,7 @@ from tests.integration.process import Service, Start
 from tests.limit import HANG_S
 from tests.port import free_port
 
-COUNT = 40
+COUNT = 20
 
 
 def line(i: int, kernel: str = "k") -> dict:
@@ -88,49 +91,81 @@ def test_without_a_service_the_tool_goes_on_and_is_told_once(
     assert len(kept.read_bytes().splitlines()) == 3
 
 
-def test_a_service_that_dies_in_mid_put_gets_everything_later(
-    start: Start, sqlite_copy: str, tmp_path: Path, quick: None
+def test_a_service_that_dies_in_mid_put_gets_everything_once(
+    start: Start, url: str, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = start(sqlite_copy)
-    reporter = Reporter(str(first.http.base_url), folder=tmp_path / "spool")
-    for i in range(COUNT):
-        reporter.report(line(i))
-        if i == COUNT // 2:
-            first.kill()
-    assert reporter.flush(HANG_S)
-    reporter.close()
-    second = start(sqlite_copy)
-    later = Reporter(str(second.http.base_url), folder=tmp_path / "spool")
-    # Another address is another service, whose reports are its own.
-    later._spool = reporter._spool
-    later._client = lambda: Client(str(second.http.base_url), patience_s=0.0)
-    later.report(line(COUNT))
-    assert later.flush(HANG_S)
-    later.close()
-    assert stored(str(second.http.base_url)) == list(range(COUNT + 1))
-    assert list((tmp_path / "spool").glob("*.ndjson")) == []
+    """It is killed in the midst of a report's body, then after it stored one and before it said so."""
+    services = [start(url)]
+    reporter = Reporter(services[0].url, folder=tmp_path / "spool")
+    # The same service at another address.
+    reporter._client = lambda: Client(services[-1].url, patience_s=0.0)  # type: ignore[method-assign]
+    put = Client.import_records
+
+    def halved(data: bytes) -> Iterator[bytes]:
+        yield data[: len(data) // 2]
+        services[-1].kill()
+        yield data[len(data) // 2 :]
+
+    def in_the_midst(self: Client, parts: Iterable[bytes], **options: Any) -> dict[str, Any]:
+        return put(self, halved(b"".join(parts)), **options)
+
+    def before_the_answer(self: Client, parts: Iterable[bytes], **options: Any) -> dict[str, Any]:
+        assert put(self, parts, **options)["new"] > 0
+        services[-1].kill()
+        raise UnreachableError("the connection was reset")
+
+    for number, dies in enumerate((in_the_midst, before_the_answer, put)):
+        monkeypatch.setattr(Client, "import_records", dies)
+        reporter.report(line(number))
+        assert reporter.flush(HANG_S)
+        reporter.close()  # a process that ends; the next one sends what it kept
+        assert bool(list((tmp_path / "spool").glob("*.ndjson"))) is (dies is not put)
+        if dies is not put:
+            services.append(start(url))
+    assert stored(services[-1].url) == [0, 1, 2]
 
 
-def test_two_processes_at_once_store_nothing_twice(service: Service, tmp_path: Path) -> None:
-    """Both deliver what a third had kept, and their own, which overlap."""
-    url = str(service.http.base_url)
-    away = Reporter(f"http://127.0.0.1:{free_port()}", namespace="hooks.b", folder=tmp_path)
-    away._spool = Spool(tmp_path, f"{url} hooks.b")
+BOTH = """
+import json, sys
+from pathlib import Path
+from plevel.hooks.reporter import Reporter
+from strategy.foreign import foreign_workload
+
+url, folder = sys.argv[1:]
+reporter = Reporter(url, namespace="hooks.b", folder=Path(folder))
+for line in json.load(sys.stdin):
+    reporter.report(line)
+    asked = foreign_workload(line["tool"], line["kernel"], line["attrs"])
+    assert reporter.best("triton", asked, device_model="NVIDIA H100", limit=1000) is not None
+assert reporter.flush(60)
+"""
+
+
+def test_two_processes_at_once_store_nothing_twice(start: Start, url: str, tmp_path: Path) -> None:
+    """Both put into one kernel and ask for it, and deliver what a third had kept, and reports that overlap."""
+    service, spool = start(url), tmp_path / "spool"
+    away = Reporter(f"http://127.0.0.1:{free_port()}", namespace="hooks.b", folder=spool)
+    away._spool = Spool(spool, f"{service.url} hooks.b")
     away._keep(b"".join(encoded(i) for i in range(5)))
     away._spool.close()
-    code = (
-        "import sys; from pathlib import Path; from plevel.hooks.reporter import Reporter\n"
-        "from tests.integration.test_hooks import line\n"
-        "r = Reporter(sys.argv[1], namespace='hooks.b', folder=Path(sys.argv[2]))\n"
-        f"for i in range({COUNT}): r.report(line(i))\n"
-    )
     root = Path(__file__).parents[2]
-    both = [
-        subprocess.Popen([sys.executable, "-c", code, url, str(tmp_path)], cwd=root) for _ in range(2)
-    ]
+    both, own = [], [*range(COUNT, 2 * COUNT)]
+    for who in "ab":
+        lines = [line(i) for i in range(COUNT)]
+        for i in own:
+            mine = {"config": {"B": i, "by": who}, "samples_s": [1e-3 + (i - COUNT) * 1e-6]}
+            lines.append({**line(0), "candidates": [mine]})
+        command = [sys.executable, "-c", BOTH, service.url, str(spool)]
+        both.append(subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, text=True))
+        with both[-1].stdin as given:
+            json.dump(lines, given)
     assert [p.wait(HANG_S) for p in both] == [0, 0]
-    assert stored(url, "hooks.b") == list(range(COUNT))
-    assert list(tmp_path.glob("*.ndjson")) == []
+    assert stored(service.url, "hooks.b") == sorted([*range(COUNT), *own, *own])
+    with Client(service.url, namespace="hooks.b") as client:
+        found = client.foreign_best("triton", problem(0), limit=1000)["answers"]
+    assert len(found) == 1 + 2 * COUNT
+    assert found[0]["median_s"] == 1e-3
+    assert list(spool.glob("*.ndjson")) == []
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
