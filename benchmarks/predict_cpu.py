@@ -265,7 +265,8 @@ def _fit_ranks(trials: Sequence[Trials]) -> Predictor:
     """The same features and trees, fitted to the order within each shape."""
     import xgboost
 
-    from service.search.predictor import _PARAMETERS, ROUNDS, Predictor, learnable
+    from service.search.booster import PARAMETERS, ROUNDS
+    from service.search.predictor import Predictor, learnable
 
     columns, x, y = learnable(trials)
     names = [t.workload.key for t in trials for _ in t.log_s]
@@ -274,7 +275,7 @@ def _fit_ranks(trials: Sequence[Trials]) -> Predictor:
     order = np.argsort(shape, kind="stable")
     # What comes first is to be highest, and nothing negative.
     data = xgboost.DMatrix(x[order], label=float(y.max()) - y[order], qid=shape[order])
-    parameters = {k: v for k, v in _PARAMETERS.items() if k != "base_score"}
+    parameters = {k: v for k, v in PARAMETERS.items() if k != "base_score"}
     booster = xgboost.train(
         parameters | {"objective": "rank:pairwise", "lambdarank_pair_method": "mean",
                       "lambdarank_num_pair_per_sample": 8}, data, ROUNDS,

@@ -329,13 +329,52 @@ class Direct:
 
         return self._ask(Row, training.show, model_id)
 
-    def train_model(self, op: str, target: Target) -> Row:
-        """Train a cost model in a process of its own, and wait for it."""
+    def train_model(
+        self, op: str, target: Target, *, afresh: bool = False, told: Callable[[str], None] = lambda text: None
+    ) -> Row:
+        """Train a cost model in a process of its own, and wait for it.
+
+        Args:
+            op: the operator.
+            target: the target.
+            afresh: train from nothing, not from the newest model.
+            told: is told what it does.
+        """
         store = self._require("a record of it")
         from service.predict import training
 
         with _told():
-            trained: Row = to_json(training.train_apart(store, op, target.key))
+            trained: Row = to_json(
+                training.train_apart(store, op, target.key, afresh=afresh, told=told)
+            )
+        return trained
+
+    def train_on(
+        self, client: Any, op: str, target: Target, *, afresh: bool, told: Callable[[str], None],
+        said: Callable[[str], None],
+    ) -> Row:  # fmt: skip
+        """Train a cost model on a Dask cluster.
+
+        Args:
+            client: connected to its scheduler.
+            op: the operator.
+            target: the target.
+            afresh: train from nothing, not from the newest model.
+            told: is told what it does.
+            said: is told what goes wrong and is mended.
+        """
+        store = self._require("a record of it")
+        from service.predict import learner
+        from service.predict.cluster import Cluster
+
+        cluster = Cluster(client, said)
+        try:
+            with _told():
+                trained: Row = to_json(
+                    learner.train(store, op, target.key, afresh=afresh, told=told, cluster=cluster)
+                )
+        finally:
+            cluster.clear()
         return trained
 
     def workers(self) -> Rows:

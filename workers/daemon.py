@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strategy.folder import scratch
 from strategy.installed import installed
 from strategy.record import Device, Lease, LeaseRequest, Registered, Result, WorkerInfo
 from workers.builder import Built
@@ -30,7 +31,6 @@ from workers.builder_pool import AHEAD, BuilderPool, Elsewhere
 from workers.client import Client, DeviceBusyError, ServiceError, StoppedError, UnknownWorkerError
 from workers.cpu import Cores, environment, hottest
 from workers.cuda.runner import runner_on
-from workers.folder import scratch
 from workers.lease import GOODBYE_S, Held, Holdings
 from workers.sandbox import ForkServer, Interrupted
 from workers.spool import Spool

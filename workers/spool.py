@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from strategy.folder import hold, keep_newest, taken_over
 from strategy.record import Report, Results, ResultsAccepted, WireError, decode, encode
 from workers.client import (
     FIRST_PAUSE_S,
@@ -27,7 +28,6 @@ from workers.client import (
     ServiceError,
     UnreachableError,
 )
-from workers.folder import hold, keep_newest, taken_over
 
 log = logging.getLogger(__name__)
 # The spool needs no limit, as a worker that cannot report gets no jobs.

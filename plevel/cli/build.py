@@ -276,7 +276,7 @@ class _Plan(NamedTuple):
 def _verify(workload: Workload, rows: list[LibraryRow], library: Path) -> int:
     """Verify a library and return the number of sizes that it was run at; remove it if it fails."""
     from strategy.compile.entry import Entry
-    from workers.folder import scratch
+    from strategy.folder import scratch
     from workers.sandbox import ForkServer, SandboxError
     from workers.verification import Parameter, VerificationError, verify
 

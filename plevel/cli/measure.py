@@ -108,10 +108,10 @@ def _target_of(device: str, threads: int | None) -> Target:
 
 def _measure(job: Job, device: str) -> Result:
     """The result of a job of one entry."""
+    from strategy.folder import scratch
     from workers.builder_pool import BuilderPool
     from workers.cpu import DeviceError, assign, parse_cores, timing_lock
     from workers.cuda.runner import runner_on
-    from workers.folder import scratch
     from workers.sandbox import ForkServer, SandboxError
 
     results: list[Result] = []

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
-from typing import Annotated, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from plevel.cli import location, option
+from plevel.cli import location, option, tls
+from plevel.cli.error import UsageError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_CONNECT_S = 5.0
 app = typer.Typer(help="Cost models, trained from a database's records.", no_args_is_help=True)
 
 
@@ -45,23 +54,51 @@ def train(
     op: option.Op,
     target: option.TargetSpec = "cpu",
     threads: option.Threads = None,
+    afresh: Annotated[
+        bool, typer.Option("--afresh", help="Train from nothing, not from the newest model.")
+    ] = False,
+    dask: Annotated[
+        str | None,
+        typer.Option("--dask", metavar="ADDRESS", help="A Dask scheduler whose workers train: tls://host:8786."),
+    ] = None,
+    tls_ca: tls.Authority = None,
+    tls_cert: tls.Certificate = None,
+    tls_key: tls.Key = None,
     url: option.Url = None,
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Train a cost model of an operator on a target from all of its records.
+    """Train a cost model of an operator on a target, or bring the newest one up to date.
 
-    With a service, this queues the training and returns; it starts when no run is live.
+    With a service, this queues the training and returns; it starts when no run is live. With --dask, the records are
+    read here, and the workers of a Dask cluster train (extra 'cluster').
 
     Example: plevel model train dense --target cpu
     """
-    from plevel.cli.output import print_json
+    from plevel.cli.output import make_console, print_json
+    from plevel.direct import Direct
     from strategy.table import show_number
 
     where = option.read_target(target, threads)
     place = location.locate(url, database)
-    with place.connect() as service:
-        found = service.train_model(op, where)
+    with contextlib.ExitStack() as stack:
+        service = stack.enter_context(place.connect())
+        if isinstance(service, Direct):
+            console = make_console(stderr=True)
+            told = stack.enter_context(_Status(console))
+            if dask is None:
+                found = service.train_model(op, where, afresh=afresh, told=told)
+            else:
+                client = stack.enter_context(_connect(dask, tls_ca, tls_cert, tls_key))
+                found = service.train_on(
+                    client, op, where, afresh=afresh, told=told,
+                    said=lambda text: console.print(text, markup=False, highlight=False),
+                )  # fmt: skip
+        else:
+            for name, given in {"--afresh": afresh, "--dask": dask}.items():
+                if given:
+                    raise UsageError(f"{name}: a service trains in its own way: name the --database instead")
+            found = service.train_model(op, where)
     if as_json:
         print_json(found)
     elif "version" in found:
@@ -72,6 +109,50 @@ def train(
             f"{show_number(found['records'], 'record')} of {show_number(found['workloads'], 'workload')}; it is "
             f"trained when no run is live, and 'plevel model list{place.option}' then shows it"
         )
+
+
+class _Status(contextlib.AbstractContextManager["_Status"]):
+    """A line that says what the training does: live on a terminal, else nothing."""
+
+    def __init__(self, console: Console) -> None:
+        self._status = console.status("training") if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, text: str) -> None:
+        if self._status is not None:
+            self._status.update(text)
+
+
+@contextlib.contextmanager
+def _connect(address: str, ca: Path | None, certificate: Path | None, key: Path | None) -> Iterator[Any]:
+    """A client of a Dask scheduler. Raises UsageError."""
+    from plevel.embedded import require_cluster
+
+    require_cluster("distributed")
+    from distributed import Client
+
+    from workers.cluster.client import SecurityError, secure
+
+    try:
+        security = secure(address, ca, certificate, key)
+    except SecurityError as error:
+        raise UsageError(f"--dask {error}") from error
+    for name in ("distributed", "distributed.client"):  # what matters is said here
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        client = Client(address, security=security, set_as_default=False, timeout=_CONNECT_S)
+    except (OSError, TimeoutError) as error:
+        raise UsageError(f"--dask {address}: not reachable: {error}: start `dask scheduler` there") from error
+    with client:
+        yield client
 
 
 @app.command()
@@ -104,6 +185,8 @@ def _show(model: dict[str, Any]) -> None:
         f"{show_number(model['workloads'], 'workload')}, "
         f"in {model['train_s']:.1f} s"
     )
+    if model["lineage"]:
+        print(f"how        {model['lineage']}")
     print(
         f"accuracy   {model['accuracy']:.3f} of {show_number(model['pairs'], 'pair')} of "
         f"{show_number(model['held_out'], 'held-out workload')} are in the measured order; "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.folder import keep_newest
+from strategy.folder import keep_newest
 
 _KEPT_BYTES = 64 * 2**20  # scripts and logs of pilots
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import sqlalchemy as sa
@@ -14,57 +14,117 @@ from service.records.best import standing
 from service.search.features import Digits
 from service.search.predictor import Floats, Trials
 from service.store.namespace import DEFAULT
+from service.store.sql import among
 from service.store.tables import record, task, workload
 from strategy.record import Phase, convert, estimate
 from strategy.space import ConfigSpace
 from strategy.workload import Workload
 
+PAGE = 20_000  # records of one task that are held at once
+TASKS = 200  # whose records are read by one statement
+MOST_RANKED = 200_000  # records that the accuracy is computed from
+
 RAN = (record.c.error.is_(None), record.c.phase != Phase.REFERENCE.value, standing())
 
 
-def find_tasks(connection: sa.Connection, op: str, target_id: int) -> dict[int, Any]:
-    """The tasks of an operator on a target, of the newest version of each implementation's code."""
-    tasks = connection.execute(
-        sa.select(*task.c["id", "implementation", "version", "space"], workload.c.body)
-        .join(workload, workload.c.id == task.c.workload_id)
-        .where(workload.c.op == op, task.c.target_id == target_id, task.c.namespace == DEFAULT)
-        .order_by(task.c.id)
-    ).all()
-    newest = {t.implementation: _code(t.version) for t in tasks}
-    return {t.id: t for t in tasks if _code(t.version) == newest[t.implementation]}
-
-
 def read_trials(
-    connection: sa.Connection, op: str, target_id: int, tasks: Mapping[int, Any]
+    connection: sa.Connection, op: str, target_id: int, wanted: Sequence[sa.ColumnElement[bool]] = ()
 ) -> Iterator[tuple[int, Trials]]:
-    """The successful records of these tasks, by the task's id."""
-    ours = (
-        sa.select(task.c.id)
-        .join(workload, workload.c.id == task.c.workload_id)
-        .where(workload.c.op == op, task.c.target_id == target_id, task.c.namespace == DEFAULT)
-    )
-    rows = connection.execution_options(yield_per=20_000).execute(
+    """The successful records of an operator on a target, by their task's id, which pages of one task share.
+
+    Args:
+        wanted: further conditions on `record`.
+    """
+    rows = (
         sa.select(record.c.task_id, record.c.config, record.c.median_s)
-        .where(record.c.task_id.in_(ours), *RAN)
+        .where(among(record.c.task_id), *RAN, *wanted)
         .order_by(record.c.task_id)
+        .execution_options(yield_per=PAGE)
     )
-    for task_id, group in groupby(rows, key=lambda r: r[0]):
-        if task_id in tasks:
-            trials = _trials(tasks[task_id], ((r[1], r[2], 0.0) for r in group))
-            if trials is not None:
-                yield task_id, trials
+    for tasks in _read_tasks(connection, op, target_id):
+        found = connection.execute(rows, {"ids": sorted(tasks)})
+        for task_id, group in groupby(found, key=lambda r: r[0]):
+            while page := [(r[1], r[2], 0.0) for r in islice(group, PAGE)]:
+                trials = _trials(tasks[task_id], page)
+                if trials is not None:
+                    yield task_id, trials
 
 
-def read_with_doubt(connection: sa.Connection, one: Any) -> Trials:
-    """The successful records of a task, with the uncertainty of their times."""
-    rows = connection.execute(
-        sa.select(*record.c["config", "median_s", "samples_s"]).where(
-            record.c.task_id == one.id, *RAN
+def read_held_out(
+    connection: sa.Connection, op: str, target_id: int, is_held: Callable[[Workload], bool]
+) -> list[Trials]:
+    """Records of held-out workloads, with the uncertainty of their times: at most `MOST_RANKED`, evenly."""
+    pages = (tasks.values() for tasks in _read_tasks(connection, op, target_id))
+    held = [t for page in pages for t in page if is_held(convert(t.body, Workload))]
+    counted = (
+        sa.select(record.c.task_id, sa.func.count())
+        .where(among(record.c.task_id), *RAN)
+        .group_by(record.c.task_id)
+    )
+    counts = {row[0]: row[1] for row in connection.execute(counted, {"ids": [t.id for t in held]})}
+    share = max(1, MOST_RANKED // max(1, len(counts)))
+    found = []
+    for one in held:
+        step = -(-counts.get(one.id, 0) // share)
+        if step:
+            rows = connection.execute(
+                sa.select(*record.c["config", "median_s", "samples_s"]).where(
+                    record.c.task_id == one.id, record.c.id % step == 0, *RAN
+                )
+            )
+            found.append(_trials(one, ((r.config, r.median_s, _doubt(r.samples_s)) for r in rows)))
+    return [t for t in found if t is not None]
+
+
+class Counted(NamedTuple):
+    """The training data on record: records up to some id and after it, and all their workloads."""
+
+    before: int
+    after: int
+    workloads: int
+
+
+def count_trials(connection: sa.Connection, op: str, target_id: int, record_id: int) -> Counted:
+    """Count what `read_trials` reads."""
+    old = sa.func.sum(sa.case((record.c.id <= record_id, 1), else_=0))
+    counted = (
+        sa.select(record.c.task_id, sa.func.count().label("all"), old.label("old"))
+        .where(among(record.c.task_id), *RAN)
+        .group_by(record.c.task_id)
+    )
+    total = before = 0
+    workloads = set()
+    for tasks in _read_tasks(connection, op, target_id):
+        for row in connection.execute(counted, {"ids": sorted(tasks)}):
+            total, before = total + row.all, before + row.old
+            workloads.add(tasks[row.task_id].workload_id)
+    return Counted(before, total - before, len(workloads))
+
+
+def _read_tasks(connection: sa.Connection, op: str, target_id: int) -> Iterator[dict[int, Any]]:
+    """Pages of an operator's tasks on a target, of the newest version of each implementation's code."""
+    ours = (workload.c.op == op, task.c.target_id == target_id, task.c.namespace == DEFAULT)
+    join = task.join(workload, workload.c.id == task.c.workload_id)
+    last = sa.select(sa.func.max(task.c.id)).select_from(join).where(*ours).group_by(task.c.implementation)
+    newest = {
+        t.implementation: _code(t.version)
+        for t in connection.execute(
+            sa.select(*task.c["implementation", "version"]).where(task.c.id.in_(last))
         )
-    )
-    trials = _trials(one, ((r.config, r.median_s, _doubt(r.samples_s)) for r in rows))
-    assert trials is not None
-    return trials
+    }
+    after = 0
+    while True:
+        page = connection.execute(
+            sa.select(*task.c["id", "workload_id", "implementation", "version", "space"], workload.c.body)
+            .select_from(join)
+            .where(*ours, task.c.id > after)
+            .order_by(task.c.id)
+            .limit(TASKS)
+        ).all()
+        if not page:
+            return
+        after = page[-1].id
+        yield {t.id: t for t in page if _code(t.version) == newest[t.implementation]}
 
 
 def _doubt(samples_s: Sequence[float]) -> float:

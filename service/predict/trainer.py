@@ -89,9 +89,8 @@ class Trainer(Background):
         child, due, asked = self._child
         self._child = None
         if child.poll() is None:
-            child.kill()
             self._due[due] = asked
-        child.wait()
+        training.stop(child)
 
     def _note_finished(self, connection: sa.Connection) -> None:
         newest = _newest_run(connection)  # first, so that a concurrent run is found next time

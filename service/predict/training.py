@@ -1,44 +1,39 @@
-"""Cost models in the database: trained from its records, versioned, with their accuracy.
-
-`python -m service.predict.training OP TARGET` reads a database's URL from standard input, trains a model, and
-prints the result as a line of JSON.
-"""
+"""Cost models in the database: versioned, with their accuracy; and the process that trains them."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
 
 import msgspec
 import sqlalchemy as sa
+from platformdirs import user_cache_path
 
 from service.errors import InvalidError, NotFoundError
-from service.predict.evaluation import evaluate
-from service.predict.evidence import find_tasks, read_trials, read_with_doubt
+from service.predict.forest import Told
 from service.predict.ranker import LEAST_ACCURACY
 from service.records.best import standing
-from service.search.predictor import Predictor, Ranking
 from service.store.db import Store
-from service.store.sql import insert, now
+from service.store.sql import insert
 from service.store.tables import cost_model, record, target, task, workload
-from strategy.record import to_json
+from strategy.folder import sweep
 
 LEAST_WORKLOADS = 5  # at least one of which is held out
-HELD_OUT = 0.2  # share of the workloads
+OWNER = "training"  # of temporary files
+TOLD = "# "  # before what the process tells
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """A cost model of one operator on one target. `version` counts from 1.
 
     `accuracy` is the share of pairs of configurations of held-out workloads that a model trained on the
-    other workloads ranks as measured; the model answers `predicted` if that is at least `bar`.
+    other workloads ranks as measured; the model answers `predicted` if that is at least `bar`. `lineage`
+    says how it was trained.
     """
 
     id: int
@@ -54,6 +49,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     train_s: float
     created_at: float
     answers: bool
+    lineage: str
     bar: float = LEAST_ACCURACY
 
 
@@ -89,11 +85,12 @@ def known(connection: sa.Connection, op: str, target_key: str) -> Known:
     if connection.scalar(sa.select(target.c.id).where(target.c.key == target_key)) is None:
         raise NotFoundError(f"target {target_key}: no records: tune the operator on it first")
     found = count(connection, op, target_key)
-    _check(op, target_key, found.workloads)
+    check(op, target_key, found.workloads)
     return found
 
 
-def _check(op: str, target_key: str, workloads: int) -> None:
+def check(op: str, target_key: str, workloads: int) -> None:
+    """Raise `InvalidError` if there are too few workloads for a model."""
     if workloads < LEAST_WORKLOADS:
         raise InvalidError(
             f"{op} on {target_key}: {workloads} workloads on record, at least {LEAST_WORKLOADS} are "
@@ -101,44 +98,7 @@ def _check(op: str, target_key: str, workloads: int) -> None:
         )
 
 
-def train(store: Store, op: str, target_key: str) -> Model:
-    """Train a model in this process and store it.
-
-    Raises:
-        NotFoundError: the target is not in the database.
-        InvalidError: too few workloads of the operator are on record on it.
-    """
-    began = time.monotonic()
-    with store.read() as connection:
-        target_id = connection.scalar(sa.select(target.c.id).where(target.c.key == target_key))
-        if target_id is None:
-            raise NotFoundError(f"target {target_key}: no records: tune the operator on it first")
-        tasks = find_tasks(connection, op, target_id)
-        found = dict(read_trials(connection, op, target_id, tasks))
-        trials = list(found.values())
-        keys = sorted(
-            {t.workload.key for t in trials}, key=lambda k: hashlib.sha256(k.encode()).digest()
-        )
-        _check(op, target_key, len(keys))
-        held = set(keys[: max(1, round(HELD_OUT * len(keys)))])
-        held_out = [
-            read_with_doubt(connection, tasks[i]) for i, t in found.items() if t.workload.key in held
-        ]
-    tested = Predictor.fit([t for t in trials if t.workload.key not in held])
-    ranking, evaluation = tested.rank(held_out), evaluate(tested, held_out)
-    # The stored model is trained on all workloads.
-    columns, trees = Predictor.fit(trials).dump()
-    values = {
-        "op": op, "target_id": target_id, "created_at": now(), "train_s": time.monotonic() - began,
-        "records": sum(len(t.log_s) for t in trials), "workloads": len(keys),
-        **_ranked(ranking), "columns": columns, "trees": trees,
-        "digest": hashlib.sha256(trees).hexdigest()[:32], "evaluation": to_json(evaluation),
-    }  # fmt: skip
-    with store.write() as connection:
-        return show(connection, _put(connection, values))
-
-
-def _put(connection: sa.Connection, values: Mapping[str, Any]) -> int:
+def put(connection: sa.Connection, values: Mapping[str, Any]) -> int:
     """Store a model as the next version of its operator and target; return its id."""
     version = sa.select(sa.func.coalesce(sa.func.max(cost_model.c.version), 0) + 1).where(
         cost_model.c.op == values["op"], cost_model.c.target_id == values["target_id"]
@@ -148,13 +108,6 @@ def _put(connection: sa.Connection, values: Mapping[str, Any]) -> int:
     while (model_id := connection.scalar(statement)) is None:
         pass  # another service has just used this version
     return int(model_id)
-
-
-def _ranked(ranking: Ranking) -> dict[str, Any]:
-    return {
-        "held_out": ranking.workloads, "pairs": ranking.pairs, "accuracy": ranking.accuracy,
-        "sigma_log": ranking.sigma_log,
-    }  # fmt: skip
 
 
 def find(
@@ -178,7 +131,7 @@ def show(connection: sa.Connection, model_id: int) -> Model:
 
 
 def _models() -> sa.Select[Any]:
-    large = ("target_id", "columns", "trees", "digest", "evaluation")
+    large = ("target_id", "columns", "trees", "tested", "digest", "evaluation")
     columns = [c for c in cost_model.c if c.name not in large]
     return sa.select(*columns, target.c.key.label("target")).join(
         target, target.c.id == cost_model.c.target_id
@@ -186,15 +139,36 @@ def _models() -> sa.Select[Any]:
 
 
 def _model(row: Any) -> Model:
-    return Model(answers=row.accuracy >= LEAST_ACCURACY, **row._mapping)
+    said = row.lineage["said"] if row.lineage else ""
+    return Model(answers=row.accuracy >= LEAST_ACCURACY, **{**row._mapping, "lineage": said})
 
 
-def start(store: Store, op: str, target_key: str, *, piped: bool = False) -> subprocess.Popen[str]:
-    """Train in a process of its own, at a lower priority than timing; errors are logged."""
-    kind = subprocess.PIPE if piped else None
+def temporary_root() -> Path:
+    """The folder of trainings' temporary files: the user's cache, else the system's."""
+    root = user_cache_path("plevel", appauthor=False) / OWNER
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.gettempdir())
+    return root if os.access(root, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def start(
+    store: Store, op: str, target_key: str, *, afresh: bool = False, errors: IO[bytes] | None = None
+) -> subprocess.Popen[str]:
+    """Train in a process of its own, at a lower priority than timing.
+
+    Args:
+        store: the database.
+        op: the operator.
+        target_key: the target.
+        afresh: as for `train`.
+        errors: gets what it writes to standard error. Without it, errors are logged and nothing is told.
+    """
     child = subprocess.Popen(
-        [sys.executable, "-m", "service.predict.training", op, target_key],
-        stdin=subprocess.PIPE, stdout=kind or subprocess.DEVNULL, stderr=kind, text=True,
+        [sys.executable, "-m", "service.predict.learner", op, target_key, *(["--afresh"] if afresh else [])],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE if errors else subprocess.DEVNULL, stderr=errors,
+        text=True,
     )  # fmt: skip
     assert child.stdin is not None
     with child.stdin:
@@ -202,34 +176,32 @@ def start(store: Store, op: str, target_key: str, *, piped: bool = False) -> sub
     return child
 
 
-def train_apart(store: Store, op: str, target_key: str) -> Model:
+def train_apart(
+    store: Store, op: str, target_key: str, *, afresh: bool = False, told: Told = lambda text: None
+) -> Model:
     """Train in a process of its own and wait for it; raise as `train` does."""
-    with start(store, op, target_key, piped=True) as child:
+    with tempfile.TemporaryFile() as errors:
+        child = start(store, op, target_key, afresh=afresh, errors=errors)
         assert child.stdout is not None
-        assert child.stderr is not None
-        found, said = child.stdout.read(), child.stderr.read()
+        line = ""
+        try:
+            with child.stdout:
+                for line in child.stdout:
+                    if line.startswith(TOLD):
+                        told(line.removeprefix(TOLD).rstrip("\n"))
+            child.wait()
+        finally:
+            stop(child)
+        errors.seek(0)
+        said = errors.read().decode(errors="replace").strip().splitlines()
     if child.returncode:
-        raise InvalidError((said.strip().splitlines() or ["the training process died"])[-1])
-    return msgspec.json.decode(found, type=Model)
+        raise InvalidError((said or ["the training process died"])[-1])
+    return msgspec.json.decode(line, type=Model)
 
 
-def main(arguments: Sequence[str]) -> int:
-    from service.errors import ServiceError
-
-    op, target_key = arguments
-    url = sys.stdin.read()  # not an argument: it may hold a password
-    with contextlib.suppress(OSError):
-        os.nice(10)
-    store = Store(url)
-    try:
-        print(json.dumps(msgspec.to_builtins(train(store, op, target_key))))
-    except ServiceError as error:
-        print(error, file=sys.stderr)
-        return 1
-    finally:
-        store.close()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def stop(child: subprocess.Popen[str]) -> None:
+    """End a training, and delete its files."""
+    if child.poll() is None:
+        child.kill()
+    child.wait()
+    sweep(OWNER, temporary_root())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,11 +38,14 @@ class Description:
         self._features = None if space is None else SpaceFeatures(space)
         knobs = self._features.names if self._features else ()
         self._tables = _goes_into(space, list(extents.values()))
-        self.names = (
-            *constant, *(f"knob {n}" for n in knobs),
-            *(f"{what} {space.knobs[i].name} {j}" for i in self._tables if space is not None
-              for j in extents for what in ("into", "waste")),
-        )  # fmt: skip
+        # Each column with its dimension, if it belongs to one.
+        self.owners: dict[str, int | None] = {
+            **dict.fromkeys(constant), **{extent_name(i): i for i in extents},
+            **{f"knob {n}": None for n in knobs},
+            **{f"{what} {space.knobs[i].name} {j}": j for i in self._tables if space is not None
+               for j in extents for what in ("into", "waste")},
+        }  # fmt: skip
+        self.names = tuple(self.owners)
 
     def matrix(self, digits: Digits) -> Matrix:
         constant = np.array(list(self._constant.values()), dtype=np.float32)
@@ -80,7 +84,33 @@ def extents_of(workload: Workload) -> list[int]:
     return [max(d, 1) for d in itertools.chain.from_iterable(shapes)][:MOST_EXTENTS]
 
 
-def repeated(extents: Sequence[Sequence[int]]) -> set[int]:
-    """The indices of dimensions that equal an earlier one in all workloads."""
-    shortest = min(map(len, extents), default=0)
-    return {j for j in range(shortest) if any(all(e[i] == e[j] for e in extents) for i in range(j))}
+class Layout(NamedTuple):
+    """The columns of the features of a set of workloads.
+
+    Attributes:
+        columns: their names.
+        skipped: the indices of dimensions that equal an earlier one in all workloads.
+    """
+
+    columns: tuple[str, ...]
+    skipped: frozenset[int]
+
+
+class Survey:
+    """Collect the layout of workloads that are seen one after the other."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, int | None] = {}  # with the dimension, of those that belong to one
+        self._equal: set[tuple[int, int]] | None = None
+
+    def add(self, workload: Workload, implementation: str, space: ConfigSpace | None) -> None:
+        """Note the columns of one implementation for one workload."""
+        extents = extents_of(workload)
+        pairs = itertools.combinations(range(len(extents)), 2)
+        equal = {(i, j) for i, j in pairs if extents[i] == extents[j]}
+        self._equal = equal if self._equal is None else self._equal & equal
+        self._names.update(Description(workload, implementation, space, ()).owners)
+
+    def layout(self) -> Layout:
+        skipped = frozenset(j for _, j in self._equal or ())
+        return Layout(tuple(n for n, j in self._names.items() if j not in skipped), skipped)

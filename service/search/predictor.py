@@ -7,7 +7,6 @@ for each knob and dimension their ratio and the waste of rounding it up.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,9 +18,9 @@ from service.search.description import (
     CHUNK,
     MOST_EXTENTS,
     Description,
+    Layout,
+    Survey,
     extent_name,
-    extents_of,
-    repeated,
 )
 from service.search.features import Digits, Matrix
 from service.search.pool import Candidates
@@ -33,14 +32,6 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-ROUNDS = 120
-_PARAMETERS = {
-    "objective": "reg:squarederror", "tree_method": "hist", "max_depth": 6, "eta": 0.12,
-    "subsample": 0.8, "colsample_bynode": 0.6, "min_child_weight": 3, "max_bin": 128,
-    "base_score": 0.0, "seed": 0,
-}  # fmt: skip
-THREADS = 2
-MANY = 50_000  # rows from which a second thread pays
 POOL = 3000  # configurations scored to find the best
 ELITE = 16  # of them, whose neighbours are scored next
 NEIGHBOURS = 400
@@ -98,10 +89,10 @@ class Predictor:
     @classmethod
     def fit(cls, trials: Sequence[Trials]) -> Predictor:
         """Learn from trials, all of one operator and target."""
+        from service.search import booster
+
         columns, x, y = learnable(trials)
-        data = _quantised(x, y, _safe(columns))
-        del x  # large for a million records
-        return cls(columns, _train(data))
+        return cls(columns, booster.grow([lambda: (x, y)], len(y), safe(columns)))
 
     def predict(
         self, workload: Workload, implementation: str, space: ConfigSpace | None, digits: Digits
@@ -177,7 +168,7 @@ class Predictor:
         """Features with their share of the gain of all splits, the largest first; empty without splits."""
         gained = self._booster.get_score(importance_type="total_gain")
         total = sum(gained.values())
-        named = zip(self.columns, _safe(self.columns), strict=True)
+        named = zip(self.columns, safe(self.columns), strict=True)
         shares = [(name, gained[safe] / total) for name, safe in named if gained.get(safe)]
         return sorted(shares, key=lambda s: -s[1])
 
@@ -197,46 +188,31 @@ class Predictor:
 
 def grow(features: Matrix, values: Matrix) -> bytes:
     """Trees that predict values from features, in XGBoost's own format. Deterministic."""
-    return bytes(_train(_quantised(features, values)).save_raw("ubj"))
+    from service.search import booster
 
-
-def _quantised(x: Matrix, y: Matrix, names: list[str] | None = None) -> xgboost.QuantileDMatrix:
-    import xgboost
-
-    most = _PARAMETERS["max_bin"]
-    return xgboost.QuantileDMatrix(
-        x, label=y, feature_names=names, nthread=_threads(len(y)), max_bin=most
-    )
-
-
-def _train(data: xgboost.QuantileDMatrix) -> xgboost.Booster:
-    import xgboost
-
-    return xgboost.train({**_PARAMETERS, "nthread": _threads(data.num_row())}, data, ROUNDS)
-
-
-def _threads(rows: int) -> int:
-    return THREADS if rows >= MANY else 1
+    return bytes(booster.grow([lambda: (features, values)], len(values)).save_raw("ubj"))
 
 
 def learnable(trials: Sequence[Trials]) -> tuple[tuple[str, ...], Matrix, Matrix]:
     """The columns, the features of all trials, and the labels: log-seconds less the log of the volume."""
-    skipped = repeated([extents_of(t.workload) for t in trials])
-    described = [Description(t.workload, t.implementation, t.space, skipped) for t in trials]
-    columns = tuple(dict.fromkeys(itertools.chain.from_iterable(d.names for d in described)))
-    place = {name: i for i, name in enumerate(columns)}
-    rows = sum(len(t.log_s) for t in trials)
-    x = np.full((rows, len(columns)), np.nan, dtype=np.float32)
-    y = np.empty(rows, dtype=np.float32)
-    start = 0
-    for t, d in zip(trials, described, strict=True):
-        end = start + len(t.log_s)
-        x[start:end, [place[n] for n in d.names]] = d.matrix(t.digits)
-        y[start:end] = t.log_s - d.log_volume
-        start = end
-    return columns, x, y
+    survey = Survey()
+    for t in trials:
+        survey.add(t.workload, t.implementation, t.space)
+    layout = survey.layout()
+    pages = [describe(t, layout) for t in trials]
+    return layout.columns, np.concatenate([x for x, _ in pages]), np.concatenate([y for _, y in pages])
 
 
-def _safe(columns: Sequence[str]) -> list[str]:
+def describe(trials: Trials, layout: Layout) -> tuple[Matrix, Matrix]:
+    """The features of trials in the columns of a layout, and their labels."""
+    described = Description(trials.workload, trials.implementation, trials.space, layout.skipped)
+    place = {name: i for i, name in enumerate(layout.columns)}
+    known = [(i, place[n]) for i, n in enumerate(described.names) if n in place]
+    x = np.full((len(trials.log_s), len(layout.columns)), np.nan, dtype=np.float32)
+    x[:, [j for _, j in known]] = described.matrix(trials.digits)[:, [i for i, _ in known]]
+    return x, (trials.log_s - described.log_volume).astype(np.float32)
+
+
+def safe(columns: Sequence[str]) -> list[str]:
     """Names without brackets, for XGBoost."""
     return [n.translate(str.maketrans("[]<", "()_")) for n in columns]

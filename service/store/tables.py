@@ -581,6 +581,9 @@ cost_model = sa.Table(
     sa.Column("digest", Digest, nullable=False),  # of the trees
     # Predicted and measured times, importance (`service.predict.evaluation`); NULL in older versions.
     sa.Column("evaluation", Json, nullable=True),
+    # Trees of the model that was tested, without the held-out workloads; NULL in older versions.
+    sa.Column("tested", sa.LargeBinary(), nullable=True),
+    sa.Column("lineage", Json, nullable=True),  # `service.predict.lineage.Lineage`; NULL in older versions
     sa.UniqueConstraint("op", "target_id", "version"),
 )
 

@@ -20,7 +20,7 @@ from service.dashboard.query import run as run_query
 from service.dashboard.query import run_list
 from service.dashboard.query import task as task_query
 from service.dashboard.view import op_url
-from service.predict import training
+from service.predict import learner
 from service.records import log_page
 from service.selection.database import RecordDatabase
 from service.store import backup, catalogue, migration
@@ -219,7 +219,7 @@ def test_what_was_never_measured_is_predicted_on_the_page_too(seeded: Site, tmp_
         backup.backup(store, copy)
     url = f"sqlite:///{copy}"
     with contextlib.closing(Store(url)) as store:
-        model = training.train(store, "dense", seed.TARGET.key)
+        model = learner.train(store, "dense", seed.TARGET.key)
         with store.write() as c:  # the formula of the seed is not what is tested
             c.execute(sa.update(cost_model).where(cost_model.c.id == model.id).values(accuracy=0.99))
     asked = {"workload": seed.dense(200, 640, 320).key, "target": seed.TARGET.key}

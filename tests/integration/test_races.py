@@ -566,7 +566,7 @@ def test_models_that_are_trained_at_once_have_versions_of_their_own(crowd: Crowd
         "columns": "[]", "trees": b"", "digest": "x", "evaluation": None,
     }  # fmt: skip
     for _ in range(ROUNDS):
-        crowd.at_once(lambda c: training._put(c, values))
+        crowd.at_once(lambda c: training.put(c, values))
     with crowd.stores[0].read() as c:
         versions = c.scalars(sa.select(cost_model.c.version).order_by(cost_model.c.version)).all()
     assert versions == list(range(1, 3 * ROUNDS + 1))

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from plevel.cli.main import app
 from plevel.client import Client, ServiceError
 from service.errors import InvalidError, NotFoundError
-from service.predict import training
+from service.predict import learner, training
 from service.predict.ranker import LEAST_ACCURACY, ModelRanker
 from service.predict.trainer import Trainer
 from service.selection.database import RecordDatabase
@@ -109,7 +109,7 @@ def test_a_model_answers_for_what_was_never_measured(store: Store) -> None:
 
 def test_versions_count_and_the_newest_answers(store: Store) -> None:
     measure(store, SHAPES[:5])
-    first, second = (training.train(store, "filter", TARGET.key) for _ in range(2))
+    first, second = (learner.train(store, "filter", TARGET.key) for _ in range(2))
     assert (first.version, second.version) == (1, 2)
     with store.read() as c:
         assert [m.id for m in training.find(c)] == [second.id, first.id]
@@ -121,7 +121,7 @@ def test_versions_count_and_the_newest_answers(store: Store) -> None:
 
 def test_a_model_below_the_bar_does_not_answer(store: Store) -> None:
     measure(store, SHAPES, upside_down=range(0, len(SHAPES), 2))
-    model = training.train(store, "filter", TARGET.key)
+    model = learner.train(store, "filter", TARGET.key)
     assert model.accuracy < LEAST_ACCURACY
     assert not model.answers
     assert ask(store, shape(512, 40)).reason is Reason.PLEVEL
@@ -131,7 +131,7 @@ def test_an_implementation_that_it_does_not_know_leaves_the_answer_to_the_plevel
     store: Store,
 ) -> None:
     measure(store, SHAPES)
-    training.train(store, "filter", TARGET.key)
+    learner.train(store, "filter", TARGET.key)
     other = msgspec.structs.replace(PLAIN, implementation="filter_new.cpu")
     assert ask(store, shape(512, 40), (TILED, other)).reason is Reason.PLEVEL
 
@@ -242,6 +242,6 @@ def test_too_few_workloads_are_refused(store: Store) -> None:
     with pytest.raises(InvalidError, match="4 workloads on record, at least 5"):
         training.train_apart(store, "filter", TARGET.key)
     with pytest.raises(NotFoundError, match="no records: tune"):
-        training.train(store, "filter", OTHER_TARGET.key)
+        learner.train(store, "filter", OTHER_TARGET.key)
     with store.read() as c, pytest.raises(NotFoundError, match="model 9 does not exist"):
         training.show(c, 9)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from workers.folder import hold, keep_newest, scratch, taken_over
+from strategy.folder import hold, keep_newest, scratch, taken_over
 
 HOLDER = """
 import sys
-from workers.folder import scratch
+from strategy.folder import scratch
 with scratch() as folder:
     (folder / "library.so").write_text("x")
     print(folder, flush=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from strategy.folder import keep_newest
 from strategy.installed import installed
 from strategy.record import ALL, Job, JobEntry, encode
 from strategy.space import Config
@@ -24,7 +25,6 @@ from strategy.target import Target
 from strategy.workload import Workload
 from workers.builder import Built
 from workers.cpu import environment
-from workers.folder import keep_newest
 
 _STORE_BYTES = 2 * 2**30
 _SWEEP = 256  # artefacts that are stored between two looks at the folder's size

@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 from distributed import get_worker
 
+from strategy.folder import scratch
 from strategy.record import Job, JobEntry, Phase, TimingPolicy, decode
 from strategy.target import Target
 from workers.builder import NotInstalledError, check
 from workers.builder_pool import BuilderPool
 from workers.cluster.artefact import Artefact, Order, RefusedOrderError, Store, toolchain
-from workers.folder import scratch
 from workers.sandbox import ForkServer
 
 ARTEFACTS = "PLEVEL_ARTEFACTS"  # environment variable with the folder of artefacts

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO
 
 _LOCK = "lock"
-_SCRATCH = "plevel-worker-"
 
 
 def hold(folder: Path) -> IO[str]:
@@ -45,21 +44,36 @@ def taken_over(folder: Path) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def scratch() -> Iterator[Path]:
-    """A folder for built libraries; deletes those left by this user's killed workers first."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+def scratch(owner: str = "worker", root: Path | None = None) -> Iterator[Path]:
+    """A temporary folder; deletes those left by this user's killed processes of the same owner first.
+
+    Args:
+        owner: a part of its name.
+        root: the folder that it is made in; None for the system's.
+    """
+    root = Path(tempfile.gettempdir()) if root is None else root
+    sweep(owner, root)
+    folder = Path(tempfile.mkdtemp(prefix=_prefix(owner), dir=root))
+    try:
+        with hold(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(owner: str, root: Path) -> None:
+    """Delete the temporary folders of an owner whose process has ended."""
+    for left in root.glob(f"{_prefix(owner)}*"):
         with contextlib.suppress(OSError):
             if left.is_symlink() or left.stat().st_uid != os.getuid():
                 continue
             with taken_over(left) as ours:
                 if ours:
                     shutil.rmtree(left, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
-    try:
-        with hold(folder):
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prefix(owner: str) -> str:
+    return f"plevel-{owner}-"
 
 
 def keep_newest(folder: Path, most_bytes: int) -> None:

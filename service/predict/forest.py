@@ -1,0 +1,108 @@
+"""Trees grown on this host from spooled trials. Features and their binned form are on disk."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+import xgboost
+
+from service.errors import InvalidError
+from service.predict.spool import Pages, read_part
+from service.search import booster
+from service.search.booster import Page
+from service.search.description import Layout
+from service.search.predictor import safe
+
+# Rows whose binned form is held in memory: a disk would be slower, and some hundred megabytes are always there.
+IN_MEMORY = 1_000_000
+MOVE = "free some, or set XDG_CACHE_HOME to a folder that has more"
+
+Told = Callable[[str], None]
+
+
+class Forest(Protocol):
+    """Grows trees from the trials of one training.
+
+    Attributes:
+        held_share: the share of the trials that are held out.
+    """
+
+    held_share: float
+
+    def grow(self, name: str, *, everything: bool, start: bytes | None, rounds: int) -> bytes:
+        """Trees in XGBoost's own format, with or without the held-out workloads."""
+        ...
+
+
+class LocalForest:
+    """A `Forest` of this process.
+
+    Args:
+        folder: for temporary files.
+        parts: of trials.
+        layout: of the columns.
+        held_below: see `Pages`.
+        told: is told what it does.
+    """
+
+    def __init__(
+        self, folder: Path, parts: Sequence[Path], layout: Layout, held_below: float, told: Told
+    ) -> None:
+        self._folder = folder
+        self._names = safe(layout.columns)
+        self._told = told
+        self._pages = Pages(folder)
+        trials = chain.from_iterable(read_part(part.read_bytes()) for part in parts)
+        self._pages.write(trials, layout, held_below)
+        learned, every = (self._pages.find(everything=e)[1] for e in (False, True))
+        self.held_share = 1 - learned / every
+
+    def grow(self, name: str, *, everything: bool, start: bytes | None, rounds: int) -> bytes:
+        pages, rows = self._pages.find(everything=everything)
+
+        def told(done: int, _: xgboost.Booster) -> None:
+            self._told(f"{name}: {done} of {rounds} trees, on {rows:,} records")
+
+        return grow_trees(
+            self._folder, pages, rows, self._names, start=start, rounds=rounds, told=told
+        )  # fmt: skip
+
+
+def grow_trees(
+    folder: Path, pages: Sequence[Page], rows: int, names: Sequence[str], *, start: bytes | None,
+    **options: Any,
+) -> bytes:  # fmt: skip
+    """As `booster.grow`, from and to XGBoost's own format, with the binned form of many rows in a folder.
+
+    Raises:
+        InvalidError: the disk has too little room.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as cache:
+        if rows > IN_MEMORY:
+            _check_room(folder, 4 * rows * len(names), rows)
+        grown = booster.grow(
+            pages, rows, names, cache=Path(cache) if rows > IN_MEMORY else None,
+            start=None if start is None else load(start), **options,
+        )  # fmt: skip
+        return bytes(grown.save_raw("ubj"))
+
+
+def _check_room(folder: Path, needed: int, rows: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise InvalidError(
+            f"training on {rows:,} records needs up to {needed / 2**30:.1f} GiB more in {folder}, which has "
+            f"{free / 2**30:.1f}: {MOVE}"
+        )
+
+
+def load(trees: bytes) -> xgboost.Booster:
+    """Trees from XGBoost's own format."""
+    found = xgboost.Booster()
+    found.load_model(bytearray(trees))
+    return found

@@ -1,0 +1,70 @@
+"""Lineage of a cost model: its last training from nothing, and the updates since.
+
+An update adds trees that are grown on the new records and as many old ones. It must rank the held-out workloads as
+well as the model that was trained from nothing; the records may double until the next of these, so that all
+trainings together take a multiple of the time of the last.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from service.predict.evidence import Counted
+from service.search.description import MOST_EXTENTS, Layout, extent_name
+
+LEAST_UPDATED = 200_000  # records: on fewer, training from nothing takes seconds
+MOST_GROWTH = 2.0  # ratio of records to those of the last training from nothing
+LEAST_LEFT = 0.95  # share of the records trained on that must still count: code changes, and records are purged
+UPDATE_ROUNDS = 40
+TOLERANCE = 0.005  # of the accuracy
+
+
+class Lineage(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model came about.
+
+    Attributes:
+        held_below: workloads whose `spool.split` is below were held out.
+        newest: the id of the newest record.
+        records: the number of records that it was trained on.
+        full_records, full_accuracy: those of the last training from nothing.
+        updates: the number of updates since.
+        said: the same for people.
+    """
+
+    held_below: float
+    newest: int
+    records: int
+    full_records: int
+    full_accuracy: float
+    updates: int
+    said: str
+
+
+class Base(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that may be brought up to date."""
+
+    version: int
+    columns: tuple[str, ...]
+    trees: bytes
+    tested: bytes
+    lineage: Lineage
+
+    @property
+    def layout(self) -> Layout:
+        skipped = {i for i in range(MOST_EXTENTS) if extent_name(i) not in self.columns}
+        return Layout(self.columns, frozenset(skipped))
+
+    def refuse(self, counted: Counted) -> str | None:
+        """The reason for training from nothing, empty where it goes without saying; None to update this model."""
+        known, total = self.lineage, counted.before + counted.after
+        if total < LEAST_UPDATED or not counted.after:
+            return ""
+        if counted.before < LEAST_LEFT * known.records:
+            return f"{known.records - counted.before:,} records of version {self.version} no longer count"
+        if total > MOST_GROWTH * known.full_records:
+            return "the records have doubled since the last training from nothing"
+        return None
+
+    def lacks(self, layout: Layout) -> str | None:
+        """The first column that the model does not have; None if it has all."""
+        return next((name for name in layout.columns if name not in set(self.columns)), None)
