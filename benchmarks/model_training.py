@@ -1,10 +1,16 @@
-"""Training of a cost model on a million records, and scoring with it.
+"""Training of a cost model, and scoring with it.
 
 Goals: 10⁶ records within 2 minutes and 2 GB on two cores, reading them from SQLite included; at least
 300,000 configurations scored per second, features included. The peer, in the same run: XGBoost's
 bare `predict` on the finished matrix, which is the most that any scoring could reach.
 
     python benchmarks/model_training.py [--records 1000000]
+    python benchmarks/model_training.py --stream 1000000 3000000 10000000 [--workloads 25000]
+    python benchmarks/model_training.py --update 1000000 [--workloads 2000]
+
+`--stream` shows that memory does not grow with the records: the same database is trained from as it grows. The goal is
+10⁷ records of 10⁵ tasks within 2 GB, and the accuracy of training in memory, which is the peer at the first size.
+`--update` has a model brought up to date with a quarter more records; the peer is training from nothing.
 
 Times come from a formula over dense's own spaces: this is about speed. How well a model ranks is in
 docs/search.md.
@@ -16,22 +22,27 @@ import argparse
 import json
 import resource
 import sqlite3
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
+import sqlalchemy as sa
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.result import save
+from benchmarks.result import Cell, save
 from service.predict import training
+from service.search.features import Digits
 from service.search.pool import Candidates
-from service.search.predictor import Predictor
+from service.search.predictor import Floats, Predictor
 from service.store import catalogue, migration
 from service.store.db import Store
-from service.store.tables import cost_model
+from service.store.tables import cost_model, task
 from strategy.op_strategy import Candidate, candidates
 from strategy.target import Target
 from strategy.workload import Workload
@@ -53,55 +64,167 @@ def workload(m: int, n: int, k: int) -> Workload:
     return Workload.make("dense", types, constants=["weight"])
 
 
-def fill(store: Store, records: int) -> tuple[Workload, Candidate]:
-    """Records of random configurations, evenly over all tasks; one of the tasks."""
-    tasks = []
+def draw_shapes(count: int) -> list[tuple[int, int, int]]:
+    """Distinct shapes, in no order."""
+    rng = np.random.default_rng(0)
+    drawn = zip(*(2 ** rng.uniform(low, 12, 4 * count) for low in (2, 5, 5)), strict=True)
+    return list(dict.fromkeys((int(m), 8 * int(n / 8), 8 * int(k / 8)) for m, n, k in drawn))[:count]
+
+
+def fill(
+    store: Store, records: int, shapes: Sequence[tuple[int, int, int]], seed: int = 0
+) -> tuple[Workload, Candidate]:
+    """Records of random configurations, evenly over the tasks of all shapes; one of the tasks."""
     with store.write() as c:
         target_id = catalogue.put_target(c, TARGET)
         variant_id = catalogue.put_variant(c, target_id, TARGET.keys, TARGET.to_json())
-        for one in (workload(*s) for s in SHAPES):
-            workload_id = catalogue.put_workload(c, one)
-            for found in candidates(one, TARGET):
-                if found.space is not None and found.implementation != "dense_gemv.cpu":
-                    task_id = catalogue.put_task(c, workload_id, target_id, found, None)
-                    tasks.append((task_id, one, found))
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     database = sqlite3.connect(str(store.url.database))
+    database.execute("PRAGMA synchronous=off")
     sql = f"INSERT INTO record ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
-    number = 0
-    for i, (task_id, _, found) in enumerate(tasks):
-        assert found.space is not None
-        knobs = found.space.knobs
-        known = Candidates(found.space, rng).draw(10_000)
-        n = records * (i + 1) // len(tasks) - records * i // len(tasks)
-        rows = []
-        for digits in known[rng.integers(len(known), size=n)].tolist():
-            number += 1
-            config = {k.name: k.values[d] for k, d in zip(knobs, digits, strict=True)}
-            time_s = 1e-3 * (1 + sum(digits) / 10) * float(rng.lognormal(0, 0.05))
-            rows.append(
-                (number.to_bytes(16, "big"), "benchmark", task_id, variant_id, "search", "s", json.dumps(config),
-                 "", "", json.dumps([time_s]), time_s, time_s, 0.1, 0.0, time_s, "", 0.0, 0.0)
-            )  # fmt: skip
-        database.executemany(sql, rows)
-    database.commit()
+    number = database.execute("SELECT coalesce(max(id), 0) FROM record").fetchone()[0]
+    done = 0
+    for start in range(0, len(shapes), 200):
+        tasks = []
+        with store.write() as c:
+            for shape in shapes[start : start + 200]:
+                one = workload(*shape)
+                workload_id = catalogue.put_workload(c, one)
+                for found in candidates(one, TARGET):
+                    if found.space is not None and found.implementation != "dense_gemv.cpu":
+                        task_id = catalogue.put_task(c, workload_id, target_id, found, None)
+                        tasks.append((task_id, one, found))
+        upto = records * min(start + 200, len(shapes)) // len(shapes)
+        for i, (task_id, one, found) in enumerate(tasks):
+            assert found.space is not None
+            knobs = found.space.knobs
+            n = (upto - done) * (i + 1) // len(tasks) - (upto - done) * i // len(tasks)
+            known = Candidates(found.space, rng).draw(min(10_000, 2 * n))
+            rows = []
+            times = seconds(one, found, known)
+            for place in rng.integers(len(known), size=n).tolist():
+                number += 1
+                config = {k.name: k.values[d] for k, d in zip(knobs, known[place].tolist(), strict=True)}
+                time_s = float(times[place] * rng.lognormal(0, 0.05))
+                rows.append(
+                    (number.to_bytes(16, "big"), "benchmark", task_id, variant_id, "search", "s", json.dumps(config),
+                     "", "", json.dumps([time_s]), time_s, time_s, 0.1, 0.0, time_s, "", 0.0, 0.0)
+                )  # fmt: skip
+            database.executemany(sql, rows)
+        done = upto
+        database.commit()
     database.close()
-    return tasks[0][1], tasks[0][2]
+    return one, found
+
+
+def seconds(one: Workload, found: Candidate, digits: Digits) -> Floats:
+    """A formula: time by volume, with a factor for each knob whose best value depends on the shape."""
+    shape = np.array(one.inputs[0].tensor.concrete_shape + one.inputs[1].tensor.concrete_shape)
+    assert found.space is not None
+    sizes = np.array([len(k.values) for k in found.space.knobs])
+    best = (np.log2(np.resize(shape, len(sizes))) - 2) / 10 * (sizes - 1)
+    return 1e-10 * float(np.prod(shape[:3])) * np.exp(np.abs(digits - best).sum(axis=1) / 10)
+
+
+def train(url: str, *options: str) -> tuple[training.Model, float, float]:
+    """A model trained in a process of its own, with its seconds and its largest resident memory in GiB."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", url, *options], check=True, capture_output=True, text=True
+    )
+    took = time.monotonic() - began
+    model, peak = done.stdout.splitlines()[-1].split("\t")
+    return msgspec.json.decode(model, type=training.Model), took, float(peak)
+
+
+def train_here(url: str, options: Sequence[str]) -> None:
+    from service.predict import forest, learner
+
+    if "memory" in options:
+        forest.IN_MEMORY = 2**62
+    if "disk" in options:
+        forest.IN_MEMORY = 0
+    store = Store(url)
+    model = learner.train(store, "dense", TARGET.key, afresh="afresh" in options)
+    store.close()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(msgspec.json.encode(model).decode(), peak, sep="\t")
+
+
+def stream(sizes: Sequence[int], shapes: Sequence[tuple[int, int, int]]) -> None:
+    """Training on a database as it grows."""
+    rows: list[list[Cell]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"sqlite:///{folder}/plevel.db"
+        migration.upgrade(url)
+        store = Store(url)
+        stored = 0
+        for i, size in enumerate(sizes):
+            fill(store, size - stored, shapes, seed=i)
+            stored = size
+            with store.read() as connection:
+                tasks = connection.scalar(sa.select(sa.func.count()).select_from(task))
+            for kind in ("memory", "disk") if i == 0 else ("",):
+                model, took, peak = train(url, "afresh", *([kind] if kind else []))
+                rows.append(
+                    [f"{size:,}", tasks, {"memory": "in memory", "disk": "on disk"}.get(kind, "as it comes"),
+                     (took, "s"), (peak, "GiB"), model.accuracy]
+                )  # fmt: skip
+                print(*rows[-1], flush=True)
+        store.close()
+    columns = {"records": "", "tasks": "", "binned form": "", "training": "", "memory": "", "accuracy": ""}
+    save(columns, rows, variant="stream", peer="training in memory")
+
+
+def update(records: int, shapes: Sequence[tuple[int, int, int]]) -> None:
+    """A quarter more records, of known and of new workloads."""
+    rows: list[list[Cell]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"sqlite:///{folder}/plevel.db"
+        migration.upgrade(url)
+        store = Store(url)
+        known = len(shapes) * 9 // 10
+        fill(store, records, shapes[:known])
+        rows.append(_updated("from nothing, before", *train(url)))
+        fill(store, records // 4, shapes[known // 2 :], seed=1)
+        rows.append(_updated("brought up to date", *train(url)))
+        rows.append(_updated("from nothing", *train(url, "afresh")))
+        store.close()
+    columns = {"training": "", "records": "", "takes": "", "accuracy": "", "lineage": ""}
+    save(columns, rows, variant="update", peer="training from nothing")
+
+
+def _updated(name: str, model: training.Model, took: float, _: float) -> list[Cell]:
+    row: list[Cell] = [name, model.records, (took, "s"), model.accuracy, model.lineage]
+    print(*row, flush=True)
+    return row
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--stream", type=int, nargs="+", help="numbers of records")
+    parser.add_argument("--update", type=int, help="the number of records")
+    parser.add_argument("--workloads", type=int, default=25_000)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.child:
+        train_here(given.child[0], given.child[1:])
+    elif given.stream:
+        stream(given.stream, draw_shapes(given.workloads))
+    elif given.update:
+        update(given.update, draw_shapes(given.workloads))
+    else:
+        train_and_score(given.records)
+
+
+def train_and_score(records: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/plevel.db"
         migration.upgrade(url)
         store = Store(url)
-        one, found = fill(store, given.records)
-        began = time.monotonic()
-        model = training.train_apart(store, "dense", TARGET.key)
-        took = time.monotonic() - began
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+        one, found = fill(store, records, SHAPES)
+        model, took, peak = train(url)
         print(
             f"training on {model.records} records of {model.workloads} workloads: {took:.1f} s "
             f"(goal 120), at most {peak:.2f} GiB (goal 2)"

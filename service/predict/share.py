@@ -61,7 +61,7 @@ def versions() -> str:
 
 def keep(training: str, number: int, data: bytes, layout: Layout, held_below: float) -> tuple[int, int]:
     """Make the pages of a part on this worker's disk; return the rows that are learned from, and all."""
-    folder = _folder(training) / str(number)
+    folder = _folder(training, get_worker()) / str(number)
     shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was cut off
     folder.mkdir(parents=True)
     pages = Pages(folder)
@@ -75,7 +75,8 @@ def grow(training: str, topic: str, order: Order, start: bytes | None) -> bytes 
     Raises:
         RuntimeError: the child has ended, by its own fault or another share's.
     """
-    worker, folder = get_worker(), _folder(training)
+    worker = get_worker()
+    folder = _folder(training, worker)
     if start is not None:
         (folder / "start").write_bytes(start)
         order = msgspec.structs.replace(order, start="start")
@@ -91,6 +92,8 @@ def grow(training: str, topic: str, order: Order, start: bytes | None) -> bytes 
             child.stdin.write(msgspec.json.encode(order).decode())
         with child.stdout:
             for line in child.stdout:
+                if not line.startswith("{"):  # XGBoost's own
+                    continue
                 told = json.loads(line)
                 if told.get("checkpoint"):
                     told["trees"] = (folder / "checkpoint").read_bytes()
@@ -111,15 +114,15 @@ def cancel(training: str) -> None:
         child.kill()
 
 
-def clear(training: str) -> None:
+def clear(training: str, dask_worker: Any) -> None:
     """End the child of a training, and delete its files."""
     cancel(training)
-    shutil.rmtree(_folder(training), ignore_errors=True)
+    shutil.rmtree(_folder(training, dask_worker), ignore_errors=True)
 
 
-def _folder(training: str) -> Path:
+def _folder(training: str, worker: Any) -> Path:
     """The folder of a training, which goes with its Dask worker at the latest."""
-    return Path(get_worker().local_directory) / f"plevel-training-{training}"
+    return Path(worker.local_directory) / f"plevel-training-{training}"
 
 
 def _tell(**told: object) -> None:

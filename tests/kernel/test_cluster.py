@@ -25,6 +25,7 @@ from strategy.record import ErrorKind, Job, JobEntry, Phase, TimingPolicy, encod
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Workload
+from tests.certificate import make_certificates
 from tests.limit import HANG_S
 from workers.builder import Built
 from workers.builder_pool import BuilderPool
@@ -41,21 +42,6 @@ DENSE = Workload.make("dense", {"data": "float32[16,32]", "weight": "float32[64,
 CORES = assign(parse_cores("cpu"), 1)
 POLICY = TimingPolicy(budget_s=0.02, build_timeout_s=HANG_S, run_timeout_s=HANG_S)
 NEVER = threading.Event()
-
-
-def make_certificates(folder: Path) -> dict[str, Path]:
-    """An authority, and a certificate that it has signed."""
-    made = {name: folder / f"{name}.pem" for name in ("ca", "ca_key", "certificate", "key")}
-    run = lambda *words: subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True)
-    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    run("req", "-x509", *new, "-keyout", made["ca_key"], "-out", made["ca"], "-subj", "/CN=farm", "-days", 2)
-    asked = folder / "asked.csr"
-    run("req", *new, "-keyout", made["key"], "-out", asked, "-subj", "/CN=node")
-    run(
-        "x509", "-req", "-in", asked, "-CA", made["ca"], "-CAkey", made["ca_key"], "-CAcreateserial",
-        "-out", made["certificate"], "-days", 2,
-    )  # fmt: skip
-    return made
 
 
 @pytest.fixture(scope="module")
