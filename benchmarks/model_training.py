@@ -52,6 +52,7 @@ SHAPES = [
     (m, n, k) for m in (16, 64, 128, 197, 256) for n in (384, 768, 1000, 3072) for k in (384, 768)
 ]
 SCORED = 200_000
+GEMV = "dense_gemv.cpu"  # of one row only
 COLUMNS = (
     "identity", "source", "task_id", "variant_id", "phase", "session", "config", "config_digest",
     "message", "samples_s", "median_s", "mean_s", "build_s", "check_s", "run_s", "code_digest",
@@ -83,29 +84,31 @@ def fill(
     database.execute("PRAGMA synchronous=off")
     sql = f"INSERT INTO record ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
     number = database.execute("SELECT coalesce(max(id), 0) FROM record").fetchone()[0]
+    # Spaces are those of a few shapes: enumerating them for each would take longer than training.
+    offered = {}
+    for shape in SHAPES:
+        spaces = [f for f in candidates(workload(*shape), TARGET) if f.space is not None and f.implementation != GEMV]
+        offered[shape] = [(f, Candidates(f.space, rng).draw(10_000)) for f in spaces if f.space is not None]
     done = 0
     for start in range(0, len(shapes), 200):
         tasks = []
         with store.write() as c:
-            for shape in shapes[start : start + 200]:
+            for i, shape in enumerate(shapes[start : start + 200]):
                 one = workload(*shape)
                 workload_id = catalogue.put_workload(c, one)
-                for found in candidates(one, TARGET):
-                    if found.space is not None and found.implementation != "dense_gemv.cpu":
-                        task_id = catalogue.put_task(c, workload_id, target_id, found, None)
-                        tasks.append((task_id, one, found))
+                for found, known in offered.get(shape) or offered[SHAPES[i % len(SHAPES)]]:
+                    tasks.append((catalogue.put_task(c, workload_id, target_id, found, None), one, found, known))
         upto = records * min(start + 200, len(shapes)) // len(shapes)
-        for i, (task_id, one, found) in enumerate(tasks):
+        for i, (task_id, one, found, known) in enumerate(tasks):
             assert found.space is not None
             knobs = found.space.knobs
             n = (upto - done) * (i + 1) // len(tasks) - (upto - done) * i // len(tasks)
-            known = Candidates(found.space, rng).draw(min(10_000, 2 * n))
+            drawn = known[rng.integers(len(known), size=n)]
+            times = seconds(one, found, drawn) * rng.lognormal(0, 0.05, n)
             rows = []
-            times = seconds(one, found, known)
-            for place in rng.integers(len(known), size=n).tolist():
+            for digits, time_s in zip(drawn.tolist(), times.tolist(), strict=True):
                 number += 1
-                config = {k.name: k.values[d] for k, d in zip(knobs, known[place].tolist(), strict=True)}
-                time_s = float(times[place] * rng.lognormal(0, 0.05))
+                config = {k.name: k.values[d] for k, d in zip(knobs, digits, strict=True)}
                 rows.append(
                     (number.to_bytes(16, "big"), "benchmark", task_id, variant_id, "search", "s", json.dumps(config),
                      "", "", json.dumps([time_s]), time_s, time_s, 0.1, 0.0, time_s, "", 0.0, 0.0)

@@ -341,11 +341,11 @@ class Direct:
             told: is told what it does.
         """
         store = self._require("a record of it")
-        from service.predict import training
+        from service.predict import process
 
         with _told():
             trained: Row = to_json(
-                training.train_apart(store, op, target.key, afresh=afresh, told=told)
+                process.train_apart(store, op, target.key, afresh=afresh, told=told)
             )
         return trained
 

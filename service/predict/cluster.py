@@ -20,8 +20,8 @@ from distributed import Client, Future
 
 from service.errors import InvalidError
 from service.predict import share
-from service.predict.forest import Told
 from service.predict.share import Order
+from service.predict.training import Told
 from service.search.description import Layout
 
 ATTEMPTS = 3  # without a new checkpoint between them

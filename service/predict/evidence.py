@@ -22,6 +22,7 @@ from strategy.workload import Workload
 
 PAGE = 20_000  # records of one task that are held at once
 TASKS = 200  # whose records are read by one statement
+MOST_SPACES = 256  # in memory
 MOST_RANKED = 200_000  # records that the accuracy is computed from
 
 RAN = (record.c.error.is_(None), record.c.phase != Phase.REFERENCE.value, standing())
@@ -112,10 +113,11 @@ def _read_tasks(connection: sa.Connection, op: str, target_id: int) -> Iterator[
             sa.select(*task.c["implementation", "version"]).where(task.c.id.in_(last))
         )
     }
+    columns = "id", "workload_id", "implementation", "version", "space", "space_digest"
     after = 0
     while True:
         page = connection.execute(
-            sa.select(*task.c["id", "workload_id", "implementation", "version", "space"], workload.c.body)
+            sa.select(*task.c[columns], workload.c.body)
             .select_from(join)
             .where(*ours, task.c.id > after)
             .order_by(task.c.id)
@@ -140,9 +142,21 @@ def _trials(one: Any, rows: Iterable[tuple[Any, float, float]]) -> Trials | None
     asked = convert(one.body, Workload)
     if not all(i.tensor.is_constant for i in asked.inputs):
         return None
-    space = None if one.space is None else convert(one.space, ConfigSpace)
+    space = None if one.space is None else _space(one)
     digits, log_s, doubt = _digits(space, rows)
     return Trials(asked, one.implementation, space, digits, log_s, doubt) if len(log_s) else None
+
+
+_spaces: dict[str, ConfigSpace] = {}  # by digest: many tasks share one
+
+
+def _space(one: Any) -> ConfigSpace:
+    found = _spaces.get(one.space_digest)
+    if found is None or not one.space_digest:
+        if len(_spaces) >= MOST_SPACES:
+            _spaces.clear()
+        found = _spaces[one.space_digest] = convert(one.space, ConfigSpace)
+    return found
 
 
 def _code(version: str) -> str:

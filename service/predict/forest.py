@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ import xgboost
 
 from service.errors import InvalidError
 from service.predict.spool import Pages, read_part
+from service.predict.training import Told
 from service.search import booster
 from service.search.booster import Page
 from service.search.description import Layout
@@ -21,7 +22,6 @@ from service.search.predictor import safe
 IN_MEMORY = 512 * 2**20  # bytes of the binned form that are held in memory: from a disk, training takes twice as long
 MOVE = "free some, or set XDG_CACHE_HOME to a folder that has more"
 
-Told = Callable[[str], None]
 
 
 class Forest(Protocol):

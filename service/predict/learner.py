@@ -24,10 +24,10 @@ import xgboost
 from service.errors import InvalidError, NotFoundError
 from service.predict.evaluation import evaluate
 from service.predict.evidence import Counted, count_trials, read_held_out, read_trials
-from service.predict.forest import MOVE, LocalForest, Told
-from service.predict.lineage import TOLERANCE, UPDATE_ROUNDS, Base, Lineage
+from service.predict.forest import MOVE, LocalForest
+from service.predict.lineage import LEAST_OLD, TOLERANCE, UPDATE_ROUNDS, Base, Lineage
 from service.predict.spool import Spool, split
-from service.predict.training import OWNER, TOLD, Model, check, put, show, temporary_root
+from service.predict.training import OWNER, TOLD, Model, Told, check, put, show, temporary_root
 from service.search.booster import ROUNDS
 from service.search.predictor import Predictor, Ranking
 from service.store.db import Store
@@ -137,7 +137,7 @@ class _Training:
     def _update(self, base: Base, counted: Counted) -> dict[str, Any] | str:
         """Add trees to a model; the reason if that is not as good as training from nothing."""
         known = base.lineage
-        step = max(1, counted.before // counted.after)
+        step = max(1, counted.before // max(counted.after, LEAST_OLD))
         with self._store.read() as connection:
             newest = _newest_record(connection)
             old = sa.or_(record.c.id > known.newest, record.c.id % step == 0)

@@ -13,6 +13,7 @@ from service.predict.evidence import Counted
 from service.search.description import MOST_EXTENTS, Layout, extent_name
 
 LEAST_UPDATED = 200_000  # records: on fewer, training from nothing takes seconds
+LEAST_OLD = 50_000  # old records that an update is trained on as well
 MOST_GROWTH = 2.0  # ratio of records to those of the last training from nothing
 LEAST_LEFT = 0.95  # share of the records trained on that must still count: code changes, and records are purged
 UPDATE_ROUNDS = 40

@@ -25,16 +25,17 @@ PART_ROWS = 50_000
 PAGE_ROWS = 200_000  # XGBoost goes through all pages at each level of a tree: fewer are faster
 
 
-class _Head(msgspec.Struct, frozen=True):
-    workload: Workload
-    implementation: str
-    space: ConfigSpace | None
-
-
 class _Block(msgspec.Struct, frozen=True):
-    head: bytes
+    workload: bytes  # JSON
+    implementation: str
+    space: int | None  # its place among the part's
     digits: bytes
     log_s: bytes
+
+
+class _Part(msgspec.Struct):
+    spaces: list[bytes]  # JSON
+    blocks: list[_Block]
 
 
 def split(workload: Workload) -> float:
@@ -48,6 +49,7 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._survey = Survey()
+        self._spaces: dict[ConfigSpace, int] = {}
         self._blocks: list[_Block] = []
         self._pending = 0
         self._task_id: int | None = None
@@ -67,8 +69,14 @@ class Spool:
             self.places.add(split(trials.workload))
         rows = len(trials.log_s)
         self.rows += rows
-        head = _Head(trials.workload, trials.implementation, trials.space)
-        self._blocks.append(_Block(encode(head), trials.digits.tobytes(), trials.log_s.tobytes()))
+        space = trials.space
+        self._blocks.append(
+            _Block(
+                encode(trials.workload), trials.implementation,
+                None if space is None else self._spaces.setdefault(space, len(self._spaces)),
+                trials.digits.tobytes(), trials.log_s.tobytes(),
+            )
+        )  # fmt: skip
         self._pending += rows
         if self._pending >= PART_ROWS:
             self.flush()
@@ -77,18 +85,20 @@ class Spool:
         """Write what is pending."""
         if self._blocks:
             path = self._folder / f"{len(self.parts)}.part"
-            path.write_bytes(msgspec.msgpack.encode(self._blocks))
+            path.write_bytes(msgspec.msgpack.encode(_Part(list(map(encode, self._spaces)), self._blocks)))
             self.parts.append(path)
-            self._blocks, self._pending = [], 0
+            self._spaces, self._blocks, self._pending = {}, [], 0
 
 
 def read_part(data: bytes) -> Iterator[Trials]:
     """The trials of a part, from its file's bytes. Nothing in them is executed."""
-    for block in msgspec.msgpack.decode(data, type=list[_Block]):
-        head = decode(block.head, _Head)
+    part = msgspec.msgpack.decode(data, type=_Part)
+    spaces = [decode(text, ConfigSpace) for text in part.spaces]
+    for block in part.blocks:
         log_s = np.frombuffer(block.log_s)
         digits = np.frombuffer(block.digits, dtype=np.int32).reshape(len(log_s), -1)
-        yield Trials(head.workload, head.implementation, head.space, digits, log_s)
+        space = None if block.space is None else spaces[block.space]
+        yield Trials(decode(block.workload, Workload), block.implementation, space, digits, log_s)
 
 
 class Pages:
@@ -105,11 +115,14 @@ class Pages:
     def write(self, part: Iterable[Trials], layout: Layout, held_below: float) -> None:
         """Make the pages of trials; workloads whose `split` is below `held_below` are held out. Raises OSError."""
         pending: dict[bool, list[tuple[Matrix, Matrix]]] = {True: [], False: []}
+        rows = {True: 0, False: 0}
         for trials in part:
             held = split(trials.workload) < held_below
             pending[held].append(describe(trials, layout))
-            if sum(len(y) for _, y in pending[held]) >= PAGE_ROWS:
+            rows[held] += len(trials.log_s)
+            if rows[held] >= PAGE_ROWS:
                 self._store(held, pending[held])
+                rows[held] = 0
         for held, found in pending.items():
             self._store(held, found)
 

@@ -8,7 +8,7 @@ from collections import deque
 
 import sqlalchemy as sa
 
-from service.predict import training
+from service.predict import process, training
 from service.store.background import Background
 from service.store.db import Store
 from service.store.namespace import DEFAULT
@@ -76,7 +76,7 @@ class Trainer(Background):
         with self._store.read() as connection:
             wanted = asked or _is_due(connection, *due)
         if wanted:
-            self._child = training.start(self._store, *due), due, asked
+            self._child = process.start(self._store, *due), due, asked
 
     def wait(self) -> None:
         """Wait for the current training to end."""
@@ -90,7 +90,7 @@ class Trainer(Background):
         self._child = None
         if child.poll() is None:
             self._due[due] = asked
-        training.stop(child)
+        process.stop(child)
 
     def _note_finished(self, connection: sa.Connection) -> None:
         newest = _newest_run(connection)  # first, so that a concurrent run is found next time

@@ -1,30 +1,26 @@
-"""Cost models in the database: versioned, with their accuracy; and the process that trains them."""
+"""Cost models in the database: versioned, with their accuracy; and the place of a training's temporary files."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 from platformdirs import user_cache_path
 
 from service.errors import InvalidError, NotFoundError
-from service.predict.forest import Told
 from service.predict.ranker import LEAST_ACCURACY
 from service.records.best import standing
-from service.store.db import Store
 from service.store.sql import insert
 from service.store.tables import cost_model, record, target, task, workload
-from strategy.folder import sweep
 
 LEAST_WORKLOADS = 5  # at least one of which is held out
 OWNER = "training"  # of temporary files
+Told = Callable[[str], None]
 TOLD = "# "  # before what the process tells
 
 
@@ -151,57 +147,3 @@ def temporary_root() -> Path:
     except OSError:
         return Path(tempfile.gettempdir())
     return root if os.access(root, os.W_OK) else Path(tempfile.gettempdir())
-
-
-def start(
-    store: Store, op: str, target_key: str, *, afresh: bool = False, errors: IO[bytes] | None = None
-) -> subprocess.Popen[str]:
-    """Train in a process of its own, at a lower priority than timing.
-
-    Args:
-        store: the database.
-        op: the operator.
-        target_key: the target.
-        afresh: as for `train`.
-        errors: gets what it writes to standard error. Without it, errors are logged and nothing is told.
-    """
-    child = subprocess.Popen(
-        [sys.executable, "-m", "service.predict.learner", op, target_key, *(["--afresh"] if afresh else [])],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE if errors else subprocess.DEVNULL, stderr=errors,
-        text=True,
-    )  # fmt: skip
-    assert child.stdin is not None
-    with child.stdin:
-        child.stdin.write(store.url.render_as_string(hide_password=False))
-    return child
-
-
-def train_apart(
-    store: Store, op: str, target_key: str, *, afresh: bool = False, told: Told = lambda text: None
-) -> Model:
-    """Train in a process of its own and wait for it; raise as `train` does."""
-    with tempfile.TemporaryFile() as errors:
-        child = start(store, op, target_key, afresh=afresh, errors=errors)
-        assert child.stdout is not None
-        line = ""
-        try:
-            with child.stdout:
-                for line in child.stdout:
-                    if line.startswith(TOLD):
-                        told(line.removeprefix(TOLD).rstrip("\n"))
-            child.wait()
-        finally:
-            stop(child)
-        errors.seek(0)
-        said = errors.read().decode(errors="replace").strip().splitlines()
-    if child.returncode:
-        raise InvalidError((said or ["the training process died"])[-1])
-    return msgspec.json.decode(line, type=Model)
-
-
-def stop(child: subprocess.Popen[str]) -> None:
-    """End a training, and delete its files."""
-    if child.poll() is None:
-        child.kill()
-    child.wait()
-    sweep(OWNER, temporary_root())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ class Description:
         constant["epilogue"] = float(len(workload.epilogue))
         constant |= {f"attribute {n}": float(v) for n, v in workload.attrs.items() if is_number(v)}
         self._constant = constant
-        self._features = None if space is None else SpaceFeatures(space)
+        self._features = None if space is None else _features(space)
         knobs = self._features.names if self._features else ()
         self._tables = _goes_into(space, list(extents.values()))
         # Each column with its dimension, if it belongs to one.
@@ -54,6 +55,11 @@ class Description:
             parts.append(self._features.matrix(digits))
         parts += [table[digits[:, i]] for i, table in self._tables.items()]
         return np.concatenate(parts, axis=1, dtype=np.float32)
+
+
+@lru_cache(maxsize=256)
+def _features(space: ConfigSpace) -> SpaceFeatures:
+    return SpaceFeatures(space)
 
 
 def _goes_into(space: ConfigSpace | None, extents: Sequence[int]) -> dict[int, Matrix]:

@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from service.errors import InvalidError
-from service.predict import evidence, forest, learner, lineage, spool, training
+from service.predict import evidence, forest, learner, lineage, process, spool, training
 from service.store.db import Store
 from service.store.tables import cost_model
 from tests.integration.scene import TARGET
@@ -86,7 +86,7 @@ def test_a_full_disk_is_an_error_of_one_line(sqlite_copy: str, cache: Path) -> N
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))  # for the process that trains
     try:
         with pytest.raises(InvalidError, match=f"^training: {cache}: File too large: free some, or set XDG_CACHE_HOME"):
-            training.train_apart(store, "filter", TARGET.key)
+            process.train_apart(store, "filter", TARGET.key)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         store.close()

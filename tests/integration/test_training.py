@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from plevel.cli.main import app
 from plevel.client import Client, ServiceError
 from service.errors import InvalidError, NotFoundError
-from service.predict import learner, training
+from service.predict import learner, process, training
 from service.predict.ranker import LEAST_ACCURACY, ModelRanker
 from service.predict.trainer import Trainer
 from service.selection.database import RecordDatabase
@@ -92,7 +92,7 @@ def test_a_model_answers_for_what_was_never_measured(store: Store) -> None:
     measure(store, SHAPES)
     unseen = shape(512, 40)
     assert ask(store, unseen).reason is Reason.PLEVEL
-    model = training.train_apart(store, "filter", TARGET.key)
+    model = process.train_apart(store, "filter", TARGET.key)
     assert (model.version, model.workloads, model.held_out) == (1, len(SHAPES), 1)
     assert model.records == len(SHAPES) * 2 * len(list(SPACE))
     assert model.accuracy > LEAST_ACCURACY
@@ -240,7 +240,7 @@ def test_a_service_trains_what_it_is_asked_for(store: Store, url: str, start: St
 def test_too_few_workloads_are_refused(store: Store) -> None:
     measure(store, SHAPES[:4])
     with pytest.raises(InvalidError, match="4 workloads on record, at least 5"):
-        training.train_apart(store, "filter", TARGET.key)
+        process.train_apart(store, "filter", TARGET.key)
     with pytest.raises(NotFoundError, match="no records: tune"):
         learner.train(store, "filter", OTHER_TARGET.key)
     with store.read() as c, pytest.raises(NotFoundError, match="model 9 does not exist"):
