@@ -6,11 +6,13 @@ bare `predict` on the finished matrix, which is the most that any scoring could 
 
     python benchmarks/model_training.py [--records 1000000]
     python benchmarks/model_training.py --stream 1000000 3000000 10000000 [--workloads 25000]
+    python benchmarks/model_training.py --cluster 300000 [--workloads 1000]
     python benchmarks/model_training.py --update 1000000 [--workloads 2000]
 
 `--stream` shows that memory does not grow with the records: the same database is trained from as it grows. The goal is
 10⁷ records of 10⁵ tasks within 2 GB, and the accuracy of training in memory, which is the peer at the first size.
-`--update` has a model brought up to date with a quarter more records; the peer is training from nothing.
+`--cluster` trains on two Dask workers of this host, with the host alone as the peer. `--update` has a model brought up
+to date with a quarter more records; the peer is training from nothing.
 
 Times come from a formula over dense's own spaces: this is about speed. How well a model ranks is in
 docs/search.md.
@@ -197,6 +199,35 @@ def update(records: int, shapes: Sequence[tuple[int, int, int]]) -> None:
     save(columns, rows, variant="update", peer="training from nothing")
 
 
+def cluster(records: int, shapes: Sequence[tuple[int, int, int]]) -> None:
+    """Training on two workers of one thread each."""
+    from distributed import Client, LocalCluster
+
+    from service.predict import learner
+    from service.predict.cluster import Cluster
+
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"sqlite:///{folder}/plevel.db"
+        migration.upgrade(url)
+        store = Store(url)
+        fill(store, records, shapes)
+        model, took, _ = train(url, "afresh")
+        rows: list[list[Cell]] = [["one host", model.records, (took, "s"), model.accuracy]]
+        with (
+            LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as farm,
+            Client(farm, set_as_default=False) as client,
+        ):
+            place = Cluster(client, print)
+            began = time.monotonic()
+            model = learner.train(store, "dense", TARGET.key, afresh=True, cluster=place)
+            took = time.monotonic() - began
+            place.clear()
+        rows.append(["two Dask workers", model.records, (took, "s"), model.accuracy])
+        store.close()
+    print(*rows, sep="\n")
+    save({"": "", "records": "", "training": "", "accuracy": ""}, rows, variant="cluster", peer="one host")
+
+
 def _updated(name: str, model: training.Model, took: float, _: float) -> list[Cell]:
     row: list[Cell] = [name, model.records, (took, "s"), model.accuracy, model.lineage]
     print(*row, flush=True)
@@ -207,6 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--stream", type=int, nargs="+", help="numbers of records")
+    parser.add_argument("--cluster", type=int, help="the number of records")
     parser.add_argument("--update", type=int, help="the number of records")
     parser.add_argument("--workloads", type=int, default=25_000)
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
@@ -215,6 +247,8 @@ def main() -> None:
         train_here(given.child[0], given.child[1:])
     elif given.stream:
         stream(given.stream, draw_shapes(given.workloads))
+    elif given.cluster:
+        cluster(given.cluster, draw_shapes(given.workloads))
     elif given.update:
         update(given.update, draw_shapes(given.workloads))
     else:

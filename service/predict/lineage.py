@@ -21,7 +21,7 @@ TOLERANCE = 0.005  # of the accuracy
 
 
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model came about.
+    """The origin of a model.
 
     Attributes:
         held_below: workloads whose `spool.split` is below were held out.
