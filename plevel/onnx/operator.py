@@ -209,6 +209,97 @@ def _conv(node: Node, x: Expr, weight: Expr, bias: Expr | None = None) -> Expr:
     )
 
 
+@_register("ConvTranspose")
+def _conv_transpose(node: Node, x: Expr, weight: Expr, bias: Expr | None = None) -> Expr:
+    rank = len(extents(x)) - 2
+    strides, dilation = node.get("strides", [1] * rank), node.get("dilations", [1] * rank)
+    if node.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or node.get("output_shape"):
+        raise NetworkError("auto_pad and output_shape of ConvTranspose: export it with pads")
+    return layer.transposed_convolution(
+        x, weight, bias, strides=strides, padding=node.get("pads", [0] * (2 * rank)), dilation=dilation,
+        output_padding=node.get("output_padding", [0] * rank), groups=node.get("group", 1),
+    )  # fmt: skip
+
+
+@_register("Resize", "Upsample")
+def _resize(
+    node: Node, x: Expr, roi: Expr | None = None, scales: Expr | None = None, sizes: Expr | None = None
+) -> Expr:
+    if node.version < 11:  # no regions of interest
+        roi, scales = None, roi
+    for name in ("antialias", "exclude_outside"):
+        if node.get(name, 0):
+            raise NetworkError(name)
+    rank = len(extents(x))
+    axes = [a % rank for a in node.get("axes", range(rank))]
+    given = _constant(sizes, "sizes") if sizes is not None else None
+    factors: list[float | None] = [None] * rank
+    wanted = list(extents(x))
+    if given is None:
+        factor = _constant(scales, "scales").tolist()
+        for axis, f in zip(axes, factor, strict=True):
+            factors[axis], wanted[axis] = f, math.floor(wanted[axis] * f)
+    else:
+        if node.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+            raise NetworkError("keep_aspect_ratio_policy: give the sizes")
+        for axis, extent in zip(axes, given.tolist(), strict=True):
+            wanted[axis] = extent
+    if tuple(wanted[:2]) != extents(x)[:2]:
+        raise NetworkError("batch or channels are resized: plevel resizes images")
+    mode = node.get("coordinate_transformation_mode", "half_pixel" if node.version >= 11 else "asymmetric")
+    if mode == "pytorch_half_pixel" and 1 not in wanted[2:]:
+        mode = "half_pixel"
+    method = {"nearest": "nearest_neighbor"}.get(node.get("mode", "nearest"), node.get("mode"))
+    return layer.resize(
+        x, wanted[2:], factors[2:], method=method, coordinate_transformation_mode=mode,
+        rounding_method=node.get("nearest_mode", "round_prefer_floor" if node.version >= 11 else "floor"),
+        cubic_alpha=float(node.get("cubic_coeff_a", -0.75)),
+    )  # fmt: skip
+
+
+@_register("DepthToSpace")
+def _depth_to_space(node: Node, x: Expr) -> Expr:
+    return call("depth_to_space", x, block_size=node.get("blocksize"), mode=node.get("mode", "DCR"))
+
+
+@_register("SpaceToDepth")
+def _space_to_depth(node: Node, x: Expr) -> Expr:
+    return call("space_to_depth", x, block_size=node.get("blocksize"))
+
+
+@_register("com.microsoft.MatMulNBits")
+def _matmul_nbits(
+    node: Node, x: Expr, weight: Expr, scales: Expr, zero_points: Expr | None = None, *more: Expr | None
+) -> Expr:
+    bits, size, k, n = (node.get(name) for name in ("bits", "block_size", "K", "N"))
+    if bits not in (4, 8):
+        raise NetworkError(f"bits = {bits}: plevel has 4 and 8")
+    group, bias = (*more, None, None)[:2]
+    if group is not None:
+        raise NetworkError("g_idx: quantize without reordering along k")
+    shape, blocks = extents(x), -(-k // size)
+    rows, scales = layer.reshape(x, (math.prod(shape[:-1]), k)), layer.reshape(scales, (n, blocks))
+    found: Expr = call(
+        "matmul_nbits", rows, layer.reshape(weight, (n, blocks, size * bits // 8)), scales, bits=bits, block_size=size,
+        accuracy_level=4 if node.get("accuracy_level", 0) == 4 else 0,
+    )  # fmt: skip
+    if zero_points is not None:
+        # What a block's own zero point differs from the usual one is taken from the block's sum.
+        points = _constant(zero_points, "zero_points")
+        if points.dtype == np.uint8:
+            parts = points.reshape(n, -1)
+            unpacked = parts if bits == 8 else np.stack([parts & 15, parts >> 4], -1).reshape(n, -1)
+            points = unpacked[:, :blocks].astype(np.float64)
+        share = (points.reshape(n, blocks) - 2 ** (bits - 1)) * _constant(scales, "scales")
+        whole = call("pad", rows, pad_width=((0, 0), (0, blocks * size - k))) if k % size else rows
+        sums = call("sum", layer.reshape(whole, (extents(rows)[0], blocks, size)), axis=(2,))
+        dtype = x.tensor_type.dtype
+        found = call("subtract", found, call("dense", sums, Constant(share.astype(dtype))))
+    if bias is not None:
+        found = layer.add_bias(found, bias)
+    return layer.reshape(found, (*shape[:-1], n))
+
+
 @_register("BatchNormalization")
 def _batch_norm(node: Node, x: Expr, scale: Expr, shift: Expr, mean: Expr, variance: Expr) -> Expr:
     if node.get("training_mode", 0):
@@ -272,16 +363,15 @@ def _argmax(node: Node, x: Expr) -> Expr:
     return call("argmax", x, axis=(node.get("axis", 0),), keepdims=bool(node.get("keepdims", 1)), dtype="int64")
 
 
-def _window(node: Node, x: Expr) -> dict[str, tuple[int, ...]]:
+def _window(node: Node, x: Expr) -> dict[str, Any]:
     size = node.get("kernel_shape")
     if len(size) != 2:
         raise NetworkError(f"a window of {len(size)} dimensions: plevel has two")
-    if node.get("ceil_mode", 0):
-        raise NetworkError("ceil_mode: pool without it")
     strides, dilation = node.get("strides", [1, 1]), node.get("dilations", [1, 1])
     padding = _pads(node, x, size, strides, dilation)
     return {
-        "pool_size": tuple(size), "strides": tuple(strides), "dilation": tuple(dilation), "padding": tuple(padding)
+        "pool_size": tuple(size), "strides": tuple(strides), "dilation": tuple(dilation), "padding": tuple(padding),
+        "ceil_mode": bool(node.get("ceil_mode", 0)),
     }  # fmt: skip
 
 

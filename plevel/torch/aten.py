@@ -180,10 +180,43 @@ def _convolution(
     transposed: bool, output_padding: Any, groups: int,
 ) -> Expr:  # fmt: skip
     if transposed:
-        raise NetworkError("a transposed convolution, for which plevel has no operator")
+        return layer.transposed_convolution(
+            x, weight, bias, strides=strides, padding=(*padding, *padding), output_padding=output_padding,
+            dilation=dilation, groups=groups,
+        )  # fmt: skip
     return layer.convolution(
         x, weight, bias, strides=strides, padding=(*padding, *padding), dilation=dilation, groups=groups
     )
+
+
+@_register("_weight_int8pack_mm.default")
+def _weight_only(x: Expr, weight: Constant, scales: Expr) -> Expr:
+    """A product with a weight of signed bytes, a scale for each of its rows."""
+    n, k = extents(weight)
+    if k % 2 or not isinstance(weight, Constant):
+        raise NetworkError(f"a weight of k = {k}: an even one, which is constant, can be packed")
+    unsigned = Constant((weight.value.view(np.uint8) ^ 0x80).reshape(n, 1, k))
+    return call("matmul_nbits", x, unsigned, layer.reshape(scales, (n, 1)), bits=8, block_size=k)
+
+
+def _resize(method: str, **attrs: Any) -> Operator:
+    """The overload `vec` of upsample: sizes or scales are None."""
+
+    def make(x: Expr, size: Any, *given: Any) -> Expr:
+        *corners, scales = given
+        more = {"coordinate_transformation_mode": "align_corners"} if corners == [True] else {}
+        image = extents(x)[2:]
+        sizes = size if size is not None else [int(n * s) for n, s in zip(image, scales, strict=True)]
+        return layer.resize(x, sizes, scales or [None] * len(image), method=method, **attrs, **more)
+
+    return make
+
+
+OPERATORS["aten.upsample_nearest2d.vec"] = _resize(
+    "nearest_neighbor", rounding_method="floor", coordinate_transformation_mode="asymmetric"
+)
+OPERATORS["aten.upsample_bilinear2d.vec"] = _resize("linear")
+OPERATORS["aten.upsample_bicubic2d.vec"] = _resize("cubic")
 
 
 @_register("_native_batch_norm_legit_no_training.default")
@@ -271,9 +304,14 @@ def _adaptive_avg_pool(x: Expr, size: Any) -> Expr:
     height, width = extents(x)[-2:]
     down, across = _pair(size)
     if height % down or width % across:
-        raise NetworkError(f"windows of unequal sizes: {height}×{width} to {down}×{across}")
+        return call("adaptive_avg_pool2d", x, output_size=(down, across))
     window = (height // down, width // across)
     return call("avg_pool2d", x, pool_size=window, strides=window)
+
+
+@_register("adaptive_max_pool2d.default")
+def _adaptive_max_pool(x: Expr, size: Any) -> tuple[Expr]:
+    return (call("adaptive_max_pool2d", x, output_size=_pair(size)),)
 
 
 def _pair(value: Any) -> tuple[int, int]:

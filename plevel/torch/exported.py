@@ -24,6 +24,7 @@ aten = torch.ops.aten
 _WHOLE = (
     aten.linear.default, aten.matmul.default, aten.scaled_dot_product_attention.default, aten.silu.default,
     aten.hardswish.default, aten.hardsigmoid.default, aten.mish.default, aten.relu6.default,
+    aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec,
 )  # fmt: skip
 _CLAIM = aten._assert_tensor_metadata.default  # of a dtype and a device, which types fix
 _REFUSED = (ValueError, ArithmeticError, IndexError, TypeError, MemoryError)

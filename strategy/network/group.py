@@ -7,7 +7,7 @@ from strategy.expr import Call
 from strategy.network.graph import Network
 from strategy.network.normal import extents
 
-PRODUCTS = frozenset({"dense", "batch_matmul", "conv2d"})
+PRODUCTS = frozenset({"dense", "batch_matmul", "conv2d", "conv2d_transpose", "matmul_nbits"})
 # The epilogues that products of PyTorch models are tuned with (`plevel/torch/epilogue.py`).
 _UNARY = frozenset(
     "relu sigmoid tanh gelu clip silu mish hardswish hardsigmoid leaky_relu".split()

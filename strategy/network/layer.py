@@ -11,6 +11,7 @@ import numpy as np
 from strategy.expr import Constant, Expr, Tuple, call
 from strategy.network.graph import NetworkError
 from strategy.network.normal import extents
+from strategy.ops.convolution import conv3d
 
 
 def number(value: float, like: Expr) -> Constant:
@@ -97,7 +98,7 @@ def convolution(
     dilation: Sequence[int],
     groups: int,
 ) -> Expr:
-    """A convolution of one or two dimensions; `padding` has all begins, then all ends."""
+    """A convolution of one, two or three dimensions; `padding` has all begins, then all ends."""
     if len(extents(x)) == 3:
         (begin, end), lifted = padding, [(*extents(v)[:2], 1, extents(v)[2]) for v in (x, weight)]
         found = convolution(
@@ -106,13 +107,56 @@ def convolution(
         )  # fmt: skip
         n, c, _, width = extents(found)
         return reshape(found, (n, c, width))
+    given: dict[str, Any] = {
+        "strides": tuple(strides), "padding": tuple(padding), "dilation": tuple(dilation), "groups": groups
+    }  # fmt: skip
+    if len(extents(x)) == 5:
+        found = conv3d(x, weight, **given)
+    elif len(extents(x)) == 4:
+        found = call("conv2d", x, weight, **given)
+    else:
+        raise NetworkError(f"a convolution of {len(extents(x)) - 2} dimensions: plevel has one, two and three")
+    return found if bias is None else add_bias(found, bias)
+
+
+def transposed_convolution(
+    x: Expr,
+    weight: Expr,
+    bias: Expr | None,
+    *,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Expr:
+    """A transposed convolution of one or two dimensions; `padding` has all begins, then all ends."""
+    if len(extents(x)) == 3:
+        lifted = [reshape(v, (*extents(v)[:2], 1, extents(v)[2])) for v in (x, weight)]
+        begin, end = padding
+        found = transposed_convolution(
+            lifted[0], lifted[1], bias, strides=(1, *strides), padding=(0, begin, 0, end),
+            output_padding=(0, *output_padding), dilation=(1, *dilation), groups=groups,
+        )  # fmt: skip
+        n, c, _, width = extents(found)
+        return reshape(found, (n, c, width))
     if len(extents(x)) != 4:
-        raise NetworkError(f"a convolution of {len(extents(x)) - 2} dimensions: plevel has one and two")
+        raise NetworkError(f"a transposed convolution of {len(extents(x)) - 2} dimensions: plevel has one and two")
     found = call(
-        "conv2d", x, weight, strides=tuple(strides), padding=tuple(padding),
-        dilation=tuple(dilation), groups=groups,
+        "conv2d_transpose", x, weight, strides=tuple(strides), padding=tuple(padding),
+        output_padding=tuple(output_padding), dilation=tuple(dilation), groups=groups,
     )  # fmt: skip
     return found if bias is None else add_bias(found, bias)
+
+
+def resize(x: Expr, size: Sequence[int], scales: Sequence[float | None], **attrs: Any) -> Expr:
+    """An image at another size; scales that are given must be the sizes' ratio, which plevel takes."""
+    for extent, wanted, scale in zip(extents(x)[2:], size, scales, strict=True):
+        if scale is not None and not math.isclose(extent * scale, wanted, rel_tol=1e-6):
+            raise NetworkError(f"a scale of {scale:g} for {extent} to {wanted} pixels: give sizes, or a whole ratio")
+    if len(extents(x)) != 4:
+        raise NetworkError(f"an image of {len(extents(x)) - 2} dimensions is resized: plevel has two")
+    return call("resize2d", x, size=tuple(int(n) for n in size), **attrs)
 
 
 def batch_norm(x: Expr, scale: Any, shift: Any, mean: Any, variance: Any, epsilon: float) -> Expr:

@@ -1,6 +1,7 @@
-"""Operators whose elements are elements of the input, or a constant: broadcast_to, repeat, tile, reverse, pad, trilu.
+"""Operators whose elements are elements of the input, or a constant.
 
-Each is an entry below: its shape, where an element comes from, NumPy's form, and its gradient.
+These are broadcast_to, repeat, tile, reverse, pad, trilu, depth_to_space and space_to_depth: an entry below for each
+has its shape, where an element comes from, NumPy's form, and its gradient.
 """
 # Over 300 lines: a table of operators that share their relations and schedules.
 
@@ -25,6 +26,7 @@ from strategy.type_relation import (
     normal_axis,
     represents,
     require_nonempty,
+    require_rank,
     require_shape,
 )
 from strategy.types import TensorType, Type
@@ -44,6 +46,7 @@ def _register(
     place: Callable[[Any, Sequence[Any], Sequence[Any]], Place],
     reference: Callable[[Any, Any], Any],
     gradient: Callable[[Any, Expr, Expr], Expr],
+    data: str = "float32[5,19]",
 ) -> Callable[..., Expr]:
     """Register an operator, and return the function that calls it.
 
@@ -53,6 +56,7 @@ def _register(
         place: of the attributes, the index of an element of the result, and the input's shape.
         reference: NumPy's form, of an array and the attributes.
         gradient: of the attributes, the input, and the derivative with respect to the result.
+        data: the type of the examples' input.
     """
     op = (
         register_op(name)
@@ -63,7 +67,7 @@ def _register(
         .set_attr("TOpPattern", TOpPattern.kInjective)
     )
     for example in examples:
-        op.example({"data": "float32[5,19]"}, example)
+        op.example({"data": data}, example)
 
     def relation(types: Sequence[Type], attrs: Any, reporter: TypeReporter) -> bool:
         data = reporter.tensor(0)
@@ -141,6 +145,16 @@ class TriluAttrs(Attrs):
 
     k: int = field(0, "The diagonal up to which, or from which, elements are kept; 0 is the main one")
     upper: bool = field(True, "Keep the upper triangle; else the lower")
+
+
+class BlockAttrs(Attrs):
+    """Attributes of depth_to_space and space_to_depth."""
+
+    block_size: int = field(description="The height and width of a block of pixels", lower=1)
+    mode: str = field(
+        "DCR", "Order of the depth's parts: block then channel, or channel then block (CRD), as pixel_shuffle",
+        choices=("DCR", "CRD"),
+    )  # fmt: skip
 
 
 def _check_axis(attrs: Any, reporter: TypeReporter, data: TensorType) -> None:
@@ -299,6 +313,50 @@ def _reference_trilu(x: Any, attrs: TriluAttrs) -> Any:
     return np.triu(x, attrs.k) if attrs.upper else np.tril(x, attrs.k)
 
 
+def _check_depth(attrs: BlockAttrs, reporter: TypeReporter, data: TensorType) -> None:
+    require_rank(reporter, 0, data, 4, "[batch, channels, height, width]")
+    fits = data.shape[1] % attrs.block_size**2 == 0
+    reporter.check(fits, 0, f"its channels do not divide by block_size² = {attrs.block_size**2}")
+
+
+def _check_space(attrs: BlockAttrs, reporter: TypeReporter, data: TensorType) -> None:
+    require_rank(reporter, 0, data, 4, "[batch, channels, height, width]")
+    for axis in (2, 3):
+        fits = data.shape[axis] % attrs.block_size == 0
+        reporter.check(fits, 0, f"its axis {axis} does not divide by block_size = {attrs.block_size}")
+
+
+def _place_in_depth(attrs: BlockAttrs, index: Sequence[Any], shape: Sequence[Any]) -> Place:
+    (n, c, y, x), size = index, attrs.block_size
+    part, channels = y % size * size + x % size, shape[1] // size**2
+    depth = part * channels + c if attrs.mode == "DCR" else c * size**2 + part
+    return [n, depth, y // size, x // size], None
+
+
+def _place_in_space(attrs: BlockAttrs, index: Sequence[Any], shape: Sequence[Any]) -> Place:
+    (n, depth, y, x), size = index, attrs.block_size
+    by_part = attrs.mode == "DCR"
+    part, c = (depth // shape[1], depth % shape[1]) if by_part else (depth % size**2, depth // size**2)
+    return [n, c, y * size + part // size, x * size + part % size], None
+
+
+def _depth_to_space(x: Any, attrs: BlockAttrs) -> Any:
+    (n, c, h, w), size = x.shape, attrs.block_size
+    own = c // size**2
+    if attrs.mode == "DCR":
+        parts = x.reshape(n, size, size, own, h, w).transpose(0, 3, 4, 1, 5, 2)
+    else:
+        parts = x.reshape(n, own, size, size, h, w).transpose(0, 1, 4, 2, 5, 3)
+    return parts.reshape(n, own, h * size, w * size)
+
+
+def _space_to_depth(x: Any, attrs: BlockAttrs) -> Any:
+    (n, c, h, w), size = x.shape, attrs.block_size
+    parts = x.reshape(n, c, h // size, size, w // size, size)
+    order = (0, 3, 5, 1, 2, 4) if attrs.mode == "DCR" else (0, 1, 3, 5, 2, 4)
+    return parts.transpose(order).reshape(n, c * size**2, h // size, w // size)
+
+
 broadcast_to = _register(
     "broadcast_to", "The input, broadcast to a shape.", BroadcastToAttrs, [{"shape": [3, 5, -1]}],
     check=_check_broadcast, shape=_broadcast, place=_place_of_broadcast, reference=_reference_broadcast,
@@ -338,6 +396,25 @@ trilu: Callable[..., Expr] = _register(
     [{"k": 1}, {"upper": False}], check=_check_trilu, shape=lambda attrs, shape: shape, place=_place_of_trilu,
     reference=_reference_trilu,
     gradient=lambda attrs, x, grad: trilu(grad, k=attrs.k, upper=attrs.upper),
+)  # fmt: skip
+
+depth_to_space: Callable[..., Expr] = _register(
+    "depth_to_space", "Blocks of pixels from the parts of the channels, as Relay's nn.depth_to_space.", BlockAttrs,
+    [{"block_size": 2}, {"block_size": 2, "mode": "CRD"}], data="float32[2,12,3,5]", check=_check_depth,
+    shape=lambda attrs, shape: [
+        shape[0], shape[1] // attrs.block_size**2, shape[2] * attrs.block_size, shape[3] * attrs.block_size
+    ],
+    place=_place_in_depth, reference=_depth_to_space,
+    gradient=lambda attrs, x, grad: space_to_depth(grad, block_size=attrs.block_size, mode=attrs.mode),
+)  # fmt: skip
+space_to_depth: Callable[..., Expr] = _register(
+    "space_to_depth", "Parts of the channels from blocks of pixels, as Relay's nn.space_to_depth.", BlockAttrs,
+    [{"block_size": 2}, {"block_size": 2, "mode": "CRD"}], data="float32[2,3,6,10]", check=_check_space,
+    shape=lambda attrs, shape: [
+        shape[0], shape[1] * attrs.block_size**2, shape[2] // attrs.block_size, shape[3] // attrs.block_size
+    ],
+    place=_place_in_space, reference=_space_to_depth,
+    gradient=lambda attrs, x, grad: depth_to_space(grad, block_size=attrs.block_size, mode=attrs.mode),
 )  # fmt: skip
 
 

@@ -131,3 +131,32 @@ def test_a_tenth_of_the_space_is_valid(m):
         space = spaces[f"{workload.op}_dot.cpu"]
         size = np.prod([len(k.values) for k in space.knobs])
         assert space.count(limit=100_000) >= 0.1 * size
+
+
+@pytest.mark.parametrize(("bits", "level"), [(4, 0), (4, 4), (8, 0), (8, 4)])
+@settings(max_examples=2)
+@given(
+    m=st.sampled_from([1, 6]), n=st.sampled_from([1, 50]), blocks=st.sampled_from([1, 3]), constant=st.booleans(),
+    seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_weights_of_few_bits(m, n, blocks, bits, level, constant, seed):
+    inputs = {
+        "data": f"float32[{m},{blocks * 32}]", "weight": f"uint8[{n},{blocks},{4 * bits}]",
+        "scales": f"float32[{n},{blocks}]",
+    }  # fmt: skip
+    attrs = {"bits": bits, "accuracy_level": level}
+    constants = ["weight", "scales"] if constant else []
+    workload = Workload.make("matmul_nbits", inputs, attrs, constants, [EpilogueStep("relu", (None,))])
+    spaces = {c.implementation: c.space for c in candidates(workload, TARGET)}
+    if "matmul_nbits_panel.cpu" not in spaces:
+        pytest.skip("this processor has no dot-product instructions")
+    (config,) = spaces["matmul_nbits_panel.cpu"].sample(random.Random(seed), 1)
+    check(workload, "matmul_nbits_panel.cpu", config)
+
+
+def test_data_of_8_bits_go_through_the_instruction():
+    inputs = {"data": "float32[1,64]", "weight": "uint8[32,2,16]", "scales": "float32[32,2]"}
+    for level in (0, 4):
+        workload = Workload.make("matmul_nbits", inputs, {"accuracy_level": level}, ["weight", "scales"])
+        code = lower(workload, ZEN4, "matmul_nbits_panel.cpu").compile(checks=False)
+        assert ("vpdpbusd" in code.executable.mod.inspect_source("s")) == (level == 4)

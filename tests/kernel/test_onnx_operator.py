@@ -36,11 +36,13 @@ def model_of(nodes: list[Any], inputs: dict[str, Any], constants: dict[str, Any]
         helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in inputs.items()
     ]
     graph = helper.make_graph(nodes, "small", given, [onnx.ValueInfoProto(name="y")], weights)
+    domains = (("", opset), ("com.microsoft", 1))
     inferred = onnx.shape_inference.infer_shapes(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+        helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in domains], ir_version=9)
     )
     kind = inferred.graph.output[0].type.tensor_type
     kind.elem_type = kind.elem_type or TensorProto.FLOAT
+    kind.shape.SetInParent()  # unknown, where another domain's operator gives it
     return inferred
 
 
@@ -50,9 +52,10 @@ def import_file(model: Any, path: Path) -> Any:
 
 
 PRELU = [N("PRelu", ["x", "s"], ["y"])]
+IMAGE = {"x": normal(1, 4, 5, 6)}
 BEHIND = [N("Reshape", ["x", "h"], ["a"]), N("PRelu", ["a", "s"], ["y"])]
 POW = [N("Pow", ["x", "e"], ["y"])]
-COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
+COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int, ...]]] = {
     "prelu of the last axis": (PRELU, {"x": normal(2, 4, 4)}, {"s": normal(4)}),
     "prelu of the last axis, rank 2": (PRELU, {"x": normal(2, 4, 4)}, {"s": normal(1, 4)}),
     "prelu of channels": (PRELU, {"x": normal(2, 4, 4)}, {"s": normal(4, 1)}),
@@ -79,6 +82,27 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
         [N("Range", ["b", "e", "d"], ["a"]), N("Add", ["x", "a"], ["y"])], {"x": normal(4)},
         {"b": np.float32(0), "e": np.float32(2), "d": np.float32(0.5)},
     ),
+    "a transposed convolution": (
+        [N("ConvTranspose", ["x", "w", "b"], ["y"], strides=[2, 3], pads=[1, 0, 0, 2], output_padding=[1, 0])],
+        IMAGE, {"w": normal(4, 3, 3, 3), "b": normal(3)},
+    ),
+    "an image at another size": (
+        [N("Resize", ["x", "", "", "z"], ["y"], mode="linear", axes=[2, 3])], IMAGE, {"z": [7, 4]}
+    ),
+    "an image by cubic interpolation": (
+        [N("Resize", ["x", "", "s"], ["y"], mode="cubic", coordinate_transformation_mode="align_corners")], IMAGE,
+        {"s": np.float32([1, 1, 2, 3])},
+    ),
+    "an image by the nearest pixels": (
+        [N("Resize", ["x", "", "", "z"], ["y"], nearest_mode="ceil", coordinate_transformation_mode="asymmetric")],
+        IMAGE, {"z": [1, 4, 8, 9]},
+    ),
+    "an image upsampled": ([N("Upsample", ["x", "s"], ["y"])], IMAGE, {"s": np.float32([1, 1, 2, 2])}, 9),
+    "depth to space": ([N("DepthToSpace", ["x"], ["y"], blocksize=2, mode="CRD")], IMAGE, {}),
+    "space to depth": ([N("SpaceToDepth", ["x"], ["y"], blocksize=2)], {"x": normal(1, 3, 4, 6)}, {}),
+    "a pool that ends beyond the image": (
+        [N("MaxPool", ["x"], ["y"], kernel_shape=[2, 3], strides=[2, 2], ceil_mode=1)], IMAGE, {}
+    ),
     "dropout of no training": (
         [N("Dropout", ["x", "r", "t"], ["y"])], {"x": normal(4)}, {"r": np.float32(0.5), "t": False}
     ),
@@ -89,14 +113,35 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
 def test_a_model_computes_what_onnx_does(name: str, tmp_path: Path) -> None:
     from onnx.reference import ReferenceEvaluator
 
-    nodes, inputs, constants = COMPUTED[name]
-    model = model_of(nodes, inputs, constants)
+    nodes, inputs, constants, *opset = COMPUTED[name]
+    model = model_of(nodes, inputs, constants, *opset)
     network = import_file(model, tmp_path)
     (expected,) = ReferenceEvaluator(model).run(None, inputs)
     for form in (network, normalize(network)):
         (found,) = evaluate(form.root, inputs)
         assert np.shape(found) == np.shape(expected)
         assert error_of(found, expected) < 1e-6
+
+
+@pytest.mark.parametrize(("bits", "level", "signed"), [(4, 0, True), (4, 4, False), (8, 0, False)])
+def test_a_product_with_few_bits(bits: int, level: int, signed: bool, tmp_path: Path) -> None:
+    k, n, size = 40, 3, 16
+    packed = RANDOM.integers(0, 256, (n, 3, size * bits // 8), dtype="uint8")
+    scales, points = normal(n, 3), RANDOM.integers(0, 256, (n, 2 if bits == 4 else 3), dtype="uint8")
+    names = ["x", "w", "s", *([] if signed else ["z"])]
+    node = N("MatMulNBits", names, ["y"], domain="com.microsoft", K=k, N=n, bits=bits, block_size=size,
+             accuracy_level=level)  # fmt: skip
+    constants = {"w": packed, "s": scales, "z": points}
+    model = model_of([node], {"x": normal(2, 1, k)}, {name: constants[name] for name in names[1:]})
+    given = {"x": normal(2, 1, k)}
+    (found,) = evaluate(import_file(model, tmp_path).root, given)
+
+    def numbers(of: Any) -> Any:
+        return of.astype(float) if bits == 8 else np.stack([of & 15, of >> 4], -1).reshape(*of.shape[:-1], -1) * 1.0
+
+    zero = 2.0 ** (bits - 1) if signed else numbers(points)[:, :3, None]
+    weight = ((numbers(packed) - zero) * scales[..., None]).reshape(n, -1)[:, :k]
+    np.testing.assert_allclose(found, given["x"] @ weight.T, rtol=0, atol=1.0 if level else 1e-4)
 
 
 ADD = N("Add", ["x", "a"], ["y"])

@@ -35,6 +35,7 @@ from strategy.ops.broadcast import (
 )
 from strategy.ops.concatenate import concat, concatenate, split
 from strategy.ops.conv2d import conv2d
+from strategy.ops.convolution import conv1d, conv3d
 from strategy.ops.dense import dense
 from strategy.ops.dynamic_slice import dynamic_slice
 from strategy.ops.elemwise import abs as absolute
@@ -573,5 +574,31 @@ def test_examples(op):
 
 def test_every_operator_has_a_gradient():
     without = {name for name, op in registry.all_ops().items() if op.get_attr("FPrimalGradient") is None}
-    integers = {"qdense", "quantize", "dequantize", "requantize"}
+    integers = {"qdense", "quantize", "dequantize", "requantize", "matmul_nbits"}
     assert without == {"max_pool2d_backward", *integers}  # so that max pooling is differentiated once
+
+
+def test_convolutions_of_one_and_three_dimensions_are_sums_over_their_windows():
+    rng = np.random.default_rng(0)
+    for function, data, weight, how in (
+        (conv1d, (2, 4, 9), (6, 2, 3), {"strides": 2, "padding": (1, 2), "dilation": 2, "groups": 2}),
+        (conv3d, (1, 2, 5, 4, 3), (3, 2, 2, 3, 2), {"strides": (2, 1, 1), "padding": (1, 0, 1), "dilation": (1, 1, 2)}),
+    ):
+        x, w = rng.standard_normal(data), rng.standard_normal(weight)
+        found = evaluate(function(Constant(x), Constant(w), **how), {})[0]
+        rank, groups = len(data) - 2, how.get("groups", 1)
+
+        def each(value, rank=rank):
+            return (value,) * rank if isinstance(value, int) else value
+
+        sides = how["padding"] if len(how["padding"]) == 2 * rank else how["padding"] * 2
+        padded = np.pad(x, [(0, 0), (0, 0), *zip(sides[:rank], sides[rank:], strict=True)])
+        for place in np.ndindex(found.shape):
+            n, o, *at = place
+            first = o // (weight[0] // groups) * weight[1]
+            window = tuple(
+                slice(i * s, i * s + (k - 1) * d + 1, d)
+                for i, s, d, k in zip(at, each(how["strides"]), each(how["dilation"]), weight[2:], strict=True)
+            )
+            expected = (padded[(n, slice(first, first + weight[1]), *window)] * w[o]).sum()
+            np.testing.assert_allclose(found[place], expected)

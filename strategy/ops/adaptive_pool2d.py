@@ -1,0 +1,196 @@
+"""adaptive_avg_pool2d and adaptive_max_pool2d: pooling to an output size, by windows that may differ by a pixel.
+
+As Relay's nn.adaptive_avg_pool2d and nn.adaptive_max_pool2d: window i of o over n pixels is from ⌊i n / o⌋ to
+⌈(i + 1) n / o⌉.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strategy.attrs import Attrs, field
+from strategy.expr import Call, Constant, Expr, call
+from strategy.gradient import gradient, register_gradient
+from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
+from strategy.ops.matmul import matmul
+from strategy.ops.reduce import max as reduce_max
+from strategy.ops.reshape import reshape
+from strategy.ops.take import take
+from strategy.ops.window import pair
+from strategy.order import largest, lowest
+from strategy.pattern import in_float32, register_reduce_schedule
+from strategy.reference import widened
+from strategy.shape_func import register_shape_func
+from strategy.type_relation import require_float, require_nonempty, require_number, require_rank
+from strategy.types import TensorType, Type
+
+
+class AdaptivePool2DAttrs(Attrs):
+    """Attributes of adaptive pooling. One number stands for both axes."""
+
+    output_size: tuple[int, int] = field(description="Height and width of the result", lower=1)
+
+    def __init__(self, **values: Any) -> None:
+        if "output_size" in values:
+            values["output_size"] = pair(values["output_size"])
+        super().__init__(**values)
+
+
+def _begin(i: Any, extent: Any, size: int) -> Any:
+    return i * extent // size
+
+
+def _end(i: Any, extent: Any, size: int) -> Any:
+    return ((i + 1) * extent + size - 1) // size
+
+
+def _longest(extent: Any, size: int) -> Any:
+    """The extent of the longest window, or a bound of it where the extent is symbolic."""
+    from tvm import tirx
+
+    if isinstance(extent, tirx.IntImm):
+        return max(_end(i, int(extent), size) - _begin(i, int(extent), size) for i in range(size))
+    return (extent + size - 1) // size + 1
+
+
+def _register(name: str, description: str, *, mean: bool) -> Callable[..., Expr]:
+    """Register an operator, and return the function that calls it."""
+
+    def relation(types: Sequence[Type], attrs: AdaptivePool2DAttrs, reporter: TypeReporter) -> bool:
+        """[n, c, h, w] gives [n, c, *output_size]."""
+        data = reporter.tensor(0)
+        if data is None:
+            return False
+        require_rank(reporter, 0, data, 4, "[batch, channels, height, width]")
+        (require_float if mean else require_number)(reporter, 0, data)
+        require_nonempty(reporter, 0, data, (2, 3))
+        reporter.assign(1, TensorType([*data.shape[:2], *attrs.output_size], data.dtype))
+        return True
+
+    @in_float32
+    def compute(attrs: AdaptivePool2DAttrs, inputs: Sequence[Any], out_type: TensorType) -> list[Any]:
+        from tvm import te, tirx
+
+        (data,) = inputs
+        extents = data.shape[2:]
+        steps = [
+            te.reduce_axis((0, _longest(n, size)), name=name)
+            for n, size, name in zip(extents, attrs.output_size, "yx", strict=True)
+        ]
+        end = tirx.const(0, data.dtype) if mean else lowest(str(data.dtype))
+
+        def pooled(n: Any, c: Any, *window: Any) -> Any:
+            places, inside = [], []
+            for i, extent, size, step in zip(window, extents, attrs.output_size, steps, strict=True):
+                place = _begin(i, extent, size) + step
+                inside.append(place < _end(i, extent, size))
+                places.append(place)
+            value = tirx.if_then_else(tirx.all(*inside), data(n, c, *places), end)
+            return te.sum(value, axis=steps) if mean else largest()(value, axis=steps)
+
+        shape = (*data.shape[:2], *attrs.output_size)
+        found = te.compute(shape, pooled, name=name)
+        if not mean:
+            return [found]
+
+        def average(n: Any, c: Any, *window: Any) -> Any:
+            counts = [
+                _end(i, extent, size) - _begin(i, extent, size)
+                for i, extent, size in zip(window, extents, attrs.output_size, strict=True)
+            ]
+            return found(n, c, *window) / (counts[0] * counts[1]).astype(data.dtype)
+
+        return [te.compute(shape, average, name="average")]
+
+    def reference(attrs: AdaptivePool2DAttrs, inputs: Sequence[Any]) -> Any:
+        import numpy as np
+
+        data = widened(inputs[0])
+        found = np.empty((*data.shape[:2], *attrs.output_size), data.dtype)
+        for y, x in np.ndindex(attrs.output_size):
+            rows, columns = (
+                slice(_begin(i, n, size), _end(i, n, size))
+                for i, n, size in zip((y, x), data.shape[2:], attrs.output_size, strict=True)
+            )
+            window = data[:, :, rows, columns]
+            found[:, :, y, x] = window.mean((2, 3)) if mean else window.max((2, 3))
+        return found
+
+    (
+        register_op(name)
+        .describe(description)
+        .add_argument("data", "Tensor", "[batch, channels, height, width]")
+        .set_attrs_type(AdaptivePool2DAttrs)
+        .set_support_level(10)
+        .add_type_rel(name, relation)
+        .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
+        .example({"data": "float32[1,2,7,10]"}, {"output_size": [3, 4]})
+        .example({"data": "float32[1,2,4,6]"}, {"output_size": [5, 3]})
+    )
+    register_compute(name, compute)
+    register_reference(name, reference)
+    register_reduce_schedule(name)
+    register_shape_func(name, False, lambda attrs, inputs: [(*inputs[0][:2], *attrs.output_size)])
+
+    def function(data: Expr, output_size: int | tuple[int, int]) -> Expr:
+        return call(name, data, output_size=output_size)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = (
+        f"{description}\n\nArgs:\n    data: [batch, channels, height, width].\n"
+        "    output_size: height and width of the result.\n"
+    )
+    return function
+
+
+adaptive_avg_pool2d = _register(
+    "adaptive_avg_pool2d", "The mean of each of so many windows that cover the image.", mean=True
+)
+adaptive_max_pool2d = _register(
+    "adaptive_max_pool2d", "The largest element of each of so many windows that cover the image.", mean=False
+)
+
+
+def _bounds(orig: Call) -> list[list[tuple[int, int]]]:
+    """For each axis, where its windows begin and end."""
+    attrs, shape = orig.attrs, orig.args[0].tensor_type.shape
+    assert isinstance(attrs, AdaptivePool2DAttrs)
+    return [
+        [(_begin(i, int(n), size), _end(i, int(n), size)) for i in range(size)]
+        for n, size in zip(shape[2:], attrs.output_size, strict=True)
+    ]
+
+
+@register_gradient("adaptive_avg_pool2d")
+def adaptive_avg_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Return [grad, shared out over each window]."""
+    import numpy as np
+
+    data = orig.args[0].tensor_type
+    matrices = []
+    for axis, windows in enumerate(_bounds(orig)):
+        places = np.arange(int(data.shape[2 + axis]))
+        rows = [((places >= begin) & (places < end)) / (end - begin) for begin, end in windows]
+        matrices.append(np.stack(rows).astype(data.dtype))
+    down, across = (Constant(np.ascontiguousarray(m)) for m in (matrices[0].T, matrices[1]))
+    return [matmul(down, matmul(grad, across))]
+
+
+@register_gradient("adaptive_max_pool2d")
+def adaptive_max_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Return [grad where the largest elements were, shared out where several are equal]."""
+    import numpy as np
+
+    (data,) = orig.args
+    n, c, _, width = data.tensor_type.concrete_shape
+    rows, columns = _bounds(orig)
+    windows = [
+        [y * width + x for y in range(*row) for x in range(*column)] for row in rows for column in columns
+    ]
+    longest = max(map(len, windows))
+    # A window that is shorter has its first element again.
+    places = np.array([w + w[:1] * (longest - len(w)) for w in windows], "int32")
+    parts = take(reshape(data, (n, c, -1)), Constant(places), axis=2)
+    pooled = reshape(reduce_max(parts, axis=3), (n, c, len(rows), len(columns)))
+    return gradient(pooled, [data], grad)

@@ -1,0 +1,280 @@
+"""conv2d_transpose: each element of the data spread by the weight, the derivative of conv2d as an operator.
+
+    conv2d_transpose.cpu                each output gathers what reaches it, with all dimensions symbolic too
+    conv2d_transpose_im2col.cpu, conv2d_transpose_spatial_pack.cpu
+                                        those of conv2d, for the data with zeros in between and the weight turned
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from strategy.attrs import Attrs, field
+from strategy.cuda.schedule import schedule_plain_cuda
+from strategy.expr import Call, Expr, call
+from strategy.generic_func import GenericFunc
+from strategy.gradient import register_gradient
+from strategy.op import (
+    TOpPattern,
+    TypeReporter,
+    register_compute,
+    register_flops,
+    register_least_flops,
+    register_op,
+    register_reference,
+)
+from strategy.op_strategy import OpImplementation, OpStrategy
+from strategy.ops.conv2d import Conv2DAttrs, conv2d, conv2d_strategy
+from strategy.ops.conv2d.gradient import compute_backward_data, reference_backward_data
+from strategy.ops.conv2d.operator import least_flops
+from strategy.ops.window import four_sides, pair
+from strategy.pattern import register_cpu_implementations, register_schedule, schedule_plain_cpu
+from strategy.schedule import stage
+from strategy.shape_func import register_shape_func
+from strategy.target import Target
+from strategy.type_relation import require_dtype_of, require_float, require_nonempty, require_rank
+from strategy.types import TensorType, Type
+
+_OF_CONV2D = ("conv2d_nchw_im2col.cpu", "conv2d_nchw_spatial_pack.cpu")
+
+
+class Conv2DTransposeAttrs(Attrs):
+    """Attributes of conv2d_transpose. One number stands for both axes, or all sides."""
+
+    strides: tuple[int, int] = field((1, 1), "Distance in the result of the data's elements", lower=1)
+    padding: tuple[int, int, int, int] = field((0, 0, 0, 0), "Top, left, bottom, right: cut off the result", lower=0)
+    output_padding: tuple[int, int] = field((0, 0), "Rows and columns more at the end, fewer than strides", lower=0)
+    dilation: tuple[int, int] = field((1, 1), "Distance of the window's elements", lower=1)
+    groups: int = field(1, "Input channels are split into this many groups", lower=1)
+
+    def __init__(self, **values: Any) -> None:
+        for name in ("strides", "dilation", "output_padding"):
+            if name in values:
+                values[name] = pair(values[name])
+        if "padding" in values:
+            values["padding"] = four_sides(values["padding"])
+        super().__init__(**values)
+
+    def image(self, extents: Sequence[Any], window: Sequence[Any]) -> list[Any]:
+        """Height and width of the result: of numbers, or of dimensions."""
+        return [
+            (extents[i] - 1) * self.strides[i] + (window[i] - 1) * self.dilation[i] + 1
+            + self.output_padding[i] - self.padding[i] - self.padding[2 + i]
+            for i in range(2)
+        ]  # fmt: skip
+
+    def as_conv2d(self) -> Conv2DAttrs:
+        """The attributes of the convolution whose derivative this is."""
+        return Conv2DAttrs(
+            strides=self.strides, padding=self.padding, dilation=self.dilation, groups=self.groups
+        )
+
+
+def conv2d_transpose_rel(types: Sequence[Type], attrs: Conv2DTransposeAttrs, reporter: TypeReporter) -> bool:
+    """[n, c, h, w] by [c, o / groups, kh, kw] gives [n, o, height, width]."""
+    data, weight = reporter.tensor(0), reporter.tensor(1)
+    for index, kind in enumerate((data, weight)):
+        if kind is not None:
+            form = ("[batch, channels, height, width]", "[channels, out channels / groups, height, width]")[index]
+            require_rank(reporter, index, kind, 4, form)
+            require_float(reporter, index, kind)
+            require_nonempty(reporter, index, kind)
+    if data is None or weight is None:
+        return False
+    require_dtype_of(reporter, 1, 0)
+    reporter.check(weight.shape[0] == data.shape[1], 1, f"its first dimension must be the channels of {data}")
+    reporter.check(data.shape[1] % attrs.groups == 0, 0, f"its channels do not divide into {attrs.groups} groups")
+    more = all(p < s for p, s in zip(attrs.output_padding, attrs.strides, strict=True))
+    reporter.check(more, 0, f"output_padding {attrs.output_padding} must be smaller than strides {attrs.strides}")
+    image = attrs.image(data.shape[2:], weight.shape[2:])
+    for extent in image:
+        reporter.check(extent >= 1, 0, f"padding {attrs.padding} cuts off the whole result")
+    reporter.assign(2, TensorType([data.shape[0], weight.shape[1] * attrs.groups, *image], data.dtype))
+    return True
+
+
+(
+    register_op("conv2d_transpose")
+    .describe("The data spread by the weight, as Relay's nn.conv2d_transpose: a transposed convolution.")
+    .add_argument("data", "Tensor", "[batch, channels, height, width]")
+    .add_argument("weight", "Tensor", "[channels, out channels / groups, height, width]")
+    .set_attrs_type(Conv2DTransposeAttrs)
+    .set_support_level(2)
+    .add_type_rel("Conv2DTranspose", conv2d_transpose_rel)
+    .set_attr("TOpPattern", TOpPattern.kOutEWiseFusable)
+    .example({"data": "float32[1,3,5,7]", "weight": "float32[3,4,3,3]"}, {"padding": 1})
+    .example(
+        {"data": "float32[2,4,5,3]", "weight": "float32[4,3,3,2]"},
+        {"strides": [2, 3], "padding": [1, 0], "output_padding": [1, 2], "groups": 2},
+    )
+)
+
+
+def _turned(attrs: Conv2DTransposeAttrs, weight: Any) -> Any:
+    """The weight of the convolution that computes the result: [o, channels / groups, kh, kw], turned by 180°."""
+    from tvm import te
+
+    channels, own, height, width = weight.shape
+    each = channels // attrs.groups
+
+    def element(o: Any, c: Any, y: Any, x: Any) -> Any:
+        return weight[o // own * each + c, o % own, height - 1 - y, width - 1 - x]
+
+    return te.compute((own * attrs.groups, each, height, width), element, name="turned")
+
+
+def _spread(attrs: Conv2DTransposeAttrs, data: Any, weight_shape: Sequence[int], image: Sequence[int]) -> Any:
+    """The data with zeros in between and around."""
+    from tvm import te, tirx
+
+    reach = [(n - 1) * d for n, d in zip(weight_shape[2:], attrs.dilation, strict=True)]
+    height, width = data.shape[2:]
+
+    def element(n: Any, c: Any, y: Any, x: Any) -> Any:
+        row, column = (
+            i - (r - p) for i, r, p in zip((y, x), reach, attrs.padding[:2], strict=True)
+        )
+        (stride_h, stride_w), zero = attrs.strides, tirx.const(0, data.dtype)
+        inside = tirx.all(
+            row >= 0, row % stride_h == 0, row // stride_h < height,
+            column >= 0, column % stride_w == 0, column // stride_w < width,
+        )  # fmt: skip
+        return tirx.if_then_else(inside, data[n, c, row // stride_h, column // stride_w], zero)
+
+    shape = (*data.shape[:2], *(n + r for n, r in zip(image, reach, strict=True)))
+    return te.compute(shape, element, name="padded", attrs=stage("padded"))
+
+
+@register_compute("conv2d_transpose")
+def compute_conv2d_transpose(attrs: Conv2DTransposeAttrs, inputs: Sequence[Any], out_type: TensorType) -> list[Any]:
+    data, weight = inputs
+    found: list[Any] = compute_backward_data(attrs.as_conv2d(), [data, weight, weight], out_type)
+    return found
+
+
+@register_reference("conv2d_transpose")
+def reference_conv2d_transpose(attrs: Conv2DTransposeAttrs, inputs: Sequence[Any]) -> Any:
+    import numpy as np
+
+    data, weight = inputs
+    shape = conv2d_transpose_shape_func(attrs, [np.shape(data), np.shape(weight)])[0]
+    return reference_backward_data(attrs.as_conv2d(), [data, weight, np.zeros(shape)])
+
+
+@register_flops("conv2d_transpose")
+def flops_conv2d_transpose(attrs: Conv2DTransposeAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
+    _, own, height, width = inputs[1].concrete_shape
+    return 2 * inputs[0].size * own * height * width
+
+
+@register_least_flops("conv2d_transpose")
+def least_flops_conv2d_transpose(
+    attrs: Conv2DTransposeAttrs, inputs: Sequence[TensorType], out_type: TensorType
+) -> int:
+    return least_flops(attrs.as_conv2d(), out_type, inputs[1], inputs[0])
+
+
+@register_shape_func("conv2d_transpose", False)
+def conv2d_transpose_shape_func(
+    attrs: Conv2DTransposeAttrs, inputs: Sequence[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    data, weight = inputs
+    return [(data[0], weight[1] * attrs.groups, *attrs.image(data[2:], weight[2:]))]
+
+
+schedule_conv2d_transpose = GenericFunc("schedule_conv2d_transpose")
+schedule_conv2d_transpose.register("cpu", schedule_plain_cpu)
+schedule_conv2d_transpose.register(["cuda", "gpu"], schedule_plain_cuda)
+register_schedule("conv2d_transpose", schedule_conv2d_transpose)
+
+
+def _add(
+    strategy: OpStrategy, attrs: Conv2DTransposeAttrs, inputs: Sequence[TensorType], out_type: TensorType,
+    target: Target,
+) -> None:  # fmt: skip
+    """Add implementations of conv2d for the data with zeros in between and the weight turned."""
+    if not all(d.is_constant for kind in inputs for d in kind.shape):
+        return
+    n, c, *_ = inputs[0].shape
+    window = inputs[1].concrete_shape[2:]
+    image = [int(d) for d in out_type.shape[2:]]
+    reach = [(k - 1) * d for k, d in zip(window, attrs.dilation, strict=True)]
+    padded = TensorType([n, c, *(i + r for i, r in zip(image, reach, strict=True))], out_type.dtype)
+    turned = TensorType([out_type.shape[1], int(c) // attrs.groups, *window], out_type.dtype)
+    whole = Conv2DAttrs(dilation=attrs.dilation, groups=attrs.groups)
+    for _, found in conv2d_strategy(whole, [padded, turned], out_type, target):
+        if found.name in _OF_CONV2D:
+            made = _adapted(found, whole, [padded, turned])
+            strategy.add_implementation(
+                made.compute, made.schedule, made.name, made.plevel, version=made.version, space=made.space,
+                prepare=made.prepare, symbolic=False,
+            )  # fmt: skip
+
+
+def _adapted(found: OpImplementation, whole: Conv2DAttrs, types: list[TensorType]) -> OpImplementation:
+    prepare, space = found.prepare, found.space
+    assert prepare is not None
+    assert space is not None
+
+    def compute(attrs: Conv2DTransposeAttrs, inputs: Sequence[Any], out_type: TensorType, *config: Any) -> list[Any]:
+        data, weight = inputs
+        image = [int(d) for d in out_type.shape[2:]]
+        spread = _spread(attrs, data, types[1].concrete_shape, image)
+        made: list[Any] = found.compute(whole, [spread, weight], out_type, *config)
+        return made
+
+    def adapted_prepare(
+        attrs: Conv2DTransposeAttrs, inputs: Sequence[TensorType], *config: Any
+    ) -> dict[int, Callable[[Any], Any]]:
+        (pack,) = prepare(whole, types, *config).values()
+        return {1: lambda weight: pack(_turned(attrs, weight))}
+
+    return replace(
+        found, compute=compute, prepare=adapted_prepare,
+        schedule=lambda attrs, outs, target, *config: found.schedule(whole, outs, target, *config),
+        space=lambda attrs, inputs, out_type, target: space(whole, types, out_type, target),
+        name=found.name.replace("conv2d_nchw", "conv2d_transpose"),
+    )  # fmt: skip
+
+
+register_cpu_implementations("conv2d_transpose", _add)
+
+
+@register_gradient("conv2d_transpose")
+def conv2d_transpose_grad(orig: Call, grad: Expr) -> list[Expr]:
+    """Return [the convolution of grad, grad correlated with the data]."""
+    data, weight = orig.args
+    assert isinstance(orig.attrs, Conv2DTransposeAttrs)
+    how = orig.attrs.as_conv2d().to_json()
+    return [
+        conv2d(grad, weight, **how),
+        call("conv2d_backward_weight", data, grad, weight, **how),
+    ]
+
+
+def conv2d_transpose(
+    data: Expr,
+    weight: Expr,
+    strides: int | tuple[int, int] = (1, 1),
+    padding: int | tuple[int, ...] = (0, 0),
+    output_padding: int | tuple[int, int] = (0, 0),
+    dilation: int | tuple[int, int] = (1, 1),
+    groups: int = 1,
+) -> Expr:
+    """The data spread by the weight: a transposed convolution.
+
+    Args:
+        data: [batch, channels, height, width].
+        weight: [channels, out channels / groups, height, width].
+        strides: distance in the result of the data's elements.
+        padding: what is cut off the result: one number, (vertical, horizontal), or (top, left, bottom, right).
+        output_padding: rows and columns more at the end of the result, fewer than strides.
+        dilation: distance of the window's elements.
+        groups: input and output channels are split into this many groups, each of which reads its own.
+    """
+    return call(
+        "conv2d_transpose", data, weight, strides=strides, padding=padding, output_padding=output_padding,
+        dilation=dilation, groups=groups,
+    )  # fmt: skip

@@ -1,0 +1,287 @@
+"""`matmul_nbits_panel.cpu`: a few rows at a time, bound by reading the weight once.
+
+The weight is packed into panels of columns that are read in sequence, each byte once for a tile of rows:
+
+    accuracy_level 0   [panel, k · bits / 8, width] bytes, signed; of two numbers in a byte the second is the upper one
+    accuracy_level 4   [panel, k · bits / 32, width, 4] bytes, a word for each lane of a dot-product instruction; of two
+                       numbers in a byte the second is that of the next word's place
+
+Products of a block are summed before they are scaled: of integers exactly, less the zero point's share, which is one
+number for each block of a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import lru_cache, partial
+from typing import Any
+
+from strategy.cpu.dot import Dot, find_dot
+from strategy.cpu.loop import allocate, fill, written
+from strategy.op_strategy import OpStrategy
+from strategy.ops.matmul_nbits.operator import MatMulNBitsAttrs, rounded, step_of
+from strategy.order import fold, larger
+from strategy.pattern import register_cpu_implementations, schedule_plain_cpu
+from strategy.schedule import Outs, integer, lanes_of, new_schedule, stage
+from strategy.space import Config, ConfigSpace, Knob, divisors, knob
+from strategy.target import Target
+from strategy.types import TensorType
+
+_VECTORS = (1, 2, 3, 4, 6, 8, 12, 16)
+_MOST_ROWS = 8
+
+
+def space(
+    attrs: MatMulNBitsAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+) -> ConfigSpace:
+    """Vectors of a panel, rows of a tile, and steps of a block that are unrolled."""
+    m, n = out_type.shape
+    lanes = lanes_of(target, "float32")
+    steps = attrs.block_size * attrs.bits // (32 if attrs.accuracy_level else 8)
+    return _space(int(m) if m.is_constant else 1, int(n), lanes, steps, target.vector_registers)
+
+
+@lru_cache(maxsize=1024)
+def _space(m: int, n: int, lanes: int, steps: int, registers: int) -> ConfigSpace:
+    vectors = tuple(v for v in _VECTORS if v == 1 or (v - 1) * lanes < n)
+    rows = tuple(r for r in divisors(m) if r <= _MOST_ROWS)
+    unroll = tuple(u for u in (1, 2, 4, 8, 16) if steps % u == 0)
+
+    def fallback() -> dict[str, Any]:
+        high = max(r for r in rows if r <= 4)
+        return {
+            "vectors": max(v for v in vectors if v * high <= 8 and v <= 4), "rows": high,
+            "unroll": max(u for u in unroll if u <= 8),
+        }  # fmt: skip
+
+    return ConfigSpace(
+        [Knob("vectors", vectors, "layout"), Knob("rows", rows), Knob("unroll", unroll)],
+        [knob("vectors") * (knob("rows") + 1) + 2 <= registers],
+        derived={"accumulators": knob("vectors") * knob("rows"), "width": knob("vectors") * lanes},
+        fallback=fallback,
+    )
+
+
+def prepare(
+    lanes: int, attrs: MatMulNBitsAttrs, inputs: Sequence[TensorType], config: Config
+) -> dict[int, Callable[[Any], Any]]:
+    """The weight and the scales as panels; columns beyond n are zeros."""
+    from tvm import te, tirx
+
+    width, bits = integer(config, "vectors") * lanes, attrs.bits
+    n, blocks, size = inputs[1].concrete_shape
+    panels, several = -(-n // width), 8 // bits
+
+    def within(column: Any, number: Any, dtype: str) -> Any:
+        return number if n % width == 0 else tirx.if_then_else(column < n, number, tirx.const(0, dtype))
+
+    def pack_scales(scales: Any) -> Any:
+        return te.compute(
+            (panels, blocks, width),
+            lambda p, b, j: within(p * width + j, scales[p * width + j, b], scales.dtype),
+            name="scales",
+            attrs=stage("scales"),
+        )
+
+    def pack(weight: Any) -> Any:
+        def number(column: Any, place: Any) -> Any:
+            """The number at a place of k, unsigned."""
+            byte = weight[column, place // (size * several), place % (size * several) // several]
+            return byte if bits == 8 else (byte >> (place % 2 * 4).astype("uint8")) & tirx.const(15, "uint8")
+
+        if attrs.accuracy_level:
+
+            def of_word(p: Any, step: Any, j: Any, t: Any) -> Any:
+                column, first = p * width + j, step * 4 * several + t
+                byte = number(column, first)
+                if bits == 4:
+                    byte = byte | (number(column, first + 4) << tirx.const(4, "uint8"))
+                return within(column, byte, "uint8")
+
+            shape = (panels, blocks * size // 4, width, 4)
+            return te.compute(shape, of_word, name="panels", attrs=stage("panels"))
+
+        def of_byte(p: Any, step: Any, j: Any) -> Any:
+            column = p * width + j
+            byte = weight[column, step // size, step % size]
+            # Each number's highest bit turns: its two's complement less the zero point.
+            return within(column, byte ^ tirx.const(0x88 if bits == 4 else 0x80, "uint8"), "uint8")
+
+        return te.compute((panels, blocks * size, width), of_byte, name="panels", attrs=stage("panels"))
+
+    return {1: pack, 2: pack_scales}
+
+
+def compute(
+    lanes: int, dot: Dot | None, attrs: MatMulNBitsAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
+) -> list[Any]:
+    """The whole function as loops."""
+
+    def loops(ins: Sequence[Any], out: Any) -> Any:
+        return _multiply(lanes, dot, attrs, ins, out, config)
+
+    return written(loops, inputs, out_type, "matmul_nbits")
+
+
+def schedule(attrs: MatMulNBitsAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """The loops as they are; packing, and what follows, by pattern."""
+    sch = new_schedule(outs)
+    is_alone = sch.mod["main"].body.block.name_hint != "root"
+    return sch if is_alone else schedule_plain_cpu(attrs, outs, target)
+
+
+def _multiply(
+    lanes: int, dot: Dot | None, attrs: MatMulNBitsAttrs, ins: Sequence[Any], out: Any, config: Config
+) -> Any:
+    from tvm import tirx
+    from tvm.ir import StringImm
+    from tvm.script.ir_builder import IRBuilder
+    from tvm.script.ir_builder import tirx as script
+
+    data, weight, scales = ins
+    m, k = data.shape
+    panels, blocks, width = (int(extent) for extent in scales.shape)
+    vectors, rows, unroll = (integer(config, name) for name in ("vectors", "rows", "unroll"))
+    n, size, several = int(out.shape[1]), attrs.block_size, 8 // attrs.bits
+    result = script.buffer_proxy(out)
+    dtype = "int32" if dot else "float32"
+
+    def of(value: int) -> Any:
+        return tirx.const(value, "int32")
+
+    def each(step: Callable[[Any, Any], None]) -> None:
+        """Each row of a tile and column of a panel."""
+        with script.unroll(0, rows) as i, script.unroll(0, vectors) as v, script.vectorized(0, lanes) as lane:
+            step(i, v * lanes + lane)
+
+    def add_numbers(p: Any, row: Any, b: Any, sums: Any) -> None:
+        """The products of a block with numbers of 32 bits."""
+        steps = size // several
+        with script.serial(0, steps // unroll) as outer, script.unroll(0, unroll) as inner:
+            step = outer * unroll + inner
+            for part in range(several):
+                with script.unroll(0, rows) as i, script.unroll(0, vectors) as v:
+                    x = data[row + i, b * size + step * several + part].astype("float32")
+                    with script.vectorized(0, lanes) as lane:
+                        number = tirx.reinterpret("int8", weight[p, b * steps + step, v * lanes + lane])
+                        if several == 2:
+                            number = (number.astype("int32") << of(28 - part * 4)) >> of(28)
+                        at = i * width + v * lanes + lane
+                        fill(sums, at, sums[at] + x * number.astype("float32"))
+
+    def add_words(p: Any, row: Any, b: Any, sums: Any, narrow: Any) -> None:
+        """The products of a block by the instruction, whose unsigned operand is the weight."""
+        assert dot is not None
+        steps = size // 4 // several
+        words = f"int32x{lanes}"
+
+        def ramp(start: Any) -> Any:
+            return tirx.Ramp(start, 1, lanes)
+
+        def all_of(value: int) -> Any:
+            return tirx.Broadcast(of(value), lanes)
+
+        with script.serial(0, steps // unroll) as outer, script.unroll(0, unroll) as inner:
+            step = outer * unroll + inner
+            with script.unroll(0, vectors) as v:
+                index = [p, b * steps + step, v * lanes, tirx.Ramp(0, 1, 4 * lanes)]
+                loaded = tirx.call_intrin(words, "tirx.reinterpret", tirx.BufferLoad(weight, index))
+                for part in range(several):
+                    numbers = loaded
+                    if several == 2:
+                        numbers = (loaded >> all_of(4) if part else loaded) & all_of(0x0F0F0F0F)
+                    with script.unroll(0, rows) as i:
+                        first = (row + i) * k + b * size + (step * several + part) * 4
+                        word = tirx.call_intrin(
+                            "int32", "tirx.reinterpret", narrow[tirx.Ramp(first, 1, 4)]
+                        )
+                        place = ramp(i * width + v * lanes)
+                        added = tirx.call_pure_extern(
+                            words, dot.symbol, sums[place], numbers, tirx.Broadcast(word, lanes)
+                        )
+                        fill(sums, place, added)
+
+    def multiply(p: Any, row: Any, narrow: Any, steps: Any, shares: Any) -> None:
+        total, sums = allocate(rows * width, "float32"), allocate(rows * width, dtype)
+        each(lambda i, j: fill(total, i * width + j, tirx.const(0, "float32")))
+        with script.serial(0, blocks) as b:
+            if dot is None:
+                each(lambda i, j: fill(sums, i * width + j, tirx.const(0, "float32")))
+                add_numbers(p, row, b, sums)
+            else:
+                each(lambda i, j: fill(sums, i * width + j, shares[(row + i) * blocks + b]))
+                add_words(p, row, b, sums, narrow)
+
+            def scaled(i: Any, j: Any) -> None:
+                scale = scales[p, b, j].astype("float32")
+                scale = scale if dot is None else scale * steps[(row + i) * blocks + b]
+                at = i * width + j
+                fill(total, at, total[at] + sums[at].astype("float32") * scale)
+
+            each(scaled)
+
+        def store(i: Any, j: Any) -> None:
+            def write() -> None:
+                result[row + i, p * width + j] = total[i * width + j].astype(str(out.dtype))
+
+            if n % width == 0:
+                write()
+                return
+            with script.If(p * width + j < n), script.Then():
+                write()
+
+        each(store)
+
+    def narrow_data(narrow: Any, steps: Any, shares: Any) -> None:
+        """The data in 8 bits, with the scale of each block and the zero point's share of its products."""
+        side = math.gcd(size, lanes)
+        with script.parallel(0, m * blocks) as block:
+            i, b = block // blocks, block % blocks
+            most = allocate(side, "float32")
+            with script.vectorized(0, side) as lane:
+                fill(most, lane, tirx.const(0, "float32"))
+            with script.serial(0, size // side) as part, script.vectorized(0, side) as lane:
+                number = tirx.abs(data[i, b * size + part * side + lane].astype("float32"))
+                fill(most, lane, larger(most[lane], number))
+            fill(steps, block, step_of(fold(larger, [most[lane] for lane in range(side)])))
+            with script.serial(0, size // side) as part, script.vectorized(0, side) as lane:
+                place = b * size + part * side + lane
+                number = rounded(data[i, place].astype("float32"), steps[block])
+                fill(narrow, i * k + place, number.astype("int8"))
+            fill(shares, block, tirx.const(0, "int32"))
+            with script.serial(0, size) as place:
+                added = narrow[i * k + b * size + place].astype("int32") * -attrs.zero_point
+                fill(shares, block, shares[block] + added)
+
+    with IRBuilder() as builder, ExitStack() as scope:
+        given: tuple[Any, ...] = (None, None, None)
+        if dot is not None:
+            scope.enter_context(script.attr(0, "pragma_import_llvm", StringImm(dot.source)))
+            counts = ((m * k, "int8"), (m * blocks, "float32"), (m * blocks, "int32"))
+            given = tuple(allocate(count, kind, "global") for count, kind in counts)
+            narrow_data(*given)
+        with script.parallel(0, panels) as p, script.serial(0, m // rows) as tile:
+            multiply(p, tile * rows, *given)
+        scope.close()
+        return builder.get()
+
+
+def _add(
+    strategy: OpStrategy, attrs: MatMulNBitsAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+) -> None:
+    (_, k), step = inputs[0].shape, 32 // attrs.bits if attrs.accuracy_level else 8 // attrs.bits
+    dot = find_dot(target, "int8") if attrs.accuracy_level else None
+    if attrs.accuracy_level and (dot is None or dot.data != "uint8"):
+        return
+    known = k.is_constant and all(d.is_constant for d in inputs[1].shape)
+    if known and int(k) % attrs.block_size == 0 and attrs.block_size % step == 0:
+        lanes = lanes_of(target, "float32")
+        strategy.add_implementation(
+            partial(compute, lanes, dot), schedule, "matmul_nbits_panel.cpu", 12, space=space,
+            prepare=partial(prepare, lanes),
+        )  # fmt: skip
+
+
+register_cpu_implementations("matmul_nbits", _add)

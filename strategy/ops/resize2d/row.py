@@ -1,0 +1,112 @@
+"""`resize2d_row.cpu`: rows between those of the image by vectors, then pixels between those of such a row.
+
+The places and the weights of the pixels of a row are computed once for all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strategy.cpu.row import PARALLEL_BYTES
+from strategy.op_strategy import OpStrategy
+from strategy.ops.resize2d.operator import Resize2DAttrs, inside, interpolate, neighbours
+from strategy.pattern import register_cpu_implementations
+from strategy.schedule import (
+    Outs,
+    find_stages,
+    integer,
+    join_epilogue,
+    lanes_of,
+    new_schedule,
+    stage,
+    vectorize,
+)
+from strategy.space import Config, ConfigSpace, Knob, divisors
+from strategy.target import Target
+from strategy.types import TensorType
+
+_MOST_TASKS = 64
+
+
+def space(attrs: Resize2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
+    """Vector widths of both steps, and the number of parallel tasks of rows."""
+    rows, full = out_type.size // attrs.size[1], lanes_of(target, "float32")
+    lanes = tuple(x for x in (full // 4, full // 2, full) if x >= 1)
+    tasks = tuple(d for d in divisors(rows) if d <= _MOST_TASKS)
+    threads = target.threads if 4 * out_type.size >= PARALLEL_BYTES else 1
+    return ConfigSpace(
+        [Knob("lanes", lanes), Knob("down_lanes", lanes), Knob("tasks", tasks)],
+        fallback={
+            "lanes": full, "down_lanes": full, "tasks": next((t for t in tasks if t % threads == 0), 1),
+        },
+    )  # fmt: skip
+
+
+def compute(
+    attrs: Resize2DAttrs, inputs: Sequence[Any], out_type: TensorType, config: Config
+) -> list[Any]:
+    """Rows between those of the image, then pixels between theirs, whose places and weights are computed once."""
+    from tvm import te, tirx
+
+    (data,) = inputs
+    batch, channels, height, width = (int(d) for d in data.shape)
+    dtype, size = "float64" if data.dtype == "float64" else "float32", attrs.size[1]
+    taps = 2 if attrs.method == "linear" else 4
+
+    def table(part: int) -> Any:
+        def entry(tap: Any, x: Any) -> Any:
+            found = neighbours(attrs, 1, x.astype("int64"), width, dtype)
+            values = [inside(place, width).astype("int32") if part == 0 else weight for place, weight in found]
+            chosen = values[0]
+            for n, value in enumerate(values[1:], 1):
+                chosen = tirx.Select(tap == n, value, chosen)
+            return chosen
+
+        name = ("places", "weights")[part]
+        return te.compute((taps, size), entry, name=name, attrs=stage(name))
+
+    places, weights = table(0), table(1)
+
+    def between(n: Any, c: Any, y: Any, x: Any) -> Any:
+        rows = neighbours(attrs, 0, y.astype("int64"), height, dtype)
+        return interpolate(lambda row: data(n, c, inside(row, height), x).astype(dtype), rows)
+
+    down = te.compute((batch, channels, attrs.size[0], width), between, name="down", attrs=stage("down"))
+
+    def element(n: Any, c: Any, y: Any, x: Any) -> Any:
+        columns = [(places[tap, x], weights[tap, x]) for tap in range(taps)]
+        # A place is within the row; TVM sees it by the bounds.
+        return interpolate(lambda column: down(n, c, y, inside(column, width)), columns).astype(out_type.dtype)
+
+    return [te.compute((batch, channels, *attrs.size), element, name="resize2d")]
+
+
+def schedule(attrs: Resize2DAttrs, outs: Outs, target: Target, config: Config) -> Any:
+    """Tasks of rows in parallel; a row between those of the image stays in the first-level cache."""
+    sch = new_schedule(outs)
+    stages = find_stages(sch)
+    output = join_epilogue(sch)
+    *rows, x = sch.get_loops(output)
+    tasks = integer(config, "tasks")
+    task, row = sch.split(sch.fuse(*rows), [tasks, None])
+    sch.compute_at(stages["down"], row, preserve_unit_loops=True)
+    if tasks > 1:
+        sch.parallel(task)
+    vectorize(sch, sch.get_loops(stages["down"])[-1], integer(config, "down_lanes"))
+    _, lane = sch.split(x, [None, integer(config, "lanes")])
+    sch.vectorize(lane)
+    return sch
+
+
+def _add(
+    strategy: OpStrategy, attrs: Resize2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
+) -> None:
+    known = all(d.is_constant and int(d) >= 1 for d in inputs[0].shape)
+    if known and attrs.method != "nearest_neighbor" and out_type.dtype != "bfloat16":
+        strategy.add_implementation(
+            compute, schedule, "resize2d_row.cpu", 12, space=space, symbolic=False
+        )
+
+
+register_cpu_implementations("resize2d", _add)
