@@ -1,10 +1,7 @@
 """`matmul_nbits_panel.cpu`: a few rows at a time, bound by reading the weight once.
 
-The weight is packed into panels of columns that are read in sequence, each byte once for a tile of rows:
-
-    accuracy_level 0   [panel, k · bits / 8, width] bytes, signed; of two numbers in a byte the second is the upper one
-    accuracy_level 4   [panel, k · bits / 32, width, 4] bytes, a word for each lane of a dot-product instruction; of two
-                       numbers in a byte the second is that of the next word's place
+The weight is packed into panels of columns that are read in sequence, each word once for a tile of rows: [panel,
+k · bits / 32, width, 4] bytes. Of two numbers in a byte the second is that of the next word's place.
 
 Products of a block are summed before they are scaled: of integers exactly, less the zero point's share, which is one
 number for each block of a row.
@@ -31,6 +28,7 @@ from strategy.types import TensorType
 
 _VECTORS = (1, 2, 3, 4, 6, 8, 12, 16)
 _MOST_ROWS = 8
+_MANTISSA = 23  # bits of a float32's
 
 
 def space(
@@ -39,7 +37,7 @@ def space(
     """Vectors of a panel, rows of a tile, and steps of a block that are unrolled."""
     m, n = out_type.shape
     lanes = lanes_of(target, "float32")
-    steps = attrs.block_size * attrs.bits // (32 if attrs.accuracy_level else 8)
+    steps = attrs.block_size * attrs.bits // 32
     return _space(int(m) if m.is_constant else 1, int(n), lanes, steps, target.vector_registers)
 
 
@@ -74,16 +72,13 @@ def prepare(
     n, blocks, size = inputs[1].concrete_shape
     panels, several = -(-n // width), 8 // bits
 
-    def within(column: Any, number: Any, dtype: str) -> Any:
-        return number if n % width == 0 else tirx.if_then_else(column < n, number, tirx.const(0, dtype))
-
     def pack_scales(scales: Any) -> Any:
-        return te.compute(
-            (panels, blocks, width),
-            lambda p, b, j: within(p * width + j, scales[p * width + j, b], scales.dtype),
-            name="scales",
-            attrs=stage("scales"),
-        )
+        def scale(p: Any, b: Any, j: Any) -> Any:
+            column = p * width + j
+            found = scales[column, b]
+            return found if n % width == 0 else tirx.if_then_else(column < n, found, tirx.const(0, scales.dtype))
+
+        return te.compute((panels, blocks, width), scale, name="scales", attrs=stage("scales"))
 
     def pack(weight: Any) -> Any:
         def number(column: Any, place: Any) -> Any:
@@ -91,25 +86,15 @@ def prepare(
             byte = weight[column, place // (size * several), place % (size * several) // several]
             return byte if bits == 8 else (byte >> (place % 2 * 4).astype("uint8")) & tirx.const(15, "uint8")
 
-        if attrs.accuracy_level:
+        def of_word(p: Any, step: Any, j: Any, t: Any) -> Any:
+            column, first = p * width + j, step * 4 * several + t
+            byte = number(column, first)
+            if bits == 4:
+                byte = byte | (number(column, first + 4) << tirx.const(4, "uint8"))
+            return byte if n % width == 0 else tirx.if_then_else(column < n, byte, tirx.const(0, "uint8"))
 
-            def of_word(p: Any, step: Any, j: Any, t: Any) -> Any:
-                column, first = p * width + j, step * 4 * several + t
-                byte = number(column, first)
-                if bits == 4:
-                    byte = byte | (number(column, first + 4) << tirx.const(4, "uint8"))
-                return within(column, byte, "uint8")
-
-            shape = (panels, blocks * size // 4, width, 4)
-            return te.compute(shape, of_word, name="panels", attrs=stage("panels"))
-
-        def of_byte(p: Any, step: Any, j: Any) -> Any:
-            column = p * width + j
-            byte = weight[column, step // size, step % size]
-            # Each number's highest bit turns: its two's complement less the zero point.
-            return within(column, byte ^ tirx.const(0x88 if bits == 4 else 0x80, "uint8"), "uint8")
-
-        return te.compute((panels, blocks * size, width), of_byte, name="panels", attrs=stage("panels"))
+        shape = (panels, blocks * size // 4, width, 4)
+        return te.compute(shape, of_word, name="panels", attrs=stage("panels"))
 
     return {1: pack, 2: pack_scales}
 
@@ -145,78 +130,80 @@ def _multiply(
     panels, blocks, width = (int(extent) for extent in scales.shape)
     vectors, rows, unroll = (integer(config, name) for name in ("vectors", "rows", "unroll"))
     n, size, several = int(out.shape[1]), attrs.block_size, 8 // attrs.bits
+    steps = size // (4 * several)  # words of a block
     result = script.buffer_proxy(out)
     dtype = "int32" if dot else "float32"
-
-    def of(value: int) -> Any:
-        return tirx.const(value, "int32")
 
     def each(step: Callable[[Any, Any], None]) -> None:
         """Each row of a tile and column of a panel."""
         with script.unroll(0, rows) as i, script.unroll(0, vectors) as v, script.vectorized(0, lanes) as lane:
             step(i, v * lanes + lane)
 
-    def add_numbers(p: Any, row: Any, b: Any, sums: Any) -> None:
-        """The products of a block with numbers of 32 bits."""
-        steps = size // several
-        with script.serial(0, steps // unroll) as outer, script.unroll(0, unroll) as inner:
-            step = outer * unroll + inner
-            for part in range(several):
-                with script.unroll(0, rows) as i, script.unroll(0, vectors) as v:
-                    x = data[row + i, b * size + step * several + part].astype("float32")
-                    with script.vectorized(0, lanes) as lane:
-                        number = tirx.reinterpret("int8", weight[p, b * steps + step, v * lanes + lane])
-                        if several == 2:
-                            number = (number.astype("int32") << of(28 - part * 4)) >> of(28)
-                        at = i * width + v * lanes + lane
-                        fill(sums, at, sums[at] + x * number.astype("float32"))
+    def words(p: Any, step: Any, v: Any) -> Any:
+        """The words of a vector of columns."""
+        index = [p, step, v * lanes, tirx.Ramp(0, 1, 4 * lanes)]
+        return tirx.call_intrin(f"int32x{lanes}", "tirx.reinterpret", tirx.BufferLoad(weight, index))
 
-    def add_words(p: Any, row: Any, b: Any, sums: Any, narrow: Any) -> None:
-        """The products of a block by the instruction, whose unsigned operand is the weight."""
+    def all_of(value: int) -> Any:
+        return tirx.Broadcast(tirx.const(value, "int32"), lanes)
+
+    def real(loaded: Any, start: int) -> Any:
+        """The numbers from a bit of each word, less the zero point.
+
+        As lowest bits of the mantissa they are what a power of two has in addition.
+        """
+        turned = 0 if start + attrs.bits <= _MANTISSA else 12 if attrs.bits == 4 else 16
+        loaded, start = (loaded >> all_of(turned) if turned else loaded), start - turned
+        exponent = _MANTISSA - start
+        mantissa = loaded & all_of((2**attrs.bits - 1) << start)
+        found = tirx.reinterpret(f"float32x{lanes}", mantissa | all_of(127 + exponent << _MANTISSA))
+        return found - tirx.Broadcast(tirx.const(2**exponent + attrs.zero_point, "float32"), lanes)
+
+    def add_numbers(p: Any, row: Any, b: Any, step: Any, v: Any, sums: Any) -> None:
+        """The products of the numbers of 32 bits."""
+        loaded = words(p, b * steps + step, v)
+        for place in range(4 * several):
+            start = place % 4 * 8 + place // 4 * 4
+            numbers = real(loaded, start)
+            with script.unroll(0, rows) as i:
+                x = data[row + i, b * size + step * 4 * several + place].astype("float32")
+                at = tirx.Ramp(i * width + v * lanes, 1, lanes)
+                fill(sums, at, sums[at] + tirx.Broadcast(x, lanes) * numbers)
+
+    def add_words(p: Any, row: Any, b: Any, step: Any, v: Any, sums: Any, narrow: Any) -> None:
+        """The products by the instruction, whose unsigned operand is the weight."""
         assert dot is not None
-        steps = size // 4 // several
-        words = f"int32x{lanes}"
+        loaded = words(p, b * steps + step, v)
+        for part in range(several):
+            numbers = (loaded >> all_of(4) if part else loaded) & all_of(0x0F0F0F0F) if several == 2 else loaded
+            with script.unroll(0, rows) as i:
+                first = (row + i) * k + b * size + (step * several + part) * 4
+                word = tirx.call_intrin("int32", "tirx.reinterpret", narrow[tirx.Ramp(first, 1, 4)])
+                at = tirx.Ramp(i * width + v * lanes, 1, lanes)
+                fill(
+                    sums, at,
+                    tirx.call_pure_extern(
+                        f"int32x{lanes}", dot.symbol, sums[at], numbers, tirx.Broadcast(word, lanes)
+                    ),
+                )  # fmt: skip
 
-        def ramp(start: Any) -> Any:
-            return tirx.Ramp(start, 1, lanes)
-
-        def all_of(value: int) -> Any:
-            return tirx.Broadcast(of(value), lanes)
-
-        with script.serial(0, steps // unroll) as outer, script.unroll(0, unroll) as inner:
-            step = outer * unroll + inner
-            with script.unroll(0, vectors) as v:
-                index = [p, b * steps + step, v * lanes, tirx.Ramp(0, 1, 4 * lanes)]
-                loaded = tirx.call_intrin(words, "tirx.reinterpret", tirx.BufferLoad(weight, index))
-                for part in range(several):
-                    numbers = loaded
-                    if several == 2:
-                        numbers = (loaded >> all_of(4) if part else loaded) & all_of(0x0F0F0F0F)
-                    with script.unroll(0, rows) as i:
-                        first = (row + i) * k + b * size + (step * several + part) * 4
-                        word = tirx.call_intrin(
-                            "int32", "tirx.reinterpret", narrow[tirx.Ramp(first, 1, 4)]
-                        )
-                        place = ramp(i * width + v * lanes)
-                        added = tirx.call_pure_extern(
-                            words, dot.symbol, sums[place], numbers, tirx.Broadcast(word, lanes)
-                        )
-                        fill(sums, place, added)
-
-    def multiply(p: Any, row: Any, narrow: Any, steps: Any, shares: Any) -> None:
+    def multiply(p: Any, row: Any, narrow: Any, units: Any, shares: Any) -> None:
         total, sums = allocate(rows * width, "float32"), allocate(rows * width, dtype)
         each(lambda i, j: fill(total, i * width + j, tirx.const(0, "float32")))
         with script.serial(0, blocks) as b:
-            if dot is None:
-                each(lambda i, j: fill(sums, i * width + j, tirx.const(0, "float32")))
-                add_numbers(p, row, b, sums)
-            else:
-                each(lambda i, j: fill(sums, i * width + j, shares[(row + i) * blocks + b]))
-                add_words(p, row, b, sums, narrow)
+            zero = tirx.const(0, dtype)
+            each(lambda i, j: fill(sums, i * width + j, zero if dot is None else shares[(row + i) * blocks + b]))
+            with script.serial(0, steps // unroll) as outer, script.unroll(0, unroll) as inner:
+                step = outer * unroll + inner
+                with script.unroll(0, vectors) as v:
+                    if dot is None:
+                        add_numbers(p, row, b, step, v, sums)
+                    else:
+                        add_words(p, row, b, step, v, sums, narrow)
 
             def scaled(i: Any, j: Any) -> None:
                 scale = scales[p, b, j].astype("float32")
-                scale = scale if dot is None else scale * steps[(row + i) * blocks + b]
+                scale = scale if dot is None else scale * units[(row + i) * blocks + b]
                 at = i * width + j
                 fill(total, at, total[at] + sums[at].astype("float32") * scale)
 
@@ -234,7 +221,7 @@ def _multiply(
 
         each(store)
 
-    def narrow_data(narrow: Any, steps: Any, shares: Any) -> None:
+    def narrow_data(narrow: Any, units: Any, shares: Any) -> None:
         """The data in 8 bits, with the scale of each block and the zero point's share of its products."""
         side = math.gcd(size, lanes)
         with script.parallel(0, m * blocks) as block:
@@ -245,10 +232,10 @@ def _multiply(
             with script.serial(0, size // side) as part, script.vectorized(0, side) as lane:
                 number = tirx.abs(data[i, b * size + part * side + lane].astype("float32"))
                 fill(most, lane, larger(most[lane], number))
-            fill(steps, block, step_of(fold(larger, [most[lane] for lane in range(side)])))
+            fill(units, block, step_of(fold(larger, [most[lane] for lane in range(side)])))
             with script.serial(0, size // side) as part, script.vectorized(0, side) as lane:
                 place = b * size + part * side + lane
-                number = rounded(data[i, place].astype("float32"), steps[block])
+                number = rounded(data[i, place].astype("float32"), units[block])
                 fill(narrow, i * k + place, number.astype("int8"))
             fill(shares, block, tirx.const(0, "int32"))
             with script.serial(0, size) as place:
@@ -271,7 +258,7 @@ def _multiply(
 def _add(
     strategy: OpStrategy, attrs: MatMulNBitsAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> None:
-    (_, k), step = inputs[0].shape, 32 // attrs.bits if attrs.accuracy_level else 8 // attrs.bits
+    (_, k), step = inputs[0].shape, 32 // attrs.bits
     dot = find_dot(target, "int8") if attrs.accuracy_level else None
     if attrs.accuracy_level and (dot is None or dot.data != "uint8"):
         return
