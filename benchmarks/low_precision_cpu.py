@@ -2,9 +2,9 @@
 
     python benchmarks/low_precision_cpu.py
 
-One row by weights of LLaMA-7B, in blocks of 32. The configurations of the implementation that unroll as its fallback
-does are timed; the best is then timed in turns with a sum over as many bytes as the weight and its scales have, in as
-many threads. Both go through copies that together are larger than the caches, as the layers of a network are.
+One row by weights of LLaMA-7B, in blocks of 32. Some configurations of the implementation are timed; the best is then
+timed in turns with a sum over as many bytes as the weight and its scales have, in as many threads. Both go through
+copies that together are larger than the caches, as the layers of a network are.
 
 Prints medians, and the ratio of the time of the sum to that of the product: 1 is the limit that memory sets.
 """
@@ -93,7 +93,7 @@ def main() -> None:
             implementation = find_implementation(workload, target, name)
             assert implementation.space is not None
             space = implementation.space(workload.attr_node, workload.input_types, workload.out_type, target)
-            likely = [c for c in space if c["unroll"] == space.fallback["unroll"]]
+            likely = [c for c in space if c["unroll"] == space.fallback["unroll"] and c["vectors"] in (2, 4, 8)]
             trials = [(c, calls(workload, target, name, c, 4)) for c in likely]
             spent = times([t for _, t in trials], 5)
             config = trials[spent.index(min(spent))][0]

@@ -334,9 +334,12 @@ def _place_in_depth(attrs: BlockAttrs, index: Sequence[Any], shape: Sequence[Any
 
 
 def _place_in_space(attrs: BlockAttrs, index: Sequence[Any], shape: Sequence[Any]) -> Place:
+    from tvm import tirx
+
     (n, depth, y, x), size = index, attrs.block_size
+    channels = tirx.max(shape[1], 1)  # an empty one is never read
     by_part = attrs.mode == "DCR"
-    part, c = (depth // shape[1], depth % shape[1]) if by_part else (depth % size**2, depth // size**2)
+    part, c = (depth // channels, depth % channels) if by_part else (depth % size**2, depth // size**2)
     return [n, c, y * size + part // size, x * size + part % size], None
 
 

@@ -1,4 +1,5 @@
 """The same elements in another shape: reshape, reshape_like, expand_dims and squeeze."""
+# Over 300 lines: four operators that share their compute.
 
 from __future__ import annotations
 
@@ -21,8 +22,52 @@ class ReshapeAttrs(Attrs):
     """Attributes of reshape."""
 
     newshape: tuple[int, ...] = field(
-        description="The new shape; one -1 is what is left, 0 keeps the input's extent there", lower=-1
-    )
+        description="The new shape; one -1 is what is left, 0 the input's next extent, -2 all of its further ones, -3 "
+        "the product of the next two, and -4 splits the next into the two entries that follow it", lower=-4,
+    )  # fmt: skip
+
+    def given(self) -> list[int]:
+        """The entries that are not of a split."""
+        split = {i + n for i, entry in enumerate(self.newshape) if entry == -4 for n in (1, 2)}
+        return [entry for i, entry in enumerate(self.newshape) if i not in split]
+
+    def resolve(self, shape: Sequence[Any]) -> tuple[list[Any], list[int]]:
+        """The new shape, in which -1 is what is left, and the axes of the input whose extents are in it.
+
+        Of dimensions or integers. Raise `ShapeError` if the input has too few axes.
+        """
+        found: list[Any] = []
+        kept: list[int] = []
+        entries, axis = list(self.newshape), 0
+        while entries:
+            entry = entries.pop(0)
+            used = len(shape) - axis if entry == -2 else 2 if entry == -3 else 1
+            split = entries[:2] if entry == -4 else []
+            # Beside one that is given a number may be behind the last axis.
+            if axis + used > len(shape) and entry <= 0 and entry != -1:
+                raise ShapeError(f"newshape {self.newshape} names an axis that {len(shape)} dimensions lack")
+            own = list(shape[axis : axis + used])
+            if entry <= 0 and entry != -1:
+                kept += range(axis, axis + used)
+            if entry == -3:
+                own = [own[0] * own[1]]
+            elif entry == -4:
+                own = _split(self.newshape, own[0], split)
+                del entries[:2]
+            found += [entry] if entry == -1 or entry > 0 else own
+            axis += used
+        return found, kept
+
+
+def _split(newshape: Sequence[int], extent: Any, parts: Sequence[int]) -> list[Any]:
+    """The two extents that -4 splits one into, of which one may be -1."""
+    if len(parts) < 2 or min(parts) < -1 or 0 in parts or max(parts) < 1:
+        raise ShapeError(f"newshape {newshape}: two extents must follow -4, one of them may be -1")
+    found = [extent // parts[1 - i] if n == -1 else n for i, n in enumerate(parts)]
+    known = extent.value if isinstance(extent, Dim) else extent
+    if known is not None and int(found[0]) * int(found[1]) != known:
+        raise ShapeError(f"newshape {newshape} does not split {extent}")
+    return found
 
 
 def reshape_rel(types: Sequence[Type], attrs: ReshapeAttrs, reporter: TypeReporter) -> bool:
@@ -31,16 +76,22 @@ def reshape_rel(types: Sequence[Type], attrs: ReshapeAttrs, reporter: TypeReport
     if data is None:
         return False
     new = attrs.newshape
-    reporter.check(new.count(-1) <= 1, 0, f"newshape {new} has more than one -1")
-    kept = [i for i, n in enumerate(new) if n == 0]
-    reporter.check(all(i < data.ndim for i in kept), 0, f"newshape {new} keeps an axis that it lacks")
-    shape = [data.shape[i] if n == 0 else Dim(max(n, 1)) for i, n in enumerate(new)]
-    if -1 in new:
+    try:
+        found, kept = attrs.resolve(data.shape)
+    except ShapeError as error:
+        reporter.check(False, 0, str(error))
+        return False
+    given = [n for n in found if isinstance(n, int)]
+    reporter.check(given.count(-1) <= 1, 0, f"newshape {new} has more than one -1")
+    shape = [d if isinstance(d, Dim) else Dim(max(d, 1)) for d in found]
+    if -1 in given:
         # Extents that are kept stand on both sides, and cancel.
         left = product(d for i, d in enumerate(data.shape) if i not in kept)
-        given = math.prod(n for n in new if n > 0)
-        reporter.check(given == 0 or (left % given == 0), 0, f"does not divide into newshape {new}")
-        shape[new.index(-1)] = left // given if given > 1 else left
+        # Those of a split are kept too.
+        place = next(i for i, n in enumerate(found) if isinstance(n, int) and n == -1)
+        count = math.prod(n for n in attrs.given() if n > 0)
+        reporter.check(left % count == 0, 0, f"does not divide into newshape {new}")
+        shape[place] = left // count if count > 1 else left
     else:
         fits = product(data.shape) == product(shape)
         reporter.check(fits, 0, f"has not as many elements as newshape {new}")
@@ -122,6 +173,7 @@ def squeeze_rel(types: Sequence[Type], attrs: SqueezeAttrs, reporter: TypeReport
     .add_type_rel("Reshape", reshape_rel)
     .set_attr("TOpPattern", TOpPattern.kInjective)
     .example({"data": "float32[5,19]"}, {"newshape": [19, 5]})
+    .example({"data": "float32[4,3,5,7]"}, {"newshape": [-4, 2, -1, -3, -2]})
 )
 (
     register_op("reshape_like")
@@ -169,7 +221,7 @@ def compute_reshape(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType) -
 @register_reference("reshape")
 def reference_reshape(attrs: ReshapeAttrs, inputs: Sequence[Any]) -> Any:
     data = widened(inputs[0])
-    return data.reshape([data.shape[i] if n == 0 else n for i, n in enumerate(attrs.newshape)])
+    return data.reshape(attrs.resolve(data.shape)[0])
 
 
 @register_reference("reshape_like")
@@ -195,7 +247,7 @@ def reference_squeeze(attrs: SqueezeAttrs, inputs: Sequence[Any]) -> Any:
 
 @register_shape_func("reshape", False)
 def reshape_shape_func(attrs: ReshapeAttrs, inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    shape = [inputs[0][i] if n == 0 else n for i, n in enumerate(attrs.newshape)]
+    shape, _ = attrs.resolve(inputs[0])
     elements = math.prod(inputs[0])
     if -1 in shape:
         given = math.prod(n for n in shape if n != -1)
@@ -247,8 +299,9 @@ def reshape(data: Expr, newshape: Sequence[int]) -> Expr:
 
     Args:
         data: the input tensor.
-        newshape: the new shape; one entry may be -1, which is what is left, and 0 keeps the extent
-            that the input has there.
+        newshape: the new shape. As Relay's, one entry may be -1, which is what is left; 0 is the input's next extent,
+            -2 all of its further ones, -3 the product of the next two, and -4 splits the next into the two entries
+            that follow it, of which one may be -1.
     """
     return call("reshape", data, newshape=tuple(newshape))
 
