@@ -72,7 +72,7 @@ def check(target: Target) -> Callable[..., None]:
     def check(
         workload: Workload, implementation: str, config: Mapping[str, Any] | None = None
     ) -> None:
-        artefact = lower(workload, target, implementation, config).compile()
+        artefact = lower(workload, target, implementation, config).compile(checks=False)
         arrays = random_inputs(workload)
         names = [i.name for i in workload.inputs]
         expected = get_op(workload.op).get_attr("FReference")(workload.attr_node, arrays)

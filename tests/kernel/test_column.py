@@ -101,7 +101,7 @@ def test_a_long_row_of_integers_is_exact(op: str, target: Target) -> None:
     data, _ = aligned([6007], "int64")
     data[...] = np.random.default_rng(0).choice([-1, 1, 3], 6007)
     expected = work.operator.get_attr("FReference")(work.attr_node, [data])
-    found = run(lower(work, target, f"{op}_parts.cpu").compile(), {"data": data}, [6007])
+    found = run(lower(work, target, f"{op}_parts.cpu").compile(checks=False), {"data": data}, [6007])
     assert (found == expected).all()
 
 

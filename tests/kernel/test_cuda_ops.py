@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,16 @@ import pytest
 pytest.importorskip("tvm")
 
 from strategy.compile.cuda import emit
-from strategy.compile.lower import lower
+from strategy.compile.lower import Lowered, lower
 from strategy.cuda.program import CudaArtefact, Launch, Program
+from strategy.cuda.source import CudaSource
 from strategy.op import TOpPattern, all_ops
 from strategy.op_strategy import Candidate, candidates
 from strategy.signature import Role
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import EpilogueStep, Input, Workload
-from tests.kernel.emulation.device import Emulation, TrapError, aligned
+from tests.kernel.emulation.device import Emulation, TrapError, aligned, compile_together
 from tests.limit import HANG_S
 from workers.reference import (
     compare,
@@ -152,8 +155,25 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulation")
+def scratch(request: pytest.FixtureRequest, full: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for libraries, with those of the tests that are to run here."""
+    folder = tmp_path_factory.mktemp("emulation")
+    sources: dict[str, dict[str, Program]] = {}
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and item.originalname in CHOICES and item.module is request.module:
+            workload = item.callspec.params["workload"]
+            for name, config in CHOICES[item.originalname](workload, full):
+                with contextlib.suppress(Exception):  # its test fails of it
+                    source = generate(workload, name, config)[1]
+                    sources[source.code] = source.programs
+    compile_together(sources, folder)
+    return folder
+
+
+@cache
+def generate(workload: Workload, implementation: str, config: Config | None) -> tuple[Lowered, CudaSource]:
+    lowered = lower(workload, TARGET, implementation, config)
+    return lowered, emit(lowered)
 
 
 def check(
@@ -163,8 +183,7 @@ def check(
 
     With `nan` every seventh element of the inputs is NaN.
     """
-    lowered = lower(workload, TARGET, implementation, config)
-    source = emit(lowered)
+    lowered, source = generate(workload, implementation, config)
     emulation = Emulation(source.code, source.programs, scratch / str(next(_numbers)))
     inputs = random_inputs(workload, 7)
     for array in inputs.values() if nan else ():
@@ -197,19 +216,34 @@ def offered(workload: Workload) -> Iterator[Candidate]:
             yield candidate
 
 
-@pytest.mark.parametrize(("workload", "names"), TUNABLE, ids=lambda v: getattr(v, "op", ""))
-def test_sampled_configurations_are_right(
-    workload: Workload, names: set[str], scratch: Path, full: bool
-) -> None:
+Choice = tuple[str, Config | None]
+NAMES = dict(TUNABLE)
+
+
+def sampled(workload: Workload, full: bool) -> Iterator[Choice]:
+    """Of each of its implementations some configurations."""
     found = {c.implementation: c for c in offered(workload) if c.space is not None}
-    assert names <= found.keys()
+    assert NAMES[workload] <= found.keys()
     rng = random.Random(3)
-    for name in sorted(names):
+    for name in sorted(NAMES[workload]):
         space = found[name].space
         assert space is not None
         configs = space.sample(rng, 12 if full else 1)
-        for config in [space.fallback, *configs] if full else configs:
-            check(workload, name, config, scratch)
+        yield from ((name, config) for config in ([space.fallback, *configs] if full else configs))
+
+
+def untuned(workload: Workload, full: bool) -> Iterator[Choice]:
+    yield from ((c.implementation, None) for c in offered(workload) if c.space is None)
+
+
+def fallbacks(workload: Workload, full: bool) -> Iterator[Choice]:
+    yield from ((c.implementation, c.space and c.space.fallback) for c in offered(workload))
+
+
+@pytest.mark.parametrize("workload", NAMES, ids=lambda w: w.op)
+def test_sampled_configurations_are_right(workload: Workload, scratch: Path, full: bool) -> None:
+    for name, config in sampled(workload, full):
+        check(workload, name, config, scratch)
 
 
 def test_runs_are_merged_and_equal_elements_stay_in_their_order(scratch: Path) -> None:
@@ -228,17 +262,22 @@ def test_a_row_of_a_million_elements_is_sorted(scratch: Path) -> None:
 
 
 @pytest.mark.parametrize("workload", [*PLAIN, *OTHERS], ids=lambda w: w.op)
-def test_what_is_not_tuned_is_right(workload: Workload, scratch: Path) -> None:
-    for candidate in offered(workload):
-        if candidate.space is None:
-            check(workload, candidate.implementation, None, scratch)
+def test_what_is_not_tuned_is_right(workload: Workload, scratch: Path, full: bool) -> None:
+    for name, config in untuned(workload, full):
+        check(workload, name, config, scratch)
 
 
 @pytest.mark.parametrize("workload", KEEP_NAN, ids=lambda w: w.op)
-def test_nan_is_kept(workload: Workload, scratch: Path) -> None:
-    for candidate in offered(workload):
-        config = None if candidate.space is None else candidate.space.fallback
-        check(workload, candidate.implementation, config, scratch, nan=True)
+def test_nan_is_kept(workload: Workload, scratch: Path, full: bool) -> None:
+    for name, config in fallbacks(workload, full):
+        check(workload, name, config, scratch, nan=True)
+
+
+CHOICES = {
+    "test_sampled_configurations_are_right": sampled,
+    "test_what_is_not_tuned_is_right": untuned,
+    "test_nan_is_kept": fallbacks,
+}
 
 
 def test_a_process_that_joins_threads_by_our_reducers_ends_well() -> None:

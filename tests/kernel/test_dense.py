@@ -122,7 +122,7 @@ def test_the_library_is_no_candidate_for_other_dtypes(target: Target) -> None:
 
 @pytest.mark.parametrize("name", ["dense_nopack.cpu", "dense_pack.cpu", "dense_large_m.cpu", "dense_cblas.cpu"])
 def test_symbolic_rows_are_right_for_every_size(target: Target, name: str) -> None:
-    artefact = lower(workload("m", 131, 60), target, name).compile()
+    artefact = lower(workload("m", 131, 60), target, name).compile(checks=False)
     _, weight = random_inputs(workload(1, 131, 60))
     for m in (1, 2, 7, 8, 9, 16, 17, 40, 63, 129):
         data, _ = random_inputs(workload(m, 131, 60), seed=m)
@@ -152,7 +152,7 @@ def test_a_linked_library_computes_the_same(target: Target, name: str, tmp_path:
     m = 1 if name == "dense_gemv.cpu" else 20
     work = workload(m, 40, 24)
     lowered = lower(work, target, name)
-    artefact = lowered.compile()
+    artefact = lowered.compile(checks=False)
     builder.link(lowered, tmp_path / "dense.so")
     loaded = load(tmp_path / "dense.so")
     assert loaded.signature == artefact.signature
@@ -233,7 +233,7 @@ def test_an_epilogue_joins_the_tile(target: Target, bias_relu: str) -> None:
         lowered = lower(work, target, name)
         assert [a.name for a in lowered.arguments] == ["data", "weight", "bias", "output"]
         inputs = {"data": data[:rows].copy(), "weight": weight, "bias": bias}
-        got = run(lowered.compile(), inputs, (rows, 103))
+        got = run(lowered.compile(checks=False), inputs, (rows, 103))
         assert np.allclose(got, expected[:rows], atol=1e-4), name
 
 

@@ -37,7 +37,7 @@ def space_of(work: Workload, target: Target = TARGET) -> ConfigSpace:
 def check(work: Workload, config: Any) -> None:
     inputs = random_inputs(work, 7)
     expected = reference(work, inputs)
-    found = run(lower(work, TARGET, NAME, config).compile(), inputs, expected[0].shape)
+    found = run(lower(work, TARGET, NAME, config).compile(checks=False), inputs, expected[0].shape)
     (tolerance,) = tolerances(work, inputs, expected)
     try:
         compare(np.asarray(found), np.asarray(expected[0]), tolerance)

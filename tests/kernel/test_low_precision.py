@@ -43,7 +43,7 @@ def check(workload: Workload, name: str, config: Any = None) -> None:
 
     inputs = whole_range(workload, 5)
     (right,) = reference(workload, inputs)
-    artefact = lower(workload, TARGET, name, config).compile()
+    artefact = lower(workload, TARGET, name, config).compile(checks=False)
     *given, out = artefact.arguments
     assert out.role is Role.OUTPUT
     output = tvm.runtime.tensor(np.full(right.shape, 77).astype(numpy_dtype(out.tensor.dtype)))

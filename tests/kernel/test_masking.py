@@ -49,7 +49,7 @@ def lowered(size: int, compute: Compute) -> Lowered:
     ids=["stored", "chosen", "otherwise"],
 )
 def test_a_number_that_no_lane_needs_is_not_loaded(size: int, compute: Compute, placement: Placement) -> None:
-    artefact = lowered(size, compute).compile()
+    artefact = lowered(size, compute).compile(checks=False)
 
     def run() -> None:
         data, output = (allocate(str(n), (n,), "float32", placement) for n in (2, size))

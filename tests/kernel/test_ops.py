@@ -40,7 +40,7 @@ def check(
     for condition, found in evaluate(workload, TARGET):
         if implementation not in (None, found.name) or (condition and not condition.decide()):
             continue
-        artefact = lower(workload, TARGET, found).compile()
+        artefact = lower(workload, TARGET, found).compile(checks=False)
         arguments = artefact.arguments
         tensors = [
             artefact.prepare(a, tvm.runtime.tensor(inputs[a.name]))
@@ -228,7 +228,7 @@ def test_numbers_of_attributes_are_numbers_of_the_dtype(dtype, fits, beyond):
 
     for value in fits:
         for workload in (padded(value), hot(value)):
-            artefact = lower(workload, TARGET, "injective.cpu").compile()
+            artefact = lower(workload, TARGET, "injective.cpu").compile(checks=False)
             given = {a.name: np.zeros(a.tensor.concrete_shape, numpy_dtype(a.tensor.dtype)) for a in artefact.arguments}
             tensors = [tvm.runtime.tensor(x) for x in given.values()]
             artefact.main(*tensors)
@@ -261,7 +261,7 @@ def test_of_positive_numbers(op):
     # Random inputs are in -1 … 1: NaN is the right answer there, so shift them.
     import tvm
 
-    artefact = lower(make(op, {"data": "float32[37,5]"}), TARGET, "broadcast.cpu").compile()
+    artefact = lower(make(op, {"data": "float32[37,5]"}), TARGET, "broadcast.cpu").compile(checks=False)
     data = np.random.default_rng(0).uniform(0.1, 9, (37, 5)).astype("float32")
     out = tvm.runtime.tensor(np.full_like(data, 77))
     artefact.main(tvm.runtime.tensor(data), out)
@@ -273,7 +273,7 @@ def test_power_of_positive_numbers():
     import tvm
 
     types = {"lhs": "float32[37,5]", "rhs": "float32[5]"}
-    artefact = lower(make("power", types), TARGET, "broadcast.cpu").compile()
+    artefact = lower(make("power", types), TARGET, "broadcast.cpu").compile(checks=False)
     rng = np.random.default_rng(0)
     lhs, rhs = rng.uniform(0.1, 9, (37, 5)).astype("float32"), rng.uniform(-3, 3, 5).astype("float32")
     out = tvm.runtime.tensor(np.full_like(lhs, 77))
@@ -287,7 +287,7 @@ def test_elementary_functions_over_their_whole_range(op):
 
     data = np.concatenate([np.linspace(-120, 120, 24001), np.geomspace(1e-30, 1, 500), [np.inf, -np.inf, np.nan]])
     data = data.astype("float32")
-    artefact = lower(make(op, {"data": f"float32[{data.size}]"}), TARGET, "broadcast.cpu").compile()
+    artefact = lower(make(op, {"data": f"float32[{data.size}]"}), TARGET, "broadcast.cpu").compile(checks=False)
     out = tvm.runtime.tensor(np.full_like(data, 77))
     artefact.main(tvm.runtime.tensor(data), out)
     expected = get_op(op).get_attr("FReference")(get_op(op).attrs_type(), [data])
@@ -368,7 +368,7 @@ def test_one_rule_for_nan(op, attrs, dtype):
     import tvm
 
     workload = make(op, {"data": f"{dtype}[9,37]"}, attrs)
-    kernels = [lower(workload, TARGET, i).compile() for c, i in evaluate(workload, TARGET) if c is None or c.decide()]
+    kernels = [lower(workload, TARGET, i).compile(checks=False) for c, i in evaluate(workload, TARGET) if c is None or c.decide()]
     out = workload.out_type
 
     @settings(max_examples=20)

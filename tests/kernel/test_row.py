@@ -93,7 +93,7 @@ def test_reductions_over_several_axes_in_parts(
 
             from strategy.compile.lower import lower
 
-            artefact = lower(work, Target.parse("cpu").with_threads(2), name, config).compile()
+            artefact = lower(work, Target.parse("cpu").with_threads(2), name, config).compile(checks=False)
             (data,) = random_inputs(work, 0).values()
             axis = attrs["axis"] and tuple(attrs["axis"])
             right = data.sum(axis=axis, keepdims=attrs.get("keepdims", False), dtype=dtype)
@@ -145,6 +145,6 @@ def test_only_the_end_of_a_row_is_read_under_a_mask(op: str) -> None:
 
     work = workload(op, [4, 1003])
     name, _ = space_of(work)
-    code = lower(work, Target.parse("cpu").with_threads(1), name).compile().executable.mod.inspect_source("ll")
+    code = lower(work, Target.parse("cpu").with_threads(1), name).compile(checks=False).executable.mod.inspect_source("ll")
     masked = [line for line in code.splitlines() if "call" in line and "llvm.masked.load" in line]
     assert len(masked) <= len(work.inputs)

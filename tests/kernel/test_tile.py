@@ -30,7 +30,7 @@ def check(work: Workload, name: str, config: Any) -> None:
 
     inputs = random_inputs(work, 3)
     (right,) = reference(work, inputs)
-    artefact = lower(work, TARGET, name, config).compile()
+    artefact = lower(work, TARGET, name, config).compile(checks=False)
     out = tvm.runtime.tensor(poison(right, artefact.arguments[-1].tensor.dtype))
     artefact.main(*(tvm.runtime.tensor(inputs[a.name]) for a in artefact.arguments[:-1]), out)
     compare(out.numpy(), np.asarray(right), tolerances(work, inputs, [right])[0])
