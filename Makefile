@@ -18,7 +18,8 @@ TORCH := torch==2.13.0+cpu
 EXTRAS := service,worker,postgres,parquet,plot,onnx,cluster,docs,dev
 # One process more than there are cores, up to four: a quarter of what tests do is to wait for processes that they
 # start. Each takes whole files, as fixtures of a module are shared, in their order, as the longest come first.
-TEST := $(BIN)/python -m pytest -n $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# They write bytecode whatever the environment says: hundreds of processes load the same modules.
+TEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # The first Python on PATH that is new enough; make PYTHON=… names another.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \

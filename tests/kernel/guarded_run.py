@@ -48,12 +48,16 @@ class Placing(StrEnum):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One implementation of a workload with one configuration, run at each of the sizes of its symbols."""
+    """One implementation of a workload with one configuration, run at each of the sizes of its symbols.
+
+    A sample (not `full`) is compiled once, for any alignment, and runs at both sides.
+    """
 
     workload: Workload
     implementation: str
     config: dict[str, Any] | None
     threads: int
+    full: bool
     sizes: tuple[dict[str, int], ...] = ({},)
 
 
@@ -119,11 +123,13 @@ def failures(request: Request) -> Iterator[str]:
     target = Target.parse("cpu").with_threads(request.threads)
     lowered = lower(work, target, request.implementation, request.config)
     with tempfile.TemporaryDirectory() as folder:
-        files = {False: Path(folder, "aligned.so"), True: Path(folder, "loosened.so")}
-        for loose, path in files.items():
-            link(loosened(lowered) if loose else lowered, path)
-        for placing, sizes in product(Placing, request.sizes):
-            path = files[placing is Placing.EXACT]
+        aligned, loose = Path(folder, "aligned.so"), Path(folder, "loosened.so")
+        link(loosened(lowered), loose)
+        if request.full:
+            link(lowered, aligned)
+        placings = Placing if request.full else (Placing.BEGIN, Placing.EXACT)
+        for placing, sizes in product(placings, request.sizes):
+            path = aligned if request.full and placing is not Placing.EXACT else loose
             found = forked(lambda: _run(path, work, sizes, placing))  # noqa: B023
             if found:
                 yield f"{placing} {sizes or ''}: {found}"

@@ -393,10 +393,12 @@ def test_the_emulation_notices_what_is_wrong(
             return False
         return np.allclose(arrays["output"], right, rtol=1e-3)
 
+    broken = {old: source.code.replace(old, new) for old, new in (changes if full else changes[:2])}
+    compile_together(dict.fromkeys((source.code, *broken.values()), source.programs), scratch)
     assert is_right(source.code)
-    for old, new in changes if full else changes[:2]:
-        assert old in source.code
-        assert not is_right(source.code.replace(old, new)), old
+    for old, code in broken.items():
+        assert code != source.code
+        assert not is_right(code), old
 
 
 def test_assembly_that_the_emulation_does_not_know_is_refused(scratch: Path) -> None:

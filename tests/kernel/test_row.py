@@ -145,6 +145,7 @@ def test_only_the_end_of_a_row_is_read_under_a_mask(op: str) -> None:
 
     work = workload(op, [4, 1003])
     name, _ = space_of(work)
-    code = lower(work, Target.parse("cpu").with_threads(1), name).compile(checks=False).executable.mod.inspect_source("ll")
+    artefact = lower(work, Target.parse("cpu").with_threads(1), name).compile(checks=False)
+    code = artefact.executable.mod.inspect_source("ll")
     masked = [line for line in code.splitlines() if "call" in line and "llvm.masked.load" in line]
     assert len(masked) <= len(work.inputs)

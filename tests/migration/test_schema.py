@@ -120,13 +120,13 @@ def test_a_downgrade_says_what_it_would_delete_before_it_does(url: str, store: S
         migration.downgrade(url, "0005")
 
 
-@pytest.mark.parametrize("revision", ["base", *migration.revisions()])
-def test_every_count_can_be_asked_of_every_schema(url: str, revision: str) -> None:
+def test_every_count_can_be_asked_of_every_schema(url: str) -> None:
     migration.upgrade(url)
-    migration.downgrade(url, revision)
     known = ["base", *migration.revisions()]
-    for older in known[: known.index(revision) + 1]:
-        assert migration.find_losses(url, older) == migration.Losses({}, {})
+    for number, revision in reversed([*enumerate(known, 1)]):
+        migration.downgrade(url, revision)
+        for older in known[:number]:
+            assert migration.find_losses(url, older) == migration.Losses({}, {})
 
 
 def test_a_newer_schema_is_refused(url: str, store: Store) -> None:

@@ -34,4 +34,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
             # A pool of processes that each import PyTorch takes longer than what these models compile.
             patch.setattr(torch._inductor.config, "compile_threads", 1)
+            # Else the compiler is asked for each kind of vectors, with a process that loads what it made.
+            patch.setattr(torch._inductor.config.cpp, "vec_isa_ok", True)
+            patch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")  # of processes that a test starts
         yield

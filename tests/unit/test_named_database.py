@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,15 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", [*READING, *MAKING])
-@pytest.mark.parametrize("how", BAD)
+def in_turn(names: Iterable[str], ways: Collection[str]) -> list[Any]:
+    """Each command with each way in a larger sample, and else with one of them in turn."""
+    return [
+        pytest.param(name, way, marks=[pytest.mark.full] if (i + j) % len(ways) else [])
+        for i, name in enumerate(names) for j, way in enumerate(ways)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "how"), in_turn([*READING, *MAKING], BAD))
 def test_a_bad_database_is_one_line(name: str, how: str, called: Called, tmp_path: Path) -> None:
     bad = tmp_path / "bad.db"
     spoil(bad, how)
@@ -112,8 +120,7 @@ def arguments_of(name: str, folder: Path) -> list[str]:
     return [*name.split(), *(a.format(folder) for a in (READING | MAKING)[name])]
 
 
-@pytest.mark.parametrize("name", READING)
-@pytest.mark.parametrize("by", ["option", "environment"])
+@pytest.mark.parametrize(("name", "by"), in_turn(READING, ["option", "environment"]))
 def test_a_missing_file_is_one_line(
     name: str, by: str, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,7 +127,7 @@ def compile_together(sources: Mapping[str, Mapping[str, Program]], folder: Path)
     """Compile sources for the emulations to come, many at a time, which is several times as quick as one by one."""
     left = [(source, kernels_of(programs)) for source, programs in sources.items() if source not in _compiled]
     for start in range(0, len(left), _TOGETHER):
-        parts, library = [], folder / f"{start}.so"
+        parts, library = [], folder / f"together{len(_compiled)}.so"
         for number, (source, names) in enumerate(left[start : start + _TOGETHER]):
             own = _translate(source).replace('extern "C"', "")
             macros = re.findall(r"^ *#define (\w+)", own, re.MULTILINE)
