@@ -142,11 +142,53 @@ def transposed_convolution(
         return reshape(found, (n, c, width))
     if len(extents(x)) != 4:
         raise NetworkError(f"a transposed convolution of {len(extents(x)) - 2} dimensions: plevel has one and two")
+    if isinstance(weight, Constant) and strides[0] == strides[1] > 1 and tuple(dilation) == (1, 1):
+        by_phases = _by_phases(x, weight.value, bias, strides[0], padding, output_padding, groups)
+        if by_phases is not None:
+            return by_phases
     found = call(
         "conv2d_transpose", x, weight, strides=tuple(strides), padding=tuple(padding),
         output_padding=tuple(output_padding), dilation=tuple(dilation), groups=groups,
     )  # fmt: skip
     return found if bias is None else add_bias(found, bias)
+
+
+def _by_phases(
+    x: Expr, weight: Any, bias: Expr | None, step: int, padding: Sequence[int], output_padding: Sequence[int],
+    groups: int,
+) -> Expr | None:  # fmt: skip
+    """A transposed convolution as one convolution for all step × step phases of the result, then put together.
+
+    Row r of a block of `step` reads the data by those rows of the window that are r + padding modulo `step`. None where
+    the windows of the phases begin or end within the data.
+    """
+    channels, own, *window = weight.shape
+    sizes, begins, ends, places, reach = [], [], [], [], []
+    for axis, (extent, size) in enumerate(zip(extents(x)[2:], window, strict=True)):
+        begin = padding[axis]
+        sizes.append((extent - 1) * step + size + output_padding[axis] - begin - padding[2 + axis])
+        phases = [(k - begin) % step for k in range(size)]
+        offsets = [(r + begin - k) // step for k, r in enumerate(phases)]
+        begins.append(-min(offsets))
+        ends.append(-(-sizes[axis] // step) - 1 + max(offsets) - (extent - 1))
+        places.append([(r, offset - min(offsets)) for r, offset in zip(phases, offsets, strict=True)])
+        reach.append(max(offsets) - min(offsets) + 1)
+    if min(*begins, *ends) < 0:
+        return None
+    kernel = np.zeros((channels, own, step, step, *reach), weight.dtype)
+    for y, (row, above) in enumerate(places[0]):
+        for x_place, (column, left) in enumerate(places[1]):
+            kernel[:, :, row, column, above, left] = weight[:, :, y, x_place]
+    each = channels // groups
+    kernel = kernel.reshape(groups, each, own, step, step, *reach).transpose(0, 2, 3, 4, 1, 5, 6)
+    phases_of = Constant(np.ascontiguousarray(kernel).reshape(-1, each, *reach))
+    found: Expr = call("conv2d", x, phases_of, padding=(*begins, *ends), groups=groups)
+    if isinstance(bias, Constant):  # where it can be the convolution's epilogue
+        found = add_bias(found, Constant(np.repeat(bias.value, step * step)))
+    found = call("depth_to_space", found, block_size=step, mode="CRD")
+    for axis, size in enumerate(sizes):
+        found = take_slice(found, 2 + axis, 0, size)
+    return found if bias is None or isinstance(bias, Constant) else add_bias(found, bias)
 
 
 def resize(x: Expr, size: Sequence[int], scales: Sequence[float | None], **attrs: Any) -> Expr:

@@ -61,6 +61,13 @@ COMPUTED = {
             nn.ConvTranspose1d(4, 3, 4, 2, 1),
         ), IMAGE,
     ),
+    "transposed convolutions by phases": (
+        Calls(
+            lambda *parts: [part(parts[-1]) for part in parts[:-1]], nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, groups=2),
+            nn.ConvTranspose2d(4, 3, 2, 2), nn.ConvTranspose2d(4, 2, (4, 5), 3, (0, 2), 2),
+            nn.ConvTranspose2d(4, 2, 1, 2),
+        ), IMAGE,
+    ),
     "a convolution of three dimensions": (
         nn.Conv3d(4, 4, (2, 2, 1), (2, 1, 1), (1, 0, 1), groups=2), IMAGE[None].transpose(1, 2)
     ),
