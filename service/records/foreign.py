@@ -17,6 +17,7 @@ from service.records.foreign_ranking import (
     ForeignTerms,
     Likeness,
     Ranked,
+    count_fitting,
     rank,
     read_answers,
     read_best,
@@ -112,10 +113,12 @@ def find_problems(
     groups: dict[str, list[Group]] = {tasks[0].key: [] for tasks in shown}
     for group in read_groups(connection, chain.from_iterable(shown)):
         groups[group.task.key].append(group)
-    answers = read_best(connection, [rank(own, asked).of_likest() for own in groups.values()])
+    rankings = [rank(own, asked).of_likest() for own in groups.values()]
+    shown = shown[: count_fitting(connection, [one.best for one in rankings])]
+    answers = read_best(connection, rankings[: len(shown)])
     problems = tuple(
-        ForeignProblem(workload=key, answers=one.answers, failed=one.failed)
-        for key, one in zip(groups, answers, strict=True)
+        ForeignProblem(workload=tasks[0].key, answers=one.answers, failed=one.failed)
+        for tasks, one in zip(shown, answers, strict=True)
     )
     last = found[len(shown) - 1] if len(shown) < len(found) else None
     return ForeignProblems(problems=problems, next=last)
@@ -139,12 +142,19 @@ def list_kernels(
         query = query.where(task.c.id < cursor)
     tasks = connection.execute(query.order_by(task.c.id.desc()).limit(limit + 1)).all()
     readable = count_readable(connection, [[t.id] for t in tasks[:limit]], device_model)
-    shown = tasks[:readable]
-    last = shown[-1].id if len(shown) < len(tasks) else None
-    groups = read_groups(connection, shown, device_model)
+    groups = read_groups(connection, tasks[:readable], device_model)
     groups.sort(key=lambda g: (-g.task.id, -g.newest, g.model))
     ranked = [g.ranked() for g in groups]
     first = [Ranked(g, *rows[0], Likeness.MODEL) for g, rows in zip(groups, ranked, strict=True) if rows]
+    of_task: dict[int, list[Ranked]] = {t.id: [] for t in tasks[:readable]}
+    for one in first:
+        of_task[one.group.task.id].append(one)
+    shown = tasks[: count_fitting(connection, list(of_task.values()))]
+    last = shown[-1].id if len(shown) < len(tasks) else None
+    if last is not None:
+        groups = [g for g in groups if g.task.id >= last]
+        first = [r for r in first if r.group.task.id >= last]
+        ranked = ranked[: len(groups)]
     best = {id(r.group): answer for r, answer in zip(first, read_answers(connection, first), strict=True)}
     kernels = tuple(
         ForeignKernel(

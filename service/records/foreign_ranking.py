@@ -6,8 +6,9 @@ measured configurations precede advice.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Annotated, Any
 
 import msgspec
@@ -15,12 +16,13 @@ import sqlalchemy as sa
 from msgspec import Meta
 
 from service.formats.gpu import arch_of_model
-from service.records.foreign_reading import Group, read_bodies, read_configs
+from service.records.foreign_reading import Group, read_bodies, read_configs, read_sizes
 from service.store.tables import advice, record
 from strategy.record import AskedWorkload
 from strategy.space import Config
 
 MAX_ANSWERS = 1000
+MAX_SIZE = 16 << 20  # characters of configurations and extra fields in one page
 
 
 class Likeness(StrEnum):
@@ -139,6 +141,18 @@ def read_best(connection: sa.Connection, rankings: list[Ranking]) -> list[Foreig
         )
         for one in rankings
     ]
+
+
+def count_fitting(connection: sa.Connection, parts: Sequence[Sequence[Ranked]]) -> int:
+    """The number of first parts whose answers have at most `MAX_SIZE`; at least one."""
+    timed, advised = (
+        read_sizes(
+            connection, table, [r.row for part in parts for r in part if (r.took is None) is given]
+        )
+        for table, given in ((record, False), (advice, True))
+    )
+    sizes = (sum((advised if r.took is None else timed)[r.row.id] for r in part) for part in parts)
+    return max(1, sum(total <= MAX_SIZE for total in accumulate(sizes)))
 
 
 def read_answers(connection: sa.Connection, ranked: list[Ranked]) -> list[ForeignAnswer]:

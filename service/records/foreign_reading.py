@@ -195,12 +195,26 @@ _BODIES = {
     for table in (record, advice)
 }  # fmt: skip
 _CONFIGS = sa.select(*record.c["id", "config"]).where(among(record.c.id))
+_BYTES = {
+    table: sa.select(
+        table.c.id,
+        sa.func.length(sa.cast(table.c.config, sa.Text()))
+        + sa.func.coalesce(sa.func.length(table.c.extra), 0),
+    ).where(among(table.c.id))
+    for table in (record, advice)
+}
 
 
 def read_bodies(connection: sa.Connection, table: sa.Table, rows: Iterable[Any]) -> Mapping[int, Any]:
     """Configuration, origin and extra fields by the id of the result."""
     ids = [r.id for r in rows]
     return {r.id: r for r in connection.execute(_BODIES[table], {"ids": ids})} if ids else {}
+
+
+def read_sizes(connection: sa.Connection, table: sa.Table, rows: Iterable[Any]) -> Mapping[int, int]:
+    """The characters of configuration and extra fields by the id of the result."""
+    ids = [r.id for r in rows]
+    return dict(connection.execute(_BYTES[table], {"ids": ids}).all()) if ids else {}
 
 
 def read_configs(connection: sa.Connection, rows: Sequence[Any]) -> list[Any]:

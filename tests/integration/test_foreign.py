@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from plevel.client import Client, ServiceError
 from service.formats import Source, Summary, native, read
-from service.records import exporter, foreign, foreign_reading, retention
+from service.records import exporter, foreign, foreign_ranking, foreign_reading, retention
 from service.records.filter import Wanted
 from service.records.foreign_ranking import ForeignQuestion, ForeignTerms
 from service.records.importer import import_items
@@ -352,6 +352,33 @@ def test_a_page_ends_before_the_results_that_it_cannot_read(
             found.append(len(part.problems))
             cursor = part.next
     assert found == sizes
+
+
+def test_a_page_ends_before_it_is_too_large(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kernel and problem is on some page, however large the extra fields of those before it are."""
+    for at in range(6):
+        outcome = {} if at % 2 else {"samples_s": [1e-3]}
+        one = {"config": {"B": at}, "extra": {"note": "x" * 1000}, **outcome}
+        put(store, "x.ndjson", line("NVIDIA H100", attrs={"key": [at]}, candidates=[one]))
+    monkeypatch.setattr(foreign_ranking, "MAX_SIZE", 2500)
+    asked = ForeignTerms(device_model="NVIDIA H100")
+    pages: tuple[list[list[str]], list[list[str]]] = [], []
+    with store.read() as c:
+        cursors: list[int | None] = [None, None]
+        while not pages[0] or cursors[0] is not None:
+            listed = foreign.list_kernels(c, "triton", "default", cursor=cursors[0])
+            found = foreign.find_problems(
+                c, "triton", "matmul", asked, "default", page=100, cursor=cursors[1]
+            )
+            cursors = [listed.next, found.next]
+            pages[0].append([k.workload for k in listed.kernels if k.best and k.best.extra])
+            pages[1].append([p.workload for p in found.problems if p.answers[0].extra])
+    assert cursors == [None, None]
+    assert pages[0] == pages[1]
+    assert [len(p) for p in pages[0]] == [2, 2, 2]
+    assert len({w for p in pages[0] for w in p}) == 6
 
 
 def test_pages_of_a_device_model_are_whole(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
