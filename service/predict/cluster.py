@@ -49,9 +49,20 @@ class Cluster:
     def forest(
         self, folder: Path, parts: Sequence[Path], layout: Layout, held_below: float, told: Told
     ) -> ClusterForest:
-        """The forest of some parts, which replace those before."""
+        """The forest of some parts, which replace those before. Raises InvalidError."""
         self.clear()
-        return ClusterForest(self, parts, layout, held_below, told)
+        with self.reached():
+            return ClusterForest(self, parts, layout, held_below, told)
+
+    @contextmanager
+    def reached(self) -> Iterator[None]:
+        """Turn the loss of the scheduler into an InvalidError."""
+        try:
+            yield
+        except OSError as error:
+            raise InvalidError(
+                f"{self.client.scheduler.address}: the Dask scheduler is gone ({error}): start it, and train again"
+            ) from error
 
     def workers(self) -> list[str]:
         """The addresses of the cluster's workers; wait for one. Raises InvalidError."""
@@ -101,15 +112,16 @@ class ClusterForest:
         done = failures = 0
         while True:
             attempt = _Attempt(self._cluster, self._told, f"{name}: %d of {rounds} trees", done)
-            try:
-                return attempt.run(self._orders(everything, rounds - done), start)
-            except LostError as error:
-                failures = 0 if attempt.done > done else failures + 1
-                start, done = attempt.trees or start, attempt.done
-                if failures == ATTEMPTS:
-                    raise InvalidError(f"training on {self._cluster.client.scheduler.address}: {error}") from error
-                self._cluster.said(f"{error}: training again from tree {done} on")
-            self._distribute()
+            with self._cluster.reached():
+                try:
+                    return attempt.run(self._orders(everything, rounds - done), start)
+                except LostError as error:
+                    failures = 0 if attempt.done > done else failures + 1
+                    start, done = attempt.trees or start, attempt.done
+                    if failures == ATTEMPTS:
+                        raise InvalidError(f"training on {self._cluster.client.scheduler.address}: {error}") from error
+                    self._cluster.said(f"{error}: training again from tree {done} on")
+                self._distribute()
 
     def _orders(self, everything: bool, rounds: int) -> dict[str, Order]:
         """The shares of the workers that have rows."""

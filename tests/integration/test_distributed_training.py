@@ -18,6 +18,7 @@ distributed = pytest.importorskip("distributed", reason="the cluster extra is no
 
 from plevel.cli.error import UsageError
 from plevel.cli.main import app
+from service.errors import InvalidError
 from service.predict import cluster as clusters
 from service.predict import learner, spool, training
 from service.predict.cluster import Cluster
@@ -110,6 +111,18 @@ def test_a_killed_worker_costs_the_trees_since_the_last_checkpoint(
     found = re.search(r"training again from tree (\d+) on", line)
     assert found is not None, line
     assert int(found[1]) >= clusters.share.CHECKPOINT
+
+
+def test_a_scheduler_that_ends_is_said(store: Store) -> None:
+    with (
+        distributed.LocalCluster(
+            n_workers=1, processes=False, protocol="inproc://", dashboard_address=None, silence_logs=logging.CRITICAL
+        ) as farm,
+        distributed.Client(farm, set_as_default=False) as client,
+    ):
+        end = lambda text: farm.close() if text.startswith("sending") else None
+        with pytest.raises(InvalidError, match=r"the Dask scheduler is gone .*: start it, and train again"):
+            learner.train(store, "filter", TARGET.key, told=end, cluster=Cluster(client, print))
 
 
 @pytest.mark.parametrize(
