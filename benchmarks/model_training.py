@@ -214,7 +214,7 @@ def cluster(records: int, shapes: Sequence[tuple[int, int, int]]) -> None:
         model, took, _ = train(url, "afresh")
         rows: list[list[Cell]] = [["one host", model.records, (took, "s"), model.accuracy]]
         with (
-            LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as farm,
+            LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0") as farm,
             Client(farm, set_as_default=False) as client,
         ):
             place = Cluster(client, print)

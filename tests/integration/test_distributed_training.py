@@ -46,7 +46,7 @@ def farm(certificates: dict[str, Path]) -> Iterator[Any]:
         tls_worker_cert=name, tls_worker_key=key,
     )  # fmt: skip
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, protocol="tls://", security=security, dashboard_address=None,
+        n_workers=2, threads_per_worker=1, protocol="tls://", security=security, dashboard_address=":0",
         host="127.0.0.1", silence_logs=logging.CRITICAL,
     ) as cluster:  # fmt: skip
         yield cluster
@@ -116,7 +116,7 @@ def test_a_killed_worker_costs_the_trees_since_the_last_checkpoint(
 def test_a_scheduler_that_ends_is_said(store: Store) -> None:
     with (
         distributed.LocalCluster(
-            n_workers=1, processes=False, protocol="inproc://", dashboard_address=None, silence_logs=logging.CRITICAL
+            n_workers=1, processes=False, protocol="inproc://", dashboard_address=":0", silence_logs=logging.CRITICAL
         ) as farm,
         distributed.Client(farm, set_as_default=False) as client,
     ):

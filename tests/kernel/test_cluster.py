@@ -61,7 +61,7 @@ def farm(certificates: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
         tls_worker_cert=name, tls_worker_key=key,
     )  # fmt: skip
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, protocol="tls://", security=security, dashboard_address=None,
+        n_workers=2, threads_per_worker=1, protocol="tls://", security=security, dashboard_address=":0",
         host="127.0.0.1", silence_logs=logging.CRITICAL,
         env={site.ARTEFACTS: str(tmp_path_factory.mktemp("artefacts"))},
     ) as cluster:  # fmt: skip
