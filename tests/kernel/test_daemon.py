@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from tests.limit import HANG_S
 from workers.client import Client
 from workers.cpu import assign, describe_device, parse_cores
 from workers.daemon import Daemon, describe_worker
+from workers.sandbox import ForkServer
 from workers.spool import Spool
 
 sys.path.insert(0, str(Path(__file__).parent))  # where the children find the operator too
@@ -161,8 +163,32 @@ class Running:
         assert not self.thread.is_alive(), "the worker does not end"
 
 
+@pytest.fixture(scope="module")
+def _gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gate") / "gate"
+
+
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+def gate(_gate: Path) -> Path:
+    """The file that runs wait for, which is not there yet."""
+    _gate.unlink(missing_ok=True)
+    return _gate
+
+
+@pytest.fixture(scope="module")
+def server(_gate: Path) -> Iterator[ForkServer]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(hostile.GATE, str(_gate))
+        with ForkServer(_gate.parent, ("numpy", "tvm", "hostile")) as found:
+            yield found
+
+
+@pytest.fixture
+def serve(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Running]]:
+    # One for all, as each takes longer to load TVM than a test does.
+    monkeypatch.setattr("workers.daemon.ForkServer", lambda folder, imports: nullcontext(server))
     running: list[Running] = []
 
     def serve(script: Script, **limits: Any) -> Running:
@@ -191,14 +217,13 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 
 
 def test_jobs_are_built_ahead_timed_in_turn_and_reported(
-    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    serve: Callable[..., Running], gate: Path
 ) -> None:
     script = Script(
         [job(1, "waits", "wrong", "build_raises"), job(2, "good"), job(3, "build_raises")]
     )
     # The first is not through before the second is leased, however slow this host is.
-    monkeypatch.setenv(hostile.GATE, str(tmp_path / "gate"))
-    script.at["lease 2"] = (tmp_path / "gate").touch
+    script.at["lease 2"] = gate.touch
     running = serve(script)
     script.wait_for(lambda: len(script.done) == 3)
     running.daemon.drain()
@@ -257,11 +282,10 @@ def test_a_worker_without_jobs_ends(serve: Callable[..., Running]) -> None:
 
 
 def test_no_job_is_leased_that_may_outlast_the_lifetime(
-    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    serve: Callable[..., Running], gate: Path
 ) -> None:
     script = Script([job(1, "waits"), job(2, "good"), job(3, "good")])
-    monkeypatch.setenv(hostile.GATE, str(tmp_path / "gate"))
-    script.at["lease 2"] = (tmp_path / "gate").touch
+    script.at["lease 2"] = gate.touch
     shift = 0.0
 
     def pass_by() -> None:
