@@ -19,7 +19,8 @@ _Text = Annotated[str, Meta(max_length=4000)]
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """One comparison of two forms of a graph in turns: what was exchanged, and the times of a call.
 
-    `ratio` is of the graph's times, new to old.
+    `ratio` is of the graph's times, new to old. `whole`: the new form is one library of these workloads, for all of
+    the graph.
     """
 
     workloads: tuple[str, ...]
@@ -28,6 +29,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     before_s: _Seconds
     after_s: _Seconds
     kept: bool
+    whole: bool = False
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -124,7 +124,7 @@ class Region:
             name: its name in messages.
             shape: of at most `capacity` bytes.
         """
-        kind, size = numpy_dtype(dtype), _size(shape, dtype)
+        kind, size = numpy_dtype(dtype), size_bytes(shape, dtype)
         if size > self.capacity:
             raise ValueError(f"{name} has {size} bytes: the region has {self.capacity}")
         begin = 0 if placement is Placement.BEGIN else (self.capacity - size) // ALIGNMENT * ALIGNMENT
@@ -157,7 +157,7 @@ def allocate(
     name: str, shape: Sequence[int], dtype: str, placement: Placement = Placement.END
 ) -> Buffer:
     """A buffer in a region of its own."""
-    return Region(_size(shape, dtype)).place(name, shape, dtype, placement)
+    return Region(size_bytes(shape, dtype)).place(name, shape, dtype, placement)
 
 
 class Pool:
@@ -168,13 +168,14 @@ class Pool:
 
     def place(self, name: str, shape: Sequence[int], dtype: str, placement: Placement) -> Buffer:
         """A buffer that replaces the last one of this name and placement."""
-        size, region = _size(shape, dtype), self._regions.get((name, placement))
+        size, region = size_bytes(shape, dtype), self._regions.get((name, placement))
         if region is None or region.capacity < size:
             region = self._regions[name, placement] = Region(size)
         return region.place(name, shape, dtype, placement)
 
 
-def _size(shape: Sequence[int], dtype: str) -> int:
+def size_bytes(shape: Sequence[int], dtype: str) -> int:
+    """The bytes of an array."""
     return int(np.prod(shape, dtype=np.int64)) * numpy_dtype(dtype).itemsize
 
 

@@ -14,7 +14,7 @@ from strategy.compile.artefact import Artefact, load
 from strategy.compile.openmp import use_openmp
 from strategy.signature import Argument, Role
 from workers.builder import Built
-from workers.guard import Buffer, Placement, Pool, Span
+from workers.guard import Buffer, Placement, Pool, Span, size_bytes
 from workers.reference import Array, WrongAnswerError, compare, poison
 from workers.workspace import guarded_workspaces
 
@@ -70,6 +70,7 @@ class Kernel:
         self.entry = built.entry
         self.prepare_s: float | None = None
         self.check_s = 0.0
+        self.held_bytes = 0  # of its own buffers, from `check` on
         self._built = built
         self._data = data
         self._cache_flush = cache_flush
@@ -159,12 +160,14 @@ class Kernel:
                 tensor = tvm.runtime.empty(argument.tensor.concrete_shape, argument.tensor.dtype)
                 tensor.copyfrom(poison(right, argument.tensor.dtype))
                 self._outputs.append(tensor)
+                self.held_bytes += size_bytes(tensor.shape, argument.tensor.dtype)
             else:
                 tensor = self._data.tensors[argument.name]
                 if argument.preparation is not None:
                     began = time.perf_counter()
                     tensor = self._artefact.prepare(argument, tensor)
                     self.prepare_s = (self.prepare_s or 0.0) + time.perf_counter() - began
+                    self.held_bytes += size_bytes(tensor.shape, str(tensor.dtype))
             self._arguments.append(tensor)
 
     def compare(self) -> None:
@@ -206,7 +209,7 @@ class Kernel:
         return float(sum(evaluator(*self._arguments).results))
 
     def release(self) -> None:
-        """Free memory: a job may have many entries with large packed inputs."""
+        """Free its own buffers."""
         self._arguments.clear()
         self._outputs.clear()
         self._artefact = None

@@ -6,6 +6,7 @@ entry, so that the daemon can attribute a crash or a hang.
 
 from __future__ import annotations
 
+import errno
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 
 from strategy.extern import load_library
 from strategy.peak import least_seconds
-from strategy.record import ErrorKind, Job, Result, convert, to_json
+from strategy.record import ErrorKind, Job, Result, convert, estimate, to_json
 from strategy.workload import Workload
 from workers.builder import Built, shorten
 from workers.cpu import pin_threads
@@ -28,6 +29,10 @@ from workers.kernel import Data, Kernel
 from workers.reference import WrongAnswerError, random_inputs, reference, tolerances
 from workers.timing import ImplausibleError, Timed, time_kernels
 
+# The share of the memory for the buffers of kernels timed together; inputs, checks and the process have the rest.
+_HELD = 1 / 4
+
+
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """A request: the entries of a job that were built, and the cores to time them on."""
@@ -35,6 +40,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     built: tuple[Built, ...]
     cores: tuple[int, ...]
+    memory_bytes: int = 8 * 2**30  # the limit of the child
     launcher: str | None = None  # of the threads of the target's pool, if it is not TVM's
 
 
@@ -61,7 +67,10 @@ class Runner:
         """Check and time all entries, sending each result as it comes."""
         job = session.job
         data = self._prepare_data(job.workload, job.seed)
-        entries = {e.index: e for e in job.entries}
+        best_s: dict[int, float] = {}
+        for entry in job.entries:
+            if entry.best_s is not None:
+                best_s[entry.task_id] = min(entry.best_s, best_s.get(entry.task_id, entry.best_s))
         kernels: list[Kernel] = []
         for built in session.built:
             self._channel.mark(built.entry)
@@ -77,19 +86,35 @@ class Runner:
                 self._fail(kernel, error)
                 continue
             kernels.append(kernel)
+            # A job may have many entries with large packed inputs, which would not all fit into memory.
+            if sum(k.held_bytes for k in kernels) > session.memory_bytes * _HELD:
+                self._time(job, kernels, best_s)
+                kernels = []
+        if kernels:
+            self._time(job, kernels, best_s)
+
+    def _time(self, job: Job, kernels: Sequence[Kernel], best_s: dict[int, float]) -> None:
+        """Time kernels interleaved, send their results and release them.
+
+        Args:
+            best_s: the best median by task, which is brought up to date.
+        """
+        tasks = {e.index: e.task_id for e in job.entries}
 
         def finished(index: int, timed: Timed) -> None:
-            self._send(_result(kernels[index], timed))
-            kernels[index].release()
+            kernel = kernels[index]
+            if timed.error is None and not timed.gave_up:
+                task, median_s = tasks[kernel.entry], estimate(timed.samples_s).median_s
+                best_s[task] = min(median_s, best_s.get(task, median_s))
+            self._send(_result(kernel, timed))
+            kernel.release()
 
-        if not kernels:
-            return
         self._send_reference()
         time_kernels(
             [self._measure(kernel) for kernel in kernels],
             job.policy,
-            tasks=[entries[k.entry].task_id for k in kernels],
-            best_s=[entries[k.entry].best_s for k in kernels],
+            tasks=[tasks[k.entry] for k in kernels],
+            best_s=[best_s.get(tasks[k.entry]) for k in kernels],
             least_s=least_seconds(job.workload, job.target),
             rng=random.Random(job.seed),
             finished=finished,
@@ -152,7 +177,7 @@ def _failure(kernel: Kernel, error: Exception) -> Result:
         kind, message = ErrorKind.IMPLAUSIBLE, str(error)
     elif isinstance(error, OutOfBoundsError):
         kind, message = ErrorKind.OUT_OF_BOUNDS, str(error)
-    elif isinstance(error, MemoryError) or "bad_alloc" in str(error):
+    elif isinstance(error, MemoryError) or "bad_alloc" in str(error) or getattr(error, "errno", 0) == errno.ENOMEM:
         kind, message = ErrorKind.OOM, "the runner's memory limit was reached"
     else:
         kind, message = ErrorKind.RUNTIME, f"{type(error).__name__}: {error}"

@@ -168,8 +168,9 @@ class TimingRunner:
         """Run one session in the child; remove finished entries from `entries`."""
         threads = job.target.threads
         session = Session(
-            job=job, built=tuple(entries.values()), cores=self._cores[-threads:], launcher=self._launcher
-        )
+            job=job, built=tuple(entries.values()), cores=self._cores[-threads:],
+            memory_bytes=self._memory_bytes, launcher=self._launcher,
+        )  # fmt: skip
         child = self._ready_child(threads, job.target.pool)
         try:
             child.send(to_json(session))

@@ -50,7 +50,7 @@ def build(
         ),
     ] = None,
     attr: option.Attributes = None,
-    target: option.TargetSpec = "cpu",
+    target: option.ModelTarget = None,
     threads: option.Threads = None,
     implementation: Implementation = None,
     config: Knobs = None,
@@ -105,7 +105,7 @@ def build(
                 "name an operator with its --input, a model file with --file, or a lock file with --lock"
             )
         option.check_out(out)
-        workload, where = option.read_workload(op, inputs, attr), option.read_target(target, threads)
+        workload, where = option.read_workload(op, inputs, attr), option.read_target(target or "cpu", threads)
         _report(plan(workload, where, find_locked(locked, workload, where), out, name).make(), as_json)
         return
     for flag, given in (
@@ -117,8 +117,9 @@ def build(
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file: name a folder for several libraries")
     if model is not None:
-        where = option.read_target(target, threads)
-        wanted = [(w.workload, where, find_locked(locked, w.workload, where)) for w in read_model(model)]
+        network = read_model(model)
+        where = network.read_target(target, threads)
+        wanted = [(w.workload, where, find_locked(locked, w.workload, where)) for w in network.workloads]
     else:
         assert locked is not None
         wanted = [(entry.workload, entry.target, entry) for entry in locked.selections]

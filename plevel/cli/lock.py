@@ -33,7 +33,7 @@ def lock(
     check: Annotated[
         bool, typer.Option("--check", help="Compare a lock with current selections.")
     ] = False,
-    target: option.TargetSpec = "cpu",
+    target: option.ModelTarget = None,
     threads: option.Threads = None,
     device: option.Device = None,
     url: option.Url = None,
@@ -59,10 +59,10 @@ def lock(
     from plevel.cli.output import tell
     from strategy.select.lock import Lock
 
-    where = option.read_target(target, threads)
     wanted = read_model(file, far=place.url is not None)
+    where = wanted.read_target(target, threads)
     with place.connect() as records:
-        found = [records.select(w.workload, where, device=device) for w in wanted]
+        found = [records.select(w.workload, where, device=device) for w in wanted.workloads]
     made = Lock.make(found, device)
     assert out is not None
     try:

@@ -1,11 +1,14 @@
 """Model files: the workloads of a network with the number of calls of each, in TOML or JSON.
 
+    target = "cpu -thread-pool=openmp"
+
     [[workloads]]
     op = "dense"
     inputs = ["data=float32[128,768]", "weight=float32[768,768]:const"]
     weight = 48
 
-`attrs` is a table of attributes; `weight`, 1 by default, is the number of calls of the workload.
+`target`, by default `cpu`, is what `--target` replaces. `attrs` is a table of attributes; `weight`, 1 by
+default, is the number of calls of the workload.
 In place of `op`, `inputs` and `attrs`, `workload` holds the workload as printed, its epilogue included.
 In JSON: `{"workloads": [{"op": …, "inputs": […], "weight": 48}]}`.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +28,7 @@ from plevel.cli.error import UsageError
 
 if TYPE_CHECKING:
     from strategy.record import RunWorkload
+    from strategy.target import Target
     from strategy.workload import Workload
 
 MAX_WORKLOADS = 1000
@@ -38,12 +43,28 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     weight: Annotated[float, msgspec.Meta(gt=0, le=1e12)] = 1.0
 
 
-class _Model(msgspec.Struct, forbid_unknown_fields=True):
+class _Model(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    target: str | None = None
     workloads: Annotated[list[_Entry], msgspec.Meta(min_length=1, max_length=MAX_WORKLOADS)]
 
 
-def read_model(path: Path, *, far: bool = False) -> tuple[RunWorkload, ...]:
-    """The validated workloads of a model file; the weights of duplicates are added.
+@dataclass(frozen=True)
+class Model:
+    """A model file's distinct workloads, and the target that it names."""
+
+    path: Path
+    workloads: tuple[RunWorkload, ...]
+    target: str | None
+
+    def read_target(self, spec: str | None, threads: int | None) -> Target:
+        """The target of `--target`, else that of the file, else this host's processor."""
+        if spec is None and self.target is not None:
+            return option.read_target(self.target, threads, name=f"{self.path}: target")
+        return option.read_target(spec or "cpu", threads)
+
+
+def read_model(path: Path, *, far: bool = False) -> Model:
+    """A model file, its workloads validated; the weights of duplicates are added.
 
     If `far`, operators that are not installed here are accepted: the service may have them.
 
@@ -53,7 +74,8 @@ def read_model(path: Path, *, far: bool = False) -> tuple[RunWorkload, ...]:
     from strategy.record import RunWorkload
 
     found: dict[str, RunWorkload] = {}
-    for i, entry in enumerate(_read(path).workloads):
+    read = _read(path)
+    for i, entry in enumerate(read.workloads):
         try:
             workload = _workload(entry, far=far)
         except UsageError as error:
@@ -61,12 +83,12 @@ def read_model(path: Path, *, far: bool = False) -> tuple[RunWorkload, ...]:
         before = found.get(workload.key)
         weight = entry.weight + (before.weight if before is not None else 0.0)
         found[workload.key] = RunWorkload(workload=workload, weight=weight)
-    return tuple(found.values())
+    return Model(path, tuple(found.values()), read.target)
 
 
-def write_model(workloads: Sequence[RunWorkload], head: str) -> str:
+def write_model(workloads: Sequence[RunWorkload], head: str, target: str) -> str:
     """The text of a model file that `read_model` reads, with `head` as comments at its top."""
-    lines = [f"# {line}" for line in head.splitlines()]
+    lines = [*(f"# {line}" for line in head.splitlines()), f"target = {_quote(target)}"]
     for w in workloads:
         lines += ["", "[[workloads]]", f"workload = {_quote(w.workload.key)}", f"weight = {w.weight:g}"]
     return "\n".join(lines) + "\n"

@@ -84,6 +84,13 @@ TargetSpec = Annotated[
         autocompletion=complete_target,
     ),
 ]
+ModelTarget = Annotated[
+    str | None,
+    typer.Option(
+        "--target", "-t", metavar="TARGET", show_default=False, autocompletion=complete_target,
+        help="cpu (this host), 'llvm -mcpu=…', or JSON; default: the model file's, or cpu.",
+    ),
+]  # fmt: skip
 Threads = Annotated[
     int | None,
     typer.Option(
@@ -221,7 +228,7 @@ def read_attribute(text: str, option: str = "--attr") -> tuple[str, Any]:
         return name.strip(), value
 
 
-def read_target(spec: str, threads: int | None) -> Target:
+def read_target(spec: str, threads: int | None, name: str = "--target") -> Target:
     """The target; `cpu` is resolved to this host's, before anything is sent.
 
     Raises:
@@ -233,7 +240,7 @@ def read_target(spec: str, threads: int | None) -> Target:
         target = Target.parse(spec)
         return target if threads is None else target.with_threads(threads)
     except TargetError as error:
-        raise UsageError(f"--target: {error}") from error
+        raise UsageError(f"{name}: {error}") from error
 
 
 Dims = Annotated[

@@ -16,8 +16,8 @@ from plevel.cli.tune_report import again_command, report, report_model
 from plevel.cli.tune_run import connection, follow_run
 
 if TYPE_CHECKING:
-
     from strategy.record import RunRequest, RunWorkload
+    from strategy.target import Target
 
 
 def tune(
@@ -39,7 +39,7 @@ def tune(
             help="Resume an interrupted run: repeat its request.",
         ),
     ] = None,
-    target: option.TargetSpec = "cpu",
+    target: option.ModelTarget = None,
     threads: option.Threads = None,
     trials: Annotated[
         int, typer.Option("--trials", metavar="N", min=1, help="Number of configurations to measure.")
@@ -111,7 +111,7 @@ def tune(
     if run is not None:
         request = _request_of(ctx, run, place)
     else:
-        workloads = _read_workloads(op, inputs, attr, model, far=place.url is not None)
+        workloads, where = _read_asked(op, inputs, attr, model, target, threads, far=place.url is not None)
 
         import msgspec
 
@@ -122,7 +122,7 @@ def tune(
             for policy in (SEARCH_POLICY, CONFIRM_POLICY)
         )
         request = RunRequest(
-            workloads=workloads, target=option.read_target(target, threads), trials=trials,
+            workloads=workloads, target=where, trials=trials,
             timeout_s=timeout, until_gain=least_gain, seed=seed,
             tuner=cast("Tuner", tuner), force=force, webhook=webhook,
             implementations=tuple(implementation) if implementation else None,
@@ -143,7 +143,7 @@ def tune(
     elif several:
         report_model(console, final, request.workloads, answers, place)
     else:
-        asked = target if run is None else str(request.target)
+        asked = (target or "cpu") if run is None else str(request.target)
         again = again_command(request.workloads[0].workload, asked, threads, place)
         report(console, final, answers[0], place, again)
     if final.state != "done":
@@ -171,30 +171,33 @@ def _request_of(ctx: typer.Context, run_id: int, place: location.Location) -> Ru
         return records.request(run_id)
 
 
-def _read_workloads(
-    op: str | None, inputs: list[str] | None, attr: list[str] | None, model: Path | None, *, far: bool
-) -> tuple[RunWorkload, ...]:
-    """Return the workloads to tune: the one of the options, or those of a model file."""
+def _read_asked(
+    op: str | None, inputs: list[str] | None, attr: list[str] | None, model: Path | None,
+    target: str | None, threads: int | None, *, far: bool,
+) -> tuple[tuple[RunWorkload, ...], Target]:  # fmt: skip
+    """Return the workloads to tune, the one of the options or those of a model file, and their target."""
     from plevel.cli.model_file import read_model
     from strategy.record import RunWorkload
 
     if model is not None:
         if op is not None or inputs or attr:
             raise UsageError("--file: give a model file or one operator with --input, not both")
-        found = read_model(model, far=far)
+        network = read_model(model, far=far)
+        found, where = network.workloads, network.read_target(target, threads)
     elif op is None or not inputs:
         raise UsageError(
             "name an operator with its --input, a model file with --file, or a run with --run"
         )
     else:
         found = (RunWorkload(workload=option.read_workload(op, inputs, attr, far=far)),)
+        where = option.read_target(target or "cpu", threads)
     for one in found:
         if not one.workload.is_constant:
             raise UsageError(
                 f"{'--input' if model is None else model}: {one.workload} has a symbolic dimension: "
                 "give numbers, only constant shapes can be timed"
             )
-    return found
+    return found, where
 
 
 def _check_implementations(request: RunRequest) -> None:

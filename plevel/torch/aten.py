@@ -19,7 +19,7 @@ Operator = Callable[..., Any]
 OPERATORS: dict[str, Operator] = {}
 
 
-def _register(*names: str) -> Callable[[Operator], Operator]:
+def register(*names: str) -> Callable[[Operator], Operator]:
     def decorate(function: Operator) -> Operator:
         OPERATORS.update({f"aten.{name}": function for name in names})
         return function
@@ -35,7 +35,7 @@ def _unary(name: str) -> Operator:
     return lambda x: call(name, x)
 
 
-def _dtype_of(*numbers: Any) -> str:
+def dtype_of(*numbers: Any) -> str:
     """The dtype that PyTorch gives numbers by default."""
     if all(isinstance(n, bool) for n in numbers):
         return "bool"
@@ -51,7 +51,7 @@ def _operand(value: Any, like: Expr) -> Expr:
     """A number as a tensor: of another's dtype, unless its own is of a higher category."""
     if isinstance(value, Expr):
         return value
-    own = _dtype_of(value)
+    own = dtype_of(value)
     if _category(own) > _category(like.tensor_type.dtype):
         return Constant(np.asarray(value, own))
     return number(value, like)
@@ -60,18 +60,18 @@ def _operand(value: Any, like: Expr) -> Expr:
 def _binary(name: str) -> Operator:
     """A binary operator of tensors, or of one and a number; `alpha` scales the second."""
 
-    def make(x: Any, y: Any, alpha: float = 1, rounding_mode: str | None = None) -> Expr:
-        if rounding_mode is not None:
-            raise NetworkError(f"rounding_mode {rounding_mode}")
-        left, right = _promoted(x, y)
+    def make(x: Any, y: Any, alpha: float = 1) -> Expr:
+        left, right = promoted(x, y)
         if alpha != 1:
             right = call("multiply", right, number(alpha, right))
+        if name == "multiply" and left.tensor_type.dtype == "bool":
+            return call("logical_and", left, right)
         return call(name, left, right)
 
     return make
 
 
-def _promoted(left: Any, right: Any) -> tuple[Expr, Expr]:
+def promoted(left: Any, right: Any) -> tuple[Expr, Expr]:
     """Two tensors, or one and a number, in one dtype: of the higher category, then not of rank 0, then the wider."""
     like = left if isinstance(left, Expr) else right
     x, y = _operand(left, like), _operand(right, like)
@@ -79,26 +79,26 @@ def _promoted(left: Any, right: Any) -> tuple[Expr, Expr]:
     orders = [(_category(kind), bool(extents(v))) for kind, v in zip(kinds, (x, y), strict=True)]
     same = orders[0] == orders[1]
     wanted = np.promote_types(*kinds).name if same else kinds[orders.index(max(orders))]
-    return _cast(x, wanted), _cast(y, wanted)
+    return cast(x, wanted), cast(y, wanted)
 
 
-def _cast(x: Expr, dtype: str) -> Expr:
+def cast(x: Expr, dtype: str) -> Expr:
     return x if x.tensor_type.dtype == dtype else call("cast", x, dtype=dtype)
 
 
 for _name in (
     "relu", "sigmoid", "tanh", "silu", "hardswish", "mish", "exp", "log", "sqrt", "rsqrt", "abs", "erf", "floor",
-    "round", "sin", "cos", "isinf", "isnan", "logical_not",
+    "round", "sin", "cos", "isinf", "isnan", "ceil", "sign",
 ):  # fmt: skip
     OPERATORS[f"aten.{_name}.default"] = _unary(_name)
 OPERATORS["aten.neg.default"] = _unary("negative")
 for _name, _own in {
-    "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "pow": "power", "eq": "equal",
-    "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
+    "add": "add", "sub": "subtract", "mul": "multiply", "pow": "power", "eq": "equal", "ne": "not_equal",
+    "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "remainder": "floor_mod",
 }.items():  # fmt: skip
     for _overload in ("Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar"):
         OPERATORS[f"aten.{_name}.{_overload}"] = _binary(_own)
-OPERATORS["aten.div.Tensor_mode"] = _binary("divide")
+OPERATORS["aten.floor_divide.default"] = _binary("floor_divide")
 OPERATORS["aten.maximum.default"] = _binary("maximum")
 OPERATORS["aten.minimum.default"] = _binary("minimum")
 for _name in ("clone", "alias", "detach", "contiguous", "lift_fresh_copy"):
@@ -109,41 +109,111 @@ OPERATORS["aten.mm.default"] = layer.matmul
 OPERATORS["aten.bmm.default"] = layer.matmul
 
 
-@_register("dropout.default")
+@register("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode")
+def _divide(x: Any, y: Any, rounding_mode: str | None = None) -> Expr:
+    if rounding_mode == "floor":
+        found: Expr = _binary("floor_divide")(x, y)
+        return found
+    left, right = promoted(x, y)
+    if "float" not in left.tensor_type.dtype:
+        if rounding_mode is not None:
+            raise NetworkError(f"integers divided with rounding_mode {rounding_mode!r}")
+        left, right = cast(left, "float32"), cast(right, "float32")
+    quotient = call("divide", left, right)
+    return quotient if rounding_mode is None else _truncate(quotient)
+
+
+@register("fmod.Tensor", "fmod.Scalar")
+def _fmod(x: Expr, y: Any) -> Expr:
+    """The remainder with the sign of x."""
+    left, right = promoted(x, y)
+    rest = call("floor_mod", call("abs", left), call("abs", right))
+    return call("where", call("less", left, number(0, left)), call("negative", rest), rest)
+
+
+@register("trunc.default")
+def _truncate(x: Expr) -> Expr:
+    return call("where", call("less", x, number(0, x)), call("ceil", x), call("floor", x))
+
+
+@register("reciprocal.default")
+def _reciprocal(x: Expr) -> Expr:
+    return call("divide", number(1, x), x)
+
+
+@register("log2.default")
+def _log2(x: Expr) -> Expr:
+    return call("multiply", call("log", x), number(1 / math.log(2), x))
+
+
+@register("log1p.default")
+def _log1p(x: Expr) -> Expr:
+    """The logarithm of 1 + x, times what the sum's rounding has changed in x."""
+    one = number(1, x)
+    total = call("add", x, one)
+    found = call("divide", call("multiply", call("log", total), x), call("subtract", total, one))
+    return call("where", call("equal", total, one), x, call("where", call("isinf", x), x, found))
+
+
+@register("expm1.default")
+def _expm1(x: Expr) -> Expr:
+    """As tanh(x / 2) (exp(x) + 1), which is precise near zero."""
+    half = call("tanh", call("multiply", x, number(0.5, x)))
+    return call("multiply", half, call("add", call("exp", x), number(1, x)))
+
+
+@register("elu.default")
+def _elu(x: Expr, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Expr:
+    below = call("multiply", _expm1(call("multiply", x, number(input_scale, x))), number(alpha * scale, x))
+    above = call("multiply", x, number(scale, x))
+    return call("where", call("greater", x, number(0, x)), above, below)
+
+
+@register("tan.default")
+def _tan(x: Expr) -> Expr:
+    return call("divide", call("sin", x), call("cos", x))
+
+
+@register("isfinite.default")
+def _isfinite(x: Expr) -> Expr:
+    return call("logical_not", call("logical_or", call("isinf", x), call("isnan", x)))
+
+
+@register("dropout.default")
 def _dropout(x: Expr, share: float, train: bool) -> Expr:
     if train and share:
         raise NetworkError("a dropout that draws: export the model in eval mode")
     return x
 
 
-@_register("pow.Tensor_Scalar")
+@register("pow.Tensor_Scalar")
 def _pow(x: Expr, exponent: float) -> Expr:
     if exponent == 2:
         return call("multiply", x, x)
     return call("sqrt", x) if exponent == 0.5 else call("power", x, number(exponent, x))
 
 
-@_register("gelu.default")
+@register("gelu.default")
 def _gelu(x: Expr, approximate: str = "none") -> Expr:
     return call("gelu", x, approximate=approximate)
 
 
-@_register("leaky_relu.default")
+@register("leaky_relu.default")
 def _leaky_relu(x: Expr, negative_slope: float = 0.01) -> Expr:
     return call("leaky_relu", x, alpha=float(negative_slope))
 
 
-@_register("hardsigmoid.default")
+@register("hardsigmoid.default")
 def _hardsigmoid(x: Expr) -> Expr:
     return call("hardsigmoid", x, alpha=1 / 6)
 
 
-@_register("relu6.default")
+@register("relu6.default")
 def _relu6(x: Expr) -> Expr:
     return call("clip", x, a_min=0.0, a_max=6.0)
 
 
-@_register("clamp.default", "hardtanh.default")
+@register("clamp.default", "hardtanh.default")
 def _clamp(x: Expr, low: float | None = None, high: float | None = None) -> Expr:
     if low is None and high is None:
         return x
@@ -154,14 +224,14 @@ def _clamp(x: Expr, low: float | None = None, high: float | None = None) -> Expr
     return call("clip", x, a_min=float(low), a_max=float(high))
 
 
-@_register("addmm.default")
+@register("addmm.default")
 def _addmm(bias: Expr, x: Expr, y: Expr, beta: float = 1, alpha: float = 1) -> Expr:
     if beta != 1 or alpha != 1:
         raise NetworkError(f"beta {beta} and alpha {alpha}: they must be 1")
     return layer.add_bias(layer.matmul(x, y), bias)
 
 
-@_register("scaled_dot_product_attention.default")
+@register("scaled_dot_product_attention.default")
 def _attention(
     q: Expr, k: Expr, v: Expr, attn_mask: Expr | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
@@ -174,7 +244,7 @@ def _attention(
     return layer.attention(q, k, v, attn_mask, scale=factor, causal=is_causal)
 
 
-@_register("convolution.default")
+@register("convolution.default")
 def _convolution(
     x: Expr, weight: Expr, bias: Expr | None, strides: Any, padding: Any, dilation: Any,
     transposed: bool, output_padding: Any, groups: int,
@@ -189,7 +259,7 @@ def _convolution(
     )
 
 
-@_register("_weight_int8pack_mm.default")
+@register("_weight_int8pack_mm.default")
 def _weight_only(x: Expr, weight: Constant, scales: Expr) -> Expr:
     """A product with a weight of signed bytes, a scale for each of its rows."""
     n, k = extents(weight)
@@ -219,14 +289,14 @@ OPERATORS["aten.upsample_bilinear2d.vec"] = _resize("linear")
 OPERATORS["aten.upsample_bicubic2d.vec"] = _resize("cubic")
 
 
-@_register("_native_batch_norm_legit_no_training.default")
+@register("_native_batch_norm_legit_no_training.default")
 def _batch_norm(
     x: Expr, scale: Any, shift: Any, mean: Any, variance: Any, momentum: float, epsilon: float
 ) -> tuple[Expr]:
     return (layer.batch_norm(x, scale, shift, mean, variance, epsilon),)
 
 
-@_register("native_layer_norm.default")
+@register("native_layer_norm.default")
 def _layer_norm(
     x: Expr, shape: Sequence[int], scale: Expr | None, shift: Expr | None, epsilon: float
 ) -> tuple[Expr]:
@@ -238,7 +308,7 @@ def _layer_norm(
     return (layer.reshape(found, extents(x)),)
 
 
-@_register("native_group_norm.default")
+@register("native_group_norm.default")
 def _group_norm(
     x: Expr, scale: Expr | None, shift: Expr | None, n: int, c: int, hw: int, groups: int, epsilon: float
 ) -> tuple[Expr]:
@@ -248,33 +318,33 @@ def _group_norm(
     return (call("group_norm", x, gamma, beta, num_groups=groups, axis=1, epsilon=epsilon),)
 
 
-@_register("_softmax.default")
+@register("_softmax.default")
 def _softmax(x: Expr, axis: int, half_to_float: bool) -> Expr:
     return call("softmax", x, axis=axis)
 
 
-@_register("_log_softmax.default")
+@register("_log_softmax.default")
 def _log_softmax(x: Expr, axis: int, half_to_float: bool) -> Expr:
     return call("log_softmax", x, axis=axis)
 
 
-def _reduce(name: str) -> Operator:
+def _reduce(name: str, **attrs: Any) -> Operator:
     def make(x: Expr, axes: Any = None, keepdim: bool = False, dtype: Any = None) -> Expr:
         found = list(range(len(extents(x)))) if axes is None or axes == [] else axes
         axis = tuple(found) if isinstance(found, list | tuple) else (found,)
-        return call(name, x, axis=axis, keepdims=keepdim)
+        return call(name, x, axis=axis, keepdims=keepdim, **attrs)
 
     return make
 
 
 for _name, _own in {
     "mean.dim": "mean", "mean.default": "mean", "sum.dim_IntList": "sum", "sum.default": "sum", "amax.default": "max",
-    "amin.default": "min",
+    "amin.default": "min", "max.default": "max", "min.default": "min", "prod.default": "prod", "prod.dim_int": "prod",
 }.items():  # fmt: skip
     OPERATORS[f"aten.{_name}"] = _reduce(_own)
 
 
-@_register("max_pool2d_with_indices.default")
+@register("max_pool2d_with_indices.default")
 def _max_pool(
     x: Expr, size: Any, strides: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> tuple[Expr]:
@@ -286,7 +356,7 @@ def _max_pool(
     )  # fmt: skip
 
 
-@_register("avg_pool2d.default")
+@register("avg_pool2d.default")
 def _avg_pool(
     x: Expr, size: Any, strides: Any = (), padding: Any = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
@@ -299,7 +369,7 @@ def _avg_pool(
     )  # fmt: skip
 
 
-@_register("_adaptive_avg_pool2d.default", "adaptive_avg_pool2d.default")
+@register("_adaptive_avg_pool2d.default", "adaptive_avg_pool2d.default")
 def _adaptive_avg_pool(x: Expr, size: Any) -> Expr:
     height, width = extents(x)[-2:]
     down, across = _pair(size)
@@ -309,7 +379,7 @@ def _adaptive_avg_pool(x: Expr, size: Any) -> Expr:
     return call("avg_pool2d", x, pool_size=window, strides=window)
 
 
-@_register("adaptive_max_pool2d.default")
+@register("adaptive_max_pool2d.default")
 def _adaptive_max_pool(x: Expr, size: Any) -> tuple[Expr]:
     return (call("adaptive_max_pool2d", x, output_size=_pair(size)),)
 
@@ -319,111 +389,88 @@ def _pair(value: Any) -> tuple[int, int]:
     return (int(found[0]), int(found[-1]))
 
 
-@_register("view.default", "reshape.default", "_unsafe_view.default")
-def _view(x: Expr, shape: Sequence[int]) -> Expr:
-    return layer.reshape(x, shape)
-
-
-@_register("unsqueeze.default")
-def _unsqueeze(x: Expr, axis: int) -> Expr:
-    shape = list(extents(x))
-    shape.insert(axis % (len(shape) + 1), 1)
-    return layer.reshape(x, shape)
-
-
-@_register("squeeze.default", "squeeze.dim", "squeeze.dims")
-def _squeeze(x: Expr, axes: Any = None) -> Expr:
-    shape = extents(x)
-    given = range(len(shape)) if axes is None else axes if isinstance(axes, list | tuple) else [axes]
-    gone = {axis % len(shape) for axis in given} if shape else set()
-    return layer.reshape(x, [n for i, n in enumerate(shape) if i not in gone or n != 1])
-
-
-@_register("permute.default")
-def _permute(x: Expr, axes: Sequence[int]) -> Expr:
-    return layer.transpose(x, [axis % len(axes) for axis in axes])
-
-
-@_register("transpose.int", "t.default")
-def _transpose(x: Expr, first: int = 0, second: int = 1) -> Expr:
-    axes = list(range(len(extents(x))))
-    if len(axes) < 2:
-        return x
-    axes[first], axes[second] = axes[second], axes[first]
-    return layer.transpose(x, axes)
-
-
-@_register("expand.default")
-def _expand(x: Expr, shape: Sequence[int]) -> Expr:
-    own = (1,) * (len(shape) - len(extents(x))) + extents(x)
-    return layer.broadcast(x, [m if n == -1 else n for n, m in zip(shape, own, strict=True)])
-
-
-@_register("cat.default")
-def _cat(parts: Sequence[Expr], axis: int = 0) -> Expr:
-    return layer.concatenate(parts, axis)
-
-
-@_register("slice.Tensor", "slice_copy.Tensor")
-def _slice(
-    x: Expr, axis: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Expr:
-    return layer.take_slice(x, axis, start, end, step)
-
-
-@_register("select.int")
-def _select(x: Expr, axis: int, index: int) -> Expr:
-    axis %= len(extents(x))
-    at = index % extents(x)[axis]
-    found = _slice(x, axis, at, at + 1)
-    return layer.reshape(found, [n for i, n in enumerate(extents(x)) if i != axis])
-
-
-@_register("split_with_sizes.default")
-def _split(x: Expr, sizes: Sequence[int], axis: int = 0) -> tuple[Expr, ...]:
-    ends = np.cumsum(sizes).tolist()
-    return tuple(_slice(x, axis, end - size, end) for size, end in zip(sizes, ends, strict=True))
-
-
-@_register("embedding.default")
-def _embedding(weight: Expr, indices: Expr, *_: Any) -> Expr:
-    return call("take", weight, indices, axis=0)
-
-
-@_register("where.self")
-def _where(condition: Expr, x: Any, y: Any) -> Expr:
-    return call("where", condition, *_promoted(x, y))
-
-
-def _dtype(given: Any, default: str) -> str:
-    return default if given is None else str(given).removeprefix("torch.")
-
-
-@_register("_to_copy.default")
-def _to_copy(x: Expr, dtype: Any = None, **_: Any) -> Expr:
-    return _cast(x, _dtype(dtype, x.tensor_type.dtype))
-
-
-@_register("full.default")
-def _full(shape: Sequence[int], value: Any, dtype: Any = None, **_: Any) -> Expr:
-    return Constant(np.full(shape, value, _dtype(dtype, _dtype_of(value))))
-
-
-@_register("full_like.default")
-def _full_like(x: Expr, value: Any, dtype: Any = None, **_: Any) -> Expr:
-    return Constant(np.full(extents(x), value, _dtype(dtype, x.tensor_type.dtype)))
-
-
-@_register("arange.start_step")
-def _arange(start: Any, end: Any, step: Any = 1, dtype: Any = None, **_: Any) -> Expr:
-    return Constant(np.arange(start, end, step).astype(_dtype(dtype, _dtype_of(start, end, step))))
-
-
-@_register("scalar_tensor.default")
-def _scalar(value: float, dtype: Any = None, **_: Any) -> Expr:
-    return Constant(np.asarray(value, _dtype(dtype, "float32")))
-
-
-@_register("argmax.default")
+@register("argmax.default")
 def _argmax(x: Expr, axis: int | None = None, keepdim: bool = False) -> Expr:
-    return call("argmax", x, axis=None if axis is None else (axis,), keepdims=keepdim, dtype="int64")
+    return _place("argmax", x, axis, keepdim)
+
+
+@register("argmin.default")
+def _argmin(x: Expr, axis: int | None = None, keepdim: bool = False) -> Expr:
+    return _place("argmin", x, axis, keepdim)
+
+
+def _place(name: str, x: Expr, axis: int | None, keepdim: bool) -> Expr:
+    return call(name, x, axis=None if axis is None else (axis,), keepdims=keepdim, dtype="int64")
+
+
+@register("max.dim")
+def _max(x: Expr, axis: int, keepdim: bool = False) -> tuple[Expr, Expr]:
+    return call("max", x, axis=(axis,), keepdims=keepdim), _place("argmax", x, axis, keepdim)
+
+
+@register("min.dim")
+def _min(x: Expr, axis: int, keepdim: bool = False) -> tuple[Expr, Expr]:
+    return call("min", x, axis=(axis,), keepdims=keepdim), _place("argmin", x, axis, keepdim)
+
+
+@register("var.correction")
+def _variance(x: Expr, axes: Any = None, correction: float | None = None, keepdim: bool = False) -> Expr:
+    correction = 1 if correction is None else correction
+    if correction not in (0, 1):
+        raise NetworkError(f"a variance with correction {correction:g}: plevel has 0 and 1")
+    found: Expr = _reduce("variance", unbiased=correction == 1)(x, axes, keepdim)
+    return found
+
+
+@register("var_mean.correction")
+def _variance_mean(
+    x: Expr, axes: Any = None, correction: float | None = None, keepdim: bool = False
+) -> tuple[Expr, Expr]:
+    return _variance(x, axes, correction, keepdim), _reduce("mean")(x, axes, keepdim)
+
+
+@register("linalg_vector_norm.default")
+def _vector_norm(x: Expr, order: float = 2, axes: Any = None, keepdim: bool = False, dtype: Any = None) -> Expr:
+    if order == 2:
+        return call("sqrt", _reduce("sum")(call("multiply", x, x), axes, keepdim))
+    if order not in (1, math.inf):
+        raise NetworkError(f"a norm of order {order:g}: plevel has 1, 2 and inf")
+    found: Expr = _reduce("sum" if order == 1 else "max")(call("abs", x), axes, keepdim)
+    return found
+
+
+@register("any.default", "any.dim", "any.dims")
+def _any(x: Expr, axes: Any = None, keepdim: bool = False) -> Expr:
+    found: Expr = _reduce("any")(_truth(x), axes, keepdim)
+    return found
+
+
+@register("all.default", "all.dim", "all.dims")
+def _all(x: Expr, axes: Any = None, keepdim: bool = False) -> Expr:
+    found: Expr = _reduce("all")(_truth(x), axes, keepdim)
+    return found
+
+
+def _truth(x: Expr) -> Expr:
+    return x if x.tensor_type.dtype == "bool" else call("not_equal", x, number(0, x))
+
+
+def _logical(name: str) -> Operator:
+    return lambda *operands: call(name, *(_truth(x) for x in operands))
+
+
+def _bitwise(name: str) -> Operator:
+    def make(*operands: Any) -> Expr:
+        if any(not isinstance(x, Expr) or x.tensor_type.dtype != "bool" for x in operands):
+            raise NetworkError("bits of integers: plevel has bools")
+        return call(name, *operands)
+
+    return make
+
+
+for _name in ("and", "or", "xor"):
+    OPERATORS[f"aten.logical_{_name}.default"] = _logical(f"logical_{_name}")
+    OPERATORS[f"aten.bitwise_{_name}.Tensor"] = _bitwise(f"logical_{_name}")
+    OPERATORS[f"aten.bitwise_{_name}.Scalar"] = _bitwise(f"logical_{_name}")
+OPERATORS["aten.logical_not.default"] = _logical("logical_not")
+OPERATORS["aten.bitwise_not.default"] = _bitwise("logical_not")

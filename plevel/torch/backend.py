@@ -29,6 +29,9 @@ from plevel.torch.explanation import Report, make_report, note, owned
 from plevel.torch.frozen import compile_frozen
 from plevel.torch.plan import Plan, make_plan
 from plevel.torch.reporting import report
+from plevel.torch.whole import Whole, compile_whole
+from strategy.fault import CompileError
+from strategy.network.graph import NetworkError
 from strategy.select.lock import Lock
 
 logger = logging.getLogger("plevel.torch")
@@ -114,6 +117,7 @@ def _compile(module: GraphModule, inputs: Sequence[Any], options: Options) -> Ca
     plan: Plan | None = None
     verdict: Verdict | None = None
     kept: Kept = frozenset()
+    whole: Whole | None = None
 
     def visit(frozen: GraphModule) -> None:
         nonlocal plan, verdict, kept
@@ -136,6 +140,17 @@ def _compile(module: GraphModule, inputs: Sequence[Any], options: Options) -> Ca
         (workload, why), *more = planned.errors.items()
         others = f", and {len(more)} more workloads" if more else ""
         warnings.warn(f"plevel: {workload}{others} left to Inductor: {why}", stacklevel=3)
+
+    def make_whole() -> Whole:
+        with open_records(options.database or options.lock) as database:
+            return compile_whole(module, inputs, planned, database, _read_lock(options))
+
+    if verdict is not None and verdict.whole:
+        try:
+            whole = make_whole()
+            found = whole.call
+        except (NetworkError, CompileError, OSError) as error:  # it could be built once
+            warnings.warn(f"plevel: a graph runs by Inductor, not as one library: {error}", stacklevel=3)
     if options.confirm and verdict is None and planned.kernels:
 
         def make(wanted: Kept) -> Callable[..., Any]:
@@ -147,11 +162,13 @@ def _compile(module: GraphModule, inputs: Sequence[Any], options: Options) -> Ca
             torch.utils._python_dispatch._disable_current_modes(),
             torch.random.fork_rng(devices=()),
         ):
-            chosen, verdict = confirmation.confirm(planned, make, inputs, list(module.buffers()))
+            chosen, whole, verdict = confirmation.confirm(
+                planned, make, make_whole, inputs, list(module.buffers())
+            )
         confirmation.write_verdict(planned, verdict)
         kept = frozenset(w for w in planned.kernels if w.key in verdict.kept)
         found = chosen
-    made = make_report(planned, kept, verdict, module)
+    made = make_report(planned, kept, whole, verdict, module)
     note(made, module)
     if verdict is not None and (options.database or not options.lock):
         report(planned, made, verdict, options.database)

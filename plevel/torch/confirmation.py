@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,10 @@ import torch
 from plevel.torch.node import hint
 from plevel.torch.plan import Plan
 from plevel.torch.store import folder, touch
+from plevel.torch.whole import Whole
 from strategy.confirmation import Comparison
+from strategy.fault import CompileError
+from strategy.network.graph import NetworkError
 from strategy.record import Estimate, estimate
 from strategy.table import show_number
 from strategy.workload import Workload
@@ -50,7 +53,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """The workloads whose kernels stay in a graph, by key, and the comparisons that said so.
 
     `before_s` and `after_s` are the times of a call by Inductor alone and with all that stay, in turns; `pool`
-    names the threads that ran all of them.
+    names the threads that ran all of them. `whole`: the graph is one library of plevel's, `apart` says why it is not.
     """
 
     kept: tuple[str, ...]
@@ -59,6 +62,8 @@ class Verdict(msgspec.Struct, frozen=True):
     pool: str = ""
     before_s: float | None = None
     after_s: float | None = None
+    whole: bool = False
+    apart: str = ""
 
 
 def read_verdict(plan: Plan) -> Verdict | None:
@@ -80,12 +85,17 @@ def _path(plan: Plan) -> Path:
 
 
 def confirm(
-    plan: Plan, make: Callable[[Kept], Compiled], inputs: Sequence[Any], buffers: Sequence[Any]
-) -> tuple[Compiled, Verdict]:
-    """The fastest form of the graph that was found, and why.
+    plan: Plan,
+    make: Callable[[Kept], Compiled],
+    make_whole: Callable[[], Whole],
+    inputs: Sequence[Any],
+    buffers: Sequence[Any],
+) -> tuple[Compiled, Whole | None, Verdict]:
+    """The fastest form of the graph that was found, its library if it is one, and why.
 
     Args:
         make: compiles the graph with the kernels of these workloads in place.
+        make_whole: compiles the graph as one library; raises `NetworkError` or `CompileError` where it cannot.
         inputs: what the graph is called with; it is called with copies, and one that changes them replaces nothing.
         buffers: the model's state, which a call may change: it is put back then, and nothing is replaced.
     """
@@ -93,11 +103,9 @@ def confirm(
     given = [_copy(i) if isinstance(i, torch.Tensor) else hint(i) for i in inputs]
     expected, changed = _call(alone, given, buffers)
     if changed:
-        return alone, Verdict(
-            (), refused="the graph changes the model's buffers, so it is not timed"
-        )
+        return alone, None, Verdict((), refused="the graph changes the model's buffers, so it is not timed")
     if any(isinstance(i, torch.Tensor) and not torch.equal(g, i) for g, i in zip(given, inputs, strict=True)):
-        return alone, Verdict((), refused="the graph changes its inputs, so it is not timed")
+        return alone, None, Verdict((), refused="the graph changes its inputs, so it is not timed")
     best, kept = alone, frozenset[Workload]()
     steps: list[Comparison] = []
     won: list[Timed] = []
@@ -107,25 +115,58 @@ def confirm(
         candidate = make(wanted)
         found, _ = _call(candidate, given, buffers)
         if not _agree(found, expected):
-            return alone, Verdict((), tuple(steps), refused="its outputs differ from Inductor's")
+            return alone, None, Verdict((), tuple(steps), refused="its outputs differ from Inductor's")
         timed = compare(best, candidate, given)
-        steps.append(
-            Comparison(
-                workloads=tuple(sorted(w.key for w in exchanged)), added=exchanged <= wanted, ratio=timed.ratio,
-                before_s=timed.old_s, after_s=timed.new_s, kept=timed.ratio.high_s < 1,
-            )
-        )  # fmt: skip
+        steps.append(_step(timed, (w.key for w in exchanged), added=exchanged <= wanted))
         if steps[-1].kept:
             best, kept = candidate, wanted
             won.append(timed)
+    whole: Whole | None = None
+    apart = _misfit(alone, given)
+    if not apart:
+        try:
+            made = make_whole()
+            found, _ = _call(made.call, given, buffers)
+            if _agree(found, expected):
+                timed = compare(best, made.call, given)
+                steps.append(_step(timed, (s.workload for s in made.manifest.steps if s.workload), whole=True))
+                if steps[-1].kept:
+                    best, whole = made.call, made
+                    won.append(timed)
+                else:
+                    apart = "it is not faster as one library"
+            else:
+                apart = "the outputs of its library differ from Inductor's"
+        except (NetworkError, CompileError, OSError) as error:
+            apart = str(error)
     # What was exchanged first was compared with Inductor alone; a sum of exchanges was not.
-    whole = compare(alone, best, given) if len(won) > 1 else won[0] if won else None
-    before_s = whole.old_s if whole else steps[0].before_s if steps else None
+    total = compare(alone, best, given) if len(won) > 1 else won[0] if won else None
+    before_s = total.old_s if total else steps[0].before_s if steps else None
     pool = f"openmp, {show_number(torch.get_num_threads(), 'thread')}"
-    return best, Verdict(
+    return best, whole, Verdict(
         tuple(sorted(w.key for w in kept)), tuple(steps), pool=pool, before_s=before_s,
-        after_s=whole.new_s if whole else before_s,
+        after_s=total.new_s if total else before_s, whole=whole is not None, apart=apart,
     )  # fmt: skip
+
+
+def _step(timed: Timed, workloads: Iterable[str], *, added: bool = True, whole: bool = False) -> Comparison:
+    return Comparison(
+        workloads=tuple(sorted(set(workloads))), added=added, ratio=timed.ratio, before_s=timed.old_s,
+        after_s=timed.new_s, kept=timed.ratio.high_s < 1, whole=whole,
+    )  # fmt: skip
+
+
+def _misfit(alone: Compiled, inputs: Sequence[Any]) -> str:
+    """The reason why a library, which writes new contiguous tensors, cannot give the graph's outputs; else empty."""
+    memory = {i.untyped_storage().data_ptr() for i in inputs if isinstance(i, torch.Tensor)}
+    for output in alone(*inputs):
+        if not isinstance(output, torch.Tensor):
+            return "it gives values that are no tensors"
+        if not output.is_contiguous():
+            return "an output is not contiguous"
+        if output.untyped_storage().data_ptr() in memory:
+            return "an output is a view of an input"
+    return ""
 
 
 def _singles(plan: Plan, families: Sequence[Kept]) -> list[Kept]:

@@ -12,7 +12,11 @@ import torch
 
 from plevel.torch.confirmation import Verdict
 from plevel.torch.plan import Plan
+from plevel.torch.whole import Whole
+from strategy.select import Selection
+from strategy.space import Config
 from strategy.workload import Workload
+from strategy.workload_text import parse_workload
 
 _reports: list[Report] = []
 MAX_REPORTS = 256
@@ -27,6 +31,7 @@ class Row:
     share: float
     implementation: str
     reason: str
+    config: Config | None = None  # None also of a dispatch table
 
 
 @dataclass(frozen=True)
@@ -57,19 +62,25 @@ class Report:
             for name, share in self.missed.items()
         ]
         for step in self.verdict.steps if self.verdict else ():
-            what = f"{'with' if step.added else 'without'} {', '.join(step.workloads)}"
+            form = "as one library of" if step.whole else "with" if step.added else "without"
+            what = f"{form} {', '.join(step.workloads)}"
             interval = f"{step.ratio.low_s:.3f} to {step.ratio.high_s:.3f}"
             done = "kept" if step.kept else "not kept"
             pool = f" on {self.verdict.pool}" if self.verdict and self.verdict.pool else ""
             lines.append(
                 f"timed{pool}: {step.ratio.median_s:.3f} of the time before ({interval}), {done}: {what}"
             )
+        if self.verdict and self.verdict.apart:
+            lines.append(f"no library of its own: {self.verdict.apart}")
         return "\n".join(lines)
 
 
 def make_report(
-    plan: Plan, kept: frozenset[Workload], verdict: Verdict | None, model: Any
+    plan: Plan, kept: frozenset[Workload], whole: Whole | None, verdict: Verdict | None, model: Any
 ) -> Report:
+    total = plan.extraction.flops or 1
+    if whole is not None:
+        return Report(_steps(whole, total), {}, verdict, parameters=owned(model))
     rows = []
     taken: Counter[Workload] = Counter()
     for found in plan.extraction.workloads:
@@ -77,20 +88,36 @@ def make_report(
     for found in plan.extraction.workloads:
         kernel = plan.kernels.get(found.workload)
         left = found.occurrences - taken[found.workload]
+        config = None
         if not left:
             name, why = "", "each is merged with others of the same operand"
         elif kernel is None:
             name, why = "", plan.errors[found.workload]
         elif found.workload in kept:
             name, why = kernel.implementation, kernel.explanation
+            config = kernel.selection.config if isinstance(kernel.selection, Selection) else None
         else:
             unknown = "" if verdict else "its products are not measured to be slower apart"
             refused = verdict.refused if verdict else unknown
             name, why = "", refused or "the whole graph is not faster with it"
-        rows.append(Row(found.workload, left or found.occurrences, plan.extraction.share(found), name, why))
-    total = plan.extraction.flops or 1
+        share = plan.extraction.share(found)
+        rows.append(Row(found.workload, left or found.occurrences, share, name, why, config))
     missed = {m.name: m.flops / total for m in plan.extraction.missed}
     return Report(tuple(rows), missed, verdict, parameters=owned(model))
+
+
+def _steps(whole: Whole, total: int) -> tuple[Row, ...]:
+    """The workloads of a library, the largest share of the graph's arithmetic first."""
+    steps = {s.workload: s for s in whole.manifest.steps if s.workload}
+    count = Counter(s.workload for s in whole.manifest.steps if s.workload)
+    rows = []
+    for key, step in steps.items():
+        workload = parse_workload(key)
+        share = count[key] * (workload.flops or 0) / total
+        rows.append(
+            Row(workload, count[key], share, step.implementation or "", step.because or step.reason or "", step.config)
+        )
+    return tuple(sorted(rows, key=lambda row: -row.share))
 
 
 def owned(model: Any) -> frozenset[int]:

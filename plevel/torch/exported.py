@@ -13,6 +13,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
+import plevel.torch.aten_movement  # noqa: F401  # registers its operators
 from plevel.comparison import Reference
 from plevel.torch.aten import OPERATORS
 from strategy.expr import Constant, Expr, Tuple, Var
@@ -26,7 +27,8 @@ _WHOLE = (
     aten.hardswish.default, aten.hardsigmoid.default, aten.mish.default, aten.relu6.default,
     aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec,
 )  # fmt: skip
-_CLAIM = aten._assert_tensor_metadata.default  # of a dtype and a device, which types fix
+# Of a dtype and a device, which types fix, and of values that PyTorch would refuse.
+_CLAIMS = (aten._assert_tensor_metadata.default, aten._assert_async.msg)
 _REFUSED = (ValueError, ArithmeticError, IndexError, TypeError, MemoryError)
 
 
@@ -80,7 +82,7 @@ def _nodes(program: ExportedProgram, kind: str) -> list[Any]:
 
 
 def _calls(program: ExportedProgram) -> list[Any]:
-    return [node for node in _nodes(program, "call_function") if node.target != _CLAIM]
+    return [node for node in _nodes(program, "call_function") if node.target not in _CLAIMS]
 
 
 def _call(node: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

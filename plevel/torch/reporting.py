@@ -19,7 +19,6 @@ from plevel.torch.confirmation import Verdict
 from plevel.torch.explanation import Report, Row
 from plevel.torch.plan import Plan
 from strategy.confirmation import Confirmation, Part
-from strategy.select import Selection
 
 REST_S = 30.0  # after a failure, before the same place is tried again
 
@@ -58,12 +57,9 @@ def _confirmation(plan: Plan, made: Report, verdict: Verdict) -> Confirmation:
 
 
 def _part(plan: Plan, row: Row) -> Part:
-    kernel = plan.kernels.get(row.workload)
-    chosen = kernel.selection if kernel is not None and row.implementation else None
     # The message of a failed build has paths of this machine.
-    reason = "it has no kernel here" if row.workload in plan.errors else row.reason
+    reason = "it has no kernel here" if row.workload in plan.errors and not row.implementation else row.reason
     return Part(
         workload=row.workload, occurrences=row.occurrences, share=row.share,
-        implementation=row.implementation, reason=reason[:4000],
-        config=chosen.config if isinstance(chosen, Selection) else None,
+        implementation=row.implementation, reason=reason[:4000], config=row.config,
     )  # fmt: skip

@@ -33,7 +33,7 @@ def test_workloads_are_named_as_those_of_a_pytorch_model(tmp_path: Path, capsys:
     assert call("extract", SAMPLE, "-o", out, "--dim", "batch=2", "--json") == 0
     assert json.loads(capsys.readouterr().out)["covered"] == 1
     product, bias = "dense(data=float32[32,32],weight=float32[32,32]:const)", "bias_add0.bias=float32[{}]:const)"
-    assert {w.workload.key: w.weight for w in read_model(out)} == {
+    assert {w.workload.key: w.weight for w in read_model(out).workloads} == {
         'conv2d(data=float32[2,3,16,16],weight=float32[32,3,3,3]:const){"padding":[1,1,1,1],"strides":[2,2]}'
         f"+bias_add(.,{bias.format(32)}+relu(.)": 1,
         f"{product}+bias_add(.,{bias.format(32)}": 3,
@@ -142,5 +142,5 @@ def test_unknown_operators_are_all_named_and_extraction_leaves_them_out(
     assert "2 operators that plevel has no kernel for: Cosh (2), Asinh (1)" in capsys.readouterr().err
     assert call("extract", path, "-o", tmp_path / "model.toml") == 0
     assert "not covered: Cosh (0.0 %), Asinh (0.0 %)" in capsys.readouterr().out
-    (found,) = read_model(tmp_path / "model.toml")
+    (found,) = read_model(tmp_path / "model.toml").workloads
     assert found.workload.key == "dense(data=float32[2,4],weight=float32[4,4]:const)"

@@ -585,6 +585,24 @@ def test_openmp_that_is_missing_is_said_in_one_line(
     assert "\n" not in results[0].message
 
 
+def test_packed_weights_of_many_entries_do_not_need_all_their_memory_at_once(
+    server: ForkServer, builders: BuilderPool
+) -> None:
+    """Of 16 MiB each: all of them together reach the session's limit, and a good kernel would be blamed."""
+    workload = Workload.make(
+        "dense", {"data": "float32[1,4096]", "weight": "float32[1024,4096]"}, constants=["weight"]
+    )
+    (c,) = (c for c in candidates(workload, TARGET) if c.implementation == "dense_gemv.cpu")
+    assert c.space is not None
+    given = [(c.implementation, c.version, config) for config in c.space.sample(random.Random(0), 20)]
+    small = TimingRunner(server, CORES.timing, 2**29)
+    try:
+        _, results = run(job_of(workload, given), builders, small)
+    finally:
+        small.close()
+    assert {r.error for r in results.values()} == {None}
+
+
 def test_caches_are_flushed_before_each_call_where_that_is_asked(
     builders: BuilderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

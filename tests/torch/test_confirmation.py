@@ -12,10 +12,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
 from plevel.direct import connect
-from plevel.torch import confirmation, explain, reporting
+from plevel.torch import backend, confirmation, explain, reporting
 from plevel.torch.backend import plevel
+from plevel.torch.store import folder
+from plevel.torch.whole import compile_whole
 from service.store import migration
 from strategy.confirmation import Confirmation
+from strategy.network.graph import NetworkError
 from strategy.record import convert, estimate
 from tests.torch import models
 
@@ -43,8 +46,67 @@ def ratios(monkeypatch: pytest.MonkeyPatch):
         ratio = estimate(left.pop(0))
         return confirmation.Timed(ratio, 0.5, 0.5 * ratio.median_s)
 
+    def refuse(*_: object):
+        raise NetworkError("none in this test")
+
     monkeypatch.setattr(confirmation, "compare", compare)
+    monkeypatch.setattr(backend, "compile_whole", refuse)
     return left
+
+
+@pytest.fixture
+def whole(ratios, monkeypatch: pytest.MonkeyPatch):
+    """As `ratios`, with libraries of whole graphs."""
+    monkeypatch.setattr(backend, "compile_whole", compile_whole)
+    return ratios
+
+
+def test_a_graph_that_is_faster_as_one_library_runs_as_one(whole):
+    model, inputs = models.transformer()
+    whole += [[1.1] * 9, [1.1] * 9, *[[1.1] * 9] * 3, [0.6] * 9]
+    report = run(model, inputs)
+    assert whole == []
+    assert report.verdict.whole
+    assert {row.workload.op for row in report.rows} == {"dense", "batch_matmul", "softmax", "add"}
+    assert all(row.implementation and row.reason for row in report.rows)
+    assert sum(row.share for row in report.rows) == pytest.approx(1)
+    assert "0.600 of the time before (0.600 to 0.600), kept: as one library of add(" in str(report)
+    assert len(list(folder().glob("graph-*.so"))) == 1
+    again = run(model, inputs)  # a comparison would fail
+    assert again.rows == report.rows
+    with torch.no_grad():  # the same graph with other weights is another library
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    run(model, inputs)
+    assert len(list(folder().glob("graph-*.so"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda y: y.t(), "an output is not contiguous"),
+        (torch.special.i0, "aten.i0"),
+        (lambda y: y, "at most 0"),
+    ],
+)
+def test_what_no_library_can_do_stays_apart_and_says_why(whole, function, why, monkeypatch: pytest.MonkeyPatch):
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(96, 56)
+
+        def forward(self, x):
+            return function(self.linear(x))
+
+    if "most" in why:
+        monkeypatch.setattr("plevel.torch.whole.MOST_BYTES", 1000)
+    torch.manual_seed(0)
+    whole += [[0.8] * 9]
+    report = run(Model().eval(), (torch.randn(24, 96),))
+    assert not report.verdict.whole
+    assert report.replaced == 1
+    assert why in report.verdict.apart
+    assert "no library of its own: " in str(report)
 
 
 def test_a_family_that_wins_stays_and_the_verdict_is_not_asked_for_again(ratios):

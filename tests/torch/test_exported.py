@@ -84,6 +84,57 @@ COMPUTED = {
     "weights of bytes": (
         lambda x: torch._weight_int8pack_mm(x, BYTES, SCALES), X.repeat(1, 8).bfloat16()
     ),
+    "elements by index": (
+        lambda x, i: (
+            x.gather(1, i), x.gather(0, i[:2]), x[torch.tensor([1, -1])], x[:, i[0]], x[i[0], i[1] - 2], x[i[:, :1]],
+            x.view(4, 2, 4)[:, torch.tensor([[0], [1]]), i[:2, :3]],
+            x.index_select(1, i[1]), torch.zeros(4, 8).scatter_add(1, i, x), x.scatter_add(0, i[:3], x),
+        ),
+        X, COUNTS,
+    ),
+    "orders": (
+        lambda x: (
+            *x.topk(3, 1), *x.topk(2, 0, largest=False), *x.sort(1, descending=True), x.argsort(0), x.flip(0, 1),
+            x.cumsum(1), (x > 0).cumsum(0), x.cumprod(0), x.roll(2, 1),
+        ),
+        X.sin(),
+    ),
+    "statistics": (
+        lambda x: (
+            x.var(1), x.std(0, correction=0), *torch.var_mean(x, 1, keepdim=True), *x.max(1), *x.min(0, keepdim=True),
+            x.max(), x.prod(1), x.argmin(1), x.logsumexp(1), x.norm(dim=1),
+        ),
+        X.sin(),
+    ),
+    "truths": (
+        lambda b, x: (
+            b.any(), b.any(1), b.all(0, keepdim=True), x.any(1), b & (x > 1), b | (x > 1), b ^ (x > 1), ~b,
+            torch.logical_and(x, b), torch.logical_not(x), b[:1].expand(4, 8), x.masked_fill(b, -7.0),
+        ),
+        COUNTS > 1, X.round(),
+    ),
+    "roundings": (
+        lambda x, i: (
+            x.ceil(), x.trunc(), x.sign(), x // 0.3, x % 0.3, torch.div(x, 0.3, rounding_mode="trunc"), i / 2, i // 2,
+            (i - 1) % 2, x.reciprocal(), x.abs().log2(), torch.fmod(x, 0.7),
+        ),
+        X, COUNTS,
+    ),
+    "near zero": (lambda x: (x.log1p(), x.expm1(), x.tan(), x.isfinite()), X.abs() * 1e-6),
+    "activations by parts": (
+        lambda x: (
+            nn.functional.elu(x), nn.functional.selu(x), nn.functional.softplus(x), nn.functional.glu(x),
+            nn.functional.logsigmoid(x), nn.functional.softsign(x), nn.functional.prelu(x, torch.tensor([0.25])),
+        ),
+        X,
+    ),
+    "shapes": (
+        lambda x: (
+            nn.functional.pad(x, (1, 2, 3, 0), value=1.5), nn.functional.pad(x, (-1, 2)), x.repeat(2, 1, 3), x.tril(-1),
+            x.triu(1), torch.tile(x, (2,)), x.repeat_interleave(2, 1), torch.stack([x, x], 1), *x.chunk(3, 1),
+        ),
+        X,
+    ),
     "an input named as an output": (lambda output: output * 2, X),
     "an input unchanged": (lambda x: (x, x.view(8, 4), x + 1), X),
 }  # fmt: skip
@@ -108,6 +159,8 @@ REFUSED = {
     "dropout_p": (lambda q: scaled_dot_product_attention(q, q, q, dropout_p=0.5), torch.ones(1, 2, 4, 8)),
     "its output 1 is used": (lambda x: max_pool2d(x, 2, return_indices=True), torch.ones(1, 2, 4, 4)),
     "complex64": (lambda x: x + torch.ones(8, dtype=torch.complex64), X),
+    "bits of integers": (lambda i: i & 3, COUNTS),
+    "rounding_mode 'trunc'": (lambda i: torch.div(i, 2, rounding_mode="trunc"), COUNTS),
     "out of bounds for uint8": (lambda x: x == 300, COUNTS.to(torch.uint8)),
 }
 

@@ -117,11 +117,12 @@ def test_the_command_writes_what_tune_reads(tmp_path: Path, capsys: pytest.Captu
         main(["extract", "tests.torch.models:convolutions", "-o", str(out), "--json"])
     assert done.value.code == 0
     said = json.loads(capsys.readouterr().out)
-    read = read_model(out)
+    read = read_model(out).workloads
     assert {w.workload.key: w.weight for w in read} == {
         w["workload"]: w["occurrences"] for w in said["workloads"]
     }
     assert len(read) == 3
+    assert 'target = "cpu -thread-pool=openmp"' in out.read_text().replace("'", '"')
     assert "not covered: aten.convolution.default" in out.read_text()
     assert 0 < said["covered"] < 1
 

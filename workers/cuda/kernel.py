@@ -105,6 +105,7 @@ class CudaKernel(Kernel):
     def _allocate(self, size_bytes: int) -> Any:
         buffer = self._driver.allocate(max(size_bytes, 1))
         self._memory.append(buffer)
+        self.held_bytes += size_bytes
         return buffer
 
     def _make_buffers(self) -> tuple[dict[str, Any], int]:

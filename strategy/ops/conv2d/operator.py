@@ -15,6 +15,7 @@ from strategy.op import (
     register_least_flops,
     register_op,
     register_reference,
+    register_terms,
 )
 from strategy.ops.window import four_sides, pair, windowed_extent, windows
 from strategy.reference import widened
@@ -172,6 +173,14 @@ def reference_conv2d(attrs: Conv2DAttrs, inputs: Sequence[Any]) -> Any:
 def flops_conv2d(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
     _, channels, height, width = permuted_type(inputs[1], attrs.kernel_layout, KERNEL).concrete_shape
     return 2 * out_type.size * channels * height * width
+
+
+@register_terms("conv2d")
+def terms_conv2d(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType) -> int:
+    """Terms of the sums; four times as many, for twice the tolerance, where winograd's transforms round as well."""
+    _, channels, *window = permuted_type(inputs[1], attrs.kernel_layout, KERNEL).concrete_shape
+    winograd = tuple(window) == (3, 3) and attrs.strides == (1, 1)
+    return channels * math.prod(window) * (4 if winograd else 1)
 
 
 def least_flops(attrs: Conv2DAttrs, data: TensorType, weight: TensorType, out: TensorType) -> int:

@@ -1,0 +1,242 @@
+"""Operators of ATen that move, select, order or make values, as calls of plevel's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from plevel.torch.aten import cast, dtype_of, promoted, register
+from strategy.expr import Constant, Expr, Tuple, call
+from strategy.network import layer
+from strategy.network.graph import NetworkError
+from strategy.network.layer import number
+from strategy.network.normal import extents
+
+
+@register("view.default", "reshape.default", "_unsafe_view.default")
+def _view(x: Expr, shape: Sequence[int]) -> Expr:
+    return layer.reshape(x, shape)
+
+
+@register("unsqueeze.default")
+def _unsqueeze(x: Expr, axis: int) -> Expr:
+    shape = list(extents(x))
+    shape.insert(axis % (len(shape) + 1), 1)
+    return layer.reshape(x, shape)
+
+
+@register("squeeze.default", "squeeze.dim", "squeeze.dims")
+def _squeeze(x: Expr, axes: Any = None) -> Expr:
+    shape = extents(x)
+    given = range(len(shape)) if axes is None else axes if isinstance(axes, list | tuple) else [axes]
+    gone = {axis % len(shape) for axis in given} if shape else set()
+    return layer.reshape(x, [n for i, n in enumerate(shape) if i not in gone or n != 1])
+
+
+@register("permute.default")
+def _permute(x: Expr, axes: Sequence[int]) -> Expr:
+    return layer.transpose(x, [axis % len(axes) for axis in axes])
+
+
+@register("transpose.int", "t.default")
+def _transpose(x: Expr, first: int = 0, second: int = 1) -> Expr:
+    axes = list(range(len(extents(x))))
+    if len(axes) < 2:
+        return x
+    axes[first], axes[second] = axes[second], axes[first]
+    return layer.transpose(x, axes)
+
+
+@register("expand.default")
+def _expand(x: Expr, shape: Sequence[int]) -> Expr:
+    own = (1,) * (len(shape) - len(extents(x))) + extents(x)
+    return layer.broadcast(x, [m if n == -1 else n for n, m in zip(shape, own, strict=True)])
+
+
+@register("cat.default")
+def _cat(parts: Sequence[Expr], axis: int = 0) -> Expr:
+    return layer.concatenate(parts, axis)
+
+
+@register("slice.Tensor", "slice_copy.Tensor")
+def _slice(
+    x: Expr, axis: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Expr:
+    return layer.take_slice(x, axis, start, end, step)
+
+
+@register("select.int")
+def _select(x: Expr, axis: int, index: int) -> Expr:
+    axis %= len(extents(x))
+    at = index % extents(x)[axis]
+    found = _slice(x, axis, at, at + 1)
+    return layer.reshape(found, [n for i, n in enumerate(extents(x)) if i != axis])
+
+
+@register("split_with_sizes.default")
+def _split(x: Expr, sizes: Sequence[int], axis: int = 0) -> tuple[Expr, ...]:
+    ends = np.cumsum(sizes).tolist()
+    return tuple(_slice(x, axis, end - size, end) for size, end in zip(sizes, ends, strict=True))
+
+
+@register("embedding.default")
+def _embedding(weight: Expr, indices: Expr, *_: Any) -> Expr:
+    return call("take", weight, indices, axis=0)
+
+
+@register("where.self")
+def _where(condition: Expr, x: Any, y: Any) -> Expr:
+    return call("where", condition, *promoted(x, y))
+
+
+def _dtype(given: Any, default: str) -> str:
+    return default if given is None else str(given).removeprefix("torch.")
+
+
+@register("_to_copy.default")
+def _to_copy(x: Expr, dtype: Any = None, **_: Any) -> Expr:
+    return cast(x, _dtype(dtype, x.tensor_type.dtype))
+
+
+@register("full.default")
+def _full(shape: Sequence[int], value: Any, dtype: Any = None, **_: Any) -> Expr:
+    return Constant(np.full(shape, value, _dtype(dtype, dtype_of(value))))
+
+
+@register("full_like.default")
+def _full_like(x: Expr, value: Any, dtype: Any = None, **_: Any) -> Expr:
+    return Constant(np.full(extents(x), value, _dtype(dtype, x.tensor_type.dtype)))
+
+
+@register("arange.start_step")
+def _arange(start: Any, end: Any, step: Any = 1, dtype: Any = None, **_: Any) -> Expr:
+    return Constant(np.arange(start, end, step).astype(_dtype(dtype, dtype_of(start, end, step))))
+
+
+@register("scalar_tensor.default")
+def _scalar(value: float, dtype: Any = None, **_: Any) -> Expr:
+    return Constant(np.asarray(value, _dtype(dtype, "float32")))
+
+
+@register("flip.default")
+def _flip(x: Expr, axes: Sequence[int]) -> Expr:
+    for axis in axes:
+        x = call("reverse", x, axis=axis)
+    return x
+
+
+@register("repeat.default")
+def _repeat(x: Expr, times: Sequence[int]) -> Expr:
+    shape = (1,) * (len(times) - len(extents(x))) + extents(x)
+    return call("tile", layer.reshape(x, shape), reps=tuple(times))
+
+
+@register("constant_pad_nd.default")
+def _pad(x: Expr, widths: Sequence[int], value: float = 0) -> Expr:
+    """`widths` has the last axis first, two numbers for each; one below 0 takes elements away."""
+    rank = len(extents(x))
+    pairs = [tuple(widths[2 * i : 2 * i + 2]) for i in range(len(widths) // 2)][::-1]
+    pairs = [(0, 0)] * (rank - len(pairs)) + pairs
+    for axis, (before, behind) in enumerate(pairs):
+        x = layer.take_slice(x, axis, max(0, -before), extents(x)[axis] - max(0, -behind))
+    added = tuple((max(0, before), max(0, behind)) for before, behind in pairs)
+    return call("pad", x, pad_width=added, pad_value=value) if np.any(added) else x
+
+
+@register("tril.default")
+def _tril(x: Expr, diagonal: int = 0) -> Expr:
+    return call("trilu", x, k=diagonal, upper=False)
+
+
+@register("triu.default")
+def _triu(x: Expr, diagonal: int = 0) -> Expr:
+    return call("trilu", x, k=diagonal, upper=True)
+
+
+@register("gather.default")
+def _gather(x: Expr, axis: int, indices: Expr, **_: Any) -> Expr:
+    """The indices may have less rows than the tensor."""
+    axis %= len(extents(x))
+    for other, extent in enumerate(extents(indices)):
+        if other != axis:
+            x = layer.take_slice(x, other, 0, extent)
+    return call("gather", x, indices, axis=axis)
+
+
+@register("scatter_add.default")
+def _scatter_add(x: Expr, axis: int, indices: Expr, updates: Expr) -> Expr:
+    if extents(indices) != extents(updates):
+        updates = layer.take_slice(updates, axis, 0, extents(indices)[axis])
+    return call("scatter_add", x, indices, updates, axis=axis)
+
+
+@register("index_select.default")
+def _index_select(x: Expr, axis: int, indices: Expr) -> Expr:
+    return call("take", x, indices, axis=axis)
+
+
+@register("index.Tensor")
+def _index(x: Expr, indices: Sequence[Expr | None]) -> Expr:
+    """Elements by tensors of indices, of axes side by side."""
+    given = [(axis, i) for axis, i in enumerate(indices) if i is not None]
+    if any(i.tensor_type.dtype == "bool" for _, i in given):
+        raise NetworkError("elements are selected by a mask: how many there are depends on its values")
+    if len(given) == 1:
+        axis, only = given[0]
+        return call("take", x, _counted(only, extents(x)[axis]), axis=axis)
+    first, rank = given[0][0], len(extents(x))
+    behind = first + len(given)
+    if [axis for axis, _ in given] != list(range(first, behind)):
+        raise NetworkError("axes are indexed by tensors that do not lie side by side")
+    shape = np.broadcast_shapes(*(extents(i) for _, i in given))
+    counted = [layer.broadcast(cast(_counted(i, extents(x)[axis]), "int64"), shape) for axis, i in given]
+    front = layer.transpose(x, [*range(first, behind), *range(first), *range(behind, rank)])
+    found = call("gather_nd", front, call("stack", Tuple(counted), axis=0))
+    # The indices' axes stand first, and belong where the first indexed axis was.
+    n, whole = len(shape), len(extents(found))
+    return layer.transpose(found, [*range(n, n + first), *range(n), *range(n + first, whole)])
+
+
+def _counted(indices: Expr, extent: int) -> Expr:
+    """Indices counted from the front; those below 0 are counted from behind."""
+    if isinstance(indices, Constant):
+        return Constant(np.where(indices.value < 0, indices.value + extent, indices.value))
+    below = call("less", indices, number(0, indices))
+    return call("where", below, call("add", indices, number(extent, indices)), indices)
+
+
+@register("topk.default")
+def _topk(x: Expr, k: int, axis: int = -1, largest: bool = True, ordered: bool = True) -> tuple[Expr, Expr]:
+    found = call("topk", x, k=k, axis=axis, ret_type="indices", is_ascend=not largest, dtype="int64")
+    return call("gather", x, found, axis=axis), found
+
+
+@register("sort.default")
+def _sort(x: Expr, axis: int = -1, descending: bool = False) -> tuple[Expr, Expr]:
+    found = call("argsort", x, axis=axis, is_ascend=not descending, dtype="int64")
+    return call("gather", x, found, axis=axis), found
+
+
+@register("sort.stable")
+def _sort_stable(x: Expr, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Expr, Expr]:
+    found: tuple[Expr, Expr] = _sort(x, dim, descending)
+    return found
+
+
+@register("cumsum.default")
+def _cumsum(x: Expr, axis: int, dtype: Any = None) -> Expr:
+    wanted = _dtype(dtype, _summed(x))
+    return call("cumsum", cast(x, wanted) if x.tensor_type.dtype == "bool" else x, axis=axis, dtype=wanted)
+
+
+@register("cumprod.default")
+def _cumprod(x: Expr, axis: int, dtype: Any = None) -> Expr:
+    return call("cumprod", x, axis=axis, dtype=_dtype(dtype, _summed(x)))
+
+
+def _summed(x: Expr) -> str:
+    """The dtype of sums in PyTorch."""
+    kind = x.tensor_type.dtype
+    return kind if "float" in kind else "int64"
