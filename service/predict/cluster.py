@@ -17,6 +17,7 @@ from uuid import uuid4
 import msgspec
 import xgboost
 from distributed import Client, Future
+from distributed.client import ClosedClientError
 
 from service.errors import InvalidError
 from service.predict import share
@@ -43,6 +44,7 @@ class Cluster:
 
     def __init__(self, client: Client, said: Told) -> None:
         self.client = client
+        self.address = client.scheduler.address
         self.said = said
         self.training = uuid4().hex
 
@@ -59,9 +61,9 @@ class Cluster:
         """Turn the loss of the scheduler into an InvalidError."""
         try:
             yield
-        except OSError as error:
+        except (OSError, ClosedClientError) as error:
             raise InvalidError(
-                f"{self.client.scheduler.address}: the Dask scheduler is gone ({error}): start it, and train again"
+                f"{self.address}: the Dask scheduler is gone ({error}): start it, and train again"
             ) from error
 
     def workers(self) -> list[str]:
@@ -73,7 +75,7 @@ class Cluster:
                 return sorted(found)
             if time.monotonic() > give_up:
                 raise InvalidError(
-                    f"{self.client.scheduler.address} has no workers: start some, as `dask worker`, and train again"
+                    f"{self.address} has no workers: start some, as `dask worker`, and train again"
                 )
             time.sleep(_LOOK_S)
 
@@ -119,7 +121,7 @@ class ClusterForest:
                     failures = 0 if attempt.done > done else failures + 1
                     start, done = attempt.trees or start, attempt.done
                     if failures == ATTEMPTS:
-                        raise InvalidError(f"training on {self._cluster.client.scheduler.address}: {error}") from error
+                        raise InvalidError(f"training on {self._cluster.address}: {error}") from error
                     self._cluster.said(f"{error}: training again from tree {done} on")
                 self._distribute()
 
@@ -143,7 +145,7 @@ class ClusterForest:
                 return
             self._send(missing, alive)
         raise InvalidError(
-            f"{self._cluster.client.scheduler.address}: its workers end while they get the records: see their logs"
+            f"{self._cluster.address}: its workers end while they get the records: see their logs"
         )
 
     def _send(self, missing: Sequence[int], alive: Sequence[str]) -> None:
