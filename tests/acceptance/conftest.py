@@ -23,7 +23,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
     while not condition():
         if time.monotonic() > give_up:
             pytest.fail(f"{what} did not happen in {HANG_S:.0f} s")
-        time.sleep(0.02)
+        time.sleep(0.1)  # each look is a request, which takes the service's time
 
 
 class Stage:
