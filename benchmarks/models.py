@@ -4,9 +4,10 @@
 
 Models are those of torchvision and transformers and a multilayer perceptron, with random weights, in float32.
 Inductor freezes, as plevel's backend does (`--max-autotune` has it tune its products, too). `all` has every
-product that plevel has a kernel for, `confirmed` only what the confirmation kept; `model.so` is what `plevel compile`
-makes of the same model, called by its C function. `--trials` tunes each
-model's workloads first, as many times as it has distinct workloads, into `--database`. Medians of interleaved
+product that plevel has a kernel for, `confirmed` only what the confirmation kept, the whole graph as one
+library where that is faster; `model.so` is what `plevel compile` makes of the same model, called by its C
+function. `--trials` tunes each model's workloads first, as many times as it has distinct workloads, into
+`--database`. Medians of interleaved
 bursts; the first call of a burst is not counted, as the other pools' threads are still awake then. Without a
 database nothing is tuned. Needs torch==2.13.0, torchvision==0.28.0 and transformers; peers that are not installed
 (onnxruntime with onnxscript, openvino) are left out.

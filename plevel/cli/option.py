@@ -79,11 +79,9 @@ Attributes = Annotated[
 ]
 TargetSpec = Annotated[
     str,
-    typer.Option(
-        "--target", "-t", metavar="TARGET", help="cpu (this host), 'llvm -mcpu=…', or JSON.",
-        autocompletion=complete_target,
-    ),
-]
+    typer.Option("--target", "-t", metavar="TARGET", help="cpu (this host), 'llvm -mcpu=…', or JSON.",
+                 autocompletion=complete_target),
+]  # fmt: skip
 ModelTarget = Annotated[
     str | None,
     typer.Option(
@@ -93,9 +91,7 @@ ModelTarget = Annotated[
 ]  # fmt: skip
 Threads = Annotated[
     int | None,
-    typer.Option(
-        "--threads", metavar="N", min=1, help="Threads of a kernel; default: all of the target."
-    ),
+    typer.Option("--threads", metavar="N", min=1, help="Threads of a kernel; default: all of the target."),
 ]
 Device = Annotated[
     str | None,
