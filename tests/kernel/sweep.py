@@ -60,7 +60,7 @@ def accepted(op: str, *, full: bool = True) -> list[Workload]:
     for (dtype, *places), group in groups.items():
         kinds.setdefault(tuple(places), {}).setdefault(kind_of(dtype), []).append(group)
     turn = list(all_ops()).index(op)
-    chosen = (in_turn(in_turn([*some.values()], turn), turn) for some in kinds.values())
+    chosen = (in_turn(in_turn([*some.values()], turn), turn // len(some)) for some in kinds.values())
     found = {w.key: w for w in (in_turn(group, i) for i, group in enumerate(chosen))}
     met = {i.name for w in found.values() for i in implementations(w)}
     for workload in everything:
