@@ -53,6 +53,18 @@ def _prefer_memory() -> None:
 _prefer_memory()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands of tests neither read nor change this user's own database and settings."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("home")
+        for name in ("DATA", "STATE", "CONFIG"):
+            patch.setenv(f"XDG_{name}_HOME", str(folder / name.lower()))
+        for name in ("PLEVEL_DATABASE", "PLEVEL_URL"):
+            patch.delenv(name, raising=False)
+        yield
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="all tests, with larger samples")
 

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from service.api.packet import AT_ONCE, JoinedTransport
+
+
+def run(scene: Callable[[], Coroutine[Any, Any, list[Any]]]) -> list[Any]:
+    """In a thread of its own, as a browser's loop may run in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(scene())).result()
 
 
 class Wire:
@@ -42,7 +50,7 @@ def test_writes_of_one_step_are_joined() -> None:
         await asyncio.sleep(0)
         return wire.done
 
-    assert asyncio.run(scene()) == [b"headbody", b"next", "closed"]
+    assert run(scene) == [b"headbody", b"next", "closed"]
 
 
 def test_much_is_written_at_once() -> None:
@@ -59,4 +67,4 @@ def test_much_is_written_at_once() -> None:
         await asyncio.sleep(0)
         return wire.done
 
-    assert asyncio.run(scene()) == [b"head" + bytes(AT_ONCE), b"rest"]
+    assert run(scene) == [b"head" + bytes(AT_ONCE), b"rest"]
