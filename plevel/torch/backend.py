@@ -30,8 +30,6 @@ from plevel.torch.frozen import compile_frozen
 from plevel.torch.plan import Plan, make_plan
 from plevel.torch.reporting import report
 from plevel.torch.whole import Whole, compile_whole
-from strategy.fault import CompileError
-from strategy.network.graph import NetworkError
 from strategy.select.lock import Lock
 
 logger = logging.getLogger("plevel.torch")
@@ -149,7 +147,7 @@ def _compile(module: GraphModule, inputs: Sequence[Any], options: Options) -> Ca
         try:
             whole = make_whole()
             found = whole.call
-        except (NetworkError, CompileError, OSError) as error:  # it could be built once
+        except Exception as error:  # it could be built once
             warnings.warn(f"plevel: a graph runs by Inductor, not as one library: {error}", stacklevel=3)
     if options.confirm and verdict is None and planned.kernels:
 

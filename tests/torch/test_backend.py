@@ -137,11 +137,12 @@ def test_workspaces_end_with_their_thread_and_smaller_ones_are_not_kept():
     run, workload_of = operation.native().run, dict(zip(counts, workloads, strict=True))
     call(counts[0])
     before = resident()
-    for _ in range(40):
+    for _ in range(100):
         thread = threading.Thread(target=call, args=(counts[0],))
         thread.start()
         thread.join()
-    assert resident() - before < 8 * 4 * counts[0]
+    # The allocator keeps a freed block for each of its arenas, of which a busy process has some dozens.
+    assert resident() - before < 40 * 4 * counts[0]
     before = resident()
     for n in counts[1:]:
         call(n)
