@@ -13,6 +13,7 @@ from abc import ABC
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import cache
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -519,8 +520,21 @@ def to_json(value: Any) -> Any:
     return msgspec.to_builtins(value, enc_hook=_enc_hook)
 
 
+_analysed: set[Any] = set()
+_analysis = Lock()
+
+
+def _analyse(kind: Any) -> None:
+    """Have msgspec look at a type's fields in one thread: two at once, at their first use, crash the process."""
+    if kind not in _analysed:
+        with _analysis:
+            msgspec.json.Decoder(kind, dec_hook=_dec_hook)
+            _analysed.add(kind)
+
+
 def decode(data: bytes | str, kind: type[T]) -> T:
     """Decode a wire type from JSON text; raise `WireError` with the field at fault."""
+    _analyse(kind)
     try:
         return msgspec.json.decode(data, type=kind, dec_hook=_dec_hook)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -529,6 +543,7 @@ def decode(data: bytes | str, kind: type[T]) -> T:
 
 def convert(data: Any, kind: type[T]) -> T:
     """Convert plain dicts and lists to a wire type; raise `WireError` as `decode` does."""
+    _analyse(kind)
     try:
         return msgspec.convert(data, type=kind, dec_hook=_dec_hook)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
