@@ -22,6 +22,12 @@ def widened(array: Any) -> Any:
     return array.astype(np.float64) if array.dtype.kind in "fV" else array
 
 
+def summed(array: Any, out_dtype: str | None) -> Any:
+    """Convert floating-point arrays to float64, and integers to the dtype in which they are summed."""
+    array = widened(array)
+    return array if out_dtype is None or array.dtype.kind == "f" else array.astype(out_dtype)
+
+
 def wide(function: Callable[..., Any]) -> Callable[[Attrs, Sequence[Any]], Any]:
     """A reference for an operator without attributes: `function` of its widened inputs."""
 

@@ -11,6 +11,7 @@ from strategy.op import TypeRelation, TypeRelationError, TypeReporter
 from strategy.types import Dim, IncompleteType, TensorType, TupleType, Type
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+SUMS = ("int32", "int64", *sorted(FLOATS))  # the dtypes of sums of products
 
 
 def require_float(reporter: TypeReporter, index: int, kind: TensorType) -> None:
@@ -44,18 +45,21 @@ def require_nonempty(
 
 
 def sum_dtype(reporter: TypeReporter, index: int, kind: TensorType, out_dtype: str | None) -> str:
-    """The dtype of products of the argument at `index`: its own if `out_dtype` is None.
+    """The dtype of sums of products of the argument at `index`: its own if `out_dtype` is None.
 
-    Raises `TypeRelationError` for integers of 8 and 16 bits without `out_dtype`, as sums would overflow.
+    Raises `TypeRelationError` for integers of 8 and 16 bits without `out_dtype`, as sums would overflow, and for an
+    `out_dtype` that does not hold the numbers of the argument.
     """
     if out_dtype is None:
         narrow = kind.dtype.endswith(("int8", "int16"))
         reporter.check(not narrow, index, "sums of its products overflow: give out_dtype = int32 or int64")
         return kind.dtype
-    whole = kind.dtype.startswith(("int", "uint"))
-    reporter.check(whole, index, f"out_dtype = {out_dtype} is for integers: cast the result instead")
-    fits = not kind.dtype.endswith("64") or out_dtype == "int64"
-    reporter.check(fits, index, f"is wider than out_dtype = {out_dtype}")
+    real = out_dtype in FLOATS
+    numbers = "floating-point numbers" if real else "integers"
+    reporter.check((kind.dtype in FLOATS) == real, index, f"out_dtype = {out_dtype} is for {numbers}: cast first")
+    narrow = kind.dtype.endswith("16") if real else not kind.dtype.endswith("64")
+    fits = out_dtype == kind.dtype or out_dtype.endswith("64") or (narrow and out_dtype.endswith("32"))
+    reporter.check(fits, index, f"is wider than out_dtype = {out_dtype}: cast the result instead")
     return out_dtype
 
 

@@ -207,6 +207,7 @@ def test_a_product_alone_needs_no_compiler(tmp_path: Path) -> None:
         ("conv2d", ("float32[1,4,8,8]", "float32[4,4,3,3]"), {}, "cudnn", {"conv2d_cudnn.cuda"}),
         # cuDNN pads opposite sides alike.
         ("conv2d", ("float32[1,4,8,8]", "float32[4,4,3,3]"), {"padding": [0, 0, 1, 1]}, "cudnn", set()),
+        ("conv2d", ("float16[1,4,8,8]", "float16[4,4,3,3]"), {"out_dtype": "float32"}, "cudnn", set()),
         ("conv2d", ("float32[b,4,8,8]", "float32[4,4,3,3]"), {}, "cudnn", set()),
     ],
 )  # fmt: skip

@@ -543,8 +543,11 @@ def test_examples(op):
         return
     rng = np.random.default_rng(0)
     for example in registry.get_op(op).examples:
-        types = {n: re.sub("^b?float[0-9]*", "float64", text) for n, text in example.inputs.items()}
-        workload = Workload.make(op, types, dict(example.attrs))
+        types, attrs = (
+            {n: re.sub("^b?float[0-9]+", "float64", v) if isinstance(v, str) else v for n, v in given.items()}
+            for given in (example.inputs, example.attrs)
+        )
+        workload = Workload.make(op, types, attrs)
         drawn = random_inputs(workload, 0)
         moved = [i for i in workload.inputs if i.tensor.dtype == "float64"]
         variables = {i.name: Var(i.name, i.type) for i in moved}

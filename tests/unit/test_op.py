@@ -473,8 +473,12 @@ def test_sums_of_narrow_integers_name_their_dtype(dtype):
         assert Workload.make(op, inputs, {"out_dtype": "int32"}).out_type.dtype == "int32"
 
 
-def test_an_out_dtype_is_for_integers_and_holds_them():
-    for dtype, out, message in (("float32", "int32", "is for integers"), ("int64", "int32", "is wider than")):
+def test_an_out_dtype_holds_the_numbers():
+    for dtype, out, message in (
+        ("float32", "int32", "is for integers"), ("int8", "float32", "is for floating-point"),
+        ("int64", "int32", "is wider than"), ("float32", "float16", "is wider than"),
+        ("float16", "bfloat16", "is wider than"),
+    ):  # fmt: skip
         inputs = {"x": f"{dtype}[1,3,4]", "y": f"{dtype}[1,5,4]"}
         with pytest.raises(TypeRelationError, match=message):
             Workload.make("batch_matmul", inputs, {"out_dtype": out})

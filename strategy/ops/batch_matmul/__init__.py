@@ -34,7 +34,7 @@ def batch_matmul_strategy_cpu(
     strategy.add_implementation(compute_batch_matmul, schedule_plain_cpu, "batch_matmul.cpu", 5)
     # Tiles are counted when the code is made; the entries of the batch may be when it runs.
     tiled = all(d.is_constant for kind in inputs for d in kind.shape[1:])
-    if tiled and inputs[0].dtype in ("float32", "float64"):
+    if tiled and inputs[0].dtype == out_type.dtype in ("float32", "float64"):
         strategy.add_implementation(
             pack.compute, pack.schedule, "batch_matmul_pack.cpu", 15, version=2,
             space=pack.space, prepare=pack.prepare,
@@ -44,7 +44,7 @@ def batch_matmul_strategy_cpu(
         instruction = dot.dot_of(inputs, target)
         if instruction is not None:
             dot.add(strategy, instruction, "batch_matmul_dot.cpu", 15)
-    if constant and inputs[0].dtype == "float32" and "cblas" in target.libs:
+    if constant and inputs[0].dtype == out_type.dtype == "float32" and "cblas" in target.libs:
         # Few rows do not pay for packing y.
         few = attrs.transpose_b and int(out_type.shape[1]) < 8
         strategy.add_implementation(

@@ -23,6 +23,7 @@ from strategy.pattern import extents_of
 from strategy.schedule import Outs, ScheduleError, join_epilogue, new_schedule
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
+from strategy.type_relation import FLOATS
 from strategy.types import TensorType
 
 
@@ -69,7 +70,7 @@ def space(
     last = [t.shape[2] for t in inputs]
     whole = all(extent.is_constant and int(extent) % 4 == 0 for extent in last)
     return tiled_space(
-        limits_of(target), attrs.out_dtype or inputs[0].dtype, *_extents(attrs, inputs), batch=batch,
+        limits_of(target), _multiplied(attrs, inputs[0].dtype), *_extents(attrs, inputs), batch=batch,
         along_k=attrs.transpose_b and not attrs.transpose_a, vector=4 if whole else 1,
     )  # fmt: skip
 
@@ -79,6 +80,11 @@ def space_of_tensors(
 ) -> ConfigSpace:
     """Blocks, warps and loads."""
     return tensor_space(limits_of(target), *_extents(attrs, inputs))
+
+
+def _multiplied(attrs: BatchMatmulAttrs, dtype: str) -> str:
+    """The dtype of the factors: integers have that of their sums, in which their products fit."""
+    return dtype if dtype in FLOATS else attrs.out_dtype or dtype
 
 
 def _extents(attrs: BatchMatmulAttrs, inputs: Sequence[TensorType]) -> tuple[int | None, int, int]:
@@ -100,7 +106,7 @@ def compute(
     x, y = inputs
     batch, m, n = extents_of(out_type, inputs)
     k = int(x.shape[1 if attrs.transpose_a else 2])
-    dtype = attrs.out_dtype or str(x.dtype)
+    dtype = _multiplied(attrs, str(x.dtype))
 
     def operand(tensor: Any, turned: bool) -> Read:
         single = isinstance(tensor.shape[0], tirx.IntImm) and int(tensor.shape[0]) == 1

@@ -18,9 +18,10 @@ from strategy.op import (
 )
 from strategy.ops.broadcast import collapse_sum_like
 from strategy.pattern import in_float32
-from strategy.reference import widened
+from strategy.reference import summed
 from strategy.shape_func import register_shape_func
 from strategy.type_relation import (
+    SUMS,
     require_dtype_of,
     require_nonempty,
     require_number,
@@ -36,7 +37,7 @@ class BatchMatmulAttrs(Attrs):
     transpose_a: bool = field(False, "The matrices of x are given transposed")
     transpose_b: bool = field(True, "The matrices of y are given transposed")
     out_dtype: str | None = field(
-        None, "Data type in which integers are summed; default: that of the data", choices=("int32", "int64")
+        None, "Data type of the sums and the output; default: that of the data", choices=SUMS
     )
 
 
@@ -80,6 +81,7 @@ def batch_matmul_rel(types: Sequence[Type], attrs: BatchMatmulAttrs, reporter: T
     .example({"x": "int8[2,3,19]", "y": "int8[2,5,19]"}, {"out_dtype": "int32"})
     .example({"x": "float16[2,8,8]", "y": "float16[2,8,8]"})
     .example({"x": "bfloat16[2,13,30]", "y": "bfloat16[2,37,30]"})
+    .example({"x": "float16[2,8,8]", "y": "float16[2,8,8]"}, {"out_dtype": "float32"})
 )
 
 
@@ -97,7 +99,7 @@ def compute_batch_matmul(attrs: BatchMatmulAttrs, inputs: Sequence[Any], out_typ
 
 @register_reference("batch_matmul")
 def reference_batch_matmul(attrs: BatchMatmulAttrs, inputs: Sequence[Any]) -> Any:
-    x, y = (widened(t).astype(attrs.out_dtype or widened(t).dtype) for t in inputs)
+    x, y = (summed(t, attrs.out_dtype) for t in inputs)
     return (x.swapaxes(1, 2) if attrs.transpose_a else x) @ (y.swapaxes(1, 2) if attrs.transpose_b else y)
 
 
@@ -119,6 +121,8 @@ def batch_matmul_grad(orig: Call, grad: Expr) -> list[Expr]:
     """Return [grad @ y, x.T @ grad], each in the layout of its input."""
     assert isinstance(orig.attrs, BatchMatmulAttrs)
     x, y = orig.args
+    if grad.tensor_type.dtype != x.tensor_type.dtype:
+        grad = call("cast", grad, dtype=x.tensor_type.dtype)
     ta, tb = orig.attrs.transpose_a, orig.attrs.transpose_b
     if ta:
         dx = batch_matmul(y, grad, transpose_a=tb, transpose_b=True)
@@ -141,7 +145,7 @@ def batch_matmul(
         y: [batch, n, k]; [batch, k, n] without `transpose_b`. A batch of 1 is used for all.
         transpose_a: the matrices of x are given transposed.
         transpose_b: the matrices of y are given transposed, as weights are.
-        out_dtype: "int32" or "int64", in which integers are summed; needed for those of 8 and 16 bits.
+        out_dtype: data type of the sums and the result; needed for integers of 8 and 16 bits.
     """
     return call(
         "batch_matmul", x, y, transpose_a=transpose_a, transpose_b=transpose_b, out_dtype=out_dtype

@@ -51,9 +51,8 @@ def conv2d_strategy_cpu(
     strategy.add_implementation(direct.compute, schedule_plain_cpu, name="conv2d_nchw.cpu", plevel=5)
     data, weight = inputs
     # Tiles are counted when the code is made: what they divide must be known then.
-    if data.dtype not in ("float32", "float64") or not all(
-        d.is_constant for d in (data.shape[1], *weight.shape)
-    ):
+    known = all(d.is_constant for d in (data.shape[1], *weight.shape))
+    if not known or data.dtype not in ("float32", "float64") or out_type.dtype != data.dtype:
         return strategy
     if not all(d.is_constant for d in data.shape[2:]):
         if not depthwise.is_depthwise(attrs, inputs):

@@ -61,7 +61,8 @@ def conv2d_strategy_cuda(
             cudnn.compute, schedule_in_place, "conv2d_cudnn.cuda", 25,
             space=cudnn.space, library="cudnn", symbolic=False,
         )  # fmt: skip
-    if not out_type.is_constant or attrs.groups != 1 or attrs.out_dtype is not None:
+    summed = out_type.dtype in (data.dtype, accumulator(data.dtype))
+    if not out_type.is_constant or attrs.groups != 1 or not summed:
         return strategy
     strategy.add_implementation(
         implicit_gemm.compute, implicit_gemm.schedule, "conv2d_nchw_implicit_gemm.cuda", 10,

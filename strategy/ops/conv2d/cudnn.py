@@ -27,7 +27,7 @@ def takes(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType
         out_type.is_constant
         and inputs[1].is_constant
         and (top, left) == (bottom, right)
-        and out_type.dtype in ("float16", "bfloat16", "float32", "float64")
+        and inputs[0].dtype == out_type.dtype in ("float16", "bfloat16", "float32", "float64")
     )
 
 

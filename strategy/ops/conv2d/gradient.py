@@ -219,6 +219,8 @@ def conv2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     how, image, kernel = _attributes(orig), attrs.data_layout, attrs.kernel_layout
     data, weight = _in_order(orig.args[0], image, DATA), _in_order(orig.args[1], kernel, KERNEL)
     grad = _in_order(grad, image, DATA)
+    if grad.tensor_type.dtype != data.tensor_type.dtype:
+        grad = call("cast", grad, dtype=data.tensor_type.dtype)
     return [
         _in_order(call("conv2d_backward_data", grad, weight, data, **how), DATA, image),
         _in_order(call("conv2d_backward_weight", grad, data, weight, **how), KERNEL, kernel),

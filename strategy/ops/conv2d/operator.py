@@ -18,9 +18,10 @@ from strategy.op import (
     register_terms,
 )
 from strategy.ops.window import four_sides, pair, windowed_extent, windows
-from strategy.reference import widened
+from strategy.reference import summed
 from strategy.shape_func import register_shape_func
 from strategy.type_relation import (
+    SUMS,
     require_dtype_of,
     require_nonempty,
     require_number,
@@ -55,7 +56,7 @@ class Conv2DAttrs(Attrs):
         KERNEL, "Order of the axes of the weight, with I the channels of a group", choices=(KERNEL, "HWIO", "OHWI")
     )
     out_dtype: str | None = field(
-        None, "Data type in which integers are summed; default: that of the data", choices=("int32", "int64")
+        None, "Data type of the sums and the output; default: that of the data", choices=SUMS
     )
 
     def __init__(self, **values: Any) -> None:
@@ -149,6 +150,7 @@ def conv2d_rel(types: Sequence[Type], attrs: Conv2DAttrs, reporter: TypeReporter
     .example({"data": "float32[1,4,6,9]", "weight": "float32[6,2,3,3]"}, {"groups": 2, "strides": 2})
     .example({"data": "float32[1,16,8,8]", "weight": "float32[4,16,3,3]"})
     .example({"data": "float16[1,16,8,8]", "weight": "float16[4,16,3,3]"})
+    .example({"data": "float16[1,16,8,8]", "weight": "float16[4,16,3,3]"}, {"out_dtype": "float32"})
 )
 
 
@@ -158,7 +160,7 @@ def reference_conv2d(attrs: Conv2DAttrs, inputs: Sequence[Any]) -> Any:
 
     orders = ((attrs.data_layout, DATA), (attrs.kernel_layout, KERNEL))
     data, weight = (
-        widened(x).astype(attrs.out_dtype or widened(x).dtype).transpose(permuted(range(4), *order))
+        summed(x, attrs.out_dtype).transpose(permuted(range(4), *order))
         for x, order in zip(inputs, orders, strict=True)
     )
     view = windows(data, weight.shape[2:], attrs.strides, attrs.dilation, attrs.padding)
@@ -244,7 +246,7 @@ def conv2d(
             input channels only; as many as channels is a depthwise convolution.
         channels: number of output channels; needed if the weight has no type.
         kernel_size: height and width of the window; needed if the weight has no type.
-        out_dtype: "int32" or "int64", in which integers are summed; needed for those of 8 and 16 bits.
+        out_dtype: data type of the sums and the result; needed for integers of 8 and 16 bits.
         data_layout: "NCHW" or "NHWC", the order of the axes of data and result.
         kernel_layout: "OIHW", "HWIO" or "OHWI", the order of the axes of the weight.
     """
